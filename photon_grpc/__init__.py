@@ -1,0 +1,27 @@
+"""photon_grpc: a gRPC-native LLM inference service.
+
+Importing the package costs nothing: no grpc, no torch. `LLM` is resolved on first use, because front ends and
+clients import this package in processes that must never load torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from photon_grpc.compose.local import LLM
+
+__version__ = "0.1.0"
+
+__all__ = ["LLM", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LLM":
+        return import_module("photon_grpc.compose.local").LLM
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
