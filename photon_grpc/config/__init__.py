@@ -1,0 +1,1 @@
+"""Defaults, flags and what a model directory says. No torch."""

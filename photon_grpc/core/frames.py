@@ -1,0 +1,100 @@
+"""What crosses the bridge. Down: Add, Abort, Control. Up: Facts once, then one StepFrame per engine step, and Reply.
+
+A handle stands for one output of one front end's request; it is never reused. A request with n outputs takes n consecutive handles,
+`Add.handle` being the first.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from photon_grpc.core.request import FinishReason, Request
+from photon_grpc.core.stats import Load
+
+
+class Add(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    handle: int
+    request: Request
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """These outputs are wanted no longer; unknown handles are ignored. Nothing comes back for them."""
+
+    handles: tuple[int, ...]
+
+
+class Control(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """An operator's wish: `verb` is drain, reset_prefix_cache or abort_requests; answered by a Reply with the same id."""
+
+    id: int
+    verb: str
+    request_ids: tuple[str, ...] = ()
+
+
+class Facts(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """What the engine is, told once before anything else: what it can refuse, the front end refuses at the door."""
+
+    max_model_len: int
+    vocab_size: int
+    block_size: int
+    #: Blocks that requests may use (the reserved one not counted).
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_queue_size: int
+    max_queued_tokens: int
+    device: str
+    dtype: str
+    #: Digest of weights and configuration.
+    revision: str = ""
+    kernels: str = ""
+    quantization: str = ""
+    prefix_caching: bool = True
+
+
+class Finished(msgspec.Struct, frozen=True, array_like=True):
+    """One output ended, after the tokens of the same frame."""
+
+    handle: int
+    reason: FinishReason
+    num_generated: int
+    num_cached_prompt: int
+    num_preemptions: int
+    #: From arrival to the first step.
+    queue_s: float
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True):
+    """One output was refused or failed: the fields of errors.PhotonError."""
+
+    handle: int
+    reason: str
+    message: str
+    field: str = ""
+    needed: int | None = None
+    limit: int | None = None
+    retry_after_s: float | None = None
+
+
+class StepFrame(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """Everything one engine step has for one front end. Tokens are read before what finished."""
+
+    step: int
+    handles: tuple[int, ...]
+    #: `ids[i]` is the next id of `handles[i]`; a handle may stand several times (speculation).
+    ids: tuple[int, ...]
+    finished: tuple[Finished, ...]
+    failed: tuple[Failed, ...]
+    load: Load
+
+
+class Reply(msgspec.Struct, frozen=True, array_like=True, tag=12):
+    """The answer to a Control: `value` is freed blocks or requests left, `request_ids` those aborted."""
+
+    id: int
+    value: int = 0
+    request_ids: tuple[str, ...] = ()
+
+
+Down = Add | Abort | Control
+Up = Facts | StepFrame | Reply

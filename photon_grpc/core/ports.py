@@ -1,0 +1,69 @@
+"""Where siblings meet: the engine knows a Runner only by this, a front end its engine only by that. `compose` joins them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from photon_grpc.core.batch import Batch, StepOutput
+from photon_grpc.core.frames import Down, Facts, Up
+from photon_grpc.core.kv import KVGroup
+
+
+class Pending(Protocol):
+    """A launched step."""
+
+    def result(self) -> StepOutput:
+        """Waits for the step. Never raises: what failed is a fault of its rows."""
+
+
+class RunnerFacts(Protocol):
+    """What the engine must know of its runner before it can plan."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that requests may use: ids 1 ... num_blocks. Block 0 is reserved for padding."""
+
+    @property
+    def kv_groups(self) -> tuple[KVGroup, ...]: ...
+
+    @property
+    def depth(self) -> int:
+        """Steps that may stay unread when the next is launched: 0 on a CPU, 1 on CUDA."""
+
+
+class Runner(RunnerFacts, Protocol):
+    """Computes Batches in the order of submission."""
+
+    def submit(self, batch: Batch) -> Pending:
+        """Launches one step and returns at once (with depth 0: when it is computed). Never raises."""
+
+    def close(self) -> None: ...
+
+
+class Inbox(Protocol):
+    """The engine's end of the bridge, downward."""
+
+    def drain(self, timeout_s: float | None) -> list[tuple[int, Down]]:
+        """(front end, frame) pairs that came; waits up to `timeout_s` for the first, None: for ever, 0: not at all."""
+
+
+class Outbox(Protocol):
+    """The engine's end of the bridge, upward."""
+
+    def send(self, frontend: int, frame: Up) -> None:
+        """Queues one frame. Never blocks on a stalled front end and never raises."""
+
+
+class EngineLink(Protocol):
+    """A front end's end of the bridge; all calls and call-backs belong to its event loop."""
+
+    @property
+    def facts(self) -> Facts | None:
+        """None while no engine is ready."""
+
+    def send(self, frame: Down) -> None:
+        """Raises errors.EngineRestarting or errors.ModelLoading when there is no engine."""
+
+    def listen(self, on_frame: Callable[[Up], None], on_lost: Callable[[], None]) -> None:
+        """`on_frame` gets every frame up, `on_lost` is called when the engine is gone: everything in flight has failed."""

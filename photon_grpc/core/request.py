@@ -1,0 +1,85 @@
+"""What the engine is asked: ids in, concrete parameters, nothing left to guess."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+
+class FinishReason(IntEnum):
+    """Why an output ended. The numbers are those of the wire (a test holds them equal)."""
+
+    UNSPECIFIED = 0
+    EOS = 1
+    STOP_STRING = 2
+    STOP_TOKEN = 3
+    MAX_TOKENS = 4
+    CONTEXT_LENGTH = 5
+    TIME_LIMIT = 6
+    CONSTRAINT_COMPLETE = 7
+    ABORTED = 8
+
+
+class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How a token is drawn. Every value is concrete; the neutral ones are the defaults here."""
+
+    #: 0 is greedy.
+    temperature: float = 1.0
+    #: Keep the smallest set of tokens whose probability reaches this. 1 keeps all.
+    top_p: float = 1.0
+    #: Keep this many of the likeliest tokens. -1 keeps all.
+    top_k: int = -1
+    #: Keep tokens at least this likely relative to the likeliest. 0 keeps all.
+    min_p: float = 0.0
+    #: uint64. Noise is keyed by (seed, output index, generated position, token id).
+    seed: int = 0
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < 1e-5
+
+    @property
+    def is_filtered(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+
+class StopParams(msgspec.Struct, frozen=True, array_like=True):
+    """What ends an output by ids, count or time; stop strings are the front end's."""
+
+    #: Tokens to generate at most, at least 1. Prompt + max_tokens fits the context and the KV cache.
+    max_tokens: int
+    #: The reason to give when max_tokens is reached: MAX_TOKENS, or CONTEXT_LENGTH where the caller had set none.
+    limit_reason: FinishReason = FinishReason.MAX_TOKENS
+    #: Until so many are generated, no id below can be drawn.
+    min_tokens: int = 0
+    #: Ids that end the output as EOS; empty when EOS is to be ignored.
+    eos_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True):
+    """One admitted-or-refused unit of work. Times are CLOCK_MONOTONIC seconds, the same in all processes of a machine."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    stop: StopParams
+    arrival_s: float
+    #: Whose request it is: request ids are unique per owner.
+    owner: str = ""
+    num_outputs: int = 1
+    priority: int = 0
+    #: Hard limit: after it the request fails.
+    deadline_s: float | None = None
+    #: Longest wait for the first step.
+    queue_deadline_s: float | None = None
+    #: Soft limit: after it the output ends with what it has.
+    time_limit_s: float | None = None
+    #: Prefixes are shared only among equal salts.
+    salt: str = ""
+    bypass_prefix_cache: bool = False
+    #: 0 is the base model.
+    adapter: int = 0
+    #: Another attempt of the same call: takes the place of a request in flight with the same id.
+    replaces: bool = False

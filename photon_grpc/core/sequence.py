@@ -1,0 +1,110 @@
+"""One output while it is alive."""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import IntEnum
+from typing import NamedTuple
+
+from photon_grpc.core.kv import BlockTable
+from photon_grpc.core.request import FinishReason, Request
+
+
+class Status(IntEnum):
+    WAITING = 0
+    #: Not runnable until an event: its voided flights settle, or its leader has computed the prompt.
+    PARKED = 1
+    RUNNING = 2
+    FINISHED = 3
+
+
+class Flight(NamedTuple):
+    """One launched step of a sequence that has not been read yet."""
+
+    step: int
+    #: Tokens whose keys and values this step writes.
+    computes: int
+    #: Tokens it may append to the sequence.
+    may_yield: int
+
+
+class Sequence:
+    """Ids, how far they are computed, and what is in flight. Changed by the Scheduler only.
+
+    wanted = ids known + what flights may yield; launched = computed + what flights compute. The difference is what is left to compute:
+    prefill, a later chunk of it, decode, a prefix hit's rest and resumption after preemption are all that one subtraction.
+    """
+
+    __slots__ = (
+        "request",
+        "handle",
+        "index",
+        "frontend",
+        "ids",
+        "num_prompt",
+        "max_len",
+        "num_computed",
+        "flights",
+        "status",
+        "table",
+        "slot",
+        "rank",
+        "stop_ids",
+        "leader",
+        "num_cached",
+        "num_preemptions",
+        "first_scheduled_s",
+        "last_step",
+        "finish_reason",
+    )
+
+    def __init__(self, request: Request, handle: int, index: int, frontend: int, rank: tuple[float, int], num_groups: int = 1) -> None:
+        self.request = request
+        self.handle = handle
+        self.index = index
+        self.frontend = frontend
+        self.ids: list[int] = list(request.prompt_ids)
+        self.num_prompt = len(self.ids)
+        self.max_len = self.num_prompt + request.stop.max_tokens
+        self.num_computed = 0
+        self.flights: deque[Flight] = deque()
+        self.status = Status.WAITING
+        self.table = BlockTable(num_groups)
+        #: Row of the runner's slot table; 0 while it has none.
+        self.slot = 0
+        #: Smaller runs first: (the policy's number, arrival order).
+        self.rank = rank
+        self.stop_ids = frozenset(request.stop.eos_token_ids) | frozenset(request.stop.stop_token_ids)
+        #: The sequence that computes the shared prompt of a request with several outputs.
+        self.leader: Sequence | None = None
+        self.num_cached = 0
+        self.num_preemptions = 0
+        self.first_scheduled_s: float | None = None
+        #: The newest step in which it flew.
+        self.last_step = 0
+        self.finish_reason = FinishReason.UNSPECIFIED
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.ids) - self.num_prompt
+
+    def left_to_compute(self) -> int:
+        """Tokens wanted and not launched yet."""
+        left = len(self.ids) - self.num_computed
+        for flight in self.flights:
+            left += flight.may_yield - flight.computes
+        return left
+
+    def num_launched(self) -> int:
+        """Tokens whose keys and values are written once every flight has landed."""
+        launched = self.num_computed
+        for flight in self.flights:
+            launched += flight.computes
+        return launched
+
+    def num_wanted(self) -> int:
+        """Ids known plus those that flights may yield."""
+        wanted = len(self.ids)
+        for flight in self.flights:
+            wanted += flight.may_yield
+        return wanted

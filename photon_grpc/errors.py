@@ -1,0 +1,214 @@
+"""Every failure that a caller, an operator or another process of ours can meet.
+
+    PhotonError
+    ├── RequestError                   one request is refused or fails; the server goes on
+    │   ├── InvalidRequest             INVALID_REQUEST         a field is wrong; `field` names it
+    │   │   ├── MalformedMessage       MALFORMED_MESSAGE       bytes that are no message
+    │   │   ├── PromptTooLong          PROMPT_TOO_LONG         needed and limit, in tokens
+    │   │   ├── InvalidConstraint      INVALID_CONSTRAINT      structured output that cannot be compiled or met
+    │   │   └── InvalidTemplate        INVALID_TEMPLATE        the chat template refused; the line
+    │   ├── ModelNotFound              MODEL_NOT_FOUND
+    │   ├── FeatureNotSupported        FEATURE_NOT_SUPPORTED   which one, and the field that asked for it
+    │   ├── DuplicateRequestId         DUPLICATE_REQUEST_ID
+    │   ├── NotAllowed
+    │   │   ├── MissingCredentials     MISSING_CREDENTIALS
+    │   │   ├── InvalidCredentials     INVALID_CREDENTIALS
+    │   │   └── ScopeRequired          SCOPE_REQUIRED
+    │   ├── Overloaded                 `retry_after_s` says when to come back
+    │   │   ├── QueueFull              QUEUE_FULL
+    │   │   ├── QueueTimeout           QUEUE_TIMEOUT
+    │   │   └── QuotaExceeded          QUOTA_EXCEEDED
+    │   ├── KVCapacity                 KV_CAPACITY             needed and limit, in blocks
+    │   ├── DeadlineUnreachable        DEADLINE_UNREACHABLE
+    │   ├── DeadlinePassed             DEADLINE_PASSED
+    │   ├── NumericFailure             NUMERIC_FAILURE         NaN logits
+    │   ├── RequestQuarantined         REQUEST_QUARANTINED     it crashed the engine twice
+    │   ├── AbortedByAdmin             ABORTED_BY_ADMIN
+    │   └── InternalFailure            INTERNAL_FAILURE        a defect of ours, told without its insides
+    ├── Unavailable                    the server cannot serve now; `retry_after_s` says when to come back
+    │   ├── ModelLoading               MODEL_LOADING
+    │   ├── Draining                   DRAINING
+    │   ├── EngineRestarting           ENGINE_RESTARTING       nothing was sent yet: retry
+    │   └── EngineFailure              ENGINE_FAILURE          output had begun: continue from it
+    └── StartupError                   the service cannot start: says what to do, ends with exit code 2
+        ├── ConfigError                a flag or PHOTON_ variable
+        └── ModelLoadError             a file of the model directory; names the tensor or the key
+
+An error says what was asked and what is possible (`needed`, `limit`, in the unit the message names). What a status code is, only `server`
+and `gateway` know.
+"""
+
+from __future__ import annotations
+
+
+class PhotonError(Exception):
+    """Base of all. `str(error)` is fit for the caller: no path, prompt, class or stack of ours."""
+
+    reason = "INTERNAL_FAILURE"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str = "",
+        needed: int | None = None,
+        limit: int | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.needed = needed
+        self.limit = limit
+        self.retry_after_s = retry_after_s
+
+
+class RequestError(PhotonError):
+    """One request is refused or fails."""
+
+
+class InvalidRequest(RequestError):
+    reason = "INVALID_REQUEST"
+
+
+class MalformedMessage(InvalidRequest):
+    reason = "MALFORMED_MESSAGE"
+
+
+class PromptTooLong(InvalidRequest):
+    reason = "PROMPT_TOO_LONG"
+
+
+class InvalidConstraint(InvalidRequest):
+    reason = "INVALID_CONSTRAINT"
+
+
+class InvalidTemplate(InvalidRequest):
+    reason = "INVALID_TEMPLATE"
+
+
+class ModelNotFound(RequestError):
+    reason = "MODEL_NOT_FOUND"
+
+
+class FeatureNotSupported(RequestError):
+    reason = "FEATURE_NOT_SUPPORTED"
+
+
+class DuplicateRequestId(RequestError):
+    reason = "DUPLICATE_REQUEST_ID"
+
+
+class NotAllowed(RequestError):
+    """The caller may not do this."""
+
+
+class MissingCredentials(NotAllowed):
+    reason = "MISSING_CREDENTIALS"
+
+
+class InvalidCredentials(NotAllowed):
+    reason = "INVALID_CREDENTIALS"
+
+
+class ScopeRequired(NotAllowed):
+    reason = "SCOPE_REQUIRED"
+
+
+class Overloaded(RequestError):
+    """There is no room now; come back after `retry_after_s`."""
+
+
+class QueueFull(Overloaded):
+    reason = "QUEUE_FULL"
+
+
+class QueueTimeout(Overloaded):
+    reason = "QUEUE_TIMEOUT"
+
+
+class QuotaExceeded(Overloaded):
+    reason = "QUOTA_EXCEEDED"
+
+
+class KVCapacity(RequestError):
+    reason = "KV_CAPACITY"
+
+
+class DeadlineUnreachable(RequestError):
+    reason = "DEADLINE_UNREACHABLE"
+
+
+class DeadlinePassed(RequestError):
+    reason = "DEADLINE_PASSED"
+
+
+class NumericFailure(RequestError):
+    reason = "NUMERIC_FAILURE"
+
+
+class RequestQuarantined(RequestError):
+    reason = "REQUEST_QUARANTINED"
+
+
+class AbortedByAdmin(RequestError):
+    reason = "ABORTED_BY_ADMIN"
+
+
+class InternalFailure(RequestError):
+    reason = "INTERNAL_FAILURE"
+
+
+class Unavailable(PhotonError):
+    """The server cannot serve now."""
+
+
+class ModelLoading(Unavailable):
+    reason = "MODEL_LOADING"
+
+
+class Draining(Unavailable):
+    reason = "DRAINING"
+
+
+class EngineRestarting(Unavailable):
+    reason = "ENGINE_RESTARTING"
+
+
+class EngineFailure(Unavailable):
+    reason = "ENGINE_FAILURE"
+
+
+class StartupError(PhotonError):
+    """The service cannot start."""
+
+    reason = "STARTUP"
+
+
+class ConfigError(StartupError):
+    reason = "CONFIG"
+
+
+class ModelLoadError(StartupError):
+    reason = "MODEL_LOAD"
+
+
+def _leaves(cls: type[PhotonError]) -> list[type[PhotonError]]:
+    return [cls, *(leaf for child in cls.__subclasses__() for leaf in _leaves(child))]
+
+
+_BY_REASON = {cls.reason: cls for cls in _leaves(PhotonError) if "reason" in vars(cls)} | {"INTERNAL_FAILURE": InternalFailure}
+
+
+def from_reason(
+    reason: str,
+    message: str,
+    *,
+    field: str = "",
+    needed: int | None = None,
+    limit: int | None = None,
+    retry_after_s: float | None = None,
+) -> PhotonError:
+    """The error that `reason` names, rebuilt on the other side of a process boundary."""
+    cls = _BY_REASON.get(reason, InternalFailure)
+    return cls(message, field=field, needed=needed, limit=limit, retry_after_s=retry_after_s)
