@@ -1,0 +1,110 @@
+"""What a caller wrote: options that are unset are still unset (None), nothing is checked yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class TextInput:
+    text: str
+    #: Spellings of special tokens become those tokens.
+    parse_special_tokens: bool = False
+    #: BOS and what else the tokenizer adds around text.
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class IdsInput:
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    role: str
+    content: str
+    name: str = ""
+    tool_call_id: str = ""
+    tool_calls_json: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatInput:
+    messages: tuple[ChatMessage, ...]
+    template_args_json: str = ""
+    tools_json: str = ""
+    add_generation_prompt: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingAsk:
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    num_outputs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsk:
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop_strings: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_in_text: bool = False
+    max_duration_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputAsk:
+    #: None: where the model has a tokenizer.
+    text: bool | None = None
+    token_ids: bool = False
+    prompt_token_ids: bool = False
+    skip_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CacheAsk:
+    session_id: str = ""
+    salt: str = ""
+    bypass_prefix_cache: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingAsk:
+    priority: int = 0
+    max_queue_duration_s: float | None = None
+    #: From arrival; what the field says. The call's own deadline is Ask.deadline_s.
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamAsk:
+    min_interval_s: float = 0.0
+    max_tokens_per_message: int | None = None
+    continuous_usage: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One Generate or StreamGenerate call. Times are CLOCK_MONOTONIC seconds."""
+
+    input: TextInput | IdsInput | ChatInput | None
+    arrival_s: float
+    request_id: str = ""
+    model: str = ""
+    sampling: SamplingAsk = field(default_factory=SamplingAsk)
+    stop: StopAsk = field(default_factory=StopAsk)
+    output: OutputAsk = field(default_factory=OutputAsk)
+    cache: CacheAsk = field(default_factory=CacheAsk)
+    scheduling: SchedulingAsk = field(default_factory=SchedulingAsk)
+    stream: StreamAsk = field(default_factory=StreamAsk)
+    #: The call's own deadline.
+    deadline_s: float | None = None
+    #: Whose credential; ids are unique per owner and prefixes are shared within one.
+    owner: str = ""
+    #: A retried call (grpc-previous-rpc-attempts): it takes the place of its earlier attempt.
+    replaces: bool = False
