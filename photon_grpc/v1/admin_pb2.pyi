@@ -22,6 +22,8 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class GetServerInfoRequest(_message.Message):
+    """Asks for GetServerInfoResponse; has no fields."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
@@ -37,6 +39,8 @@ Global___GetServerInfoRequest: _TypeAlias = GetServerInfoRequest  # noqa: Y015
 
 @_typing.final
 class GetServerInfoResponse(_message.Message):
+    """What this replica is."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     VERSION_FIELD_NUMBER: _builtins.int
@@ -50,17 +54,27 @@ class GetServerInfoResponse(_message.Message):
     MAX_BATCHED_TOKENS_FIELD_NUMBER: _builtins.int
     ENGINE_RESTART_COUNT_FIELD_NUMBER: _builtins.int
     version: _builtins.str
+    """Version of photon-grpc, for example "0.1.0"."""
     instance_id: _builtins.str
+    """Drawn at start; another one after every restart of the server."""
     device: _builtins.str
+    """Where the model computes, for example "cpu" or "cuda:0"."""
     total_kv_blocks: _builtins.int
+    """Blocks in the KV pool, without the reserved one."""
     kv_block_tokens: _builtins.int
+    """Tokens that one block holds."""
     max_running_requests: _builtins.int
+    """Outputs computed in one step at most (--max-num-seqs)."""
     max_queued_requests: _builtins.int
+    """Requests that may wait before QUEUE_FULL (--max-queue-size)."""
     max_batched_tokens: _builtins.int
+    """Tokens computed in one step at most (--max-num-batched-tokens)."""
     engine_restart_count: _builtins.int
     """How often the engine was restarted since start_time."""
     @_builtins.property
-    def start_time(self) -> _timestamp_pb2.Timestamp: ...
+    def start_time(self) -> _timestamp_pb2.Timestamp:
+        """When the server started."""
+
     def __init__(
         self,
         *,
@@ -85,6 +99,8 @@ Global___GetServerInfoResponse: _TypeAlias = GetServerInfoResponse  # noqa: Y015
 
 @_typing.final
 class GetLoadRequest(_message.Message):
+    """Asks for one sample; has no fields."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
@@ -100,11 +116,15 @@ Global___GetLoadRequest: _TypeAlias = GetLoadRequest  # noqa: Y015
 
 @_typing.final
 class GetLoadResponse(_message.Message):
+    """One sample of the load."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     LOAD_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def load(self) -> Global___Load: ...
+    def load(self) -> Global___Load:
+        """The sample."""
+
     def __init__(
         self,
         *,
@@ -120,11 +140,15 @@ Global___GetLoadResponse: _TypeAlias = GetLoadResponse  # noqa: Y015
 
 @_typing.final
 class WatchLoadRequest(_message.Message):
+    """How often to sample."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     MIN_INTERVAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def min_interval(self) -> _duration_pb2.Duration: ...
+    def min_interval(self) -> _duration_pb2.Duration:
+        """Samples are at least this far apart. Unset: one second."""
+
     def __init__(
         self,
         *,
@@ -140,11 +164,15 @@ Global___WatchLoadRequest: _TypeAlias = WatchLoadRequest  # noqa: Y015
 
 @_typing.final
 class WatchLoadResponse(_message.Message):
+    """One sample of the load."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     LOAD_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def load(self) -> Global___Load: ...
+    def load(self) -> Global___Load:
+        """The sample."""
+
     def __init__(
         self,
         *,
@@ -160,6 +188,8 @@ Global___WatchLoadResponse: _TypeAlias = WatchLoadResponse  # noqa: Y015
 
 @_typing.final
 class Load(_message.Message):
+    """A sample of the load, over all front ends."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SAMPLE_TIME_FIELD_NUMBER: _builtins.int
@@ -175,20 +205,33 @@ class Load(_message.Message):
     PROMPT_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
     STEP_DURATION_FIELD_NUMBER: _builtins.int
     running_requests: _builtins.int
+    """Requests that hold a place in the running batch."""
     queued_requests: _builtins.int
+    """Requests that wait for their first step or, preempted, for their next."""
     queued_prompt_tokens: _builtins.int
+    """Prompt tokens of the queued requests."""
     owned_kv_blocks: _builtins.int
     """Blocks owned by requests; free, cached and in limbo make up the rest of the total."""
     cached_kv_blocks: _builtins.int
+    """Blocks that hold a reusable prefix and no request owns; they can be allocated like free ones."""
     free_kv_blocks: _builtins.int
+    """Blocks that hold nothing."""
     kv_utilization: _builtins.float
+    """Owned blocks over all blocks, in [0, 1]."""
     prefix_cache_hit_rate: _builtins.float
+    """Cached prompt tokens over all prompt tokens since start or reset, in [0, 1]."""
     output_tokens_per_second: _builtins.float
+    """Output tokens per second, averaged over the last seconds."""
     prompt_tokens_per_second: _builtins.float
+    """Prompt tokens computed per second, averaged over the last seconds."""
     @_builtins.property
-    def sample_time(self) -> _timestamp_pb2.Timestamp: ...
+    def sample_time(self) -> _timestamp_pb2.Timestamp:
+        """When it was taken."""
+
     @_builtins.property
-    def step_duration(self) -> _duration_pb2.Duration: ...
+    def step_duration(self) -> _duration_pb2.Duration:
+        """Duration of an engine step, averaged over the last seconds."""
+
     def __init__(
         self,
         *,
@@ -215,13 +258,18 @@ Global___Load: _TypeAlias = Load  # noqa: Y015
 
 @_typing.final
 class AbortRequestsRequest(_message.Message):
+    """Which requests to end."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_IDS_FIELD_NUMBER: _builtins.int
     ALL_FIELD_NUMBER: _builtins.int
     all: _builtins.bool
+    """Every request in flight. Then request_ids must be empty."""
     @_builtins.property
-    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids as the callers know them, of every credential; unknown ones are ignored."""
+
     def __init__(
         self,
         *,
@@ -238,11 +286,15 @@ Global___AbortRequestsRequest: _TypeAlias = AbortRequestsRequest  # noqa: Y015
 
 @_typing.final
 class AbortRequestsResponse(_message.Message):
+    """Which requests were ended."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ABORTED_REQUEST_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def aborted_request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def aborted_request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those that were in flight."""
+
     def __init__(
         self,
         *,
@@ -258,11 +310,15 @@ Global___AbortRequestsResponse: _TypeAlias = AbortRequestsResponse  # noqa: Y015
 
 @_typing.final
 class DrainRequest(_message.Message):
+    """How long to wait."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TIMEOUT_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def timeout(self) -> _duration_pb2.Duration: ...
+    def timeout(self) -> _duration_pb2.Duration:
+        """Longest wait for running requests; what still runs then is ended. Unset: --drain-timeout."""
+
     def __init__(
         self,
         *,
@@ -278,10 +334,13 @@ Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
 
 @_typing.final
 class DrainResponse(_message.Message):
+    """How the drain ended."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REMAINING_REQUESTS_FIELD_NUMBER: _builtins.int
     remaining_requests: _builtins.int
+    """Requests that still ran when the timeout had passed."""
     def __init__(
         self,
         *,
@@ -297,6 +356,8 @@ Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
 
 @_typing.final
 class ResetPrefixCacheRequest(_message.Message):
+    """Asks for the reset; has no fields."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
@@ -312,10 +373,13 @@ Global___ResetPrefixCacheRequest: _TypeAlias = ResetPrefixCacheRequest  # noqa: 
 
 @_typing.final
 class ResetPrefixCacheResponse(_message.Message):
+    """What the reset freed."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     FREED_BLOCKS_FIELD_NUMBER: _builtins.int
     freed_blocks: _builtins.int
+    """Blocks that were cached and are free now."""
     def __init__(
         self,
         *,
@@ -331,11 +395,14 @@ Global___ResetPrefixCacheResponse: _TypeAlias = ResetPrefixCacheResponse  # noqa
 
 @_typing.final
 class LoadAdapterRequest(_message.Message):
+    """Which adapter to load."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """Name under which GenerateRequest.model finds it."""
     path: _builtins.str
     """A directory under --adapter-root."""
     def __init__(
@@ -354,10 +421,13 @@ Global___LoadAdapterRequest: _TypeAlias = LoadAdapterRequest  # noqa: Y015
 
 @_typing.final
 class LoadAdapterResponse(_message.Message):
+    """Whether there was anything to do."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ALREADY_LOADED_FIELD_NUMBER: _builtins.int
     already_loaded: _builtins.bool
+    """This adapter was served under this name before the call."""
     def __init__(
         self,
         *,
@@ -373,10 +443,13 @@ Global___LoadAdapterResponse: _TypeAlias = LoadAdapterResponse  # noqa: Y015
 
 @_typing.final
 class UnloadAdapterRequest(_message.Message):
+    """Which adapter to unload."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """The name that LoadAdapter gave it."""
     def __init__(
         self,
         *,
@@ -392,6 +465,8 @@ Global___UnloadAdapterRequest: _TypeAlias = UnloadAdapterRequest  # noqa: Y015
 
 @_typing.final
 class UnloadAdapterResponse(_message.Message):
+    """The adapter is no longer served; has no fields."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(

@@ -82,50 +82,58 @@ class AdminServiceServicer(object):
     """
 
     def GetServerInfo(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """What this replica is: version, device, sizes of its pools and limits.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetLoad(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """One sample of the load, for routers and operators.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchLoad(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """A sample at once, then one after each change, no closer together than min_interval.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AbortRequests(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Ends requests in flight: with finish ABORTED after output began, else with status ABORTED / ABORTED_BY_ADMIN.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Answers when nothing runs any more or the timeout has passed.
+        """Refuses new requests (UNAVAILABLE / DRAINING), lets running ones finish, then stops the server.
+        Answers when nothing runs any more or the timeout has passed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResetPrefixCache(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Forgets every cached prefix that no running request holds.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadAdapter(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Loads a LoRA adapter and serves it as a model under its name.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadAdapter(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Stops serving an adapter; requests that use it finish first.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

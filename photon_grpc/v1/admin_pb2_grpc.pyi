@@ -34,14 +34,23 @@ class AdminServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetServerInfoRequest, _admin_pb2.GetServerInfoResponse]
+    """What this replica is: version, device, sizes of its pools and limits."""
     GetLoad: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetLoadRequest, _admin_pb2.GetLoadResponse]
+    """One sample of the load, for routers and operators."""
     WatchLoad: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchLoadRequest, _admin_pb2.WatchLoadResponse]
+    """A sample at once, then one after each change, no closer together than min_interval."""
     AbortRequests: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AbortRequestsRequest, _admin_pb2.AbortRequestsResponse]
+    """Ends requests in flight: with finish ABORTED after output began, else with status ABORTED / ABORTED_BY_ADMIN."""
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
-    """Answers when nothing runs any more or the timeout has passed."""
+    """Refuses new requests (UNAVAILABLE / DRAINING), lets running ones finish, then stops the server.
+    Answers when nothing runs any more or the timeout has passed.
+    """
     ResetPrefixCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResetPrefixCacheRequest, _admin_pb2.ResetPrefixCacheResponse]
+    """Forgets every cached prefix that no running request holds."""
     LoadAdapter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LoadAdapterRequest, _admin_pb2.LoadAdapterResponse]
+    """Loads a LoRA adapter and serves it as a model under its name."""
     UnloadAdapter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UnloadAdapterRequest, _admin_pb2.UnloadAdapterResponse]
+    """Stops serving an adapter; requests that use it finish first."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -49,14 +58,23 @@ class AdminServiceAsyncStub(AdminServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetServerInfoRequest, _admin_pb2.GetServerInfoResponse]  # type: ignore[assignment]
+    """What this replica is: version, device, sizes of its pools and limits."""
     GetLoad: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetLoadRequest, _admin_pb2.GetLoadResponse]  # type: ignore[assignment]
+    """One sample of the load, for routers and operators."""
     WatchLoad: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchLoadRequest, _admin_pb2.WatchLoadResponse]  # type: ignore[assignment]
+    """A sample at once, then one after each change, no closer together than min_interval."""
     AbortRequests: _aio.UnaryUnaryMultiCallable[_admin_pb2.AbortRequestsRequest, _admin_pb2.AbortRequestsResponse]  # type: ignore[assignment]
+    """Ends requests in flight: with finish ABORTED after output began, else with status ABORTED / ABORTED_BY_ADMIN."""
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
-    """Answers when nothing runs any more or the timeout has passed."""
+    """Refuses new requests (UNAVAILABLE / DRAINING), lets running ones finish, then stops the server.
+    Answers when nothing runs any more or the timeout has passed.
+    """
     ResetPrefixCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResetPrefixCacheRequest, _admin_pb2.ResetPrefixCacheResponse]  # type: ignore[assignment]
+    """Forgets every cached prefix that no running request holds."""
     LoadAdapter: _aio.UnaryUnaryMultiCallable[_admin_pb2.LoadAdapterRequest, _admin_pb2.LoadAdapterResponse]  # type: ignore[assignment]
+    """Loads a LoRA adapter and serves it as a model under its name."""
     UnloadAdapter: _aio.UnaryUnaryMultiCallable[_admin_pb2.UnloadAdapterRequest, _admin_pb2.UnloadAdapterResponse]  # type: ignore[assignment]
+    """Stops serving an adapter; requests that use it finish first."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Operating one replica. On a listener of its own (a Unix socket by default); elsewhere it needs the admin scope."""
@@ -66,28 +84,32 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _admin_pb2.GetServerInfoRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.GetServerInfoResponse, _abc.Awaitable[_admin_pb2.GetServerInfoResponse]]: ...
+    ) -> _typing.Union[_admin_pb2.GetServerInfoResponse, _abc.Awaitable[_admin_pb2.GetServerInfoResponse]]:
+        """What this replica is: version, device, sizes of its pools and limits."""
 
     @_abc_1.abstractmethod
     def GetLoad(
         self,
         request: _admin_pb2.GetLoadRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.GetLoadResponse, _abc.Awaitable[_admin_pb2.GetLoadResponse]]: ...
+    ) -> _typing.Union[_admin_pb2.GetLoadResponse, _abc.Awaitable[_admin_pb2.GetLoadResponse]]:
+        """One sample of the load, for routers and operators."""
 
     @_abc_1.abstractmethod
     def WatchLoad(
         self,
         request: _admin_pb2.WatchLoadRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_admin_pb2.WatchLoadResponse], _abc.AsyncIterator[_admin_pb2.WatchLoadResponse]]: ...
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.WatchLoadResponse], _abc.AsyncIterator[_admin_pb2.WatchLoadResponse]]:
+        """A sample at once, then one after each change, no closer together than min_interval."""
 
     @_abc_1.abstractmethod
     def AbortRequests(
         self,
         request: _admin_pb2.AbortRequestsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.AbortRequestsResponse, _abc.Awaitable[_admin_pb2.AbortRequestsResponse]]: ...
+    ) -> _typing.Union[_admin_pb2.AbortRequestsResponse, _abc.Awaitable[_admin_pb2.AbortRequestsResponse]]:
+        """Ends requests in flight: with finish ABORTED after output began, else with status ABORTED / ABORTED_BY_ADMIN."""
 
     @_abc_1.abstractmethod
     def Drain(
@@ -95,27 +117,32 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
-        """Answers when nothing runs any more or the timeout has passed."""
+        """Refuses new requests (UNAVAILABLE / DRAINING), lets running ones finish, then stops the server.
+        Answers when nothing runs any more or the timeout has passed.
+        """
 
     @_abc_1.abstractmethod
     def ResetPrefixCache(
         self,
         request: _admin_pb2.ResetPrefixCacheRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.ResetPrefixCacheResponse, _abc.Awaitable[_admin_pb2.ResetPrefixCacheResponse]]: ...
+    ) -> _typing.Union[_admin_pb2.ResetPrefixCacheResponse, _abc.Awaitable[_admin_pb2.ResetPrefixCacheResponse]]:
+        """Forgets every cached prefix that no running request holds."""
 
     @_abc_1.abstractmethod
     def LoadAdapter(
         self,
         request: _admin_pb2.LoadAdapterRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.LoadAdapterResponse, _abc.Awaitable[_admin_pb2.LoadAdapterResponse]]: ...
+    ) -> _typing.Union[_admin_pb2.LoadAdapterResponse, _abc.Awaitable[_admin_pb2.LoadAdapterResponse]]:
+        """Loads a LoRA adapter and serves it as a model under its name."""
 
     @_abc_1.abstractmethod
     def UnloadAdapter(
         self,
         request: _admin_pb2.UnloadAdapterRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.UnloadAdapterResponse, _abc.Awaitable[_admin_pb2.UnloadAdapterResponse]]: ...
+    ) -> _typing.Union[_admin_pb2.UnloadAdapterResponse, _abc.Awaitable[_admin_pb2.UnloadAdapterResponse]]:
+        """Stops serving an adapter; requests that use it finish first."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -29,35 +29,51 @@ class _FinishReason:
 class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishReason.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
+    """Never sent."""
     FINISH_REASON_EOS: _FinishReason.ValueType  # 1
+    """The model drew an end-of-sequence token."""
     FINISH_REASON_STOP_STRING: _FinishReason.ValueType  # 2
+    """One of StopParams.stop_strings appeared in the text."""
     FINISH_REASON_STOP_TOKEN: _FinishReason.ValueType  # 3
+    """One of StopParams.stop_token_ids was drawn."""
     FINISH_REASON_MAX_TOKENS: _FinishReason.ValueType  # 4
+    """StopParams.max_tokens were produced."""
     FINISH_REASON_CONTEXT_LENGTH: _FinishReason.ValueType  # 5
+    """The context, or what the KV cache can hold, is full (max_tokens was unset)."""
     FINISH_REASON_TIME_LIMIT: _FinishReason.ValueType  # 6
+    """StopParams.max_duration has passed."""
     FINISH_REASON_CONSTRAINT_COMPLETE: _FinishReason.ValueType  # 7
-    """Only the end may follow, also with ignore_eos or below min_tokens."""
+    """The constraint is satisfied and only the end may follow, also with ignore_eos or below min_tokens."""
     FINISH_REASON_ABORTED: _FinishReason.ValueType  # 8
     """Ended by AdminService.AbortRequests after output had begun."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
-    """Failures are gRPC statuses, never finish reasons."""
+    """Why an output ended. Failures are gRPC statuses, never finish reasons."""
 
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
+"""Never sent."""
 FINISH_REASON_EOS: FinishReason.ValueType  # 1
+"""The model drew an end-of-sequence token."""
 FINISH_REASON_STOP_STRING: FinishReason.ValueType  # 2
+"""One of StopParams.stop_strings appeared in the text."""
 FINISH_REASON_STOP_TOKEN: FinishReason.ValueType  # 3
+"""One of StopParams.stop_token_ids was drawn."""
 FINISH_REASON_MAX_TOKENS: FinishReason.ValueType  # 4
+"""StopParams.max_tokens were produced."""
 FINISH_REASON_CONTEXT_LENGTH: FinishReason.ValueType  # 5
+"""The context, or what the KV cache can hold, is full (max_tokens was unset)."""
 FINISH_REASON_TIME_LIMIT: FinishReason.ValueType  # 6
+"""StopParams.max_duration has passed."""
 FINISH_REASON_CONSTRAINT_COMPLETE: FinishReason.ValueType  # 7
-"""Only the end may follow, also with ignore_eos or below min_tokens."""
+"""The constraint is satisfied and only the end may follow, also with ignore_eos or below min_tokens."""
 FINISH_REASON_ABORTED: FinishReason.ValueType  # 8
 """Ended by AdminService.AbortRequests after output had begun."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
 class GenerateRequest(_message.Message):
+    """One prompt and what to make of it."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
@@ -99,17 +115,29 @@ class GenerateRequest(_message.Message):
         """
 
     @_builtins.property
-    def sampling(self) -> Global___SamplingParams: ...
+    def sampling(self) -> Global___SamplingParams:
+        """How a token is chosen."""
+
     @_builtins.property
-    def stop(self) -> Global___StopParams: ...
+    def stop(self) -> Global___StopParams:
+        """When an output ends."""
+
     @_builtins.property
-    def structured_output(self) -> Global___StructuredOutput: ...
+    def structured_output(self) -> Global___StructuredOutput:
+        """What an output must look like. Unset: anything."""
+
     @_builtins.property
-    def output(self) -> Global___OutputOptions: ...
+    def output(self) -> Global___OutputOptions:
+        """What comes back beside the text."""
+
     @_builtins.property
-    def cache(self) -> Global___CacheOptions: ...
+    def cache(self) -> Global___CacheOptions:
+        """How the prefix cache may be used."""
+
     @_builtins.property
-    def scheduling(self) -> Global___SchedulingOptions: ...
+    def scheduling(self) -> Global___SchedulingOptions:
+        """When the request runs."""
+
     @_builtins.property
     def stream(self) -> Global___StreamOptions:
         """Read by StreamGenerate and MultiplexGenerate; no effect on Generate."""
@@ -144,11 +172,15 @@ Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 
 @_typing.final
 class TokenIds(_message.Message):
+    """A list of token ids; set but empty differs from unset."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """In order; each below the vocabulary's size."""
+
     def __init__(
         self,
         *,
@@ -164,6 +196,8 @@ Global___TokenIds: _TypeAlias = TokenIds  # noqa: Y015
 
 @_typing.final
 class ChatInput(_message.Message):
+    """A conversation, put into words by the model's chat template."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
@@ -175,9 +209,11 @@ class ChatInput(_message.Message):
     tools_json: _builtins.str
     """Tool definitions for the template: a JSON array."""
     add_generation_prompt: _builtins.bool
-    """Unset: true."""
+    """Append what opens the assistant's turn. Unset: true."""
     @_builtins.property
-    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
+        """Oldest first, at least one."""
+
     def __init__(
         self,
         *,
@@ -198,6 +234,8 @@ Global___ChatInput: _TypeAlias = ChatInput  # noqa: Y015
 
 @_typing.final
 class ChatMessage(_message.Message):
+    """One turn of a conversation."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ROLE_FIELD_NUMBER: _builtins.int
@@ -206,9 +244,13 @@ class ChatMessage(_message.Message):
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_JSON_FIELD_NUMBER: _builtins.int
     role: _builtins.str
+    """As the template names it: usually "system", "user", "assistant" or "tool"."""
     content: _builtins.str
+    """What was said."""
     name: _builtins.str
+    """Who spoke, or the tool that answers. Empty: not handed to the template."""
     tool_call_id: _builtins.str
+    """The call that a tool message answers. Empty: not handed to the template."""
     tool_calls_json: _builtins.str
     """Tool calls of an assistant message: a JSON array, handed to the template."""
     def __init__(
@@ -290,7 +332,9 @@ class SamplingParams(_message.Message):
         """Added to raw logits, each in [-100, 100]."""
 
     @_builtins.property
-    def allowed_token_ids(self) -> Global___TokenIds: ...
+    def allowed_token_ids(self) -> Global___TokenIds:
+        """Only these may be drawn. Unset: all. Empty: INVALID_ARGUMENT."""
+
     def __init__(
         self,
         *,
@@ -351,6 +395,8 @@ Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
 class StopParams(_message.Message):
+    """When an output ends: at the first of these, or at the end of the context."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
@@ -367,10 +413,15 @@ class StopParams(_message.Message):
     ignore_eos: _builtins.bool
     """EOS is then an ordinary token: it may be drawn, and the output goes on."""
     include_stop_in_text: _builtins.bool
+    """Text of the stop string, stop token or EOS is part of the text. Off: the text ends before it."""
     @_builtins.property
-    def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ends the output where one of them first appears in its text; none may be empty."""
+
     @_builtins.property
-    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ends the output when one of them is drawn, beside the model's EOS."""
+
     @_builtins.property
     def max_duration(self) -> _duration_pb2.Duration:
         """Soft limit from arrival: ends with FINISH_REASON_TIME_LIMIT and keeps what was produced."""
@@ -403,12 +454,16 @@ Global___StopParams: _TypeAlias = StopParams  # noqa: Y015
 
 @_typing.final
 class StructuredOutput(_message.Message):
-    """JSON is written without white space outside strings."""
+    """A constraint that every output satisfies once it finishes with EOS, STOP or CONSTRAINT_COMPLETE.
+    JSON is written without white space outside strings.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
     class JsonObject(_message.Message):
+        """Has no fields; being set is the message."""
+
         DESCRIPTOR: _descriptor.Descriptor
 
         def __init__(
@@ -422,11 +477,15 @@ class StructuredOutput(_message.Message):
 
     @_typing.final
     class Choices(_message.Message):
+        """A closed list of answers."""
+
         DESCRIPTOR: _descriptor.Descriptor
 
         VALUES_FIELD_NUMBER: _builtins.int
         @_builtins.property
-        def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+        def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+            """The output is exactly one of them; at least one, none empty."""
+
         def __init__(
             self,
             *,
@@ -440,6 +499,8 @@ class StructuredOutput(_message.Message):
 
     @_typing.final
     class Protobuf(_message.Message):
+        """A message type, described by its own descriptors."""
+
         DESCRIPTOR: _descriptor.Descriptor
 
         FILE_DESCRIPTOR_SET_FIELD_NUMBER: _builtins.int
@@ -467,13 +528,19 @@ class StructuredOutput(_message.Message):
     GRAMMAR_FIELD_NUMBER: _builtins.int
     PROTOBUF_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
+    """JSON that validates against this JSON Schema (a JSON text); docs/api.md lists the keywords."""
     regex: _builtins.str
+    """The whole output matches this regular expression; docs/api.md says which syntax."""
     grammar: _builtins.str
     """Lark or EBNF as docs/api.md defines it."""
     @_builtins.property
-    def json_object(self) -> Global___StructuredOutput.JsonObject: ...
+    def json_object(self) -> Global___StructuredOutput.JsonObject:
+        """Any JSON object."""
+
     @_builtins.property
-    def choices(self) -> Global___StructuredOutput.Choices: ...
+    def choices(self) -> Global___StructuredOutput.Choices:
+        """One of these strings."""
+
     @_builtins.property
     def protobuf(self) -> Global___StructuredOutput.Protobuf:
         """Output is proto3 JSON of that message, and the message itself in Output.message."""
@@ -500,6 +567,8 @@ Global___StructuredOutput: _TypeAlias = StructuredOutput  # noqa: Y015
 
 @_typing.final
 class OutputOptions(_message.Message):
+    """What comes back beside finish reasons and usage."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TEXT_FIELD_NUMBER: _builtins.int
@@ -510,14 +579,17 @@ class OutputOptions(_message.Message):
     SCORE_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     text: _builtins.bool
-    """Unset: true where the model has a tokenizer."""
+    """The text of the output. Unset: true where the model has a tokenizer."""
     token_ids: _builtins.bool
+    """The ids of the output."""
     prompt_token_ids: _builtins.bool
+    """The ids of the prompt, as the model saw them."""
     logprobs: _builtins.int
     """Log-softmax of raw logits. Unset: none. 0: the chosen token. N: and the N best."""
     prompt_logprobs: _builtins.int
+    """The same over the prompt. Unset: none."""
     skip_special_tokens: _builtins.bool
-    """Unset: true."""
+    """Special tokens release no text. Unset: true."""
     @_builtins.property
     def score_token_ids(self) -> Global___TokenIds:
         """Score exactly these tokens at every output position as well."""
@@ -558,6 +630,8 @@ Global___OutputOptions: _TypeAlias = OutputOptions  # noqa: Y015
 
 @_typing.final
 class CacheOptions(_message.Message):
+    """How the prefix cache may be used. Never changes output."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_ID_FIELD_NUMBER: _builtins.int
@@ -586,13 +660,15 @@ Global___CacheOptions: _TypeAlias = CacheOptions  # noqa: Y015
 
 @_typing.final
 class SchedulingOptions(_message.Message):
+    """When the request runs."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     PRIORITY_FIELD_NUMBER: _builtins.int
     MAX_QUEUE_DURATION_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     priority: _builtins.int
-    """Higher runs first; waiting raises it slowly."""
+    """Higher runs first; waiting raises it slowly. Read by the policy `priority`."""
     @_builtins.property
     def max_queue_duration(self) -> _duration_pb2.Duration:
         """Longest wait for the first step; after it RESOURCE_EXHAUSTED / QUEUE_TIMEOUT."""
@@ -618,6 +694,8 @@ Global___SchedulingOptions: _TypeAlias = SchedulingOptions  # noqa: Y015
 
 @_typing.final
 class StreamOptions(_message.Message):
+    """How tokens gather into messages. Unset: every message carries what is there when the last one was written."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     MIN_INTERVAL_FIELD_NUMBER: _builtins.int
@@ -650,6 +728,8 @@ Global___StreamOptions: _TypeAlias = StreamOptions  # noqa: Y015
 
 @_typing.final
 class GenerateResponse(_message.Message):
+    """The whole result."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
@@ -660,17 +740,27 @@ class GenerateResponse(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
+    """The caller's id or the one the server assigned."""
     model: _builtins.str
+    """The served model or adapter that answered."""
     seed: _builtins.int
     """The seed in use, also when the server drew it."""
     @_builtins.property
-    def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Output]: ...
+    def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Output]:
+        """In order of index."""
+
     @_builtins.property
-    def usage(self) -> Global___Usage: ...
+    def usage(self) -> Global___Usage:
+        """What was computed and delivered, over all outputs."""
+
     @_builtins.property
-    def timing(self) -> Global___Timing: ...
+    def timing(self) -> Global___Timing:
+        """How long it took."""
+
     @_builtins.property
-    def prompt(self) -> Global___PromptInfo: ...
+    def prompt(self) -> Global___PromptInfo:
+        """Set when OutputOptions asks for the prompt's ids or scores."""
+
     def __init__(
         self,
         *,
@@ -692,7 +782,7 @@ Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
 
 @_typing.final
 class Output(_message.Message):
-    """In a stream: what is new since the last message."""
+    """One output; in a stream, what is new of it since the last message."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -703,15 +793,21 @@ class Output(_message.Message):
     FINISH_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     index: _builtins.int
+    """0, 1, ... num_outputs - 1."""
     text: _builtins.str
+    """Valid UTF-8 in every message, also where a character spans tokens."""
     @_builtins.property
-    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Set when OutputOptions.token_ids asks for them; includes the token that ended the output."""
+
     @_builtins.property
     def scores(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenScore]:
         """One per token id, in order."""
 
     @_builtins.property
-    def finish(self) -> Global___Finish: ...
+    def finish(self) -> Global___Finish:
+        """Why it ended; set once, with the last of the output."""
+
     @_builtins.property
     def message(self) -> _any_pb2.Any:
         """The parsed message, when structured_output.protobuf completed."""
@@ -736,6 +832,8 @@ Global___Output: _TypeAlias = Output  # noqa: Y015
 
 @_typing.final
 class StreamGenerateResponse(_message.Message):
+    """What is new since the last message of this stream."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     START_FIELD_NUMBER: _builtins.int
@@ -780,6 +878,8 @@ Global___StreamGenerateResponse: _TypeAlias = StreamGenerateResponse  # noqa: Y0
 
 @_typing.final
 class GenerationStart(_message.Message):
+    """What is known before the first token; sent together with it."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
@@ -788,13 +888,19 @@ class GenerationStart(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
+    """The caller's id or the one the server assigned."""
     model: _builtins.str
+    """The served model or adapter that answers."""
     seed: _builtins.int
     """The seed in use, also when the server drew it."""
     @_builtins.property
-    def create_time(self) -> _timestamp_pb2.Timestamp: ...
+    def create_time(self) -> _timestamp_pb2.Timestamp:
+        """When the request arrived."""
+
     @_builtins.property
-    def prompt(self) -> Global___PromptInfo: ...
+    def prompt(self) -> Global___PromptInfo:
+        """Set when OutputOptions asks for the prompt's ids or scores."""
+
     def __init__(
         self,
         *,
@@ -814,14 +920,16 @@ Global___GenerationStart: _TypeAlias = GenerationStart  # noqa: Y015
 
 @_typing.final
 class PromptInfo(_message.Message):
-    """Set only as far as OutputOptions asks for it."""
+    """The prompt as the model saw it. Set only as far as OutputOptions asks for it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SCORES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """With BOS and whatever the chat template wrote."""
+
     @_builtins.property
     def scores(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenScore]:
         """One per prompt token; the first has no logprob."""
@@ -842,6 +950,8 @@ Global___PromptInfo: _TypeAlias = PromptInfo  # noqa: Y015
 
 @_typing.final
 class TokenScore(_message.Message):
+    """How likely the model held one token."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_ID_FIELD_NUMBER: _builtins.int
@@ -850,12 +960,17 @@ class TokenScore(_message.Message):
     TOKEN_BYTES_FIELD_NUMBER: _builtins.int
     CANDIDATES_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
+    """The token."""
     logprob: _builtins.float
+    """Natural logarithm of its probability. Unset for the first token of a prompt."""
     rank: _builtins.int
-    """1 is the most likely."""
+    """Its place among all tokens; 1 is the most likely."""
     token_bytes: _builtins.bytes
+    """Its bytes, perhaps part of a character. Empty without a tokenizer."""
     @_builtins.property
-    def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Candidate]: ...
+    def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Candidate]:
+        """The N most likely, best first, then those of OutputOptions.score_token_ids."""
+
     def __init__(
         self,
         *,
@@ -877,6 +992,8 @@ Global___TokenScore: _TypeAlias = TokenScore  # noqa: Y015
 
 @_typing.final
 class Candidate(_message.Message):
+    """A token that could have stood there."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_ID_FIELD_NUMBER: _builtins.int
@@ -884,9 +1001,13 @@ class Candidate(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     TOKEN_BYTES_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
+    """The token."""
     logprob: _builtins.float
+    """Natural logarithm of its probability."""
     rank: _builtins.int
+    """Its place among all tokens; 1 is the most likely."""
     token_bytes: _builtins.bytes
+    """Its bytes, perhaps part of a character. Empty without a tokenizer."""
     def __init__(
         self,
         *,
@@ -905,6 +1026,8 @@ Global___Candidate: _TypeAlias = Candidate  # noqa: Y015
 
 @_typing.final
 class Finish(_message.Message):
+    """Why an output ended."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
@@ -912,9 +1035,13 @@ class Finish(_message.Message):
     STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
     EOS_TOKEN_ID_FIELD_NUMBER: _builtins.int
     reason: Global___FinishReason.ValueType
+    """What ended it."""
     stop_string: _builtins.str
+    """The stop string that appeared."""
     stop_token_id: _builtins.int
+    """The stop token that was drawn."""
     eos_token_id: _builtins.int
+    """The EOS that was drawn."""
     def __init__(
         self,
         *,
@@ -935,6 +1062,8 @@ Global___Finish: _TypeAlias = Finish  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
+    """What is billed."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
@@ -943,13 +1072,15 @@ class Usage(_message.Message):
     DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
-    """With the tokens of continue_from."""
+    """Tokens of the prompt, counted once for all outputs, with the tokens of continue_from."""
     cached_prompt_tokens: _builtins.int
-    """Part of prompt_tokens."""
+    """Part of prompt_tokens that the prefix cache already held."""
     output_tokens: _builtins.int
     """Delivered by this call, over all outputs, up to and including the token that ended each."""
     draft_tokens: _builtins.int
+    """Tokens that speculation proposed for this request."""
     accepted_draft_tokens: _builtins.int
+    """Part of draft_tokens that became output."""
     def __init__(
         self,
         *,
@@ -969,6 +1100,8 @@ Global___Usage: _TypeAlias = Usage  # noqa: Y015
 
 @_typing.final
 class Timing(_message.Message):
+    """Where the time went, on the server's monotonic clock."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     QUEUE_DURATION_FIELD_NUMBER: _builtins.int
@@ -976,12 +1109,19 @@ class Timing(_message.Message):
     TOTAL_DURATION_FIELD_NUMBER: _builtins.int
     PREEMPTION_COUNT_FIELD_NUMBER: _builtins.int
     preemption_count: _builtins.int
+    """How often the request lost its KV blocks to others and was computed again."""
     @_builtins.property
-    def queue_duration(self) -> _duration_pb2.Duration: ...
+    def queue_duration(self) -> _duration_pb2.Duration:
+        """From arrival to the first step."""
+
     @_builtins.property
-    def first_token_duration(self) -> _duration_pb2.Duration: ...
+    def first_token_duration(self) -> _duration_pb2.Duration:
+        """From arrival to the first token."""
+
     @_builtins.property
-    def total_duration(self) -> _duration_pb2.Duration: ...
+    def total_duration(self) -> _duration_pb2.Duration:
+        """From arrival to the last finish."""
+
     def __init__(
         self,
         *,
@@ -1000,14 +1140,19 @@ Global___Timing: _TypeAlias = Timing  # noqa: Y015
 
 @_typing.final
 class MultiplexGenerateRequest(_message.Message):
+    """One action on a multiplexed stream."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
     class Cancel(_message.Message):
+        """Names the request to end."""
+
         DESCRIPTOR: _descriptor.Descriptor
 
         REQUEST_ID_FIELD_NUMBER: _builtins.int
         request_id: _builtins.str
+        """As its GenerateRequest named it."""
         def __init__(
             self,
             *,
@@ -1022,7 +1167,9 @@ class MultiplexGenerateRequest(_message.Message):
     GENERATE_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def generate(self) -> Global___GenerateRequest: ...
+    def generate(self) -> Global___GenerateRequest:
+        """Starts a request; its request_id is required."""
+
     @_builtins.property
     def cancel(self) -> Global___MultiplexGenerateRequest.Cancel:
         """Ends that request with an error item of code CANCELLED; an unknown id is ignored."""
@@ -1045,6 +1192,8 @@ Global___MultiplexGenerateRequest: _TypeAlias = MultiplexGenerateRequest  # noqa
 
 @_typing.final
 class MultiplexGenerateResponse(_message.Message):
+    """A frame of a multiplexed stream."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ITEMS_FIELD_NUMBER: _builtins.int
@@ -1067,6 +1216,8 @@ Global___MultiplexGenerateResponse: _TypeAlias = MultiplexGenerateResponse  # no
 
 @_typing.final
 class MultiplexItem(_message.Message):
+    """What one request of the stream gets in this frame."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     HANDLE_FIELD_NUMBER: _builtins.int
@@ -1078,7 +1229,9 @@ class MultiplexItem(_message.Message):
     request_id: _builtins.str
     """On the first item of a request and on every error."""
     @_builtins.property
-    def response(self) -> Global___StreamGenerateResponse: ...
+    def response(self) -> Global___StreamGenerateResponse:
+        """What StreamGenerate would have sent."""
+
     @_builtins.property
     def error(self) -> Global___RequestError:
         """This request failed; the stream goes on."""
@@ -1103,7 +1256,7 @@ Global___MultiplexItem: _TypeAlias = MultiplexItem  # noqa: Y015
 
 @_typing.final
 class RequestError(_message.Message):
-    """The fields of google.rpc.Status."""
+    """Why one request of a multiplexed stream failed. The fields of google.rpc.Status."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1111,10 +1264,13 @@ class RequestError(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     DETAILS_FIELD_NUMBER: _builtins.int
     code: _builtins.int
-    """google.rpc.Code"""
+    """A google.rpc.Code."""
     message: _builtins.str
+    """For people; programs read the details."""
     @_builtins.property
-    def details(self) -> _containers.RepeatedCompositeFieldContainer[_any_pb2.Any]: ...
+    def details(self) -> _containers.RepeatedCompositeFieldContainer[_any_pb2.Any]:
+        """google.rpc.ErrorInfo and others, as in a status's details."""
+
     def __init__(
         self,
         *,

@@ -27,18 +27,29 @@ class _ModelState:
 class _ModelStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ModelState.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     MODEL_STATE_UNSPECIFIED: _ModelState.ValueType  # 0
+    """Never sent."""
     MODEL_STATE_LOADING: _ModelState.ValueType  # 1
+    """Weights are being read; requests get UNAVAILABLE / MODEL_LOADING."""
     MODEL_STATE_READY: _ModelState.ValueType  # 2
+    """A request sent now would run."""
     MODEL_STATE_DRAINING: _ModelState.ValueType  # 3
+    """Running requests finish; new ones get UNAVAILABLE / DRAINING."""
     MODEL_STATE_FAILED: _ModelState.ValueType  # 4
+    """It could not be loaded and will not be."""
 
-class ModelState(_ModelState, metaclass=_ModelStateEnumTypeWrapper): ...
+class ModelState(_ModelState, metaclass=_ModelStateEnumTypeWrapper):
+    """Whether a model can answer now."""
 
 MODEL_STATE_UNSPECIFIED: ModelState.ValueType  # 0
+"""Never sent."""
 MODEL_STATE_LOADING: ModelState.ValueType  # 1
+"""Weights are being read; requests get UNAVAILABLE / MODEL_LOADING."""
 MODEL_STATE_READY: ModelState.ValueType  # 2
+"""A request sent now would run."""
 MODEL_STATE_DRAINING: ModelState.ValueType  # 3
+"""Running requests finish; new ones get UNAVAILABLE / DRAINING."""
 MODEL_STATE_FAILED: ModelState.ValueType  # 4
+"""It could not be loaded and will not be."""
 Global___ModelState: _TypeAlias = ModelState  # noqa: Y015
 
 class _Feature:
@@ -48,56 +59,99 @@ class _Feature:
 class _FeatureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Feature.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     FEATURE_UNSPECIFIED: _Feature.ValueType  # 0
+    """Never sent."""
     FEATURE_TEXT: _Feature.ValueType  # 1
+    """Text in and out: the model has a tokenizer."""
     FEATURE_CHAT: _Feature.ValueType  # 2
+    """GenerateRequest.chat: the model has a chat template."""
     FEATURE_NUM_OUTPUTS: _Feature.ValueType  # 3
+    """SamplingParams.num_outputs above 1."""
     FEATURE_PENALTIES: _Feature.ValueType  # 4
+    """SamplingParams.repetition_penalty, presence_penalty, frequency_penalty."""
     FEATURE_LOGIT_BIAS: _Feature.ValueType  # 5
+    """SamplingParams.logit_bias and allowed_token_ids."""
     FEATURE_LOGPROBS: _Feature.ValueType  # 6
+    """OutputOptions.logprobs and score_token_ids."""
     FEATURE_PROMPT_LOGPROBS: _Feature.ValueType  # 7
+    """OutputOptions.prompt_logprobs."""
     FEATURE_JSON_SCHEMA: _Feature.ValueType  # 8
+    """StructuredOutput.json_schema and json_object."""
     FEATURE_REGEX: _Feature.ValueType  # 9
+    """StructuredOutput.regex."""
     FEATURE_CHOICES: _Feature.ValueType  # 10
+    """StructuredOutput.choices."""
     FEATURE_GRAMMAR: _Feature.ValueType  # 11
+    """StructuredOutput.grammar."""
     FEATURE_PROTOBUF: _Feature.ValueType  # 12
+    """StructuredOutput.protobuf."""
     FEATURE_CONTINUE_FROM: _Feature.ValueType  # 13
+    """GenerateRequest.continue_from."""
     FEATURE_PREFIX_CACHE: _Feature.ValueType  # 14
+    """Prompts that share a prefix share its KV blocks; without it CacheOptions has no effect."""
     FEATURE_PRIORITY: _Feature.ValueType  # 15
+    """SchedulingOptions.priority is obeyed."""
     FEATURE_SPECULATION: _Feature.ValueType  # 16
+    """A drafter proposes tokens; the output does not change."""
     FEATURE_MULTIPLEX: _Feature.ValueType  # 17
+    """InferenceService.MultiplexGenerate."""
     FEATURE_ADAPTERS: _Feature.ValueType  # 18
+    """AdminService.LoadAdapter and UnloadAdapter."""
 
-class Feature(_Feature, metaclass=_FeatureEnumTypeWrapper): ...
+class Feature(_Feature, metaclass=_FeatureEnumTypeWrapper):
+    """What a model or build may lack. A field that needs a missing one is UNIMPLEMENTED / FEATURE_NOT_SUPPORTED."""
 
 FEATURE_UNSPECIFIED: Feature.ValueType  # 0
+"""Never sent."""
 FEATURE_TEXT: Feature.ValueType  # 1
+"""Text in and out: the model has a tokenizer."""
 FEATURE_CHAT: Feature.ValueType  # 2
+"""GenerateRequest.chat: the model has a chat template."""
 FEATURE_NUM_OUTPUTS: Feature.ValueType  # 3
+"""SamplingParams.num_outputs above 1."""
 FEATURE_PENALTIES: Feature.ValueType  # 4
+"""SamplingParams.repetition_penalty, presence_penalty, frequency_penalty."""
 FEATURE_LOGIT_BIAS: Feature.ValueType  # 5
+"""SamplingParams.logit_bias and allowed_token_ids."""
 FEATURE_LOGPROBS: Feature.ValueType  # 6
+"""OutputOptions.logprobs and score_token_ids."""
 FEATURE_PROMPT_LOGPROBS: Feature.ValueType  # 7
+"""OutputOptions.prompt_logprobs."""
 FEATURE_JSON_SCHEMA: Feature.ValueType  # 8
+"""StructuredOutput.json_schema and json_object."""
 FEATURE_REGEX: Feature.ValueType  # 9
+"""StructuredOutput.regex."""
 FEATURE_CHOICES: Feature.ValueType  # 10
+"""StructuredOutput.choices."""
 FEATURE_GRAMMAR: Feature.ValueType  # 11
+"""StructuredOutput.grammar."""
 FEATURE_PROTOBUF: Feature.ValueType  # 12
+"""StructuredOutput.protobuf."""
 FEATURE_CONTINUE_FROM: Feature.ValueType  # 13
+"""GenerateRequest.continue_from."""
 FEATURE_PREFIX_CACHE: Feature.ValueType  # 14
+"""Prompts that share a prefix share its KV blocks; without it CacheOptions has no effect."""
 FEATURE_PRIORITY: Feature.ValueType  # 15
+"""SchedulingOptions.priority is obeyed."""
 FEATURE_SPECULATION: Feature.ValueType  # 16
+"""A drafter proposes tokens; the output does not change."""
 FEATURE_MULTIPLEX: Feature.ValueType  # 17
+"""InferenceService.MultiplexGenerate."""
 FEATURE_ADAPTERS: Feature.ValueType  # 18
+"""AdminService.LoadAdapter and UnloadAdapter."""
 Global___Feature: _TypeAlias = Feature  # noqa: Y015
 
 @_typing.final
 class ListModelsRequest(_message.Message):
+    """Which page."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
+    """Models in one response at most. 0: the server chooses. Negative: INVALID_ARGUMENT."""
     page_token: _builtins.str
+    """next_page_token of the page before. Empty: the first page."""
     def __init__(
         self,
         *,
@@ -114,13 +168,18 @@ Global___ListModelsRequest: _TypeAlias = ListModelsRequest  # noqa: Y015
 
 @_typing.final
 class ListModelsResponse(_message.Message):
+    """One page of models."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     MODELS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
+    """Empty: this was the last page."""
     @_builtins.property
-    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]: ...
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]:
+        """The default model first."""
+
     def __init__(
         self,
         *,
@@ -137,11 +196,13 @@ Global___ListModelsResponse: _TypeAlias = ListModelsResponse  # noqa: Y015
 
 @_typing.final
 class GetModelRequest(_message.Message):
+    """Which model."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Empty: the default model."""
+    """Its name or an alias. Empty: the default model."""
     def __init__(
         self,
         *,
@@ -157,11 +218,15 @@ Global___GetModelRequest: _TypeAlias = GetModelRequest  # noqa: Y015
 
 @_typing.final
 class GetModelResponse(_message.Message):
+    """The model asked for."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def model(self) -> Global___Model: ...
+    def model(self) -> Global___Model:
+        """The model."""
+
     def __init__(
         self,
         *,
@@ -177,6 +242,8 @@ Global___GetModelResponse: _TypeAlias = GetModelResponse  # noqa: Y015
 
 @_typing.final
 class Model(_message.Message):
+    """What is served under one name."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
@@ -193,19 +260,29 @@ class Model(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     QUANTIZATION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """The name that requests use."""
     base_model: _builtins.str
-    """The model that an adapter belongs to."""
+    """The model that an adapter belongs to. Empty: not an adapter."""
     state: Global___ModelState.ValueType
+    """Whether it can answer now."""
     max_context_tokens: _builtins.int
+    """Prompt and output together."""
     vocab_size: _builtins.int
+    """Token ids are below it."""
     revision: _builtins.str
     """Digest of the weights and the configuration."""
     dtype: _builtins.str
+    """Type of activations, for example "bfloat16"."""
     quantization: _builtins.str
+    """Method of the weights. Empty: none."""
     @_builtins.property
-    def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Other names that requests may use."""
+
     @_builtins.property
-    def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens that end an output, from the model's generation_config."""
+
     @_builtins.property
     def default_sampling(self) -> _inference_pb2.SamplingParams:
         """What unset sampling fields mean here."""
@@ -215,7 +292,9 @@ class Model(_message.Message):
         """A Feature not listed here is UNIMPLEMENTED; fields without a Feature always work."""
 
     @_builtins.property
-    def limits(self) -> Global___Limits: ...
+    def limits(self) -> Global___Limits:
+        """What one request may ask for."""
+
     def __init__(
         self,
         *,
@@ -243,6 +322,8 @@ Global___Model: _TypeAlias = Model  # noqa: Y015
 
 @_typing.final
 class Limits(_message.Message):
+    """What one request may ask for; more is INVALID_ARGUMENT."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     MAX_NUM_OUTPUTS_FIELD_NUMBER: _builtins.int
@@ -253,12 +334,19 @@ class Limits(_message.Message):
     MAX_CONSTRAINT_BYTES_FIELD_NUMBER: _builtins.int
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     max_num_outputs: _builtins.int
+    """SamplingParams.num_outputs."""
     max_logprobs: _builtins.int
+    """OutputOptions.logprobs and prompt_logprobs."""
     max_stop_strings: _builtins.int
+    """Number of StopParams.stop_strings."""
     max_stop_string_bytes: _builtins.int
+    """UTF-8 bytes of each stop string."""
     max_logit_bias: _builtins.int
+    """Entries of SamplingParams.logit_bias."""
     max_constraint_bytes: _builtins.int
+    """Bytes of the constraint in StructuredOutput."""
     max_message_bytes: _builtins.int
+    """Bytes of a serialized request."""
     def __init__(
         self,
         *,
@@ -280,6 +368,8 @@ Global___Limits: _TypeAlias = Limits  # noqa: Y015
 
 @_typing.final
 class TokenizeRequest(_message.Message):
+    """What to tokenize, exactly as Generate would."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
@@ -289,13 +379,19 @@ class TokenizeRequest(_message.Message):
     PARSE_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     COUNT_ONLY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    """Its name or an alias. Empty: the default model."""
     text: _builtins.str
+    """Plain text (see parse_special_tokens)."""
     add_special_tokens: _builtins.bool
     """BOS and what else the tokenizer adds around text. Unset: true, as Generate does."""
     parse_special_tokens: _builtins.bool
+    """Spellings of special tokens in `text` become those tokens. Off: they stay plain text."""
     count_only: _builtins.bool
+    """Leave token_ids out of the response."""
     @_builtins.property
-    def chat(self) -> _inference_pb2.ChatInput: ...
+    def chat(self) -> _inference_pb2.ChatInput:
+        """Rendered by the model's chat template."""
+
     def __init__(
         self,
         *,
@@ -323,15 +419,21 @@ Global___TokenizeRequest: _TypeAlias = TokenizeRequest  # noqa: Y015
 
 @_typing.final
 class TokenizeResponse(_message.Message):
+    """The ids of the input."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     MAX_CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     token_count: _builtins.int
+    """How many ids there are."""
     max_context_tokens: _builtins.int
+    """The model's context, to compare token_count with."""
     @_builtins.property
-    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The ids. Empty with count_only."""
+
     def __init__(
         self,
         *,
@@ -349,16 +451,21 @@ Global___TokenizeResponse: _TypeAlias = TokenizeResponse  # noqa: Y015
 
 @_typing.final
 class DetokenizeRequest(_message.Message):
+    """Which ids to put into words."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    """Its name or an alias. Empty: the default model."""
     skip_special_tokens: _builtins.bool
-    """Unset: true."""
+    """Special tokens release no text. Unset: true."""
     @_builtins.property
-    def token_ids(self) -> _inference_pb2.TokenIds: ...
+    def token_ids(self) -> _inference_pb2.TokenIds:
+        """Any ids below the vocabulary's size."""
+
     def __init__(
         self,
         *,
@@ -378,10 +485,13 @@ Global___DetokenizeRequest: _TypeAlias = DetokenizeRequest  # noqa: Y015
 
 @_typing.final
 class DetokenizeResponse(_message.Message):
+    """The text of the ids."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TEXT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
+    """Valid UTF-8; bytes of an unfinished character become U+FFFD."""
     def __init__(
         self,
         *,

@@ -1,0 +1,74 @@
+"""Generate the Python stubs and docs/api.md from the protos.
+
+    python protos/generate.py [--out DIR]
+
+Everything is written below DIR (the repository's root unless told): photon_grpc/v1/*_pb2.py, their typed .pyi files
+with the comments as docstrings, *_pb2_grpc.py, and docs/api.md. The files are kept in git, so that running the
+service needs no generator; a test compares them with a fresh run, byte for byte. Needs the `dev` extra: the generator
+is held at the version whose stubs the oldest supported grpcio and protobuf accept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from importlib.resources import files
+from pathlib import Path
+
+from api_reference import render_reference, undocumented
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from grpc_tools import protoc
+
+PROTOS = Path(__file__).resolve().parent
+SOURCES = tuple(f"photon_grpc/v1/{name}.proto" for name in ("inference", "model", "admin"))
+WELL_KNOWN = files("grpc_tools") / "_proto"
+PLUGINS = ("protoc-gen-mypy", "protoc-gen-mypy_grpc")
+
+
+def compile_protos(*outputs: str) -> None:
+    """Run protoc over all sources with the given output flags; raises RuntimeError when it fails."""
+    binaries = Path(sys.executable).parent
+    plugins = [f"--plugin={name}={binaries / name}" for name in PLUGINS]
+    status = protoc.main(["protoc", f"-I{PROTOS}", f"-I{WELL_KNOWN}", *plugins, *outputs, *SOURCES])
+    if status:
+        raise RuntimeError(f"protoc ended with status {status}")
+
+
+def generate_stubs(out: Path) -> None:
+    """Write the Python stubs below `out`/photon_grpc/v1."""
+    out.mkdir(parents=True, exist_ok=True)
+    compile_protos(
+        f"--python_out={out}", f"--grpc_python_out={out}", f"--mypy_out=quiet:{out}", f"--mypy_grpc_out=quiet:{out}"
+    )
+
+
+def load_descriptors() -> FileDescriptorSet:
+    """The compiled sources, with their comments."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "descriptors.bin"
+        compile_protos(f"--descriptor_set_out={path}", "--include_source_info")
+        return FileDescriptorSet.FromString(path.read_bytes())
+
+
+def generate_reference(out: Path) -> None:
+    """Write `out`/docs/api.md: api_guide.md, then tables of every service, message and enum."""
+    descriptors = load_descriptors()
+    if missing := undocumented(descriptors):
+        raise RuntimeError(f"no comment on {', '.join(missing)}")
+    document = (PROTOS / "api_guide.md").read_text(encoding="utf-8") + "\n" + render_reference(descriptors)
+    (out / "docs").mkdir(parents=True, exist_ok=True)
+    (out / "docs" / "api.md").write_text(document, encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Generate the Python stubs and docs/api.md from the protos.")
+    parser.add_argument("--out", type=Path, default=PROTOS.parent, help="root to write below (the repository)")
+    out: Path = parser.parse_args().out
+    generate_stubs(out)
+    generate_reference(out)
+    print(f"wrote {out / 'photon_grpc' / 'v1'} and {out / 'docs' / 'api.md'}")
+
+
+if __name__ == "__main__":
+    main()
