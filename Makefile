@@ -1,0 +1,93 @@
+# Everything runs in a virtual environment of its own (.venv) that the first target makes; nothing else is touched.
+#
+#   make run     the service on 127.0.0.1:50051 with the embedded model, one generation, then a server until Ctrl-C
+#   make demo    the same on a free port, and ends after the generation
+#   make test    the whole test suite that needs no GPU
+#
+# ARGS passes flags on:        make run ARGS="--listen 127.0.0.1:6000 --max-num-seqs 8"
+# PIP_ARGS goes to pip:        PyTorch's default wheels for Linux bring CUDA (about 4.7 GB on disk). On a machine without
+#                              a GPU, pip's options can choose a CPU wheel instead (pytorch.org lists where they are);
+#                              one that is already installed in .venv is kept.
+# PYTHON names an interpreter: make run PYTHON=python3.12
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+ARGS ?=
+PIP_ARGS ?=
+PYTHON ?=
+PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help run demo setup setup-dev test test-gpu bench protos lint format clients clean
+
+help:
+	@sed -n 's/^#  *\(make .*\)/  \1/p' Makefile
+	@echo "  also: test-gpu, bench, lint, format, protos, clients, clean"
+
+run: setup
+	@exec $(BIN)/photon-grpc run $(ARGS)
+
+demo: setup
+	@exec $(BIN)/photon-grpc run --once $(ARGS)
+
+test: setup-dev
+	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+test-gpu: setup-dev
+	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+bench: setup-dev
+	$(BIN)/python -m benchmarks $(ARGS)
+
+# The generated files are in git; this is for those who change a .proto (commit what it writes).
+protos: setup-dev
+	$(BIN)/buf lint protos
+	$(BIN)/python protos/generate.py
+
+lint: setup-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint protos
+
+format: setup-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The example clients of every language that is here and whose tools are installed, each against a server of its own.
+clients: setup-dev
+	@if [ -d tests/clients ]; then $(BIN)/python -m pytest tests/clients $(ARGS); \
+	else echo "clients: there is no tests/clients yet, nothing to run"; fi
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+# Set-up: done again only when the dependencies change. ---------------------------------------------------------------
+
+setup: $(VENV)/.serve
+setup-dev: $(VENV)/.dev
+
+$(BIN)/python:
+	@python="$(PYTHON)"; \
+	for candidate in $${python:-python3 python3.13 python3.12 python3.11 python}; do \
+	  if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+	  echo "photon_grpc needs Python 3.11 or newer, and none was found (tried: $${python:-python3, python3.13, python3.12, python3.11})."; \
+	  echo "Install one, or name it: make run PYTHON=/path/to/python3.12"; exit 1; \
+	fi; \
+	echo "── Making a virtual environment in $(VENV) with $$($$found --version)"; \
+	$$found -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "That Python cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+
+$(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/python
+	@if [ $(VENV)/.dev -nt pyproject.toml ] && [ $(VENV)/.dev -nt constraints.txt ]; then touch $@; else \
+	  echo "── Installing photon_grpc and what it serves with. The first time PyTorch is downloaded (with CUDA some 3 GB,"; \
+	  echo "   minutes; without, 200 MB). Later runs start at once."; \
+	  $(PIP_INSTALL) -e ".[serve]" && touch $@; fi
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "── Installing photon_grpc, what it serves with and the tools for its tests. The first time PyTorch is"
+	@echo "   downloaded (with CUDA some 3 GB, minutes; without, 200 MB). Later runs start at once."
+	@$(PIP_INSTALL) -e ".[serve,dev]" && touch $@ $(VENV)/.serve

@@ -1,0 +1,89 @@
+"""The directions of imports: the contracts of pyproject.toml hold, and cover every room that exists."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "photon_grpc"
+
+NO_TENSORS = {"server", "gateway", "client", "frontend", "bridge", "engine", "core", "config", "errors", "v1"}
+ON_THE_WIRE = {"server", "gateway", "client", "v1"}
+ABOVE_THE_WIRE = {"cli", "compose", "__main__"}
+
+
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    return grimp.build_graph("photon_grpc")
+
+
+def rooms() -> set[str]:
+    """Names of the packages and modules directly below photon_grpc."""
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    return packages | {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
+
+
+def contract(contract_id: str) -> dict[str, list[str]]:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    return next(one for one in contracts if one["id"] == contract_id)
+
+
+def test_import_contracts_hold() -> None:
+    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()"]
+    result = subprocess.run([*command, "--no-cache"], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_contract_without_tensors_names_every_room() -> None:
+    named = {module.removeprefix("photon_grpc.").split(".")[0] for module in contract("no-tensors")["source_modules"]}
+    assert named - {"compose"} == NO_TENSORS & rooms()
+
+
+def test_contract_without_wire_names_every_room() -> None:
+    named = {module.removeprefix("photon_grpc.") for module in contract("no-wire")["source_modules"]}
+    assert named == rooms() - ON_THE_WIRE - ABOVE_THE_WIRE
+
+
+def imported_rooms(graph: grimp.ImportGraph, module: str) -> set[str]:
+    return {name for name in graph.find_modules_directly_imported_by(module) if name != "photon_grpc"}
+
+
+def modules_in(graph: grimp.ImportGraph, package: str) -> set[str]:
+    return graph.find_descendants(package) | {package} if package in graph.modules else set()
+
+
+def test_roof_leaves_the_wire_to_the_server() -> None:
+    """compose and cli choose concrete classes; messages and channels are for server, gateway and client."""
+    graph = grimp.build_graph("photon_grpc", include_external_packages=True)
+    for room in ABOVE_THE_WIRE:
+        for module in modules_in(graph, f"photon_grpc.{room}"):
+            wire = {name.split(".")[0] for name in imported_rooms(graph, module)} & {"grpc", "google"}
+            assert not wire, f"{module} imports {wire}"
+
+
+def test_kernels_import_only_their_parts(graph: grimp.ImportGraph) -> None:
+    allowed = ("photon_grpc.kernels.jit", "photon_grpc.kernels.parts")
+    for module in modules_in(graph, "photon_grpc.kernels") - {"photon_grpc.kernels"}:
+        strangers = {name for name in imported_rooms(graph, module) if not name.startswith(allowed)}
+        assert not strangers, f"{module} imports {strangers}"
+
+
+def test_model_families_do_not_import_each_other(graph: grimp.ImportGraph) -> None:
+    """A family is a module of `models` that the registry imports, beside what all families share."""
+    shared = {f"photon_grpc.models.{name}" for name in ("registry", "weights", "decoder", "fused")}
+    families = modules_in(graph, "photon_grpc.models") - shared - {"photon_grpc.models"}
+    for family in families:
+        others = imported_rooms(graph, family) & families
+        assert not others, f"{family} imports {others}"
+
+
+def test_importing_the_package_loads_neither_torch_nor_grpc() -> None:
+    code = "import sys, photon_grpc; photon_grpc.__version__; print(*{'torch', 'grpc', 'numpy'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == ""

@@ -1,0 +1,33 @@
+"""What every test relies on: one thread for tensors, no network, no deadline for hypothesis, GPU tests only on GPUs."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+# Before torch and tokenizers are imported, and inherited by the processes that tests start. One thread makes
+# float32 sums the same on every machine; many threads only cost time on tensors this small.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says how busy the machine is, not whether the code is right.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile("untimed")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked `gpu` where there is no CUDA device; torch is imported only if there are such tests."""
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if on_gpu and not has_cuda():
+        for item in on_gpu:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
