@@ -8,9 +8,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-def flag(default: Any, help: str, *, choices: tuple[str, ...] = (), many: bool = False, metavar: str = "") -> Any:
-    """A dataclass field that is a flag. `None` as the default means: decided when the device and the model are known."""
-    metadata = {"help": help, "choices": choices, "many": many, "metavar": metavar}
+def flag(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] = (),
+    many: bool = False,
+    metavar: str = "",
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+) -> Any:
+    """A dataclass field that is a flag. `None` as the default means: decided when the device and the model are known.
+
+    `at_least`, `above` (exclusive) and `at_most` bound a number; `resolve` refuses what lies outside.
+    """
+    bounds = {"at_least": at_least, "above": above, "at_most": at_most}
+    metadata = {"help": help, "choices": choices, "many": many, "metavar": metavar, **bounds}
     if many:
         return field(default_factory=lambda: tuple(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -20,12 +34,33 @@ def flag(default: Any, help: str, *, choices: tuple[str, ...] = (), many: bool =
 class ModelConfig:
     """Model"""
 
-    model: str = flag("", "A Hugging Face model directory, or an id to download before the start. Unset: the embedded demo model.", metavar="DIR_OR_ID")
-    served_model_name: tuple[str, ...] = flag((), "Name that requests use; repeat it for aliases. Unset: the directory's name.", many=True, metavar="NAME")
-    dtype: str = flag("auto", "Type of weights and activations. auto: what config.json says.", choices=("auto", "float32", "bfloat16", "float16"))
-    max_model_len: int | None = flag(None, "Longest prompt + output in tokens. Unset: what config.json says.", metavar="TOKENS")
-    load_format: str = flag("auto", "auto: safetensors files. dummy: random weights for any config.json.", choices=("auto", "safetensors", "dummy"))
-    seed: int = flag(0, "Seed of dummy weights, and of the seeds drawn for requests that set none (0: from the system).")
+    model: str = flag(
+        "",
+        "A Hugging Face model directory, or an id to download before the start. Unset: the embedded demo model.",
+        metavar="DIR_OR_ID",
+    )
+    served_model_name: tuple[str, ...] = flag(
+        (), "Name that requests use; repeat it for aliases. Unset: the directory's name.", many=True, metavar="NAME"
+    )
+    dtype: str = flag(
+        "auto",
+        "Type of weights and activations. auto: what config.json says.",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    max_model_len: int | None = flag(
+        None, "Longest prompt + output in tokens. Unset: what config.json says.", metavar="TOKENS", at_least=1
+    )
+    load_format: str = flag(
+        "auto",
+        "auto: safetensors files. dummy: random weights for any config.json.",
+        choices=("auto", "safetensors", "dummy"),
+    )
+    seed: int = flag(
+        0,
+        "Seed of dummy weights, and of the seeds drawn for requests that set none (0: from the system).",
+        at_least=0,
+        at_most=2**64 - 1,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +69,9 @@ class DeviceConfig:
 
     device: str = flag("auto", "Where the model runs.", choices=("auto", "cpu", "cuda"))
     kernels: str = flag("auto", "auto: Triton kernels on CUDA, torch elsewhere.", choices=("auto", "torch", "triton"))
-    gpu_memory_utilization: float = flag(0.9, "Share of the device's memory for weights, activations and KV cache.", metavar="SHARE")
+    gpu_memory_utilization: float = flag(
+        0.9, "Share of the device's memory for weights, activations and KV cache.", metavar="SHARE", above=0, at_most=1
+    )
     enforce_eager: bool = flag(False, "Launch kernels one by one instead of replaying CUDA graphs.")
 
 
@@ -42,37 +79,74 @@ class DeviceConfig:
 class CacheConfig:
     """KV cache"""
 
-    block_size: int | None = flag(None, "Tokens per KV block. Unset: 16 on a CPU, 64 on CUDA.", metavar="TOKENS")
-    num_blocks: int | None = flag(None, "KV blocks for requests. Unset: measured on CUDA; on a CPU what max-num-seqs × max-model-len needs, at most 1 GiB.", metavar="N")
-    kv_layout: str = flag("paged", "paged: blocks as a sequence grows. contiguous: one run of blocks for its whole context, reserved at admission (shares no prefixes).", choices=("paged", "contiguous"))
-    enable_prefix_caching: bool = flag(True, "Keep computed blocks and share them among requests with the same beginning.")
+    block_size: int | None = flag(
+        None, "Tokens per KV block. Unset: 16 on a CPU, 64 on CUDA.", metavar="TOKENS", at_least=1
+    )
+    num_blocks: int | None = flag(
+        None,
+        "KV blocks for requests. Unset: measured on CUDA; on a CPU what max-num-seqs × max-model-len needs, "
+        "at most 1 GiB.",
+        metavar="N",
+        at_least=1,
+    )
+    kv_layout: str = flag(
+        "paged",
+        "paged: blocks as a sequence grows. contiguous: one run of blocks for its whole context, reserved at admission "
+        "(shares no prefixes).",
+        choices=("paged", "contiguous"),
+    )
+    enable_prefix_caching: bool = flag(
+        True, "Keep computed blocks and share them among requests with the same beginning."
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """Scheduling"""
 
-    max_num_seqs: int | None = flag(None, "Sequences computed at a time. Unset: 64 on a CPU, 256 on CUDA.", metavar="N")
-    max_num_batched_tokens: int | None = flag(None, "Tokens computed per step. Unset: 2048 on a CPU, 8192 on CUDA.", metavar="TOKENS")
-    enable_chunked_prefill: bool = flag(True, "Split long prompts over steps. Off: a prompt is computed in one step, alone if it exceeds the budget.")
+    max_num_seqs: int | None = flag(
+        None, "Sequences computed at a time. Unset: 64 on a CPU, 256 on CUDA.", metavar="N", at_least=1
+    )
+    max_num_batched_tokens: int | None = flag(
+        None, "Tokens computed per step. Unset: 2048 on a CPU, 8192 on CUDA.", metavar="TOKENS", at_least=1
+    )
+    enable_chunked_prefill: bool = flag(
+        True, "Split long prompts over steps. Off: a prompt is computed in one step, alone if it exceeds the budget."
+    )
     scheduling_policy: str = flag(
         "priority",
-        "priority: higher first, waiting raises slowly. fcfs: by arrival. deadline: earliest first. static: a batch is admitted when the one before is done.",
+        "priority: higher first, waiting raises slowly. fcfs: by arrival. deadline: earliest first. static: a batch is "
+        "admitted when the one before is done.",
         choices=("priority", "fcfs", "deadline", "static"),
     )
-    max_queue_size: int = flag(1024, "Requests that may wait; more are refused with QUEUE_FULL.", metavar="N")
-    max_queued_tokens: int = flag(1_048_576, "Prompt tokens that may wait; more are refused with QUEUE_FULL.", metavar="TOKENS")
-    async_depth: int | None = flag(None, "Steps launched before the last is read. Unset: 0 on a CPU, 1 on CUDA.", metavar="STEPS")
+    max_queue_size: int = flag(
+        1024, "Requests that may wait; more are refused with QUEUE_FULL.", metavar="N", at_least=1
+    )
+    max_queued_tokens: int = flag(
+        1_048_576, "Prompt tokens that may wait; more are refused with QUEUE_FULL.", metavar="TOKENS", at_least=1
+    )
+    async_depth: int | None = flag(
+        None, "Steps launched before the last is read. Unset: 0 on a CPU, 1 on CUDA.", metavar="STEPS", at_least=0
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """Server"""
 
-    listen: tuple[str, ...] = flag(("127.0.0.1:50051",), "Address of the gRPC services, HOST:PORT (port 0: any free one) or unix:PATH; repeatable.", many=True, metavar="ADDR")
-    frontends: int = flag(1, "Front-end processes sharing the engine and the port.", metavar="N")
-    drain_timeout: float = flag(30.0, "Seconds that running requests get to finish after SIGTERM or Ctrl-C.", metavar="SECONDS")
-    max_message_size: int = flag(33_554_432, "Largest message accepted, in bytes.", metavar="BYTES")
+    listen: tuple[str, ...] = flag(
+        ("127.0.0.1:50051",),
+        "Address of the gRPC services, HOST:PORT (port 0: any free one) or unix:PATH; repeatable.",
+        many=True,
+        metavar="ADDR",
+    )
+    frontends: int = flag(1, "Front-end processes sharing the engine and the port.", metavar="N", at_least=1)
+    drain_timeout: float = flag(
+        30.0, "Seconds that running requests get to finish after SIGTERM or Ctrl-C.", metavar="SECONDS", at_least=0
+    )
+    max_message_size: int = flag(
+        33_554_432, "Largest message accepted, in bytes.", metavar="BYTES", at_least=1024, at_most=2_147_483_647
+    )
     log_level: str = flag("info", "Least level written to stderr.", choices=("debug", "info", "warning", "error"))
 
 

@@ -1,0 +1,128 @@
+"""A ServeConfig out of flags, PHOTON_ variables and defaults, remembering where each value came from.
+
+A flag beats a variable, a variable beats the default. What is wrong is refused here, before anything is loaded, in one line that names what was
+written and what is allowed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from photon_grpc.config.flags import ServeConfig
+from photon_grpc.config.settings import Setting, by_name, section_class, settings
+from photon_grpc.errors import ConfigError
+
+#: Variables that clients read; `serve` must not call them unknown.
+CLIENT_VARIABLES = ("PHOTON_TARGET",)
+
+#: organisation/name, as model hubs write it; no path has to look different, so a directory that exists comes first.
+_MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What `serve` runs with."""
+
+    config: ServeConfig
+    #: Setting name -> where its value was written: "--dtype", "PHOTON_DTYPE" or "default".
+    origins: dict[str, str]
+    #: One line each; nothing that keeps the service from starting.
+    warnings: tuple[str, ...] = ()
+
+
+def resolve(given: Mapping[str, Any], environ: Mapping[str, str]) -> Resolved:
+    """Raises ConfigError for the first value that cannot be meant.
+
+    `given` maps setting names to what flags (texts) or Python callers (values) said; None means: not said.
+    """
+    _refuse_unknown(given)
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for setting in settings():
+        values[setting.name], origins[setting.name] = _value(setting, given, environ)
+    config = _assemble(values)
+    check(config, origins)
+    return Resolved(config, origins, tuple(_warnings(environ)))
+
+
+def check(config: ServeConfig, origins: Mapping[str, str]) -> None:
+    """What no single value can tell. Raises ConfigError."""
+    for address in config.server.listen:
+        split_address(address, origins["listen"])
+    check_model(config.model.model, origins["model"], random_weights=config.model.load_format == "dummy")
+
+
+def check_model(model: str, source: str = "--model", *, random_weights: bool = False) -> None:
+    """Raises ConfigError unless it is "", a directory with a config.json, or looks like an id of a model hub."""
+    directory = Path(model).expanduser()
+    if not model or (directory / "config.json").is_file() or is_model_id(model):
+        return
+    if directory.is_dir():
+        needed = "config.json" if random_weights else "Hugging Face model (config.json, tokenizer.json, *.safetensors)"
+        problem = f"the directory {model} holds no {needed}"
+    elif directory.exists():
+        problem = f"{model} is a file; a model is a directory with a config.json"
+    else:
+        problem = f"no directory {model}, and it is not an id like organisation/name"
+    raise ConfigError(f"{source}: {problem}", field="--model")
+
+
+def is_model_id(model: str) -> bool:
+    """It is to be downloaded: no directory of that name, and the shape of an id."""
+    return not Path(model).expanduser().exists() and _MODEL_ID.fullmatch(model) is not None
+
+
+def split_address(address: str, source: str = "--listen") -> tuple[str, int]:
+    """("127.0.0.1", 50051) or ("unix:/run/photon.sock", 0). Raises ConfigError."""
+    if address.startswith("unix:") and address.removeprefix("unix:").strip("/"):
+        return address, 0
+    host, colon, port = address.rpartition(":")
+    is_bare_ipv6 = ":" in host and not (host.startswith("[") and host.endswith("]"))
+    if not colon or not host or is_bare_ipv6 or address.startswith("unix:"):
+        raise _bad_address(source, f"{address!r} is no address; write HOST:PORT, [IPV6]:PORT or unix:PATH")
+    if not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise _bad_address(source, f"{port!r} in {address!r} is no port; ports are 0 (any free one) to 65535")
+    return host, int(port)
+
+
+def _bad_address(source: str, problem: str) -> ConfigError:
+    return ConfigError(f"{source}: {problem}", field="--listen")
+
+
+def _value(setting: Setting, given: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Any, str]:
+    if (value := given.get(setting.name)) is not None and not (setting.many and value in ((), [])):
+        return setting.convert(value, setting.flag), setting.flag
+    if text := environ.get(setting.variable, "").strip():
+        return setting.convert(setting.split(text), setting.variable), setting.variable
+    return setting.default, "default"
+
+
+def _assemble(values: Mapping[str, Any]) -> ServeConfig:
+    parts = {}
+    for section in fields(ServeConfig):
+        cls = section_class(section)
+        parts[section.name] = cls(**{field.name: values[field.name] for field in fields(cls)})
+    return ServeConfig(**parts)
+
+
+def _refuse_unknown(given: Mapping[str, Any]) -> None:
+    for name in given:
+        if name not in by_name():
+            raise ConfigError(f"there is no setting {name!r}{_did_you_mean(name, by_name())}", field=name)
+
+
+def _warnings(environ: Mapping[str, str]) -> Iterable[str]:
+    known = {setting.variable for setting in settings()} | set(CLIENT_VARIABLES)
+    for variable in sorted(environ):
+        if variable.startswith("PHOTON_") and variable not in known:
+            yield f"{variable} in the environment is not a setting{_did_you_mean(variable, known)}"
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -1,0 +1,195 @@
+"""What `serve` runs with: flag beats variable beats default; what is wrong is named with what is allowed."""
+
+from __future__ import annotations
+
+from dataclasses import fields, make_dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from photon_grpc.config import flags
+from photon_grpc.config import settings as catalogue
+from photon_grpc.config.flags import ServeConfig, ServerConfig, flag
+from photon_grpc.config.resolve import is_model_id, resolve, split_address
+from photon_grpc.config.settings import Setting, settings
+from photon_grpc.errors import ConfigError
+
+
+def value_of(config: ServeConfig, setting: Setting) -> object:
+    return getattr(getattr(config, setting.section), setting.name)
+
+
+def another(setting: Setting) -> str:
+    """A text that stands for a value other than the default."""
+    if setting.name == "listen":
+        return "127.0.0.1:1234"
+    if setting.name == "model":
+        return "organisation/name"
+    if setting.choices:
+        return next(choice for choice in setting.choices if choice != setting.default)
+    texts = {bool: str(not setting.default).lower(), int: "2345", float: "0.5", str: "word"}
+    return texts[setting.kind]
+
+
+def test_nothing_said_gives_the_defaults() -> None:
+    resolved = resolve({}, {})
+    assert resolved.config == ServeConfig()
+    assert set(resolved.origins.values()) == {"default"}
+    assert resolved.warnings == ()
+
+
+@pytest.mark.parametrize("setting", settings(), ids=lambda setting: setting.name)
+def test_every_field_can_be_set_by_variable_and_by_flag(setting: Setting) -> None:
+    by_variable = resolve({}, {setting.variable: another(setting)})
+    by_flag = resolve({setting.name: [another(setting)] if setting.many else another(setting)}, {})
+    assert value_of(by_variable.config, setting) == value_of(by_flag.config, setting) != setting.default
+    assert by_variable.origins[setting.name] == setting.variable
+    assert by_flag.origins[setting.name] == setting.flag
+
+
+def test_a_new_field_needs_no_further_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    grown = make_dataclass(
+        "Grown",
+        [("warp_factor", "int | None", flag(None, "How fast.", at_least=1))],
+        bases=(ServerConfig,),
+        frozen=True,
+    )
+    monkeypatch.setattr(flags, "ServerConfig", grown)
+    for cached in (catalogue.settings, catalogue.by_name):
+        cached.cache_clear()
+    try:
+        resolved = resolve({}, {"PHOTON_WARP_FACTOR": "9"})
+        assert resolved.config.server.warp_factor == 9  # type: ignore[attr-defined]
+        with pytest.raises(ConfigError, match="--warp-factor: '0' .* at least 1"):
+            resolve({"warp_factor": "0"}, {})
+    finally:
+        for cached in (catalogue.settings, catalogue.by_name):
+            cached.cache_clear()
+
+
+def test_names_of_settings_are_unique_over_the_sections() -> None:
+    names = [setting.name for setting in settings()]
+    assert len(names) == len(set(names)) == len(catalogue.by_name())
+    assert len(names) == sum(len(fields(catalogue.section_class(section))) for section in fields(ServeConfig))
+
+
+def test_a_flag_beats_a_variable() -> None:
+    resolved = resolve({"max_num_seqs": "8"}, {"PHOTON_MAX_NUM_SEQS": "9", "PHOTON_BLOCK_SIZE": "32"})
+    assert resolved.config.scheduler.max_num_seqs == 8
+    assert resolved.config.cache.block_size == 32
+    assert resolved.origins["max_num_seqs"] == "--max-num-seqs"
+    assert resolved.origins["block_size"] == "PHOTON_BLOCK_SIZE"
+
+
+def test_a_variable_holds_several_values_between_commas() -> None:
+    resolved = resolve({}, {"PHOTON_LISTEN": "127.0.0.1:1, unix:/run/photon.sock,"})
+    assert resolved.config.server.listen == ("127.0.0.1:1", "unix:/run/photon.sock")
+
+
+def test_an_empty_variable_says_nothing() -> None:
+    resolved = resolve({}, {"PHOTON_SEED": "", "PHOTON_LISTEN": " "})
+    assert resolved.config == ServeConfig()
+
+
+@pytest.mark.parametrize("text", ["1", "true", "YES", "On"])
+def test_switches_in_the_environment(text: str) -> None:
+    assert resolve({}, {"PHOTON_ENFORCE_EAGER": text}).config.device.enforce_eager is True
+
+
+def test_python_callers_give_values_instead_of_texts(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    config = resolve({"model": tmp_path, "max_num_seqs": 3, "enable_prefix_caching": False}, {}).config
+    assert config.model.model == str(tmp_path)
+    assert config.scheduler.max_num_seqs == 3
+    assert config.cache.enable_prefix_caching is False
+
+
+@pytest.mark.parametrize(
+    ("given_", "environ", "told"),
+    [
+        ({"max_num_seqs": "0"}, {}, ["--max-num-seqs", "'0'", "at least 1"]),
+        ({"max_num_seqs": "many"}, {}, ["--max-num-seqs", "'many'", "whole number"]),
+        ({"max_num_seqs": 2.5}, {}, ["--max-num-seqs", "2.5", "whole number"]),
+        ({"seed": True}, {}, ["--seed", "True"]),
+        ({"seed": str(2**64)}, {}, ["--seed", "at most 18446744073709551615"]),
+        ({"gpu_memory_utilization": "0"}, {}, ["--gpu-memory-utilization", "above 0", "at most 1"]),
+        ({"gpu_memory_utilization": "nan"}, {}, ["--gpu-memory-utilization", "'nan'"]),
+        ({}, {"PHOTON_FRONTENDS": "0"}, ["PHOTON_FRONTENDS", "'0'", "at least 1"]),
+        ({}, {"PHOTON_BLOCK_SIZE": "-1"}, ["PHOTON_BLOCK_SIZE", "'-1'", "at least 1"]),
+        ({}, {"PHOTON_ENFORCE_EAGER": "perhaps"}, ["PHOTON_ENFORCE_EAGER", "'perhaps'", "true or false"]),
+        ({"dtype": "float8"}, {}, ["--dtype", "'float8'", "auto, float32, bfloat16, float16"]),
+        ({"model": "/no/such/directory"}, {}, ["--model", "/no/such/directory"]),
+        ({}, {"PHOTON_MODEL": "/no/such/directory"}, ["PHOTON_MODEL", "/no/such/directory"]),
+        ({"listen": ["localhost"]}, {}, ["--listen", "'localhost'", "HOST:PORT"]),
+        ({"listen": ["127.0.0.1:70000"]}, {}, ["--listen", "'70000'", "65535"]),
+        ({}, {"PHOTON_LISTEN": "unix:"}, ["PHOTON_LISTEN", "unix:PATH"]),
+        ({}, {"PHOTON_LISTEN": ","}, ["PHOTON_LISTEN", "at least one"]),
+        ({"max_num_sequences": 3}, {}, ["max_num_sequences", "did you mean max_num_seqs"]),
+    ],
+)
+def test_a_bad_value_is_named_with_what_is_allowed(
+    given_: dict[str, object], environ: dict[str, str], told: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        resolve(given_, environ)
+    assert all(word in str(raised.value) for word in told), str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_directory_without_config_json_and_a_file_are_told_apart(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.touch()
+    with pytest.raises(ConfigError, match=r"holds no .*config\.json"):
+        resolve({"model": str(tmp_path)}, {})
+    with pytest.raises(ConfigError, match="is a file"):
+        resolve({"model": str(file)}, {})
+
+
+def test_an_existing_directory_is_no_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert is_model_id("organisation/name")
+    (tmp_path / "organisation" / "name").mkdir(parents=True)
+    assert not is_model_id("organisation/name")
+    assert not is_model_id("a/b/c")
+    assert not is_model_id("../name")
+
+
+def test_an_unknown_variable_is_warned_about_with_the_nearest_name() -> None:
+    resolved = resolve({}, {"PHOTON_MAX_NUM_SEQ": "3", "PHOTON_TARGET": "127.0.0.1:1", "HOME": "/"})
+    assert resolved.warnings == (
+        "PHOTON_MAX_NUM_SEQ in the environment is not a setting; did you mean PHOTON_MAX_NUM_SEQS?",
+    )
+    assert resolved.config == ServeConfig()
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [
+        ("127.0.0.1:50051", ("127.0.0.1", 50051)),
+        ("localhost:0", ("localhost", 0)),
+        ("[::]:50051", ("[::]", 50051)),
+        ("unix:/run/photon.sock", ("unix:/run/photon.sock", 0)),
+    ],
+)
+def test_addresses(address: str, parts: tuple[str, int]) -> None:
+    assert split_address(address) == parts
+
+
+@pytest.mark.parametrize("address", ["", ":", ":1", "::1:1", "host:", "host:-1", "host:１", "unix:", "unix://"])
+def test_what_is_no_address(address: str) -> None:
+    with pytest.raises(ConfigError):
+        split_address(address)
+
+
+@given(st.dictionaries(st.sampled_from([setting.variable for setting in settings()]), st.text(max_size=12)))
+def test_no_environment_raises_anything_but_config_error(environ: dict[str, str]) -> None:
+    try:
+        resolved = resolve({}, environ)
+    except ConfigError as error:
+        assert error.field.startswith("--")
+    else:
+        for setting in settings():
+            said = bool(environ.get(setting.variable, "").strip())
+            assert (resolved.origins[setting.name] == setting.variable) == said
