@@ -5,7 +5,7 @@
 #   make test    the whole test suite that needs no GPU
 #
 # ARGS passes flags on:        make run ARGS="--listen 127.0.0.1:6000 --max-num-seqs 8"
-# PIP_ARGS goes to pip:        PyTorch's default wheels for Linux bring CUDA (about 4.7 GB on disk). On a machine without
+# PIP_ARGS goes to pip:        PyTorch's default wheels for Linux bring CUDA (about 5 GB on disk). On a machine without
 #                              a GPU, pip's options can choose a CPU wheel instead (pytorch.org lists where they are);
 #                              one that is already installed in .venv is kept.
 # PYTHON names an interpreter: make run PYTHON=python3.12
