@@ -16,11 +16,13 @@ PACKAGE = ROOT / "photon_grpc"
 NO_TENSORS = {"server", "gateway", "client", "frontend", "bridge", "engine", "core", "config", "errors", "v1"}
 ON_THE_WIRE = {"server", "gateway", "client", "v1"}
 ABOVE_THE_WIRE = {"cli", "compose", "__main__"}
+# Programs of processes that must start fast and survive the engine: supervisor and front end.
+PROGRAMS_WITHOUT_TENSORS = ("photon_grpc.compose.service", "photon_grpc.compose.frontend")
 
 
 @pytest.fixture(scope="module")
 def graph() -> grimp.ImportGraph:
-    return grimp.build_graph("photon_grpc")
+    return grimp.build_graph("photon_grpc", include_external_packages=True, exclude_type_checking_imports=True)
 
 
 def rooms() -> set[str]:
@@ -42,35 +44,41 @@ def test_import_contracts_hold() -> None:
 
 def test_contract_without_tensors_names_every_room() -> None:
     named = {module.removeprefix("photon_grpc.").split(".")[0] for module in contract("no-tensors")["source_modules"]}
-    assert named - {"compose"} == NO_TENSORS & rooms()
+    assert named - {"compose"} == NO_TENSORS & rooms(), "list the room under no-tensors in pyproject.toml"
 
 
 def test_contract_without_wire_names_every_room() -> None:
     named = {module.removeprefix("photon_grpc.") for module in contract("no-wire")["source_modules"]}
-    assert named == rooms() - ON_THE_WIRE - ABOVE_THE_WIRE
+    assert named == rooms() - ON_THE_WIRE - ABOVE_THE_WIRE, "list the room under no-wire in pyproject.toml"
 
 
-def imported_rooms(graph: grimp.ImportGraph, module: str) -> set[str]:
-    return {name for name in graph.find_modules_directly_imported_by(module) if name != "photon_grpc"}
+def imported_modules(graph: grimp.ImportGraph, module: str) -> set[str]:
+    """Modules of the package that `module` imports directly."""
+    return {name for name in graph.find_modules_directly_imported_by(module) if name.startswith("photon_grpc.")}
 
 
 def modules_in(graph: grimp.ImportGraph, package: str) -> set[str]:
     return graph.find_descendants(package) | {package} if package in graph.modules else set()
 
 
-def test_roof_leaves_the_wire_to_the_server() -> None:
+def test_roof_leaves_the_wire_to_the_server(graph: grimp.ImportGraph) -> None:
     """compose and cli choose concrete classes; messages and channels are for server, gateway and client."""
-    graph = grimp.build_graph("photon_grpc", include_external_packages=True)
-    for room in ABOVE_THE_WIRE:
-        for module in modules_in(graph, f"photon_grpc.{room}"):
-            wire = {name.split(".")[0] for name in imported_rooms(graph, module)} & {"grpc", "google"}
-            assert not wire, f"{module} imports {wire}"
+    for module in set().union(*(modules_in(graph, f"photon_grpc.{room}") for room in ABOVE_THE_WIRE)):
+        wire = graph.find_modules_directly_imported_by(module) & {"grpc", "google"}
+        assert not wire, f"{module} imports {wire}"
+
+
+@pytest.mark.parametrize("program", PROGRAMS_WITHOUT_TENSORS)
+def test_program_reaches_no_tensors(graph: grimp.ImportGraph, program: str) -> None:
+    for library in {"torch", "triton", "transformers"} & graph.modules:
+        chain = graph.find_shortest_chain(importer=program, imported=library) if program in graph.modules else None
+        assert chain is None, " imports ".join(chain or ())
 
 
 def test_kernels_import_only_their_parts(graph: grimp.ImportGraph) -> None:
     allowed = ("photon_grpc.kernels.jit", "photon_grpc.kernels.parts")
     for module in modules_in(graph, "photon_grpc.kernels") - {"photon_grpc.kernels"}:
-        strangers = {name for name in imported_rooms(graph, module) if not name.startswith(allowed)}
+        strangers = {name for name in imported_modules(graph, module) if not name.startswith(allowed)}
         assert not strangers, f"{module} imports {strangers}"
 
 
@@ -79,7 +87,7 @@ def test_model_families_do_not_import_each_other(graph: grimp.ImportGraph) -> No
     shared = {f"photon_grpc.models.{name}" for name in ("registry", "weights", "decoder", "fused")}
     families = modules_in(graph, "photon_grpc.models") - shared - {"photon_grpc.models"}
     for family in families:
-        others = imported_rooms(graph, family) & families
+        others = imported_modules(graph, family) & families
         assert not others, f"{family} imports {others}"
 
 
