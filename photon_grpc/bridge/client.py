@@ -1,0 +1,147 @@
+"""A front end's end of the bridge: an EngineLink on its event loop.
+
+Outlives engines: each engine is an epoch with a socket of its own, handed over by the supervisor. Knows no requests; what was in flight
+when an engine went is for the listener to fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from typing import cast
+
+from photon_grpc.bridge.codec import UP, FrameError, FrameReader, encode
+from photon_grpc.core.frames import Down, Facts, Up
+from photon_grpc.errors import EngineRestarting, ModelLoading
+
+log = logging.getLogger(__name__)
+
+#: What a caller is told to wait while there is no engine.
+_RETRY_AFTER_S = 1.0
+
+
+class BridgeClient:
+    """core.ports.EngineLink over a socket; all calls belong to one event loop."""
+
+    def __init__(self, *, max_frame_bytes: int) -> None:
+        self._max_frame_bytes = max_frame_bytes
+        self._facts: Facts | None = None
+        self._had_engine = False
+        self._epoch: _Epoch | None = None
+        self._on_frame: Callable[[Up], None] = lambda frame: None
+        self._on_lost: Callable[[], None] = lambda: None
+
+    @property
+    def facts(self) -> Facts | None:
+        """None while no engine is ready."""
+        return self._facts
+
+    def listen(self, on_frame: Callable[[Up], None], on_lost: Callable[[], None]) -> None:
+        """As core.ports.EngineLink. Facts are in `facts` when `on_frame` gets them."""
+        self._on_frame = on_frame
+        self._on_lost = on_lost
+
+    def send(self, frame: Down) -> None:
+        """Raises EngineRestarting or ModelLoading when there is no engine."""
+        if self._epoch is None or self._facts is None:
+            raise self._absence()
+        self._epoch.write(encode(frame))
+
+    async def connect(self, sock: socket.socket) -> None:
+        """The supervisor's newest engine takes the place of the one before."""
+        loop = asyncio.get_running_loop()
+        epoch = _Epoch(loop, FrameReader(UP, max_bytes=self._max_frame_bytes), self._received, self._lost)
+        self.close()
+        self._epoch = epoch
+        await loop.create_unix_connection(lambda: epoch, sock=sock)
+
+    def close(self) -> None:
+        """Leaves the engine, if there is one; it sees the end of the stream."""
+        epoch = self._epoch
+        if epoch is not None:
+            epoch.close()
+            self._lost(epoch)
+
+    def _absence(self) -> EngineRestarting | ModelLoading:
+        if self._had_engine:
+            return EngineRestarting("the engine is restarting", retry_after_s=_RETRY_AFTER_S)
+        return ModelLoading("the model is being loaded", retry_after_s=_RETRY_AFTER_S)
+
+    def _received(self, epoch: _Epoch, frames: list[Up]) -> None:
+        for frame in frames:
+            if epoch is not self._epoch:
+                return
+            if isinstance(frame, Facts):
+                self._facts = frame
+                self._had_engine = True
+            self._on_frame(frame)
+
+    def _lost(self, epoch: _Epoch) -> None:
+        if epoch is not self._epoch:
+            return
+        self._epoch = None
+        was_ready = self._facts is not None
+        self._facts = None
+        if was_ready:
+            self._on_lost()
+
+
+class _Epoch(asyncio.BufferedProtocol):
+    """The socket to one engine. Everything written in one turn of the loop leaves in one system call."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        reader: FrameReader[Up],
+        received: Callable[[_Epoch, list[Up]], None],
+        lost: Callable[[_Epoch], None],
+    ) -> None:
+        self._loop = loop
+        self._reader = reader
+        self._received = received
+        self._lost = lost
+        self._transport: asyncio.Transport | None = None
+        self._unwritten: list[bytes] = []
+        self._is_closed = False
+
+    def write(self, data: bytes) -> None:
+        if not self._unwritten:
+            self._loop.call_soon(self._flush)
+        self._unwritten.append(data)
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # A cast: uvloop's transports are no asyncio.Transport, they only look the same.
+        self._transport = cast(asyncio.Transport, transport)
+        if self._is_closed:
+            self._transport.close()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._reader.room()
+
+    def buffer_updated(self, num_bytes: int) -> None:
+        try:
+            frames = self._reader.advance(num_bytes)
+        except FrameError as error:
+            log.error("the engine sent garbage: %s", error)
+            if self._transport is not None:
+                self._transport.abort()
+            self._lost(self)
+            return
+        self._received(self, frames)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._lost(self)
+
+    def _flush(self) -> None:
+        if self._unwritten and self._transport is not None:
+            self._transport.write(b"".join(self._unwritten))
+        self._unwritten.clear()

@@ -1,0 +1,223 @@
+"""The engine's end of the bridge: one socket per front end, polled by the engine's own loop, no threads.
+
+Knows which outputs of a front end are alive, and nothing else about them. A front end that goes away, sends garbage or stops reading is
+dropped, and the engine is told to abort what it had.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from photon_grpc.bridge.codec import DOWN, FrameError, FrameReader, encode
+from photon_grpc.bridge.control import ControlChannel, ControlMessage, Link, Stop
+from photon_grpc.core.frames import Abort, Add, Down, Facts, StepFrame, Up
+
+log = logging.getLogger(__name__)
+
+_READ = selectors.EVENT_READ
+_READ_WRITE = selectors.EVENT_READ | selectors.EVENT_WRITE
+
+
+class Connection:
+    """One front end: bytes to and fro, what waits to be written, and the handles that are alive."""
+
+    def __init__(self, frontend: int, sock: socket.socket, *, max_frame_bytes: int) -> None:
+        sock.setblocking(False)
+        self.frontend = frontend
+        self.socket = sock
+        self.alive: set[int] = set()
+        self.backlog: deque[memoryview] = deque()
+        self.backlog_bytes = 0
+        #: When the socket last took a byte, while there is a backlog.
+        self.moved_s = 0.0
+        self._reader = FrameReader(DOWN, max_bytes=max_frame_bytes)
+
+    def receive(self) -> list[Down]:
+        """The frames that came. Raises EOFError, OSError or FrameError: it is over."""
+        try:
+            count = self.socket.recv_into(self._reader.room())
+        except BlockingIOError:
+            return []
+        if not count:
+            raise EOFError
+        frames = self._reader.advance(count)
+        for frame in frames:
+            if isinstance(frame, Add):
+                self.alive.update(range(frame.handle, frame.handle + frame.request.num_outputs))
+            elif isinstance(frame, Abort):
+                self.alive.difference_update(frame.handles)
+        return frames
+
+    def queue(self, data: bytes) -> None:
+        """Writes what the socket takes; the rest waits. Raises OSError."""
+        rest = memoryview(data)
+        if not self.backlog:
+            rest = rest[self._write(rest) :]
+            self.moved_s = time.monotonic()
+        if len(rest):
+            self.backlog.append(rest)
+            self.backlog_bytes += len(rest)
+
+    def flush(self) -> None:
+        """Writes of the backlog what the socket takes. Raises OSError."""
+        while self.backlog:
+            count = self._write(self.backlog[0])
+            if count:
+                self.moved_s = time.monotonic()
+                self.backlog_bytes -= count
+            if count < len(self.backlog[0]):
+                self.backlog[0] = self.backlog[0][count:]
+                return
+            self.backlog.popleft()
+
+    def _write(self, data: memoryview) -> int:
+        try:
+            return self.socket.send(data)
+        except BlockingIOError:
+            return 0
+
+
+class BridgeHost:
+    """Inbox and Outbox of an engine process.
+
+    A front end's number is that of its connection, so one that was restarted is a new one and may count its handles from the start.
+    """
+
+    def __init__(
+        self,
+        control: ControlChannel | None,
+        *,
+        max_frame_bytes: int,
+        max_backlog_bytes: int = 64 * 1024 * 1024,
+        max_stall_s: float = 20.0,
+    ) -> None:
+        self._control = control
+        self._max_frame_bytes = max_frame_bytes
+        self._max_backlog_bytes = max_backlog_bytes
+        self._max_stall_s = max_stall_s
+        self._facts: Facts | None = None
+        self._connections: dict[int, Connection] = {}
+        self._next_frontend = 0
+        self._aborts: list[tuple[int, Down]] = []
+        self._selector = selectors.DefaultSelector()
+        if control is not None:
+            self._selector.register(control.fileno(), _READ, control)
+
+    def connect(self, sock: socket.socket) -> int:
+        """Takes over the socket to a new front end; returns its number."""
+        connection = Connection(self._next_frontend, sock, max_frame_bytes=self._max_frame_bytes)
+        self._next_frontend += 1
+        self._connections[connection.frontend] = connection
+        self._selector.register(sock, _READ, connection)
+        if self._facts is not None:
+            self.send(connection.frontend, self._facts)
+        return connection.frontend
+
+    def announce(self, facts: Facts) -> None:
+        """The engine is ready: every front end is told, those to come as well."""
+        self._facts = facts
+        for frontend in tuple(self._connections):
+            self.send(frontend, facts)
+
+    def drain(self, timeout_s: float | None) -> list[tuple[int, Down]]:
+        """As core.ports.Inbox. Raises EOFError when the supervisor says stop, or when nobody is left who could ask."""
+        if self._aborts or self._is_deserted:
+            timeout_s = 0.0
+        events = self._selector.select(timeout_s)
+        if not (events or self._aborts or self._is_deserted):
+            return []
+        frames: list[tuple[int, Down]] = []
+        for key, mask in events:
+            if isinstance(key.data, Connection):
+                self._serve(key.data, mask, frames)
+            else:
+                self._read_control(key.data)
+        if self._aborts:
+            frames += self._aborts
+            self._aborts.clear()
+        if not frames and self._is_deserted:
+            raise EOFError("no front end and no supervisor is left")
+        return frames
+
+    def send(self, frontend: int, frame: Up) -> None:
+        """As core.ports.Outbox. A front end that is gone gets nothing."""
+        connection = self._connections.get(frontend)
+        if connection is None:
+            return
+        if isinstance(frame, StepFrame):
+            for ended in frame.finished:
+                connection.alive.discard(ended.handle)
+            for failed in frame.failed:
+                connection.alive.discard(failed.handle)
+        try:
+            connection.queue(encode(frame))
+        except OSError as error:
+            self._drop(connection, f"cannot be written to ({error})")
+            return
+        if connection.backlog:
+            self._watch_backlog(connection)
+
+    def close(self) -> None:
+        """Closes every socket; front ends see the end of the stream."""
+        for connection in tuple(self._connections.values()):
+            self._disconnect(connection)
+        self._selector.close()
+
+    def obey(self, messages: Sequence[ControlMessage]) -> None:
+        """Does what the supervisor said. Raises EOFError when that is to stop."""
+        for message in messages:
+            if isinstance(message, Link) and self._control is not None:
+                self.connect(self._control.take_socket())
+            elif isinstance(message, Stop):
+                raise EOFError("the supervisor says stop")
+
+    @property
+    def _is_deserted(self) -> bool:
+        return self._control is None and not self._connections
+
+    def _read_control(self, control: ControlChannel) -> None:
+        try:
+            messages = control.receive()
+        except EOFError:
+            self._selector.unregister(control.fileno())
+            control.close()
+            self._control = None
+            return
+        self.obey(messages)
+
+    def _serve(self, connection: Connection, mask: int, frames: list[tuple[int, Down]]) -> None:
+        try:
+            if mask & selectors.EVENT_WRITE:
+                connection.flush()
+                if not connection.backlog:
+                    self._selector.modify(connection.socket, _READ, connection)
+            if mask & _READ:
+                frames += [(connection.frontend, frame) for frame in connection.receive()]
+        except EOFError:
+            self._drop(connection, "is gone")
+        except (OSError, FrameError) as error:
+            self._drop(connection, f"is broken ({error})")
+
+    def _watch_backlog(self, connection: Connection) -> None:
+        stalled_s = time.monotonic() - connection.moved_s
+        if connection.backlog_bytes > self._max_backlog_bytes or stalled_s > self._max_stall_s:
+            self._drop(connection, f"has read nothing for {stalled_s:.1f} s, {connection.backlog_bytes} bytes wait")
+        else:
+            self._selector.modify(connection.socket, _READ_WRITE, connection)
+
+    def _drop(self, connection: Connection, why: str) -> None:
+        """The front end is dead to us; what it had is aborted with the next drain."""
+        log.info("front end %d %s: %d outputs aborted", connection.frontend, why, len(connection.alive))
+        if connection.alive:
+            self._aborts.append((connection.frontend, Abort(tuple(sorted(connection.alive)))))
+        self._disconnect(connection)
+
+    def _disconnect(self, connection: Connection) -> None:
+        del self._connections[connection.frontend]
+        self._selector.unregister(connection.socket)
+        connection.socket.close()

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from photon_grpc.bridge.codec import DOWN, UP, FrameError, FrameReader, encode, max_frame_bytes
+from photon_grpc.core.frames import Abort, Add, Control, Facts, Failed, Finished, Reply, StepFrame
+from photon_grpc.core.request import FinishReason, Request, SamplingParams, StopParams
+from photon_grpc.core.stats import Load
+
+MAX_BYTES = max_frame_bytes(32 * 1024 * 1024)
+
+
+def request(prompt_ids: tuple[int, ...] = (1, 2, 3), num_outputs: int = 1) -> Request:
+    return Request("r", prompt_ids, SamplingParams(seed=2**64 - 1), StopParams(8), 1.5, num_outputs=num_outputs)
+
+
+DOWNS = [
+    Add(7, request()),
+    Add(8, request(tuple(range(5000)), num_outputs=3)),
+    Abort((1, 2, 2**40)),
+    Control(1, "reset_prefix_cache", ("a", "ü")),
+]
+UPS = [
+    Facts(4096, 4096, 16, 100, 64, 2048, 1024, 1 << 20, "cpu", "float32"),
+    StepFrame(
+        9,
+        (7, 8, 8),
+        (1, 2, 3),
+        (Finished(7, FinishReason.EOS, 1, 0, 0, 0.25),),
+        (Failed(9, "QUEUE_FULL", "full", needed=5, limit=4, retry_after_s=0.5),),
+        Load(running=2, step_s=0.01),
+    ),
+    StepFrame(10, (), (), (), (), Load()),
+    Reply(1, 3, ("a",)),
+]
+
+
+@pytest.mark.parametrize(("frames", "decoder"), [(DOWNS, DOWN), (UPS, UP)])
+def test_what_goes_in_comes_out(frames, decoder):
+    reader = FrameReader(decoder, max_bytes=MAX_BYTES)
+    assert reader.feed(b"".join(map(encode, frames))) == frames
+    assert not reader.is_partial
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.sampled_from(range(len(DOWNS))), max_size=40), st.data())
+def test_any_cut_of_the_bytes_gives_the_same_frames(choice, data):
+    sent = [DOWNS[i] for i in choice]
+    stream = b"".join(map(encode, sent))
+    reader = FrameReader(DOWN, max_bytes=MAX_BYTES)
+    got = []
+    while stream:
+        count = data.draw(st.integers(1, min(len(stream), 9000)))
+        room = reader.room()
+        assert len(room)
+        count = min(count, len(room))
+        room[:count] = stream[:count]
+        del room
+        got += reader.advance(count)
+        stream = stream[count:]
+    assert got == sent
+    assert not reader.is_partial
+
+
+def test_a_prompt_of_a_million_ids_passes_and_its_memory_is_given_back():
+    reader = FrameReader(DOWN, max_bytes=MAX_BYTES)
+    long = Add(1, request(tuple(range(200_000, 1_200_000))))
+    assert reader.feed(encode(long) + encode(DOWNS[0])) == [long, DOWNS[0]]
+    assert len(reader.room()) <= 1 << 20
+
+
+def test_an_unfinished_frame_is_known():
+    reader = FrameReader(DOWN, max_bytes=MAX_BYTES)
+    assert reader.feed(encode(DOWNS[0])[:-1]) == []
+    assert reader.is_partial
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (struct.pack("<I", 2**31), "2147483648 bytes is announced"),
+        (b"\x05\x00\x00\x00hello", "5 bytes are no frame"),
+        (b"\x00\x00\x00\x00", "0 bytes are no frame"),
+        (encode(Facts(1, 1, 1, 1, 1, 1, 1, 1, "cpu", "float32")), "no frame"),
+        (encode([1, "not a handle", None]), "no frame"),
+    ],
+)
+def test_bytes_that_are_no_frame_are_an_error_that_says_so(data, text):
+    with pytest.raises(FrameError, match=text):
+        FrameReader(DOWN, max_bytes=MAX_BYTES).feed(data)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.binary(max_size=200))
+def test_garbage_is_a_frame_error_or_nothing(data):
+    reader = FrameReader(UP, max_bytes=1000)
+    try:
+        reader.feed(data)
+    except FrameError:
+        return
