@@ -1,0 +1,266 @@
+"""What a Hugging Face model directory says about its model: config.json, generation_config.json, the chat template and the
+headers of the safetensors files, as one frozen ModelCard. No torch; nothing of the directory is executed (`auto_map` is ignored).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from photon_grpc.config.checkpoint import Checkpoint, read_checkpoint
+from photon_grpc.config.json_fields import JsonFields, parse_object, read_bytes, shown
+from photon_grpc.config.rope import RopeSpec, read_rope
+from photon_grpc.errors import ModelLoadError
+
+CONFIG_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
+MAX_TEMPLATE_BYTES = 2**20
+
+DTYPES = ("float32", "bfloat16", "float16")
+_DTYPE_OF_HEADER = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What an architecture adds to config.json: the values its keys have in the family's own code."""
+
+    model_type: str
+    #: Bias of the q, k and v projections; None: what `attention_bias` says.
+    qkv_bias: bool | None = None
+    #: Bias of the output projection; None: what `attention_bias` says.
+    output_bias: bool | None = None
+    #: RMSNorm over each head of q and k.
+    qk_norm: bool = False
+    #: Where config.json has no head_dim; 0: hidden_size / num_attention_heads.
+    head_dim: int = 0
+
+
+#: Architectures that can be served; `models/registry.py` builds them.
+FAMILIES = {
+    "LlamaForCausalLM": Family("llama"),
+    "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, output_bias=False),
+    "Qwen3ForCausalLM": Family("qwen3", qk_norm=True, head_dim=128),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """Sampling values of generation_config.json; None where it has none. `do_sample: false` is temperature 0."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """Everything that the rest of the program knows of a model directory. Sizes are counts of elements or tokens."""
+
+    path: Path
+    architecture: str
+    model_type: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope: RopeSpec
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    #: "float32", "bfloat16" or "float16": what config.json says, else what most bytes of the weights are, else float32.
+    dtype: str
+    bos_token_id: int | None
+    #: Any of these ends an output.
+    eos_token_ids: tuple[int, ...]
+    generation: GenerationDefaults
+    has_tokenizer: bool
+    #: Jinja source; None where the directory has no template.
+    chat_template: str | None
+    #: (name, text) of the tokens that a chat template may name, such as ("bos_token", "<s>").
+    special_tokens: tuple[tuple[str, str], ...]
+    #: sha256 over config.json and the names, sizes and headers of the safetensors files.
+    revision: str
+
+
+def read_model_dir(path: str | Path) -> ModelCard:
+    """Reads and checks the directory at `path`; weights themselves are not read (they may be absent: see load-format dummy).
+
+    Accepts the spellings of transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and 5 (`rope_parameters`, `dtype`).
+    Raises ModelLoadError naming the file and the key.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise ModelLoadError(f"the model directory {path} does not exist")
+    raw_config = read_bytes(path / CONFIG_FILE)
+    config = JsonFields(parse_object(raw_config, CONFIG_FILE), CONFIG_FILE)
+    checkpoint = read_checkpoint(path)
+    architecture = _architecture(config)
+    _refuse_unsupported(config)
+    vocab_size = config.integer("vocab_size", 1, 2**24)
+    generation = _optional_object(path / GENERATION_FILE)
+    tokenizer = _optional_object(path / TOKENIZER_CONFIG_FILE)
+    bos = generation.ids("bos_token_id", vocab_size) or config.ids("bos_token_id", vocab_size)
+    return ModelCard(
+        path=path,
+        architecture=architecture,
+        model_type=FAMILIES[architecture].model_type,
+        vocab_size=vocab_size,
+        dtype=_dtype(config, checkpoint),
+        bos_token_id=bos[0] if bos else None,
+        eos_token_ids=generation.ids("eos_token_id", vocab_size) or config.ids("eos_token_id", vocab_size),
+        generation=_generation_defaults(generation),
+        has_tokenizer=(path / TOKENIZER_FILE).is_file(),
+        chat_template=_chat_template(path, tokenizer),
+        special_tokens=_special_tokens(tokenizer),
+        revision=_revision(raw_config, checkpoint),
+        **_dimensions(config, FAMILIES[architecture]),
+    )
+
+
+def _architecture(config: JsonFields) -> str:
+    """The name in `architectures`; a config saved without weights has only its model_type."""
+    names = config.values.get("architectures")
+    if names is None:
+        model_type = config.text("model_type", "")
+        names = [name for name, family in FAMILIES.items() if family.model_type == model_type] or [model_type]
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise config.error("architectures", "must be a list with one name")
+    if names[0] not in FAMILIES:
+        raise config.error(
+            "architectures", f"names {shown(names[0])}, which is not supported; known are {', '.join(FAMILIES)}"
+        )
+    return names[0]
+
+
+def _refuse_unsupported(config: JsonFields) -> None:
+    """Keys that change what the model computes in a way that is not implemented: never ignored."""
+    if config.has("quantization_config"):
+        raise config.error("quantization_config", "is set; quantized checkpoints are not supported")
+    if config.boolean("use_sliding_window", False) and config.has("sliding_window"):
+        raise config.error("use_sliding_window", "is true; sliding-window attention is not supported")
+    layer_types = config.values.get("layer_types")
+    if layer_types is not None and (
+        not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types)
+    ):
+        raise config.error("layer_types", "must be full_attention for every layer; others are not supported")
+    if config.text("hidden_act", "silu") != "silu":
+        raise config.error("hidden_act", f"is {shown(config.text('hidden_act'))}; only silu is supported")
+
+
+def _dimensions(config: JsonFields, family: Family) -> dict[str, Any]:
+    hidden_size = config.integer("hidden_size", 1, 2**17)
+    num_heads = config.integer("num_attention_heads", 1, 2**12)
+    head_dim = _head_dim(config, family, hidden_size, num_heads)
+    num_kv_heads = config.integer("num_key_value_heads", 1, 2**12, num_heads)
+    if num_heads % num_kv_heads:
+        raise config.error("num_attention_heads", f"{num_heads} is not divisible by num_key_value_heads {num_kv_heads}")
+    max_position_embeddings = config.integer("max_position_embeddings", 1, 2**27)
+    attention_bias = config.boolean("attention_bias", False)
+    return {
+        "hidden_size": hidden_size,
+        "num_layers": config.integer("num_hidden_layers", 1, 1024),
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": config.integer("intermediate_size", 1, 2**20),
+        "max_position_embeddings": max_position_embeddings,
+        "rms_norm_eps": config.number("rms_norm_eps", 0.0, 1.0, 1e-6),
+        "rope": read_rope(config, max_position_embeddings),
+        "tie_word_embeddings": config.boolean("tie_word_embeddings", False),
+        "qkv_bias": attention_bias if family.qkv_bias is None else family.qkv_bias,
+        "output_bias": attention_bias if family.output_bias is None else family.output_bias,
+        "mlp_bias": config.boolean("mlp_bias", False),
+        "qk_norm": family.qk_norm,
+    }
+
+
+def _head_dim(config: JsonFields, family: Family, hidden_size: int, num_heads: int) -> int:
+    if not config.has("head_dim") and not family.head_dim and hidden_size % num_heads:
+        raise config.error("hidden_size", f"{hidden_size} is not divisible by num_attention_heads {num_heads}")
+    head_dim = config.integer("head_dim", 1, 1024, family.head_dim or hidden_size // num_heads)
+    if head_dim % 2:
+        raise config.error("head_dim", f"must be even for rotary embedding, is {head_dim}")
+    return head_dim
+
+
+def _dtype(config: JsonFields, checkpoint: Checkpoint) -> str:
+    key = "dtype" if config.has("dtype") else "torch_dtype"
+    if config.has(key):
+        dtype = config.text(key).removeprefix("torch.")
+        if dtype not in DTYPES:
+            raise config.error(key, f"must be one of {', '.join(DTYPES)}, is {shown(dtype)}")
+        return dtype
+    num_bytes: Counter[str] = Counter()
+    for entry in checkpoint.tensors.values():
+        num_bytes[_DTYPE_OF_HEADER.get(entry.dtype, "float32")] += entry.num_bytes
+    return num_bytes.most_common(1)[0][0] if num_bytes else "float32"
+
+
+def _optional_object(path: Path) -> JsonFields:
+    """The JSON object in `path`; an empty one where the file does not exist."""
+    return JsonFields(parse_object(read_bytes(path), path.name) if path.exists() else {}, path.name)
+
+
+def _generation_defaults(generation: JsonFields) -> GenerationDefaults:
+    is_greedy = generation.has("do_sample") and not generation.boolean("do_sample")
+    top_k = generation.integer("top_k", -1, 2**31 - 1) if generation.has("top_k") else None
+    return GenerationDefaults(
+        temperature=0.0 if is_greedy else generation.optional_number("temperature", 0.0, 100.0),
+        top_p=generation.optional_number("top_p", 1e-9, 1.0),
+        top_k=top_k,
+        min_p=generation.optional_number("min_p", 0.0, 1.0),
+        repetition_penalty=generation.optional_number("repetition_penalty", 1e-3, 1e3),
+    )
+
+
+def _chat_template(path: Path, tokenizer: JsonFields) -> str | None:
+    """From chat_template.jinja, else tokenizer_config.json, where a list of named templates gives the one named "default"."""
+    if (path / TEMPLATE_FILE).exists():
+        try:
+            return read_bytes(path / TEMPLATE_FILE, MAX_TEMPLATE_BYTES).decode()
+        except UnicodeDecodeError:
+            raise ModelLoadError(f"{TEMPLATE_FILE}: is not UTF-8") from None
+    template = tokenizer.values.get("chat_template")
+    if isinstance(template, list):
+        named = [
+            entry.get("template") for entry in template if isinstance(entry, dict) and entry.get("name") == "default"
+        ]
+        template = named[0] if named else None
+    if template is not None and not isinstance(template, str):
+        raise tokenizer.error("chat_template", f"must be a string or a list of named templates, is {shown(template)}")
+    return template
+
+
+def _special_tokens(tokenizer: JsonFields) -> tuple[tuple[str, str], ...]:
+    texts = []
+    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        value = tokenizer.values.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if text is not None and not isinstance(text, str):
+            raise tokenizer.error(name, f"must be a string, is {shown(text)}")
+        if text is not None:
+            texts.append((name, text))
+    return tuple(texts)
+
+
+def _revision(raw_config: bytes, checkpoint: Checkpoint) -> str:
+    digest = hashlib.sha256(hashlib.sha256(raw_config).digest())
+    for name, size, header in checkpoint.files:
+        digest.update(f"{name}\0{size}\0".encode())
+        digest.update(hashlib.sha256(header).digest())
+    return digest.hexdigest()

@@ -1,0 +1,25 @@
+"""What a step's tokens need besides themselves, handed down through every layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from photon_grpc.kernels import AttentionMeta
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """One step of T tokens over the paged KV cache."""
+
+    #: [T] int64: each token's position in its sequence.
+    positions: torch.Tensor
+    #: [T] int64: block · block_size + offset, where each token's key and value go.
+    slot_mapping: torch.Tensor
+    #: [num_blocks, layers, 2, Hkv, block_size, D] in the model's dtype.
+    cache: torch.Tensor
+    #: Which tokens belong to which row, and which blocks each row reads.
+    attention: AttentionMeta
+    #: [1] int: tokens that are no padding, on the device; None where all are.
+    num_tokens: torch.Tensor | None = None

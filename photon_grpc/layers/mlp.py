@@ -1,0 +1,25 @@
+"""The gated feed-forward block: down(silu(gate(x)) · up(x))."""
+
+from __future__ import annotations
+
+import torch
+
+from photon_grpc.kernels import Kernels
+from photon_grpc.layers.leaf import Leaf
+from photon_grpc.layers.linear import Linear
+
+
+class GatedMLP:
+    """gate and up are one merged Linear, gate first."""
+
+    def __init__(self, gate_up: Linear, down: Linear, kernels: Kernels) -> None:
+        self.gate_up = gate_up
+        self.down = down
+        self._swiglu = kernels.swiglu
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        return self.down(self._swiglu(self.gate_up(x)))
+
+    def leaves(self) -> tuple[Leaf, ...]:
+        return self.gate_up, self.down

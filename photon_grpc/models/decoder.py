@@ -1,0 +1,93 @@
+"""The decoder-only transformer that all families are: what differs between them is handed in as parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from photon_grpc.core.kv import KVSpec
+from photon_grpc.layers.attention import Attention
+from photon_grpc.layers.context import StepContext
+from photon_grpc.layers.embedding import Embedding, LMHead
+from photon_grpc.layers.leaf import Leaf
+from photon_grpc.layers.mlp import GatedMLP
+from photon_grpc.layers.norm import RMSNorm
+
+
+class DecoderLayer:
+    """Pre-norm attention and feed-forward. The residual stream travels beside the hidden state, added inside the next norm."""
+
+    def __init__(self, input_norm: RMSNorm, attention: Attention, post_attention_norm: RMSNorm, mlp: GatedMLP) -> None:
+        self.input_norm = input_norm
+        self.attention = attention
+        self.post_attention_norm = post_attention_norm
+        self.mlp = mlp
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, ctx: StepContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x [T, hidden] is what the layer before added last, residual everything before that; None in the first layer."""
+        if residual is None:
+            x, residual = self.input_norm(x), x
+        else:
+            x, residual = self.input_norm.add(x, residual)
+        x = self.attention(x, ctx)
+        x, residual = self.post_attention_norm.add(x, residual)
+        return self.mlp(x), residual
+
+    def leaves(self) -> Iterator[Leaf]:
+        yield self.input_norm
+        yield from self.attention.leaves()
+        yield self.post_attention_norm
+        yield from self.mlp.leaves()
+
+
+class Decoder:
+    """Born without memory for its weights: `load` or `dummy` of `models/weights.py` allocates and fills them."""
+
+    def __init__(
+        self,
+        embedding: Embedding,
+        layers: Sequence[DecoderLayer],
+        norm: RMSNorm,
+        head: LMHead,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_model_len: int,
+    ) -> None:
+        self.embedding = embedding
+        self.layers = tuple(layers)
+        self.norm = norm
+        self.head = head
+        self.dtype = dtype
+        self.device = device
+        #: Positions stay below this.
+        self.max_model_len = max_model_len
+        #: What each layer keeps per token; its index is the layer's plane in the cache.
+        self.kv_specs: tuple[KVSpec, ...] = tuple(layer.attention.spec for layer in self.layers)
+        #: Factor of q · k in every layer.
+        self.attention_scale = self.kv_specs[0].head_dim ** -0.5
+        #: Tied weights count once.
+        self.num_parameters = sum(target.tensor.numel() for leaf in self.leaves() for target in leaf.targets())
+
+    def forward(self, token_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor:
+        """token_ids [T] int64 -> hidden [T, hidden_size] behind the final norm. Writes the T tokens' keys and values to ctx.cache."""
+        x: torch.Tensor = self.embedding(token_ids)
+        residual: torch.Tensor | None = None
+        for layer in self.layers:
+            x, residual = layer(x, residual, ctx)
+        return self.norm(x) if residual is None else self.norm.add(x, residual)[0]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [R, hidden_size], rows of what `forward` gave -> float32 [R, vocab_size]."""
+        return self.head(hidden)
+
+    def leaves(self) -> Iterator[Leaf]:
+        """Everything that owns weights, in the order it is to be loaded (a tied head behind the embedding)."""
+        yield self.embedding
+        for layer in self.layers:
+            yield from layer.leaves()
+        yield self.norm
+        yield self.head

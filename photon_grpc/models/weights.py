@@ -1,0 +1,155 @@
+"""Fills a decoder's weights: from safetensors files, checked in full before a byte is allocated, or at random.
+
+Leaf by leaf: allocate on the device, copy every tensor from the mapped file into its place, bring it into its final form. So
+the peak is the model, and one leaf twice.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from photon_grpc.config.checkpoint import Checkpoint, TensorEntry, read_checkpoint
+from photon_grpc.config.model_dir import ModelCard
+from photon_grpc.errors import ModelLoadError
+from photon_grpc.layers.leaf import Leaf
+from photon_grpc.models.decoder import Decoder
+
+#: Called with (bytes done, bytes in all).
+Progress = Callable[[int, int], None]
+
+LOADABLE_DTYPES = ("F32", "BF16", "F16", "F64")
+MAX_NAMES_SHOWN = 5
+
+#: Random weights repeat one row of normal numbers, a prime many, so that rows of no length ever repeat each other soon.
+DUMMY_STD = 0.02
+DUMMY_PERIOD = 1_048_583
+
+
+def load(decoder: Decoder, card: ModelCard, *, progress: Progress | None = None) -> None:
+    """Loads the safetensors files of `card.path` into `decoder`, converting to its dtype.
+
+    Raises ModelLoadError naming what is missing, surplus, of a wrong shape or dtype, or malformed.
+    """
+    checkpoint = read_checkpoint(card.path)
+    check(decoder, checkpoint, card)
+    with ExitStack() as stack:
+        files = {name: _open(stack, card, name) for name, _, _ in checkpoint.files}
+        _check_tied_head(decoder, checkpoint, files)
+        done, total = 0, _needed_bytes(decoder, checkpoint)
+        for leaf in decoder.leaves():
+            _allocate(leaf, decoder.device)
+            for target in leaf.targets():
+                entry = checkpoint.tensors[target.name]
+                target.tensor.copy_(_tensor(files, entry, target.name))
+                done += entry.num_bytes
+                if progress is not None:
+                    progress(done, total)
+            leaf.after_load()
+
+
+def dummy(decoder: Decoder, seed: int = 0) -> None:
+    """Random weights: normal with deviation 0.02, around 1 for norms; a function of seed and tensor name on any device."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.empty(DUMMY_PERIOD).normal_(0.0, DUMMY_STD, generator=generator)
+    noise = torch.cat((noise, noise)).to(decoder.device, decoder.dtype)
+    for leaf in decoder.leaves():
+        _allocate(leaf, decoder.device)
+        for target in leaf.targets():
+            _fill(target.tensor.view(-1), noise, offset=zlib.crc32(target.name.encode()) % DUMMY_PERIOD)
+            if target.center:
+                target.tensor.add_(target.center)
+        leaf.after_load()
+
+
+def check(decoder: Decoder, checkpoint: Checkpoint, card: ModelCard) -> None:
+    """Raises ModelLoadError unless the checkpoint has exactly the decoder's tensors, in their shapes and a floating dtype."""
+    if not checkpoint.files:
+        raise ModelLoadError(f"there is no .safetensors file in {card.path}")
+    shapes = {target.name: tuple(target.tensor.shape) for leaf in decoder.leaves() for target in leaf.targets()}
+    _refuse_names("are missing", shapes.keys() - checkpoint.tensors.keys())
+    surplus = (name for name in checkpoint.tensors.keys() - shapes.keys() if not _is_tolerated(name, decoder))
+    _refuse_names(f"do not belong to {card.architecture}", surplus)
+    for name, shape in shapes.items():
+        _check_entry(name, checkpoint.tensors[name], shape)
+
+
+def _check_entry(name: str, entry: TensorEntry, shape: tuple[int, ...]) -> None:
+    if entry.shape != shape:
+        raise ModelLoadError(
+            f"{entry.file}: {name} has shape {list(entry.shape)}, config.json asks for {list(shape)}", field=name
+        )
+    if entry.dtype not in LOADABLE_DTYPES:
+        raise ModelLoadError(
+            f"{entry.file}: {name} has dtype {entry.dtype}; only {', '.join(LOADABLE_DTYPES)} are supported", field=name
+        )
+
+
+def _refuse_names(problem: str, names: Iterable[str]) -> None:
+    found = sorted(names)
+    if not found:
+        return
+    shown = ", ".join(name[:100] for name in found[:MAX_NAMES_SHOWN])
+    more = f" and {len(found) - MAX_NAMES_SHOWN} more" if len(found) > MAX_NAMES_SHOWN else ""
+    raise ModelLoadError(f"tensors of the safetensors files {problem}: {shown}{more}", field=found[0])
+
+
+def _is_tolerated(name: str, decoder: Decoder) -> bool:
+    """Tensors that old exporters stored although they follow from others."""
+    return name.endswith(".rotary_emb.inv_freq") or (decoder.head.is_tied and name == decoder.head.name)
+
+
+def _check_tied_head(decoder: Decoder, checkpoint: Checkpoint, files: dict[str, Any]) -> None:
+    """A tied head may be stored a second time, but not differently: one of the two would be wrong."""
+    head, embedding = decoder.head.name, decoder.embedding.name
+    if not decoder.head.is_tied or head not in checkpoint.tensors:
+        return
+    stored = _tensor(files, checkpoint.tensors[head], head)
+    if not torch.equal(stored, _tensor(files, checkpoint.tensors[embedding], embedding)):
+        raise ModelLoadError(
+            f"{head} differs from {embedding} although config.json says tie_word_embeddings",
+            field="tie_word_embeddings",
+        )
+
+
+def _needed_bytes(decoder: Decoder, checkpoint: Checkpoint) -> int:
+    return sum(checkpoint.tensors[target.name].num_bytes for leaf in decoder.leaves() for target in leaf.targets())
+
+
+def _open(stack: ExitStack, card: ModelCard, name: str) -> Any:
+    try:
+        return stack.enter_context(safe_open(card.path / name, framework="pt", device="cpu"))
+    except (SafetensorError, OSError) as error:
+        raise ModelLoadError(f"{name}: cannot be opened ({error})") from None
+
+
+def _tensor(files: dict[str, Any], entry: TensorEntry, name: str) -> torch.Tensor:
+    """A view of the mapped file."""
+    try:
+        tensor: torch.Tensor = files[entry.file].get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        raise ModelLoadError(f"{entry.file}: {name} cannot be read ({error})", field=name) from None
+    return tensor
+
+
+def _allocate(leaf: Leaf, device: torch.device) -> None:
+    try:
+        leaf.allocate(device)
+    except RuntimeError as error:  # torch's out-of-memory error on any device
+        needed = sum(target.tensor.numel() * target.tensor.element_size() for target in leaf.targets())
+        raise ModelLoadError(
+            f"the weights do not fit into the memory of {device}: {needed} bytes more ({error})", needed=needed
+        ) from None
+
+
+def _fill(flat: torch.Tensor, noise: torch.Tensor, offset: int) -> None:
+    """Repeats noise [2 · DUMMY_PERIOD], one period twice, from `offset` on."""
+    period = noise[offset : offset + DUMMY_PERIOD]
+    whole = flat.numel() // DUMMY_PERIOD * DUMMY_PERIOD
+    flat[:whole].view(-1, DUMMY_PERIOD).copy_(period)
+    flat[whole:].copy_(period[: flat.numel() - whole])
