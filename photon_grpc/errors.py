@@ -69,6 +69,8 @@ class RequestError(PhotonError):
 
 class InvalidRequest(RequestError):
     reason = "INVALID_REQUEST"
+    #: What else is wrong, as (field, message): a caller may be told of all mistakes at once.
+    also: tuple[tuple[str, str], ...] = ()
 
 
 class MalformedMessage(InvalidRequest):

@@ -1,0 +1,120 @@
+"""Where a server listens: HOST:PORT or unix:PATH, bound or refused with the reason.
+
+gRPC itself says only that binding failed, and takes a Unix path away from a live server without a word.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import socket
+import stat
+
+import grpc
+
+from photon_grpc.errors import ConfigError
+
+_HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^:\[\]/\s]+):(?P<port>\d{1,5})")
+_UNIX = "unix:"
+#: sockaddr_un holds 108 bytes with the closing zero.
+_MAX_UNIX_PATH_BYTES = 107
+
+
+def bind(server: grpc.aio.Server, address: str) -> str:
+    """Makes `server` listen at `address`; returns the address bound, with the port that was chosen for port 0.
+
+    Raises ConfigError naming the address and what to do. Only a Unix socket that nobody listens on is replaced.
+    """
+    return _bind_unix(server, address) if address.startswith(_UNIX) else _bind_tcp(server, address)
+
+
+def _bind_tcp(server: grpc.aio.Server, address: str) -> str:
+    match = _HOST_PORT.fullmatch(address)
+    if match is None or int(match["port"]) > 65535:
+        raise _refused(address, "this is no address", "write HOST:PORT (IPv6 as [HOST]:PORT) or unix:PATH")
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise _refused(address, *_why_not_tcp(match["host"].strip("[]"), int(match["port"])))
+    return f"{match['host']}:{port}"
+
+
+def _bind_unix(server: grpc.aio.Server, address: str) -> str:
+    path = address.removeprefix(_UNIX)
+    path = path.removeprefix("//") if path.startswith("///") else path
+    if reason := _why_not_unix(path):
+        raise _refused(address, *reason)
+    try:
+        server.add_insecure_port(f"{_UNIX}{path}")
+    except RuntimeError:
+        raise _refused(address, "the system refused it", "see whether the directory is writable") from None
+    return f"{_UNIX}{path}"
+
+
+def _why_not_unix(path: str) -> tuple[str, str] | None:
+    """What keeps `path` from being bound, and what to do; None where nothing does."""
+    if not path:
+        return "the path is empty", "write unix:PATH"
+    if len(os.fsencode(path)) > _MAX_UNIX_PATH_BYTES:
+        return f"a socket's path has at most {_MAX_UNIX_PATH_BYTES} bytes", "choose a shorter path"
+    directory = os.path.dirname(path) or "."
+    if not os.path.isdir(directory):
+        return "its directory does not exist", f"create {directory}"
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISSOCK(mode):
+        return "the path exists and is no socket", "choose another path"
+    return ("another server listens there", "stop it or choose another path") if _is_answered(path) else None
+
+
+def _is_answered(path: str) -> bool:
+    """Whether a process listens on this socket; one that died leaves the file behind."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            # Full, slow or not ours: somebody is there.
+            return True
+        return True
+
+
+def _why_not_tcp(host: str, port: int) -> tuple[str, str]:
+    """Binds a plain socket to learn the reason that gRPC keeps to itself."""
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+            probe.listen(1)
+    except socket.gaierror:
+        return "the host name is unknown", "use an address of this machine, for example 127.0.0.1"
+    except OSError as error:
+        return _explained(error)
+    return "the system refused it", "choose another port"
+
+
+def _explained(error: OSError) -> tuple[str, str]:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return (
+                "the port is in use",
+                "stop the program that uses it, choose another port, or port 0 for any free one",
+            )
+        case errno.EACCES:
+            return "the port needs privileges", "choose one above 1023"
+        case errno.EADDRNOTAVAIL:
+            return "the address is none of this machine", "use 127.0.0.1, 0.0.0.0 or an address of this machine"
+        case _:
+            return (error.strerror or "the system refused it").lower(), "choose another address"
+
+
+def _refused(address: str, reason: str, remedy: str) -> ConfigError:
+    return ConfigError(f"cannot listen at {address}: {reason}; {remedy} (--listen)", field="listen")

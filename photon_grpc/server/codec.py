@@ -1,0 +1,243 @@
+"""Messages to plain data and back: GenerateRequest → Ask, Update and Result → messages. Unset stays unset; what it means is decided below."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from photon_grpc.errors import InvalidRequest
+from photon_grpc.frontend.ask import (
+    Ask,
+    CacheAsk,
+    ChatInput,
+    ChatMessage,
+    IdsInput,
+    OutputAsk,
+    SamplingAsk,
+    SchedulingAsk,
+    StopAsk,
+    StreamAsk,
+    TextInput,
+)
+from photon_grpc.frontend.update import Delta, Finish, Result, Start, Timing, Update, Usage
+from photon_grpc.server.features import refuse_unsupported
+from photon_grpc.v1 import inference_pb2 as pb
+
+#: google.protobuf.Duration ends here: 10,000 years.
+_MAX_DURATION_S = 315_576_000_000
+_DURATIONS = ("stop.max_duration", "scheduling.max_queue_duration", "scheduling.timeout", "stream.min_interval")
+
+
+# --- message → Ask ---------------------------------------------------------------------------------------------------
+
+
+def ask_of(
+    request: pb.GenerateRequest,
+    *,
+    request_id: str,
+    arrival_s: float,
+    deadline_s: float | None = None,
+    replaces: bool = False,
+) -> Ask:
+    """What `request` asks. Times are CLOCK_MONOTONIC seconds.
+
+    Raises FeatureNotSupported for a field that this build does not act on, InvalidRequest for a Duration that is none.
+    """
+    refuse_unsupported(request)
+    _check_durations(request)
+    return Ask(
+        input=_input(request),
+        arrival_s=arrival_s,
+        request_id=request_id,
+        model=request.model,
+        sampling=_sampling(request.sampling),
+        stop=_stop(request.stop),
+        output=_output(request.output),
+        cache=CacheAsk(request.cache.session_id, request.cache.salt, request.cache.bypass_prefix_cache),
+        scheduling=_scheduling(request.scheduling),
+        stream=_stream(request.stream),
+        deadline_s=deadline_s,
+        replaces=replaces,
+    )
+
+
+def _input(request: pb.GenerateRequest) -> TextInput | IdsInput | ChatInput | None:
+    match request.WhichOneof("input"):
+        case "text":
+            return TextInput(request.text, parse_special_tokens=request.parse_special_tokens)
+        case "token_ids":
+            return IdsInput(tuple(request.token_ids.ids))
+        case "chat":
+            return chat_of(request.chat)
+        case _:
+            return None
+
+
+def chat_of(chat: pb.ChatInput) -> ChatInput:
+    return ChatInput(
+        messages=tuple(
+            ChatMessage(m.role, m.content, m.name, m.tool_call_id, m.tool_calls_json) for m in chat.messages
+        ),
+        template_args_json=chat.template_args_json,
+        tools_json=chat.tools_json,
+        add_generation_prompt=chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True,
+    )
+
+
+def _sampling(sampling: pb.SamplingParams) -> SamplingAsk:
+    has = sampling.HasField
+    return SamplingAsk(
+        temperature=sampling.temperature if has("temperature") else None,
+        top_p=sampling.top_p if has("top_p") else None,
+        top_k=sampling.top_k if has("top_k") else None,
+        min_p=sampling.min_p if has("min_p") else None,
+        seed=sampling.seed if has("seed") else None,
+        num_outputs=sampling.num_outputs if has("num_outputs") else None,
+    )
+
+
+def _stop(stop: pb.StopParams) -> StopAsk:
+    return StopAsk(
+        max_tokens=stop.max_tokens if stop.HasField("max_tokens") else None,
+        min_tokens=stop.min_tokens if stop.HasField("min_tokens") else None,
+        stop_strings=tuple(stop.stop_strings),
+        stop_token_ids=tuple(stop.stop_token_ids),
+        ignore_eos=stop.ignore_eos,
+        include_stop_in_text=stop.include_stop_in_text,
+        max_duration_s=_seconds(stop.max_duration) if stop.HasField("max_duration") else None,
+    )
+
+
+def _output(output: pb.OutputOptions) -> OutputAsk:
+    return OutputAsk(
+        text=output.text if output.HasField("text") else None,
+        token_ids=output.token_ids,
+        prompt_token_ids=output.prompt_token_ids,
+        skip_special_tokens=output.skip_special_tokens if output.HasField("skip_special_tokens") else True,
+    )
+
+
+def _scheduling(scheduling: pb.SchedulingOptions) -> SchedulingAsk:
+    has = scheduling.HasField
+    return SchedulingAsk(
+        priority=scheduling.priority,
+        max_queue_duration_s=_seconds(scheduling.max_queue_duration) if has("max_queue_duration") else None,
+        timeout_s=_seconds(scheduling.timeout) if has("timeout") else None,
+    )
+
+
+def _stream(stream: pb.StreamOptions) -> StreamAsk:
+    return StreamAsk(
+        min_interval_s=_seconds(stream.min_interval),
+        max_tokens_per_message=stream.max_tokens_per_message if stream.HasField("max_tokens_per_message") else None,
+        continuous_usage=stream.continuous_usage,
+    )
+
+
+def _seconds(duration: Duration) -> float:
+    return duration.seconds + duration.nanos * 1e-9
+
+
+def _check_durations(request: pb.GenerateRequest) -> None:
+    wrong = [path for path in _DURATIONS if not _is_valid(_duration_at(request, path))]
+    if wrong:
+        text = f"must be a google.protobuf.Duration of at least 0 and at most {_MAX_DURATION_S} seconds"
+        error = InvalidRequest(f"{wrong[0]} {text}", field=wrong[0])
+        error.also = tuple((path, f"{path} {text}") for path in wrong[1:])
+        raise error
+
+
+def _duration_at(request: pb.GenerateRequest, path: str) -> Duration:
+    parent, leaf = path.split(".")
+    duration: Duration = getattr(getattr(request, parent), leaf)
+    return duration
+
+
+def _is_valid(duration: Duration) -> bool:
+    return 0 <= duration.seconds <= _MAX_DURATION_S and 0 <= duration.nanos < 1_000_000_000
+
+
+# --- Update, Result → messages ---------------------------------------------------------------------------------------
+
+
+def stream_message(update: Update, sequence: int, start: Start | None) -> pb.StreamGenerateResponse:
+    """The message number `sequence` of a stream; `start` belongs to the first one only."""
+    message = pb.StreamGenerateResponse(deltas=[_delta(delta) for delta in update.deltas], sequence=sequence)
+    if start is not None:
+        _fill_start(message.start, start)
+    if update.usage is not None:
+        message.usage.CopyFrom(_usage(update.usage))
+    if update.timing is not None:
+        message.timing.CopyFrom(_timing(update.timing))
+    return message
+
+
+def generate_response(result: Result) -> pb.GenerateResponse:
+    start = result.start
+    return pb.GenerateResponse(
+        request_id=start.request_id,
+        model=start.model,
+        outputs=[_delta(output) for output in result.outputs],
+        usage=_usage(result.usage),
+        timing=_timing(result.timing),
+        prompt=pb.PromptInfo(token_ids=start.prompt_token_ids) if start.prompt_token_ids else None,
+        seed=start.seed,
+    )
+
+
+def _fill_start(message: pb.GenerationStart, start: Start) -> None:
+    message.request_id = start.request_id
+    message.model = start.model
+    message.create_time.CopyFrom(_timestamp(start.create_time_s))
+    message.seed = start.seed
+    if start.prompt_token_ids:
+        message.prompt.token_ids.extend(start.prompt_token_ids)
+
+
+def _delta(delta: Delta) -> pb.Output:
+    if delta.finish is None and not delta.token_ids:
+        return pb.Output(index=delta.index, text=delta.text)
+    output = pb.Output(index=delta.index, text=delta.text, token_ids=delta.token_ids)
+    if delta.finish is not None:
+        output.finish.CopyFrom(_finish(delta.finish))
+    return output
+
+
+def _finish(finish: Finish) -> pb.Finish:
+    message = pb.Finish(reason=cast("pb.FinishReason.ValueType", finish.reason))
+    if finish.stop_string is not None:
+        message.stop_string = finish.stop_string
+    elif finish.stop_token_id is not None:
+        message.stop_token_id = finish.stop_token_id
+    elif finish.eos_token_id is not None:
+        message.eos_token_id = finish.eos_token_id
+    return message
+
+
+def _usage(usage: Usage) -> pb.Usage:
+    return pb.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        cached_prompt_tokens=usage.cached_prompt_tokens,
+        output_tokens=usage.output_tokens,
+    )
+
+
+def _timing(timing: Timing) -> pb.Timing:
+    return pb.Timing(
+        queue_duration=_duration(timing.queue_s),
+        first_token_duration=_duration(timing.first_token_s),
+        total_duration=_duration(timing.total_s),
+        preemption_count=timing.preemption_count,
+    )
+
+
+def _duration(seconds: float) -> Duration:
+    whole, nanos = divmod(round(seconds * 1e9), 1_000_000_000)
+    return Duration(seconds=whole, nanos=nanos)
+
+
+def _timestamp(seconds: float) -> Timestamp:
+    whole, nanos = divmod(round(seconds * 1e9), 1_000_000_000)
+    return Timestamp(seconds=whole, nanos=nanos)

@@ -1,0 +1,71 @@
+"""Which proto field needs which Feature, and which of these fields this build refuses. Nothing a caller asks for is ignored."""
+
+from __future__ import annotations
+
+from google.protobuf.message import Message
+
+from photon_grpc.errors import FeatureNotSupported, InvalidRequest
+from photon_grpc.v1 import inference_pb2, model_pb2
+
+Feature = model_pb2.Feature
+
+#: Fields of GenerateRequest that this build does not act on yet.
+UNSUPPORTED: dict[str, model_pb2.Feature.ValueType] = {
+    "continue_from": Feature.FEATURE_CONTINUE_FROM,
+    "sampling.repetition_penalty": Feature.FEATURE_PENALTIES,
+    "sampling.presence_penalty": Feature.FEATURE_PENALTIES,
+    "sampling.frequency_penalty": Feature.FEATURE_PENALTIES,
+    "sampling.logit_bias": Feature.FEATURE_LOGIT_BIAS,
+    "sampling.allowed_token_ids": Feature.FEATURE_LOGIT_BIAS,
+    "structured_output.json_schema": Feature.FEATURE_JSON_SCHEMA,
+    "structured_output.json_object": Feature.FEATURE_JSON_SCHEMA,
+    "structured_output.regex": Feature.FEATURE_REGEX,
+    "structured_output.choices": Feature.FEATURE_CHOICES,
+    "structured_output.grammar": Feature.FEATURE_GRAMMAR,
+    "structured_output.protobuf": Feature.FEATURE_PROTOBUF,
+    "output.logprobs": Feature.FEATURE_LOGPROBS,
+    "output.prompt_logprobs": Feature.FEATURE_PROMPT_LOGPROBS,
+    "output.score_token_ids": Feature.FEATURE_LOGPROBS,
+}
+
+#: Fields that a model may lack although the build has them; the front end refuses these.
+_BY_MODEL: dict[str, model_pb2.Feature.ValueType] = {
+    "text": Feature.FEATURE_TEXT,
+    "output.text": Feature.FEATURE_TEXT,
+    "stop.stop_strings": Feature.FEATURE_TEXT,
+    "parse_special_tokens": Feature.FEATURE_TEXT,
+    "chat": Feature.FEATURE_CHAT,
+    "sampling.num_outputs": Feature.FEATURE_NUM_OUTPUTS,
+    "MultiplexGenerate": Feature.FEATURE_MULTIPLEX,
+}
+
+#: Set to these, a field asks for nothing.
+_NEUTRAL = {"sampling.repetition_penalty": 1.0, "sampling.presence_penalty": 0.0, "sampling.frequency_penalty": 0.0}
+
+
+def name_of(path: str) -> str:
+    """The Feature that the field at `path` needs, for example "FEATURE_LOGPROBS"; empty where it needs none."""
+    number = UNSUPPORTED.get(path, _BY_MODEL.get(path))
+    return "" if number is None else Feature.Name(number)
+
+
+def refuse_unsupported(request: inference_pb2.GenerateRequest) -> None:
+    """Raises FeatureNotSupported for the first field that asks for what this build lacks, InvalidRequest for an empty constraint."""
+    for path in UNSUPPORTED:
+        if _is_asked(request, path):
+            raise FeatureNotSupported(f"{path} is not supported yet ({name_of(path)})", field=path)
+    if request.HasField("structured_output"):
+        path = "structured_output.constraint"
+        raise InvalidRequest("structured_output is set but names no constraint", field=path)
+
+
+def _is_asked(message: Message, path: str) -> bool:
+    parent, _, leaf = path.rpartition(".")
+    if parent:
+        if not message.HasField(parent):
+            return False
+        message = getattr(message, parent)
+    value = getattr(message, leaf)
+    if path in _NEUTRAL:
+        return message.HasField(leaf) and value != _NEUTRAL[path]
+    return bool(value) if path == "sampling.logit_bias" else message.HasField(leaf)

@@ -1,0 +1,1 @@
+"""One concern per file, each a link of the chain that `Server` is given; `errors` is always the outermost."""

@@ -1,0 +1,135 @@
+"""Outermost: names the call, parses its messages, and ends every failed call with one `abort` that carries details and trailers.
+
+Parsing happens here because grpc.aio deserialises before any handler runs and answers UNKNOWN for bytes that are no message.
+Nothing that a caller wrote is logged, and no text of an unforeseen exception leaves the process: it may quote a prompt.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import time
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from photon_grpc.errors import MalformedMessage, PhotonError
+from photon_grpc.server import metadata
+from photon_grpc.server.metadata import Context
+from photon_grpc.server.status import CallStatus, call_status
+
+_log = logging.getLogger(__name__)
+
+MethodHandler = grpc.RpcMethodHandler[Any, Any]
+Parse = Callable[[bytes], Any]
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps every method of every service, whatever its shape."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[MethodHandler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> MethodHandler | None:
+        handler = await continuation(handler_call_details)
+        return None if handler is None else _guarded(handler, handler_call_details.method)
+
+
+def _guarded(handler: Any, method: str) -> MethodHandler:
+    parse = _parser(handler.request_deserializer)
+    if handler.response_streaming:
+        wrapped = _responding_stream(handler, method, parse)
+        make = (
+            grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
+        )
+    else:
+        wrapped = _responding_once(handler, method, parse)
+        make = (
+            grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
+        )
+    return make(wrapped, request_deserializer=None, response_serializer=handler.response_serializer)
+
+
+def _responding_once(handler: Any, method: str, parse: Parse) -> Callable[[Any, Context], Awaitable[Any]]:
+    behavior = handler.stream_unary if handler.request_streaming else handler.unary_unary
+    read = _parsed_stream if handler.request_streaming else _parsed
+
+    async def call(request: Any, context: Context) -> Any:
+        return await _guard(method, context, lambda: behavior(read(request, parse), context))
+
+    return call
+
+
+def _responding_stream(handler: Any, method: str, parse: Parse) -> Callable[[Any, Context], Awaitable[None]]:
+    behavior = handler.stream_stream if handler.request_streaming else handler.unary_stream
+    read = _parsed_stream if handler.request_streaming else _parsed
+    writes = behavior if inspect.iscoroutinefunction(behavior) else _writing(behavior)
+
+    async def call(request: Any, context: Context) -> None:
+        await _guard(method, context, lambda: writes(read(request, parse), context))
+
+    return call
+
+
+def _writing(generate: Callable[[Any, Context], AsyncIterator[Any]]) -> Callable[[Any, Context], Awaitable[None]]:
+    """An async generator as a coroutine that writes."""
+
+    async def call(request: Any, context: Context) -> None:
+        async for message in generate(request, context):
+            await context.write(message)
+
+    return call
+
+
+async def _guard(method: str, context: Context, call: Callable[[], Awaitable[Any]]) -> Any:
+    started_s = time.monotonic()
+    try:
+        metadata.name_call(context)
+        return await call()
+    except grpc.aio.BaseError:
+        # Ended by an `abort` already, or there is nobody left to tell.
+        raise
+    except Exception as error:
+        status = call_status(error, metadata.request_id())
+        _report(error, status, method, time.monotonic() - started_s)
+        await context.abort(status.code, status.text, status.trailers)
+
+
+def _parser(deserializer: Callable[[bytes], Any] | None) -> Parse:
+    return deserializer if deserializer is not None else lambda message: message
+
+
+def _parsed(message: bytes, parse: Parse) -> Any:
+    try:
+        return parse(message)
+    except DecodeError:
+        raise MalformedMessage("the bytes are no message of this method, or a string in them is no UTF-8") from None
+
+
+async def _parsed_stream(messages: AsyncIterator[bytes], parse: Parse) -> AsyncIterator[Any]:
+    async for message in messages:
+        yield _parsed(message, parse)
+
+
+def _report(error: Exception, status: CallStatus, method: str, duration_s: float) -> None:
+    """One line for one failed call; the frames, but not the text, of what nobody foresaw."""
+    line = {
+        "event": "call failed",
+        "method": method,
+        "code": status.code.name,
+        "reason": status.reason,
+        "request_id": metadata.request_id(),
+        "duration_ms": round(duration_s * 1000, 1),
+    }
+    if isinstance(error, PhotonError):
+        if error.field:
+            line["field"] = error.field[:200]
+        _log.info("%s", json.dumps(line))
+    else:
+        line["exception"] = type(error).__name__
+        _log.error("%s\n%s", json.dumps(line), "".join(traceback.format_tb(error.__traceback__)).rstrip())

@@ -1,0 +1,65 @@
+"""What a call carries beside its messages: its id, its deadline, whether it is another attempt."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from contextvars import ContextVar
+from typing import Any
+
+import grpc
+
+from photon_grpc.errors import InvalidRequest
+
+REQUEST_ID_KEY = "x-request-id"
+MAX_REQUEST_ID_CHARS = 128
+_ATTEMPTS_KEY = "grpc-previous-rpc-attempts"
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+#: grpc.aio runs every call in a task of its own, hence in a context of its own.
+_request_id: ContextVar[str] = ContextVar("request_id", default="")
+
+
+def name_call(context: Context) -> None:
+    """Gives the call the id of its header, or a new one. Raises InvalidRequest naming the header."""
+    _request_id.set(uuid.uuid4().hex)
+    if given := _header(context, REQUEST_ID_KEY):
+        rename_call(given, REQUEST_ID_KEY)
+
+
+def rename_call(request_id: str, field: str) -> None:
+    """Gives the call the id that `field` holds. Raises InvalidRequest naming `field`."""
+    if len(request_id) > MAX_REQUEST_ID_CHARS or not (request_id.isascii() and request_id.isprintable()):
+        raise InvalidRequest(f"{field} must be at most {MAX_REQUEST_ID_CHARS} printable ASCII characters", field=field)
+    _request_id.set(request_id)
+
+
+def request_id() -> str:
+    """The id of the call that the running task serves."""
+    return _request_id.get()
+
+
+async def send_request_id(context: Context) -> None:
+    """Sends the initial metadata. Only for calls that have a message to send: a call that fails after this is never retried by gRPC."""
+    await context.send_initial_metadata(((REQUEST_ID_KEY, request_id()),))
+
+
+def is_retry(context: Context) -> bool:
+    """Whether gRPC made this attempt after an earlier one of the same call failed."""
+    return _header(context, _ATTEMPTS_KEY) not in ("", "0")
+
+
+def deadline_s(context: Context) -> float | None:
+    """The call's deadline as CLOCK_MONOTONIC seconds; None where it has none."""
+    remaining_s: float | None = context.time_remaining()
+    return None if remaining_s is None else time.monotonic() + remaining_s
+
+
+def _header(context: Context, key: str) -> str:
+    """The header's last value; empty where the call has none."""
+    value: str | bytes = ""
+    for name, given in context.invocation_metadata() or ():
+        if name == key:
+            value = given
+    return value if isinstance(value, str) else value.decode("latin-1")

@@ -1,0 +1,142 @@
+"""photon_grpc.v1.ModelService: what is served here, and its tokenizer."""
+
+from __future__ import annotations
+
+from photon_grpc.errors import InvalidRequest
+from photon_grpc.frontend.ask import ChatInput, SamplingAsk, TextInput
+from photon_grpc.frontend.frontend import Frontend, State
+from photon_grpc.frontend.model import Limits, ModelFacts
+from photon_grpc.server import codec, metadata
+from photon_grpc.server.metadata import Context
+from photon_grpc.v1 import inference_pb2, model_pb2_grpc
+from photon_grpc.v1 import model_pb2 as pb
+
+_DEFAULT_PAGE_SIZE = 100
+_MAX_PAGE_SIZE = 1000
+
+_STATES = {
+    State.LOADING: pb.MODEL_STATE_LOADING,
+    State.SERVING: pb.MODEL_STATE_READY,
+    State.RESTARTING: pb.MODEL_STATE_LOADING,
+    State.DRAINING: pb.MODEL_STATE_DRAINING,
+    State.FAILED: pb.MODEL_STATE_FAILED,
+}
+
+
+class ModelService(model_pb2_grpc.ModelServiceServicer):
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+
+    async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
+        models = self._frontend.models()
+        begin = _page_begin(models, request.page_token)
+        end = begin + _page_size(request.page_size)
+        response = pb.ListModelsResponse(
+            models=[_model_message(facts, self._frontend.state) for facts in models[begin:end]],
+            next_page_token=models[end].name if end < len(models) else "",
+        )
+        await metadata.send_request_id(context)
+        return response
+
+    async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
+        facts = self._frontend.model(request.model)
+        response = pb.GetModelResponse(model=_model_message(facts, self._frontend.state))
+        await metadata.send_request_id(context)
+        return response
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        facts = self._frontend.model(request.model)
+        token_ids = await self._frontend.tokenize(request.model, _tokenize_input(request))
+        response = pb.TokenizeResponse(
+            token_count=len(token_ids),
+            token_ids=() if request.count_only else token_ids,
+            max_context_tokens=facts.max_context_tokens,
+        )
+        await metadata.send_request_id(context)
+        return response
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
+        facts = self._frontend.model(request.model)
+        token_ids = tuple(request.token_ids.ids)
+        _check_ids(token_ids, facts.vocab_size)
+        skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
+        response = pb.DetokenizeResponse(text=await self._frontend.detokenize(request.model, token_ids, skip))
+        await metadata.send_request_id(context)
+        return response
+
+
+def _page_size(asked: int) -> int:
+    if asked < 0:
+        raise InvalidRequest(f"page_size must be at least 0, not {asked}", field="page_size")
+    return min(asked or _DEFAULT_PAGE_SIZE, _MAX_PAGE_SIZE)
+
+
+def _page_begin(models: tuple[ModelFacts, ...], token: str) -> int:
+    """A page token is the name of the first model of its page: it stays true when other models come and go."""
+    if not token:
+        return 0
+    for index, facts in enumerate(models):
+        if facts.name == token:
+            return index
+    raise InvalidRequest("page_token is none that this server gave out", field="page_token")
+
+
+def _tokenize_input(request: pb.TokenizeRequest) -> TextInput | ChatInput:
+    match request.WhichOneof("input"):
+        case "text":
+            add = request.add_special_tokens if request.HasField("add_special_tokens") else True
+            return TextInput(request.text, parse_special_tokens=request.parse_special_tokens, add_special_tokens=add)
+        case "chat":
+            return codec.chat_of(request.chat)
+        case _:
+            raise InvalidRequest("one of text and chat must be set", field="input")
+
+
+def _check_ids(token_ids: tuple[int, ...], vocab_size: int) -> None:
+    if not token_ids:
+        raise InvalidRequest("token_ids must not be empty", field="token_ids.ids")
+    if max(token_ids) >= vocab_size:
+        index = next(i for i, token_id in enumerate(token_ids) if token_id >= vocab_size)
+        field = f"token_ids.ids[{index}]"
+        text = f"{field} is {token_ids[index]}, the vocabulary has {vocab_size} ids"
+        raise InvalidRequest(text, field=field, needed=token_ids[index], limit=vocab_size)
+
+
+def _model_message(facts: ModelFacts, state: State) -> pb.Model:
+    return pb.Model(
+        name=facts.name,
+        aliases=facts.aliases,
+        state=_STATES[state],
+        max_context_tokens=facts.max_context_tokens,
+        vocab_size=facts.vocab_size,
+        eos_token_ids=facts.eos_token_ids,
+        default_sampling=_sampling_message(facts.default_sampling),
+        features=[pb.Feature.Value(f"FEATURE_{name}") for name in facts.features],
+        limits=_limits_message(facts.limits),
+        revision=facts.revision,
+        dtype=facts.dtype,
+        quantization=facts.quantization,
+    )
+
+
+def _sampling_message(sampling: SamplingAsk) -> inference_pb2.SamplingParams:
+    return inference_pb2.SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        num_outputs=sampling.num_outputs,
+    )
+
+
+def _limits_message(limits: Limits) -> pb.Limits:
+    return pb.Limits(
+        max_num_outputs=limits.max_num_outputs,
+        max_logprobs=limits.max_logprobs,
+        max_stop_strings=limits.max_stop_strings,
+        max_stop_string_bytes=limits.max_stop_string_bytes,
+        max_logit_bias=limits.max_logit_bias,
+        max_constraint_bytes=limits.max_constraint_bytes,
+        max_message_bytes=limits.max_message_bytes,
+    )

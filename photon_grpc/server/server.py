@@ -1,0 +1,110 @@
+"""The server: build, start, serve, drain. Which services there are, and how the transport is set, is read here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+
+from photon_grpc.config.flags import ServerConfig
+from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.server import addresses, health, reflection
+from photon_grpc.server.inference import InferenceService
+from photon_grpc.server.interceptors.errors import ErrorInterceptor
+from photon_grpc.server.models import ModelService
+from photon_grpc.server.writer import StreamWriter
+from photon_grpc.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc
+
+#: A reader that takes nothing for so long is cut off.
+STALL_LIMIT_S = 120.0
+#: What calls get, after the drain, to carry their last message and status to the client.
+_LAST_WORDS_S = 2.0
+
+_SERVICES = (
+    inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
+    model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
+    health.SERVICE,
+)
+
+
+class Server:
+    """One grpc.aio server in front of one front end. All calls belong to the running event loop."""
+
+    def __init__(
+        self,
+        frontend: Frontend,
+        *,
+        config: ServerConfig,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        stall_limit_s: float = STALL_LIMIT_S,
+    ) -> None:
+        self._frontend = frontend
+        self._config = config
+        self._interceptors = (ErrorInterceptor(), *interceptors)
+        self._health = health.HealthService(frontend)
+        self._writer = StreamWriter(stall_limit_s)
+        self._grpc: grpc.aio.Server | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self, addresses: Sequence[str], *, reuse_port: bool) -> tuple[str, ...]:
+        """Listens and answers; returns the addresses bound. With `reuse_port` other processes may share them.
+
+        Raises ConfigError for an address that cannot be bound; nothing listens then.
+        """
+        server = self._build(reuse_port)
+        try:
+            bound = _bind_all(server, addresses)
+        except BaseException:
+            await server.stop(None)
+            raise
+        await server.start()
+        self._grpc = server
+        self._watch = asyncio.create_task(self._writer.watch())
+        return bound
+
+    async def drain_and_stop(self, timeout_s: float) -> None:
+        """Not ready at once; new requests get DRAINING while running ones have `timeout_s` to finish; then nothing listens.
+
+        The port stays open meanwhile, so that health checks and the newly refused are answered.
+        """
+        if self._grpc is None:
+            return
+        server, self._grpc = self._grpc, None
+        self._health.withdraw()
+        await self._frontend.drain(timeout_s)
+        self._health.close()
+        await server.stop(_LAST_WORDS_S)
+        if self._watch is not None:
+            self._watch.cancel()
+
+    def _build(self, reuse_port: bool) -> grpc.aio.Server:
+        options = _options(self._config.max_message_size, reuse_port)
+        server = grpc.aio.server(interceptors=self._interceptors, options=options)
+        inference = InferenceService(self._frontend, self._writer)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server)
+        model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._frontend), server)
+        server.add_generic_rpc_handlers((self._health.handler(), *reflection.handlers(_SERVICES)))
+        return server
+
+
+def _bind_all(server: grpc.aio.Server, wanted: Sequence[str]) -> tuple[str, ...]:
+    return tuple(addresses.bind(server, address) for address in wanted)
+
+
+def _options(max_message_bytes: int, reuse_port: bool) -> tuple[tuple[str, Any], ...]:
+    return (
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        # On by default: a second server would bind the same port and take half of the connections.
+        ("grpc.so_reuseport", int(reuse_port)),
+        # A client that vanished silently is noticed within 18 s, also while it only waits.
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 8_000),
+        ("grpc.http2.ping_timeout_ms", 8_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # Clients may ping as often as that: else a long silent call dies of "too many pings".
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.http2.max_ping_strikes", 0),
+    )
