@@ -1,0 +1,75 @@
+"""Operations on tensors: each file has the formula, a torch reference and a Triton kernel of the same signature.
+
+    kernels = select("auto", device)      # once, when a model is built
+    y = kernels.rms_norm(x, weight, eps)  # whoever holds `kernels` never asks again which it was
+
+Imports only torch (and NumPy); Triton where it is installed. Knows nothing of models, layers or requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from photon_grpc.kernels import noise, paged_attention, rms_norm, rotary, swiglu, write_kv
+from photon_grpc.kernels.jit import INTERPRETED, triton
+from photon_grpc.kernels.parts.attention_meta import AttentionMeta
+
+KernelKind = Literal["auto", "torch", "triton"]
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """One implementation of every operation; the signatures are those of each file's `reference`."""
+
+    rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+    add_rms_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
+    rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    swiglu: Callable[[torch.Tensor], torch.Tensor]
+    write_kv: Callable[..., None]
+    paged_attention: Callable[[torch.Tensor, torch.Tensor, int, AttentionMeta], torch.Tensor]
+    gumbel_noise: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | int], torch.Tensor]
+
+
+TORCH = Kernels(
+    rms_norm=rms_norm.reference,
+    add_rms_norm=rms_norm.add_reference,
+    rotary=rotary.reference,
+    swiglu=swiglu.reference,
+    write_kv=write_kv.reference,
+    paged_attention=paged_attention.reference,
+    gumbel_noise=noise.reference,
+)
+
+TRITON = Kernels(
+    rms_norm=rms_norm.launch,
+    add_rms_norm=rms_norm.add_launch,
+    rotary=rotary.launch,
+    swiglu=swiglu.launch,
+    write_kv=write_kv.launch,
+    paged_attention=paged_attention.launch,
+    gumbel_noise=noise.launch,
+)
+
+
+def select(kind: KernelKind, device: torch.device | str) -> Kernels:
+    """The operations for tensors on `device`: "auto" is Triton on CUDA where it is installed, else torch.
+
+    Raises ValueError where "triton" is asked for and cannot run, and for a kind that does not exist.
+    """
+    on_device = torch.device(device).type == "cuda" or INTERPRETED
+    runs = triton is not None and on_device
+    if kind == "torch" or (kind == "auto" and not runs):
+        return TORCH
+    if kind not in ("auto", "triton"):
+        raise ValueError(f"kernels {kind!r}: expected auto, torch or triton")
+    if not runs:
+        missing = "triton is not installed" if triton is None else "they need a CUDA device"
+        raise ValueError(f"kernels 'triton' cannot run on {device}: {missing}")
+    return TRITON
+
+
+__all__ = ["AttentionMeta", "KernelKind", "Kernels", "select"]

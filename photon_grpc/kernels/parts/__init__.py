@@ -1,0 +1,1 @@
+"""Device functions shared by kernels, and the plain data that describes their work."""

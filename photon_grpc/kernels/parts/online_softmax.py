@@ -1,0 +1,51 @@
+"""Attention of a tile of queries to a tile of keys in pages, with the running maximum and sum of an online softmax."""
+
+from __future__ import annotations
+
+from photon_grpc.kernels.jit import jit, tl
+
+
+@jit
+def key_offsets(
+    table, start, stop, block_stride,
+    BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
+):  # fmt: skip
+    """Element offsets int64 [BLOCK_N] of the keys start … start + BLOCK_N - 1 of a row; `start` is a multiple of BLOCK_N.
+
+    One look-up where a tile lies in one page, one for each key where it spans several. Keys from `stop` on point into
+    block 0 or behind their page's valid part and must be masked.
+    """
+    key = start + tl.arange(0, BLOCK_N)
+    if BLOCK_SIZE % BLOCK_N == 0:
+        page = tl.load(table + start // BLOCK_SIZE).to(tl.int64)
+    else:
+        page = tl.load(table + key // BLOCK_SIZE, mask=key < stop, other=0).to(tl.int64)
+    return page * block_stride + (key % BLOCK_SIZE) * HEAD_DIM
+
+
+@jit
+def attend(
+    q, keys, values, offsets, in_context, visible, high, total, acc, scale,
+    HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One step over BLOCK_N keys; q [M, HEAD_PAD], in_context [BLOCK_N], visible broadcasts to [M, BLOCK_N].
+
+    Returns the new (high [M], total [M], acc [M, HEAD_PAD]): running maximum in units of log2, sum, unscaled output.
+    `scale` includes log2(e).
+    """
+    column = tl.arange(0, HEAD_PAD)
+    inside = in_context[:, None]
+    if HEAD_PAD != HEAD_DIM:
+        inside = inside & (column < HEAD_DIM)[None, :]
+    at = offsets[:, None] + column[None, :]
+    k = tl.load(keys + at, mask=inside, other=0.0)
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    scores = tl.where(visible, scores, -float("inf"))
+    new_high = tl.maximum(high, tl.max(scores, axis=1))
+    # A row that has seen no key yet has no maximum to subtract: -inf - -inf would be NaN.
+    base = tl.where(new_high == -float("inf"), 0.0, new_high)
+    p = tl.exp2(scores - base[:, None])
+    shrink = tl.exp2(high - base)
+    v = tl.load(values + at, mask=inside, other=0.0)
+    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+    return new_high, total * shrink + tl.sum(p, axis=1), acc

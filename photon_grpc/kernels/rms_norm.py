@@ -1,0 +1,114 @@
+"""RMSNorm, alone and behind a residual sum.
+
+    rms_norm:      y = w · round(x / sqrt(mean(x²) + eps))
+    add_rms_norm:  h = residual + x;  y = rms_norm(h);  returns (y, h)
+
+The mean is taken in float32; `round` is the rounding to x's dtype that Llama has before it multiplies by w, and h is
+summed in x's dtype, so that both agree with transformers bit for bit wherever float32 sums do.
+
+Shapes: x [T, H] or [T, heads, D] (norm over the last dimension, as for the norm of queries and keys; rows may be
+strided, the last dimension is not), residual [T, H], w [H]. bf16, fp16, fp32.
+Bytes moved: 2 · T · H · itemsize, and 4 · T · H · itemsize with the residual; w stays in cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from photon_grpc.kernels.jit import cdiv, jit, launches, next_power_of_2, tl
+
+
+def reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """rms_norm in torch; a new tensor of x's shape."""
+    return torch.nn.functional.rms_norm(x, weight.shape, None, eps).mul_(weight)
+
+
+def add_reference(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """add_rms_norm in torch; (y, h), both new."""
+    total = residual + x
+    return reference(total, weight, eps), total
+
+
+@jit
+def norm_rows(x, weight, eps, SIZE: tl.constexpr):
+    """w · round(x / rms(x)) for a tile x [rows, SIZE_PAD] whose columns from SIZE on are zero; in x's dtype."""
+    wide = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / SIZE + eps)
+    return (wide * scale[:, None]).to(x.dtype) * weight[None, :]
+
+
+@jit
+def rms_norm_kernel(
+    x, weight, y, num_rows, x_stride_token, x_stride_head, eps,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, SIZE_PAD: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """y [num_rows, SIZE] from rows (token, head) of x; one program for ROWS rows."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, SIZE_PAD)
+    inside = (row < num_rows)[:, None] & (column < SIZE)[None, :]
+    source = (row // HEADS).to(tl.int64) * x_stride_token + (row % HEADS) * x_stride_head
+    tile = tl.load(x + source[:, None] + column[None, :], mask=inside, other=0.0)
+    w = tl.load(weight + column, mask=column < SIZE, other=0.0)
+    tl.store(y + row.to(tl.int64)[:, None] * SIZE + column[None, :], norm_rows(tile, w, eps, SIZE), mask=inside)
+
+
+@jit
+def add_rms_norm_kernel(
+    x, residual, weight, y, total, num_rows, x_stride, residual_stride, eps,
+    SIZE: tl.constexpr, SIZE_PAD: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """y and total, both [num_rows, SIZE]; one program for ROWS rows."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    column = tl.arange(0, SIZE_PAD)
+    inside = (row < num_rows) & (column < SIZE)[None, :]
+    added = tl.load(x + row * x_stride + column[None, :], mask=inside, other=0.0)
+    tile = tl.load(residual + row * residual_stride + column[None, :], mask=inside, other=0.0) + added
+    w = tl.load(weight + column, mask=column < SIZE, other=0.0)
+    tl.store(total + row * SIZE + column[None, :], tile, mask=inside)
+    tl.store(y + row * SIZE + column[None, :], norm_rows(tile, w, eps, SIZE), mask=inside)
+
+
+def config(size: int) -> dict[str, Any]:
+    """Compile-time arguments for rows of `size` elements: about 1,024 elements a program, more only for one long row."""
+    size_pad = next_power_of_2(size)
+    return {
+        "SIZE": size,
+        "SIZE_PAD": size_pad,
+        "ROWS": max(1, 1024 // size_pad),
+        "num_warps": min(8, max(2, size_pad // 512)),
+    }
+
+
+def launch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """rms_norm of x [T, H] or [T, heads, D]; a new, contiguous tensor of x's shape."""
+    if not launches(x):
+        return reference(x, weight, eps)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    heads = x.shape[1] if x.dim() == 3 else 1
+    stride_head = x.stride(1) if x.dim() == 3 else 0
+    num_rows = x.shape[0] * heads
+    meta = config(x.shape[-1])
+    if num_rows:
+        grid = (cdiv(num_rows, meta["ROWS"]),)
+        rms_norm_kernel[grid](x, weight, y, num_rows, x.stride(0), stride_head, eps, HEADS=heads, **meta)
+    return y
+
+
+def add_launch(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """add_rms_norm of x and residual [T, H]; (y, h), both new and contiguous."""
+    if not launches(x):
+        return add_reference(x, residual, weight, eps)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    total = torch.empty_like(y)
+    meta = config(x.shape[1])
+    if x.shape[0]:
+        grid = (cdiv(x.shape[0], meta["ROWS"]),)
+        strides = x.stride(0), residual.stride(0)
+        add_rms_norm_kernel[grid](x, residual, weight, y, total, x.shape[0], *strides, eps, **meta)
+    return y, total

@@ -1,0 +1,107 @@
+"""Rotary position embedding of queries and keys, in place.
+
+    (a, b) = (x[i], x[i + D/2]);  x[i] = a·cos - b·sin,  x[i + D/2] = b·cos + a·sin,  cos, sin = table[position, i]
+
+the half-and-half layout of transformers' `rotate_half`. Tables and arithmetic are float32 whatever the dtype of x.
+
+Shapes: q [T, Hq, D], k [T, Hkv, D] (tokens may be strided: both are usually slices of one projection), cos and sin
+[max_position, D/2] float32, positions [T] int32 or int64. bf16, fp16, fp32.
+Bytes moved: 2 · T · (Hq + Hkv) · D · itemsize.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from photon_grpc.kernels.jit import jit, launches, next_power_of_2, tl
+
+
+def reference(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """rotary in torch: overwrites q and k and returns them."""
+    cos = cos.index_select(0, positions).unsqueeze(1)
+    sin = sin.index_select(0, positions).unsqueeze(1)
+    for heads in _joined(q, k):
+        _rotate(heads, cos, sin)
+    return q, k
+
+
+def _joined(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """One view [T, Hq + Hkv, D] where k follows q in memory: half the operations, which is what small batches cost."""
+    num_tokens, num_heads, size = q.shape
+    follows = k.data_ptr() == q.data_ptr() + num_heads * size * q.element_size()
+    if not follows or q.stride() != k.stride() or q.stride(1) != size:
+        return q, k
+    return (q.as_strided((num_tokens, num_heads + k.shape[1], size), q.stride()),)
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    first, second = x.chunk(2, dim=-1)
+    if x.dtype == torch.float32:
+        rotated = (first * cos).addcmul_(second, sin, value=-1)
+        second.mul_(cos).addcmul_(first, sin)
+        first.copy_(rotated)
+        return
+    a, b = first.float(), second.float()
+    first.copy_((a * cos).addcmul_(b, sin, value=-1))
+    second.copy_((b * cos).addcmul_(a, sin))
+
+
+@jit
+def rotate_heads(x, cos, sin, HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr):
+    """Rotate HEADS heads of one token in place; cos and sin are rows [HALF_PAD] in registers."""
+    head = tl.arange(0, HEADS_PAD)[:, None]
+    column = tl.arange(0, HALF_PAD)[None, :]
+    inside = (head < HEADS) & (column < HALF)
+    first = x + head * (2 * HALF) + column
+    a = tl.load(first, mask=inside, other=0.0)
+    b = tl.load(first + HALF, mask=inside, other=0.0)
+    wide_a, wide_b = a.to(tl.float32), b.to(tl.float32)
+    tl.store(first, (wide_a * cos[None, :] - wide_b * sin[None, :]).to(a.dtype), mask=inside)
+    tl.store(first + HALF, (wide_b * cos[None, :] + wide_a * sin[None, :]).to(b.dtype), mask=inside)
+
+
+@jit
+def rotary_kernel(
+    q, k, cos, sin, positions, q_stride, k_stride,
+    Q_HEADS: tl.constexpr, Q_HEADS_PAD: tl.constexpr, KV_HEADS: tl.constexpr, KV_HEADS_PAD: tl.constexpr,
+    HALF: tl.constexpr, HALF_PAD: tl.constexpr,
+):  # fmt: skip
+    """One program a token."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, HALF_PAD)
+    at = tl.load(positions + token).to(tl.int64) * HALF + column
+    c = tl.load(cos + at, mask=column < HALF, other=0.0)
+    s = tl.load(sin + at, mask=column < HALF, other=0.0)
+    rotate_heads(q + token * q_stride, c, s, Q_HEADS, Q_HEADS_PAD, HALF, HALF_PAD)
+    rotate_heads(k + token * k_stride, c, s, KV_HEADS, KV_HEADS_PAD, HALF, HALF_PAD)
+
+
+def config(q_heads: int, kv_heads: int, head_dim: int) -> dict[str, Any]:
+    """Compile-time arguments for one token's heads."""
+    half = head_dim // 2
+    return {
+        "Q_HEADS": q_heads,
+        "Q_HEADS_PAD": next_power_of_2(q_heads),
+        "KV_HEADS": kv_heads,
+        "KV_HEADS_PAD": next_power_of_2(kv_heads),
+        "HALF": half,
+        "HALF_PAD": next_power_of_2(half),
+        "num_warps": 4,
+    }
+
+
+def launch(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Overwrites q [T, Hq, D] and k [T, Hkv, D] (heads contiguous within a token) and returns them."""
+    if not launches(q):
+        return reference(q, k, cos, sin, positions)
+    num_tokens, q_heads, head_dim = q.shape
+    if num_tokens:
+        meta = config(q_heads, k.shape[1], head_dim)
+        rotary_kernel[(num_tokens,)](q, k, cos, sin, positions, q.stride(0), k.stride(0), **meta)
+    return q, k

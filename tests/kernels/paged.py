@@ -1,0 +1,100 @@
+"""Random paged batches whose every byte that no row may read is NaN, and attention over them in plain order."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+
+from photon_grpc.kernels import AttentionMeta
+
+
+@dataclass(frozen=True)
+class Shape:
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    block_size: int
+
+
+@dataclass(frozen=True)
+class PagedBatch:
+    """q [T, Hq, D] for `counts` queries a row, dense keys and values [context, Hkv, D] of each row, and their pages."""
+
+    q: torch.Tensor
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+    cache: torch.Tensor
+    layer: int
+    meta: AttentionMeta
+
+
+def paged_batch(
+    shape: Shape,
+    counts: list[int],
+    contexts: list[int],
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    seed: int = 0,
+    host_lengths: bool = True,
+) -> PagedBatch:
+    """Rows of `contexts` keys in blocks of random order, the last counts[b] of them new; layer 1 of 3.
+
+    NaN is in block 0, in every block that no row owns, in the other layers, behind each row's last key, and in the
+    pages that a block table names behind the row's context.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    pages = [-(-context // shape.block_size) for context in contexts]
+    num_blocks = sum(pages) + 4
+    cache = torch.full((num_blocks, 3, 2, shape.kv_heads, shape.block_size, shape.head_dim), torch.nan)
+    owned = (torch.randperm(num_blocks - 1, generator=generator) + 1).tolist()
+    unowned = owned.pop()
+    tables = torch.full((len(contexts), max(pages) + 2), unowned, dtype=torch.int32)
+    keys, values = [], []
+    for row, context in enumerate(contexts):
+        dense = torch.randn((2, context, shape.kv_heads, shape.head_dim), generator=generator)
+        for page in range(pages[row]):
+            block = tables[row, page] = owned.pop()
+            here = dense[:, page * shape.block_size : (page + 1) * shape.block_size]
+            cache[block, 1, :, :, : here.shape[1]] = here.transpose(1, 2)
+        keys.append(dense[0].to(dtype))
+        values.append(dense[1].to(dtype))
+    projection = torch.randn((sum(counts), shape.q_heads + 2, shape.head_dim), generator=generator)
+    meta = AttentionMeta(
+        query_start=torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device=device),
+        context_len=torch.tensor(contexts, dtype=torch.int32, device=device),
+        block_tables=tables.to(device),
+        scale=shape.head_dim**-0.5,
+        max_query_len=max(counts),
+        max_context_len=max(contexts),
+        counts=tuple(counts) if host_lengths else None,
+        contexts=tuple(contexts) if host_lengths else None,
+    )
+    q = projection.to(dtype).to(device)[:, : shape.q_heads]
+    return PagedBatch(q, keys, values, cache.to(dtype).to(device), 1, meta)
+
+
+def expected(batch: PagedBatch) -> torch.Tensor:
+    """Attention in float64 on the CPU, one query at a time, from the dense keys: [T, Hq, D]."""
+    q = batch.q.double().cpu()
+    group = q.shape[1] // batch.cache.shape[3]
+    starts = batch.meta.query_start.tolist()
+    out = torch.empty(q.shape, dtype=torch.float64)
+    for row, (key, value) in enumerate(zip(batch.keys, batch.values, strict=True)):
+        key = key.double().repeat_interleave(group, dim=1)
+        value = value.double().repeat_interleave(group, dim=1)
+        for token in range(starts[row], starts[row + 1]):
+            seen = key.shape[0] - (starts[row + 1] - 1 - token)
+            scores = torch.einsum("hd,nhd->hn", q[token], key[:seen]) * batch.meta.scale
+            out[token] = torch.einsum("hn,nhd->hd", scores.softmax(-1), value[:seen])
+    return out
+
+
+def tolerance(dtype: torch.dtype) -> dict[str, float]:
+    """Rounding of the dtype: outputs are weighted means of values near 1."""
+    return {
+        torch.float32: {"rtol": 1e-5, "atol": 2e-6},
+        torch.float16: {"rtol": 2e-3, "atol": 2e-3},
+        torch.bfloat16: {"rtol": 2e-2, "atol": 2e-2},
+    }[dtype]

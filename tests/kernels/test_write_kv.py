@@ -1,0 +1,42 @@
+"""Where keys and values land in the cache, and that nothing else changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from photon_grpc.kernels import select
+
+kernels = select("torch", "cpu")
+
+
+def new_tokens(count: int, kv_heads: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """k and v as slices of one projection."""
+    projection = torch.randn(count, 3 * kv_heads, size)
+    return projection[:, kv_heads : 2 * kv_heads], projection[:, 2 * kv_heads :]
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 64])
+def test_every_token_lands_in_its_slot_and_nothing_else_changes(block_size: int) -> None:
+    cache = torch.randn(9, 3, 2, 2, block_size, 32)
+    want = cache.clone()
+    slots = torch.randperm(8 * block_size)[:13] + block_size
+    k, v = new_tokens(13, 2, 32)
+    for token, slot in enumerate(slots.tolist()):
+        for head in range(2):
+            want[slot // block_size, 2, 0, head, slot % block_size] = k[token, head]
+            want[slot // block_size, 2, 1, head, slot % block_size] = v[token, head]
+    kernels.write_kv(k, v, cache, 2, slots)
+    assert torch.equal(cache, want)
+
+
+def test_rows_behind_num_tokens_touch_block_0_alone() -> None:
+    cache = torch.zeros(4, 2, 2, 2, 16, 32)
+    k, v = new_tokens(5, 2, 32)
+    slots = torch.tensor([16, 17, 40, 41, 42])
+    kernels.write_kv(k, v, cache, 0, slots, torch.tensor([2]))
+    assert torch.equal(cache[1, 0, 0, :, :2], k[:2].transpose(0, 1))
+    assert torch.equal(cache[1, 0, 1, :, :2], v[:2].transpose(0, 1))
+    assert not cache[2:].any()
+    assert not cache[:, 1].any()
+    assert not cache[1, 0, :, :, 2:].any()
