@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import msgspec
 
 
@@ -27,18 +29,18 @@ class BlockTable:
     Changed by the BlockPool only.
     """
 
-    __slots__ = ("groups", "capacity", "num_published", "tail", "namespace")
+    __slots__ = ("groups", "capacity", "publish_at", "root", "tail")
 
     def __init__(self, num_groups: int = 1) -> None:
         self.groups: list[list[int]] = [[] for _ in range(num_groups)]
         #: Tokens that fit into the blocks held.
         self.capacity = 0
-        #: Leading blocks whose content the prefix index knows; -1 once the chain left the index for good.
-        self.num_published = 0
-        #: The last published block, the parent of the next one; the namespace before any.
-        self.tail = 0
-        #: Who may share: a negative number that stands for (adapter, salt).
-        self.namespace = 0
+        #: Tokens at which the next block is whole and becomes known to the prefix index.
+        self.publish_at = 1 << 62
+        #: Who may share: (adapter, owner, salt).
+        self.root: Hashable = None
+        #: What the next published block hangs from: the last published one, `root` before any.
+        self.tail: Hashable = None
 
     @property
     def num_blocks(self) -> int:

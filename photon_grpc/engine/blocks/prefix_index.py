@@ -1,0 +1,154 @@
+"""Which blocks hold which beginnings of sequences.
+
+A block's identity is its place in a tree: (parent block, the ids it holds), the root being (adapter, owner, salt). The ids themselves are
+the key, so a hit is verified by construction and no hash can collide. A block may leave the tree only as a leaf, or its children would
+hang from an id that soon means something else; a table is released from its end, so the least recently used block is always a leaf.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from typing import Protocol
+
+Parent = Hashable
+
+
+class PrefixIndex(Protocol):
+    """What BlockPool asks about content. `RadixIndex` remembers, `NoPrefixIndex` does not."""
+
+    def match(self, root: Parent, ids: Sequence[int], max_tokens: int) -> list[int]:
+        """Blocks that hold the longest known beginning of `ids`, at most `max_tokens` of it, in order."""
+
+    def publish(self, parent: Parent, ids: Sequence[int], block: int) -> bool:
+        """Makes `block` known as `ids` after `parent`. False when another block already is that: then nothing may hang from this one."""
+
+    def knows(self, block: int) -> bool: ...
+
+    def rest(self, block: int) -> None:
+        """Nobody references `block` any more: it may be evicted, the longest resting first."""
+
+    def wake(self, block: int) -> None:
+        """`block` is referenced again."""
+
+    def evict(self) -> set[int]:
+        """Forgets the block that rested longest, and answers it with all that hung from it. Raises KeyError when none rests."""
+
+    def forget(self, blocks: set[int]) -> set[int]:
+        """Forgets these and all that hang from them; answers all that were forgotten."""
+
+    @property
+    def num_resting(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+
+class NoPrefixIndex:
+    """Remembers nothing."""
+
+    num_resting = 0
+
+    def match(self, root: Parent, ids: Sequence[int], max_tokens: int) -> list[int]:
+        return []
+
+    def publish(self, parent: Parent, ids: Sequence[int], block: int) -> bool:
+        return False
+
+    def knows(self, block: int) -> bool:
+        return False
+
+    def rest(self, block: int) -> None:
+        raise KeyError(block)
+
+    def wake(self, block: int) -> None:
+        pass
+
+    def evict(self) -> set[int]:
+        raise KeyError("nothing rests here")
+
+    def forget(self, blocks: set[int]) -> set[int]:
+        return set()
+
+    def __len__(self) -> int:
+        return 0
+
+
+class RadixIndex:
+    """A tree of whole blocks with least-recently-used eviction of unreferenced leaves."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._blocks: dict[tuple[Parent, bytes], int] = {}
+        self._keys: dict[int, tuple[Parent, bytes]] = {}
+        #: How many blocks hang from each parent.
+        self._fanout: dict[Parent, int] = {}
+        self._resting: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def num_resting(self) -> int:
+        return len(self._resting)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def match(self, root: Parent, ids: Sequence[int], max_tokens: int) -> list[int]:
+        found: list[int] = []
+        parent = root
+        size = self._block_size
+        for start in range(0, max_tokens - size + 1, size):
+            block = self._blocks.get((parent, _packed(ids[start : start + size])))
+            if block is None:
+                break
+            found.append(block)
+            parent = block
+        return found
+
+    def publish(self, parent: Parent, ids: Sequence[int], block: int) -> bool:
+        key = (parent, _packed(ids))
+        if key in self._blocks:
+            return False
+        self._blocks[key] = block
+        self._keys[block] = key
+        self._fanout[parent] = self._fanout.get(parent, 0) + 1
+        return True
+
+    def knows(self, block: int) -> bool:
+        return block in self._keys
+
+    def rest(self, block: int) -> None:
+        self._resting[block] = None
+
+    def wake(self, block: int) -> None:
+        self._resting.pop(block, None)
+
+    def evict(self) -> set[int]:
+        block, _ = self._resting.popitem(last=False)
+        if block in self._fanout:
+            # Its children are behind a fence and will come to rest later than it did: they are forgotten with it.
+            return self.forget({block})
+        self._remove(block)
+        return {block}
+
+    def forget(self, blocks: set[int]) -> set[int]:
+        gone: set[int] = set()
+        doomed = {block for block in blocks if block in self._keys}
+        while doomed:
+            for block in doomed:
+                self._remove(block)
+                self._resting.pop(block, None)
+            gone |= doomed
+            doomed = {block for block, (parent, _) in self._keys.items() if parent in doomed}
+        return gone
+
+    def _remove(self, block: int) -> None:
+        key = self._keys.pop(block)
+        del self._blocks[key]
+        parent = key[0]
+        self._fanout[parent] -= 1
+        if not self._fanout[parent]:
+            del self._fanout[parent]
+
+
+def _packed(ids: Sequence[int]) -> bytes:
+    return array("I", ids).tobytes()

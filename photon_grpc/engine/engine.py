@@ -1,0 +1,184 @@
+"""The loop: what came in, one Batch out, one StepOutput back, one frame to every front end that is concerned."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from typing import NamedTuple
+
+from photon_grpc.core.batch import Batch, StepOutput
+from photon_grpc.core.frames import Abort, Add, Control, Down, Facts, Failed, Reply
+from photon_grpc.core.ports import Inbox, Outbox, Pending, Runner
+from photon_grpc.core.request import FinishReason
+from photon_grpc.core.sequence import Sequence
+from photon_grpc.engine.census import Census
+from photon_grpc.engine.door import Door
+from photon_grpc.engine.scheduler.report import Report
+from photon_grpc.engine.scheduler.scheduler import Scheduler
+from photon_grpc.engine.scheduler.timers import Due, Timers
+
+_LOG = logging.getLogger(__name__)
+
+#: How long to wait for news when nothing can run though something waits; only a defect of ours gets there.
+_STALLED_S = 0.05
+
+
+class Launched(NamedTuple):
+    batch: Batch
+    pending: Pending
+
+
+class Engine:
+    """add, abort, step. Never touches a tensor.
+
+    Args:
+        scheduler: decides; owns the sequences.
+        runner: computes. Steps up to `runner.depth` stay unread while the next is launched.
+        inbox, outbox: the bridge.
+        facts: what was promised to the front ends; limits the queue.
+    """
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, inbox: Inbox, outbox: Outbox, facts: Facts) -> None:
+        self.scheduler = scheduler
+        self._runner = runner
+        self._inbox = inbox
+        self._outbox = outbox
+        self._timers = Timers()
+        self._census = Census()
+        self._door = Door(scheduler, facts)
+        self._launched: deque[Launched] = deque()
+        self._stopped = False
+        self._stalled = False
+
+    def run(self) -> None:
+        """Steps until `stop`, or until everybody on the other side of the bridge is gone."""
+        while not self._stopped:
+            try:
+                self.step()
+            except EOFError:
+                return
+
+    def stop(self) -> None:
+        """The loop ends after the step it is in. Safe from a signal handler."""
+        self._stopped = True
+
+    def step(self) -> None:
+        """One turn: read the inbox, launch the next step, settle what may not stay unread. Raises EOFError when everybody is gone."""
+        report = Report()
+        for frontend, frame in self._inbox.drain(self._patience_s()):
+            self._receive(frontend, frame, report)
+        now_s = time.monotonic()
+        self._expire(now_s, report)
+        batch = self.scheduler.schedule(now_s)
+        if batch is not None:
+            self._launched.append(Launched(batch, self._runner.submit(batch)))
+        self._stalled = not self._launched
+        while len(self._launched) > max(self._runner.depth, 1):
+            self._settle_oldest(report)
+        if self._launched and (batch is None or self._runner.depth == 0):
+            self._settle_oldest(report)
+        self._send(report)
+
+    # -- coming in ---------------------------------------------------------------------------------------------------------------------
+
+    def _patience_s(self) -> float | None:
+        """How long to wait for news: not at all while there is work, else until something falls due."""
+        if self._launched:
+            return 0.0
+        if self.scheduler.has_work():
+            return _STALLED_S if self._stalled else 0.0
+        due_s = self._timers.next_s()
+        return None if due_s is None else max(0.0, due_s - time.monotonic())
+
+    def _receive(self, frontend: int, frame: Down, report: Report) -> None:
+        if isinstance(frame, Add):
+            self._add(frontend, frame, report)
+        elif isinstance(frame, Abort):
+            for handle in frame.handles:
+                self._abort(frontend, handle)
+        else:
+            self._control(frontend, frame, report)
+
+    def _add(self, frontend: int, add: Add, report: Report) -> None:
+        replaced = self._door.replaced(add.request)
+        for seq in replaced:
+            self._fail(seq, "DUPLICATE_REQUEST_ID", "a later attempt of the same call took its place", report)
+        refusal = self._door.refusal(add.request, self._census.retry_after_s(len(self.scheduler.waiting)))
+        if refusal is not None:
+            for index in range(max(add.request.num_outputs, 1)):
+                report.refused(frontend, _failed(add.handle + index, refusal))
+            return
+        seqs = self._door.admit(frontend, add)
+        self.scheduler.add(seqs)
+        for seq in seqs:
+            self._timers.add(seq)
+
+    def _abort(self, frontend: int, handle: int) -> None:
+        seq = self._door.find(frontend, handle)
+        if seq is not None:
+            self.scheduler.remove(seq)
+            self._door.forget(seq)
+
+    def _control(self, frontend: int, control: Control, report: Report) -> None:
+        if control.verb == "reset_prefix_cache":
+            self._outbox.send(frontend, Reply(control.id, self.scheduler.pool.reset_prefixes()))
+        elif control.verb == "abort_requests":
+            aborted = self._abort_requests(control.request_ids, report)
+            self._outbox.send(frontend, Reply(control.id, len(aborted), aborted))
+        else:
+            _LOG.warning("unknown control verb %r", control.verb)
+            self._outbox.send(frontend, Reply(control.id))
+
+    def _abort_requests(self, request_ids: tuple[str, ...], report: Report) -> tuple[str, ...]:
+        """An operator ends these requests (none named: all): by a finish where output began, else by an error."""
+        wanted = set(request_ids)
+        seqs = [seq for seq in self._door.live() if not wanted or seq.request.request_id in wanted]
+        for seq in seqs:
+            if seq.num_generated:
+                self._finish(seq, FinishReason.ABORTED, report)
+            else:
+                self._fail(seq, "ABORTED_BY_ADMIN", "an operator aborted this request", report)
+        return tuple(sorted({seq.request.request_id for seq in seqs}))
+
+    def _expire(self, now_s: float, report: Report) -> None:
+        for due, seq in self._timers.pop_due(now_s):
+            if due is Due.DEADLINE:
+                self._fail(seq, "DEADLINE_PASSED", "the deadline passed before the output was complete", report)
+            elif due is Due.TIME_LIMIT:
+                self._finish(seq, FinishReason.TIME_LIMIT, report)
+            elif seq.first_scheduled_s is None:
+                waited = self._census.retry_after_s(len(self.scheduler.waiting))
+                self._fail(seq, "QUEUE_TIMEOUT", "the request waited longer than max_queue_duration", report, waited)
+
+    def _finish(self, seq: Sequence, reason: FinishReason, report: Report) -> None:
+        self.scheduler.remove(seq, reason)
+        report.finished(seq)
+
+    def _fail(self, seq: Sequence, reason: str, message: str, report: Report, retry_after_s: float | None = None) -> None:
+        self.scheduler.remove(seq)
+        report.failed(seq, reason, message, retry_after_s=retry_after_s)
+        self._door.forget(seq)
+
+    # -- going out ---------------------------------------------------------------------------------------------------------------------
+
+    def _settle_oldest(self, report: Report) -> None:
+        output: StepOutput = self._launched.popleft().pending.result()
+        self.scheduler.settle(output, report)
+        self._census.stepped(output)
+
+    def _send(self, report: Report) -> None:
+        for seq in report.ended:
+            self._door.forget(seq)
+        self._census.count(report)
+        if not report.columns:
+            return
+        load = self._census.load(self.scheduler)
+        for frontend, frame in report.frames(self._census.steps, load):
+            self._outbox.send(frontend, frame)
+        self._timers.sweep(len(self._door))
+
+
+def _failed(handle: int, refusal: Failed) -> Failed:
+    return Failed(handle, refusal.reason, refusal.message, refusal.field, refusal.needed, refusal.limit, refusal.retry_after_s)
+

@@ -1,0 +1,1 @@
+"""Who gets time and memory in the next step."""

@@ -1,0 +1,62 @@
+"""What a step has to tell, gathered in columns per front end."""
+
+from __future__ import annotations
+
+from photon_grpc.core.frames import Failed, Finished, StepFrame
+from photon_grpc.core.sequence import Sequence
+from photon_grpc.core.stats import Load
+
+
+class _Columns:
+    __slots__ = ("handles", "ids", "finished", "failed")
+
+    def __init__(self) -> None:
+        self.handles: list[int] = []
+        self.ids: list[int] = []
+        self.finished: list[Finished] = []
+        self.failed: list[Failed] = []
+
+
+class Report:
+    """Filled by the Scheduler and the Engine during one step, then sent as one StepFrame per front end."""
+
+    __slots__ = ("columns", "ended", "output_tokens", "overrun_tokens")
+
+    def __init__(self) -> None:
+        self.columns: dict[int, _Columns] = {}
+        #: Sequences that need no entry in any map any more.
+        self.ended: list[Sequence] = []
+        self.output_tokens = 0
+        self.overrun_tokens = 0
+
+    def _of(self, frontend: int) -> _Columns:
+        columns = self.columns.get(frontend)
+        if columns is None:
+            columns = self.columns[frontend] = _Columns()
+        return columns
+
+    def token(self, seq: Sequence, token: int) -> None:
+        columns = self.columns.get(seq.frontend) or self._of(seq.frontend)
+        columns.handles.append(seq.handle)
+        columns.ids.append(token)
+        self.output_tokens += 1
+
+    def finished(self, seq: Sequence) -> None:
+        request = seq.request
+        queue_s = (seq.first_scheduled_s or request.arrival_s) - request.arrival_s
+        done = Finished(seq.handle, seq.finish_reason, seq.num_generated, seq.num_cached, seq.num_preemptions, max(queue_s, 0.0))
+        self._of(seq.frontend).finished.append(done)
+        self.ended.append(seq)
+
+    def failed(self, seq: Sequence, reason: str, message: str, *, retry_after_s: float | None = None) -> None:
+        self.refused(seq.frontend, Failed(seq.handle, reason, message, retry_after_s=retry_after_s))
+        self.ended.append(seq)
+
+    def refused(self, frontend: int, failed: Failed) -> None:
+        self._of(frontend).failed.append(failed)
+
+    def frames(self, step: int, load: Load) -> list[tuple[int, StepFrame]]:
+        return [
+            (frontend, StepFrame(step, tuple(c.handles), tuple(c.ids), tuple(c.finished), tuple(c.failed), load))
+            for frontend, c in self.columns.items()
+        ]

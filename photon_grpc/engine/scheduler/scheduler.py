@@ -1,0 +1,393 @@
+"""Chooses the next Batch and settles the oldest StepOutput.
+
+Two phases: RUNNING sequences first, then WAITING ones are admitted into what is left of the token budget. What a sequence computes is one
+subtraction (see core.sequence), so that prefill, chunks, decode, prefix hits and resumption need no modes. Step n + 1 may be chosen before
+step n is read: a Sequence keeps its Flights, and `settle` pops exactly the one of its Batch.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from dataclasses import dataclass
+
+from photon_grpc.core.batch import Admission, Batch, Fault, Growth, StepOutput
+from photon_grpc.core.request import FinishReason
+from photon_grpc.core.sequence import Flight, Sequence, Status
+from photon_grpc.engine.blocks.block_pool import BlockPool
+from photon_grpc.engine.scheduler.policy import Policy
+from photon_grpc.engine.scheduler.queue import WaitingQueue
+from photon_grpc.engine.scheduler.report import Report
+from photon_grpc.errors import NumericFailure
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    enable_chunked_prefill: bool = True
+
+
+class _Plan:
+    """The Batch being chosen."""
+
+    __slots__ = ("step", "budget", "rows", "slots", "counts", "yields", "admissions", "grown", "copies", "published")
+
+    def __init__(self, step: int, budget: int) -> None:
+        self.step = step
+        self.budget = budget
+        self.rows: list[Sequence] = []
+        self.slots: list[int] = []
+        self.counts: list[int] = []
+        self.yields: list[int] = []
+        self.admissions: list[Admission] = []
+        self.grown: list[Growth] = []
+        self.copies: list[tuple[int, int]] = []
+        #: Row -> blocks that became known before this step has filled them.
+        self.published: dict[int, list[int]] = {}
+
+
+class Scheduler:
+    """Decides who computes what; owns every Sequence from `add` to its end.
+
+    Args:
+        limits: seats, tokens per step, whether prompts may be split.
+        policy: ranks requests.
+        pool: the KV blocks.
+    """
+
+    def __init__(self, limits: SchedulerLimits, policy: Policy, pool: BlockPool) -> None:
+        self.limits = limits
+        self.policy = policy
+        self.pool = pool
+        self.waiting = WaitingQueue()
+        #: Those that have a seat, best rank first.
+        self.running: list[Sequence] = []
+        self.num_parked = 0
+        self.num_preemptions = 0
+        #: Of requests that got their first step.
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self._step = 0
+        self._flying: deque[tuple[Batch, _Plan]] = deque()
+        self._slots = list(range(limits.max_num_seqs, 0, -1))
+        self._slot_fences: deque[tuple[int, int]] = deque()
+        self._left: list[int] = []
+        #: Rank of the first running sequence that the budget did not reach: it is served first next time.
+        self._resume_at: tuple[float, int] | None = None
+        #: Leader -> the siblings that wait for its prompt.
+        self._siblings: dict[Sequence, list[Sequence]] = {}
+
+    # -- coming and going --------------------------------------------------------------------------------------------------------------
+
+    def add(self, seqs: list[Sequence]) -> None:
+        """Takes the sequences of one request; the first computes the prompt that the others share."""
+        leader, *siblings = seqs
+        self.waiting.push(leader)
+        if not siblings:
+            return
+        self._siblings[leader] = siblings
+        self.num_parked += len(siblings)
+        for seq in siblings:
+            seq.leader = leader
+            seq.status = Status.PARKED
+
+    def remove(self, seq: Sequence, reason: FinishReason = FinishReason.ABORTED) -> None:
+        """Ends a sequence at once, whatever it is doing; a row in flight is dropped when it settles."""
+        if seq.status is Status.FINISHED:
+            return
+        if seq.status is Status.WAITING:
+            self.waiting.remove(seq)
+        elif seq.status is Status.PARKED:
+            self._unpark(seq)
+        self._end(seq, reason)
+        self._sweep()
+
+    def has_work(self) -> bool:
+        """Whether `schedule` may find a row now or once a step in flight has settled."""
+        return bool(self.running or len(self.waiting))
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._flying)
+
+    # -- one step ----------------------------------------------------------------------------------------------------------------------
+
+    def schedule(self, now_s: float) -> Batch | None:
+        """The next Batch, or None when no sequence can compute anything now."""
+        plan = _Plan(self._step + 1, self.limits.max_num_batched_tokens)
+        if self._slot_fences:
+            self._open_slot_fences()
+        preemptions = self.num_preemptions
+        num_running = len(self.running)
+        self._serve_running(plan)
+        if len(self.waiting) and preemptions == self.num_preemptions:
+            self._admit_waiting(plan, num_running, now_s)
+        if not plan.rows:
+            return None
+        self._step = plan.step
+        left, self._left = self._left, []
+        batch = Batch(
+            step=plan.step,
+            slots=tuple(plan.slots),
+            counts=tuple(plan.counts),
+            yields=tuple(plan.yields),
+            left=tuple(left),
+            admissions=tuple(plan.admissions),
+            grown=tuple(plan.grown),
+            copies=tuple(plan.copies),
+        )
+        self._flying.append((batch, plan))
+        return batch
+
+    def _serve_running(self, plan: _Plan) -> None:
+        chunked = self.limits.enable_chunked_prefill
+        for seq in self._in_turn():
+            if plan.budget <= 0:
+                self._resume_at = seq.rank
+                return
+            if seq.status is not Status.RUNNING:
+                continue
+            wanted, launched = len(seq.ids), seq.num_computed
+            for flight in seq.flights:
+                wanted += flight.may_yield
+                launched += flight.computes
+            count = wanted - launched
+            if count <= 0 or wanted >= seq.max_len:
+                continue
+            if count > plan.budget:
+                if not chunked and plan.rows:
+                    continue
+                count = plan.budget if chunked else count
+            end = launched + count
+            if end > seq.table.capacity and not self._make_room(seq, end, plan):
+                continue
+            self._place(plan, seq, count, end, 1 if end == wanted else 0)
+
+    def _in_turn(self) -> list[Sequence]:
+        """A copy of the running, best rank first; where the budget did not reach all of them, from the first it left out."""
+        resume_at, self._resume_at = self._resume_at, None
+        if resume_at is None:
+            return self.running[:]
+        at = bisect_left(self.running, resume_at, key=_rank)
+        return self.running[at:] + self.running[:at]
+
+    def _place(self, plan: _Plan, seq: Sequence, count: int, end: int, yields: int) -> None:
+        plan.rows.append(seq)
+        plan.slots.append(seq.slot)
+        plan.counts.append(count)
+        plan.yields.append(yields)
+        plan.budget -= count
+        seq.flights.append(Flight(plan.step, count, yields))
+        seq.last_step = plan.step
+        if end >= seq.table.publish_at and end <= len(seq.ids):
+            # Every id in these blocks is known and is written in this step, before any row of it attends.
+            plan.published[len(plan.rows) - 1] = self.pool.publish(seq, end)
+
+    def _make_room(self, seq: Sequence, num_tokens: int, plan: _Plan) -> bool:
+        """Extends the table, preempting the worst rank if need be. False when this sequence must sit out or was preempted itself."""
+        while True:
+            grown = self.pool.grow(seq, num_tokens)
+            if grown is not None:
+                plan.grown.extend(grown)
+                return True
+            if self.pool.limbo_covers(num_tokens, seq):
+                return False
+            victim = next(other for other in reversed(self.running) if other.last_step != plan.step)
+            self._preempt(victim)
+            if victim is seq:
+                return False
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Takes seat and blocks; the ids stay. What is in flight still yields its ids, its keys and values are void."""
+        self.num_preemptions += 1
+        seq.num_preemptions += 1
+        self._vacate(seq)
+        self.running.remove(seq)
+        seq.num_computed = 0
+        self._release_siblings(seq)
+        if seq.flights:
+            seq.status = Status.PARKED
+            self.num_parked += 1
+        else:
+            self._wait(seq)
+
+    def _wait(self, seq: Sequence) -> None:
+        seq.status = Status.WAITING
+        self.waiting.push(seq)
+
+    # -- admission ---------------------------------------------------------------------------------------------------------------------
+
+    def _admit_waiting(self, plan: _Plan, num_running: int, now_s: float) -> None:
+        seats = min(self.policy.open(num_running, len(self.waiting)), len(self.waiting))
+        while seats > 0 and plan.budget > 0 and self._slots and len(self.waiting):
+            seq = self.waiting.first()
+            if not self.limits.enable_chunked_prefill and plan.rows and len(seq.ids) > plan.budget:
+                return
+            copies = self._take_blocks(seq)
+            if copies is None:
+                return
+            self.waiting.remove(seq)
+            self.policy.admitted()
+            seats -= 1
+            self._seat(plan, seq, copies, now_s)
+
+    def _take_blocks(self, seq: Sequence) -> tuple[tuple[int, int], ...] | None:
+        """Copies to make, after the sequence got its blocks; None when there is no room for it now."""
+        leader = seq.leader
+        if leader is not None and self.pool.growth.may_share and seq.num_generated == 0 and self._has_prompt(leader):
+            return self.pool.fork(seq, leader, len(self.running))
+        request = seq.request
+        root = (request.adapter, request.owner, request.salt)
+        return () if self.pool.admit(seq, root, len(self.running)) else None
+
+    @staticmethod
+    def _has_prompt(leader: Sequence) -> bool:
+        return leader.status is Status.RUNNING and leader.num_computed >= leader.num_prompt - 1
+
+    def _seat(self, plan: _Plan, seq: Sequence, copies: tuple[tuple[int, int], ...], now_s: float) -> None:
+        seq.slot = self._slots.pop()
+        seq.status = Status.RUNNING
+        if seq.first_scheduled_s is None:
+            seq.first_scheduled_s = now_s
+            self.num_prompt_tokens += seq.num_prompt
+            self.num_cached_tokens += seq.num_cached
+        insort(self.running, seq, key=_rank)
+        stop = seq.request.stop
+        plan.admissions.append(
+            Admission(
+                slot=seq.slot,
+                ids=tuple(seq.ids),
+                num_prompt=seq.num_prompt,
+                num_computed=seq.num_computed,
+                blocks=tuple(tuple(group) for group in seq.table.groups),
+                sampling=seq.request.sampling,
+                output_index=seq.index,
+                min_tokens=stop.min_tokens,
+                banned_until_min=stop.eos_token_ids + stop.stop_token_ids if stop.min_tokens else (),
+            )
+        )
+        plan.copies.extend(copies)
+        left = len(seq.ids) - seq.num_computed
+        count = min(left, plan.budget) if self.limits.enable_chunked_prefill else left
+        end = seq.num_computed + count
+        self._place(plan, seq, count, end, 1 if end == len(seq.ids) else 0)
+
+    # -- settling ----------------------------------------------------------------------------------------------------------------------
+
+    def settle(self, output: StepOutput, report: Report) -> None:
+        """Appends what the oldest step in flight produced, ends what ended, opens the fences behind it."""
+        batch, plan = self._flying.popleft()
+        yields, faults, ids = batch.yields, output.faults, iter(output.ids)
+        ended = False
+        for row, seq in enumerate(plan.rows):
+            flight = seq.flights.popleft()
+            token = next(ids) if yields[row] else None
+            status = seq.status
+            if faults and row in faults:
+                self._fail(seq, faults[row], plan.published.get(row, []), report)
+                ended = True
+                continue
+            if status is Status.FINISHED:
+                report.overrun_tokens += yields[row]
+                continue
+            if status is Status.RUNNING:
+                seq.num_computed += flight.computes
+            if token is not None:
+                seq.ids.append(token)
+                report.token(seq, token)
+                if token in seq.stop_ids or len(seq.ids) >= seq.max_len:
+                    self._finish(seq, self._reason(seq, token), report)
+                    ended = True
+                    continue
+            if status is Status.PARKED:
+                if not seq.flights:
+                    self._unpark(seq)
+                    self._wait(seq)
+            elif seq.num_computed >= seq.table.publish_at:
+                self.pool.publish(seq, seq.num_computed)
+        if self._siblings:
+            self._wake_siblings()
+        self.pool.settled(output.step)
+        if ended:
+            self._sweep()
+
+    @staticmethod
+    def _reason(seq: Sequence, token: int) -> FinishReason:
+        if token in seq.request.stop.eos_token_ids:
+            return FinishReason.EOS
+        return FinishReason.STOP_TOKEN if token in seq.stop_ids else seq.request.stop.limit_reason
+
+    def _finish(self, seq: Sequence, reason: FinishReason, report: Report) -> None:
+        if seq.status is Status.PARKED:
+            self._unpark(seq)
+        self._end(seq, reason)
+        report.finished(seq)
+
+    def _fail(self, seq: Sequence, fault: Fault, published: list[int], report: Report) -> None:
+        """Ends a sequence whose row failed; what the row was to fill is no longer known to anybody."""
+        forgotten = self.pool.forget(published)
+        self._fail_one(seq, fault, report)
+        if fault.reason == NumericFailure.reason:
+            # The row was computed: whoever shares its blocks sees in its own logits whether they are sound.
+            return
+        for other in self.running:
+            if other.status is Status.RUNNING and not forgotten.isdisjoint(other.table.groups[0]):
+                self._fail_one(other, fault, report)
+
+    def _fail_one(self, seq: Sequence, fault: Fault, report: Report) -> None:
+        if seq.status is Status.FINISHED:
+            return
+        if seq.status is Status.PARKED:
+            self._unpark(seq)
+        self._end(seq, FinishReason.UNSPECIFIED)
+        report.failed(seq, fault.reason, fault.message)
+
+    def _end(self, seq: Sequence, reason: FinishReason) -> None:
+        if seq.status is Status.RUNNING:
+            self._vacate(seq)
+        seq.status = Status.FINISHED
+        seq.finish_reason = reason
+        if self._siblings:
+            self._release_siblings(seq)
+
+    def _vacate(self, seq: Sequence) -> None:
+        fence = seq.last_step if seq.flights else 0
+        self.pool.release(seq.table, fence)
+        self._left.append(seq.slot)
+        if fence:
+            self._slot_fences.append((fence, seq.slot))
+        else:
+            self._slots.append(seq.slot)
+        seq.slot = 0
+
+    def _open_slot_fences(self) -> None:
+        oldest = self._flying[0][0].step if self._flying else self._step + 1
+        while self._slot_fences and self._slot_fences[0][0] < oldest:
+            self._slots.append(self._slot_fences.popleft()[1])
+
+    def _sweep(self) -> None:
+        self.running = [seq for seq in self.running if seq.status is Status.RUNNING]
+
+    # -- several outputs ---------------------------------------------------------------------------------------------------------------
+
+    def _unpark(self, seq: Sequence) -> None:
+        self.num_parked -= 1
+        if seq.leader is not None and seq.leader in self._siblings:
+            siblings = self._siblings[seq.leader]
+            if seq in siblings:
+                siblings.remove(seq)
+
+    def _wake_siblings(self) -> None:
+        for leader in [leader for leader in self._siblings if self._has_prompt(leader)]:
+            self._release_siblings(leader)
+
+    def _release_siblings(self, leader: Sequence) -> None:
+        """The prompt is there, or will not be: the siblings fend for themselves."""
+        for seq in self._siblings.pop(leader, ()):
+            self.num_parked -= 1
+            self._wait(seq)
+
+
+def _rank(seq: Sequence) -> tuple[float, int]:
+    return seq.rank

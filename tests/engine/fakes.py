@@ -1,0 +1,139 @@
+"""A runner without tensors, exact about the one thing that matters here: it reads its own KV cache.
+
+Every block is a list of cells holding the id written there. A token is drawn from the ids *read back through the block table*, so a wrong
+block table, a block shared and then written, or one given away too early changes the output. `complete` is the independent oracle: the
+same function of the plain list of ids.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from photon_grpc.core.batch import Batch, Fault, StepOutput
+from photon_grpc.core.frames import Down, Up
+from photon_grpc.core.kv import KVGroup, KVSpec
+
+VOCAB = 97
+
+
+def next_id(ids: Sequence[int], seed: int = 0, index: int = 0) -> int:
+    """The id that follows `ids`."""
+    state = seed * 31 + index * 17 + 7
+    for token in ids:
+        state = (state * 1103515245 + token + 12345) % (1 << 31)
+    return state % VOCAB
+
+
+def complete(prompt: Sequence[int], num_tokens: int, seed: int = 0, index: int = 0, stop: frozenset[int] = frozenset()) -> list[int]:
+    ids = list(prompt)
+    for _ in range(num_tokens):
+        ids.append(next_id(ids, seed, index))
+        if ids[-1] in stop:
+            break
+    return ids[len(prompt) :]
+
+
+class _Slot:
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.computed = 0
+        self.blocks: list[int] = []
+        self.seed = 0
+        self.index = 0
+
+
+class Landed:
+    def __init__(self, output: StepOutput) -> None:
+        self._output = output
+
+    def result(self) -> StepOutput:
+        return self._output
+
+
+class FakeRunner:
+    """Computes at submission, in order; `depth` only lets the engine launch before it reads."""
+
+    def __init__(self, num_blocks: int, block_size: int, depth: int = 0) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.depth = depth
+        self.kv_groups = (KVGroup(KVSpec(1, 1), (0,)),)
+        self.cells = [[-1] * block_size for _ in range(num_blocks + 1)]
+        self.slots: dict[int, _Slot] = {}
+        self.batches: deque[Batch] = deque(maxlen=2000)
+        #: Steps to fail as a whole.
+        self.fail_steps: set[int] = set()
+
+    def submit(self, batch: Batch) -> Landed:
+        self.batches.append(batch)
+        self._apply(batch)
+        if batch.step in self.fail_steps:
+            faults = {row: Fault("INTERNAL_FAILURE", "launch failed") for row in range(len(batch.slots))}
+            self._skip(batch)
+            return Landed(StepOutput(batch.step, tuple(0 for y in batch.yields if y), faults))
+        chunks = [self._write(slot, count) for slot, count in zip(batch.slots, batch.counts, strict=True)]
+        ids = [self._draw(slot) for slot, yields, _ in zip(batch.slots, batch.yields, chunks, strict=True) if yields]
+        return Landed(StepOutput(batch.step, tuple(ids)))
+
+    def close(self) -> None:
+        pass
+
+    def _apply(self, batch: Batch) -> None:
+        for slot in batch.left:
+            del self.slots[slot]
+        for admission in batch.admissions:
+            assert admission.slot not in self.slots, "a slot was given twice"
+            slot = self.slots[admission.slot] = _Slot()
+            slot.ids, slot.computed = list(admission.ids), admission.num_computed
+            slot.blocks = list(admission.blocks[0])
+            slot.seed, slot.index = admission.sampling.seed, admission.output_index
+        for growth in batch.grown:
+            blocks = self.slots[growth.slot].blocks
+            assert len(blocks) == growth.offset
+            blocks.extend(growth.blocks)
+        for source, destination in batch.copies:
+            self.cells[destination] = list(self.cells[source])
+
+    def _skip(self, batch: Batch) -> None:
+        for number, count, yields in zip(batch.slots, batch.counts, batch.yields, strict=True):
+            slot = self.slots[number]
+            slot.computed += count
+            if yields:
+                slot.ids.append(0)
+
+    def _write(self, number: int, count: int) -> None:
+        slot = self.slots[number]
+        for position in range(slot.computed, slot.computed + count):
+            self.cells[slot.blocks[position // self.block_size]][position % self.block_size] = slot.ids[position]
+        slot.computed += count
+
+    def _draw(self, number: int) -> int:
+        slot = self.slots[number]
+        assert slot.computed == len(slot.ids), "a row yields before all it knows is computed"
+        read = [self.cells[slot.blocks[p // self.block_size]][p % self.block_size] for p in range(slot.computed)]
+        token = next_id(read, slot.seed, slot.index)
+        slot.ids.append(token)
+        return token
+
+
+class Post:
+    """Inbox and outbox in one: frames put in are drained, frames sent are kept."""
+
+    def __init__(self) -> None:
+        self.inbox: list[tuple[int, Down]] = []
+        self.sent: list[tuple[int, Up]] = []
+        self.waits: list[float | None] = []
+
+    def put(self, frame: Down, frontend: int = 0) -> None:
+        self.inbox.append((frontend, frame))
+
+    def drain(self, timeout_s: float | None) -> list[tuple[int, Down]]:
+        self.waits.append(timeout_s)
+        frames, self.inbox = self.inbox, []
+        if not frames and timeout_s is None:
+            raise EOFError
+        return frames
+
+    def send(self, frontend: int, frame: Up) -> None:
+        self.sent.append((frontend, frame))

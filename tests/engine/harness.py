@@ -1,0 +1,107 @@
+"""An engine over a fake runner, and what came out of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from photon_grpc.core.frames import Abort, Add, Facts, Failed, Finished, StepFrame
+from photon_grpc.core.request import Request, SamplingParams, StopParams
+from photon_grpc.engine.blocks.block_pool import BlockPool
+from photon_grpc.engine.blocks.extent import ReserveContext
+from photon_grpc.engine.blocks.growth import GrowOnDemand
+from photon_grpc.engine.blocks.prefix_index import NoPrefixIndex, RadixIndex
+from photon_grpc.engine.engine import Engine
+from photon_grpc.engine.scheduler.policy import POLICIES
+from photon_grpc.engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from tests.engine.fakes import FakeRunner, Post
+
+
+@dataclass
+class Setting:
+    num_blocks: int = 64
+    block_size: int = 4
+    max_num_seqs: int = 8
+    max_num_batched_tokens: int = 64
+    chunked: bool = True
+    prefix_caching: bool = True
+    contiguous: bool = False
+    policy: str = "priority"
+    depth: int = 0
+    max_model_len: int = 256
+    max_queue_size: int = 1024
+
+
+@dataclass
+class Outcome:
+    ids: list[int] = field(default_factory=list)
+    finished: Finished | None = None
+    failed: Failed | None = None
+
+
+class Harness:
+    def __init__(self, setting: Setting | None = None) -> None:
+        self.setting = s = setting or Setting()
+        self.runner = FakeRunner(s.num_blocks, s.block_size, s.depth)
+        index = RadixIndex(s.block_size) if s.prefix_caching and not s.contiguous else NoPrefixIndex()
+        self.pool = BlockPool(s.num_blocks, s.block_size, index, ReserveContext() if s.contiguous else GrowOnDemand())
+        limits = SchedulerLimits(s.max_num_seqs, s.max_num_batched_tokens, s.chunked)
+        self.scheduler = Scheduler(limits, POLICIES[s.policy](), self.pool)
+        self.post = Post()
+        facts = Facts(s.max_model_len, 97, s.block_size, s.num_blocks, s.max_num_seqs, s.max_num_batched_tokens, s.max_queue_size, 1 << 20, "cpu", "float32")
+        self.engine = Engine(self.scheduler, self.runner, self.post, self.post, facts)
+        self.outcomes: dict[int, Outcome] = {}
+        self._handles = 0
+        self._read = 0
+
+    def add(self, prompt: list[int], max_tokens: int = 8, *, num_outputs: int = 1, seed: int = 0, stop: tuple[int, ...] = (), **more: object) -> int:
+        handle = self._handles
+        self._handles += num_outputs
+        request = Request(
+            request_id=str(more.pop("request_id", f"r{handle}")),
+            prompt_ids=tuple(prompt),
+            sampling=SamplingParams(seed=seed),
+            stop=StopParams(max_tokens, stop_token_ids=stop),
+            arrival_s=float(more.pop("arrival_s", time.monotonic())),  # type: ignore[arg-type]
+            num_outputs=num_outputs,
+            **more,  # type: ignore[arg-type]
+        )
+        for index in range(num_outputs):
+            self.outcomes[handle + index] = Outcome()
+        self.post.put(Add(handle, request))
+        return handle
+
+    def abort(self, *handles: int) -> None:
+        self.post.put(Abort(handles))
+
+    def step(self) -> None:
+        self.engine.step()
+        self.pool.check()
+        self._collect()
+
+    def run(self, max_steps: int = 20_000) -> None:
+        """Steps until nothing is left to do."""
+        for _ in range(max_steps):
+            try:
+                self.step()
+            except EOFError:
+                return
+            assert self.post.waits[-1] is None or self.post.waits[-1] <= 0.0 or not self.scheduler.has_work(), "the engine spins"
+        raise AssertionError("the engine does not come to rest")
+
+    def idle(self) -> bool:
+        """Whether nothing is held but what the prefix index knows."""
+        pool = self.pool
+        return not (pool.num_owned or pool.num_limbo or len(self.engine._door) or self.scheduler.has_work() or self.scheduler.num_parked)
+
+    def _collect(self) -> None:
+        for _, frame in self.post.sent[self._read :]:
+            if not isinstance(frame, StepFrame):
+                continue
+            for handle, token in zip(frame.handles, frame.ids, strict=True):
+                self.outcomes[handle].ids.append(token)
+            for finished in frame.finished:
+                self.outcomes[finished.handle].finished = finished
+            for failed in frame.failed:
+                self.outcomes[failed.handle].failed = failed
+        self._read = len(self.post.sent)

@@ -1,0 +1,290 @@
+"""The engine over a runner that reads its own KV cache, against the plain function of a list of ids."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from photon_grpc.core.frames import Control, Reply
+from photon_grpc.core.request import FinishReason
+from photon_grpc.engine.scheduler.scheduler import SchedulerLimits
+from tests.engine.fakes import complete
+from tests.engine.harness import Harness, Setting
+
+DEPTHS = pytest.mark.parametrize("depth", [0, 1])
+
+
+@DEPTHS
+def test_a_prompt_longer_than_the_budget_is_computed_in_chunks_beside_decode_rows(depth: int) -> None:
+    h = Harness(Setting(depth=depth, max_num_batched_tokens=8))
+    short, long = h.add([5], 20), h.add(list(range(40)), 5)
+    h.run()
+    assert h.outcomes[short].ids == complete([5], 20)
+    assert h.outcomes[long].ids == complete(range(40), 5)
+    assert any(len(b.slots) == 2 and min(b.counts) == 1 and max(b.counts) > 1 for b in h.runner.batches)
+    assert max(sum(b.counts) for b in h.runner.batches) <= 8
+
+
+@DEPTHS
+def test_a_pool_too_small_for_all_preempts_and_all_finish_undisturbed(depth: int) -> None:
+    h = Harness(Setting(depth=depth, num_blocks=10, prefix_caching=False))
+    handles = [h.add([i, i + 1, i + 2], 24, seed=i) for i in range(6)]
+    h.run()
+    assert h.scheduler.num_preemptions > 0
+    for i, handle in enumerate(handles):
+        assert h.outcomes[handle].ids == complete([i, i + 1, i + 2], 24, seed=i)
+    assert h.idle() and h.pool.num_free == 10
+
+
+@DEPTHS
+def test_outputs_of_one_request_share_the_prompt_and_never_write_what_is_shared(depth: int) -> None:
+    h = Harness(Setting(depth=depth))
+    handle = h.add(list(range(11)), 9, num_outputs=4, seed=1)
+    h.run()
+    for index in range(4):
+        assert h.outcomes[handle + index].ids == complete(range(11), 9, seed=1, index=index)
+    assert sum(sum(b.counts) for b in h.runner.batches) < 2 * 11 + 4 * 9 + 4, "the prompt was computed more than once"
+    assert [len(b.copies) for b in h.runner.batches if b.copies] == [3]
+    assert h.idle()
+
+
+@DEPTHS
+def test_a_burst_of_equal_prompts_is_computed_once(depth: int) -> None:
+    h = Harness(Setting(depth=depth, max_num_batched_tokens=256))
+    handles = [h.add(list(range(33)), 4) for _ in range(6)]
+    h.run()
+    for handle in handles:
+        assert h.outcomes[handle].ids == complete(range(33), 4)
+    assert sum(h.runner.batches[0].counts) == 33 + 5
+    assert [h.outcomes[handle].finished.num_cached_prompt for handle in handles] == [0, 32, 32, 32, 32, 32]
+
+
+def test_generated_tokens_are_hit_by_the_next_turn() -> None:
+    h = Harness()
+    first = h.add([1, 2, 3], 14)
+    h.run()
+    history = [1, 2, 3, *h.outcomes[first].ids, 7, 8]
+    second = h.add(history, 3)
+    h.run()
+    # 17 tokens were known of which the last was never computed: 16 are whole blocks.
+    assert h.outcomes[second].finished.num_cached_prompt == 16
+    assert h.outcomes[second].ids == complete(history, 3)
+
+
+def test_prefixes_are_shared_only_within_salt_owner_and_without_bypass() -> None:
+    h = Harness()
+    h.add(list(range(20)), 2, salt="a")
+    h.run()
+    others = [h.add(list(range(20)), 2, salt="b"), h.add(list(range(20)), 2, salt="a", owner="o"), h.add(list(range(20)), 2, salt="a", bypass_prefix_cache=True)]
+    same = h.add(list(range(20)), 2, salt="a")
+    h.run()
+    assert [h.outcomes[handle].finished.num_cached_prompt for handle in [*others, same]] == [0, 0, 0, 16]
+
+
+def test_a_reset_forgets_every_prefix() -> None:
+    h = Harness()
+    h.add(list(range(20)), 2)
+    h.run()
+    assert h.pool.num_cached == 5
+    h.post.put(Control(1, "reset_prefix_cache"))
+    h.step()
+    assert (0, Reply(1, 5)) in h.post.sent
+    assert h.pool.num_free == h.pool.num_blocks
+
+
+@DEPTHS
+def test_an_aborted_request_leaves_nothing_behind(depth: int) -> None:
+    h = Harness(Setting(depth=depth))
+    gone, stays = h.add([1, 2, 3, 4, 5], 50), h.add([9], 10)
+    for _ in range(4):
+        h.step()
+    h.abort(gone)
+    h.step()
+    assert h.engine._door.find(0, gone) is None
+    h.run()
+    assert h.outcomes[stays].ids == complete([9], 10)
+    assert h.outcomes[gone].finished is None and h.idle()
+
+
+def test_overlap_computes_one_token_past_the_end_and_never_delivers_it() -> None:
+    h = Harness(Setting(depth=1))
+    expected = complete([4, 4], 30)
+    stop = expected[6]
+    end = expected.index(stop)
+    handle = h.add([4, 4], 30, stop=(stop,))
+    h.run()
+    assert h.outcomes[handle].ids == expected[: end + 1]
+    assert h.outcomes[handle].finished.reason is FinishReason.STOP_TOKEN
+    assert h.engine._census.load(h.scheduler).overrun_tokens == 1
+
+
+def test_max_tokens_wastes_no_row() -> None:
+    for depth in (0, 1):
+        h = Harness(Setting(depth=depth))
+        h.add([1, 2], 6)
+        h.run()
+        assert sum(sum(b.counts) for b in h.runner.batches) == 7
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3])
+def test_a_budget_below_the_number_of_sequences_serves_all(budget: int) -> None:
+    h = Harness(Setting(max_num_batched_tokens=budget))
+    handles = [h.add([i], 12, seed=i) for i in range(6)]
+    h.run()
+    for i, handle in enumerate(handles):
+        assert h.outcomes[handle].ids == complete([i], 12, seed=i)
+
+
+def test_running_sequences_take_turns_when_the_budget_is_short() -> None:
+    h = Harness(Setting(max_num_batched_tokens=4, num_blocks=400))
+    handles = [h.add([i], 200, seed=i) for i in range(4)]
+    h.step()
+    h.scheduler.limits = SchedulerLimits(8, 3)
+    for _ in range(100):
+        h.step()
+    lengths = [len(h.outcomes[handle].ids) for handle in handles]
+    assert max(lengths) - min(lengths) <= 1
+
+
+def test_without_chunking_a_prompt_over_the_budget_is_computed_in_one_step() -> None:
+    h = Harness(Setting(max_num_batched_tokens=8, chunked=False))
+    a, b = h.add(list(range(30)), 3), h.add(list(range(5)), 3)
+    h.run()
+    assert any(30 in batch.counts for batch in h.runner.batches)
+    assert h.outcomes[a].ids == complete(range(30), 3) and h.outcomes[b].ids == complete(range(5), 3)
+
+
+def test_what_can_never_fit_is_refused_with_both_numbers() -> None:
+    h = Harness(Setting(num_blocks=4, max_model_len=64))
+    too_long, too_big = h.add(list(range(60)), 10), h.add(list(range(10)), 10)
+    exact = h.add(list(range(10)), 7)
+    h.run()
+    assert (h.outcomes[too_long].failed.reason, h.outcomes[too_long].failed.needed, h.outcomes[too_long].failed.limit) == ("PROMPT_TOO_LONG", 70, 64)
+    assert (h.outcomes[too_big].failed.reason, h.outcomes[too_big].failed.needed, h.outcomes[too_big].failed.limit) == ("KV_CAPACITY", 5, 4)
+    assert h.outcomes[exact].ids == complete(range(10), 7)
+
+
+def test_the_queue_is_bounded_and_ids_are_unique_per_owner() -> None:
+    h = Harness(Setting(max_queue_size=2))
+    first = h.add([1], 5, request_id="x")
+    h.step()
+    twice, other = h.add([1], 5, request_id="x"), h.add([1], 5, request_id="x", owner="other")
+    h.step()
+    assert h.outcomes[twice].failed.reason == "DUPLICATE_REQUEST_ID"
+    handles = [h.add([1], 5) for _ in range(4)]
+    h.run()
+    assert [h.outcomes[handle].failed.reason for handle in handles[2:]] == ["QUEUE_FULL", "QUEUE_FULL"]
+    assert h.outcomes[handles[3]].failed.retry_after_s > 0
+    assert h.outcomes[first].ids == h.outcomes[other].ids == complete([1], 5)
+
+
+def test_a_retried_call_takes_the_place_of_its_earlier_attempt() -> None:
+    h = Harness()
+    first = h.add([1], 50, request_id="x")
+    h.step()
+    second = h.add([1], 5, request_id="x", replaces=True)
+    h.run()
+    assert h.outcomes[first].failed.reason == "DUPLICATE_REQUEST_ID"
+    assert h.outcomes[second].ids == complete([1], 5)
+
+
+def test_deadlines_time_limits_and_queue_limits() -> None:
+    h = Harness(Setting(max_num_seqs=1))
+    now = time.monotonic()
+    limited = h.add([1], 200, time_limit_s=now + 0.05)
+    late = h.add([2], 200, deadline_s=now + 0.02)
+    impatient = h.add([3], 5, queue_deadline_s=now + 0.03)
+    h.step()
+    time.sleep(0.06)
+    h.run()
+    assert h.outcomes[limited].finished.reason is FinishReason.TIME_LIMIT and h.outcomes[limited].ids
+    assert h.outcomes[late].failed.reason == "DEADLINE_PASSED"
+    assert h.outcomes[impatient].failed.reason == "QUEUE_TIMEOUT"
+    assert h.idle()
+
+
+def test_policies_choose_who_is_next() -> None:
+    def order(policy: str) -> list[int]:
+        h = Harness(Setting(max_num_seqs=1, policy=policy))
+        handles = [
+            h.add([1], 3, arrival_s=100.0, deadline_s=1e9 + 3),
+            h.add([2], 3, arrival_s=101.0, priority=2, deadline_s=1e9 + 2),
+            h.add([3], 3, arrival_s=102.0, priority=2, deadline_s=1e9 + 1),
+        ]
+        h.run()
+        done = [f.handle for _, frame in h.post.sent for f in frame.finished]
+        return [handles.index(handle) for handle in done]
+
+    assert order("fcfs") == [0, 1, 2]
+    assert order("priority") == [1, 2, 0]
+    assert order("deadline") == [2, 1, 0]
+
+
+def test_waiting_raises_priority() -> None:
+    h = Harness(Setting(max_num_seqs=1))
+    old, young = h.add([1], 3, arrival_s=100.0), h.add([2], 3, arrival_s=161.0, priority=2)
+    h.run()
+    done = [f.handle for _, frame in h.post.sent for f in frame.finished]
+    assert done == [old, young]
+
+
+def test_static_batching_admits_nobody_until_the_batch_is_done() -> None:
+    h = Harness(Setting(policy="static"))
+    first = [h.add([i], 4 + 4 * i) for i in range(3)]
+    h.step()
+    late = h.add([9], 3)
+    while h.outcomes[first[-1]].finished is None:
+        assert not h.outcomes[late].ids
+        h.step()
+    h.run()
+    assert h.outcomes[late].ids == complete([9], 3)
+
+
+def test_contiguous_layout_holds_each_context_in_one_run() -> None:
+    h = Harness(Setting(contiguous=True, num_blocks=20))
+    handles = [h.add([i] * 6, 13, seed=i) for i in range(7)]
+    h.run()
+    for batch in h.runner.batches:
+        assert not batch.grown
+        for admission in batch.admissions:
+            blocks = admission.blocks[0]
+            assert list(blocks) == list(range(blocks[0], blocks[0] + len(blocks)))
+    for i, handle in enumerate(handles):
+        assert h.outcomes[handle].ids == complete([i] * 6, 13, seed=i)
+
+
+@DEPTHS
+def test_a_failed_step_fails_its_rows_and_what_stood_on_them_and_nobody_else(depth: int) -> None:
+    h = Harness(Setting(depth=depth))
+    before = h.add([1, 2], 20)
+    h.step()
+    h.runner.fail_steps.add(2)
+    victims = [h.add(list(range(30)), 4)]
+    h.step()
+    victims.append(h.add(list(range(30)), 4))
+    h.run()
+    assert h.outcomes[before].failed.reason == h.outcomes[victims[0]].failed.reason == "INTERNAL_FAILURE"
+    if h.outcomes[victims[1]].failed is None:
+        assert h.outcomes[victims[1]].ids == complete(range(30), 4)
+    after = h.add(list(range(30)), 4)
+    h.run()
+    assert h.outcomes[after].ids == complete(range(30), 4) and h.idle()
+
+
+def test_an_operator_ends_requests() -> None:
+    h = Harness(Setting(max_num_seqs=1))
+    running, waiting = h.add([1], 50, request_id="a"), h.add([2], 50, request_id="b")
+    h.step()
+    h.step()
+    h.post.put(Control(7, "abort_requests"))
+    h.run()
+    assert h.outcomes[running].finished.reason is FinishReason.ABORTED
+    assert h.outcomes[waiting].failed.reason == "ABORTED_BY_ADMIN"
+    assert (0, Reply(7, 2, ("a", "b"))) in h.post.sent and h.idle()
+
+
+def test_nothing_to_do_sleeps_until_news_or_the_next_deadline() -> None:
+    h = Harness(Setting(max_num_seqs=1))
+    h.run()
+    assert h.post.waits[-1] is None
