@@ -1,0 +1,104 @@
+"""What the engine's own decisions cost per step, with a runner that computes nothing.
+
+    python benchmarks/overhead.py [--seqs 64] [--steps 2000]
+
+Prints the median and the 99th percentile over steps in which every sequence decodes one token: scheduling, settling, and the frame for the
+front end; no model, no socket.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+
+from photon_grpc.core.batch import Batch, StepOutput
+from photon_grpc.core.frames import Add, Down, Facts, Up
+from photon_grpc.core.kv import KVGroup, KVSpec
+from photon_grpc.core.request import Request, SamplingParams, StopParams
+from photon_grpc.engine.blocks.block_pool import BlockPool
+from photon_grpc.engine.blocks.growth import GrowOnDemand
+from photon_grpc.engine.blocks.prefix_index import RadixIndex
+from photon_grpc.engine.engine import Engine
+from photon_grpc.engine.scheduler.policy import Priority
+from photon_grpc.engine.scheduler.scheduler import Scheduler, SchedulerLimits
+
+BLOCK_SIZE = 16
+
+
+class _Landed:
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+
+    def result(self) -> StepOutput:
+        return StepOutput(self._batch.step, (5,) * sum(self._batch.yields))
+
+
+class NullRunner:
+    """Draws the same id for every row, at once."""
+
+    kv_groups = (KVGroup(KVSpec(1, 1), (0,)),)
+
+    def __init__(self, num_blocks: int, depth: int) -> None:
+        self.num_blocks = num_blocks
+        self.depth = depth
+
+    def submit(self, batch: Batch) -> _Landed:
+        return _Landed(batch)
+
+    def close(self) -> None:
+        pass
+
+
+class Post:
+    """A bridge to nowhere."""
+
+    def __init__(self) -> None:
+        self.frames: list[tuple[int, Down]] = []
+
+    def drain(self, timeout_s: float | None) -> list[tuple[int, Down]]:
+        frames, self.frames = self.frames, []
+        return frames
+
+    def send(self, frontend: int, frame: Up) -> None:
+        pass
+
+
+def measure(num_seqs: int, num_steps: int, depth: int, prompt_tokens: int = 128) -> list[float]:
+    """Seconds of each step."""
+    length = prompt_tokens + num_steps + 200
+    num_blocks = num_seqs * (length // BLOCK_SIZE + 2)
+    pool = BlockPool(num_blocks, BLOCK_SIZE, RadixIndex(BLOCK_SIZE), GrowOnDemand())
+    scheduler = Scheduler(SchedulerLimits(num_seqs, 8192), Priority(), pool)
+    facts = Facts(length, 1000, BLOCK_SIZE, num_blocks, num_seqs, 8192, 1024, 1 << 20, "none", "none")
+    post = Post()
+    engine = Engine(scheduler, NullRunner(num_blocks, depth), post, post, facts)
+    for handle in range(num_seqs):
+        prompt = tuple((handle * 7 + i) % 1000 for i in range(prompt_tokens))
+        post.frames.append((0, Add(handle, Request(str(handle), prompt, SamplingParams(0.0), StopParams(num_steps + 100), 0.0))))
+    for _ in range(50):
+        engine.step()
+    gc.freeze()
+    times = []
+    for _ in range(num_steps):
+        start = time.perf_counter()
+        engine.step()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seqs", type=int, nargs="*", default=[1, 16, 64, 256])
+    parser.add_argument("--steps", type=int, default=2000)
+    args = parser.parse_args()
+    print("| running | depth | median µs/step | p99 µs/step |\n|--:|--:|--:|--:|")
+    for num_seqs in args.seqs:
+        for depth in (0, 1):
+            times = sorted(measure(num_seqs, args.steps, depth))
+            print(f"| {num_seqs} | {depth} | {statistics.median(times) * 1e6:.1f} | {times[int(len(times) * 0.99)] * 1e6:.1f} |")
+
+
+if __name__ == "__main__":
+    main()
