@@ -52,6 +52,15 @@ class Facts(msgspec.Struct, frozen=True, array_like=True, tag=10):
     prefix_caching: bool = True
 
 
+class Started(msgspec.Struct, frozen=True, array_like=True):
+    """One output's first step was read: sent beside its first token, because an output that a stop string ends gets no Finished."""
+
+    handle: int
+    num_cached_prompt: int
+    #: From arrival to the first step.
+    queue_s: float
+
+
 class Finished(msgspec.Struct, frozen=True, array_like=True):
     """One output ended, after the tokens of the same frame."""
 
@@ -86,6 +95,7 @@ class StepFrame(msgspec.Struct, frozen=True, array_like=True, tag=11):
     finished: tuple[Finished, ...]
     failed: tuple[Failed, ...]
     load: Load
+    started: tuple[Started, ...] = ()
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag=12):
