@@ -1,0 +1,162 @@
+"""Child processes: how they are started, told things, missed at once, and never left behind.
+
+Knows nothing of what a child does. Start children from the main thread: the system ends a child when the *thread* that made it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+
+from photon_grpc.bridge.codec import FrameError
+from photon_grpc.bridge.control import Begin, ControlChannel, ControlMessage
+
+_PR_SET_PDEATHSIG = 1
+
+#: A child that could not start says why over its control socket (CannotStart) and ends with this.
+CANNOT_START = 2
+
+
+class Child:
+    """A running `python -m MODULE` and the control socket to it."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], control: ControlChannel) -> None:
+        self.name = name
+        self.process = process
+        self._control = control
+        self._ended: asyncio.Task[int] = asyncio.create_task(_wait(process))
+
+    @classmethod
+    def start(cls, name: str, module: str) -> Child:
+        """Starts it; it finds its end of the control socket with `enter_child`. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        command = [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid())]
+        with theirs, _blocked(signal.SIGINT, signal.SIGTERM):
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
+        return cls(name, process, ControlChannel(ours))
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def tell(self, message: ControlMessage, passed: socket.socket | None = None) -> None:
+        """Sends a message; one that is dead or does not read gets nothing, its end will be noticed elsewhere."""
+        with contextlib.suppress(OSError):
+            self._control.send(message, passed)
+
+    async def messages(self) -> AsyncIterator[ControlMessage]:
+        """What the child says, until it has ended."""
+        while True:
+            try:
+                messages = self._control.receive()
+            except (EOFError, OSError, FrameError):
+                break
+            for message in messages:
+                yield message
+            if not messages:
+                await _readable(self._control)
+        await self.ended()
+
+    async def ended(self) -> int:
+        """Waits; returns the exit code, negative for a signal."""
+        return await asyncio.shield(self._ended)
+
+    def kill(self) -> None:
+        """Ends it now, whatever it does."""
+        if self.process.returncode is None:
+            self.process.kill()
+
+    async def end_within(self, timeout_s: float) -> int:
+        """Waits for its own end, then kills."""
+        try:
+            return await asyncio.wait_for(self.ended(), timeout_s)
+        except TimeoutError:
+            self.kill()
+            return await self.ended()
+
+    def close(self) -> None:
+        self._control.close()
+
+
+class Backoff:
+    """How long to wait before the next start: 0.1 s, doubled each time up to 10 s; after a minute of life from the start again."""
+
+    def __init__(self, first_s: float = 0.1, longest_s: float = 10.0, forget_after_s: float = 60.0) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._forget_after_s = forget_after_s
+        self._next_s = first_s
+
+    def after(self, lived_s: float) -> float:
+        """Seconds to wait now that a child has ended that lived so long."""
+        if lived_s >= self._forget_after_s:
+            self._next_s = self._first_s
+        delay_s = self._next_s
+        self._next_s = min(2 * delay_s, self._longest_s)
+        return delay_s
+
+
+def enter_child(argv: list[str]) -> tuple[ControlChannel, Begin, list[ControlMessage]]:
+    """The first thing that a child's main does: its end of the control socket, what to be, and what else was said already.
+
+    From here it dies with its supervisor, and leaves Ctrl-C and SIGTERM, which reach whole process groups, to the supervisor: that one
+    lets running requests finish before it ends its children.
+    """
+    fd, supervisor_pid = int(argv[1]), int(argv[2])
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != supervisor_pid:
+        raise SystemExit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+    os.set_inheritable(fd, False)
+    control = ControlChannel(socket.socket(fileno=fd))
+    try:
+        begin, *said = control.receive()
+    except EOFError:
+        raise SystemExit(1) from None
+    if not isinstance(begin, Begin):
+        raise FrameError(f"the supervisor began with {begin}")
+    return control, begin, said
+
+
+@contextlib.contextmanager
+def _blocked(*signals: signal.Signals) -> Iterator[None]:
+    """A child inherits the mask, so that nothing interrupts it before it has said what it ignores."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+async def _wait(process: subprocess.Popen[bytes]) -> int:
+    """The exit code, as soon as there is one."""
+    if not hasattr(os, "pidfd_open"):
+        return await asyncio.to_thread(process.wait)
+    pidfd = os.pidfd_open(process.pid)
+    try:
+        await _readable(pidfd)
+    finally:
+        os.close(pidfd)
+    return process.wait()
+
+
+async def _readable(file: int | ControlChannel) -> None:
+    loop = asyncio.get_running_loop()
+    fd = file if isinstance(file, int) else file.fileno()
+    readable = asyncio.Event()
+    loop.add_reader(fd, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(fd)

@@ -1,0 +1,90 @@
+"""What the service says on stderr: one line per event, and how far loading is. No torch, no grpc."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from photon_grpc.core.frames import Facts
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+log = logging.getLogger("photon_grpc")
+
+#: Without a terminal, loading says how far it is this often.
+_PROGRESS_INTERVAL_S = 3.0
+
+
+class _LineFormatter(logging.Formatter):
+    """`12:34:56 message`, the level where it is not information, the process where it is not the supervisor."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__(datefmt="%H:%M:%S")
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        level = "" if record.levelno == logging.INFO else f"{record.levelname} "
+        text = f"{self.formatTime(record, self.datefmt)} {level}{self._process}{record.getMessage()}"
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+def log_to_stderr(level: str, process: str = "") -> None:
+    """Sets up logging of this process; `process` is its name, empty for the supervisor."""
+    stream = logging.StreamHandler(sys.stderr)
+    stream.setFormatter(_LineFormatter(f"{process}: " if process else ""))
+    logging.basicConfig(level=level.upper(), handlers=[stream], force=True)
+
+
+def ready_line(addresses: tuple[str, ...], model: str, facts: Facts) -> str:
+    """`ready on 127.0.0.1:50051 · demo · cpu float32 · 4096 KV blocks of 16 tokens · kernels torch`"""
+    parts = [
+        f"ready on {', '.join(addresses)}",
+        model,
+        f"{facts.device} {facts.quantization or facts.dtype}",
+        f"{facts.num_blocks} KV blocks of {facts.block_size} tokens",
+        f"kernels {facts.kernels}" if facts.kernels else "",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+class LoadingDisplay:
+    """How far loading is: a bar on a terminal, else a line now and then."""
+
+    def __init__(self) -> None:
+        self._bar: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._said_s = time.monotonic()
+
+    def show(self, stage: str, done: int, total: int) -> None:
+        """`weights` counts bytes, every other stage steps."""
+        if sys.stderr.isatty():
+            self._draw(stage, done, total)
+        elif time.monotonic() - self._said_s >= _PROGRESS_INTERVAL_S:
+            self._said_s = time.monotonic()
+            log.info("loading: %s %d %%", stage, 100 * done // max(total, 1))
+
+    def close(self) -> None:
+        """Takes the bar off the screen."""
+        if self._bar is not None:
+            self._bar.stop()
+        self._bar = None
+        self._tasks.clear()
+
+    def _draw(self, stage: str, done: int, total: int) -> None:
+        if self._bar is None:
+            self._bar = _new_bar()
+            self._bar.start()
+        if stage not in self._tasks:
+            self._tasks[stage] = self._bar.add_task(stage, total=total)
+        self._bar.update(self._tasks[stage], completed=done, total=total)
+
+
+def _new_bar() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description:<10}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True)

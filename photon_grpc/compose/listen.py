@@ -1,0 +1,104 @@
+"""Which front end listens where.
+
+One front end owns its addresses, and a port in use is an error. Several share their TCP ports (SO_REUSEPORT), which the supervisor
+reserves for as long as it lives; a Unix socket has one owner, front end 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+from dataclasses import dataclass
+
+from photon_grpc.config.resolve import split_address
+from photon_grpc.errors import ConfigError
+
+
+@dataclass(slots=True)
+class Listeners:
+    """What every front end is told to bind."""
+
+    addresses: tuple[str, ...]
+    reuse_port: bool
+    #: Bound, never listening: they keep the port numbers ours while a front end is restarted.
+    reserved: tuple[socket.socket, ...] = ()
+
+    def of(self, frontend: int) -> tuple[str, ...]:
+        if frontend == 0:
+            return self.addresses
+        return tuple(address for address in self.addresses if not address.startswith("unix:"))
+
+    def close(self) -> None:
+        for sock in self.reserved:
+            sock.close()
+
+
+def plan_listeners(addresses: tuple[str, ...], frontends: int) -> Listeners:
+    """Raises ConfigError when a port to be shared is taken, or when there is nothing to share."""
+    if frontends == 1:
+        return Listeners(addresses, reuse_port=False)
+    if all(address.startswith("unix:") for address in addresses):
+        raise ConfigError(
+            f"--frontends {frontends} share a TCP port, and a Unix socket has one owner: "
+            "add --listen HOST:PORT or leave --frontends out",
+            field="--frontends",
+        )
+    planned: list[str] = []
+    reserved: list[socket.socket] = []
+    for address in addresses:
+        if address.startswith("unix:"):
+            planned.append(address)
+        else:
+            sock, address = _reserve(address)
+            planned.append(address)
+            reserved.append(sock)
+    return Listeners(tuple(planned), reuse_port=True, reserved=tuple(reserved))
+
+
+def _reserve(address: str) -> tuple[socket.socket, str]:
+    """A socket bound to the address, and the address with the number that the system chose for port 0."""
+    host, port = split_address(address)
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        _probe(family, kind, where)
+        sock = socket.socket(family, kind)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind(where)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {address}: {error.strerror}; choose another with --listen HOST:PORT (port 0: any free one)",
+            field="--listen",
+        ) from error
+    return sock, f"{host}:{sock.getsockname()[1]}"
+
+
+def _probe(family: int, kind: int, where: tuple[object, ...]) -> None:
+    """Without SO_REUSEPORT: another service that shares its port would let us in silently."""
+    with socket.socket(family, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(where)
+
+
+@dataclass(frozen=True, slots=True)
+class UnixPath:
+    """A Unix socket that our front end has bound, to be removed if it could not do so itself."""
+
+    path: str
+    inode: int
+
+    @classmethod
+    def of(cls, address: str) -> UnixPath | None:
+        path = address.removeprefix("unix:")
+        with contextlib.suppress(OSError):
+            found = os.stat(path)
+            if address.startswith("unix:") and stat.S_ISSOCK(found.st_mode):
+                return cls(path, found.st_ino)
+        return None
+
+    def remove(self) -> None:
+        """Leaves it alone if another server has put its own there meanwhile."""
+        with contextlib.suppress(OSError):
+            if os.stat(self.path).st_ino == self.inode:
+                os.unlink(self.path)

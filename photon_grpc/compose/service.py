@@ -1,0 +1,283 @@
+"""The supervisor: starts the engine and the front ends, joins them, starts again what dies, and ends them in order.
+
+No torch, no grpc: this process stays small and outlives the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+from photon_grpc.bridge.control import (
+    Begin,
+    Bound,
+    CannotStart,
+    ControlMessage,
+    Drain,
+    Link,
+    Progress,
+    Ready,
+    Serving,
+    Stop,
+)
+from photon_grpc.bridge.supervisor import Backoff, Child
+from photon_grpc.compose.console import LoadingDisplay, log_to_stderr, ready_line
+from photon_grpc.compose.listen import Listeners, UnixPath, plan_listeners
+from photon_grpc.config.flags import ServeConfig
+from photon_grpc.core.frames import Facts
+from photon_grpc.errors import StartupError
+
+log = logging.getLogger("photon_grpc")
+
+#: What a front end gets on top of the drain timeout to answer its last calls.
+_FRONTEND_GRACE_S = 5.0
+_ENGINE_GRACE_S = 5.0
+#: Deaths by a signal that are forgiven to a child that never worked; any other end before that is final.
+_EARLY_DEATHS = 3
+
+
+def serve(config: ServeConfig) -> int:
+    """Runs the service until SIGTERM or Ctrl-C; from the main thread.
+
+    Returns the exit code: 0 after a drain, 2 when it cannot start (the reason is on stderr), 1 when a process crashed before it
+    ever worked, 128 + signal after a second signal.
+    """
+    log_to_stderr(config.server.log_level)
+    try:
+        return asyncio.run(Service(config).run())
+    except StartupError as error:
+        log.error("cannot start: %s", error)
+        return 2
+
+
+class ChildCrashed(Exception):
+    """A process ended before it ever worked; what it had to say is in the log."""
+
+
+class Post:
+    """A place that a child fills; when it dies, the next one takes it."""
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        *,
+        on_start: Callable[[], None],
+        on_message: Callable[[ControlMessage], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self.name = name
+        #: Said by the owner once a child has worked: from then on every end is followed by a new start.
+        self.has_worked = False
+        self.child: Child | None = None
+        self._module = module
+        self._on_start = on_start
+        self._on_message = on_message
+        self._on_end = on_end
+        self._backoff = Backoff()
+
+    async def keep(self) -> None:
+        """For ever. Raises StartupError or ChildCrashed when it makes no sense to go on."""
+        deaths = 0
+        while True:
+            started_s = time.monotonic()
+            self.child = Child.start(self.name, self._module)
+            self._on_start()
+            reason = await self._listen(self.child)
+            code = await self.child.ended()
+            self.child.close()
+            self.child = None
+            self._on_end()
+            deaths += 1
+            if not self.has_worked:
+                self._judge(code, reason, deaths)
+            delay_s = self._backoff.after(time.monotonic() - started_s)
+            log.error("the %s %s; starting again in %.1f s", self.name, reason or how_it_ended(code), delay_s)
+            await asyncio.sleep(delay_s)
+
+    async def _listen(self, child: Child) -> str:
+        """Until it has ended; returns why it could not start, if it said so."""
+        reason = ""
+        async for message in child.messages():
+            if isinstance(message, CannotStart):
+                reason = message.message
+            else:
+                self._on_message(message)
+        return reason
+
+    def _judge(self, code: int, reason: str, deaths: int) -> None:
+        if reason:
+            raise StartupError(reason)
+        if code >= 0 or deaths >= _EARLY_DEATHS:
+            raise ChildCrashed(f"the {self.name} {how_it_ended(code)} before it was ready")
+
+
+def how_it_ended(code: int) -> str:
+    """`was killed by SIGKILL`, `ended with exit code 1`."""
+    return f"ended with exit code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+
+
+class Service:
+    """One engine, its front ends, and who is joined to whom."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        self._config = config
+        self._listeners = Listeners(config.server.listen, reuse_port=False)
+        self._engine = Post(
+            "engine",
+            "photon_grpc.compose.engine",
+            on_start=self._engine_started,
+            on_message=self._engine_said,
+            on_end=self._engine_ended,
+        )
+        self._frontends = [self._frontend_post(index) for index in range(config.server.frontends)]
+        self._display = LoadingDisplay()
+        self._facts: Facts | None = None
+        self._bound: dict[int, Bound] = {}
+        self._serving: set[int] = set()
+        self._unix_paths: set[UnixPath] = set()
+        self._signals: list[signal.Signals] = []
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    async def run(self) -> int:
+        """See `serve`. Raises StartupError."""
+        self._listeners = plan_listeners(self._config.server.listen, self._config.server.frontends)
+        with self._signals_caught():
+            try:
+                await self._until_stopped()
+                await self._first_of(self._drain(), self._hurry.wait())
+            except ChildCrashed as error:
+                log.error("%s", error)
+                return 1
+            finally:
+                await self._leave_nothing()
+        return 128 + self._signals[1] if self._hurry.is_set() else 0
+
+    async def _until_stopped(self) -> None:
+        log.info("loading %s", self._config.model.model or "the embedded demo model")
+        posts = (post.keep() for post in (self._engine, *self._frontends))
+        await self._first_of(self._stop.wait(), *posts)
+
+    async def _first_of(self, *coroutines: Coroutine[Any, Any, object]) -> None:
+        """Until one has ended; the others are cancelled. Raises what that one raised."""
+        tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # The engine.
+
+    def _engine_started(self) -> None:
+        if engine := self._engine.child:
+            engine.tell(Begin(self._config))
+            for post in self._frontends:
+                self._join(engine, post.child)
+
+    def _engine_said(self, message: ControlMessage) -> None:
+        if isinstance(message, Progress):
+            self._display.show(message.stage, message.done, message.total)
+        elif isinstance(message, Ready):
+            self._display.close()
+            self._engine.has_worked = True
+            self._facts = message.facts
+
+    def _engine_ended(self) -> None:
+        self._display.close()
+        self._facts = None
+        self._serving.clear()
+
+    # The front ends.
+
+    def _frontend_post(self, index: int) -> Post:
+        return Post(
+            f"front end {index}",
+            "photon_grpc.compose.frontend",
+            on_start=lambda: self._frontend_started(index),
+            on_message=lambda message: self._frontend_said(index, message),
+            on_end=lambda: self._serving.discard(index),
+        )
+
+    def _frontend_started(self, index: int) -> None:
+        if child := self._frontends[index].child:
+            addresses = self._bound[index].addresses if index in self._bound else self._listeners.of(index)
+            child.tell(Begin(self._config, index, addresses, self._listeners.reuse_port))
+            if self._engine.child is not None:
+                self._join(self._engine.child, child)
+
+    def _frontend_said(self, index: int, message: ControlMessage) -> None:
+        if isinstance(message, Bound):
+            self._frontends[index].has_worked = True
+            self._bound[index] = message
+            self._unix_paths |= {path for address in message.addresses if (path := UnixPath.of(address))}
+        elif isinstance(message, Serving):
+            self._serving_changed(index, message.is_serving)
+
+    def _serving_changed(self, index: int, is_serving: bool) -> None:
+        were_all = len(self._serving) == len(self._frontends)
+        (self._serving.add if is_serving else self._serving.discard)(index)
+        if not were_all and len(self._serving) == len(self._frontends) and self._facts and 0 in self._bound:
+            log.info("%s", ready_line(self._bound[0].addresses, self._bound[0].model, self._facts))
+
+    def _join(self, engine: Child, frontend: Child | None) -> None:
+        """A socket of their own for one engine and one front end, each of which may be any number of lives old."""
+        if frontend is None:
+            return
+        upper, lower = socket.socketpair()
+        with upper, lower:
+            engine.tell(Link(), lower)
+            frontend.tell(Link(), upper)
+
+    # The end.
+
+    @contextlib.contextmanager
+    def _signals_caught(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        caught = (signal.SIGINT, signal.SIGTERM)
+        for signum in caught:
+            loop.add_signal_handler(signum, self._signalled, signum)
+        try:
+            yield
+        finally:
+            for signum in caught:
+                loop.remove_signal_handler(signum)
+
+    def _signalled(self, signum: signal.Signals) -> None:
+        self._signals.append(signum)
+        (self._stop if len(self._signals) == 1 else self._hurry).set()
+
+    async def _drain(self) -> None:
+        """Front ends first, which answer what is running; then the engine, which nobody needs any more."""
+        timeout_s = self._config.server.drain_timeout
+        frontends = [post.child for post in self._frontends if post.child]
+        log.info("draining: running requests get %g s (Ctrl-C again ends at once)", timeout_s)
+        for child in frontends:
+            child.tell(Drain(timeout_s))
+        await asyncio.gather(*(child.end_within(timeout_s + _FRONTEND_GRACE_S) for child in frontends))
+        if engine := self._engine.child:
+            engine.tell(Stop())
+            await engine.end_within(_ENGINE_GRACE_S if self._facts else 0.0)
+        log.info("stopped")
+
+    async def _leave_nothing(self) -> None:
+        """No process, no Unix socket, no reserved port."""
+        self._display.close()
+        for post in (self._engine, *self._frontends):
+            if post.child is not None:
+                post.child.kill()
+                await post.child.ended()
+                post.child.close()
+        for path in self._unix_paths:
+            path.remove()
+        self._listeners.close()
