@@ -1,0 +1,35 @@
+"""Calls a photon_grpc server from outside: typed, asyncio first, no torch.
+
+    from photon_grpc.client import Client
+
+    async with Client("127.0.0.1:50051") as client:
+        async for delta in client.stream("def fib(n):", max_tokens=64):
+            print(delta.text, end="")
+
+Failures are the exceptions of `photon_grpc.errors`, rebuilt from the status's details.
+"""
+
+from photon_grpc.client.client import Client
+from photon_grpc.client.generation import Delta, Finish, Generation, Output, Start, Timing, Usage
+from photon_grpc.client.model import Model
+from photon_grpc.client.options import Options, Prompt
+from photon_grpc.client.status import Unreachable
+from photon_grpc.client.stream import Stream
+from photon_grpc.client.sync import SyncClient
+
+__all__ = [
+    "Client",
+    "SyncClient",
+    "Stream",
+    "Prompt",
+    "Options",
+    "Delta",
+    "Start",
+    "Output",
+    "Finish",
+    "Usage",
+    "Timing",
+    "Generation",
+    "Model",
+    "Unreachable",
+]

@@ -1,0 +1,146 @@
+"""The client: one channel, typed calls, failures as exceptions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Sequence
+from types import TracebackType
+from typing import Self, TypeVar, Unpack
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from photon_grpc.client.channel import MAX_RETRIES, open_channel
+from photon_grpc.client.generation import Generation, read_generation
+from photon_grpc.client.model import Model, read_model
+from photon_grpc.client.options import Options, Prompt, build_request, write_prompt
+from photon_grpc.client.status import Unreachable, to_error
+from photon_grpc.client.stream import Stream
+from photon_grpc.errors import ModelLoading, PhotonError
+from photon_grpc.v1 import inference_pb2_grpc, model_pb2, model_pb2_grpc
+
+#: The health service's name for "a request sent now would run".
+READINESS = "photon_grpc.v1.InferenceService"
+
+T = TypeVar("T")
+
+
+class Client:
+    """Calls one server, or one name behind which several stand. To be used from one event loop; calls may run at the same time.
+
+    `target` is HOST:PORT, unix:PATH or any name that gRPC resolves. Without `credentials` the connection is in clear text. A call that fails
+    with UNAVAILABLE before anything was received is tried again up to `retries` times, at most 4; after output has begun the error is raised.
+    `metadata` goes with every call.
+    """
+
+    def __init__(
+        self,
+        target: str = "127.0.0.1:50051",
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        retries: int = MAX_RETRIES,
+        metadata: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        self.target = target
+        self._credentials = credentials
+        self._retries = retries
+        self._metadata = tuple(metadata)
+        self._opened: grpc.aio.Channel | None = None
+
+    async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
+        """The whole result at once. `timeout` also ends the call on this side; cancelling the task ends it on the server."""
+        request = build_request(prompt, options)
+        stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        call = stub.Generate(request, timeout=options.get("timeout"), metadata=self._metadata)
+        return read_generation(await self._raised(call))
+
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
+        """The result as it is produced; see Stream."""
+        request = build_request(prompt, options)
+        stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        return Stream(
+            stub.StreamGenerate(request, timeout=options.get("timeout"), metadata=self._metadata), self.target
+        )
+
+    async def models(self) -> list[Model]:
+        """Every served model, the default one first."""
+        stub = model_pb2_grpc.ModelServiceStub(self._channel)
+        found: list[Model] = []
+        page = model_pb2.ListModelsRequest()
+        while True:
+            response = await self._raised(stub.ListModels(page, metadata=self._metadata))
+            found += [read_model(model) for model in response.models]
+            if not response.next_page_token:
+                return found
+            page.page_token = response.next_page_token
+
+    async def model(self, name: str = "") -> Model:
+        """One model; "" is the default one. Raises ModelNotFound."""
+        stub = model_pb2_grpc.ModelServiceStub(self._channel)
+        request = model_pb2.GetModelRequest(model=name)
+        return read_model((await self._raised(stub.GetModel(request, metadata=self._metadata))).model)
+
+    async def tokenize(self, prompt: Prompt, *, model: str = "", parse_special_tokens: bool = False) -> tuple[int, ...]:
+        """The ids that `generate` would see for a text or a list of chat messages."""
+        request = model_pb2.TokenizeRequest(model=model, parse_special_tokens=parse_special_tokens)
+        write_prompt(request, prompt)
+        stub = model_pb2_grpc.ModelServiceStub(self._channel)
+        return tuple((await self._raised(stub.Tokenize(request, metadata=self._metadata))).token_ids)
+
+    async def detokenize(
+        self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool | None = None
+    ) -> str:
+        """The text that ids release."""
+        request = model_pb2.DetokenizeRequest(model=model, skip_special_tokens=skip_special_tokens)
+        request.token_ids.ids.extend(token_ids)
+        stub = model_pb2_grpc.ModelServiceStub(self._channel)
+        return (await self._raised(stub.Detokenize(request, metadata=self._metadata))).text
+
+    async def is_ready(self) -> bool:
+        """Whether a request sent now would run. Raises Unreachable where nobody answers."""
+        stub = health_pb2_grpc.HealthStub(self._channel)
+        response = await self._raised(stub.Check(health_pb2.HealthCheckRequest(service=READINESS)))
+        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+
+    async def wait_until_ready(self, timeout_s: float = 60.0) -> None:
+        """Returns when a request sent now would run. Raises Unreachable or ModelLoading when that took too long."""
+        deadline = time.monotonic() + timeout_s
+        missing: PhotonError = Unreachable(f"no answer from {self.target} within {timeout_s:g} s")
+        while time.monotonic() < deadline:
+            try:
+                if await self.is_ready():
+                    return
+                missing = ModelLoading(f"{self.target} was not ready within {timeout_s:g} s")
+            except Unreachable:
+                pass
+            await asyncio.sleep(0.1)
+        raise missing
+
+    async def close(self) -> None:
+        """Cancels what still runs and closes the connection; the next call opens another."""
+        channel, self._opened = self._opened, None
+        if channel is not None:
+            await channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def _channel(self) -> grpc.aio.Channel:
+        # Opened on first use: a channel belongs to the event loop that runs then.
+        if self._opened is None:
+            self._opened = open_channel(self.target, credentials=self._credentials, retries=self._retries)
+        return self._opened
+
+    async def _raised(self, call: Awaitable[T]) -> T:
+        try:
+            return await call
+        except grpc.aio.AioRpcError as failure:
+            raise to_error(failure, self.target) from failure

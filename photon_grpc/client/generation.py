@@ -1,0 +1,153 @@
+"""What a call brings back, as plain data. Durations are seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from google.protobuf.duration_pb2 import Duration
+
+from photon_grpc.v1 import inference_pb2 as pb
+
+_REASON_PREFIX = "FINISH_REASON_"
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Why an output ended. `reason` is a FinishReason of the proto without its prefix: "EOS", "MAX_TOKENS", ..."""
+
+    reason: str
+    stop_string: str | None = None
+    stop_token_id: int | None = None
+    eos_token_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What is new of one output. Joining the texts of an index gives its whole text."""
+
+    index: int
+    text: str = ""
+    #: Only with token_ids=True.
+    token_ids: tuple[int, ...] = ()
+    finish: Finish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What is known with the first token."""
+
+    request_id: str
+    model: str
+    #: Also when the server drew it.
+    seed: int
+    #: Seconds since the epoch.
+    create_time_s: float
+    #: Only with prompt_token_ids=True.
+    prompt_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """On the server's clock, from arrival."""
+
+    queue_s: float = 0.0
+    first_token_s: float = 0.0
+    total_s: float = 0.0
+    preemption_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One whole output."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish: Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """The whole result of a call; `text`, `token_ids` and `finish` are the first output's."""
+
+    request_id: str
+    model: str
+    seed: int
+    outputs: tuple[Output, ...]
+    usage: Usage = field(default_factory=Usage)
+    timing: Timing = field(default_factory=Timing)
+    prompt_token_ids: tuple[int, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.outputs[0].token_ids
+
+    @property
+    def finish(self) -> Finish:
+        return self.outputs[0].finish
+
+
+def read_delta(message: pb.Output) -> Delta:
+    finish = read_finish(message.finish) if message.HasField("finish") else None
+    return Delta(message.index, message.text, tuple(message.token_ids), finish)
+
+
+def read_start(message: pb.GenerationStart) -> Start:
+    return Start(
+        request_id=message.request_id,
+        model=message.model,
+        seed=message.seed,
+        create_time_s=message.create_time.ToNanoseconds() / 1e9,
+        prompt_token_ids=tuple(message.prompt.token_ids),
+    )
+
+
+def read_generation(message: pb.GenerateResponse) -> Generation:
+    return Generation(
+        request_id=message.request_id,
+        model=message.model,
+        seed=message.seed,
+        outputs=tuple(
+            Output(output.index, output.text, tuple(output.token_ids), read_finish(output.finish))
+            for output in message.outputs
+        ),
+        usage=read_usage(message.usage),
+        timing=read_timing(message.timing),
+        prompt_token_ids=tuple(message.prompt.token_ids),
+    )
+
+
+def read_finish(message: pb.Finish) -> Finish:
+    matched = message.WhichOneof("matched")
+    # A reason of a newer server has no name here yet: its number stands for it.
+    known = message.reason in pb.FinishReason.values()
+    reason = pb.FinishReason.Name(message.reason).removeprefix(_REASON_PREFIX) if known else str(int(message.reason))
+    return Finish(reason, **({matched: getattr(message, matched)} if matched else {}))
+
+
+def read_usage(message: pb.Usage) -> Usage:
+    return Usage(message.prompt_tokens, message.cached_prompt_tokens, message.output_tokens)
+
+
+def read_timing(message: pb.Timing) -> Timing:
+    return Timing(
+        queue_s=_seconds(message.queue_duration),
+        first_token_s=_seconds(message.first_token_duration),
+        total_s=_seconds(message.total_duration),
+        preemption_count=message.preemption_count,
+    )
+
+
+def _seconds(duration: Duration) -> float:
+    return duration.ToNanoseconds() / 1e9

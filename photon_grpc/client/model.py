@@ -1,0 +1,48 @@
+"""What a server says about a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from photon_grpc.v1 import model_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A served model. `state` and `features` are names of the proto's enums without their prefix: "READY", "CHAT", ..."""
+
+    name: str
+    aliases: tuple[str, ...]
+    state: str
+    max_context_tokens: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    features: tuple[str, ...]
+    #: Name of the limit -> what one request may ask for.
+    limits: Mapping[str, int] = field(default_factory=dict)
+    revision: str = ""
+    dtype: str = ""
+    quantization: str = ""
+
+
+def read_model(message: pb.Model) -> Model:
+    return Model(
+        name=message.name,
+        aliases=tuple(message.aliases),
+        state=pb.ModelState.Name(message.state).removeprefix("MODEL_STATE_"),
+        max_context_tokens=message.max_context_tokens,
+        vocab_size=message.vocab_size,
+        eos_token_ids=tuple(message.eos_token_ids),
+        features=tuple(_feature(number) for number in message.features),
+        limits={limit.name: getattr(message.limits, limit.name) for limit in pb.Limits.DESCRIPTOR.fields},
+        revision=message.revision,
+        dtype=message.dtype,
+        quantization=message.quantization,
+    )
+
+
+def _feature(number: pb.Feature.ValueType) -> str:
+    """A newer server may list one that has no name here yet."""
+    known = number in pb.Feature.values()
+    return pb.Feature.Name(number).removeprefix("FEATURE_") if known else str(number)

@@ -1,0 +1,143 @@
+"""Keyword options into a GenerateRequest. Options are named like the fields of the proto, wherever they stand in it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from functools import cache
+from typing import Any, TypedDict, cast
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+
+from photon_grpc.errors import InvalidRequest
+from photon_grpc.v1 import inference_pb2 as pb
+
+#: Text; or the messages of a chat, `{"role": "user", "content": "..."}`; or token ids.
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+
+
+class Options(TypedDict, total=False):
+    """Unset means the model's defaults. docs/api.md says what each means; durations are seconds.
+
+    The protos' options for scores and structured output are reached through `photon_grpc.v1`.
+    """
+
+    model: str
+    request_id: str
+    parse_special_tokens: bool
+    # SamplingParams
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int
+    logit_bias: Mapping[int, float]
+    allowed_token_ids: Sequence[int]
+    num_outputs: int
+    # StopParams
+    max_tokens: int
+    min_tokens: int
+    stop_strings: Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    include_stop_in_text: bool
+    max_duration: float
+    # OutputOptions: what comes back, not the prompt
+    text: bool
+    token_ids: bool
+    prompt_token_ids: bool
+    skip_special_tokens: bool
+    # CacheOptions
+    session_id: str
+    salt: str
+    bypass_prefix_cache: bool
+    # SchedulingOptions; timeout is the deadline of the call, too
+    priority: int
+    max_queue_duration: float
+    timeout: float
+    # StreamOptions
+    min_interval: float
+    max_tokens_per_message: int
+    continuous_usage: bool
+    # ChatInput, beside the messages
+    template_args_json: str
+    tools_json: str
+    add_generation_prompt: bool
+
+
+_GROUPS = ("sampling", "stop", "output", "cache", "scheduling", "stream", "chat")
+
+
+def build_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateRequest:
+    """Raises InvalidRequest for a value that its field cannot hold, TypeError for an option that there is none of."""
+    request = pb.GenerateRequest()
+    write_prompt(request, prompt)
+    for name, value in options.items():
+        if value is None:
+            continue
+        group = group_of(name)
+        if group == "chat" and request.WhichOneof("input") != "chat":
+            raise InvalidRequest(f"{name} needs a chat: a list of messages as the prompt", field=f"chat.{name}")
+        write_field(getattr(request, group) if group else request, name, value, group)
+    return request
+
+
+def write_prompt(request: Any, prompt: Prompt) -> None:
+    """Into the `input` of a GenerateRequest or TokenizeRequest."""
+    if isinstance(prompt, str):
+        request.text = prompt
+    elif prompt and isinstance(prompt[0], Mapping):
+        for index, message in enumerate(cast(Sequence[Mapping[str, Any]], prompt)):
+            _write_chat_message(request.chat.messages.add(), message, f"chat.messages[{index}]")
+    elif "token_ids" in request.DESCRIPTOR.fields_by_name:
+        request.token_ids.SetInParent()
+        write_field(request.token_ids, "ids", prompt, "token_ids")
+    else:
+        raise InvalidRequest("the prompt is neither text nor a list of chat messages", field="input")
+
+
+def write_field(message: Message, name: str, value: Any, path: str = "") -> None:
+    """Sets one field from its Python value; None leaves it unset."""
+    target = getattr(message, name)
+    try:
+        if isinstance(target, Duration):
+            target.FromTimedelta(timedelta(seconds=value))
+        elif isinstance(target, pb.TokenIds):
+            target.SetInParent()
+            target.ids.extend(value)
+        elif hasattr(target, "update"):
+            target.update(value)
+        elif hasattr(target, "extend"):
+            target.extend(value)
+        else:
+            setattr(message, name, value)
+    except (TypeError, ValueError, OverflowError, AttributeError) as problem:
+        field = f"{path}.{name}" if path else name
+        raise InvalidRequest(f"{field}: {value!r} does not fit ({problem})", field=field) from problem
+
+
+@cache
+def group_of(name: str) -> str:
+    """The message of GenerateRequest that holds an option; "" for its own fields. Raises TypeError."""
+    if name not in Options.__annotations__:
+        near = difflib.get_close_matches(name, Options.__annotations__, n=1)
+        raise TypeError(f"there is no option {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    fields = pb.GenerateRequest.DESCRIPTOR.fields_by_name
+    for group in _GROUPS:
+        message = fields[group].message_type
+        if message is not None and name in message.fields_by_name:
+            return group
+    return ""
+
+
+def _write_chat_message(target: pb.ChatMessage, message: Mapping[str, Any], path: str) -> None:
+    for key, value in message.items():
+        if key not in pb.ChatMessage.DESCRIPTOR.fields_by_name:
+            known = ", ".join(pb.ChatMessage.DESCRIPTOR.fields_by_name)
+            raise InvalidRequest(f"{path} has no {key!r}; a message has {known}", field=f"{path}.{key}")
+        write_field(target, key, value, path)

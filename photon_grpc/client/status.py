@@ -1,0 +1,107 @@
+"""A gRPC status and its details back into the exceptions of `photon_grpc.errors`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.any_pb2 import Any
+from google.protobuf.message import DecodeError, Message
+from google.rpc import error_details_pb2, status_pb2
+
+from photon_grpc import errors
+
+DOMAIN = "photon-grpc"
+
+_DETAILS_KEY = "grpc-status-details-bin"
+_PUSHBACK_KEY = "grpc-retry-pushback-ms"
+
+M = TypeVar("M", bound=Message)
+
+
+class Unreachable(errors.Unavailable):
+    """Nobody answered at the target, or the connection was lost: no photon_grpc server said so."""
+
+    reason = "UNREACHABLE"
+
+
+#: What a status means that carries no details of ours: it came from gRPC itself, a proxy or another server.
+_BY_CODE: dict[grpc.StatusCode, type[errors.PhotonError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequest,
+    grpc.StatusCode.NOT_FOUND: errors.ModelNotFound,
+    grpc.StatusCode.UNIMPLEMENTED: errors.FeatureNotSupported,
+    grpc.StatusCode.ALREADY_EXISTS: errors.DuplicateRequestId,
+    grpc.StatusCode.UNAUTHENTICATED: errors.InvalidCredentials,
+    grpc.StatusCode.PERMISSION_DENIED: errors.ScopeRequired,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.Overloaded,
+    grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlinePassed,
+    grpc.StatusCode.UNAVAILABLE: Unreachable,
+    grpc.StatusCode.CANCELLED: Unreachable,
+}
+
+
+def to_error(failure: grpc.aio.AioRpcError, target: str) -> errors.PhotonError:
+    """The exception to raise for a failed call; chain it: `raise to_error(failure, target) from failure`."""
+    trailers = dict(iter(failure.trailing_metadata() or ()))
+    details = _details(trailers.get(_DETAILS_KEY))
+    info = _find(details, error_details_pb2.ErrorInfo())
+    message = failure.details() or ""
+    if info is None or info.domain != DOMAIN:
+        return _foreign(failure, message, target, _retry_after_s(details, trailers))
+    return errors.from_reason(
+        info.reason,
+        message,
+        field=_field(details) or info.metadata.get("field", ""),
+        needed=_number(info.metadata.get("needed")),
+        limit=_number(info.metadata.get("limit")),
+        retry_after_s=_retry_after_s(details, trailers),
+    )
+
+
+def _foreign(
+    failure: grpc.aio.AioRpcError, message: str, target: str, retry_after_s: float | None
+) -> errors.PhotonError:
+    cls = _BY_CODE.get(failure.code(), errors.InternalFailure)
+    if cls is Unreachable:
+        message = f"no answer from {target} ({message})"
+    return cls(message or failure.code().name, retry_after_s=retry_after_s)
+
+
+def _details(trailer: str | bytes | None) -> list[Any]:
+    """The Any messages of a google.rpc.Status; none where the trailer is missing or holds something else."""
+    if not isinstance(trailer, bytes):
+        return []
+    try:
+        return list(status_pb2.Status.FromString(trailer).details)
+    except DecodeError:
+        return []
+
+
+def _find(details: Iterable[Any], wanted: M) -> M | None:
+    """`wanted` filled from the first detail of its type."""
+    for detail in details:
+        if detail.Unpack(wanted):
+            return wanted
+    return None
+
+
+def _field(details: Iterable[Any]) -> str:
+    request = _find(details, error_details_pb2.BadRequest())
+    return request.field_violations[0].field if request is not None and request.field_violations else ""
+
+
+def _retry_after_s(details: Iterable[Any], trailers: Mapping[str, str | bytes]) -> float | None:
+    info = _find(details, error_details_pb2.RetryInfo())
+    if info is not None:
+        return float(info.retry_delay.ToNanoseconds() / 1e9)
+    milliseconds = _number(trailers.get(_PUSHBACK_KEY))
+    return None if milliseconds is None or milliseconds < 0 else milliseconds / 1e3
+
+
+def _number(text: str | bytes | None) -> int | None:
+    try:
+        return int(text) if text else None
+    except ValueError:
+        return None

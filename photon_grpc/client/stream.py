@@ -1,0 +1,72 @@
+"""One StreamGenerate call while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from types import TracebackType
+from typing import Self
+
+import grpc.aio
+
+from photon_grpc.client.generation import Delta, Start, Timing, Usage, read_delta, read_start, read_timing, read_usage
+from photon_grpc.client.status import to_error
+from photon_grpc.v1 import inference_pb2 as pb
+
+
+class Stream:
+    """An async iterator of Delta; ends when every output has finished.
+
+    `start` is known with the first delta, `usage` and `timing` when it has ended. Leaving early: `cancel()`, `async with`, or dropping the
+    object; each frees what the request holds on the server at its next step. Raises PhotonError; output that came before it stands.
+    """
+
+    def __init__(
+        self, call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.StreamGenerateResponse], target: str
+    ) -> None:
+        self._call = call
+        self._target = target
+        self._ready: deque[Delta] = deque()
+        self.start: Start | None = None
+        self.usage: Usage | None = None
+        self.timing: Timing | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        while not self._ready:
+            await self._receive()
+        return self._ready.popleft()
+
+    def cancel(self) -> None:
+        """Ends the request; does nothing once it has ended."""
+        self._call.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def __del__(self) -> None:
+        # `break` out of `async for` only drops the object; the call itself would run to its end. Its loop may be gone by now.
+        with contextlib.suppress(Exception):
+            self._call.cancel()
+
+    async def _receive(self) -> None:
+        try:
+            message = await self._call.read()
+        except grpc.aio.AioRpcError as failure:
+            raise to_error(failure, self._target) from failure
+        if not isinstance(message, pb.StreamGenerateResponse):
+            raise StopAsyncIteration
+        if message.HasField("start"):
+            self.start = read_start(message.start)
+        if message.HasField("usage"):
+            self.usage = read_usage(message.usage)
+        if message.HasField("timing"):
+            self.timing = read_timing(message.timing)
+        self._ready.extend(read_delta(delta) for delta in message.deltas)

@@ -1,0 +1,241 @@
+"""The client against the real wire and a server that says what the test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+
+from photon_grpc import errors
+from photon_grpc.client import Client, Unreachable
+from photon_grpc.client.channel import channel_options, is_loopback
+from photon_grpc.v1 import inference_pb2 as pb
+
+from .fake_server import FakeServer, Refusal, error_info, message, serving
+
+EOS, MAX_TOKENS = pb.FINISH_REASON_EOS, pb.FINISH_REASON_MAX_TOKENS
+
+
+def loading(pushback_ms: int = 10) -> list[Refusal]:
+    retry = error_details_pb2.RetryInfo()
+    retry.retry_delay.FromMilliseconds(pushback_ms)
+    trailers = (("grpc-retry-pushback-ms", str(pushback_ms)),)
+    details = [error_info("MODEL_LOADING"), retry]
+    return [Refusal(grpc.StatusCode.UNAVAILABLE, "the model is loading", details, trailers)]
+
+
+async def test_a_stream_yields_deltas_and_then_knows_usage_and_timing() -> None:
+    script = [message("def ", start=True), message("fib"), message("(n)", finish=MAX_TOKENS)]
+    async with serving(FakeServer(script)) as fake, Client(fake.target) as client:
+        stream = client.stream("x", max_tokens=3)
+        assert stream.start is None
+        deltas = [delta async for delta in stream]
+    assert [delta.text for delta in deltas] == ["def ", "fib", "(n)"]
+    assert deltas[-1].finish is not None
+    assert deltas[-1].finish.reason == "MAX_TOKENS"
+    assert stream.start is not None
+    assert (stream.start.request_id, stream.start.seed) == ("r-1", 7)
+    assert stream.usage is not None
+    assert stream.usage.output_tokens == 3
+    assert stream.timing is not None
+    assert stream.timing.first_token_s == 0.012
+
+
+async def test_several_deltas_in_one_message_come_one_by_one() -> None:
+    both = message("a", start=True)
+    both.deltas.add(index=1, text="b")
+    async with serving(FakeServer([both, message("", finish=EOS)])) as fake, Client(fake.target) as client:
+        texts = [(delta.index, delta.text) async for delta in client.stream("x")]
+    assert texts == [(0, "a"), (1, "b"), (0, "")]
+
+
+async def test_generate_returns_the_whole_result() -> None:
+    async with serving(FakeServer([message("all of it", finish=EOS)])) as fake, Client(fake.target) as client:
+        result = await client.generate("x", num_outputs=1)
+    assert result.text == "all of it"
+    assert result.finish.reason == "EOS"
+    assert (result.request_id, result.model, result.seed) == ("r-1", "demo", 7)
+
+
+async def test_what_matched_comes_with_the_finish() -> None:
+    ended = message("x")
+    ended.deltas[0].finish.reason = pb.FINISH_REASON_STOP_STRING
+    ended.deltas[0].finish.stop_string = "\n\n"
+    async with serving(FakeServer([ended])) as fake, Client(fake.target) as client:
+        finish = (await client.generate("x")).finish
+    assert (finish.reason, finish.stop_string, finish.eos_token_id) == ("STOP_STRING", "\n\n", None)
+
+
+async def test_a_loading_server_is_tried_again_after_its_pushback() -> None:
+    ok = [message("ok", start=True, finish=EOS)]
+    async with serving(FakeServer(loading(), loading(), ok)) as fake, Client(fake.target) as client:
+        assert "".join([delta.text async for delta in client.stream("x")]) == "ok"
+    assert [seen.get("grpc-previous-rpc-attempts") for seen in fake.metadata] == [None, "1", "2"]
+
+
+async def test_retries_are_bounded_and_the_last_refusal_is_told() -> None:
+    async with serving(FakeServer(loading())) as fake, Client(fake.target, retries=2) as client:
+        with pytest.raises(errors.ModelLoading) as raised:
+            await client.generate("x")
+    assert len(fake.requests) == 3
+    assert raised.value.retry_after_s == 0.01
+
+
+async def test_retries_can_be_turned_off() -> None:
+    async with serving(FakeServer(loading())) as fake, Client(fake.target, retries=0) as client:
+        with pytest.raises(errors.ModelLoading):
+            await client.generate("x")
+    assert len(fake.requests) == 1
+
+
+async def test_after_output_began_nothing_is_tried_again() -> None:
+    lost = Refusal(grpc.StatusCode.UNAVAILABLE, "the engine died", [error_info("ENGINE_FAILURE")])
+    async with serving(FakeServer([message("some", start=True), lost])) as fake, Client(fake.target) as client:
+        stream = client.stream("x")
+        assert (await anext(stream)).text == "some"
+        with pytest.raises(errors.EngineFailure):
+            await anext(stream)
+    assert len(fake.requests) == 1
+
+
+async def test_a_full_queue_is_told_not_tried_again() -> None:
+    full = Refusal(
+        grpc.StatusCode.RESOURCE_EXHAUSTED, "full", [error_info("QUEUE_FULL")], (("grpc-retry-pushback-ms", "1500"),)
+    )
+    async with serving(FakeServer([full])) as fake, Client(fake.target) as client:
+        with pytest.raises(errors.QueueFull) as raised:
+            await client.generate("x")
+    assert raised.value.retry_after_s == 1.5
+    assert len(fake.requests) == 1
+
+
+async def test_an_error_keeps_reason_field_and_numbers() -> None:
+    violation = error_details_pb2.BadRequest.FieldViolation(field="stop.max_tokens", description="too many")
+    details = [
+        error_info("PROMPT_TOO_LONG", needed="5000", limit="4096"),
+        error_details_pb2.BadRequest(field_violations=[violation]),
+    ]
+    refusal = Refusal(grpc.StatusCode.INVALID_ARGUMENT, "too long", details)
+    async with serving(FakeServer([refusal])) as fake, Client(fake.target) as client:
+        with pytest.raises(errors.PromptTooLong, match="too long") as raised:
+            await client.generate("x")
+    error = raised.value
+    assert (error.reason, error.field, error.needed, error.limit) == ("PROMPT_TOO_LONG", "stop.max_tokens", 5000, 4096)
+    assert isinstance(error.__cause__, grpc.aio.AioRpcError)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "expected"),
+    [
+        (Refusal(grpc.StatusCode.UNIMPLEMENTED), errors.FeatureNotSupported),
+        (Refusal(grpc.StatusCode.DEADLINE_EXCEEDED), errors.DeadlinePassed),
+        (Refusal(grpc.StatusCode.UNKNOWN), errors.InternalFailure),
+        (Refusal(grpc.StatusCode.INTERNAL, details=[error_info("INTERNAL_FAILURE")]), errors.InternalFailure),
+        (Refusal(grpc.StatusCode.INTERNAL, details=[error_info("A_REASON_OF_TOMORROW")]), errors.InternalFailure),
+        (Refusal(grpc.StatusCode.NOT_FOUND, details=[error_info("QUEUE_FULL", "example.com")]), errors.ModelNotFound),
+        (
+            Refusal(grpc.StatusCode.INVALID_ARGUMENT, trailers=(("grpc-retry-pushback-ms", "soon"),)),
+            errors.InvalidRequest,
+        ),
+    ],
+)
+async def test_a_status_without_details_of_ours_is_told_by_its_code(
+    refusal: Refusal, expected: type[errors.PhotonError]
+) -> None:
+    async with serving(FakeServer([refusal])) as fake, Client(fake.target) as client:
+        with pytest.raises(errors.PhotonError) as raised:
+            await client.generate("x")
+    assert type(raised.value) is expected
+
+
+async def test_nobody_at_the_target() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        target = f"127.0.0.1:{taken.getsockname()[1]}"
+        async with Client(target, retries=1) as client:
+            with pytest.raises(Unreachable, match=target):
+                await client.generate("x")
+            with pytest.raises(Unreachable):
+                await client.wait_until_ready(0.2)
+
+
+async def test_timeout_ends_the_call_and_travels_as_a_field() -> None:
+    async with serving(FakeServer(["hang"])) as fake, Client(fake.target) as client:
+        with pytest.raises(errors.DeadlinePassed):
+            await client.generate("x", timeout=0.2)
+        await asyncio.wait_for(fake.cancelled.wait(), 10)
+    assert fake.requests[0].scheduling.timeout.ToMilliseconds() == 200
+
+
+@pytest.mark.parametrize("leave", ["cancel", "with", "task", "drop"])
+async def test_leaving_early_ends_the_request_on_the_server(leave: str) -> None:
+    async with serving(FakeServer([message("a", start=True), "hang"])) as fake, Client(fake.target) as client:
+        stream = client.stream("x")
+        assert (await anext(stream)).text == "a"
+        if leave == "cancel":
+            stream.cancel()
+        elif leave == "with":
+            async with stream:
+                pass
+        elif leave == "task":
+            reading = asyncio.create_task(anext(stream))  # type: ignore[arg-type]
+            await asyncio.sleep(0)
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            stream.cancel()
+        del stream
+        await asyncio.wait_for(fake.cancelled.wait(), 10)
+
+
+async def test_readiness_is_waited_for() -> None:
+    fake = FakeServer()
+    fake.ready = False
+    async with serving(fake), Client(fake.target) as client:
+        assert await client.is_ready() is False
+        with pytest.raises(errors.ModelLoading):
+            await client.wait_until_ready(0.2)
+        waiting = asyncio.create_task(client.wait_until_ready(30))
+        await asyncio.sleep(0)
+        fake.ready = True
+        await waiting
+
+
+async def test_models_are_gathered_over_pages() -> None:
+    async with serving(FakeServer()) as fake, Client(fake.target) as client:
+        assert [model.name for model in await client.models()] == ["first", "second", "third"]
+        model = await client.model()
+        assert (model.state, model.features) == ("READY", ("TEXT", "CHAT"))
+        assert model.limits["max_stop_strings"] == 64
+        with pytest.raises(errors.ModelNotFound, match="no model other"):
+            await client.model("other")
+
+
+async def test_tokens() -> None:
+    async with serving(FakeServer()) as fake, Client(fake.target) as client:
+        assert await client.tokenize("abc") == (1, 2, 3)
+        assert await client.tokenize([{"role": "user", "content": "hi"}]) == (1, 2, 3)
+        assert await client.detokenize([1, 2, 3], skip_special_tokens=False) == "abc"
+        with pytest.raises(errors.InvalidRequest):
+            await client.tokenize([1, 2])
+    assert fake.requests[1].chat.messages[0].content == "hi"
+    assert fake.requests[2].HasField("skip_special_tokens")
+
+
+async def test_a_unix_socket_and_metadata(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/s"
+    async with serving(FakeServer(), address) as fake, Client(address, metadata=[("x-team", "blue")]) as client:
+        assert (await client.generate("x")).text == "ok"
+    assert fake.metadata[0]["x-team"] == "blue"
+
+
+def test_a_proxy_of_the_environment_is_not_for_this_machine() -> None:
+    assert ("grpc.enable_http_proxy", 0) in channel_options("127.0.0.1:1", 4)
+    assert ("grpc.enable_http_proxy", 0) not in channel_options("example.com:1", 4)
+    assert is_loopback("[::1]:1")
+    assert is_loopback("localhost:1")
+    assert not is_loopback("unix:/run/s")

@@ -1,0 +1,100 @@
+"""Every option lands in the field of its name; a prompt is text, ids or a chat."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from photon_grpc.client.options import Options, build_request, group_of
+from photon_grpc.errors import InvalidRequest
+from photon_grpc.v1 import inference_pb2 as pb
+
+GROUPS = ("sampling", "stop", "output", "cache", "scheduling", "stream")
+#: Answers to these are read through the stubs.
+NOT_TYPED = {"logprobs", "prompt_logprobs", "score_token_ids"}
+
+
+def test_the_options_are_exactly_the_fields_of_the_proto() -> None:
+    fields = pb.GenerateRequest.DESCRIPTOR.fields_by_name
+    in_proto = {name for group in GROUPS for name in fields[group].message_type.fields_by_name} - NOT_TYPED
+    in_proto |= {"model", "request_id", "parse_special_tokens"}
+    in_proto |= set(fields["chat"].message_type.fields_by_name) - {"messages"}
+    assert set(Options.__annotations__) == in_proto
+
+
+def test_no_option_stands_in_two_groups() -> None:
+    fields = pb.GenerateRequest.DESCRIPTOR.fields_by_name
+    names = [name for group in (*GROUPS, "chat") for name in fields[group].message_type.fields_by_name]
+    assert len(names) == len(set(names))
+
+
+def test_values_land_in_their_fields() -> None:
+    request = build_request(
+        "text",
+        {
+            "model": "m",
+            "temperature": 0,
+            "top_k": -1,
+            "seed": 2**64 - 1,
+            "logit_bias": {5: -1.5},
+            "allowed_token_ids": [],
+            "max_tokens": 0,
+            "stop_strings": ["a", "b"],
+            "max_duration": 1.25,
+            "token_ids": True,
+            "session_id": "s",
+            "priority": -3,
+            "max_tokens_per_message": 4,
+            "min_p": None,
+        },
+    )
+    assert request.text == "text"
+    assert request.model == "m"
+    assert request.sampling.HasField("temperature")
+    assert request.sampling.temperature == 0
+    assert not request.sampling.HasField("min_p")
+    assert request.sampling.seed == 2**64 - 1
+    assert dict(request.sampling.logit_bias) == {5: -1.5}
+    assert request.sampling.HasField("allowed_token_ids")
+    assert request.stop.HasField("max_tokens")
+    assert list(request.stop.stop_strings) == ["a", "b"]
+    assert request.stop.max_duration.ToMilliseconds() == 1250
+    assert request.output.token_ids is True
+    assert request.cache.session_id == "s"
+    assert request.scheduling.priority == -3
+    assert request.stream.max_tokens_per_message == 4
+
+
+def test_prompts() -> None:
+    assert build_request("", {}).WhichOneof("input") == "text"
+    assert list(build_request([1, 2], {}).token_ids.ids) == [1, 2]
+    assert build_request([], {}).WhichOneof("input") == "token_ids"
+    chat = build_request([{"role": "user", "content": "hi", "name": "n"}], {"add_generation_prompt": False}).chat
+    assert (chat.messages[0].role, chat.messages[0].content, chat.messages[0].name) == ("user", "hi", "n")
+    assert chat.HasField("add_generation_prompt")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "field"),
+    [
+        ("x", {"max_tokens": -1}, "stop.max_tokens"),
+        ("x", {"max_tokens": "many"}, "stop.max_tokens"),
+        ("x", {"seed": 2**64}, "sampling.seed"),
+        ("x", {"stop_strings": [1]}, "stop.stop_strings"),
+        ("x", {"timeout": math.nan}, "scheduling.timeout"),
+        ("x", {"tools_json": "[]"}, "chat.tools_json"),
+        ([1, -1], {}, "token_ids.ids"),
+        ([{"role": "user", "text": "hi"}], {}, "chat.messages[0].text"),
+        ([{"role": "user", "content": 3}], {}, "chat.messages[0].content"),
+    ],
+)
+def test_what_a_field_cannot_hold_is_named(prompt: object, options: dict[str, object], field: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        build_request(prompt, options)  # type: ignore[arg-type]
+    assert raised.value.field == field
+
+
+def test_an_unknown_option_is_a_mistake_of_the_program() -> None:
+    with pytest.raises(TypeError, match="did you mean 'max_tokens'"):
+        group_of("max_token")

@@ -1,0 +1,52 @@
+"""The same calls for one thread that has no event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from photon_grpc.client import SyncClient
+from photon_grpc.v1 import inference_pb2 as pb
+
+from .fake_server import FakeServer, message, serving
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeServer]:
+    """Served by another thread's event loop."""
+    script = [message("a", start=True), message("b", finish=pb.FINISH_REASON_EOS)]
+    started, stop = threading.Event(), threading.Event()
+    served: list[FakeServer] = []
+
+    async def serve() -> None:
+        async with serving(FakeServer(script)) as fake:
+            served.append(fake)
+            started.set()
+            await asyncio.to_thread(stop.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    started.wait(10)
+    yield served[0]
+    stop.set()
+    thread.join()
+
+
+def test_stream_and_generate(fake: FakeServer) -> None:
+    with SyncClient(fake.target) as client:
+        client.wait_until_ready(10)
+        assert [delta.text for delta in client.stream("x", max_tokens=2)] == ["a", "b"]
+        assert client.generate("x").text == "a"
+        assert client.model().name == "demo"
+        assert client.tokenize("x") == (1, 2, 3)
+
+
+def test_leaving_a_stream_early(fake: FakeServer) -> None:
+    with SyncClient(fake.target) as client:
+        for delta in client.stream("x"):
+            assert delta.text == "a"
+            break
+        assert client.generate("x").text == "a"
