@@ -1,0 +1,153 @@
+"""Small models made and computed by transformers, and the least that can drive a Decoder over a paged cache."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from photon_grpc.config.model_dir import read_model_dir
+from photon_grpc.kernels import AttentionMeta, select
+from photon_grpc.layers.context import StepContext
+from photon_grpc.models import Decoder, build, load
+
+MAX_LEN = 96
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+
+#: name -> (transformers' class prefix, configuration): grouped, multi- and single-KV heads, head sizes of no power of two.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama3-tied": ("Llama", {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True}),
+    "llama-untied-linear": ("Llama", {"rope_parameters": LINEAR_ROPE, "num_key_value_heads": 1, "head_dim": 20}),
+    "llama-biases": ("Llama", {"rope_parameters": DEFAULT_ROPE, "attention_bias": True, "mlp_bias": True}),
+    "qwen2": ("Qwen2", {"rope_parameters": DEFAULT_ROPE, "num_key_value_heads": 4}),
+    "qwen2-tied": ("Qwen2", {"rope_parameters": DEFAULT_ROPE, "tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"rope_parameters": DEFAULT_ROPE, "head_dim": 24}),
+    "qwen3-tied-bias": (
+        "Qwen3",
+        {"rope_parameters": DEFAULT_ROPE, "head_dim": 16, "attention_bias": True, "tie_word_embeddings": True},
+    ),
+}
+SIZES: dict[str, Any] = {
+    "hidden_size": 48,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 131,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def make_model(variant: str) -> Any:
+    """transformers' model of that variant, float32, every parameter random and large enough to matter."""
+    prefix, options = VARIANTS[variant]
+    config = getattr(transformers, prefix + "Config")(**(SIZES | options))
+    torch.manual_seed(17)
+    model = getattr(transformers, prefix + "ForCausalLM")._from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            center = 1.0 if "norm" in name else 0.0
+            parameter.normal_(center, 0.2)
+    return model
+
+
+def save(model: Any, path: Path, *, shard_size: str = "5GB") -> Path:
+    model.save_pretrained(path, max_shard_size=shard_size)
+    return path
+
+
+def load_decoder(path: Path, dtype: torch.dtype = torch.float32) -> Decoder:
+    card = read_model_dir(path)
+    decoder = build(card, dtype=dtype, device="cpu", kernels=select("torch", "cpu"), max_model_len=MAX_LEN)
+    load(decoder, card)
+    return decoder
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    """Sets keys of a JSON file; None removes the key."""
+    values = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+
+
+def prompts(seed: int = 5) -> list[list[int]]:
+    """Three prompts of unequal length."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(0, SIZES["vocab_size"], (n,), generator=generator).tolist() for n in (37, 5, 70)]
+
+
+@torch.inference_mode()
+def reference_logits(model: Any, ids: Sequence[int]) -> torch.Tensor:
+    """float32 [len(ids), vocab_size]."""
+    logits: torch.Tensor = model(torch.tensor([list(ids)])).logits[0]
+    return logits.float()
+
+
+@dataclass
+class Row:
+    ids: list[int]
+    blocks: list[int]
+    computed: int = 0
+
+
+@torch.inference_mode()
+def paged_logits(
+    decoder: Decoder, batch: Sequence[Sequence[int]], *, block_size: int, chunks: Iterable[int]
+) -> list[torch.Tensor]:
+    """Logits of every token of every prompt, computed together; each row takes the next of `chunks` (repeated) each step."""
+    per_row = -(-MAX_LEN // block_size)
+    order = torch.randperm(len(batch) * per_row, generator=torch.Generator().manual_seed(1)) + 1
+    rows = [Row(list(ids), order[i * per_row : (i + 1) * per_row].tolist()) for i, ids in enumerate(batch)]
+    spec = decoder.kv_specs[0]
+    shape = (len(order) + 1, len(decoder.kv_specs), 2, spec.num_kv_heads, block_size, spec.head_dim)
+    cache = torch.full(shape, torch.nan, dtype=decoder.dtype)  # who reads what nobody wrote is found out
+    sizes = itertools.cycle(chunks)
+    found: list[list[torch.Tensor]] = [[] for _ in rows]
+    while any(row.computed < len(row.ids) for row in rows):
+        counts = [min(next(sizes), len(row.ids) - row.computed) for row in rows]
+        token_ids, ctx = step_inputs(decoder, rows, counts, cache)
+        logits = decoder.logits(decoder.forward(token_ids, ctx))
+        for row, count, seen, part in zip(rows, counts, found, logits.split(counts), strict=True):
+            row.computed += count
+            seen.append(part)
+    return [torch.cat(parts) for parts in found]
+
+
+def step_inputs(
+    decoder: Decoder, rows: Sequence[Row], counts: Sequence[int], cache: torch.Tensor
+) -> tuple[torch.Tensor, StepContext]:
+    """The next counts[i] tokens of every row that has any."""
+    live = [(row, count) for row, count in zip(rows, counts, strict=True) if count]
+    block_size = cache.shape[4]
+    spans = [(row, range(row.computed, row.computed + count)) for row, count in live]
+    slots = [row.blocks[p // block_size] * block_size + p % block_size for row, span in spans for p in span]
+    contexts = [row.computed + count for row, count in live]
+    live_counts = [count for _, count in live]
+    meta = AttentionMeta(
+        query_start=torch.tensor([0, *itertools.accumulate(live_counts)], dtype=torch.int32),
+        context_len=torch.tensor(contexts, dtype=torch.int32),
+        block_tables=torch.tensor([row.blocks for row, _ in live], dtype=torch.int32),
+        scale=decoder.attention_scale,
+        max_query_len=max(live_counts),
+        max_context_len=max(contexts),
+    )
+    positions = torch.tensor([p for _, span in spans for p in span])
+    token_ids = torch.tensor([row.ids[p] for row, span in spans for p in span])
+    return token_ids, StepContext(positions, torch.tensor(slots), cache, meta)

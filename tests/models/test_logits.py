@@ -1,0 +1,74 @@
+"""Every family computes what transformers computes, however the prompt is cut and paged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from photon_grpc.config.model_dir import FAMILIES
+from photon_grpc.models import Decoder
+from photon_grpc.models.registry import BUILDERS
+from tests.models import reference
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, Decoder, Path]]:
+    """Variant -> (transformers' model, ours of the same files, the files)."""
+    made: dict[str, tuple[Any, Decoder, Path]] = {}
+
+    def get(variant: str) -> tuple[Any, Decoder, Path]:
+        if variant not in made:
+            model = reference.make_model(variant)
+            path = reference.save(model, tmp_path_factory.mktemp("model") / variant)
+            made[variant] = model, reference.load_decoder(path), path
+        return made[variant]
+
+    return get
+
+
+@pytest.mark.parametrize("variant", reference.VARIANTS)
+@pytest.mark.parametrize(
+    ("block_size", "chunks"),
+    [(8, [1000]), (16, [1000]), (64, [1000]), (8, [11, 3, 1, 26]), (16, [5, 1, 17]), (64, [33, 2]), (8, [1]), (16, [1]), (64, [1])],
+)
+def test_logits_equal_transformers(pair: Any, variant: str, block_size: int, chunks: list[int]) -> None:
+    model, decoder, _ = pair(variant)
+    batch = reference.prompts()
+    found = reference.paged_logits(decoder, batch, block_size=block_size, chunks=chunks)
+    for ids, logits in zip(batch, found, strict=True):
+        expected = reference.reference_logits(model, ids)
+        assert logits.dtype == torch.float32
+        assert expected.std() > 0.5  # else closeness says nothing
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("variant", ["llama3-tied", "qwen2", "qwen3"])
+def test_bfloat16_stays_near_float32(pair: Any, variant: str) -> None:
+    model, _, path = pair(variant)
+    decoder = reference.load_decoder(path, torch.bfloat16)
+    for ids, logits in zip(reference.prompts(), reference.paged_logits(decoder, reference.prompts(), block_size=16, chunks=[9]), strict=True):
+        expected = reference.reference_logits(model, ids)
+        assert logits.dtype == torch.float32
+        assert (logits - expected).norm() / expected.norm() < 0.03
+
+
+def test_no_rows_need_logits(pair: Any) -> None:
+    _, decoder, _ = pair("llama3-tied")
+    with torch.inference_mode():
+        logits = decoder.logits(torch.empty(0, reference.SIZES["hidden_size"]))
+    assert logits.shape == (0, reference.SIZES["vocab_size"])
+
+
+def test_decoder_tells_what_it_is(pair: Any) -> None:
+    model, decoder, _ = pair("qwen3")
+    assert [(spec.num_kv_heads, spec.head_dim, spec.window) for spec in decoder.kv_specs] == [(2, 24, 0)] * 3
+    assert decoder.attention_scale == pytest.approx(24**-0.5)
+    assert decoder.num_parameters == model.num_parameters()
+
+
+def test_every_known_architecture_can_be_built() -> None:
+    assert BUILDERS.keys() == FAMILIES.keys()
