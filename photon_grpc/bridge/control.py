@@ -94,6 +94,10 @@ class ControlChannel:
         """-1 when closed."""
         return self._socket.fileno()
 
+    def set_blocking(self, blocking: bool) -> None:
+        """Whether `receive` waits."""
+        self._socket.setblocking(blocking)
+
     def send(self, message: ControlMessage, passed: socket.socket | None = None) -> None:
         """Sends one message, and a duplicate of `passed`. Raises OSError when the other end is gone or does not read."""
         data = encode(message)

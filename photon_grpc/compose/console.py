@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from photon_grpc.core.frames import Facts
@@ -80,6 +82,17 @@ class LoadingDisplay:
         if stage not in self._tasks:
             self._tasks[stage] = self._bar.add_task(stage, total=total)
         self._bar.update(self._tasks[stage], completed=done, total=total)
+
+
+@contextmanager
+def bar_of(things: str, total: int, is_shown: bool) -> Iterator[Callable[[], None]]:
+    """A bar on stderr while the block runs; what it yields is called when one more is done."""
+    if not is_shown:
+        yield lambda: None
+        return
+    with _new_bar() as bar:
+        task = bar.add_task(things, total=total)
+        yield lambda: bar.advance(task)
 
 
 def _new_bar() -> Progress:

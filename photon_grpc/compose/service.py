@@ -124,14 +124,24 @@ def how_it_ended(code: int) -> str:
 
 
 class Service:
-    """One engine, its front ends, and who is joined to whom."""
+    """One engine, its front ends, and who is joined to whom.
 
-    def __init__(self, config: ServeConfig) -> None:
+    `engine` and `frontend` are the modules that their processes run.
+    """
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        *,
+        engine: str = "photon_grpc.compose.engine",
+        frontend: str = "photon_grpc.compose.frontend",
+    ) -> None:
         self._config = config
+        self._frontend_module = frontend
         self._listeners = Listeners(config.server.listen, reuse_port=False)
         self._engine = Post(
             "engine",
-            "photon_grpc.compose.engine",
+            engine,
             on_start=self._engine_started,
             on_message=self._engine_said,
             on_end=self._engine_ended,
@@ -159,6 +169,11 @@ class Service:
             finally:
                 await self._leave_nothing()
         return 128 + self._signals[1] if self._hurry.is_set() else 0
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The processes alive: `engine`, `front end 0` ..."""
+        return {post.name: post.child.pid for post in (self._engine, *self._frontends) if post.child}
 
     async def _until_stopped(self) -> None:
         log.info("loading %s", self._config.model.model or "the embedded demo model")
@@ -203,7 +218,7 @@ class Service:
     def _frontend_post(self, index: int) -> Post:
         return Post(
             f"front end {index}",
-            "photon_grpc.compose.frontend",
+            self._frontend_module,
             on_start=lambda: self._frontend_started(index),
             on_message=lambda message: self._frontend_said(index, message),
             on_end=lambda: self._serving.discard(index),

@@ -1,0 +1,83 @@
+"""The bridge within one program: the engine in a thread, the front end on an event loop in another. Frames are handed over, not encoded."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import Callable
+
+from photon_grpc.core.frames import Down, Facts, Up
+from photon_grpc.errors import EngineFailure
+
+
+class LocalClient:
+    """core.ports.EngineLink; all calls belong to the event loop `loop`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, facts: Facts) -> None:
+        self._loop = loop
+        self._facts: Facts | None = facts
+        self._down: queue.SimpleQueue[Down | None] = queue.SimpleQueue()
+        self._on_frame: Callable[[Up], None] = lambda frame: None
+        self._on_lost: Callable[[], None] = lambda: None
+
+    @property
+    def facts(self) -> Facts | None:
+        """None when the engine has ended."""
+        return self._facts
+
+    def listen(self, on_frame: Callable[[Up], None], on_lost: Callable[[], None]) -> None:
+        self._on_frame, self._on_lost = on_frame, on_lost
+
+    def send(self, frame: Down) -> None:
+        """Raises EngineFailure when the engine has ended: there is no supervisor here that brings another."""
+        if self._facts is None:
+            raise EngineFailure("the engine has ended")
+        self._down.put(frame)
+
+    def received(self, frame: Up) -> None:
+        """What the engine sends; the first is its facts."""
+        self._on_frame(frame)
+
+    def lost(self) -> None:
+        """The engine has ended."""
+        if self._facts is not None:
+            self._facts = None
+            self._on_lost()
+
+    def host(self) -> LocalHost:
+        """The engine's end."""
+        return LocalHost(self._loop, self._down, self)
+
+
+class LocalHost:
+    """core.ports.Inbox and Outbox; `drain` and `send` belong to the engine's thread. The only front end is number 0."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, down: queue.SimpleQueue[Down | None], client: LocalClient
+    ) -> None:
+        self._loop = loop
+        self._down = down
+        self._client = client
+
+    def drain(self, timeout_s: float | None) -> list[tuple[int, Down]]:
+        """As core.ports.Inbox. Raises EOFError after `close`."""
+        frames: list[tuple[int, Down]] = []
+        try:
+            frame = self._down.get(timeout=timeout_s) if timeout_s else self._down.get(block=timeout_s is None)
+            while frame is not None:
+                frames.append((0, frame))
+                frame = self._down.get_nowait()
+        except queue.Empty:
+            return frames
+        raise EOFError("the program is done with its engine")
+
+    def send(self, frontend: int, frame: Up) -> None:
+        self._loop.call_soon_threadsafe(self._client.received, frame)
+
+    def lost(self) -> None:
+        """Tells the front end that the engine has ended; from the engine's thread."""
+        self._loop.call_soon_threadsafe(self._client.lost)
+
+    def close(self) -> None:
+        """The engine ends at its next `drain`; from any thread."""
+        self._down.put(None)

@@ -1,0 +1,38 @@
+"""An engine process without a model: told by STAND_IN_ENGINE how to behave."""
+
+import os
+import signal
+import sys
+
+from photon_grpc.bridge.codec import max_frame_bytes
+from photon_grpc.bridge.control import CannotStart, Progress, Ready
+from photon_grpc.bridge.host import BridgeHost
+from photon_grpc.bridge.supervisor import CANNOT_START, enter_child
+from photon_grpc.core.frames import Facts
+
+FACTS = Facts(128, 256, 16, 8, 4, 64, 16, 1024, "cpu", "float32", kernels="torch")
+
+
+def main() -> None:
+    control, begin, said = enter_child(sys.argv)
+    behaviour = os.environ.get("STAND_IN_ENGINE", "")
+    control.send(Progress("weights", 1, 2))
+    if behaviour == "cannot start":
+        control.send(CannotStart("model.layers.0 is missing"))
+        sys.exit(CANNOT_START)
+    if behaviour == "crash":
+        sys.exit(1)
+    if behaviour == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    host = BridgeHost(control, max_frame_bytes=max_frame_bytes(begin.config.server.max_message_size))
+    control.send(Ready(FACTS))
+    try:
+        host.obey(said)
+        host.announce(FACTS)
+        while True:
+            host.drain(None)
+    except EOFError:
+        pass
+
+
+main()

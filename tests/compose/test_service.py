@@ -1,0 +1,190 @@
+"""What the supervisor does with its children; these have neither model nor gRPC, so that they start quickly."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from photon_grpc.bridge.supervisor import Backoff
+from photon_grpc.compose.service import Service
+from photon_grpc.config.flags import ServeConfig, ServerConfig
+from photon_grpc.errors import ConfigError, StartupError
+
+STAND_INS = Path(__file__).parent / "stand_ins"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def stand_ins_are_importable(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STAND_INS), str(ROOT)]))
+
+
+def new_service(frontends: int = 1, listen: tuple[str, ...] = ("127.0.0.1:0",), drain_timeout: float = 5.0) -> Service:
+    config = ServeConfig(server=ServerConfig(listen=listen, frontends=frontends, drain_timeout=drain_timeout))
+    return Service(config, engine="stand_in_engine", frontend="stand_in_frontend")
+
+
+class Run:
+    """A service running in this process, its log and its exit code."""
+
+    def __init__(self, service: Service, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level("INFO")
+        self.service = service
+        self.caplog = caplog
+        self.task = asyncio.create_task(service.run())
+
+    def lines(self, text: str) -> list[str]:
+        return [line for line in self.caplog.messages if text in line]
+
+    async def until(self, text: str, times: int = 1) -> str:
+        while len(self.lines(text)) < times:
+            if self.task.done():
+                self.task.result()
+                pytest.fail(f"ended without {text!r}: {self.caplog.messages}")
+            await asyncio.sleep(0.01)
+        return self.lines(text)[-1]
+
+    async def signalled(self, *signums: signal.Signals) -> int:
+        for signum in signums:
+            os.kill(os.getpid(), signum)
+            await asyncio.sleep(0.1)
+        return await self.task
+
+
+@contextlib.asynccontextmanager
+async def running(service: Service, caplog: pytest.LogCaptureFixture):
+    run = Run(service, caplog)
+    try:
+        yield run
+    finally:
+        if not run.task.done():
+            run.task.cancel()
+        await asyncio.gather(run.task, return_exceptions=True)
+
+
+def is_alive(pid: int) -> bool:
+    """Neither gone nor dead and waiting for a parent to notice."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+async def test_it_says_what_is_ready_and_ends_in_order(caplog, signum):
+    async with running(new_service(), caplog) as run:
+        line = await run.until("ready on")
+        assert line == "ready on 127.0.0.1:777 · stand-in · cpu float32 · 8 KV blocks of 16 tokens · kernels torch"
+        pids = run.service.pids
+        assert pids.keys() == {"engine", "front end 0"}
+        assert await run.signalled(signum) == 0
+        assert run.lines("stopped")
+        assert not any(map(is_alive, pids.values()))
+
+
+async def test_a_dead_engine_is_replaced_and_its_front_ends_joined_to_the_new_one(caplog):
+    async with running(new_service(frontends=2), caplog) as run:
+        await run.until("ready on")
+        before = run.service.pids
+        os.kill(before["engine"], signal.SIGKILL)
+        await run.until("the engine was killed by SIGKILL")
+        await run.until("ready on", times=2)
+        after = run.service.pids
+        assert after.pop("engine") != before.pop("engine")
+        assert after == before
+        assert await run.signalled(signal.SIGTERM) == 0
+
+
+async def test_a_dead_front_end_is_replaced_where_it_listened(caplog):
+    async with running(new_service(listen=("127.0.0.1:0", "127.0.0.1:5")), caplog) as run:
+        first = await run.until("ready on 127.0.0.1:777, 127.0.0.1:5 ")
+        before = run.service.pids
+        os.kill(before["front end 0"], signal.SIGKILL)
+        assert await run.until("ready on", times=2) == first
+        after = run.service.pids
+        assert after["engine"] == before["engine"]
+        assert after["front end 0"] != before["front end 0"]
+        assert await run.signalled(signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize(
+    ("who", "message"), [("ENGINE", "model.layers.0 is missing"), ("FRONTEND", "the port is in use")]
+)
+async def test_what_cannot_start_says_why_and_leaves_nothing(caplog, monkeypatch, who, message):
+    monkeypatch.setenv(f"STAND_IN_{who}", "cannot start")
+    async with running(new_service(), caplog) as run:
+        with pytest.raises(StartupError, match=message):
+            await run.task
+        assert run.service.pids == {} or not any(map(is_alive, run.service.pids.values()))
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "text"), [("crash", "ended with exit code 1"), ("killed", "was killed by SIGKILL")]
+)
+async def test_an_engine_that_never_worked_is_not_started_for_ever(caplog, monkeypatch, behaviour, text):
+    monkeypatch.setenv("STAND_IN_ENGINE", behaviour)
+    async with running(new_service(), caplog) as run:
+        assert await run.task == 1
+        assert run.lines(f"the engine {text} before it was ready")
+
+
+async def test_a_second_signal_ends_at_once(caplog, monkeypatch):
+    monkeypatch.setenv("STAND_IN_FRONTEND", "never drains")
+    async with running(new_service(), caplog) as run:
+        await run.until("ready on")
+        pids = run.service.pids
+        assert await run.signalled(signal.SIGINT, signal.SIGINT) == 128 + signal.SIGINT
+        assert not any(map(is_alive, pids.values()))
+
+
+async def test_a_front_end_that_never_drains_is_ended(caplog, monkeypatch):
+    monkeypatch.setenv("STAND_IN_FRONTEND", "never drains")
+    monkeypatch.setattr("photon_grpc.compose.service._FRONTEND_GRACE_S", 0.1)
+    async with running(new_service(drain_timeout=0.1), caplog) as run:
+        await run.until("ready on")
+        assert await run.signalled(signal.SIGTERM) == 0
+
+
+async def test_unix_sockets_cannot_be_shared(caplog):
+    async with running(new_service(frontends=2, listen=("unix:/tmp/x",)), caplog) as run:
+        with pytest.raises(ConfigError, match="one owner"):
+            await run.task
+
+
+def test_children_die_with_their_supervisor():
+    program = (
+        "import asyncio, test_service as t\n"
+        "async def main():\n"
+        "    service = t.new_service(frontends=2)\n"
+        "    task = asyncio.create_task(service.run())\n"
+        "    while len(service.pids) < 3: await asyncio.sleep(0.01)\n"
+        "    print(*service.pids.values(), flush=True)\n"
+        "    await task\n"
+        "asyncio.run(main())\n"
+    )
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(Path(__file__).parent)])}
+    with subprocess.Popen([sys.executable, "-c", program], env=environ, stdout=subprocess.PIPE, text=True) as process:
+        pids = [int(word) for word in process.stdout.readline().split()]
+        assert len(pids) == 3
+        process.kill()
+        process.wait()
+        give_up_s = time.monotonic() + 20
+        while any(map(is_alive, pids)) and time.monotonic() < give_up_s:
+            time.sleep(0.02)
+        assert not any(map(is_alive, pids))
+
+
+def test_backoff_doubles_up_to_a_limit_and_forgets_after_a_long_life():
+    backoff = Backoff()
+    delays = [backoff.after(1.0) for _ in range(9)]
+    assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
+    assert backoff.after(60.0) == 0.1
+    assert backoff.after(1.0) == 0.2
