@@ -15,12 +15,13 @@ from photon_grpc.client.model import Model
 from photon_grpc.client.options import Options, Prompt
 from photon_grpc.client.status import Unreachable
 from photon_grpc.client.stream import Stream
-from photon_grpc.client.sync import SyncClient
+from photon_grpc.client.sync import SyncClient, SyncStream
 
 __all__ = [
     "Client",
     "SyncClient",
     "Stream",
+    "SyncStream",
     "Prompt",
     "Options",
     "Delta",

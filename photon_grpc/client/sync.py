@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -11,11 +11,56 @@ import grpc
 
 from photon_grpc.client.channel import MAX_RETRIES
 from photon_grpc.client.client import Client
-from photon_grpc.client.generation import Delta, Generation
+from photon_grpc.client.generation import Delta, Generation, Start, Timing, Usage
 from photon_grpc.client.model import Model
 from photon_grpc.client.options import Options, Prompt
+from photon_grpc.client.stream import Stream
 
 T = TypeVar("T")
+
+
+class SyncStream:
+    """Stream as a plain iterator. Leaving early: `cancel()`, `with`, or dropping the object."""
+
+    def __init__(self, stream: Stream, runner: asyncio.Runner) -> None:
+        self._stream = stream
+        self._runner = runner
+
+    @property
+    def start(self) -> Start | None:
+        return self._stream.start
+
+    @property
+    def usage(self) -> Usage | None:
+        return self._stream.usage
+
+    @property
+    def timing(self) -> Timing | None:
+        return self._stream.timing
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Delta:
+        delta = self._runner.run(self._next())
+        if delta is None:
+            raise StopIteration
+        return delta
+
+    def cancel(self) -> None:
+        """Ends the request; does nothing once it has ended."""
+        self._stream.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    async def _next(self) -> Delta | None:
+        return await anext(self._stream, None)
 
 
 class SyncClient:
@@ -36,18 +81,13 @@ class SyncClient:
         """See Client.generate."""
         return self._run(self._client.generate(prompt, **options))
 
-    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Iterator[Delta]:
-        """See Client.stream. Closing the iterator early ends the request."""
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> SyncStream:
+        """See Client.stream."""
 
-        async def start() -> Any:
+        async def start() -> Stream:
             return self._client.stream(prompt, **options)
 
-        stream = self._run(start())
-        try:
-            while (delta := self._run(anext(stream, None))) is not None:
-                yield delta
-        finally:
-            stream.cancel()
+        return SyncStream(self._run(start()), self._runner)
 
     def models(self) -> list[Model]:
         """See Client.models."""

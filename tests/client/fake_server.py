@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,27 +65,34 @@ class FakeServer(
         self.script = script or ([message("ok", start=True, finish=pb.FINISH_REASON_EOS)],)
         self.requests: list[Any] = []
         self.metadata: list[dict[str, str]] = []
-        self.cancelled = asyncio.Event()
+        #: A call has left its servicer.
+        self.ended = asyncio.Event()
         self.ready = True
         self.target = ""
 
     async def StreamGenerate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[Any]:
-        for step in await self._next(request, context):
-            if step == "hang":
-                await self._hang()
-            if isinstance(step, Refusal):
-                await context.abort(step.code, step.message, step.all_trailers())
-            yield step
+        try:
+            for step in await self._next(request, context):
+                if step == "hang":
+                    await asyncio.sleep(60)
+                if isinstance(step, Refusal):
+                    await context.abort(step.code, step.message, step.all_trailers())
+                yield step
+        finally:
+            self.ended.set()
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
         response = pb.GenerateResponse(request_id="r-1", model="demo", seed=7)
         response.usage.output_tokens = 3
-        for step in await self._next(request, context):
-            if step == "hang":
-                await self._hang()
-            if isinstance(step, Refusal):
-                await context.abort(step.code, step.message, step.all_trailers())
-            response.outputs.extend(step.deltas)
+        try:
+            for step in await self._next(request, context):
+                if step == "hang":
+                    await asyncio.sleep(60)
+                if isinstance(step, Refusal):
+                    await context.abort(step.code, step.message, step.all_trailers())
+                response.outputs.extend(step.deltas)
+        finally:
+            self.ended.set()
         return response
 
     async def ListModels(self, request: model_pb2.ListModelsRequest, context: Any) -> model_pb2.ListModelsResponse:
@@ -126,12 +133,6 @@ class FakeServer(
         self.metadata.append(dict(context.invocation_metadata()))
         return self.script[min(len(self.requests), len(self.script)) - 1]
 
-    async def _hang(self) -> None:
-        try:
-            await asyncio.sleep(60)
-        finally:
-            self.cancelled.set()
-
 
 @asynccontextmanager
 async def serving(fake: FakeServer, address: str = "127.0.0.1:0") -> AsyncIterator[FakeServer]:
@@ -146,6 +147,3 @@ async def serving(fake: FakeServer, address: str = "127.0.0.1:0") -> AsyncIterat
         yield fake
     finally:
         await server.stop(None)
-
-
-Check = Callable[[FakeServer], None]

@@ -167,7 +167,7 @@ async def test_timeout_ends_the_call_and_travels_as_a_field() -> None:
     async with serving(FakeServer(["hang"])) as fake, Client(fake.target) as client:
         with pytest.raises(errors.DeadlinePassed):
             await client.generate("x", timeout=0.2)
-        await asyncio.wait_for(fake.cancelled.wait(), 10)
+        await asyncio.wait_for(fake.ended.wait(), 10)
     assert fake.requests[0].scheduling.timeout.ToMilliseconds() == 200
 
 
@@ -189,7 +189,7 @@ async def test_leaving_early_ends_the_request_on_the_server(leave: str) -> None:
                 await reading
             stream.cancel()
         del stream
-        await asyncio.wait_for(fake.cancelled.wait(), 10)
+        await asyncio.wait_for(fake.ended.wait(), 10)
 
 
 async def test_readiness_is_waited_for() -> None:

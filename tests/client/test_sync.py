@@ -38,7 +38,10 @@ def fake() -> Iterator[FakeServer]:
 def test_stream_and_generate(fake: FakeServer) -> None:
     with SyncClient(fake.target) as client:
         client.wait_until_ready(10)
-        assert [delta.text for delta in client.stream("x", max_tokens=2)] == ["a", "b"]
+        stream = client.stream("x", max_tokens=2)
+        assert [delta.text for delta in stream] == ["a", "b"]
+        assert stream.usage is not None
+        assert stream.usage.output_tokens == 3
         assert client.generate("x").text == "a"
         assert client.model().name == "demo"
         assert client.tokenize("x") == (1, 2, 3)
