@@ -1,0 +1,21 @@
+"""Which model a front end serves, and under which names. No torch."""
+
+from __future__ import annotations
+
+from photon_grpc import demo
+from photon_grpc.config.flags import ServeConfig
+from photon_grpc.config.model_dir import read_model_dir
+from photon_grpc.frontend.model import ServedModel
+
+#: The embedded model's name; its directory's would say nothing.
+DEMO_NAME = "photon-demo"
+
+
+def read_served_model(config: ServeConfig) -> ServedModel:
+    """Raises ModelLoadError naming the file of the model directory that is wrong."""
+    model = config.model
+    names = model.served_model_name or (() if model.model else (DEMO_NAME,))
+    card = read_model_dir(model.model or demo.TARGET)
+    return ServedModel.from_card(
+        card, names, max_model_len=model.max_model_len, max_message_bytes=config.server.max_message_size
+    )

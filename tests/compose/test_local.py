@@ -1,0 +1,84 @@
+"""`LLM`: the whole program in one process."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from photon_grpc import LLM
+from photon_grpc.core.request import FinishReason
+from photon_grpc.errors import ConfigError, InvalidRequest, PromptTooLong
+from tests.service.tiny import write_tiny_model
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory):
+    model = write_tiny_model(tmp_path_factory.mktemp("local") / "tiny")
+    with LLM(model, load_format="dummy", device="cpu", num_blocks=256, max_queue_size=8, max_num_seqs=4) as llm:
+        yield llm
+
+
+def test_one_text_gives_one_completion(llm):
+    (completion,) = llm.generate("def fib", max_tokens=6, temperature=0)
+    assert len(completion.token_ids) == 6
+    assert completion.finish_reason == FinishReason.MAX_TOKENS
+    assert completion.prompt_tokens == len("def fib")
+    assert isinstance(completion.text, str)
+
+
+def test_more_prompts_than_may_wait_all_come_back_in_order(llm):
+    prompts = [[1 + n % 50, 2, 3] for n in range(60)]
+    completions = llm.generate(prompts, max_tokens=3, temperature=0)
+    assert [completion.prompt_index for completion in completions] == list(range(60))
+    assert all(len(completion.token_ids) == 3 for completion in completions)
+    assert completions[0].token_ids == llm.generate([prompts[0]], max_tokens=3, temperature=0)[0].token_ids
+
+
+def test_several_outputs_of_one_prompt(llm):
+    completions = llm.generate(["abc", "d"], num_outputs=2, max_tokens=8, seed=7)
+    assert [(c.prompt_index, c.output_index) for c in completions] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert completions[0].token_ids != completions[1].token_ids
+    assert completions == completions
+    again = llm.generate(["abc", "d"], num_outputs=2, max_tokens=8, seed=7)
+    assert [c.token_ids for c in again] == [c.token_ids for c in completions]
+
+
+def test_a_stream_adds_up_to_the_completion(llm):
+    (completion,) = llm.generate("import", max_tokens=20, temperature=0)
+    deltas = list(llm.stream("import", max_tokens=20, temperature=0))
+    assert "".join(delta.text for delta in deltas) == completion.text
+    assert sum((delta.token_ids for delta in deltas), ()) == completion.token_ids
+    assert deltas[-1].finish.reason == FinishReason.MAX_TOKENS
+
+
+def test_leaving_a_stream_early_leaves_the_rest_uncomputed(llm):
+    for _ in llm.stream("import", max_tokens=2000, temperature=0):
+        break
+    assert len(llm.generate("a", max_tokens=2)[0].token_ids) == 2
+
+
+def test_what_is_refused_is_raised_and_the_next_call_works(llm):
+    with pytest.raises(InvalidRequest):
+        llm.generate("")
+    with pytest.raises(PromptTooLong):
+        llm.generate(["fine", [1] * 5000], max_tokens=4)
+    with pytest.raises(InvalidRequest, match="list within the list"):
+        llm.generate([1, 2, 3])
+    with pytest.raises(TypeError, match="max_token"):
+        llm.generate("a", max_token=3)
+    assert llm.generate("a", max_tokens=1)
+
+
+def test_a_flag_that_does_not_exist_is_named():
+    with pytest.raises(ConfigError, match="max_num_seqs"):
+        LLM(max_num_seq=3)
+
+
+def test_closing_twice_is_closing_once_and_leaves_no_thread(tmp_path):
+    before = threading.active_count()
+    llm = LLM(write_tiny_model(tmp_path / "tiny"), load_format="dummy", device="cpu", num_blocks=16)
+    assert llm.generate("a", max_tokens=1)
+    llm.close()
+    llm.close()
+    assert threading.active_count() == before
