@@ -105,7 +105,7 @@ class BlockPool:
         table.capacity = len(table.groups[0]) * self.block_size
         self._continue_chain(table, hit)
         seq.table = table
-        seq.num_computed = seq.num_cached = len(hit) * self.block_size
+        seq.num_computed = len(hit) * self.block_size
         return True
 
     def fork(self, seq: Sequence, leader: Sequence, num_running: int) -> tuple[tuple[int, int], ...] | None:
@@ -129,7 +129,7 @@ class BlockPool:
         table.capacity = (whole + own) * self.block_size
         self._continue_chain(table, [block for block in shared[0] if self._index.knows(block)])
         seq.table = table
-        seq.num_computed = seq.num_cached = num_tokens
+        seq.num_computed = num_tokens
         if num_tokens == whole * self.block_size:
             return ()
         return tuple((theirs[whole], ours[whole]) for theirs, ours in zip(leader.table.groups, table.groups, strict=True))

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from photon_grpc.core.frames import Failed, Finished, StepFrame
+from photon_grpc.core.frames import Failed, Finished, Started, StepFrame
 from photon_grpc.core.sequence import Sequence
 from photon_grpc.core.stats import Load
 
 
 class _Columns:
-    __slots__ = ("handles", "ids", "finished", "failed")
+    __slots__ = ("handles", "ids", "finished", "failed", "started")
 
     def __init__(self) -> None:
         self.handles: list[int] = []
         self.ids: list[int] = []
         self.finished: list[Finished] = []
         self.failed: list[Failed] = []
+        self.started: list[Started] = []
 
 
 class Report:
@@ -40,11 +41,11 @@ class Report:
         columns.handles.append(seq.handle)
         columns.ids.append(token)
         self.output_tokens += 1
+        if len(seq.ids) == seq.num_prompt + 1:
+            columns.started.append(Started(seq.handle, seq.num_cached, _queue_s(seq)))
 
     def finished(self, seq: Sequence) -> None:
-        request = seq.request
-        queue_s = (seq.first_scheduled_s or request.arrival_s) - request.arrival_s
-        done = Finished(seq.handle, seq.finish_reason, seq.num_generated, seq.num_cached, seq.num_preemptions, max(queue_s, 0.0))
+        done = Finished(seq.handle, seq.finish_reason, seq.num_generated, seq.num_cached, seq.num_preemptions, _queue_s(seq))
         self._of(seq.frontend).finished.append(done)
         self.ended.append(seq)
 
@@ -57,6 +58,11 @@ class Report:
 
     def frames(self, step: int, load: Load) -> list[tuple[int, StepFrame]]:
         return [
-            (frontend, StepFrame(step, tuple(c.handles), tuple(c.ids), tuple(c.finished), tuple(c.failed), load))
+            (frontend, StepFrame(step, tuple(c.handles), tuple(c.ids), tuple(c.finished), tuple(c.failed), load, tuple(c.started)))
             for frontend, c in self.columns.items()
         ]
+
+
+def _queue_s(seq: Sequence) -> float:
+    arrival_s = seq.request.arrival_s
+    return max(0.0, (seq.first_scheduled_s or arrival_s) - arrival_s)

@@ -250,6 +250,8 @@ class Scheduler:
         seq.status = Status.RUNNING
         if seq.first_scheduled_s is None:
             seq.first_scheduled_s = now_s
+            # What a resumption finds again is not what the caller is told.
+            seq.num_cached = seq.num_computed
             self.num_prompt_tokens += seq.num_prompt
             self.num_cached_tokens += seq.num_cached
         insort(self.running, seq, key=_rank)

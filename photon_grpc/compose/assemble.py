@@ -1,0 +1,177 @@
+"""Chooses the objects that the settings name and joins them: model, cache, runner, scheduler, engine. Every choice is made here, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from photon_grpc import demo
+from photon_grpc.config.flags import CacheConfig, ServeConfig
+from photon_grpc.config.model_dir import ModelCard, read_model_dir
+from photon_grpc.core.frames import Facts
+from photon_grpc.core.ports import Inbox, Outbox, Runner
+from photon_grpc.engine.blocks.block_pool import BlockPool
+from photon_grpc.engine.blocks.extent import ReserveContext
+from photon_grpc.engine.blocks.growth import GrowOnDemand, Growth
+from photon_grpc.engine.blocks.prefix_index import NoPrefixIndex, PrefixIndex, RadixIndex
+from photon_grpc.engine.engine import Engine
+from photon_grpc.engine.scheduler.policy import POLICIES
+from photon_grpc.engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from photon_grpc.errors import ConfigError
+from photon_grpc.kernels import Kernels, select
+from photon_grpc.models import registry, weights
+from photon_grpc.models.decoder import Decoder
+from photon_grpc.runner.capacity import blocks_on_cpu, blocks_on_cuda, warm_up
+from photon_grpc.runner.kv_cache import KVCache
+from photon_grpc.runner.model_runner import ModelRunner
+
+#: stage, done, total.
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the settings leave open, decided by device and model."""
+
+    max_model_len: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A loaded model behind an engine that still lacks its bridge."""
+
+    facts: Facts
+    config: ServeConfig
+    sizes: Sizes
+    runner: Runner
+
+    def engine(self, inbox: Inbox, outbox: Outbox) -> Engine:
+        cache, scheduling = self.config.cache, self.config.scheduler
+        pool = BlockPool(self.runner.num_blocks, self.sizes.block_size, _index(cache, self.sizes), _growth(cache))
+        limits = SchedulerLimits(
+            self.sizes.max_num_seqs, self.sizes.max_num_batched_tokens, scheduling.enable_chunked_prefill
+        )
+        scheduler = Scheduler(limits, POLICIES[scheduling.scheduling_policy](), pool)
+        return Engine(scheduler, self.runner, inbox, outbox, self.facts)
+
+
+def assemble(config: ServeConfig, progress: Progress) -> Assembled:
+    """Loads the model and makes everything that computes and decides.
+
+    `progress(stage, done, total)` is called with stage "weights" (bytes) and "warm-up" (steps). Raises ConfigError and ModelLoadError.
+    """
+    card = read_model_dir(config.model.model or Path(demo.TARGET))
+    device = pick_device(config.device.device)
+    kernels = _kernels(config, device)
+    sizes = decide_sizes(card, device, config)
+    decoder = _load(card, config, device, kernels, sizes, progress)
+    progress("warm-up", 0, 1)
+    runner = _runner(decoder, config, kernels, sizes)
+    warm_up(runner)
+    progress("warm-up", 1, 1)
+    return Assembled(_facts(card, decoder, runner, config, kernels, sizes), config, sizes, runner)
+
+
+def pick_device(name: str) -> torch.device:
+    """Raises ConfigError when "cuda" is asked for and there is none."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch finds no CUDA device; use --device cpu or auto", field="device")
+    use_cuda = name == "cuda" or (name == "auto" and torch.cuda.is_available())
+    return torch.device("cuda", 0) if use_cuda else torch.device("cpu")
+
+
+def decide_sizes(card: ModelCard, device: torch.device, config: ServeConfig) -> Sizes:
+    """Raises ConfigError when max_model_len exceeds what the model was made for."""
+    on_cuda = device.type == "cuda"
+    cache, scheduling = config.cache, config.scheduler
+    max_model_len = config.model.max_model_len or card.max_position_embeddings
+    if max_model_len > card.max_position_embeddings:
+        raise ConfigError(
+            f"--max-model-len {max_model_len}: config.json says at most {card.max_position_embeddings}",
+            field="max_model_len",
+            needed=max_model_len,
+            limit=card.max_position_embeddings,
+        )
+    return Sizes(
+        max_model_len=max_model_len,
+        block_size=cache.block_size or (64 if on_cuda else 16),
+        max_num_seqs=scheduling.max_num_seqs or (256 if on_cuda else 64),
+        max_num_batched_tokens=scheduling.max_num_batched_tokens or (8192 if on_cuda else 2048),
+        depth=_first(scheduling.async_depth, 1 if on_cuda else 0),
+    )
+
+
+def _load(
+    card: ModelCard, config: ServeConfig, device: torch.device, kernels: Kernels, sizes: Sizes, progress: Progress
+) -> Decoder:
+    dtype = getattr(torch, card.dtype if config.model.dtype == "auto" else config.model.dtype)
+    decoder = registry.build(card, dtype=dtype, device=device, kernels=kernels, max_model_len=sizes.max_model_len)
+    if config.model.load_format == "dummy":
+        weights.dummy(decoder, config.model.seed)
+    else:
+        weights.load(decoder, card, progress=lambda done, total: progress("weights", done, total))
+    return decoder
+
+
+def _kernels(config: ServeConfig, device: torch.device) -> Kernels:
+    kind = config.device.kernels
+    try:
+        return select(kind, device)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise ConfigError(f"--kernels {kind}: {error}", field="kernels") from None
+
+
+def _runner(decoder: Decoder, config: ServeConfig, kernels: Kernels, sizes: Sizes) -> ModelRunner:
+    num_blocks = config.cache.num_blocks or _measured_blocks(decoder, config, kernels, sizes)
+    cache = KVCache(decoder.kv_specs, num_blocks, sizes.block_size, decoder.dtype, decoder.device)
+    return ModelRunner(decoder, cache, kernels, max_num_seqs=sizes.max_num_seqs, depth=sizes.depth)
+
+
+def _measured_blocks(decoder: Decoder, config: ServeConfig, kernels: Kernels, sizes: Sizes) -> int:
+    if decoder.device.type == "cpu":
+        return blocks_on_cpu(decoder.kv_specs, sizes.block_size, decoder.dtype, sizes.max_num_seqs, sizes.max_model_len)
+    utilization = config.device.gpu_memory_utilization
+    return blocks_on_cuda(
+        decoder, kernels, sizes.block_size, utilization, sizes.max_num_seqs, sizes.max_num_batched_tokens
+    )
+
+
+def _growth(cache: CacheConfig) -> Growth:
+    return ReserveContext() if cache.kv_layout == "contiguous" else GrowOnDemand()
+
+
+def _index(cache: CacheConfig, sizes: Sizes) -> PrefixIndex:
+    shares = cache.enable_prefix_caching and cache.kv_layout == "paged"
+    return RadixIndex(sizes.block_size) if shares else NoPrefixIndex()
+
+
+def _facts(
+    card: ModelCard, decoder: Decoder, runner: ModelRunner, config: ServeConfig, kernels: Kernels, sizes: Sizes
+) -> Facts:
+    scheduling = config.scheduler
+    return Facts(
+        max_model_len=sizes.max_model_len,
+        vocab_size=card.vocab_size,
+        block_size=sizes.block_size,
+        num_blocks=runner.num_blocks,
+        max_num_seqs=sizes.max_num_seqs,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        max_queue_size=scheduling.max_queue_size,
+        max_queued_tokens=scheduling.max_queued_tokens,
+        device=torch.cuda.get_device_name(decoder.device) if decoder.device.type == "cuda" else "cpu",
+        dtype=str(decoder.dtype).removeprefix("torch."),
+        revision=card.revision,
+        kernels="torch" if kernels == select("torch", decoder.device) else "triton",
+        prefix_caching=isinstance(_index(config.cache, sizes), RadixIndex),
+    )
+
+
+def _first(given: int | None, default: int) -> int:
+    return default if given is None else given

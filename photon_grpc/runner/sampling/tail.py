@@ -1,0 +1,93 @@
+"""The end of a step: logits of the rows that yield become ids.
+
+Three widths, chosen per batch by what its rows ask for, with the same logits and the same noise, so that a neighbour's top_k never changes
+your token: an argmax; noise over everything; noise over what the filters kept. Drawing is by the Gumbel-max trick: the argmax of
+logits / temperature + noise is a sample of the softmax (Gumbel 1954; Maddison, Tarlow and Minka 2014).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from photon_grpc.kernels import Kernels
+from photon_grpc.kernels.noise import MAX_GUMBEL, MIN_GUMBEL
+from photon_grpc.runner.sampling.filters import cutoff
+from photon_grpc.runner.slot_table import SlotTable
+
+#: Drawn for a row whose logits hold NaN or infinity.
+INVALID = -1
+
+
+class Tail:
+    """Draws one id for each row.
+
+    Args:
+        table: the parameters of every slot.
+        kernels: noise.
+    """
+
+    def __init__(self, table: SlotTable, kernels: Kernels) -> None:
+        self._table = table
+        self._noise = kernels.gumbel_noise
+        self._draw = self._draw_kept if table.device.type == "cpu" else self._draw_all
+
+    def __call__(self, logits: torch.Tensor, slots: torch.Tensor, host_slots: Sequence[int], context_len: torch.Tensor) -> torch.Tensor:
+        """int64 [R], INVALID where the logits are not finite.
+
+        Args:
+            logits: float32 [R, V]; may be overwritten.
+            slots: int64 [R] on the device, `host_slots` the same numbers.
+            context_len: int64 [R], tokens before the one to draw.
+        """
+        best, greedy = logits.max(-1)
+        if self._table.banned:
+            self._ban(logits, host_slots, context_len)
+            greedy = logits.argmax(-1)
+        ids = greedy
+        if not self._table.drawing.isdisjoint(host_slots):
+            ids = self._sample(logits, slots, host_slots, context_len, greedy)
+        return torch.where(best.isfinite(), ids, INVALID)
+
+    def _sample(
+        self, logits: torch.Tensor, slots: torch.Tensor, host_slots: Sequence[int], context_len: torch.Tensor, greedy: torch.Tensor
+    ) -> torch.Tensor:
+        table = self._table
+        temperature = table.temperature[slots]
+        is_greedy = temperature < 1e-5
+        scaled = logits.div_(torch.where(is_greedy, 1.0, temperature)[:, None])
+        # A token this far below the best cannot win, whatever the noise.
+        smallest = scaled.amax(-1) - (MAX_GUMBEL - MIN_GUMBEL)
+        if not table.filtered.isdisjoint(host_slots):
+            kept = cutoff(scaled, table.top_k[slots], table.top_p[slots], table.min_p[slots])
+            smallest = torch.maximum(smallest, kept)
+        position = context_len - table.num_prompt[slots]
+        drawn = self._draw(scaled, smallest, table.seed[slots], position, table.output_index[slots])
+        return torch.where(is_greedy, greedy, drawn)
+
+    def _draw_all(
+        self, scaled: torch.Tensor, smallest: torch.Tensor, seed: torch.Tensor, position: torch.Tensor, index: torch.Tensor
+    ) -> torch.Tensor:
+        noise = self._noise(seed, position, index, scaled.shape[1])
+        return noise.add_(scaled).masked_fill_(scaled < smallest[:, None], -torch.inf).argmax(-1)
+
+    def _draw_kept(
+        self, scaled: torch.Tensor, smallest: torch.Tensor, seed: torch.Tensor, position: torch.Tensor, index: torch.Tensor
+    ) -> torch.Tensor:
+        """The same, with noise for the kept tokens only: on a CPU noise for a large vocabulary costs milliseconds a row."""
+        drawn = []
+        for row in range(scaled.shape[0]):
+            kept = (scaled[row] >= smallest[row]).nonzero().view(1, -1)
+            one = slice(row, row + 1)
+            noise = self._noise(seed[one], position[one], index[one], kept)
+            drawn.append(kept[0, (noise[0] + scaled[row, kept[0]]).argmax()] if kept.numel() else kept.new_zeros(()))
+        return torch.stack(drawn)
+
+    def _ban(self, logits: torch.Tensor, host_slots: Sequence[int], context_len: torch.Tensor) -> None:
+        """Below min_tokens the ids that would end the output cannot be drawn."""
+        for row, slot in enumerate(host_slots):
+            ids = self._table.banned.get(slot)
+            if ids is not None:
+                early = context_len[row] < self._table.min_length[slot]
+                logits[row, ids] = torch.where(early, -torch.inf, logits[row, ids])

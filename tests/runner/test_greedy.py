@@ -1,0 +1,95 @@
+"""Greedy output equals transformers' whatever the settings are."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from photon_grpc.config.flags import CacheConfig, SchedulerConfig
+from tests.runner.models import FAMILIES, greedy, model
+from tests.runner.served import Served
+
+LENGTHS = (5, 17, 40, 1, 33)
+
+
+def prompts(seed: int, lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
+    draw = random.Random(seed)
+    return [[draw.randrange(320) for _ in range(length)] for length in lengths]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("block_size", [8, 16, 64])
+def test_64_tokens_of_unequal_prompts_equal_transformers(family: str, block_size: int) -> None:
+    directory, reference = model(family)
+    asked = prompts(block_size)
+    expected = [greedy(reference, prompt, 64) for prompt in asked]
+    cache = CacheConfig(block_size=block_size, num_blocks=1024 // block_size)
+    for depth in (0, 1):
+        scheduler = SchedulerConfig(max_num_batched_tokens=24, async_depth=depth)
+        assert Served(directory, cache=cache, scheduler=scheduler).complete(asked, 64) == expected
+    alone = Served(directory, cache=cache)
+    assert [alone.complete([prompt], 64)[0] for prompt in asked] == expected
+
+
+def _expected() -> tuple[list[list[int]], list[list[int]]]:
+    _, reference = model("llama")
+    common = prompts(1, (20,))[0]
+    asked = [*prompts(2), common + [1, 2], common + [3], common + [1, 2]]
+    return asked, [greedy(reference, prompt, 12) for prompt in asked]
+
+
+ASKED, EXPECTED = _expected()
+
+
+@given(
+    cache=st.builds(
+        CacheConfig,
+        block_size=st.sampled_from([4, 8, 16]),
+        num_blocks=st.sampled_from([16, 24, 60]),
+        kv_layout=st.sampled_from(["paged", "contiguous"]),
+        enable_prefix_caching=st.booleans(),
+    ),
+    scheduler=st.builds(
+        SchedulerConfig,
+        max_num_seqs=st.integers(1, 9),
+        max_num_batched_tokens=st.integers(1, 60),
+        enable_chunked_prefill=st.booleans(),
+        scheduling_policy=st.sampled_from(["fcfs", "priority", "deadline", "static"]),
+        async_depth=st.integers(0, 1),
+    ),
+    order=st.permutations(range(len(ASKED))),
+    pauses=st.lists(st.integers(0, 4), min_size=len(ASKED), max_size=len(ASKED)),
+)
+@settings(max_examples=30)
+def test_no_setting_and_no_order_changes_what_is_said(
+    cache: CacheConfig, scheduler: SchedulerConfig, order: list[int], pauses: list[int]
+) -> None:
+    served = Served(model("llama")[0], cache=cache, scheduler=scheduler)
+    handles = {}
+    for number, pause in zip(order, pauses, strict=True):
+        handles[number] = served.add(ASKED[number], 12)
+        for _ in range(pause):
+            if served.post.inbox or served.engine.scheduler.has_work():
+                served.step()
+    served.run()
+    assert {number: served.outputs[handle].ids for number, handle in handles.items()} == dict(enumerate(EXPECTED))
+    pool = served.engine.scheduler.pool
+    assert pool.num_owned == pool.num_limbo == 0
+
+
+def test_a_storm_of_preemptions_changes_nothing() -> None:
+    served = Served(model("llama")[0], cache=CacheConfig(block_size=4, num_blocks=15), scheduler=SchedulerConfig(max_num_seqs=8))
+    assert served.complete(ASKED, 12) == EXPECTED
+    assert served.engine.scheduler.num_preemptions > 0
+
+
+def test_outputs_of_one_request_are_those_of_separate_ones() -> None:
+    served = Served(model("llama")[0], cache=CacheConfig(block_size=8, num_blocks=60))
+    handle = served.add(ASKED[2], 12, num_outputs=3)
+    served.run()
+    assert [served.outputs[handle + index].ids for index in range(3)] == [EXPECTED[2]] * 3
+
+

@@ -1,0 +1,138 @@
+"""Drawn tokens: the filters equal transformers' warpers, the frequencies equal the softmax, and a token depends on nothing but its own row."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from photon_grpc.config.flags import SchedulerConfig
+from photon_grpc.core.batch import Admission, Batch
+from photon_grpc.core.request import FinishReason, SamplingParams
+from photon_grpc.kernels import select
+from photon_grpc.runner.sampling.filters import cutoff
+from photon_grpc.runner.sampling.tail import INVALID, Tail
+from photon_grpc.runner.slot_table import SlotTable
+from tests.runner.models import model
+from tests.runner.served import Served
+
+CASES = [(5, 1.0, 0.0), (-1, 0.7, 0.0), (-1, 1.0, 0.2), (20, 0.8, 0.05), (1, 1.0, 0.0), (-1, 1e-6, 0.0), (1000, 0.999, 0.0), (-1, 1.0, 0.0)]
+
+
+@pytest.mark.parametrize(("top_k", "top_p", "min_p"), CASES)
+def test_filters_keep_what_transformers_keeps(top_k: int, top_p: float, min_p: float) -> None:
+    torch.manual_seed(3)
+    scaled = torch.randn(6, 97) * 3
+    expected = scaled.clone()
+    if top_k > 0:
+        expected = TopKLogitsWarper(top_k)(None, expected)
+    if top_p < 1:
+        expected = TopPLogitsWarper(top_p)(None, expected)
+    if min_p > 0:
+        expected = MinPLogitsWarper(min_p)(None, expected)
+    rows = torch.ones(6)
+    cut = cutoff(scaled, (rows * top_k).long(), rows * top_p, rows * min_p)
+    assert torch.equal(scaled >= cut[:, None], expected.isfinite())
+
+
+def tail_of(samplings: list[SamplingParams], *, position: int = 0) -> tuple[Tail, torch.Tensor, list[int], torch.Tensor]:
+    table = SlotTable(len(samplings) + 1, 64, 8, torch.device("cpu"))
+    admissions = tuple(Admission(slot, (1,), 1, 0, ((1,),), sampling) for slot, sampling in enumerate(samplings, 1))
+    slots = list(range(1, len(samplings) + 1))
+    table.apply(Batch(1, tuple(slots), (1,) * len(slots), (1,) * len(slots), admissions=admissions))
+    return Tail(table, select("torch", "cpu")), torch.tensor(slots), slots, torch.full((len(slots),), 1 + position)
+
+
+@pytest.mark.parametrize("more", [{}, {"top_k": 4}, {"top_p": 0.8}])
+def test_frequencies_are_those_of_the_softmax(more: dict[str, float]) -> None:
+    num_draws, temperature = 8000, 0.7
+    logits = torch.tensor([[1.0, 2.0, 0.5, -1.0, 2.2, 0.0, -3.0]])
+    tail, slots, host_slots, length = tail_of([SamplingParams(temperature=temperature, seed=seed, **more) for seed in range(num_draws)])  # type: ignore[arg-type]
+    ids = tail(logits.repeat(num_draws, 1), slots, host_slots, length)
+    warped = logits / temperature
+    if "top_k" in more:
+        warped = TopKLogitsWarper(int(more["top_k"]))(None, warped)
+    if "top_p" in more:
+        warped = TopPLogitsWarper(more["top_p"])(None, warped)
+    expected = warped.softmax(-1)[0]
+    observed = torch.bincount(ids, minlength=7) / num_draws
+    # Five standard deviations of a binomial share.
+    assert ((observed - expected).abs() <= 5 * (expected * (1 - expected) / num_draws).sqrt() + 1e-9).all()
+
+
+def test_a_neighbour_s_parameters_never_change_a_token() -> None:
+    torch.manual_seed(5)
+    logits = torch.randn(4, 300) * 2
+    mine = [SamplingParams(temperature=0.9, seed=2**64 - 1 - i) for i in range(3)]
+    plain = tail_of([*mine, SamplingParams(temperature=0.0)])
+    mixed = tail_of([*mine, SamplingParams(temperature=1.3, top_k=3, top_p=0.5, min_p=0.1)])
+    assert torch.equal(plain[0](logits.clone(), *plain[1:])[:3], mixed[0](logits.clone(), *mixed[1:])[:3])
+    assert plain[0](logits.clone(), *plain[1:])[3] == logits[3].argmax()
+
+
+def test_noise_changes_with_seed_and_position() -> None:
+    logits = torch.zeros(50, 1000)
+    draws = [
+        tail[0](logits.clone(), *tail[1:]).tolist()
+        for tail in (tail_of([SamplingParams(seed=s + shift) for s in range(50)], position=p) for shift, p in ((0, 0), (1000, 0), (0, 1)))
+    ]
+    assert len({tuple(draw) for draw in draws}) == 3 and len(set(draws[0])) > 40
+
+
+def test_filters_that_keep_one_token_are_greedy() -> None:
+    logits = torch.randn(2, 200)
+    tail = tail_of([SamplingParams(top_k=1, seed=1), SamplingParams(top_p=1e-9, seed=2)])
+    assert torch.equal(tail[0](logits.clone(), *tail[1:]), logits.argmax(-1))
+
+
+def test_drawing_all_and_drawing_kept_agree() -> None:
+    torch.manual_seed(1)
+    logits = torch.randn(6, 500) * 4
+    samplings = [SamplingParams(temperature=t, top_k=k, seed=s) for s, (t, k) in enumerate([(0.5, -1), (1.0, 40), (2.0, -1), (0.0, -1), (5.0, 7), (1.0, -1)])]
+    kept, everything = tail_of(samplings), tail_of(samplings)
+    everything[0]._draw = everything[0]._draw_all
+    assert torch.equal(kept[0](logits.clone(), *kept[1:]), everything[0](logits.clone(), *everything[1:]))
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_fail_their_row_alone(poison: float) -> None:
+    logits = torch.randn(3, 50)
+    logits[1, 7] = poison
+    tail = tail_of([SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(seed=3)])
+    ids = tail[0](logits, *tail[1:])
+    assert ids[1] == INVALID and ids[0] >= 0 and ids[2] >= 0
+
+
+def test_a_seed_gives_the_same_tokens_alone_and_in_any_batch() -> None:
+    directory, _ = model("llama")
+    prompts = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
+    samplings = [SamplingParams(temperature=0.8, top_p=0.9, seed=11), SamplingParams(temperature=1.2, seed=12), SamplingParams(top_k=8, min_p=0.01, seed=13)]
+    alone = [Served(directory).complete([prompt], 20, sampling=sampling)[0] for prompt, sampling in zip(prompts, samplings, strict=True)]
+    together = Served(directory, scheduler=SchedulerConfig(max_num_batched_tokens=4, async_depth=1))
+    handles = [together.add(prompt, 20, sampling) for prompt, sampling in zip(prompts, samplings, strict=True)]
+    together.run()
+    assert [together.outputs[handle].ids for handle in handles] == alone
+
+
+def test_outputs_differ_and_the_first_is_that_of_a_single_one() -> None:
+    directory, _ = model("llama")
+    sampling = SamplingParams(temperature=1.5, seed=4)
+    served = Served(directory)
+    handle = served.add([1, 2, 3], 10, sampling, num_outputs=4)
+    served.run()
+    outputs = [tuple(served.outputs[handle + index].ids) for index in range(4)]
+    assert len(set(outputs)) == 4
+    assert list(outputs[0]) == Served(directory).complete([[1, 2, 3]], 10, sampling=sampling)[0]
+
+
+def test_below_min_tokens_what_would_end_the_output_is_not_drawn() -> None:
+    directory, _ = model("llama")
+    free = Served(directory).complete([[7, 7]], 12)[0]
+    stop = free[2]
+    served = Served(directory)
+    handle = served.add([7, 7], 12, stop=(stop,), min_tokens=6)
+    plain = served.add([7, 7], 12, stop=(stop,))
+    served.run()
+    assert stop not in served.outputs[handle].ids[:6] and len(served.outputs[handle].ids) >= 6
+    assert served.outputs[plain].ids == free[: free.index(stop) + 1]
+    assert served.outputs[plain].finished.reason is FinishReason.STOP_TOKEN
