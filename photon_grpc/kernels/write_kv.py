@@ -56,12 +56,13 @@ def write_kv_kernel(
 
 def config(heads: int, head_dim: int, block_size: int) -> dict[str, Any]:
     """Compile-time arguments for one token's keys."""
+    size_pad = next_power_of_2(heads * head_dim)
     return {
         "HEADS": heads,
         "HEAD_DIM": head_dim,
-        "SIZE_PAD": next_power_of_2(heads * head_dim),
+        "SIZE_PAD": size_pad,
         "BLOCK_SIZE": block_size,
-        "num_warps": 4,
+        "num_warps": max(1, min(8, size_pad // 256)),
     }
 
 

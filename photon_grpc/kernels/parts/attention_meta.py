@@ -15,9 +15,10 @@ import torch
 # larger ones pay fewer calls: 32 was best or within 3 % of it for 4 and 32 heads, 128 to 512 queries, float32 and bf16.
 QUERY_TILE = 32
 
-# Decode rows are gathered together while their keys and values, padded to the longest, fit a second-level cache. Below
-# that the calls saved win (16 rows of 300 keys, 2 heads of 64, float32: 269 against 422 µs), above it the padded copy
-# costs more than they do (16 rows of 1,000 keys: 1,999 against 1,065 µs; 8 heads: 34.7 against 8.0 ms).
+# Decode rows are gathered together, key by key, while their keys and values, padded to the longest, stay near the size of
+# a second-level cache. There the calls saved win (16 rows of 300 keys, 2 heads of 64, float32: 269 against 422 µs; one
+# row of 100: 13 against 19), above it the padded copy costs more than they do (16 rows of 1,000 keys: 1,999 against
+# 1,065 µs; with 8 heads 34.7 against 8.0 ms). Microseconds of one thread with AVX-512, pages of 16.
 MAX_GATHER_BYTES = 8 << 20
 
 
@@ -66,11 +67,11 @@ class RowGather:
 
 @dataclass(frozen=True, eq=False)
 class DecodeGather:
-    """Several rows of one query each: their places in q, key indices [2 · B · Hkv · N] and the mask [B, 1, 1, N]."""
+    """Rows of one query each: their places in q, key indices [2 · B · Hkv · N], and the mask [B, 1, 1, N] of shorter ones."""
 
     queries: torch.Tensor
     keys: torch.Tensor
-    mask: torch.Tensor
+    mask: torch.Tensor | None
 
 
 class GatherPlan:
@@ -99,7 +100,7 @@ class GatherPlan:
         self._mask: dict[int, torch.Tensor] = {}
 
     def _gathers_together(self, contexts: list[int]) -> bool:
-        if len(contexts) < 2 or self.device.type != "cpu":
+        if not contexts or self.device.type != "cpu":
             return False
         _, _, _, kv_heads, _, head_dim = self.cache_shape
         padded = len(contexts) * max(contexts)
@@ -123,9 +124,10 @@ class GatherPlan:
         planes = (block * (layers * 2 * kv_heads)).view(1, len(rows), 1, -1)
         planes = planes + torch.arange(2 * kv_heads).view(2, 1, kv_heads, 1)
         keys = planes * block_size + (clamped % block_size).unsqueeze(1)
-        mask = torch.zeros(position.shape, dtype=self.dtype).masked_fill_(position >= context, -torch.inf)
+        behind = position >= context
+        mask = torch.zeros(behind.shape, dtype=self.dtype).masked_fill_(behind, -torch.inf).view(len(rows), 1, 1, -1)
         queries = torch.tensor([starts[b] for b in rows])
-        return DecodeGather(queries, keys.view(-1), mask.view(len(rows), 1, 1, -1))
+        return DecodeGather(queries, keys.view(-1), mask if behind.any() else None)
 
     def causal_mask(self, count: int, context: int, group: int) -> torch.Tensor:
         """[count · group, context]: the last `count` of `context` positions, `group` equal rows each, see no later key."""

@@ -1,0 +1,1 @@
+"""One benchmark for each kernel: time, and the share of the memory bandwidth (or of the matrix units) that it reaches."""

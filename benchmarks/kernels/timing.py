@@ -1,0 +1,84 @@
+"""How a kernel is timed, the shapes, and the floors its time is set against."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+# What one H200 reached: torch's copy kernel (read + write), a bf16 product of 8192³.
+BYTES_PER_SECOND = 4.28e12
+FLOPS_PER_SECOND = 792e12
+# Inputs are taken in turn from so many bytes that the second-level cache (50 MB) holds none of the next call's.
+ROTATED_BYTES = 400 << 20
+
+
+@dataclass(frozen=True)
+class Shape:
+    hidden: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    dtype: torch.dtype
+
+    @property
+    def heads(self) -> int:
+        """Heads in one token's fused projection."""
+        return self.q_heads + 2 * self.kv_heads
+
+
+def shapes(device: torch.device) -> dict[str, Shape]:
+    """The models to measure on this device."""
+    small = Shape(2048, 32, 8, 64, 8192, torch.bfloat16)
+    if device.type == "cpu":
+        return {"demo": Shape(256, 4, 2, 64, 768, torch.float32), "1B": small}
+    return {"1B": small, "8B": Shape(4096, 32, 8, 128, 14336, torch.bfloat16)}
+
+
+def num_copies(num_bytes: int, device: torch.device) -> int:
+    """Sets of inputs to take in turn, where one call moves `num_bytes`."""
+    return 1 if device.type == "cpu" else max(2, min(32, ROTATED_BYTES // max(1, num_bytes)))
+
+
+def measure_us(calls: Sequence[Callable[[], object]], device: torch.device, repeats: int = 9) -> float:
+    """Median microseconds of one call: replays of a CUDA graph that holds all of them, wall time on a CPU."""
+    if device.type == "cpu":
+        return wall_us(calls[0])
+    calls[0]()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    times = []
+    for _ in range(repeats + 1):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / len(calls))
+    return sorted(times[1:])[repeats // 2]
+
+
+def wall_us(call: Callable[[], object]) -> float:
+    call()
+    times = []
+    started = time.perf_counter()
+    while len(times) < 5 or (len(times) < 200 and time.perf_counter() - started < 0.3):
+        begin = time.perf_counter()
+        call()
+        times.append((time.perf_counter() - begin) * 1e6)
+    return sorted(times)[len(times) // 2]
+
+
+def report(name: str, case: str, us: float, num_bytes: float, device: torch.device, flops: float = 0.0) -> None:
+    """One line: time, and on a GPU the floor of bytes or products and the share of it that was reached."""
+    line = f"{name:16s} {case:36s} {us:10.2f} us"
+    if device.type == "cuda":
+        floor_us = max(num_bytes / BYTES_PER_SECOND, flops / FLOPS_PER_SECOND) * 1e6
+        line += f"   floor {floor_us:9.2f} us   {100 * floor_us / us:5.1f} %"
+    print(line, flush=True)

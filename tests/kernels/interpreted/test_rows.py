@@ -1,0 +1,74 @@
+"""Row-wise kernels in the interpreter against their torch references."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from photon_grpc.kernels import TORCH, select
+
+TRITON = select("triton", "cpu")
+DTYPES = [torch.float32, torch.float16]
+
+
+def close(dtype: torch.dtype) -> dict[str, float]:
+    return {"rtol": 4 * torch.finfo(dtype).eps, "atol": 4 * torch.finfo(dtype).eps}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(3, 256), (2, 1000), (3, 5, 64), (2, 3, 96)])
+def test_rms_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    wide = torch.randn(shape[0], *[size + 2 for size in shape[1:]]).to(dtype)
+    x = wide[:, : shape[1]] if len(shape) == 2 else wide[:, 1 : shape[1] + 1, : shape[2]]
+    weight = torch.randn(shape[-1]).to(dtype)
+    torch.testing.assert_close(TRITON.rms_norm(x, weight, 1e-5), TORCH.rms_norm(x, weight, 1e-5), **close(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_add_rms_norm(dtype: torch.dtype) -> None:
+    x, residual = torch.randn(3, 700).to(dtype)[:, :600], torch.randn(3, 600).to(dtype)
+    weight = torch.randn(600).to(dtype)
+    before = residual.clone()
+    y, total = TRITON.add_rms_norm(x, residual, weight, 1e-6)
+    want_y, want_total = TORCH.add_rms_norm(x, residual, weight, 1e-6)
+    assert torch.equal(total, want_total)
+    assert torch.equal(residual, before)
+    torch.testing.assert_close(y, want_y, **close(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("q_heads", "kv_heads", "size"), [(4, 2, 64), (6, 1, 96), (3, 3, 32)])
+def test_rotary(q_heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> None:
+    projection = torch.randn(4, q_heads + 2 * kv_heads, size).to(dtype)
+    same = projection.clone()
+    cos, sin = torch.randn(50, size // 2), torch.randn(50, size // 2)
+    positions = torch.tensor([0, 49, 7, 7])
+    for kernels, tensor in ((TRITON, projection), (TORCH, same)):
+        q, k, _ = tensor.split((q_heads, kv_heads, kv_heads), dim=1)
+        kernels.rotary(q, k, cos, sin, positions)
+    torch.testing.assert_close(projection, same, **close(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_swiglu(dtype: torch.dtype) -> None:
+    gate_up = torch.randn(3, 2 * 1100).to(dtype)
+    torch.testing.assert_close(TRITON.swiglu(gate_up), TORCH.swiglu(gate_up), **close(dtype))
+
+
+@pytest.mark.parametrize("num_tokens", [None, 0, 3, 6])
+@pytest.mark.parametrize(("kv_heads", "size", "block_size"), [(2, 32, 8), (3, 96, 16), (1, 64, 64)])
+def test_write_kv(kv_heads: int, size: int, block_size: int, num_tokens: int | None) -> None:
+    projection = torch.randn(6, 3 * kv_heads, size)
+    k, v = projection[:, kv_heads : 2 * kv_heads], projection[:, 2 * kv_heads :]
+    slots = torch.randperm(4 * block_size)[:6] + block_size
+    valid = None if num_tokens is None else torch.tensor([num_tokens])
+    mine, theirs = torch.zeros(2, 5, 2, 2, kv_heads, block_size, size)
+    TRITON.write_kv(k, v, mine, 1, slots, valid)
+    TORCH.write_kv(k, v, theirs, 1, slots, valid)
+    assert torch.equal(mine[1:], theirs[1:])
+    assert torch.equal(mine[0] != 0, theirs[0] != 0)
+
+
+def test_no_tokens_launch_nothing() -> None:
+    assert TRITON.rms_norm(torch.empty(0, 64), torch.ones(64), 1e-5).shape == (0, 64)
+    assert TRITON.swiglu(torch.empty(0, 64)).shape == (0, 32)

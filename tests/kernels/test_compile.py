@@ -1,0 +1,186 @@
+"""Every kernel compiled ahead of time for sm_90 at the shapes of real models: no spills, fits, tensor cores where meant.
+
+Needs Triton and its ptxas, no GPU. The compile-time arguments are those of the launchers' `config` functions.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from photon_grpc.kernels import noise, paged_attention, rms_norm, rotary, swiglu, write_kv
+
+triton = pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")
+
+MAX_SHARED_BYTES = 227 * 1024
+NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+HALF = [torch.bfloat16, torch.float16]
+
+
+@dataclass(frozen=True)
+class Model:
+    hidden: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    block_size: int
+
+
+MODELS = {
+    "1B": Model(2048, 32, 8, 64, 8192, 16),
+    "8B": Model(4096, 32, 8, 128, 14336, 64),
+    "demo": Model(256, 4, 2, 64, 768, 16),
+}
+# Each model in the dtypes it is served in: the large ones fill a GPU, the embedded one is float32 on a CPU and a GPU.
+CASES = [
+    ("1B", torch.bfloat16),
+    ("1B", torch.float16),
+    ("1B", torch.float32),
+    ("8B", torch.bfloat16),
+    ("demo", torch.float32),
+]
+each_model = pytest.mark.parametrize(("name", "dtype"), CASES)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    ptx: str
+    shared_bytes: int
+    spilled_bytes: int
+    registers: int
+
+
+def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any]) -> Compiled:
+    """Compile as the launcher would: pointers and sizes are multiples of 16; `constants` may hold num_warps, num_stages."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    options = {name: value for name, value in constants.items() if name in ("num_warps", "num_stages")}
+    constants = {name: value for name, value in constants.items() if name not in options}
+    signature = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}
+    divisible = [i for i, kind in enumerate(signature.values()) if kind[0] == "*" or kind in ("i32", "i64")]
+    source = ASTSource(
+        kernel, signature, constexprs=constants, attrs={(i,): [["tt.divisibility", 16]] for i in divisible}
+    )
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    registers, spilled = ptxas_report(built.asm["ptx"])
+    return Compiled(built.asm["ptx"], built.metadata.shared, spilled, registers)
+
+
+def ptxas_report(ptx: str) -> tuple[int, int]:
+    """Registers a thread, and bytes spilled."""
+    ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    command = [str(ptxas), "-v", "--gpu-name", "sm_90a", "-", "-o", os.devnull]
+    report = subprocess.run(command, input=ptx, capture_output=True, text=True, check=True).stderr
+    spilled = sum(int(size) for size in re.findall(r"(\d+) bytes spill", report))
+    return int(re.search(r"Used (\d+) registers", report)[1]), spilled
+
+
+def check(built: Compiled, instruction: str = "") -> None:
+    assert built.spilled_bytes == 0
+    assert built.shared_bytes <= MAX_SHARED_BYTES
+    assert instruction in built.ptx
+
+
+@each_model
+def test_rms_norm(name: str, dtype: torch.dtype) -> None:
+    model, pointer = MODELS[name], "*" + NAMES[dtype]
+    types = dict.fromkeys(["x", "residual", "weight", "y", "total"], pointer)
+    types |= dict.fromkeys(["num_rows", "x_stride_token", "x_stride_head", "x_stride", "residual_stride"], "i32")
+    types["eps"] = "fp32"
+    check(compiled(rms_norm.rms_norm_kernel, types, {"HEADS": 1} | rms_norm.config(model.hidden)))
+    check(compiled(rms_norm.rms_norm_kernel, types, {"HEADS": model.q_heads} | rms_norm.config(model.head_dim)))
+    check(compiled(rms_norm.add_rms_norm_kernel, types, rms_norm.config(model.hidden)))
+
+
+@each_model
+def test_rotary(name: str, dtype: torch.dtype) -> None:
+    model, pointer = MODELS[name], "*" + NAMES[dtype]
+    types = {"q": pointer, "k": pointer, "cos": "*fp32", "sin": "*fp32", "positions": "*i64"}
+    types |= {"q_stride": "i32", "k_stride": "i32"}
+    check(compiled(rotary.rotary_kernel, types, rotary.config(model.q_heads, model.kv_heads, model.head_dim)))
+
+
+@each_model
+def test_swiglu(name: str, dtype: torch.dtype) -> None:
+    types = {"gate_up": "*" + NAMES[dtype], "y": "*" + NAMES[dtype], "stride": "i32"}
+    built = compiled(swiglu.swiglu_kernel, types, swiglu.config(MODELS[name].intermediate))
+    check(built)
+    assert "ld.global.v" in built.ptx
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+@each_model
+def test_write_kv(name: str, dtype: torch.dtype, bounded: bool) -> None:
+    model, pointer = MODELS[name], "*" + NAMES[dtype]
+    types = dict.fromkeys(["k", "v", "pages"], pointer) | {"slot_mapping": "*i64", "num_tokens": "*i32"}
+    types |= dict.fromkeys(["k_stride", "v_stride", "block_stride"], "i32")
+    constants = write_kv.config(model.kv_heads, model.head_dim, model.block_size)
+    built = compiled(write_kv.write_kv_kernel, types, constants if bounded else constants | {"num_tokens": None})
+    check(built)
+    assert "st.global.v" in built.ptx
+
+
+def attention_types(dtype: torch.dtype) -> dict[str, str]:
+    types = dict.fromkeys(["q", "pages", "out"], "*" + NAMES[dtype])
+    types |= dict.fromkeys(["partial", "partial_weight"], "*fp32")
+    types |= dict.fromkeys(["query_start", "context_len", "block_tables"], "*i32")
+    types |= dict.fromkeys(["q_stride", "block_stride", "table_stride", "num_rows"], "i32")
+    return types | {"scale": "fp32"}
+
+
+def one_page(model: Model, dtype: torch.dtype, block_size: int) -> torch.Tensor:
+    return torch.empty(1, 1, 2, model.kv_heads, block_size, model.head_dim, dtype=dtype)
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 64])
+@pytest.mark.parametrize("splits", [1, 4])
+@each_model
+def test_decode_attention(name: str, dtype: torch.dtype, splits: int, block_size: int) -> None:
+    model = MODELS[name]
+    config = paged_attention.decode_config(model.q_heads, one_page(model, dtype, block_size))
+    unused = {"partial": None, "partial_weight": None} if splits == 1 else {}
+    built = compiled(paged_attention.decode_kernel, attention_types(dtype), {"SPLITS": splits} | unused | config)
+    check(built, "mma.sync" if dtype in HALF else "fma.rn.f32")
+    # Keys come through shared memory, 16 bytes a thread, several tiles ahead.
+    assert re.search(r"cp\.async\.cg\.shared\.global .*, 0x10", built.ptx)
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 64])
+@each_model
+def test_varlen_attention(name: str, dtype: torch.dtype, block_size: int) -> None:
+    model = MODELS[name]
+    config = paged_attention.varlen_config(model.q_heads, one_page(model, dtype, block_size))
+    built = compiled(paged_attention.varlen_kernel, attention_types(dtype), config)
+    check(built, "wgmma.mma_async" if dtype in HALF else "fma.rn.f32")
+
+
+@each_model
+def test_merge(name: str, dtype: torch.dtype) -> None:
+    model = MODELS[name]
+    constants = {"HEADS": model.q_heads, "HEAD_DIM": model.head_dim, "HEAD_PAD": model.head_dim}
+    for splits in (2, 16):
+        check(
+            compiled(
+                paged_attention.merge_kernel, attention_types(dtype), constants | {"SPLITS": splits, "num_warps": 1}
+            )
+        )
+
+
+@pytest.mark.parametrize("given_ids", [False, True])
+def test_noise(given_ids: bool) -> None:
+    types = dict.fromkeys(["seed", "position", "output_index", "tokens"], "*i64") | {"out": "*fp32"}
+    types |= {"num_columns": "i32", "tokens_stride": "i32"}
+    built = compiled(noise.noise_kernel, types, noise.config() | ({} if given_ids else {"tokens": None}))
+    check(built)
+    # An approximate logarithm has an absolute error that would swallow log(u) where u is near 1.
+    assert "lg2.approx" not in built.ptx

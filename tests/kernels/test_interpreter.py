@@ -1,0 +1,22 @@
+"""Runs `tests/kernels/interpreted` in a process of its own: Triton reads TRITON_INTERPRET when kernels are imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="already inside the interpreter")
+def test_kernels_equal_their_references_in_the_interpreter() -> None:
+    here = Path(__file__).parent
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(here / "interpreted")]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    ran = subprocess.run(command, cwd=here.parents[1], env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert " passed" in ran.stdout
