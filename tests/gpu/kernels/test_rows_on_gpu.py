@@ -1,0 +1,82 @@
+"""Row-wise kernels on CUDA at real shapes against their torch references on the same device.
+
+python -m pytest -m gpu tests/gpu/kernels
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from photon_grpc.kernels import TORCH, TRITON, noise
+
+pytestmark = pytest.mark.gpu
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+# (hidden, intermediate, query heads, key heads, head size): Llama-3.2-1B, Llama-3.1-8B, the embedded model, a wide group.
+SHAPES = [(2048, 8192, 32, 8, 64), (4096, 14336, 32, 8, 128), (256, 768, 4, 2, 64), (1536, 8960, 12, 2, 128)]
+each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+each_count = pytest.mark.parametrize("tokens", [1, 7, 300])
+
+
+def close(dtype: torch.dtype) -> dict[str, float]:
+    """Two roundings of the dtype."""
+    return {"rtol": 2 * torch.finfo(dtype).eps, "atol": 2 * torch.finfo(dtype).eps}
+
+
+@each_count
+@each_shape
+@each_dtype
+def test_rms_norm(dtype: torch.dtype, shape: tuple[int, ...], tokens: int) -> None:
+    hidden, _, heads, _, size = shape
+    x, residual = torch.randn(2, tokens, hidden, device="cuda").to(dtype)
+    weight = torch.randn(hidden, device="cuda").to(dtype)
+    for mine, theirs in zip(
+        TRITON.add_rms_norm(x, residual, weight, 1e-5), TORCH.add_rms_norm(x, residual, weight, 1e-5), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs, **close(dtype))
+    queries = torch.randn(tokens, heads + 2, size, device="cuda").to(dtype)[:, :heads]
+    weight = torch.randn(size, device="cuda").to(dtype)
+    torch.testing.assert_close(
+        TRITON.rms_norm(queries, weight, 1e-6), TORCH.rms_norm(queries, weight, 1e-6), **close(dtype)
+    )
+
+
+@each_count
+@each_shape
+@each_dtype
+def test_rotary_and_write_kv(dtype: torch.dtype, shape: tuple[int, ...], tokens: int) -> None:
+    _, _, q_heads, kv_heads, size = shape
+    projection = torch.randn(tokens, q_heads + 2 * kv_heads, size, device="cuda").to(dtype)
+    same = projection.clone()
+    cos, sin = torch.randn(2, 4096, size // 2, device="cuda")
+    positions = torch.randint(0, 4096, (tokens,), device="cuda")
+    slots = torch.randperm(tokens * 3, device="cuda")[:tokens] + 16
+    valid = torch.tensor([tokens - 1], dtype=torch.int32, device="cuda")
+    caches = torch.zeros(2, 2 + tokens * 3 // 16, 2, 2, kv_heads, 16, size, dtype=dtype, device="cuda")
+    for kernels, tensor, cache in ((TRITON, projection, caches[0]), (TORCH, same, caches[1])):
+        q, k, v = tensor.split((q_heads, kv_heads, kv_heads), dim=1)
+        kernels.rotary(q, k, cos, sin, positions)
+        kernels.write_kv(k, v, cache, 1, slots, valid)
+    torch.testing.assert_close(projection, same, **close(dtype))
+    torch.testing.assert_close(caches[0, 1:], caches[1, 1:], **close(dtype))
+
+
+@each_count
+@each_shape
+@each_dtype
+def test_swiglu(dtype: torch.dtype, shape: tuple[int, ...], tokens: int) -> None:
+    gate_up = torch.randn(tokens, 2 * shape[1], device="cuda").to(dtype)
+    torch.testing.assert_close(TRITON.swiglu(gate_up), TORCH.swiglu(gate_up), **close(dtype))
+
+
+def test_noise_is_the_cpus_also_where_it_is_largest() -> None:
+    words = torch.arange(64) * 7919 - 5, torch.arange(64), torch.arange(64) % 4
+    mine = noise.launch(*(word.cuda() for word in words), 128256).cpu()
+    theirs = noise.reference(*words, 128256)
+    # Near u = 0 and u = 1 too: eight million draws have some within 2^-22 of both.
+    torch.testing.assert_close(mine, theirs, rtol=2e-6, atol=2e-6)
+    assert mine.max() > 14
+    ids = torch.randint(0, 128256, (64, 50))
+    kept = noise.launch(*(word.cuda() for word in words), ids.cuda()).cpu()
+    assert torch.equal(kept, mine.gather(1, ids))
