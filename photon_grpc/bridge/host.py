@@ -212,8 +212,8 @@ class BridgeHost:
 
     def _drop(self, connection: Connection, why: str) -> None:
         """The front end is dead to us; what it had is aborted with the next drain."""
-        log.info("front end %d %s: %d outputs aborted", connection.frontend, why, len(connection.alive))
         if connection.alive:
+            log.warning("front end %d %s: %d outputs aborted", connection.frontend, why, len(connection.alive))
             self._aborts.append((connection.frontend, Abort(tuple(sorted(connection.alive)))))
         self._disconnect(connection)
 
