@@ -236,7 +236,8 @@ def test_no_change_of_header_bytes_gets_past_as_anything_but_a_load_error(victim
 
 
 def test_dummy_weights_follow_from_seed_and_name(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("photon_grpc.layers.linear.can_prepack", lambda weight: False)  # packed weights cannot be read
+    for module in ("linear", "embedding"):  # packed weights cannot be read back
+        monkeypatch.setattr(f"photon_grpc.layers.{module}.can_prepack", lambda weight: False)
 
     def weights(seed: int) -> dict[str, torch.Tensor]:
         decoder = unloaded(saved("llama-biases"))

@@ -1,0 +1,134 @@
+"""Linear, head and embedding: merged and packed, they compute what torch computes apart."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from photon_grpc.layers.embedding import Embedding, LMHead
+from photon_grpc.layers.leaf import Target
+from photon_grpc.layers.linear import Linear, Unquantized
+from photon_grpc.layers.prepacked import Prepacked, can_prepack
+
+CPU = torch.device("cpu")
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+def fill(leaf: Any) -> dict[str, torch.Tensor]:
+    """Allocates and fills every target at random; what went where."""
+    leaf.allocate(CPU)
+    filled = {}
+    for target in leaf.targets():
+        target.tensor.normal_(0, 0.3)
+        filled[target.name] = target.tensor.clone()
+    return filled
+
+
+@pytest.fixture(params=[True, False], ids=["packed", "row-major"])
+def packing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Both ways of computing, wherever this machine has both."""
+    if request.param and not can_prepack(torch.empty(1)):
+        pytest.skip("this build cannot pack weights")
+    if not request.param:
+        for module in ("linear", "embedding"):
+            monkeypatch.setattr(f"photon_grpc.layers.{module}.can_prepack", lambda weight: False)
+    return bool(request.param)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("num_tokens", [0, 1, 2, 17, 130])
+def test_merged_projections_equal_separate_ones(packing: bool, dtype: torch.dtype, bias: bool, num_tokens: int) -> None:
+    outputs = {"q_proj": 40, "k_proj": 24, "v_proj": 8}
+    linear = Linear("attn.", 36, outputs, bias=bias, dtype=dtype, method=Unquantized())
+    weights = fill(linear)
+    linear.after_load()
+    x = torch.randn(num_tokens, 36).to(dtype)
+    y = linear(x)
+    assert y.dtype == dtype
+    for name, part in zip(outputs, y.split(list(outputs.values()), dim=1), strict=True):
+        b = weights[f"attn.{name}.bias"].float() if bias else None
+        expected = F.linear(x.float(), weights[f"attn.{name}.weight"].float(), b)
+        torch.testing.assert_close(part.float(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+def test_targets_are_named_and_shaped_as_in_the_checkpoint() -> None:
+    linear = Linear("mlp.", 6, {"gate_proj": 4, "up_proj": 3}, bias=True, dtype=torch.float32, method=Unquantized())
+    assert [(target.name, tuple(target.tensor.shape)) for target in linear.targets()] == [
+        ("mlp.gate_proj.weight", (4, 6)),
+        ("mlp.gate_proj.bias", (4,)),
+        ("mlp.up_proj.weight", (3, 6)),
+        ("mlp.up_proj.bias", (3,)),
+    ]
+
+
+def test_no_memory_is_taken_before_it_is_asked_for() -> None:
+    linear = Linear("", 2**20, {"huge": 2**30}, bias=False, dtype=torch.float32, method=Unquantized())
+    assert all(target.tensor.is_meta for target in linear.targets())
+
+
+@pytest.mark.skipif(not can_prepack(torch.empty(1)), reason="this build cannot pack weights")
+def test_packing_releases_the_weight_it_replaces() -> None:
+    linear = Linear("", 64, {"o_proj": 64}, bias=False, dtype=torch.float32, method=Unquantized())
+    fill(linear)
+    before = weakref.ref(linear.weight)
+    linear.after_load()
+    gc.collect()
+    assert isinstance(linear.weight, Prepacked)
+    assert before() is None
+
+
+class Ternary:
+    """A method of our own: signs in int8 and one scale, to show that a Linear asks nothing else."""
+
+    def create(self, linear: Linear, device: torch.device) -> None:
+        linear.weight = {
+            "signs": torch.empty(linear.out_features, linear.in_features, dtype=torch.int8, device=device),
+            "scale": torch.empty(1, device=device),
+        }
+
+    def targets(self, linear: Linear) -> Iterator[Target]:
+        for name, rows in linear.slices():
+            yield Target(name + ".signs", linear.weight["signs"][rows])
+        yield Target(linear.prefix + "scale", linear.weight["scale"])
+
+    def after_load(self, linear: Linear) -> None:
+        linear.weight = linear.weight["signs"].float() * linear.weight["scale"]
+
+    def apply(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
+        return x @ linear.weight.t()
+
+
+def test_another_quantization_method_needs_no_change_of_linear() -> None:
+    linear = Linear("p.", 3, {"a": 1, "b": 1}, bias=False, dtype=torch.float32, method=Ternary())
+    linear.allocate(CPU)
+    values = {"p.a.signs": [[1, -1, 0]], "p.b.signs": [[0, 1, 1]], "p.scale": [0.5]}
+    for target in linear.targets():
+        target.tensor.copy_(torch.tensor(values[target.name]))
+    linear.after_load()
+    assert linear(torch.tensor([[1.0, 2.0, 3.0]])).tolist() == [[-0.5, 2.5]]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_head_and_embedding(packing: bool, tied: bool, dtype: torch.dtype) -> None:
+    embedding = Embedding("embed.weight", 70, 32, dtype=dtype)
+    head = LMHead("head.weight", embedding, tied=tied)
+    weights = fill(embedding) | fill(head)
+    embedding.after_load()
+    head.after_load()
+    assert weights.keys() == {"embed.weight"} | (set() if tied else {"head.weight"})
+
+    ids = torch.tensor([3, 69, 0, 3])
+    x = embedding(ids)
+    assert torch.equal(x, weights["embed.weight"][ids])
+    logits = head(x)
+    assert logits.dtype == torch.float32
+    expected = F.linear(x.float(), weights["embed.weight" if tied else "head.weight"].float())
+    torch.testing.assert_close(logits, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
