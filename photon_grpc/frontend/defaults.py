@@ -1,0 +1,248 @@
+"""An Ask made concrete: unset fields get the model's values, then the neutral ones; whatever can be refused at the door is refused here.
+
+Every refusal names the field as the API spells it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+from photon_grpc.core.frames import Facts
+from photon_grpc.core.request import FinishReason, Request, SamplingParams, StopParams
+from photon_grpc.errors import FeatureNotSupported, InvalidRequest, KVCapacity, PromptTooLong
+from photon_grpc.frontend.ask import Ask, ChatInput, IdsInput, SamplingAsk, StopAsk, StreamAsk, TextInput
+from photon_grpc.frontend.model import Limits, ServedModel
+
+_MAX_REQUEST_ID = 128
+_T = TypeVar("_T")
+
+
+def check(ask: Ask, model: ServedModel, facts: Facts) -> None:
+    """Everything that can be said before the prompt's ids are known. Raises InvalidRequest, FeatureNotSupported, PromptTooLong."""
+    limits = model.facts(facts).limits
+    check_request_id(ask.request_id)
+    check_input(ask.input, model, facts)
+    _check_sampling(ask.sampling, limits)
+    _check_stop(ask.stop, limits, facts)
+    _check_text_wanted(ask, model)
+    _check_stream(ask.stream)
+    _check_duration(ask.scheduling.max_queue_duration_s, "scheduling.max_queue_duration")
+    _check_duration(ask.scheduling.timeout_s, "scheduling.timeout")
+    if not -(2**31) <= ask.scheduling.priority < 2**31:
+        raise _invalid("scheduling.priority", f"must be an int32, is {ask.scheduling.priority}")
+
+
+def check_request_id(request_id: str) -> None:
+    if len(request_id) > _MAX_REQUEST_ID:
+        message = f"has {len(request_id)} characters; {_MAX_REQUEST_ID} are allowed"
+        raise _invalid("request_id", message, needed=len(request_id), limit=_MAX_REQUEST_ID)
+    if not (request_id.isascii() and (request_id.isprintable())):
+        raise _invalid("request_id", "must be printable ASCII")
+
+
+def check_input(input: TextInput | IdsInput | ChatInput | None, model: ServedModel, facts: Facts) -> None:
+    if input is None:
+        raise InvalidRequest("there is no input: set text, token_ids or chat", field="input")
+    if isinstance(input, IdsInput):
+        if not input.token_ids:
+            raise _invalid("token_ids.ids", "must not be empty")
+        check_context(len(input.token_ids), facts, "token_ids.ids")
+        check_ids(input.token_ids, facts.vocab_size, "token_ids.ids")
+    else:
+        check_text_input(input, model)
+
+
+def check_text_input(input: TextInput | ChatInput, model: ServedModel) -> None:
+    if model.tokenizer is None:
+        raise _lacking("TEXT", "text" if isinstance(input, TextInput) else "chat", "this model has no tokenizer")
+    elif isinstance(input, TextInput):
+        if not input.text:
+            raise _invalid("text", "must not be empty")
+    elif model.template is None:
+        raise _lacking("CHAT", "chat", "this model has no chat template")
+    elif not input.messages:
+        raise _invalid("chat.messages", "must not be empty")
+
+
+def check_ids(ids: Sequence[int], vocab_size: int, field: str) -> None:
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        wrong = next(id for id in ids if not 0 <= id < vocab_size)
+        raise _invalid(field, f"holds the id {wrong}; ids are below {vocab_size}", needed=wrong, limit=vocab_size - 1)
+
+
+def check_context(num_prompt: int, facts: Facts, field: str) -> None:
+    """A prompt needs room for one token after it."""
+    if num_prompt >= facts.max_model_len:
+        message = f"the prompt has {num_prompt} tokens; the context holds {facts.max_model_len} with the output"
+        raise PromptTooLong(message, field=field, needed=num_prompt + 1, limit=facts.max_model_len)
+
+
+def to_request(
+    ask: Ask, model: ServedModel, facts: Facts, prompt_ids: tuple[int, ...], *, request_id: str, drawn_seed: int
+) -> Request:
+    """The concrete request for checked `ask`. `drawn_seed` is used where the caller set none.
+
+    Raises PromptTooLong (over the context), KVCapacity (over all KV blocks), InvalidRequest.
+    """
+    field = input_field(ask.input)
+    if not prompt_ids:
+        raise _invalid(field, "gives no tokens")
+    check_ids(prompt_ids, facts.vocab_size, field)
+    check_context(len(prompt_ids), facts, field)
+    return Request(
+        request_id=request_id,
+        prompt_ids=prompt_ids,
+        sampling=_sampling(ask.sampling, model.sampling_defaults(), drawn_seed),
+        stop=_stop(ask.stop, model, facts, len(prompt_ids), field),
+        arrival_s=ask.arrival_s,
+        owner=ask.owner,
+        num_outputs=_or(ask.sampling.num_outputs, 1),
+        priority=ask.scheduling.priority,
+        deadline_s=deadline_s(ask),
+        queue_deadline_s=_after(ask.arrival_s, ask.scheduling.max_queue_duration_s),
+        time_limit_s=_after(ask.arrival_s, ask.stop.max_duration_s),
+        # One owner's prefixes are not another's.
+        salt=f"{ask.owner}\0{ask.cache.salt}" if ask.owner else ask.cache.salt,
+        bypass_prefix_cache=ask.cache.bypass_prefix_cache,
+        replaces=ask.replaces,
+    )
+
+
+def deadline_s(ask: Ask) -> float | None:
+    """The earlier of the call's deadline and the field's."""
+    limits = [limit for limit in (ask.deadline_s, _after(ask.arrival_s, ask.scheduling.timeout_s)) if limit is not None]
+    return min(limits, default=None)
+
+
+def input_field(input: TextInput | IdsInput | ChatInput | None) -> str:
+    if isinstance(input, IdsInput):
+        return "token_ids.ids"
+    return "text" if isinstance(input, TextInput) else "chat.messages"
+
+
+def _check_sampling(ask: SamplingAsk, limits: Limits) -> None:
+    if ask.temperature is not None and not 0 <= ask.temperature < math.inf:
+        raise _invalid("sampling.temperature", f"must be finite and at least 0, is {ask.temperature}")
+    if ask.top_p is not None and not 0 < ask.top_p <= 1:
+        raise _invalid("sampling.top_p", f"must be above 0 and at most 1, is {ask.top_p}")
+    if ask.top_k is not None and not (ask.top_k == -1 or 1 <= ask.top_k < 2**31):
+        raise _invalid("sampling.top_k", f"must be -1 (off) or at least 1, is {ask.top_k}")
+    if ask.min_p is not None and not 0 <= ask.min_p <= 1:
+        raise _invalid("sampling.min_p", f"must lie between 0 and 1, is {ask.min_p}")
+    if ask.seed is not None and not 0 <= ask.seed < 2**64:
+        raise _invalid("sampling.seed", f"must be a uint64, is {ask.seed}")
+    if ask.num_outputs is not None and not 1 <= ask.num_outputs <= limits.max_num_outputs:
+        message = f"must lie between 1 and {limits.max_num_outputs}, is {ask.num_outputs}"
+        raise _invalid("sampling.num_outputs", message, needed=ask.num_outputs, limit=limits.max_num_outputs)
+
+
+def _check_stop(ask: StopAsk, limits: Limits, facts: Facts) -> None:
+    if ask.max_tokens is not None and ask.max_tokens < 1:
+        raise _invalid("stop.max_tokens", f"must be at least 1, is {ask.max_tokens}")
+    if ask.min_tokens is not None and ask.min_tokens < 0:
+        raise _invalid("stop.min_tokens", f"must be at least 0, is {ask.min_tokens}")
+    if ask.max_tokens is not None and ask.min_tokens is not None and ask.min_tokens > ask.max_tokens:
+        raise _invalid(
+            "stop.min_tokens",
+            f"{ask.min_tokens} exceeds max_tokens {ask.max_tokens}",
+            needed=ask.min_tokens,
+            limit=ask.max_tokens,
+        )
+    _check_stop_strings(ask.stop_strings, limits)
+    check_ids(ask.stop_token_ids, facts.vocab_size, "stop.stop_token_ids")
+    _check_duration(ask.max_duration_s, "stop.max_duration")
+
+
+def _check_stop_strings(texts: tuple[str, ...], limits: Limits) -> None:
+    if len(texts) > limits.max_stop_strings:
+        message = f"there are {len(texts)}; {limits.max_stop_strings} are allowed"
+        raise _invalid("stop.stop_strings", message, needed=len(texts), limit=limits.max_stop_strings)
+    for i, text in enumerate(texts):
+        field = f"stop.stop_strings[{i}]"
+        num_bytes = len(text.encode(errors="surrogatepass"))
+        if not text:
+            raise _invalid(field, "must not be empty")
+        if num_bytes > limits.max_stop_string_bytes:
+            message = f"has {num_bytes} bytes; {limits.max_stop_string_bytes} are allowed"
+            raise _invalid(field, message, needed=num_bytes, limit=limits.max_stop_string_bytes)
+
+
+def _check_text_wanted(ask: Ask, model: ServedModel) -> None:
+    if model.tokenizer is None and ask.output.text:
+        raise _lacking("TEXT", "output.text", "this model has no tokenizer")
+    if model.tokenizer is None and ask.stop.stop_strings:
+        raise _lacking("TEXT", "stop.stop_strings", "this model has no tokenizer")
+
+
+def _check_stream(ask: StreamAsk) -> None:
+    _check_duration(ask.min_interval_s, "stream.min_interval")
+    if ask.max_tokens_per_message is not None and ask.max_tokens_per_message < 1:
+        raise _invalid("stream.max_tokens_per_message", f"must be at least 1, is {ask.max_tokens_per_message}")
+
+
+def _check_duration(value_s: float | None, field: str) -> None:
+    if value_s is not None and not 0 <= value_s < math.inf:
+        raise _invalid(field, f"must be at least 0 s, is {value_s:g} s")
+
+
+def _sampling(ask: SamplingAsk, defaults: SamplingAsk, drawn_seed: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=_or(ask.temperature, _or(defaults.temperature, 1.0)),
+        top_p=_or(ask.top_p, _or(defaults.top_p, 1.0)),
+        top_k=_or(ask.top_k, _or(defaults.top_k, -1)),
+        min_p=_or(ask.min_p, _or(defaults.min_p, 0.0)),
+        seed=_or(ask.seed, drawn_seed),
+    )
+
+
+def _stop(ask: StopAsk, model: ServedModel, facts: Facts, num_prompt: int, field: str) -> StopParams:
+    max_tokens = _max_tokens(ask.max_tokens, facts, num_prompt, field)
+    min_tokens = _or(ask.min_tokens, 0)
+    if min_tokens > max_tokens:
+        message = f"{min_tokens} exceeds the {max_tokens} tokens that fit after the prompt"
+        raise _invalid("stop.min_tokens", message, needed=min_tokens, limit=max_tokens)
+    return StopParams(
+        max_tokens=max_tokens,
+        limit_reason=FinishReason.CONTEXT_LENGTH if ask.max_tokens is None else FinishReason.MAX_TOKENS,
+        min_tokens=min_tokens,
+        eos_token_ids=() if ask.ignore_eos else model.eos_token_ids,
+        stop_token_ids=tuple(dict.fromkeys(ask.stop_token_ids)),
+    )
+
+
+def _max_tokens(asked: int | None, facts: Facts, num_prompt: int, field: str) -> int:
+    """The output's limit. Its last token is drawn but never stored, so KV blocks hold prompt + max_tokens - 1."""
+    if asked is not None and num_prompt + asked > facts.max_model_len:
+        needed = num_prompt + asked
+        message = (
+            f"{num_prompt} prompt tokens and max_tokens {asked} are {needed}; the context holds {facts.max_model_len}"
+        )
+        raise PromptTooLong(message, field="stop.max_tokens", needed=needed, limit=facts.max_model_len)
+    num_stored = num_prompt + _or(asked, 1) - 1
+    num_blocks = -(-num_stored // facts.block_size)
+    if num_blocks > facts.num_blocks:
+        message = f"{num_stored} tokens need {num_blocks} KV blocks; there are {facts.num_blocks}"
+        raise KVCapacity(
+            message, field=field if asked is None else "stop.max_tokens", needed=num_blocks, limit=facts.num_blocks
+        )
+    if asked is not None:
+        return asked
+    return min(facts.max_model_len, facts.num_blocks * facts.block_size + 1) - num_prompt
+
+
+def _after(start_s: float, duration_s: float | None) -> float | None:
+    return None if duration_s is None else start_s + duration_s
+
+
+def _or(value: _T | None, default: _T) -> _T:
+    return default if value is None else value
+
+
+def _invalid(field: str, problem: str, *, needed: int | None = None, limit: int | None = None) -> InvalidRequest:
+    return InvalidRequest(f"{field}: {problem}", field=field, needed=needed, limit=limit)
+
+
+def _lacking(feature: str, field: str, why: str) -> FeatureNotSupported:
+    return FeatureNotSupported(f"{field}: {why} (feature {feature})", field=field)

@@ -1,0 +1,267 @@
+"""Ids to text, one id at a time: append-only, valid UTF-8, the same however ids are grouped.
+
+Most tokenizers give every token a fixed string of bytes: for them a table and an incremental UTF-8 decoder are exact and cost well
+under a microsecond a token. (The library's own DecodeStream withholds text for as long as it ends with U+FFFD, for ever where bytes are
+invalid, and decodes two windows for every token.) For the others, growing windows are decoded and compared.
+"""
+
+from __future__ import annotations
+
+import re
+from codecs import utf_8_decode
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import tokenizers
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
+
+
+class Detokenizer(Protocol):
+    """The text of one output."""
+
+    def push(self, token_id: int) -> str:
+        """What `token_id` releases; empty while a character is unfinished. An id without a token releases nothing."""
+
+    def finish(self) -> str:
+        """What is still held back; an unfinished character becomes one U+FFFD."""
+
+
+class Vocabulary(Protocol):
+    """What a Detokenizer looks up; shared by all of them."""
+
+    def detokenizer(self, prompt_ids: Sequence[int]) -> Detokenizer:
+        """For ids that follow these."""
+
+
+def make_vocabulary(spec: dict[str, Any], tokenizer: tokenizers.Tokenizer, silent_ids: frozenset[int]) -> Vocabulary:
+    """For the decoder that tokenizer.json names. `silent_ids` release nothing."""
+    steps = _decoder_steps(spec.get("decoder"))
+    kinds = [step["type"] for step in steps]
+    tokens = _token_texts(tokenizer)
+    if kinds == ["ByteLevel"]:
+        return _table(tokens, silent_ids, _byte_level)
+    if kinds == ["Metaspace"]:
+        sign = steps[0]["replacement"]
+        first = None if steps[0].get("prepend_scheme") == "never" else (lambda token: token.replace(sign, "").encode())
+        return _table(tokens, silent_ids, lambda token: token.replace(sign, " ").encode(), first=first)
+    sentencepiece = _sentencepiece(steps)
+    if sentencepiece is not None:
+        return _table(tokens, silent_ids, sentencepiece[0], num_stripped=sentencepiece[1])
+    return WindowVocabulary(tokenizer, silent_ids)
+
+
+class TableVocabulary:
+    """Every token's bytes."""
+
+    def __init__(
+        self, texts: list[str | None], raw: dict[int, bytes], first_texts: list[str | None] | None, num_stripped: int
+    ) -> None:
+        #: By id; None where the bytes are not whole characters and stand in `raw`.
+        self.texts = texts
+        self.raw = raw
+        #: What a token is at the very beginning, where that differs.
+        self.first_texts = first_texts
+        #: Spaces taken off the very beginning, at most.
+        self.num_stripped = num_stripped
+
+    def detokenizer(self, prompt_ids: Sequence[int]) -> Detokenizer:
+        if self.first_texts is None and not self.num_stripped:
+            return TableDetokenizer(self)
+        size = len(self.texts)
+        follows = any(id < size and self.texts[id] != "" for id in prompt_ids)
+        return TableDetokenizer(self) if follows else BeginningDetokenizer(self)
+
+
+class TableDetokenizer:
+    """Looks bytes up; holds back those of an unfinished character."""
+
+    __slots__ = ("_texts", "_unfinished", "_vocabulary")
+
+    def __init__(self, vocabulary: TableVocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._texts = vocabulary.texts
+        self._unfinished = b""
+
+    def push(self, token_id: int) -> str:
+        try:
+            text = self._texts[token_id]
+        except IndexError:
+            return ""
+        if text is not None and not self._unfinished:
+            return text
+        data = self._unfinished + (self._vocabulary.raw[token_id] if text is None else text.encode())
+        text, num_read = utf_8_decode(data, "replace", False)
+        self._unfinished = data[num_read:]
+        return text
+
+    def finish(self) -> str:
+        text = _REPLACEMENT if self._unfinished else ""
+        self._unfinished = b""
+        return text
+
+
+class BeginningDetokenizer(TableDetokenizer):
+    """Nothing precedes: the space that the tokenizer put before the first word is taken off again."""
+
+    __slots__ = ("_is_first", "_num_stripped")
+
+    def __init__(self, vocabulary: TableVocabulary) -> None:
+        super().__init__(vocabulary)
+        self._num_stripped = vocabulary.num_stripped
+        self._is_first = vocabulary.first_texts is not None
+
+    def push(self, token_id: int) -> str:
+        first_texts = self._vocabulary.first_texts
+        if self._is_first and first_texts is not None and token_id < len(first_texts) and self._texts[token_id] != "":
+            self._is_first = False
+            return first_texts[token_id] or ""
+        text = super().push(token_id)
+        while self._num_stripped and text:
+            is_space = text[0] == " "
+            self._num_stripped = self._num_stripped - 1 if is_space else 0
+            text = text[1:] if is_space else text
+        return text
+
+
+class WindowVocabulary:
+    """Any other decoder: the library decodes."""
+
+    #: Ids of context with which a window begins.
+    CONTEXT = 8
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, silent_ids: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._silent_ids = silent_ids
+
+    def decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def is_silent(self, token_id: int) -> bool:
+        return token_id in self._silent_ids or self._tokenizer.id_to_token(token_id) is None
+
+    def detokenizer(self, prompt_ids: Sequence[int]) -> Detokenizer:
+        loud = [id for id in prompt_ids[-4 * self.CONTEXT :] if not self.is_silent(id)]
+        return WindowDetokenizer(self, loud[-self.CONTEXT :])
+
+
+class WindowDetokenizer:
+    """Decodes a window with and without its new ids; what is longer is new."""
+
+    #: Ids whose text may be withheld because it ends with U+FFFD: a character has four bytes.
+    MAX_WITHHELD = 4
+
+    def __init__(self, vocabulary: WindowVocabulary, context: list[int]) -> None:
+        self._vocabulary = vocabulary
+        self._ids = context
+        self._shown = vocabulary.decode(context)
+        self._num_withheld = 0
+
+    def push(self, token_id: int) -> str:
+        if self._vocabulary.is_silent(token_id):
+            return ""
+        self._ids.append(token_id)
+        self._num_withheld += 1
+        text = self._vocabulary.decode(self._ids)
+        if text.endswith(_REPLACEMENT) and self._num_withheld < self.MAX_WITHHELD:
+            return ""
+        return self._release(text)
+
+    def finish(self) -> str:
+        return self._release(self._vocabulary.decode(self._ids))
+
+    def _release(self, text: str) -> str:
+        new = text[len(self._shown) :] if text.startswith(self._shown) else ""
+        self._num_withheld = 0
+        if len(self._ids) >= 2 * self._vocabulary.CONTEXT:
+            self._ids = self._ids[-self._vocabulary.CONTEXT :]
+            text = self._vocabulary.decode(self._ids)
+        elif len(text) < len(self._shown):
+            text = self._shown
+        self._shown = text
+        return new
+
+
+def _table(
+    tokens: list[str | None],
+    silent_ids: frozenset[int],
+    to_bytes: Callable[[str], bytes],
+    first: Callable[[str], bytes] | None = None,
+    num_stripped: int = 0,
+) -> TableVocabulary:
+    raw: dict[int, bytes] = {}
+    texts: list[str | None] = []
+    for id, token in enumerate(tokens):
+        data = b"" if token is None or id in silent_ids else to_bytes(token)
+        try:
+            texts.append(data.decode())
+        except UnicodeDecodeError:
+            texts.append(None)
+            raw[id] = data
+    if first is None:
+        return TableVocabulary(texts, raw, None, num_stripped)
+    return TableVocabulary(
+        texts, raw, [None if token is None else first(token).decode() for token in tokens], num_stripped
+    )
+
+
+def _token_texts(tokenizer: tokenizers.Tokenizer) -> list[str | None]:
+    vocab = tokenizer.get_vocab(with_added_tokens=True)
+    tokens: list[str | None] = [None] * (max(vocab.values(), default=-1) + 1)
+    for text, id in vocab.items():
+        tokens[id] = text
+    return tokens
+
+
+def _decoder_steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
+    if decoder is None:
+        return []
+    if decoder["type"] != "Sequence":
+        return [decoder]
+    return [step for part in decoder["decoders"] for step in _decoder_steps(part)]
+
+
+def _sentencepiece(steps: list[dict[str, Any]]) -> tuple[Callable[[str], bytes], int] | None:
+    """(token to bytes, spaces stripped at the beginning) of Replace*, ByteFallback, Fuse, Strip?; None for another sequence.
+
+    A run of byte tokens that is not UTF-8 becomes U+FFFD for each maximal part, as it would be in a byte-level tokenizer; the library
+    waits for the run's end and turns even its valid characters into U+FFFD, which nobody can do who has sent them.
+    """
+    replacements = []
+    rest = list(steps)
+    while rest and rest[0]["type"] == "Replace" and "String" in rest[0]["pattern"]:
+        step = rest.pop(0)
+        replacements.append((step["pattern"]["String"], step["content"]))
+    kinds = [step["type"] for step in rest]
+    if kinds not in (["ByteFallback", "Fuse"], ["ByteFallback", "Fuse", "Strip"]):
+        return None
+    strip: dict[str, Any] = rest[2] if len(rest) == 3 else {"content": " ", "start": 0, "stop": 0}
+    if strip["content"] != " " or strip["stop"]:
+        return None
+
+    def to_bytes(token: str) -> bytes:
+        for old, new in replacements:
+            token = token.replace(old, new)
+        byte = _BYTE_TOKEN.match(token)
+        return bytes([int(byte[1], 16)]) if byte else token.encode()
+
+    return to_bytes, int(strip["start"])
+
+
+def _byte_level(token: str) -> bytes:
+    """Characters of the byte-level alphabet are bytes; a token with any other character (an added one) is itself."""
+    try:
+        return bytes([_BYTE_OF_CHAR[char] for char in token])
+    except KeyError:
+        return token.encode()
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's: printable bytes are their own character, the others follow from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF_CHAR = _byte_level_alphabet()

@@ -1,0 +1,389 @@
+"""Requests in, streams out: what server, gateway and library call. Speaks text; one event loop, and a pool for what takes long."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import random
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from enum import Enum
+from functools import partial
+from typing import TypeVar
+
+from photon_grpc.core.frames import Abort, Add, Facts, StepFrame, Up
+from photon_grpc.core.ports import EngineLink
+from photon_grpc.core.request import Request
+from photon_grpc.core.stats import Load
+from photon_grpc.errors import (
+    DeadlinePassed,
+    Draining,
+    EngineFailure,
+    EngineRestarting,
+    FeatureNotSupported,
+    InternalFailure,
+    ModelLoading,
+    ModelNotFound,
+    PhotonError,
+    QueueFull,
+    Unavailable,
+    from_reason,
+)
+from photon_grpc.frontend import defaults
+from photon_grpc.frontend.ask import Ask, ChatInput, StreamAsk, TextInput
+from photon_grpc.frontend.model import ModelFacts, ServedModel
+from photon_grpc.frontend.output import Output
+from photon_grpc.frontend.prompt import Prepared, encode, prepare
+from photon_grpc.frontend.stop_strings import StopMatcher
+from photon_grpc.frontend.stream import TokenStream
+from photon_grpc.frontend.update import Delta, Result, Start, Update
+
+_LOG = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+_RETRY_AFTER_S = 1.0
+#: A Load older than this says nothing about the queue now: the engine decides.
+_LOAD_IS_NEWS_S = 0.5
+#: Messages of a unary call: one, at the end.
+_GATHER_ALL = StreamAsk(max_tokens_per_message=2**62)
+
+
+class State(Enum):
+    LOADING = "loading"
+    SERVING = "serving"
+    RESTARTING = "restarting"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+class Frontend:
+    """All methods belong to one event loop."""
+
+    def __init__(self, *, link: EngineLink, model: ServedModel, pool: Executor, seed: int = 0) -> None:
+        """`seed` draws the seeds of requests that set none; 0: from the system."""
+        self._link = link
+        self._model = model
+        self._pool = pool
+        self._seeds = random.Random(seed) if seed else random.SystemRandom()
+        self._handles = itertools.count(1)
+        self._running: dict[int, tuple[TokenStream, Output]] = {}
+        self._first_handles: dict[TokenStream, int] = {}
+        self._load = Load()
+        self._load_s = float("-inf")
+        self._state = State.LOADING if link.facts is None else State.SERVING
+        self._callbacks: list[Callable[[State], None]] = []
+        self._is_empty = asyncio.Event()
+        link.listen(self._on_frame, self._on_lost)
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    def on_state(self, callback: Callable[[State], None]) -> None:
+        """`callback` is called with every new state."""
+        self._callbacks.append(callback)
+
+    @property
+    def load(self) -> Load:
+        """The newest that the engine has told."""
+        return self._load
+
+    @property
+    def num_streams(self) -> int:
+        """Streams whose reader has not come to the end."""
+        return len(self._first_handles)
+
+    def model(self, name: str) -> ModelFacts:
+        """ "" is the default model. Raises ModelNotFound."""
+        if name and name not in self._model.names:
+            raise ModelNotFound(f"there is no model {name[:200]!r}", field="model")
+        return self._model.facts(self._link.facts)
+
+    def models(self) -> tuple[ModelFacts, ...]:
+        """The default model first."""
+        return (self._model.facts(self._link.facts),)
+
+    async def stream(self, ask: Ask) -> TokenStream:
+        """Checks, encodes and sends `ask`; returns before any token. The caller closes the stream. Raises PhotonError."""
+        model = self.model(ask.model)
+        facts = self._facts()
+        defaults.check(ask, self._model, facts)
+        _check_deadline(ask)
+        prepared = await self._prepare(ask, facts)
+        facts = self._facts()  # the engine may have gone meanwhile
+        _check_deadline(ask)
+        request_id = ask.request_id or uuid.uuid4().hex
+        request = defaults.to_request(
+            ask, self._model, facts, prepared.prompt_ids, request_id=request_id, drawn_seed=self._seeds.getrandbits(64)
+        )
+        self._check_queue(request, facts)
+        return self._open(ask, model.name, request, prepared)
+
+    async def generate(self, ask: Ask) -> Result:
+        """The whole of one generation. Cancelling it aborts the request. Raises PhotonError."""
+        stream = await self.stream(_gathering(ask))
+        try:
+            updates = [update async for update in stream]
+        except EngineFailure as error:
+            # The caller has seen nothing of it.
+            raise EngineRestarting(
+                "the engine is restarting; nothing was sent yet", retry_after_s=error.retry_after_s
+            ) from None
+        finally:
+            stream.close()
+        return _result(stream.start, updates)
+
+    async def tokenize(self, model: str, input: TextInput | ChatInput) -> tuple[int, ...]:
+        """The ids that `generate` would see. Raises PhotonError."""
+        max_tokens = self.model(model).max_context_tokens
+        defaults.check_text_input(input, self._model)
+        if self._model.tokenizer is None:
+            raise RuntimeError("text was let through though there is no tokenizer")
+        return await self._in_pool(partial(encode, input, self._model.tokenizer, self._model.template, max_tokens))
+
+    async def detokenize(self, model: str, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """The text that ids release. Raises PhotonError."""
+        facts = self.model(model)
+        defaults.check_ids(token_ids, facts.vocab_size, "token_ids.ids")
+        tokenizer = self._model.tokenizer
+        if tokenizer is None:
+            raise FeatureNotSupported("token_ids: this model has no tokenizer (feature TEXT)", field="token_ids")
+        return await self._in_pool(partial(tokenizer.decode, token_ids, skip_special_tokens=skip_special_tokens))
+
+    async def drain(self, timeout_s: float) -> int:
+        """New asks are refused; running ones get `timeout_s`, then fail with Draining. Returns how many did."""
+        self._change(State.DRAINING)
+        if self._first_handles:
+            self._is_empty.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._is_empty.wait(), timeout_s)
+        left = tuple(self._first_handles)
+        for stream in left:
+            self._abort(stream)
+            stream.fail(
+                Draining(
+                    "the server is going away; the time for running requests is over", retry_after_s=_RETRY_AFTER_S
+                )
+            )
+        return len(left)
+
+    def give_up(self) -> None:
+        """There will be no engine any more."""
+        self._on_lost()
+        self._change(State.FAILED)
+
+    # From Ask to Add.
+
+    def _facts(self) -> Facts:
+        """The engine's facts. Raises Unavailable where nothing can be served now."""
+        facts = self._link.facts
+        if self._state is State.DRAINING:
+            raise Draining("the server is going away", retry_after_s=_RETRY_AFTER_S)
+        if self._state is State.FAILED:
+            raise EngineFailure("the engine cannot be started")
+        if self._state is State.LOADING:
+            raise ModelLoading("the model is being loaded", retry_after_s=_RETRY_AFTER_S)
+        if facts is None or self._state is State.RESTARTING:
+            raise EngineRestarting("the engine is restarting", retry_after_s=_RETRY_AFTER_S)
+        return facts
+
+    async def _prepare(self, ask: Ask, facts: Facts) -> Prepared:
+        if ask.input is None:
+            raise RuntimeError("an ask without input was let through")
+        model = self._model
+        work = partial(prepare, ask.input, model.tokenizer, model.template, ask.stop.stop_strings, facts.max_model_len)
+        return await self._in_pool(work)
+
+    async def _in_pool(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def _check_queue(self, request: Request, facts: Facts) -> None:
+        """What the newest Load already says; the engine's verdict is final."""
+        load = self._load
+        if time.monotonic() - self._load_s > _LOAD_IS_NEWS_S:
+            return
+        if load.queued >= facts.max_queue_size:
+            raise _queue_full("requests", load.queued, load.queued + 1, facts.max_queue_size, load.retry_after_s)
+        num_tokens = load.queued_prompt_tokens + len(request.prompt_ids)
+        if load.queued and num_tokens > facts.max_queued_tokens:
+            raise _queue_full(
+                "prompt tokens", load.queued_prompt_tokens, num_tokens, facts.max_queued_tokens, load.retry_after_s
+            )
+
+    def _open(self, ask: Ask, model_name: str, request: Request, prepared: Prepared) -> TokenStream:
+        outputs = tuple([self._output(i, ask, request, prepared) for i in range(request.num_outputs)])
+        stream = TokenStream(
+            _start(ask, model_name, request),
+            outputs,
+            num_prompt=len(request.prompt_ids),
+            arrival_s=ask.arrival_s,
+            options=ask.stream,
+            on_close=self._closed,
+        )
+        first, *_ = handles = [next(self._handles) for _ in outputs]
+        self._link.send(Add(first, request))
+        self._running.update(zip(handles, ((stream, output) for output in outputs), strict=True))
+        self._first_handles[stream] = first
+        return stream
+
+    def _output(self, index: int, ask: Ask, request: Request, prepared: Prepared) -> Output:
+        tokenizer = self._model.tokenizer
+        wants_text = tokenizer is not None and ask.output.text is not False
+        detokenizer = None
+        if tokenizer is not None and (wants_text or prepared.stops is not None):
+            skip = ask.output.skip_special_tokens
+            detokenizer = tokenizer.detokenizer(skip_special_tokens=skip, prompt_ids=request.prompt_ids)
+        include_stop = ask.stop.include_stop_in_text
+        return Output(
+            index,
+            detokenizer=detokenizer,
+            matcher=StopMatcher(prepared.stops, include_stop_in_text=include_stop)
+            if prepared.stops is not None
+            else None,
+            wants_text=wants_text,
+            wants_ids=ask.output.token_ids,
+            include_stop=include_stop,
+            min_tokens=request.stop.min_tokens,
+            ending_ids=frozenset(request.stop.eos_token_ids) | frozenset(request.stop.stop_token_ids),
+        )
+
+    # From frames to streams.
+
+    def _on_frame(self, frame: Up) -> None:
+        if isinstance(frame, StepFrame):
+            self._on_step(frame)
+        elif isinstance(frame, Facts) and self._state in (State.LOADING, State.RESTARTING):
+            self._change(State.SERVING)
+
+    def _on_step(self, frame: StepFrame) -> None:
+        running = self._running
+        for started in frame.started:
+            entry = running.get(started.handle)
+            if entry is not None:
+                entry[0].started(entry[1], started)
+        for handle, token_id in zip(frame.handles, frame.ids, strict=True):
+            entry = running.get(handle)
+            if entry is not None:
+                stream, output = entry
+                try:
+                    is_over = stream.push(output, token_id)
+                except Exception:
+                    self._defect(stream)
+                    continue
+                if is_over:
+                    del running[handle]
+                    self._send_abort((handle,))
+        for finished in frame.finished:
+            entry = running.pop(finished.handle, None)
+            if entry is not None:
+                entry[0].end(entry[1], finished)
+        for failed in frame.failed:
+            entry = running.pop(failed.handle, None)
+            if entry is not None:
+                self._abort(entry[0])
+                error = from_reason(
+                    failed.reason,
+                    failed.message,
+                    field=failed.field,
+                    needed=failed.needed,
+                    limit=failed.limit,
+                    retry_after_s=failed.retry_after_s,
+                )
+                entry[0].fail(error)
+        self._load = frame.load
+        self._load_s = time.monotonic()
+
+    def _on_lost(self) -> None:
+        """The engine is gone and has forgotten everything."""
+        streams = {stream for stream, _ in self._running.values()}
+        self._running.clear()
+        self._load_s = float("-inf")
+        for stream in streams:
+            stream.fail_lost()
+        if self._state in (State.SERVING, State.LOADING):
+            self._change(State.RESTARTING)
+
+    def _defect(self, stream: TokenStream) -> None:
+        """One stream met a defect of ours; the others go on."""
+        _LOG.exception("a stream failed")
+        self._abort(stream)
+        stream.fail(InternalFailure("the server failed to put this output into words"))
+
+    def _closed(self, stream: TokenStream) -> None:
+        self._abort(stream)
+        self._first_handles.pop(stream, None)
+        if not self._first_handles:
+            self._is_empty.set()
+
+    def _abort(self, stream: TokenStream) -> None:
+        """What still runs of `stream` is wanted no longer."""
+        first = self._first_handles.get(stream)
+        if first is None:
+            return
+        handles = tuple(
+            [handle for handle in range(first, first + len(stream.outputs)) if self._running.pop(handle, None)]
+        )
+        if handles:
+            self._send_abort(handles)
+
+    def _send_abort(self, handles: tuple[int, ...]) -> None:
+        # An engine that is gone runs nothing.
+        with contextlib.suppress(Unavailable):
+            self._link.send(Abort(handles))
+
+    def _change(self, state: State) -> None:
+        if self._state is state:
+            return
+        self._state = state
+        for callback in tuple(self._callbacks):
+            callback(state)
+
+
+def _check_deadline(ask: Ask) -> None:
+    deadline_s = defaults.deadline_s(ask)
+    if deadline_s is not None and deadline_s <= time.monotonic():
+        raise DeadlinePassed("the deadline has passed")
+
+
+def _queue_full(what: str, waiting: int, needed: int, limit: int, retry_after_s: float) -> PhotonError:
+    message = f"{waiting} {what} are waiting; the queue holds {limit}"
+    return QueueFull(message, needed=needed, limit=limit, retry_after_s=retry_after_s)
+
+
+def _start(ask: Ask, model_name: str, request: Request) -> Start:
+    return Start(
+        request_id=request.request_id,
+        model=model_name,
+        create_time_s=time.time(),
+        seed=request.sampling.seed,
+        prompt_token_ids=request.prompt_ids if ask.output.prompt_token_ids else (),
+    )
+
+
+def _gathering(ask: Ask) -> Ask:
+    return replace(ask, stream=_GATHER_ALL)
+
+
+def _result(start: Start, updates: list[Update]) -> Result:
+    texts: dict[int, list[Delta]] = {}
+    for update in updates:
+        for delta in update.deltas:
+            texts.setdefault(delta.index, []).append(delta)
+    outputs = tuple(
+        Delta(
+            index,
+            "".join([delta.text for delta in deltas]),
+            tuple(itertools.chain.from_iterable(delta.token_ids for delta in deltas)),
+            deltas[-1].finish,
+        )
+        for index, deltas in sorted(texts.items())
+    )
+    last = updates[-1]
+    if last.usage is None or last.timing is None:
+        raise InternalFailure("a stream ended without its usage")
+    return Result(start, outputs, last.usage, last.timing)

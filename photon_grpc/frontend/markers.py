@@ -1,0 +1,116 @@
+"""Spellings of special tokens in text: where they are, and how text of strangers is kept from spelling one."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable, Iterator
+
+#: Characters that stand in for others for a moment are drawn from this private-use plane: nobody can know them in advance.
+_FIRST_STAND_IN = 0xF0000
+_NUM_STAND_INS = 0xFFFE
+
+
+class Markers:
+    """The texts of a tokenizer's special tokens."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.texts = tuple(sorted({text for text in texts if text}, key=len, reverse=True))
+        spellings = "|".join(re.escape(text) for text in self.texts)
+        # Longest first: the regular expression takes the first alternative that fits.
+        self._exact = re.compile(spellings)
+        self._any_case = re.compile(spellings, re.IGNORECASE)
+        self._first_chars = tuple(sorted({text[0] for text in self.texts}))
+        self._first_chars_any_case = tuple(
+            sorted({c for text in self.texts for c in (text[0], text[0].lower(), text[0].upper())})
+        )
+        self._heads = frozenset(text[:i].lower() for text in self.texts for i in range(1, len(text)))
+        self._tails = frozenset(text[i:].lower() for text in self.texts for i in range(1, len(text)))
+        self._longest = max((len(text) for text in self.texts), default=0)
+
+    def mark(self, text: str, sign: str) -> str:
+        """`text` with `sign` put before every special token's exact spelling (leftmost, longest)."""
+        pieces: list[str] = []
+        done = 0
+        for start in _positions(text, self._first_chars):
+            match = self._exact.match(text, start) if start >= done else None
+            if match is not None:
+                pieces += (text[done:start], sign, match.group())
+                done = match.end()
+        return "".join(pieces) + text[done:]
+
+    def risks(self, text: str) -> list[int]:
+        """Positions whose character must be disguised so that no special token can be spelled with a part of `text`.
+
+        That is where a spelling starts, in any case of letters (templates change it), and where one could continue over
+        the borders of `text`, also after a template has stripped white space there. There letters and digits are left
+        alone: templates compare roles and keys, which begin and end with them.
+        """
+        if not self.texts:
+            return []
+        found = {start for start in _positions(text, self._first_chars_any_case) if self._any_case.match(text, start)}
+        found.update(self._risks_at_end(text, len(text.rstrip())))
+        found.update(self._risks_at_start(text, len(text) - len(text.lstrip())))
+        return sorted(found)
+
+    def _risks_at_end(self, text: str, end: int) -> Iterator[int]:
+        for i in range(max(0, end - self._longest + 1), end):
+            if not text[i].isalnum() and text[i:end].lower() in self._heads:
+                yield i
+
+    def _risks_at_start(self, text: str, start: int) -> Iterator[int]:
+        for end in range(start + 1, min(start + self._longest, len(text) + 1)):
+            if not text[end - 1].isalnum() and text[start:end].lower() in self._tails:
+                yield end - 1
+
+
+class Disguise:
+    """Replaces the risky characters of strangers' strings by stand-ins that occur in none of them, and puts them back."""
+
+    def __init__(self, markers: Markers, strings: Iterable[str]) -> None:
+        self._markers = markers
+        self._strings = tuple(strings)
+        self._stand_ins: dict[str, str] = {}
+
+    def put_on(self, text: str) -> str:
+        risks = self._markers.risks(text)
+        if not risks:
+            return text
+        pieces: list[str] = []
+        done = 0
+        for i in risks:
+            pieces += (text[done:i], self._stand_in(text[i]))
+            done = i + 1
+        return "".join(pieces) + text[done:]
+
+    def take_off(self, text: str) -> str:
+        for char, stand_in in self._stand_ins.items():
+            text = text.replace(stand_in, char)
+        return text
+
+    def _stand_in(self, char: str) -> str:
+        if char not in self._stand_ins:
+            self._stand_ins[char] = self._unused()
+        return self._stand_ins[char]
+
+    def _unused(self) -> str:
+        while True:
+            char = chr(_FIRST_STAND_IN + secrets.randbelow(_NUM_STAND_INS))
+            if char not in self._stand_ins.values() and not any(char in text for text in self._strings):
+                return char
+
+
+def _positions(text: str, chars: tuple[str, ...]) -> Iterator[int]:
+    """Where any of `chars` stands, ascending. Steps are short, so that a thread that does this lets others run."""
+    if len(chars) == 1:
+        yield from _positions_of(text, chars[0])
+    elif any(char in text for char in chars):
+        for match in re.compile("[" + "".join(re.escape(char) for char in chars) + "]").finditer(text):
+            yield match.start()
+
+
+def _positions_of(text: str, char: str) -> Iterator[int]:
+    at = text.find(char)
+    while at >= 0:
+        yield at
+        at = text.find(char, at + 1)

@@ -1,0 +1,134 @@
+"""What is served: its tokenizer, template, names, defaults and limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from photon_grpc.config.model_dir import TOKENIZER_FILE, ModelCard
+from photon_grpc.core.frames import Facts
+from photon_grpc.frontend.ask import SamplingAsk
+from photon_grpc.frontend.chat import ChatTemplate
+from photon_grpc.frontend.tokenizer import Tokenizer
+
+MAX_NUM_OUTPUTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may ask for."""
+
+    max_num_outputs: int = MAX_NUM_OUTPUTS
+    max_logprobs: int = 20
+    max_stop_strings: int = 64
+    #: UTF-8 bytes of each.
+    max_stop_string_bytes: int = 1024
+    max_logit_bias: int = 1024
+    max_constraint_bytes: int = 2**20
+    max_message_bytes: int = 2**25
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What callers are told of a model; numbers that the engine decides are the directory's until an engine is ready."""
+
+    name: str
+    aliases: tuple[str, ...]
+    #: Prompt and output together.
+    max_context_tokens: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    #: What unset fields mean here; every value is set, seed and num_outputs apart.
+    default_sampling: SamplingAsk
+    #: Names of the API's Feature without their prefix.
+    features: tuple[str, ...]
+    limits: Limits
+    revision: str
+    dtype: str
+    quantization: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """Made from a model directory, without torch."""
+
+    #: The first is its own, the others are aliases.
+    names: tuple[str, ...]
+    max_context_tokens: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...] = ()
+    #: None: ids only.
+    tokenizer: Tokenizer | None = None
+    template: ChatTemplate | None = None
+    defaults: SamplingAsk = field(default_factory=SamplingAsk)
+    revision: str = ""
+    dtype: str = ""
+    max_message_bytes: int = 2**25
+
+    @classmethod
+    def from_card(
+        cls,
+        card: ModelCard,
+        names: tuple[str, ...] = (),
+        *,
+        max_model_len: int | None = None,
+        max_message_bytes: int = 2**25,
+    ) -> ServedModel:
+        """The model in `card.path`, under `names` (none: the directory's). Reads the tokenizer. Raises ModelLoadError naming the file."""
+        token_names = dict(card.special_tokens)
+        tokenizer = Tokenizer.from_file(card.path / TOKENIZER_FILE, token_names) if card.has_tokenizer else None
+        has_template = tokenizer is not None and card.chat_template is not None
+        return cls(
+            names=names or (card.path.resolve().name,),
+            max_context_tokens=max_model_len or card.max_position_embeddings,
+            vocab_size=card.vocab_size,
+            eos_token_ids=card.eos_token_ids,
+            tokenizer=tokenizer,
+            template=ChatTemplate(card.chat_template, token_names) if has_template and card.chat_template else None,
+            defaults=_defaults(card),
+            revision=card.revision,
+            dtype=card.dtype,
+            max_message_bytes=max_message_bytes,
+        )
+
+    def facts(self, engine: Facts | None) -> ModelFacts:
+        """`engine` is what it has told, None before."""
+        max_num_seqs = MAX_NUM_OUTPUTS if engine is None else engine.max_num_seqs
+        return ModelFacts(
+            name=self.names[0],
+            aliases=self.names[1:],
+            max_context_tokens=self.max_context_tokens if engine is None else engine.max_model_len,
+            vocab_size=self.vocab_size if engine is None else engine.vocab_size,
+            eos_token_ids=self.eos_token_ids,
+            default_sampling=self.sampling_defaults(),
+            features=self._features(engine),
+            limits=Limits(max_num_outputs=min(MAX_NUM_OUTPUTS, max_num_seqs), max_message_bytes=self.max_message_bytes),
+            revision=self.revision if engine is None or not engine.revision else engine.revision,
+            dtype=self.dtype if engine is None else engine.dtype,
+            quantization="" if engine is None else engine.quantization,
+        )
+
+    def sampling_defaults(self) -> SamplingAsk:
+        """generation_config's values, then the neutral ones."""
+        mine = self.defaults
+        return SamplingAsk(
+            temperature=1.0 if mine.temperature is None else mine.temperature,
+            top_p=1.0 if mine.top_p is None else mine.top_p,
+            top_k=-1 if mine.top_k is None else mine.top_k,
+            min_p=0.0 if mine.min_p is None else mine.min_p,
+        )
+
+    def _features(self, engine: Facts | None) -> tuple[str, ...]:
+        features = ["TEXT"] if self.tokenizer is not None else []
+        if self.template is not None:
+            features.append("CHAT")
+        features.append("NUM_OUTPUTS")
+        if engine is None or engine.prefix_caching:
+            features.append("PREFIX_CACHE")
+        return (*features, "PRIORITY")
+
+
+def _defaults(card: ModelCard) -> SamplingAsk:
+    given = card.generation
+    # transformers writes 0 for "off".
+    top_k = -1 if given.top_k is not None and given.top_k < 1 else given.top_k
+    return SamplingAsk(temperature=given.temperature, top_p=given.top_p, top_k=top_k, min_p=given.min_p)

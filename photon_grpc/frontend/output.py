@@ -1,0 +1,121 @@
+"""One output of a stream: ids in, safe text out. Knows neither time nor messages."""
+
+from __future__ import annotations
+
+from photon_grpc.core.request import FinishReason
+from photon_grpc.frontend.detokenizer import Detokenizer
+from photon_grpc.frontend.stop_strings import StopMatcher
+from photon_grpc.frontend.update import Delta, Finish
+
+
+class Output:
+    """Detokenizes, looks for stop strings, gathers what has not been read, counts what is delivered."""
+
+    __slots__ = (
+        "_detokenizer",
+        "_ending",
+        "_ending_ids",
+        "_ids",
+        "_include_stop",
+        "_matcher",
+        "_min_tokens",
+        "_parts",
+        "_wants_ids",
+        "_wants_text",
+        "finish",
+        "index",
+        "is_told",
+        "last_id",
+        "num_tokens",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        *,
+        detokenizer: Detokenizer | None,
+        matcher: StopMatcher | None = None,
+        wants_text: bool = True,
+        wants_ids: bool = False,
+        include_stop: bool = False,
+        min_tokens: int = 0,
+        ending_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        """`detokenizer` is None where neither text nor stop strings are asked for. `ending_ids`: EOS and stop tokens in force."""
+        self.index = index
+        #: Ids delivered, up to and including the one that ended it.
+        self.num_tokens = 0
+        self.last_id: int | None = None
+        self.finish: Finish | None = None
+        #: Whether `finish` has been taken.
+        self.is_told = False
+        self._detokenizer = detokenizer
+        self._matcher = matcher
+        self._wants_text = wants_text
+        self._wants_ids = wants_ids
+        self._include_stop = include_stop
+        self._min_tokens = min_tokens
+        self._ending_ids = ending_ids
+        #: A token that should have ended it, until `end` says so.
+        self._ending: int | None = None
+        self._parts: list[str] = []
+        self._ids: list[int] = []
+
+    def push(self, token_id: int) -> bool:
+        """The next id. True when a stop string ended the output with it."""
+        self.num_tokens += 1
+        self.last_id = token_id
+        if self._wants_ids:
+            self._ids.append(token_id)
+        if self._detokenizer is None:
+            return False
+        if self._ending is not None:
+            self._release(self._detokenizer.push(self._ending))
+            self._ending = None
+        if token_id in self._ending_ids and self.num_tokens > self._min_tokens:
+            self._ending = token_id
+            return False
+        return self._release(self._detokenizer.push(token_id))
+
+    def end(self, reason: FinishReason) -> None:
+        """The engine ended it."""
+        stop = self.last_id if reason is FinishReason.STOP_TOKEN else None
+        eos = self.last_id if reason is FinishReason.EOS else None
+        if self._detokenizer is not None:
+            self._flush(self._detokenizer, self._include_stop or (eos is None and stop is None))
+        self.finish = Finish(reason, stop_token_id=stop, eos_token_id=eos)
+
+    def has_news(self) -> bool:
+        return bool(self._parts or self._ids or (self.finish is not None and not self.is_told))
+
+    def take(self) -> Delta:
+        """All that has gathered."""
+        delta = Delta(self.index, "".join(self._parts), tuple(self._ids), self.finish if not self.is_told else None)
+        self._parts = []
+        self._ids = []
+        self.is_told = self.finish is not None
+        return delta
+
+    def drop(self) -> None:
+        """Forgets what has not been read."""
+        self._parts = []
+        self._ids = []
+
+    def _release(self, text: str) -> bool:
+        matcher = self._matcher
+        if matcher is not None and text:
+            text = matcher.push(text, self.num_tokens >= self._min_tokens)
+            if matcher.matched is not None:
+                self.finish = Finish(FinishReason.STOP_STRING, stop_string=matcher.matched)
+        if text and self._wants_text:
+            self._parts.append(text)
+        return self.finish is not None
+
+    def _flush(self, detokenizer: Detokenizer, with_ending: bool) -> None:
+        """What is held back, in the order of the ids: a stop string's beginning, an unfinished character, the token that ended it."""
+        text = self._matcher.flush() if self._matcher is not None else ""
+        if self._ending is not None and with_ending:
+            text += detokenizer.push(self._ending)
+        text += detokenizer.finish()
+        if text and self._wants_text:
+            self._parts.append(text)

@@ -1,0 +1,56 @@
+"""An input's ids, and what else takes long: the work of a request that is done in the pool, off the event loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from photon_grpc.errors import InvalidTemplate
+from photon_grpc.frontend.ask import ChatInput, IdsInput, TextInput
+from photon_grpc.frontend.chat import ChatTemplate
+from photon_grpc.frontend.markers import Disguise
+from photon_grpc.frontend.stop_strings import StopStrings
+from photon_grpc.frontend.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    prompt_ids: tuple[int, ...]
+    stops: StopStrings | None
+
+
+def prepare(
+    input: TextInput | IdsInput | ChatInput,
+    tokenizer: Tokenizer | None,
+    template: ChatTemplate | None,
+    stop_strings: tuple[str, ...],
+    max_tokens: int,
+) -> Prepared:
+    """For a checked input. Raises PromptTooLong where it can only give more than `max_tokens` ids, InvalidRequest, InvalidTemplate."""
+    stops = StopStrings(stop_strings) if stop_strings else None
+    if isinstance(input, IdsInput):
+        return Prepared(input.token_ids, stops)
+    if tokenizer is None:
+        raise RuntimeError("text was let through though there is no tokenizer")
+    return Prepared(encode(input, tokenizer, template, max_tokens), stops)
+
+
+def encode(
+    input: TextInput | ChatInput, tokenizer: Tokenizer, template: ChatTemplate | None, max_tokens: int
+) -> tuple[int, ...]:
+    """The ids that Generate sees. Raises as `prepare`."""
+    if isinstance(input, TextInput):
+        return tokenizer.encode(
+            input.text,
+            add_special_tokens=input.add_special_tokens,
+            parse_special_tokens=input.parse_special_tokens,
+            max_tokens=max_tokens,
+        )
+    if template is None:
+        raise InvalidTemplate("there is no chat template", field="chat")
+    variables, disguise = template.disguised(
+        template.variables(input), lambda strings: Disguise(tokenizer.markers, strings)
+    )
+    # A disguised character takes up to four bytes in place of one.
+    limit = tokenizer.max_bytes(max_tokens)
+    text = template.render(variables, max_bytes=limit and 4 * limit, max_tokens=max_tokens)
+    return tokenizer.encode_template(text, disguise, max_tokens=max_tokens)

@@ -1,0 +1,214 @@
+"""The stream of one request: its outputs' news, gathered until the reader comes and merged into one Update.
+
+A slow reader costs the text it has not read, never more than max_tokens yield, and nobody else anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from photon_grpc.core.frames import Finished, Started
+from photon_grpc.errors import EngineFailure, EngineRestarting, PhotonError
+from photon_grpc.frontend.ask import StreamAsk
+from photon_grpc.frontend.output import Output
+from photon_grpc.frontend.update import Start, Timing, Update, Usage
+
+
+class TokenStream:
+    """An async iterator of Updates for one reader, which calls `close` at last. Fed by the Frontend on the same event loop."""
+
+    def __init__(
+        self,
+        start: Start,
+        outputs: tuple[Output, ...],
+        *,
+        num_prompt: int,
+        arrival_s: float,
+        options: StreamAsk,
+        on_close: Callable[[TokenStream], None],
+    ) -> None:
+        """`on_close` is called once: when the last Update is read, an error raised, or `close` called."""
+        self.start = start
+        self.outputs = outputs
+        #: Outputs that the engine may still have tokens for.
+        self.num_running = len(outputs)
+        self._num_prompt = num_prompt
+        self._arrival_s = arrival_s
+        self._interval_s = options.min_interval_s
+        self._max_tokens = options.max_tokens_per_message
+        self._has_usage = options.continuous_usage
+        self._is_immediate = not self._interval_s and self._max_tokens is None
+        self._on_close = on_close
+        self._is_closed = False
+        self._error: PhotonError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._has_timer = False
+        #: Something may be sent now, whatever the options say.
+        self._is_urgent = False
+        self._has_news = False
+        self._has_sent = False
+        self._num_gathered = 0
+        self._last_sent_s = 0.0
+        self._first_token_s: float | None = None
+        self._num_cached = 0
+        self._queue_s = 0.0
+        self._num_preemptions = 0
+
+    # The reader's side.
+
+    def __aiter__(self) -> TokenStream:
+        return self
+
+    async def __anext__(self) -> Update:
+        """Waits until something may be sent and returns all that has gathered. Raises PhotonError."""
+        while True:
+            if self._is_closed:
+                raise StopAsyncIteration
+            if self._is_due():
+                return self._take()
+            if self._error is not None:
+                self.close()
+                raise self._error
+            await self._news()
+
+    def close(self) -> None:
+        """Ends the stream; what still runs is aborted. May be called again."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._wake()
+        self._on_close(self)
+
+    async def __aenter__(self) -> TokenStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # The engine's side, by way of the Frontend.
+
+    def push(self, output: Output, token_id: int) -> bool:
+        """The next id of one of `outputs`. True when it ended the output: the engine must be told."""
+        is_first = output.num_tokens == 0
+        is_over = output.push(token_id)
+        self._num_gathered += 1
+        if is_first:
+            self._is_urgent = True
+            if self._first_token_s is None:
+                self._first_token_s = time.monotonic() - self._arrival_s
+        if is_over:
+            self.num_running -= 1
+            self._is_urgent = True
+        if not self._has_news:
+            self._has_news = output.has_news()
+        if self._waiter is not None:
+            self._look_up()
+        return is_over
+
+    def started(self, output: Output, started: Started) -> None:
+        self._note(output, started.num_cached_prompt, started.queue_s)
+
+    def end(self, output: Output, finished: Finished) -> None:
+        """The engine ended one of `outputs`."""
+        self._note(output, finished.num_cached_prompt, finished.queue_s)
+        self._num_preemptions += finished.num_preemptions
+        output.end(finished.reason)
+        self.num_running -= 1
+        self._is_urgent = self._has_news = True
+        self._wake()
+
+    def fail(self, error: PhotonError) -> None:
+        """What has gathered is still read, then `error` is raised."""
+        if self._error is None:
+            self._error = error
+            self.num_running = 0
+            self._is_urgent = self._has_news
+            self._wake()
+
+    def fail_lost(self) -> None:
+        """The engine is gone. Who has read nothing may simply ask again, so what was gathered for him is dropped."""
+        if not self._has_sent:
+            self.drop()
+            self.fail(EngineRestarting("the engine is restarting; nothing was sent yet", retry_after_s=1.0))
+        else:
+            self.fail(EngineFailure("the engine was lost after output began", retry_after_s=1.0))
+
+    def drop(self) -> None:
+        for output in self.outputs:
+            output.drop()
+        self._has_news = self._is_urgent = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more comes from the engine."""
+        return self.num_running <= 0
+
+    def usage(self) -> Usage:
+        """Up to now."""
+        return Usage(self._num_prompt, self._num_cached, sum(output.num_tokens for output in self.outputs))
+
+    def _note(self, output: Output, num_cached: int, queue_s: float) -> None:
+        # The prompt is computed, and billed, once: for the first output.
+        if output.index == 0:
+            self._num_cached = num_cached
+            self._queue_s = queue_s
+
+    def _is_due(self) -> bool:
+        if self._is_urgent:
+            return True
+        if not self._has_news or self._is_immediate:
+            return self._has_news
+        if self._max_tokens is not None and self._num_gathered >= self._max_tokens:
+            return True
+        return bool(self._interval_s) and time.monotonic() >= self._last_sent_s + self._interval_s
+
+    def _take(self) -> Update:
+        self._is_urgent = self._has_news = False
+        self._num_gathered = 0
+        deltas = tuple([output.take() for output in self.outputs if output.has_news()])
+        if not self._has_sent and not deltas:
+            # The first token released nothing yet; that it is there is news enough.
+            deltas = tuple([output.take() for output in self.outputs if output.num_tokens])
+        self._has_sent = True
+        if self._interval_s:
+            self._last_sent_s = time.monotonic()
+        if self._error is None and all(output.is_told for output in self.outputs):
+            last = Update(deltas, self.usage(), self._timing())
+            self.close()
+            return last
+        return Update(deltas, self.usage() if self._has_usage else None)
+
+    def _timing(self) -> Timing:
+        total_s = time.monotonic() - self._arrival_s
+        first_s = total_s if self._first_token_s is None else self._first_token_s
+        return Timing(self._queue_s, first_s, total_s, self._num_preemptions)
+
+    async def _news(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = None
+        self._has_timer = self._has_news and self._interval_s > 0
+        if self._has_timer:
+            timer = loop.call_later(
+                max(self._last_sent_s + self._interval_s - time.monotonic(), 0.0) + 1e-4, self._wake
+            )
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+
+    def _look_up(self) -> None:
+        # With an interval the reader sets its timer when the first news comes, and sleeps again.
+        if self._is_due() or (self._has_news and self._interval_s and not self._has_timer):
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
