@@ -136,7 +136,7 @@ def test_a_model_that_cannot_be_loaded_is_named_once(tmp_path):
 
 
 def test_sigterm_lets_a_running_stream_finish(service, call):
-    stream = call.stream(max_tokens=600)
+    stream = call.stream(max_tokens=2000)
     next(stream)
     service.process.send_signal(signal.SIGTERM)
     wait_until(lambda: call.health(READINESS) == NOT_SERVING, "draining")
@@ -144,7 +144,7 @@ def test_sigterm_lets_a_running_stream_finish(service, call):
         call.generate()
     assert reason_of(failure.value) == "DRAINING"
     last = list(stream)[-1]
-    assert last.usage.output_tokens == 600
+    assert last.usage.output_tokens == 2000
     pids = service.pids()
     assert service.process.wait(60) == 0
     assert not any(map(is_alive, pids))
