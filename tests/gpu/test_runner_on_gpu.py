@@ -1,0 +1,62 @@
+"""The whole step on a GPU: float32 output equals transformers' on the CPU, bfloat16 stays near it, overlap changes nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from photon_grpc.config.flags import CacheConfig, SchedulerConfig
+from photon_grpc.core.request import SamplingParams
+from tests.runner.models import FAMILIES, greedy, model
+from tests.runner.served import Served
+from tests.runner.test_greedy import prompts
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("block_size", [8, 16, 64])
+def test_greedy_output_in_float32_equals_transformers(family: str, block_size: int) -> None:
+    directory, reference = model(family)
+    asked = prompts(block_size)
+    expected = [greedy(reference, prompt, 64) for prompt in asked]
+    for depth, budget in ((0, 24), (1, 24), (1, 4096)):
+        served = Served(
+            directory,
+            device="cuda",
+            cache=CacheConfig(block_size=block_size, num_blocks=1024 // block_size),
+            scheduler=SchedulerConfig(max_num_batched_tokens=budget, async_depth=depth),
+        )
+        assert served.complete(asked, 64) == expected
+
+
+def test_preemption_under_overlap_changes_nothing() -> None:
+    directory, reference = model("llama")
+    asked = prompts(3)
+    served = Served(directory, device="cuda", cache=CacheConfig(block_size=4, num_blocks=28), scheduler=SchedulerConfig(async_depth=1))
+    assert served.complete(asked, 40) == [greedy(reference, prompt, 40) for prompt in asked]
+    assert served.engine.scheduler.num_preemptions > 0
+
+
+def test_a_seed_draws_the_same_on_both_devices() -> None:
+    directory, _ = model("qwen3")
+    sampling = SamplingParams(temperature=0.9, top_p=0.95, top_k=50, seed=5)
+    on_cpu = Served(directory).complete(prompts(4), 20, sampling=sampling)
+    on_gpu = Served(directory, device="cuda").complete(prompts(4), 20, sampling=sampling)
+    assert on_gpu == on_cpu
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_stays_near_float32(family: str) -> None:
+    directory, reference = model(family)
+    prompt = prompts(9, (50,))[0]
+    served = Served(directory, device="cuda", dtype="bfloat16")
+    logits: list[torch.Tensor] = []
+    decoder = served.assembled.runner._decoder  # type: ignore[attr-defined]
+    head = decoder.head
+    decoder.head = lambda hidden: logits.append(head(hidden)) or logits[-1].clone()
+    served.complete([prompt], 1)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([prompt])).logits[0, -1]
+    error = (logits[0][0].cpu() - expected).norm() / expected.norm()
+    assert error < 5e-2
