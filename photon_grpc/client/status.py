@@ -65,7 +65,8 @@ def _foreign(
 ) -> errors.PhotonError:
     cls = _BY_CODE.get(failure.code(), errors.InternalFailure)
     if cls is Unreachable:
-        message = f"no answer from {target} ({message})"
+        # gRPC nests what it tried; the last part is what the system said.
+        message = f"no answer from {target} ({message.rpartition(': ')[2]})"
     return cls(message or failure.code().name, retry_after_s=retry_after_s)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,3 +148,29 @@ async def serving(fake: FakeServer, address: str = "127.0.0.1:0") -> AsyncIterat
         yield fake
     finally:
         await server.stop(None)
+
+
+@contextmanager
+def serving_in_a_thread(*script: Any) -> Iterator[FakeServer]:
+    """For callers without an event loop, and for other processes."""
+    started = threading.Event()
+    served: list[FakeServer] = []
+    stopping: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        async with serving(FakeServer(*script)) as fake:
+            served.append(fake)
+            stopping.append((asyncio.get_running_loop(), stop))
+            started.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    started.wait(30)
+    try:
+        yield served[0]
+    finally:
+        loop, stop = stopping[0]
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -11,28 +9,13 @@ import pytest
 from photon_grpc.client import SyncClient
 from photon_grpc.v1 import inference_pb2 as pb
 
-from .fake_server import FakeServer, message, serving
+from .fake_server import FakeServer, message, serving_in_a_thread
 
 
 @pytest.fixture
 def fake() -> Iterator[FakeServer]:
-    """Served by another thread's event loop."""
-    script = [message("a", start=True), message("b", finish=pb.FINISH_REASON_EOS)]
-    started, stop = threading.Event(), threading.Event()
-    served: list[FakeServer] = []
-
-    async def serve() -> None:
-        async with serving(FakeServer(script)) as fake:
-            served.append(fake)
-            started.set()
-            await asyncio.to_thread(stop.wait)
-
-    thread = threading.Thread(target=asyncio.run, args=(serve(),))
-    thread.start()
-    started.wait(10)
-    yield served[0]
-    stop.set()
-    thread.join()
+    with serving_in_a_thread([message("a", start=True), message("b", finish=pb.FINISH_REASON_EOS)]) as fake:
+        yield fake
 
 
 def test_stream_and_generate(fake: FakeServer) -> None:

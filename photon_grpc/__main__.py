@@ -1,0 +1,7 @@
+"""`python -m photon_grpc` is `photon-grpc`."""
+
+import sys
+
+from photon_grpc.cli import main
+
+sys.exit(main())

@@ -1,0 +1,191 @@
+"""What `serve` would run with and on: settings and where each came from, versions, devices, kernels, the model, the addresses.
+
+Works on the base install: torch is asked in a process of its own, where there is one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from photon_grpc import __version__, demo
+from photon_grpc.config.resolve import Resolved, is_model_id, split_address
+from photon_grpc.config.settings import sections
+from photon_grpc.errors import PhotonError
+
+EXTRA = "pip install 'photon-grpc[serve]'"
+
+_PACKAGES = ("grpcio", "protobuf", "torch", "triton", "numpy", "safetensors", "tokenizers", "transformers", "uvloop")
+_TORCH_TIMEOUT_S = 120
+
+#: Printed as JSON by a Python that has torch.
+_ASK_TORCH = """
+import json, torch
+cuda = torch.cuda.is_available()
+devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())] if cuda else []
+print(json.dumps({
+    "cuda": torch.version.cuda,
+    "threads": torch.get_num_threads(),
+    "devices": [
+        {"name": d.name, "bytes": d.total_memory, "capability": f"{d.major}.{d.minor}"} for d in devices
+    ],
+}))
+"""
+
+
+def doctor(resolved: Resolved) -> None:
+    """Prints it all on stdout."""
+    console = Console(highlight=False)
+    torch = ask_torch()
+    console.print(f"[bold]photon-grpc {__version__}[/] on Python {platform.python_version()}, {platform.platform()}\n")
+    console.print(_settings_table(resolved))
+    console.print(_table("Installed", [(name, _version(name)) for name in _PACKAGES]))
+    console.print(_table("Runs on", _devices(torch, resolved)))
+    console.print(_table("Model", _model(resolved)))
+    console.print(
+        _table("Addresses", [(address, _address_state(address)) for address in resolved.config.server.listen])
+    )
+    for warning in resolved.warnings:
+        console.print(f"[yellow]warning:[/] {escape(warning)}")
+
+
+def ask_torch() -> dict[str, Any] | None:
+    """What torch says of this machine; None where it is missing or broken."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    command = [sys.executable, "-c", _ASK_TORCH]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_TIMEOUT_S, check=True)
+        return dict(json.loads(answer.stdout))
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+
+
+def _settings_table(resolved: Resolved) -> Table:
+    table = Table(title="Settings", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for heading in ("setting", "value", "from"):
+        table.add_column(heading, header_style="dim", overflow="fold")
+    for title, settings in sections().items():
+        table.add_row(f"[bold]{title}[/]")
+        for setting in settings:
+            value = getattr(getattr(resolved.config, setting.section), setting.name)
+            origin = resolved.origins[setting.name]
+            style = "dim" if origin == "default" else "cyan"
+            table.add_row(f"  {setting.name}", escape(shown(value)), f"[{style}]{origin}[/]")
+    table.add_row("")
+    return table
+
+
+def _table(title: str, rows: list[tuple[str, str]]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
+    for name, value in rows:
+        table.add_row(f"  {escape(name)}", escape(value))
+    table.add_row("")
+    return table
+
+
+def shown(value: Any) -> str:
+    """A setting's value for people."""
+    if value is None:
+        return "decided at start"
+    if isinstance(value, tuple):
+        return ", ".join(value) or "unset"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "unset" if value == "" else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _devices(torch: dict[str, Any] | None, resolved: Resolved) -> list[tuple[str, str]]:
+    rows = [("processor", f"{_num_cpus()} CPU cores usable, {platform.machine()}")]
+    if torch is None:
+        return [*rows, ("torch", f"missing or broken: serving needs {EXTRA}")]
+    for index, device in enumerate(torch["devices"]):
+        memory = f"{device['bytes'] / 2**30:.0f} GiB"
+        rows.append((f"cuda:{index}", f"{device['name']}, {memory}, compute capability {device['capability']}"))
+    if not torch["devices"]:
+        rows.append(("cuda", f"no device (torch is built for CUDA {torch['cuda']})" if torch["cuda"] else "no device"))
+    device = resolved.config.device.device
+    if device == "auto":
+        device = "cuda" if torch["devices"] else "cpu"
+    return [*rows, ("serves on", device), ("kernels", _kernels(resolved.config.device.kernels, device))]
+
+
+def _num_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _kernels(kernels: str, device: str) -> str:
+    has_triton = importlib.util.find_spec("triton") is not None
+    if kernels == "auto":
+        kernels = "triton" if device == "cuda" and has_triton else "torch"
+    return kernels if has_triton or kernels == "torch" else "triton, which is not installed"
+
+
+def _model(resolved: Resolved) -> list[tuple[str, str]]:
+    model = resolved.config.model.model
+    if model and is_model_id(model):
+        return [("id", f"{model}: will be looked up and downloaded when serving starts")]
+    directory = Path(model).expanduser() if model else demo.TARGET
+    rows = [("directory", str(directory) if model else "the embedded demo model")]
+    try:
+        return rows + _card(directory)
+    except ImportError as error:
+        return [*rows, ("card", f"{error.name} is missing: {EXTRA}")]
+    except PhotonError as error:
+        return [*rows, ("problem", str(error))]
+
+
+def _card(directory: Path) -> list[tuple[str, str]]:
+    from photon_grpc.config.model_dir import read_model_dir
+
+    card = read_model_dir(directory)
+    num_bytes = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+    shape = (
+        f"{card.num_layers} layers, hidden {card.hidden_size}, {card.num_heads} heads, "
+        f"{card.num_kv_heads} KV heads of {card.head_dim}"
+    )
+    parts = [name for name, has in (("text", card.has_tokenizer), ("chat", card.chat_template is not None)) if has]
+    return [
+        ("architecture", f"{card.architecture}: {shape}"),
+        ("weights", f"{num_bytes / 1e6:,.1f} MB of safetensors" if num_bytes else "none (only --load-format dummy)"),
+        ("dtype", card.dtype),
+        ("vocabulary", f"{card.vocab_size:,}; ends with {', '.join(map(str, card.eos_token_ids)) or 'nothing'}"),
+        ("context", f"{card.max_position_embeddings:,} tokens"),
+        ("speaks", " and ".join(parts) or "token ids only (no tokenizer.json)"),
+        ("revision", card.revision[:16]),
+    ]
+
+
+def _address_state(address: str) -> str:
+    """Whether it could be bound now."""
+    if address.startswith("unix:"):
+        path = Path(address.removeprefix("unix:"))
+        return "exists already" if path.exists() else "free" if path.parent.is_dir() else "its directory does not exist"
+    host, port = split_address(address)
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+    except OSError as error:
+        return f"not free: {error.strerror}"
+    return "free" if port else "any free port"

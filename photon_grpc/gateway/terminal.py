@@ -1,0 +1,222 @@
+"""Generations and chats on a terminal, through the gRPC client. Text goes to stdout, everything about it to stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, TextIO
+
+from photon_grpc.client import Client, Delta, Options, Prompt, Stream, SyncClient
+from photon_grpc.errors import PhotonError
+
+_CHAT_HELP = "/reset forgets the conversation · /system TEXT sets the instructions · /quit or Ctrl-D leaves · Ctrl-C stops an answer"
+
+
+@dataclass(slots=True)
+class Pace:
+    """When tokens came, on this side of the wire. Seconds."""
+
+    started_s: float
+    first_s: float | None = None
+    last_s: float = 0.0
+
+    @classmethod
+    def begin(cls) -> Pace:
+        return cls(time.monotonic())
+
+    def token(self) -> None:
+        self.last_s = time.monotonic()
+        if self.first_s is None:
+            self.first_s = self.last_s
+
+    def summary(self, num_tokens: int, reason: str) -> str:
+        """`37 tokens · first after 12 ms · 240 tokens/s · MAX_TOKENS`; the rate counts the tokens after the first."""
+        parts = [f"{num_tokens} token{'' if num_tokens == 1 else 's'}"]
+        if self.first_s is not None:
+            parts.append(f"first after {_duration(self.first_s - self.started_s)}")
+            if num_tokens > 1 and self.last_s > self.first_s:
+                parts.append(f"{(num_tokens - 1) / (self.last_s - self.first_s):,.0f} tokens/s")
+        return " · ".join([*parts, *([reason] if reason else [])])
+
+
+async def generate(target: str, prompt: Prompt, options: Options, *, as_json: bool = False) -> None:
+    """Streams one generation to stdout and a line about it to stderr. Raises PhotonError."""
+    async with Client(target) as client, client.stream(prompt, **options) as stream:
+        if as_json:
+            await _write_json(stream)
+        else:
+            summary = await write_text(stream, sys.stdout)
+            print(summary, file=sys.stderr)
+
+
+async def write_text(stream: Stream, out: TextIO) -> str:
+    """The texts of a stream as they come, a line end after them; returns the summary. Several outputs are told apart by their number."""
+    pace, reasons, written = Pace.begin(), {}, Written(out)
+    try:
+        async for delta in stream:
+            pace.token()
+            written.add(delta)
+            if delta.finish:
+                reasons[delta.index] = delta.finish.reason
+    finally:
+        written.end()
+    return pace.summary(stream.usage.output_tokens if stream.usage else 0, ", ".join(dict.fromkeys(reasons.values())))
+
+
+class Written:
+    """Text on its way to a terminal: one output flows, several are gathered and shown one after the other."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._later: dict[int, list[str]] = {}
+        self._last = "\n"
+
+    def add(self, delta: Delta) -> None:
+        if delta.index:
+            self._later.setdefault(delta.index, []).append(delta.text)
+        elif delta.text:
+            self._write(delta.text)
+
+    def end(self) -> None:
+        for index, texts in sorted(self._later.items()):
+            self._end_line()
+            self._write(f"── output {index} ──\n{''.join(texts)}")
+        self._end_line()
+
+    def _write(self, text: str) -> None:
+        self._out.write(printable(text) if self._out.isatty() else text)
+        self._out.flush()
+        self._last = text[-1]
+
+    def _end_line(self) -> None:
+        if self._last != "\n":
+            self._write("\n")
+
+
+async def _write_json(stream: Stream) -> None:
+    """One JSON object a line: a delta each, then the start, usage and timing of the whole."""
+    async for delta in stream:
+        _print_json(_without_empty(asdict(delta)))
+    whole = {"start": stream.start, "usage": stream.usage, "timing": stream.timing}
+    _print_json({name: asdict(part) for name, part in whole.items() if part is not None})
+
+
+def _print_json(value: Mapping[str, Any]) -> None:
+    print(json.dumps(value, ensure_ascii=False), flush=True)
+
+
+def _without_empty(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {name: _without_empty(part) for name, part in value.items() if part is not None and part != ()}
+
+
+class Chat:
+    """A conversation: what was said, and the commands that begin with a slash."""
+
+    def __init__(self, client: SyncClient, options: Options, system: str = "") -> None:
+        self._client = client
+        self._options = options
+        self.system = system
+        self.history: list[dict[str, str]] = []
+
+    def run(self, lines: Iterable[str]) -> None:
+        """Answers line after line until there is none, or /quit. Ctrl-C stops the answer at hand."""
+        for line in lines:
+            text = line.strip()
+            if text in ("/quit", "/exit"):
+                return
+            if text.startswith("/"):
+                self._obey(text)
+            elif text:
+                self._answer(text)
+
+    def _obey(self, command: str) -> None:
+        verb, _, rest = command.partition(" ")
+        if verb == "/reset":
+            self.history.clear()
+            _remark("the conversation is forgotten")
+        elif verb == "/system":
+            self.system = rest.strip()
+            _remark("the instructions are " + (repr(self.system) if self.system else "none"))
+        else:
+            _remark(_CHAT_HELP)
+
+    def _answer(self, text: str) -> None:
+        self.history.append({"role": "user", "content": text})
+        answered: list[str] = []
+        try:
+            self._stream(answered)
+        except KeyboardInterrupt:
+            _remark("stopped")
+        except PhotonError as error:
+            _remark(f"{error.reason}: {error}" + (" (/reset makes room)" if error.reason == "PROMPT_TOO_LONG" else ""))
+        if answered:
+            self.history.append({"role": "assistant", "content": "".join(answered)})
+        else:
+            self.history.pop()
+
+    def _stream(self, answered: list[str]) -> None:
+        pace, written, reason = Pace.begin(), Written(sys.stdout), ""
+        with self._client.stream(self._messages(), **self._options) as stream:
+            try:
+                for delta in stream:
+                    pace.token()
+                    written.add(delta)
+                    answered.append(delta.text)
+                    reason = delta.finish.reason if delta.finish else reason
+            finally:
+                written.end()
+        _remark(pace.summary(stream.usage.output_tokens if stream.usage else 0, reason))
+
+    def _messages(self) -> list[dict[str, str]]:
+        opening = [{"role": "system", "content": self.system}] if self.system else []
+        return [*opening, *self.history]
+
+
+def chat(target: str, options: Options, system: str = "") -> None:
+    """A conversation with the person at the terminal, or with the lines of stdin. Raises PhotonError where nobody answers at the start."""
+    with SyncClient(target) as client:
+        model = client.model()
+        _remark(f"{model.name} at {target} · {_CHAT_HELP}")
+        Chat(client, options, system).run(_typed_lines() if sys.stdin.isatty() else sys.stdin)
+
+
+def _typed_lines() -> Iterator[str]:
+    """With history and editing where readline is; Ctrl-C empties the line, Ctrl-D ends."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("readline")
+    while True:
+        try:
+            yield input("› ")
+        except KeyboardInterrupt:
+            print()
+        except EOFError:
+            print()
+            return
+
+
+def printable(text: str) -> str:
+    """What a model writes must not steer the terminal: control characters are shown, not sent."""
+    return "".join(
+        character if character in "\n\t" or character.isprintable() else _shown(character) for character in text
+    )
+
+
+def _shown(character: str) -> str:
+    code = ord(character)
+    return chr(0x2400 + code) if code < 0x20 else " " if character.isspace() else "\ufffd"
+
+
+def _remark(text: str) -> None:
+    style = ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
+    print(f"{style[0]}{text}{style[1]}", file=sys.stderr, flush=True)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"

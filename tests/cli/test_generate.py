@@ -1,0 +1,156 @@
+"""`generate` and `chat` against the real wire: text on stdout, everything about it on stderr, failures as exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+
+from photon_grpc import cli
+from photon_grpc.gateway.terminal import Pace, printable
+from photon_grpc.v1 import inference_pb2 as pb
+from tests.client.fake_server import FakeServer, Refusal, error_info, message, serving_in_a_thread
+
+EOS, MAX_TOKENS = pb.FINISH_REASON_EOS, pb.FINISH_REASON_MAX_TOKENS
+SCRIPT = [message("def ", start=True), message("fib", finish=MAX_TOKENS)]
+
+
+def test_text_goes_to_stdout_and_the_summary_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving_in_a_thread(SCRIPT) as fake:
+        assert cli.main(["generate", "x", "--target", fake.target]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "def fib\n"
+    assert captured.err.startswith("3 tokens · first after ")
+    assert captured.err.endswith("MAX_TOKENS\n")
+
+
+def test_flags_land_in_the_request(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("from stdin"))
+    flags = "--max-tokens 5 --temperature 0 --top-p 0.5 --top-k -1 --min-p 0.1 --seed 3 --stop a --stop b --model m"
+    with serving_in_a_thread(SCRIPT) as fake:
+        monkeypatch.setenv("PHOTON_TARGET", fake.target)
+        assert cli.main(["generate", "-", *flags.split()]) == 0
+        assert cli.main(["generate", "hi", "--system", "be brief"]) == 0
+    request, chat = fake.requests
+    assert request.text == "from stdin"
+    assert request.model == "m"
+    assert request.stop.max_tokens == 5
+    assert list(request.stop.stop_strings) == ["a", "b"]
+    assert request.sampling.HasField("temperature")
+    assert (request.sampling.temperature, request.sampling.top_k, request.sampling.seed) == (0, -1, 3)
+    assert [(turn.role, turn.content) for turn in chat.chat.messages] == [("system", "be brief"), ("user", "hi")]
+    assert not chat.HasField("sampling")
+
+
+def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving_in_a_thread(SCRIPT) as fake:
+        assert cli.main(["generate", "x", "--json", "--target", fake.target]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert "".join(line.get("text", "") for line in lines) == "def fib"
+    assert lines[1]["finish"] == {"reason": "MAX_TOKENS"}
+    assert lines[-1]["usage"]["output_tokens"] == 3
+    assert lines[-1]["start"]["seed"] == 7
+
+
+def test_several_outputs_are_shown_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
+    script = [message("a", start=True), message("x", index=1), message("b"), message("y", finish=EOS, index=1)]
+    with serving_in_a_thread(script) as fake:
+        assert cli.main(["generate", "x", "--num-outputs", "2", "--target", fake.target]) == 0
+    assert capsys.readouterr().out == "ab\n── output 1 ──\nxy\n"
+
+
+def test_a_refusal_is_told_with_its_reason_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+    full = Refusal(
+        grpc.StatusCode.RESOURCE_EXHAUSTED, "no room", [error_info("QUEUE_FULL")], (("grpc-retry-pushback-ms", "1500"),)
+    )
+    with serving_in_a_thread([full]) as fake:
+        assert cli.main(["generate", "x", "--target", fake.target]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "photon-grpc: QUEUE_FULL: no room (again in 1.5 s)\n"
+
+
+def test_no_server_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["generate", "x", "--target", f"unix:{tmp_path}/nobody"]) == 1
+    assert "photon-grpc serve" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_the_request_on_the_server_and_exits_130() -> None:
+    with serving_in_a_thread([message("begun\n", start=True), "hang"]) as fake:
+        command = [sys.executable, "-m", "photon_grpc", "generate", "x", "--target", fake.target]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "begun\n"
+            process.send_signal(signal.SIGINT)
+            _, told = process.communicate(timeout=30)
+        assert process.returncode == cli.INTERRUPTED
+        assert "Traceback" not in told
+        assert wait_for(fake)
+
+
+def test_a_closed_pipe_is_no_failure() -> None:
+    endless = [message("line\n", start=True), *[message("line\n" * 1000)] * 200, message("", finish=EOS)]
+    with serving_in_a_thread(endless) as fake:
+        command = f"{sys.executable} -m photon_grpc generate x --target {fake.target} | head -n 1"
+        done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "line\n"
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def wait_for(fake: FakeServer) -> bool:
+    """The servicer has been left; the fake server's thread says so within seconds."""
+    for _ in range(100):
+        if fake.ended.is_set():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_a_chat_remembers_forgets_and_keeps_its_instructions(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed = "hello\n\n/system be brief\nand now?\n/reset\nagain\n/help\n/quit\nnever sent\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+    with serving_in_a_thread([message("hi", start=True, finish=EOS)]) as fake:
+        assert cli.main(["chat", "--target", fake.target, "--max-tokens", "9"]) == 0
+    turns = [[(turn.role, turn.content) for turn in request.chat.messages] for request in fake.requests]
+    assert turns == [
+        [("user", "hello")],
+        [("system", "be brief"), ("user", "hello"), ("assistant", "hi"), ("user", "and now?")],
+        [("system", "be brief"), ("user", "again")],
+    ]
+    captured = capsys.readouterr()
+    assert captured.out == "hi\nhi\nhi\n"
+    assert "/system TEXT" in captured.err
+
+
+def test_a_chat_goes_on_after_a_refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    long = Refusal(grpc.StatusCode.INVALID_ARGUMENT, "too long", [error_info("PROMPT_TOO_LONG")])
+    monkeypatch.setattr(sys, "stdin", io.StringIO("much\nless\n"))
+    with serving_in_a_thread([long], [message("hi", start=True, finish=EOS)]) as fake:
+        assert cli.main(["chat", "--target", fake.target]) == 0
+    assert [turn.content for turn in fake.requests[1].chat.messages] == ["less"]
+    captured = capsys.readouterr()
+    assert "PROMPT_TOO_LONG: too long (/reset makes room)" in captured.err
+    assert captured.out == "hi\n"
+
+
+def test_what_a_model_writes_does_not_steer_the_terminal() -> None:
+    assert printable("a\tb\n\x1b[2Jc\x07\r\x9b é \u202e漢") == "a\tb\n␛[2Jc␇␍\ufffd é \ufffd漢"
+
+
+def test_the_summary_of_nothing_and_of_one_token() -> None:
+    assert Pace(0.0).summary(0, "") == "0 tokens"
+    pace = Pace(0.0, first_s=0.5, last_s=0.5)
+    assert pace.summary(1, "EOS") == "1 token · first after 500 ms · EOS"
+    assert (
+        Pace(0.0, first_s=1.5, last_s=2.5).summary(101, "EOS") == "101 tokens · first after 1.5 s · 100 tokens/s · EOS"
+    )

@@ -1,0 +1,139 @@
+"""`serve`, `doctor` and `run` take what `config/flags.py` has, and nothing they do not need is loaded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from photon_grpc import __version__, cli
+from photon_grpc.config.settings import sections, settings
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for setting in settings():
+        monkeypatch.delenv(setting.variable, raising=False)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The ServeConfig that `serve` hands on, instead of a service."""
+    service = pytest.importorskip("photon_grpc.compose.service")
+    configs: list[object] = []
+    monkeypatch.setattr(service, "serve", lambda config: configs.append(config) or 7)
+    return configs
+
+
+def test_help_shows_every_flag_under_its_heading_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--help"]) == 0
+    shown = capsys.readouterr().out
+    lines = shown.splitlines()
+    for title, group in sections().items():
+        assert f"{title}:" in lines
+        for setting in group:
+            assert setting.flag in shown or f"--[no-]{setting.flag[2:]}" in shown
+    assert "[default: 127.0.0.1:50051]" in " ".join(shown.split())
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"photon-grpc {__version__}\n"
+
+
+def test_serve_hands_on_what_was_said(
+    served: list[object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PHOTON_BLOCK_SIZE", "8")
+    monkeypatch.setenv("PHOTON_BLOCKSIZE", "8")
+    flags = ["--max-num-seqs", "3", "--no-enable-prefix-caching", "--listen", "127.0.0.1:0", "--listen", "unix:/tmp/s"]
+    assert cli.main(["serve", *flags]) == 7
+    (config,) = served
+    assert config.scheduler.max_num_seqs == 3  # type: ignore[attr-defined]
+    assert config.cache.block_size == 8  # type: ignore[attr-defined]
+    assert config.cache.enable_prefix_caching is False  # type: ignore[attr-defined]
+    assert config.server.listen == ("127.0.0.1:0", "unix:/tmp/s")  # type: ignore[attr-defined]
+    assert "did you mean PHOTON_BLOCK_SIZE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["serve", "doctor", "run"])
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--max-num-seqs", "0"], "--max-num-seqs: '0'"),
+        (["--listen", "nowhere"], "--listen: 'nowhere'"),
+        (["--model", "/no/such/directory"], "--model: no directory /no/such/directory"),
+    ],
+)
+def test_a_bad_flag_is_one_line_and_exit_code_2(
+    verb: str, flags: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([verb, *flags]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"photon-grpc: {told}")
+    assert len(captured.err.splitlines()) == 1
+    assert captured.out == ""
+
+
+def test_without_the_server_libraries_serve_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "_SERVER_LIBRARIES", ("no_such_library_of_ours",))
+    assert cli.main(["serve"]) == 2
+    assert "pip install 'photon-grpc[serve]'" in capsys.readouterr().err
+
+
+def test_flags_survive_the_way_to_another_process(served: list[object]) -> None:
+    given = {
+        "max_num_seqs": "3",
+        "seed": None,
+        "enforce_eager": True,
+        "enable_prefix_caching": False,
+        "listen": ("a:1", "b:2"),
+    }
+    flags = cli.as_flags(given)
+    assert cli.main(["serve", *flags]) == 7
+    with click.Context(cli.serve) as context:
+        cli.serve.parse_args(context, list(flags))
+        assert {name: context.params[name] for name in given} == given
+
+
+@pytest.mark.parametrize(
+    ("program", "absent"),
+    [
+        ("import photon_grpc.cli", ["grpc", "torch", "rich", "google"]),
+        ("from photon_grpc.cli import main; main(['serve', '--help'])", ["grpc", "torch", "rich"]),
+        ("from photon_grpc.cli import main; main(['doctor'])", ["torch", "transformers"]),
+        ("import photon_grpc.client, photon_grpc.gateway.terminal", ["torch", "numpy", "msgspec", "tokenizers"]),
+        ("import photon_grpc.gateway.doctor, photon_grpc.gateway.first_run", ["torch", "numpy", "msgspec"]),
+    ],
+)
+def test_what_a_verb_does_not_need_is_not_loaded(program: str, absent: list[str]) -> None:
+    check = f"{program}\nimport json, sys\nprint()\nprint(json.dumps(sorted(sys.modules)))"
+    shown = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True).stdout
+    loaded = json.loads(shown.splitlines()[-1])
+    assert "photon_grpc" in loaded
+    assert not set(absent) & set(loaded)
+
+
+def test_doctor_shows_values_and_where_they_come_from(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PHOTON_DTYPE", "float32")
+    monkeypatch.setenv("PHOTON_DTYP", "float32")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("photon_grpc.gateway.doctor.ask_torch", lambda: None)
+    assert cli.main(["doctor", "--max-num-seqs", "5", "--listen", f"unix:{tmp_path}/s"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["dtype", "float32", "PHOTON_DTYPE"] in rows
+    assert ["max_num_seqs", "5", "--max-num-seqs"] in rows
+    assert ["block_size", "decided", "at", "start", "default"] in rows
+    assert [f"unix:{tmp_path}/s", "free"] in rows
+    assert any("pip install 'photon-grpc[serve]'" in " ".join(row) for row in rows)
+    assert any("did you mean PHOTON_DTYPE?" in " ".join(row) for row in rows)
+    for setting in settings():
+        assert any(row[:1] == [setting.name] for row in rows), setting.name
