@@ -46,7 +46,9 @@ def theirs(head_dim: int, keys: dict[str, Any]) -> LlamaRotaryEmbedding:
 
 
 @settings(max_examples=40)
-@given(rope=KINDS, head_dim=st.sampled_from([16, 20, 64, 80, 128]), spelling=st.sampled_from(["5", "rope_type", "type"]))
+@given(
+    rope=KINDS, head_dim=st.sampled_from([16, 20, 64, 80, 128]), spelling=st.sampled_from(["5", "rope_type", "type"])
+)
 def test_frequencies_equal_transformers(rope: dict[str, Any], head_dim: int, spelling: str) -> None:
     keys = {"rope_parameters": rope} if spelling == "5" else spelled_for_transformers_4(rope, spelling)
     expected = theirs(head_dim, {name: dict(v) if isinstance(v, dict) else v for name, v in keys.items()}).inv_freq

@@ -33,7 +33,17 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any,
 @pytest.mark.parametrize("variant", reference.VARIANTS)
 @pytest.mark.parametrize(
     ("block_size", "chunks"),
-    [(8, [1000]), (16, [1000]), (64, [1000]), (8, [11, 3, 1, 26]), (16, [5, 1, 17]), (64, [33, 2]), (8, [1]), (16, [1]), (64, [1])],
+    [
+        (8, [1000]),
+        (16, [1000]),
+        (64, [1000]),
+        (8, [11, 3, 1, 26]),
+        (16, [5, 1, 17]),
+        (64, [33, 2]),
+        (8, [1]),
+        (16, [1]),
+        (64, [1]),
+    ],
 )
 def test_logits_equal_transformers(pair: Any, variant: str, block_size: int, chunks: list[int]) -> None:
     model, decoder, _ = pair(variant)
@@ -50,7 +60,11 @@ def test_logits_equal_transformers(pair: Any, variant: str, block_size: int, chu
 def test_bfloat16_stays_near_float32(pair: Any, variant: str) -> None:
     model, _, path = pair(variant)
     decoder = reference.load_decoder(path, torch.bfloat16)
-    for ids, logits in zip(reference.prompts(), reference.paged_logits(decoder, reference.prompts(), block_size=16, chunks=[9]), strict=True):
+    for ids, logits in zip(
+        reference.prompts(),
+        reference.paged_logits(decoder, reference.prompts(), block_size=16, chunks=[9]),
+        strict=True,
+    ):
         expected = reference.reference_logits(model, ids)
         assert logits.dtype == torch.float32
         assert (logits - expected).norm() / expected.norm() < 0.03

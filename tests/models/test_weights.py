@@ -62,12 +62,16 @@ def change_tensors(path: Path, change: Callable[[dict[str, torch.Tensor]], None]
 def load_error(path: Path) -> str:
     """What loading says; nothing may have been allocated by then."""
     decoder = None
-    with pytest.raises(ModelLoadError) as caught:
+    try:
         decoder = unloaded(path)
         load(decoder, read_model_dir(path))
+    except ModelLoadError as error:
+        message = str(error)
+    else:
+        pytest.fail("it was loaded")
     if decoder is not None:
         assert all(target.tensor.is_meta for leaf in decoder.leaves() for target in leaf.targets())
-    return str(caught.value)
+    return message
 
 
 def test_shards_give_the_same_model_as_one_file(saved: Any, copied: Any) -> None:
@@ -223,16 +227,20 @@ def victim(saved: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_no_change_of_header_bytes_gets_past_as_anything_but_a_load_error(victim: Path, saved: Any, data: st.DataObject) -> None:
+def test_no_change_of_header_bytes_gets_past_as_anything_but_a_load_error(
+    victim: Path, saved: Any, data: st.DataObject
+) -> None:
     content = bytearray((saved("qwen2") / SINGLE).read_bytes())
     length = int.from_bytes(content[:8], "little")
     for _ in range(data.draw(st.integers(1, 3))):
         content[data.draw(st.integers(0, length + 7))] = data.draw(st.integers(0, 255))
     (victim / SINGLE).write_bytes(content)
+    message = ""
     try:
         reference.load_decoder(victim)
     except ModelLoadError as error:
-        assert len(str(error)) < 2000
+        message = str(error)
+    assert len(message) < 2000
 
 
 def test_dummy_weights_follow_from_seed_and_name(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:

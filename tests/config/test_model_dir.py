@@ -1,0 +1,357 @@
+"""What a model directory says, in every spelling; and that nothing it can say gets past as anything but a named refusal."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from photon_grpc.config.model_dir import FAMILIES, ModelCard, read_model_dir
+from photon_grpc.config.rope import RopeSpec
+from photon_grpc.errors import ModelLoadError
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "attention_bias": False,
+    "bos_token_id": 1,
+    "dtype": "bfloat16",
+    "eos_token_id": [2, 3],
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": LLAMA3 | {"rope_theta": 500000.0},
+    "tie_word_embeddings": True,
+    "vocab_size": 128256,
+}
+
+
+def write(path: Path, config: dict[str, Any] | None = None, **files: Any) -> Path:
+    """A directory with that config.json, and `files` (name without .json -> object)."""
+    path.mkdir(exist_ok=True)
+    for name, value in ({"config": CONFIG if config is None else config} | files).items():
+        (path / f"{name}.json").write_text(json.dumps(value))
+    return path
+
+
+def changed(**keys: Any) -> dict[str, Any]:
+    """CONFIG with those keys; None removes one."""
+    return {key: value for key, value in (CONFIG | keys).items() if value is not None}
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(ModelLoadError) as caught:
+        read_model_dir(path)
+    return str(caught.value)
+
+
+def without_revision(card: ModelCard) -> dict[str, Any]:
+    return dataclasses.asdict(card) | {"revision": None, "path": None}
+
+
+def test_every_number_arrives(tmp_path: Path) -> None:
+    card = read_model_dir(write(tmp_path))
+    assert (card.architecture, card.model_type) == ("LlamaForCausalLM", "llama")
+    assert (card.hidden_size, card.intermediate_size, card.num_layers, card.vocab_size) == (2048, 8192, 16, 128256)
+    assert (card.num_heads, card.num_kv_heads, card.head_dim) == (32, 8, 64)
+    assert (card.rms_norm_eps, card.max_position_embeddings, card.dtype) == (1e-5, 131072, "bfloat16")
+    assert card.rope == RopeSpec(500000.0, "llama3", 32.0, 1.0, 4.0, 8192)
+    assert (card.tie_word_embeddings, card.qkv_bias, card.output_bias, card.mlp_bias, card.qk_norm) == (
+        True,
+        *[False] * 4,
+    )
+    assert (card.bos_token_id, card.eos_token_ids) == (1, (2, 3))
+    assert (card.has_tokenizer, card.chat_template, card.special_tokens) == (False, None, ())
+
+
+@pytest.mark.parametrize("type_key", ["type", "rope_type"])
+def test_spelling_of_transformers_4_is_the_same_card(tmp_path: Path, type_key: str) -> None:
+    scaling = {type_key if key == "rope_type" else key: value for key, value in LLAMA3.items()}
+    old = changed(dtype=None, torch_dtype="bfloat16", rope_parameters=None, rope_theta=500000.0, rope_scaling=scaling)
+    cards = read_model_dir(write(tmp_path / "old", old)), read_model_dir(write(tmp_path / "new"))
+    assert without_revision(cards[0]) == without_revision(cards[1])
+
+
+@pytest.mark.parametrize("prefix", ["Llama", "Qwen2", "Qwen3"])
+def test_what_transformers_writes_of_its_defaults_is_read_as_it_means_it(tmp_path: Path, prefix: str) -> None:
+    config = getattr(transformers, prefix + "Config")(architectures=[prefix + "ForCausalLM"])
+    config.save_pretrained(tmp_path)
+    card = read_model_dir(tmp_path)
+    assert card.hidden_size == config.hidden_size
+    assert card.num_kv_heads == config.num_key_value_heads
+    assert card.head_dim == getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+    assert card.rope.theta == config.rope_parameters["rope_theta"]
+    assert card.rms_norm_eps == config.rms_norm_eps
+    assert card.tie_word_embeddings == config.tie_word_embeddings
+    assert (card.qkv_bias, card.qk_norm) == (prefix == "Qwen2", prefix == "Qwen3")
+
+
+def test_the_least_that_a_config_must_say(tmp_path: Path) -> None:
+    required = (
+        "hidden_size",
+        "intermediate_size",
+        "max_position_embeddings",
+        "num_attention_heads",
+        "num_hidden_layers",
+        "vocab_size",
+    )
+    least = {"model_type": "llama"} | {key: CONFIG[key] for key in required}
+    card = read_model_dir(write(tmp_path, least))
+    theirs = transformers.LlamaConfig(**least)
+    assert (card.num_kv_heads, card.head_dim) == (theirs.num_key_value_heads, theirs.head_dim)
+    assert (card.rms_norm_eps, card.rope.theta) == (theirs.rms_norm_eps, theirs.rope_parameters["rope_theta"])
+    assert (card.tie_word_embeddings, card.dtype) == (theirs.tie_word_embeddings, "float32")
+    for key in required:
+        assert (
+            refusal(write(tmp_path, {k: v for k, v in least.items() if k != key})) == f"config.json: {key} is missing"
+        )
+
+
+def safetensors_file(path: Path, **tensors: tuple[str, int]) -> None:
+    """A file of vectors, name -> (dtype, elements of two bytes or four)."""
+    header, position = {}, 0
+    for name, (dtype, size) in tensors.items():
+        end = position + size * (4 if dtype == "F32" else 2)
+        header[name] = {"dtype": dtype, "shape": [size], "data_offsets": [position, end]}
+        position = end
+    raw = json.dumps(header).encode()
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(position))
+
+
+def test_without_a_word_the_dtype_is_that_of_most_weight_bytes(tmp_path: Path) -> None:
+    write(tmp_path, changed(dtype=None))
+    assert read_model_dir(tmp_path).dtype == "float32"
+    safetensors_file(tmp_path / "model.safetensors", norm=("F32", 10), weight=("BF16", 100))
+    assert read_model_dir(tmp_path).dtype == "bfloat16"
+
+
+def test_revision_tells_models_apart_and_nothing_else(tmp_path: Path) -> None:
+    def revision(name: str, config: dict[str, Any], size: int) -> str:
+        write(tmp_path / name, config)
+        safetensors_file(tmp_path / name / "model.safetensors", weight=("BF16", size))
+        return read_model_dir(tmp_path / name).revision
+
+    first = revision("a", CONFIG, 8)
+    assert revision("b", CONFIG, 8) == first
+    assert revision("c", changed(rms_norm_eps=1e-6), 8) != first
+    assert revision("d", CONFIG, 9) != first
+
+
+def test_generation_config_comes_first(tmp_path: Path) -> None:
+    generation = {"bos_token_id": 5, "eos_token_id": 7, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.05}
+    card = read_model_dir(
+        write(tmp_path, generation_config=generation | {"do_sample": True, "repetition_penalty": 1.1})
+    )
+    assert (card.bos_token_id, card.eos_token_ids) == (5, (7,))
+    assert dataclasses.astuple(card.generation) == (0.6, 0.9, 20, 0.05, 1.1)
+
+
+@pytest.mark.parametrize(
+    ("generation", "temperature"),
+    [
+        ({}, None),
+        ({"do_sample": True}, None),
+        ({"temperature": 0.7}, 0.7),
+        ({"do_sample": False, "temperature": 0.7}, 0.0),
+        ({"do_sample": False}, 0.0),
+    ],
+)
+def test_do_sample_false_is_temperature_zero(
+    tmp_path: Path, generation: dict[str, Any], temperature: float | None
+) -> None:
+    card = read_model_dir(write(tmp_path, generation_config=generation))
+    assert card.generation.temperature == temperature
+    assert card.eos_token_ids == (2, 3)
+
+
+def test_template_and_special_tokens(tmp_path: Path) -> None:
+    tokenizer = {
+        "bos_token": "<s>",
+        "eos_token": {"content": "</s>", "lstrip": False},
+        "pad_token": None,
+        "chat_template": "one",
+    }
+    card = read_model_dir(write(tmp_path, tokenizer_config=tokenizer, tokenizer={}))
+    assert card.special_tokens == (("bos_token", "<s>"), ("eos_token", "</s>"))
+    assert (card.chat_template, card.has_tokenizer) == ("one", True)
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "two"}]
+    assert read_model_dir(write(tmp_path, tokenizer_config={"chat_template": named})).chat_template == "two"
+    assert read_model_dir(write(tmp_path, tokenizer_config={"chat_template": named[:1]})).chat_template is None
+    (tmp_path / "chat_template.jinja").write_text("three — é", encoding="utf-8")
+    assert read_model_dir(tmp_path).chat_template == "three — é"
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    (
+        {"architectures": ["GPT2LMHeadModel"]},
+        "'GPT2LMHeadModel', which is not supported; known are " + ", ".join(FAMILIES),
+    ),
+    ({"architectures": None, "model_type": "mamba"}, "architectures names 'mamba'"),
+    ({"architectures": []}, "architectures must be a list"),
+    ({"architectures": [7]}, "architectures must be a list"),
+    ({"hidden_size": "2048"}, "hidden_size must be an integer, is '2048'"),
+    ({"hidden_size": True}, "hidden_size must be an integer, is True"),
+    ({"hidden_size": -2048}, "hidden_size must lie between 1 and 131072, is -2048"),
+    ({"hidden_size": 2050, "head_dim": None}, "hidden_size 2050 is not divisible by num_attention_heads 32"),
+    ({"vocab_size": 10**30}, "vocab_size must lie"),
+    ({"vocab_size": 128256.0}, "vocab_size must be an integer"),
+    ({"num_hidden_layers": 0}, "num_hidden_layers must lie"),
+    ({"num_key_value_heads": 5}, "num_attention_heads 32 is not divisible by num_key_value_heads 5"),
+    ({"num_key_value_heads": 64}, "num_attention_heads 32 is not divisible by num_key_value_heads 64"),
+    ({"head_dim": 63}, "head_dim must be even"),
+    ({"rms_norm_eps": "small"}, "rms_norm_eps must be a number"),
+    ({"rms_norm_eps": -1}, "rms_norm_eps must lie"),
+    ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+    ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
+    ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is set"),
+    ({"use_sliding_window": True, "sliding_window": 4096}, "use_sliding_window is true"),
+    ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types must be full_attention"),
+    (
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
+        "rope_parameters.rope_type is 'yarn', which is not supported",
+    ),
+    ({"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.type is 'dynamic'"),
+    ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters.factor is missing"),
+    ({"rope_parameters": LLAMA3 | {"low_freq_factor": 4.0}}, "high_freq_factor must be above low_freq_factor"),
+    ({"rope_parameters": LLAMA3 | {"factor": 0}}, "rope_parameters.factor must lie"),
+    ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_parameters.full_attention holds"),
+    ({"rope_parameters": [1]}, "rope_parameters must be an object"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is below 1"),
+    ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary_factor"),
+    ({"dtype": "float64"}, "dtype must be one of float32, bfloat16, float16, is 'float64'"),
+    ({"dtype": None, "torch_dtype": 16}, "torch_dtype must be a string"),
+    ({"eos_token_id": "</s>"}, "eos_token_id must be a token id or a list of them"),
+    ({"eos_token_id": [2, 128256]}, "eos_token_id must lie between 0 and 128255"),
+    ({"bos_token_id": -1}, "bos_token_id must lie"),
+    ({"max_position_embeddings": None}, "max_position_embeddings is missing"),
+]
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"), REFUSED, ids=lambda value: json.dumps(value)[:50] if isinstance(value, dict) else ""
+)
+def test_refusals_name_file_key_and_value(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
+    message = refusal(write(tmp_path, changed(**keys)))
+    assert message.startswith("config.json: ")
+    assert said in message
+
+
+@pytest.mark.parametrize(
+    "keys", [{"temperature": -1}, {"top_p": 0}, {"top_k": 1.5}, {"eos_token_id": 10**9}, {"do_sample": "no"}]
+)
+def test_generation_config_is_checked_too(tmp_path: Path, keys: dict[str, Any]) -> None:
+    assert refusal(write(tmp_path, generation_config=keys)).startswith(f"generation_config.json: {next(iter(keys))} ")
+
+
+def test_an_unused_sliding_window_is_no_reason_to_refuse(tmp_path: Path) -> None:
+    read_model_dir(write(tmp_path, changed(use_sliding_window=False, sliding_window=4096, max_window_layers=2)))
+    read_model_dir(write(tmp_path, changed(layer_types=["full_attention"] * 16)))
+
+
+def test_code_of_the_directory_is_ignored(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "evil.py").write_text("raise SystemExit(3)")
+    read_model_dir(write(tmp_path / "model", changed(auto_map={"AutoConfig": "evil.Config"})))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"null", b"{", b'{"a": NaN}', b"\xff\xfe{}", b"[" * 200_000, b'{"a":' * 200_000]
+)
+def test_a_config_that_is_no_object_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    message = refusal(tmp_path)
+    assert message.startswith("config.json: ")
+    assert len(message) < 300
+
+
+def test_files_that_are_not_there_or_no_files_are_refused(tmp_path: Path) -> None:
+    assert "does not exist" in refusal(tmp_path / "nowhere")
+    assert "config.json: there is no such file" in refusal(tmp_path)
+    (tmp_path / "config.json").mkdir()
+    assert "config.json: there is no such file" in refusal(tmp_path)
+    (tmp_path / "config.json").rmdir()
+    os.mkfifo(tmp_path / "config.json")  # opening it would wait forever
+    assert "config.json: there is no such file" in refusal(tmp_path)
+
+
+def test_a_file_beyond_the_limit_is_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("x" * (2**20 + 1))
+    assert "chat_template.jinja: is larger than 1048576 bytes" in refusal(tmp_path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**25), 10**25) | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from([*CONFIG, *LLAMA3, "type", "content"]), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+READ_KEYS = [
+    *CONFIG,
+    "rope_scaling",
+    "rope_theta",
+    "torch_dtype",
+    "layer_types",
+    "partial_rotary_factor",
+    "use_sliding_window",
+]
+
+
+@settings(max_examples=200)
+@given(keys=st.dictionaries(st.sampled_from(READ_KEYS), JSON, max_size=3), tokenizer=JSON, generation=JSON)
+def test_any_json_gives_a_sound_card_or_a_short_refusal(
+    tmp_path_factory: pytest.TempPathFactory, keys: dict[str, Any], tokenizer: Any, generation: Any
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any"
+    write(path, CONFIG | keys, tokenizer_config=tokenizer, generation_config=generation)
+    card, message = None, ""
+    try:
+        card = read_model_dir(path)
+    except ModelLoadError as error:
+        message = str(error)
+    assert len(message) < 500
+    if card is None:
+        return
+    numbers = [value for value in dataclasses.asdict(card).values() if isinstance(value, int)]
+    assert all(value >= 0 for value in numbers)
+    assert card.num_heads % card.num_kv_heads == 0
+    assert all(0 <= token < card.vocab_size for token in card.eos_token_ids)
+
+
+@settings(max_examples=100)
+@given(content=st.binary(max_size=64))
+def test_any_bytes_are_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "bytes"
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_bytes(content)
+    assert refusal(path).startswith("config.json: ")
+
+
+def test_a_card_crosses_processes_as_json(tmp_path: Path) -> None:
+    card = read_model_dir(write(tmp_path))
+    encoded = msgspec.json.encode(card, enc_hook=str)
+    assert msgspec.json.decode(encoded, type=ModelCard, dec_hook=lambda kind, value: kind(value)) == card
