@@ -234,10 +234,17 @@ def _timing(timing: Timing) -> pb.Timing:
 
 
 def _duration(seconds: float) -> Duration:
-    whole, nanos = divmod(round(seconds * 1e9), 1_000_000_000)
+    whole, nanos = _split(seconds)
     return Duration(seconds=whole, nanos=nanos)
 
 
 def _timestamp(seconds: float) -> Timestamp:
-    whole, nanos = divmod(round(seconds * 1e9), 1_000_000_000)
+    whole, nanos = _split(seconds)
     return Timestamp(seconds=whole, nanos=nanos)
+
+
+def _split(seconds: float) -> tuple[int, int]:
+    """Non-negative seconds as whole seconds and nanoseconds."""
+    whole = int(seconds)
+    # The difference is exact, which `seconds * 1e9` is not for times since the epoch.
+    return whole, int((seconds - whole) * 1e9)

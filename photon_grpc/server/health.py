@@ -20,9 +20,9 @@ SERVICE = "grpc.health.v1.Health"
 READINESS = "photon_grpc.v1.InferenceService"
 LIVENESS = ""
 
-_UNKNOWN_SERVICE = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-_SERVING = health_pb2.HealthCheckResponse.SERVING
-_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_SERVING: int = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING: int = health_pb2.HealthCheckResponse.NOT_SERVING
+_UNKNOWN_SERVICE: int = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 def file_proto() -> descriptor_pb2.FileDescriptorProto:

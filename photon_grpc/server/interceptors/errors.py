@@ -12,7 +12,7 @@ import logging
 import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -24,7 +24,7 @@ from photon_grpc.server.status import CallStatus, call_status
 
 _log = logging.getLogger(__name__)
 
-MethodHandler = grpc.RpcMethodHandler[Any, Any]
+MethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Parse = Callable[[bytes], Any]
 
 

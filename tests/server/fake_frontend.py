@@ -1,0 +1,188 @@
+"""A front end without an engine: it says what a test tells it to say, and remembers what it was asked."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+from photon_grpc.frontend.frontend import State
+
+from photon_grpc.config.flags import ServerConfig
+from photon_grpc.core.request import FinishReason
+from photon_grpc.errors import Draining, ModelNotFound
+from photon_grpc.frontend.ask import Ask, ChatInput, SamplingAsk, TextInput
+from photon_grpc.frontend.model import Limits, ModelFacts
+from photon_grpc.frontend.update import Delta, Finish, Result, Start, Timing, Update, Usage
+from photon_grpc.server.server import Server
+from photon_grpc.v1 import inference_pb2 as pb
+
+LIMITS = Limits(
+    max_num_outputs=8,
+    max_logprobs=20,
+    max_stop_strings=64,
+    max_stop_string_bytes=1024,
+    max_logit_bias=1024,
+    max_constraint_bytes=1 << 20,
+    max_message_bytes=1 << 25,
+)
+LAST = Update(
+    (Delta(0, "!", finish=Finish(FinishReason.EOS, eos_token_id=2)),), Usage(3, 1, 3), Timing(0.25, 0.5, 1.5, 2)
+)
+HELLO = (Update((Delta(0, "hel"),)), Update((Delta(0, "lo"),)), LAST)
+
+
+def facts(name: str, *, aliases: tuple[str, ...] = ()) -> ModelFacts:
+    return ModelFacts(
+        name=name,
+        aliases=aliases,
+        max_context_tokens=4096,
+        vocab_size=100,
+        eos_token_ids=(2, 3),
+        default_sampling=SamplingAsk(temperature=0.5, top_k=40),
+        features=("TEXT", "CHAT", "NUM_OUTPUTS"),
+        limits=LIMITS,
+        revision="abc",
+        dtype="float32",
+        quantization="",
+    )
+
+
+class FakeStream:
+    """Yields what `script` holds: updates; exceptions are raised, awaitables (made by a callable) awaited."""
+
+    def __init__(self, ask: Ask, script: Sequence[Any]) -> None:
+        self.start = start_of(ask)
+        self.closed = asyncio.Event()
+        self._script = iter(script)
+
+    def __aiter__(self) -> FakeStream:
+        return self
+
+    async def __anext__(self) -> Update:
+        for item in self._script:
+            if isinstance(item, Update):
+                return item
+            if isinstance(item, Exception):
+                raise item
+            await item()
+        raise StopAsyncIteration
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def start_of(ask: Ask) -> Start:
+    prompt = (5, 6) if ask.output.prompt_token_ids else ()
+    return Start(ask.request_id, ask.model or "demo", 1_700_000_000.25, ask.sampling.seed or 7, prompt)
+
+
+async def for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+class FakeFrontend:
+    def __init__(self) -> None:
+        self.state = State.SERVING
+        self.asks: list[Ask] = []
+        self.streams: list[FakeStream] = []
+        #: What every stream says, and what `generate` returns at the end of.
+        self.script: Sequence[Any] = HELLO
+        #: Raised by the next calls, one each, before anything else happens.
+        self.refusals: list[Exception] = []
+        self.served = (facts("demo", aliases=("default",)), facts("other"), facts("third"))
+        self.tokenized: list[tuple[str, TextInput | ChatInput]] = []
+        self.drained_for_s: list[float] = []
+        self._listeners: list[Callable[[State], None]] = []
+
+    def on_state(self, callback: Callable[[State], None]) -> None:
+        self._listeners.append(callback)
+
+    def become(self, state: State) -> None:
+        self.state = state
+        for callback in self._listeners:
+            callback(state)
+
+    async def stream(self, ask: Ask) -> FakeStream:
+        self._admit(ask)
+        self.streams.append(FakeStream(ask, self.script))
+        return self.streams[-1]
+
+    async def generate(self, ask: Ask) -> Result:
+        self._admit(ask)
+        stream = FakeStream(ask, self.script)
+        self.streams.append(stream)
+        try:
+            text = ""
+            async for update in stream:
+                text += update.deltas[0].text
+        finally:
+            stream.close()
+        return Result(stream.start, (Delta(0, text, (1, 2), LAST.deltas[0].finish),), LAST.usage, LAST.timing)
+
+    async def tokenize(self, model: str, input: TextInput | ChatInput) -> tuple[int, ...]:
+        self.tokenized.append((model, input))
+        return (1, 2, 3)
+
+    async def detokenize(self, model: str, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return f"{model}:{list(token_ids)}:{skip_special_tokens}"
+
+    def model(self, name: str) -> ModelFacts:
+        for served in self.served:
+            if name in ("", served.name, *served.aliases):
+                return served
+        raise ModelNotFound("no such model", field="model")
+
+    def models(self) -> tuple[ModelFacts, ...]:
+        return self.served
+
+    async def drain(self, timeout_s: float) -> int:
+        self.drained_for_s.append(timeout_s)
+        self.become(State.DRAINING)
+        running = [asyncio.create_task(stream.closed.wait()) for stream in self.streams]
+        if not running:
+            return 0
+        _, pending = await asyncio.wait(running, timeout=timeout_s)
+        return len(pending)
+
+    def _admit(self, ask: Ask) -> None:
+        self.asks.append(ask)
+        if self.refusals:
+            raise self.refusals.pop(0)
+        if self.state is State.DRAINING:
+            raise Draining("the server is stopping", retry_after_s=1.0)
+
+
+@asynccontextmanager
+async def serving(frontend: FakeFrontend, **options: Any) -> AsyncIterator[str]:
+    """A server on a free port; its address."""
+    config = options.pop("config", ServerConfig())
+    server = Server(frontend, config=config, **options)  # type: ignore[arg-type]
+    (address,) = await server.start(("127.0.0.1:0",), reuse_port=False)
+    try:
+        yield address
+    finally:
+        await server.drain_and_stop(0)
+
+
+def raw(channel: grpc.aio.Channel, method: str, *, stream: bool = False) -> Any:
+    """A method as bytes in, bytes out."""
+    make = channel.unary_stream if stream else channel.unary_unary
+    return make(method, request_serializer=None, response_deserializer=None)
+
+
+async def until(is_true: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Waits for what another task brings about; a failure is a hang that ends."""
+    end_s = time.monotonic() + timeout_s
+    while not is_true():
+        if time.monotonic() > end_s:
+            raise TimeoutError("it did not become true")
+        await asyncio.sleep(0.005)
+
+
+ASK = pb.GenerateRequest(text="hi")
+GENERATE = "/photon_grpc.v1.InferenceService/Generate"
+STREAM_GENERATE = "/photon_grpc.v1.InferenceService/StreamGenerate"

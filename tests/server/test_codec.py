@@ -1,0 +1,258 @@
+"""Nothing that a caller sets is ignored: it reaches the Ask, or it is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+
+from photon_grpc.core.request import FinishReason
+from photon_grpc.errors import FeatureNotSupported, InvalidRequest
+from photon_grpc.frontend.ask import Ask, ChatInput, ChatMessage, IdsInput, TextInput
+from photon_grpc.frontend.update import Delta, Finish, Result, Start, Timing, Update, Usage
+from photon_grpc.server import codec, features
+from photon_grpc.v1 import inference_pb2 as pb
+
+START = Start("r1", "demo", 1_700_000_000.25, 2**64 - 1, (4, 5))
+
+
+def ask_of(request: pb.GenerateRequest) -> Ask:
+    return codec.ask_of(request, request_id=request.request_id or "id", arrival_s=1.0)
+
+
+def leaf_paths(descriptor: Descriptor, prefix: str = "") -> Iterator[str]:
+    """Every field of a request, down to those that hold values."""
+    for field in descriptor.fields:
+        path = prefix + field.name
+        is_plain = field.message_type is None or field.is_repeated or path in features.UNSUPPORTED
+        if is_plain or field.message_type.full_name in ("google.protobuf.Duration", "photon_grpc.v1.TokenIds"):
+            yield path
+        else:
+            yield from leaf_paths(field.message_type, path + ".")
+
+
+def assign(message: Message, path: str) -> None:
+    """Sets the field at `path` to something that is not neutral."""
+    *parents, leaf = path.split(".")
+    for name in parents:
+        getattr(message, name).SetInParent()
+        message = getattr(message, name)
+    field = message.DESCRIPTOR.fields_by_name[leaf]
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        getattr(message, leaf)[1] = 1.0
+    elif field.message_type is not None and field.is_repeated:
+        getattr(message, leaf).add()
+    elif field.message_type is not None:
+        fill(getattr(message, leaf))
+    elif field.is_repeated:
+        getattr(message, leaf).append("x" if field.cpp_type == FieldDescriptor.CPPTYPE_STRING else 3)
+    else:
+        setattr(message, leaf, VALUES[field.cpp_type])
+
+
+def fill(message: Message) -> None:
+    message.SetInParent()
+    if message.DESCRIPTOR.name == "Duration":
+        message.FromMilliseconds(1500)
+    if message.DESCRIPTOR.name == "TokenIds":
+        message.ids.append(3)
+
+
+VALUES = {
+    FieldDescriptor.CPPTYPE_STRING: "x",
+    FieldDescriptor.CPPTYPE_FLOAT: 0.75,
+    FieldDescriptor.CPPTYPE_INT32: 3,
+    FieldDescriptor.CPPTYPE_UINT32: 3,
+    FieldDescriptor.CPPTYPE_UINT64: 3,
+    FieldDescriptor.CPPTYPE_BOOL: True,
+}
+
+PATHS = list(leaf_paths(pb.GenerateRequest.DESCRIPTOR))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_field_is_obeyed_or_refused_by_name(path: str) -> None:
+    plain = pb.GenerateRequest(text="hi")
+    if path.startswith("chat"):
+        plain = pb.GenerateRequest(chat=pb.ChatInput())
+    if path in ("output.skip_special_tokens", "chat.add_generation_prompt", "output.text"):
+        pytest.skip("True is what unset means")
+    request = pb.GenerateRequest()
+    request.CopyFrom(plain)
+    assign(request, path)
+    if path in features.UNSUPPORTED:
+        with pytest.raises(FeatureNotSupported) as caught:
+            ask_of(request)
+        assert caught.value.field == path
+        assert features.name_of(path) in caught.value.message
+    else:
+        assert ask_of(request) != ask_of(plain)
+
+
+def test_all_paths_of_the_table_exist() -> None:
+    assert set(features.UNSUPPORTED) <= set(PATHS)
+
+
+def test_booleans_that_are_true_when_unset_can_be_false() -> None:
+    request = pb.GenerateRequest(output=pb.OutputOptions(skip_special_tokens=False, text=False))
+    assert ask_of(request).output.skip_special_tokens is False
+    assert ask_of(request).output.text is False
+    chat = codec.chat_of(pb.ChatInput(add_generation_prompt=False))
+    assert chat.add_generation_prompt is False
+    assert codec.chat_of(pb.ChatInput()).add_generation_prompt is True
+
+
+def test_unset_stays_unset_and_a_set_zero_is_a_zero() -> None:
+    ask = ask_of(pb.GenerateRequest())
+    assert ask.input is None
+    assert ask.sampling.temperature is None
+    assert ask.stop.max_tokens is None
+    assert ask.stop.max_duration_s is None
+    zeros = pb.SamplingParams(temperature=0, top_p=0, top_k=0, min_p=0, seed=0, num_outputs=0)
+    sampling = ask_of(pb.GenerateRequest(sampling=zeros)).sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0, 0, 0, 0)
+    assert (sampling.seed, sampling.num_outputs) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        pb.SamplingParams(repetition_penalty=1),
+        pb.SamplingParams(presence_penalty=0, frequency_penalty=0),
+        pb.SamplingParams(logit_bias={}),
+    ],
+)
+def test_neutral_values_ask_for_nothing(sampling: pb.SamplingParams) -> None:
+    assert ask_of(pb.GenerateRequest(sampling=sampling)).sampling.temperature is None
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1.0000001, -1.0])
+def test_a_penalty_that_is_not_neutral_is_refused(value: float) -> None:
+    with pytest.raises(FeatureNotSupported):
+        ask_of(pb.GenerateRequest(sampling=pb.SamplingParams(repetition_penalty=value)))
+
+
+def test_zero_logprobs_are_asked_for_and_hence_refused() -> None:
+    with pytest.raises(FeatureNotSupported) as caught:
+        ask_of(pb.GenerateRequest(output=pb.OutputOptions(logprobs=0)))
+    assert caught.value.field == "output.logprobs"
+
+
+def test_a_structured_output_without_constraint_is_wrong() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        ask_of(pb.GenerateRequest(structured_output=pb.StructuredOutput()))
+    assert caught.value.field == "structured_output.constraint"
+
+
+def test_inputs() -> None:
+    text = pb.GenerateRequest(text="a\u0000b", parse_special_tokens=True)
+    assert ask_of(text).input == TextInput("a\u0000b", parse_special_tokens=True)
+    assert ask_of(pb.GenerateRequest(text="")).input == TextInput("")
+    ids = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[0, 2**32 - 1]))
+    assert ask_of(ids).input == IdsInput((0, 2**32 - 1))
+    message = pb.ChatMessage(role="tool", content="c", name="n", tool_call_id="t", tool_calls_json="[]")
+    chat = pb.ChatInput(messages=[message], template_args_json="{}", tools_json="[1]")
+    expected = ChatInput((ChatMessage("tool", "c", "n", "t", "[]"),), "{}", "[1]")
+    assert ask_of(pb.GenerateRequest(chat=chat)).input == expected
+
+
+DURATIONS = ("stop.max_duration", "scheduling.max_queue_duration", "scheduling.timeout", "stream.min_interval")
+
+
+def with_duration(path: str, seconds: int, nanos: int) -> pb.GenerateRequest:
+    request = pb.GenerateRequest(text="hi")
+    parent, leaf = path.split(".")
+    duration = getattr(getattr(request, parent), leaf)
+    duration.seconds, duration.nanos = seconds, nanos
+    return request
+
+
+@pytest.mark.parametrize("path", DURATIONS)
+@pytest.mark.parametrize(
+    ("seconds", "nanos"), [(-1, 0), (0, -1), (0, 10**9), (2**63 - 1, 0), (-(2**63), 0), (315_576_000_001, 0), (1, -1)]
+)
+def test_durations_that_are_none_are_named(path: str, seconds: int, nanos: int) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        ask_of(with_duration(path, seconds, nanos))
+    assert caught.value.field == path
+
+
+def test_all_wrong_durations_are_told_at_once() -> None:
+    request = pb.GenerateRequest()
+    for path in DURATIONS:
+        request.MergeFrom(with_duration(path, -1, 0))
+    with pytest.raises(InvalidRequest) as caught:
+        ask_of(request)
+    assert (caught.value.field, *(path for path, _ in caught.value.also)) == DURATIONS
+
+
+def test_durations_become_seconds() -> None:
+    request = with_duration("stop.max_duration", 1, 500_000_000)
+    request.MergeFrom(with_duration("scheduling.max_queue_duration", 0, 0))
+    request.MergeFrom(with_duration("scheduling.timeout", 315_576_000_000, 0))
+    request.MergeFrom(with_duration("stream.min_interval", 0, 20_000_000))
+    request.scheduling.max_queue_duration.SetInParent()
+    ask = ask_of(request)
+    assert ask.stop.max_duration_s == 1.5
+    assert (ask.scheduling.max_queue_duration_s, ask.scheduling.timeout_s) == (0.0, 315_576_000_000)
+    assert ask.stream.min_interval_s == pytest.approx(0.02)
+
+
+def test_finish_reasons_have_the_wires_numbers() -> None:
+    wire = {name.removeprefix("FINISH_REASON_"): number for name, number in pb.FinishReason.items()}
+    assert wire == {reason.name: reason.value for reason in FinishReason}
+
+
+@pytest.mark.parametrize("reason", [reason for reason in FinishReason if reason])
+def test_a_finish_keeps_its_reason(reason: FinishReason) -> None:
+    message = codec.stream_message(Update((Delta(0, finish=Finish(reason)),)), 1, None)
+    assert message.deltas[0].finish.reason == reason.value
+    assert message.deltas[0].finish.WhichOneof("matched") is None
+
+
+@pytest.mark.parametrize(
+    ("finish", "matched"),
+    [
+        (Finish(FinishReason.STOP_STRING, stop_string="\n\n"), ("stop_string", "\n\n")),
+        (Finish(FinishReason.STOP_TOKEN, stop_token_id=0), ("stop_token_id", 0)),
+        (Finish(FinishReason.EOS, eos_token_id=0), ("eos_token_id", 0)),
+    ],
+)
+def test_a_finish_tells_what_was_met(finish: Finish, matched: tuple[str, object]) -> None:
+    message = codec.stream_message(Update((Delta(0, finish=finish),)), 1, None).deltas[0].finish
+    kind = message.WhichOneof("matched")
+    assert (kind, getattr(message, kind)) == matched
+
+
+def test_a_stream_message_says_only_what_is_new() -> None:
+    message = codec.stream_message(Update((Delta(0, "é"), Delta(3, "", (7, 8)))), 9, None)
+    expected = pb.StreamGenerateResponse(
+        deltas=[pb.Output(index=0, text="é"), pb.Output(index=3, token_ids=[7, 8])], sequence=9
+    )
+    assert message == expected
+
+
+def test_first_and_last_message() -> None:
+    update = Update((Delta(0, "a"),), Usage(1, 2, 3), Timing(0.25, 0.5, 1.75, 4))
+    message = codec.stream_message(update, 1, START)
+    assert (message.start.request_id, message.start.model, message.start.seed) == ("r1", "demo", 2**64 - 1)
+    assert message.start.create_time.ToMilliseconds() == 1_700_000_000_250
+    assert list(message.start.prompt.token_ids) == [4, 5]
+    assert message.usage == pb.Usage(prompt_tokens=1, cached_prompt_tokens=2, output_tokens=3)
+    durations = (message.timing.queue_duration, message.timing.first_token_duration, message.timing.total_duration)
+    assert [duration.ToMilliseconds() for duration in durations] == [250, 500, 1750]
+    assert message.timing.preemption_count == 4
+
+
+def test_the_whole_result_has_everything() -> None:
+    result = Result(START, (Delta(0, "a", (1,), Finish(FinishReason.EOS)), Delta(1, "b")), Usage(1, 0, 2), Timing())
+    response = codec.generate_response(result)
+    assert (response.request_id, response.model, response.seed) == ("r1", "demo", 2**64 - 1)
+    assert [(output.index, output.text) for output in response.outputs] == [(0, "a"), (1, "b")]
+    assert response.usage.output_tokens == 2
+    assert response.HasField("timing")
+    assert list(response.prompt.token_ids) == [4, 5]
+    bare = codec.generate_response(Result(Start("r", "m", 0.0, 1), ()))
+    assert not bare.HasField("prompt")

@@ -1,0 +1,171 @@
+"""What a failing call looks like from outside: one status with details, the request id in the trailers, nothing sent before."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import grpc
+import pytest
+
+from photon_grpc import errors
+from photon_grpc.v1 import inference_pb2 as pb
+from photon_grpc.v1 import inference_pb2_grpc
+from tests.server.failing import failure, info_of, trailer
+from tests.server.fake_frontend import ASK, GENERATE, HELLO, STREAM_GENERATE, FakeFrontend, raw
+from tests.server.test_status import TABLE
+
+Stub = inference_pb2_grpc.InferenceServiceStub
+
+#: Field 3 (text) with bytes that are no UTF-8; a tag cut off; a length beyond the end; a group that never ends; field 0.
+MALFORMED = [b"\x1a\x02\xff\xfe", b"\x08", b"\x1a\xff\xff\xff\x7fabc", b"\x0b", b"\x02\x01", b"\xff" * 20]
+
+
+@pytest.mark.parametrize("method", ["Generate", "StreamGenerate"])
+@pytest.mark.parametrize(("cls", "code", "reason"), TABLE, ids=[row[2] for row in TABLE])
+async def test_every_refusal_arrives_with_its_details(
+    inference: Stub,
+    frontend: FakeFrontend,
+    method: str,
+    cls: type[errors.PhotonError],
+    code: grpc.StatusCode,
+    reason: str,
+) -> None:
+    frontend.refusals = [cls("not this time", field="a.b", needed=3, limit=2, retry_after_s=0.5)]
+    call = getattr(inference, method)(pb.GenerateRequest(text="hi", request_id="mine"))
+    error = await failure(call)
+    assert (error.code(), error.details()) == (code, "not this time")
+    assert (info_of(error).reason, info_of(error).domain) == (reason, "photon-grpc")
+    assert dict(info_of(error).metadata) == {"field": "a.b", "needed": "3", "limit": "2"}
+    assert trailer(error, "grpc-retry-pushback-ms") == "500"
+    assert trailer(error, "x-request-id") == "mine"
+    assert "x-request-id" not in dict(await call.initial_metadata())
+
+
+async def test_a_failure_after_output_began_keeps_what_was_sent(inference: Stub, frontend: FakeFrontend) -> None:
+    frontend.script = [HELLO[0], errors.EngineFailure("the engine was lost", retry_after_s=1.0)]
+    call = inference.StreamGenerate(ASK)
+    received = []
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for message in call:
+            received.append(message.deltas[0].text)
+    assert received == ["hel"]
+    assert (caught.value.code(), info_of(caught.value).reason) == (grpc.StatusCode.UNAVAILABLE, "ENGINE_FAILURE")
+    assert frontend.streams[0].closed.is_set()
+
+
+@pytest.mark.parametrize("message", MALFORMED)
+@pytest.mark.parametrize(
+    ("method", "is_stream"),
+    [
+        (GENERATE, False),
+        (STREAM_GENERATE, True),
+        ("/photon_grpc.v1.ModelService/Tokenize", False),
+        ("/grpc.health.v1.Health/Watch", True),
+    ],
+)
+async def test_bytes_that_are_no_message(
+    channel: grpc.aio.Channel, frontend: FakeFrontend, method: str, is_stream: bool, message: bytes
+) -> None:
+    if "Health" in method and message == MALFORMED[0]:
+        message = b"\x0a\x02\xff\xfe"
+    if "Tokenize" in method and message == MALFORMED[0]:
+        message = b"\x12\x02\xff\xfe"
+    error = await failure(raw(channel, method, stream=is_stream)(message))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert info_of(error).reason == "MALFORMED_MESSAGE"
+    assert trailer(error, "x-request-id")
+    assert frontend.asks == []
+
+
+async def test_malformed_bytes_on_a_request_stream(channel: grpc.aio.Channel) -> None:
+    call = channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")(
+        iter([b"\x1a\x02\xff\xfe"])
+    )
+    error = await failure(call)
+    assert (error.code(), info_of(error).reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_MESSAGE")
+
+
+async def test_unknown_fields_of_newer_clients_are_no_error(channel: grpc.aio.Channel) -> None:
+    await raw(channel, GENERATE)(ASK.SerializeToString() + b"\xfa\x3f\x01x")
+
+
+@pytest.mark.parametrize("method", ["Generate", "StreamGenerate"])
+@pytest.mark.parametrize("started", [False, True])
+async def test_an_unforeseen_exception_tells_nothing(
+    inference: Stub, frontend: FakeFrontend, caplog: pytest.LogCaptureFixture, method: str, started: bool
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="photon_grpc")
+    frontend.script = [*HELLO[: int(started)], RuntimeError("my secret prompt")]
+    error = await failure(getattr(inference, method)(pb.GenerateRequest(text="my secret prompt", request_id="r-1")))
+    assert error.code() is grpc.StatusCode.INTERNAL
+    assert "r-1" in error.details()
+    assert info_of(error).reason == "INTERNAL_FAILURE"
+    assert "secret" not in str(error)
+    text = caplog.text
+    assert "r-1" in text
+    assert "RuntimeError" in text
+    assert "fake_frontend.py" in text
+    assert "secret" not in text
+
+
+async def test_a_failed_call_is_one_line_of_json(
+    inference: Stub, frontend: FakeFrontend, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="photon_grpc")
+    frontend.refusals = [errors.InvalidRequest("my secret prompt is empty", field="text")]
+    await failure(inference.Generate(pb.GenerateRequest(text="my secret prompt", request_id='a"b')))
+    (record,) = [record for record in caplog.records if record.name.startswith("photon_grpc.server")]
+    line = json.loads(record.getMessage())
+    assert line.pop("duration_ms") >= 0
+    assert line == {
+        "event": "call failed",
+        "method": GENERATE,
+        "code": "INVALID_ARGUMENT",
+        "reason": "INVALID_REQUEST",
+        "request_id": 'a"b',
+        "field": "text",
+    }
+
+
+async def test_the_server_goes_on(inference: Stub, frontend: FakeFrontend, channel: grpc.aio.Channel) -> None:
+    for message in MALFORMED:
+        await failure(raw(channel, GENERATE)(message))
+    frontend.refusals = [RuntimeError("x"), errors.QueueFull("full")]
+    await failure(inference.Generate(ASK))
+    await failure(inference.Generate(ASK))
+    assert (await inference.Generate(ASK)).outputs[0].text == "hello!"
+
+
+@pytest.mark.parametrize("given", ["x" * 129, "é", "a\nb", "\u200b"])
+async def test_a_bad_request_id_is_named(inference: Stub, given: str) -> None:
+    error = await failure(inference.Generate(pb.GenerateRequest(text="hi", request_id=given)))
+    assert (error.code(), info_of(error).metadata["field"]) == (grpc.StatusCode.INVALID_ARGUMENT, "request_id")
+    # The call still has an id to find it by.
+    assert trailer(error, "x-request-id") not in (None, given)
+
+
+async def test_a_bad_header_id_is_named(inference: Stub) -> None:
+    error = await failure(inference.StreamGenerate(ASK, metadata=(("x-request-id", "y" * 129),)))
+    assert (error.code(), info_of(error).metadata["field"]) == (grpc.StatusCode.INVALID_ARGUMENT, "x-request-id")
+
+
+async def test_every_unsupported_feature_says_which(inference: Stub) -> None:
+    request = pb.GenerateRequest(text="hi", structured_output=pb.StructuredOutput(regex="a+"))
+    error = await failure(inference.StreamGenerate(request))
+    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert dict(info_of(error).metadata) == {"field": "structured_output.regex", "feature": "FEATURE_REGEX"}
+
+
+async def test_multiplex_is_refused_whether_or_not_it_sends(inference: Stub) -> None:
+    action = pb.MultiplexGenerateRequest(generate=ASK)
+    for requests in ([], [action]):
+        error = await failure(inference.MultiplexGenerate(iter(requests)))
+        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert info_of(error).reason == "FEATURE_NOT_SUPPORTED"
+        assert info_of(error).metadata["feature"] == "FEATURE_MULTIPLEX"
+
+
+async def test_an_unknown_method_is_unimplemented(channel: grpc.aio.Channel) -> None:
+    error = await failure(raw(channel, "/photon_grpc.v1.InferenceService/Nothing")(b""))
+    assert error.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -1,0 +1,140 @@
+"""ModelService: pages, facts, tokenizer."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from photon_grpc.frontend.frontend import State
+
+from photon_grpc.frontend.ask import ChatInput, ChatMessage, SamplingAsk, TextInput
+from photon_grpc.v1 import inference_pb2 as ipb
+from photon_grpc.v1 import model_pb2 as pb
+from photon_grpc.v1 import model_pb2_grpc
+from tests.server.failing import failure, info_of
+from tests.server.fake_frontend import FakeFrontend
+
+Stub = model_pb2_grpc.ModelServiceStub
+Code = grpc.StatusCode
+
+
+async def refused_field(call: object) -> tuple[grpc.StatusCode, str]:
+    error = await failure(call)
+    return error.code(), info_of(error).metadata["field"]
+
+
+async def test_pages_hold_every_model_once_and_end(models: Stub, frontend: FakeFrontend) -> None:
+    names, token = [], ""
+    for _ in range(2):
+        page = await models.ListModels(pb.ListModelsRequest(page_size=2, page_token=token))
+        names += [model.name for model in page.models]
+        token = page.next_page_token
+    assert names == ["demo", "other", "third"]
+    assert token == ""
+
+
+@pytest.mark.parametrize("size", [0, 3, 1000, 2**31 - 1])
+async def test_a_page_may_hold_all(models: Stub, size: int) -> None:
+    page = await models.ListModels(pb.ListModelsRequest(page_size=size))
+    assert (len(page.models), page.next_page_token) == (3, "")
+
+
+async def test_wrong_pages_are_named(models: Stub) -> None:
+    call = models.ListModels(pb.ListModelsRequest(page_size=-1))
+    assert await refused_field(call) == (Code.INVALID_ARGUMENT, "page_size")
+    call = models.ListModels(pb.ListModelsRequest(page_token="nonsense"))
+    assert await refused_field(call) == (Code.INVALID_ARGUMENT, "page_token")
+
+
+@pytest.mark.parametrize("name", ["", "demo", "default"])
+async def test_a_model_tells_all_of_itself(models: Stub, name: str) -> None:
+    model = (await models.GetModel(pb.GetModelRequest(model=name))).model
+    assert (model.name, list(model.aliases), model.base_model) == ("demo", ["default"], "")
+    assert (model.max_context_tokens, model.vocab_size, list(model.eos_token_ids)) == (4096, 100, [2, 3])
+    expected = ipb.SamplingParams(temperature=0.5, top_k=40)
+    assert model.default_sampling == expected
+    assert list(model.features) == [pb.FEATURE_TEXT, pb.FEATURE_CHAT, pb.FEATURE_NUM_OUTPUTS]
+    assert (model.revision, model.dtype, model.quantization) == ("abc", "float32", "")
+    limits = model.limits
+    assert (limits.max_num_outputs, limits.max_logprobs) == (8, 20)
+    assert (limits.max_stop_strings, limits.max_stop_string_bytes, limits.max_logit_bias) == (64, 1024, 1024)
+    assert (limits.max_constraint_bytes, limits.max_message_bytes) == (1 << 20, 1 << 25)
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (State.LOADING, pb.MODEL_STATE_LOADING),
+        (State.SERVING, pb.MODEL_STATE_READY),
+        (State.RESTARTING, pb.MODEL_STATE_LOADING),
+        (State.DRAINING, pb.MODEL_STATE_DRAINING),
+        (State.FAILED, pb.MODEL_STATE_FAILED),
+    ],
+)
+async def test_a_models_state_is_the_front_ends(
+    models: Stub, frontend: FakeFrontend, state: State, expected: int
+) -> None:
+    frontend.become(state)
+    assert (await models.GetModel(pb.GetModelRequest())).model.state == expected
+
+
+async def test_an_unknown_model_is_not_found(models: Stub) -> None:
+    for call in (
+        models.GetModel(pb.GetModelRequest(model="x")),
+        models.Tokenize(pb.TokenizeRequest(model="x", text="a")),
+        models.Detokenize(pb.DetokenizeRequest(model="x", token_ids=ipb.TokenIds(ids=[1]))),
+    ):
+        error = await failure(call)
+        assert (error.code(), info_of(error).reason) == (Code.NOT_FOUND, "MODEL_NOT_FOUND")
+
+
+async def test_tokenize(models: Stub, frontend: FakeFrontend) -> None:
+    response = await models.Tokenize(pb.TokenizeRequest(text="hi"))
+    assert (response.token_count, list(response.token_ids), response.max_context_tokens) == (3, [1, 2, 3], 4096)
+    response = await models.Tokenize(pb.TokenizeRequest(text="hi", count_only=True))
+    assert (response.token_count, list(response.token_ids)) == (3, [])
+    await models.Tokenize(pb.TokenizeRequest(text="hi", add_special_tokens=False, parse_special_tokens=True))
+    chat = ipb.ChatInput(messages=[ipb.ChatMessage(role="user", content="q")])
+    await models.Tokenize(pb.TokenizeRequest(model="other", chat=chat))
+    assert frontend.tokenized == [
+        ("", TextInput("hi")),
+        ("", TextInput("hi")),
+        ("", TextInput("hi", parse_special_tokens=True, add_special_tokens=False)),
+        ("other", ChatInput((ChatMessage("user", "q"),))),
+    ]
+
+
+async def test_tokenizing_nothing_is_named(models: Stub) -> None:
+    assert await refused_field(models.Tokenize(pb.TokenizeRequest())) == (Code.INVALID_ARGUMENT, "input")
+
+
+async def test_detokenize(models: Stub) -> None:
+    ids = ipb.TokenIds(ids=[0, 99])
+    assert (await models.Detokenize(pb.DetokenizeRequest(token_ids=ids))).text == ":[0, 99]:True"
+    request = pb.DetokenizeRequest(model="demo", token_ids=ids, skip_special_tokens=False)
+    assert (await models.Detokenize(request)).text == "demo:[0, 99]:False"
+
+
+@pytest.mark.parametrize(
+    ("ids", "field"),
+    [
+        (None, "token_ids.ids"),
+        ([], "token_ids.ids"),
+        ([1, 100, 200], "token_ids.ids[1]"),
+        ([2**32 - 1], "token_ids.ids[0]"),
+    ],
+)
+async def test_ids_out_of_the_vocabulary_are_named(models: Stub, ids: list[int] | None, field: str) -> None:
+    request = pb.DetokenizeRequest(token_ids=None if ids is None else ipb.TokenIds(ids=ids))
+    assert await refused_field(models.Detokenize(request)) == (Code.INVALID_ARGUMENT, field)
+
+
+async def test_the_request_id_comes_back(models: Stub) -> None:
+    call = models.GetModel(pb.GetModelRequest(), metadata=(("x-request-id", "r7"),))
+    assert dict(await call.initial_metadata())["x-request-id"] == "r7"
+
+
+async def test_unset_defaults_stay_unset(models: Stub, frontend: FakeFrontend) -> None:
+    assert frontend.served[0].default_sampling == SamplingAsk(temperature=0.5, top_k=40)
+    sampling = (await models.GetModel(pb.GetModelRequest())).model.default_sampling
+    assert not sampling.HasField("top_p")
+    assert not sampling.HasField("seed")

@@ -1,0 +1,83 @@
+"""Reflection under both names, as generic clients use it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+
+import grpc
+import pytest
+from google.protobuf import descriptor_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+BOTH = ["grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"]
+SERVICES = [
+    "grpc.health.v1.Health",
+    "grpc.reflection.v1alpha.ServerReflection",
+    "photon_grpc.v1.InferenceService",
+    "photon_grpc.v1.ModelService",
+]
+
+
+async def ask(channel: grpc.aio.Channel, service: str, **question: str) -> reflection_pb2.ServerReflectionResponse:
+    call = channel.stream_stream(
+        f"/{service}/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )(iter([reflection_pb2.ServerReflectionRequest(**question)]))
+    (response,) = [response async for response in call]
+    return response
+
+
+def files_of(response: reflection_pb2.ServerReflectionResponse) -> dict[str, descriptor_pb2.FileDescriptorProto]:
+    files = map(descriptor_pb2.FileDescriptorProto.FromString, response.file_descriptor_response.file_descriptor_proto)
+    return {file.name: file for file in files}
+
+
+@pytest.mark.parametrize("version", BOTH)
+async def test_what_is_listed_is_served_and_described(channel: grpc.aio.Channel, version: str) -> None:
+    response = await ask(channel, version, list_services="")
+    listed = [service.name for service in response.list_services_response.service]
+    assert listed == SERVICES
+    for name in listed:
+        files = files_of(await ask(channel, version, file_containing_symbol=name))
+        assert any(name == f"{file.package}.{service.name}" for file in files.values() for service in file.service)
+        # A client can build them without asking again.
+        assert all(dependency in files for file in files.values() for dependency in file.dependency)
+
+
+@pytest.mark.parametrize("version", BOTH)
+async def test_health_is_described_as_it_is_served(channel: grpc.aio.Channel, version: str) -> None:
+    files = files_of(await ask(channel, version, file_containing_symbol="grpc.health.v1.Health"))
+    (service,) = next(iter(files.values())).service
+    assert [method.name for method in service.method] == ["Check", "Watch", "List"]
+
+
+@pytest.mark.parametrize("version", BOTH)
+async def test_an_unknown_symbol_is_an_answer(channel: grpc.aio.Channel, version: str) -> None:
+    response = await ask(channel, version, file_containing_symbol="nobody.Knows")
+    assert response.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
+
+
+@pytest.mark.skipif(shutil.which("grpcurl") is None, reason="no grpcurl")
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["list"], "photon_grpc.v1.InferenceService"),
+        (["describe"], "rpc StreamGenerate"),
+        (["describe", "photon_grpc.v1.GenerateRequest"], "SamplingParams"),
+        (["photon_grpc.v1.ModelService/GetModel"], '"maxContextTokens": 4096'),
+        (["grpc.health.v1.Health/List"], '"SERVING"'),
+    ],
+)
+async def test_grpcurl(address: str, arguments: list[str], expected: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        "grpcurl",
+        "-plaintext",
+        address,
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    assert (process.returncode, expected in output.decode()) == (0, True), output.decode()
