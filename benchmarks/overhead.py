@@ -76,7 +76,9 @@ def measure(num_seqs: int, num_steps: int, depth: int, prompt_tokens: int = 128)
     engine = Engine(scheduler, NullRunner(num_blocks, depth), post, post, facts)
     for handle in range(num_seqs):
         prompt = tuple((handle * 7 + i) % 1000 for i in range(prompt_tokens))
-        post.frames.append((0, Add(handle, Request(str(handle), prompt, SamplingParams(0.0), StopParams(num_steps + 100), 0.0))))
+        post.frames.append(
+            (0, Add(handle, Request(str(handle), prompt, SamplingParams(0.0), StopParams(num_steps + 100), 0.0)))
+        )
     for _ in range(50):
         engine.step()
     gc.freeze()
@@ -97,7 +99,9 @@ def main() -> None:
     for num_seqs in args.seqs:
         for depth in (0, 1):
             times = sorted(measure(num_seqs, args.steps, depth))
-            print(f"| {num_seqs} | {depth} | {statistics.median(times) * 1e6:.1f} | {times[int(len(times) * 0.99)] * 1e6:.1f} |")
+            print(
+                f"| {num_seqs} | {depth} | {statistics.median(times) * 1e6:.1f} | {times[int(len(times) * 0.99)] * 1e6:.1f} |"
+            )
 
 
 if __name__ == "__main__":

@@ -199,7 +199,9 @@ def _leaves(cls: type[PhotonError]) -> list[type[PhotonError]]:
     return [cls, *(leaf for child in cls.__subclasses__() for leaf in _leaves(child))]
 
 
-_BY_REASON = {cls.reason: cls for cls in _leaves(PhotonError) if "reason" in vars(cls)} | {"INTERNAL_FAILURE": InternalFailure}
+_BY_REASON = {cls.reason: cls for cls in _leaves(PhotonError) if "reason" in vars(cls)} | {
+    "INTERNAL_FAILURE": InternalFailure
+}
 
 
 def from_reason(

@@ -58,7 +58,9 @@ class Sequence:
         "finish_reason",
     )
 
-    def __init__(self, request: Request, handle: int, index: int, frontend: int, rank: tuple[float, int], num_groups: int = 1) -> None:
+    def __init__(
+        self, request: Request, handle: int, index: int, frontend: int, rank: tuple[float, int], num_groups: int = 1
+    ) -> None:
         self.request = request
         self.handle = handle
         self.index = index

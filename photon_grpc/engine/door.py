@@ -62,7 +62,9 @@ class Door:
     def _duplicate(self, request: Request) -> Failed | None:
         if (request.owner, request.request_id) not in self._by_id:
             return None
-        return Failed(0, "DUPLICATE_REQUEST_ID", f"request id {request.request_id!r} is in flight already", "request_id")
+        return Failed(
+            0, "DUPLICATE_REQUEST_ID", f"request id {request.request_id!r} is in flight already", "request_id"
+        )
 
     def _too_large(self, request: Request) -> Failed | None:
         num_tokens = len(request.prompt_ids) + request.stop.max_tokens
@@ -73,7 +75,9 @@ class Door:
         # The last token drawn is never written.
         needed = pool.blocks_for(num_tokens - 1)
         if needed > pool.num_blocks:
-            message = f"prompt + max_tokens need {needed} KV blocks of {pool.block_size} tokens; there are {pool.num_blocks}"
+            message = (
+                f"prompt + max_tokens need {needed} KV blocks of {pool.block_size} tokens; there are {pool.num_blocks}"
+            )
             return Failed(0, "KV_CAPACITY", message, "stop.max_tokens", needed, pool.num_blocks)
         return None
 

@@ -155,7 +155,9 @@ class Engine:
         self.scheduler.remove(seq, reason)
         report.finished(seq)
 
-    def _fail(self, seq: Sequence, reason: str, message: str, report: Report, retry_after_s: float | None = None) -> None:
+    def _fail(
+        self, seq: Sequence, reason: str, message: str, report: Report, retry_after_s: float | None = None
+    ) -> None:
         self.scheduler.remove(seq)
         report.failed(seq, reason, message, retry_after_s=retry_after_s)
         self._door.forget(seq)
@@ -180,5 +182,6 @@ class Engine:
 
 
 def _failed(handle: int, refusal: Failed) -> Failed:
-    return Failed(handle, refusal.reason, refusal.message, refusal.field, refusal.needed, refusal.limit, refusal.retry_after_s)
-
+    return Failed(
+        handle, refusal.reason, refusal.message, refusal.field, refusal.needed, refusal.limit, refusal.retry_after_s
+    )

@@ -16,14 +16,21 @@ from photon_grpc.runner.model_runner import ModelRunner
 CPU_POOL_BYTES = 1 << 30
 
 
-def blocks_on_cpu(specs: tuple[KVSpec, ...], block_size: int, dtype: torch.dtype, max_num_seqs: int, max_model_len: int) -> int:
+def blocks_on_cpu(
+    specs: tuple[KVSpec, ...], block_size: int, dtype: torch.dtype, max_num_seqs: int, max_model_len: int
+) -> int:
     """What max_num_seqs full contexts need, at most 1 GiB, at least one block."""
     wanted = max_num_seqs * -(-max_model_len // block_size)
     return max(1, min(wanted, CPU_POOL_BYTES // block_bytes(specs, block_size, dtype)))
 
 
 def blocks_on_cuda(
-    decoder: Decoder, kernels: Kernels, block_size: int, utilization: float, max_num_seqs: int, max_num_batched_tokens: int
+    decoder: Decoder,
+    kernels: Kernels,
+    block_size: int,
+    utilization: float,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
 ) -> int:
     """What is left of `utilization` of the device's memory behind weights and the largest step, measured by running one.
 

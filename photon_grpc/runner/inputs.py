@@ -34,7 +34,7 @@ def prepare(batch: Batch, table: SlotTable, cache: torch.Tensor, scale: float) -
     num_rows, num_tokens = len(batch.slots), sum(batch.counts)
     yielding = [row for row, yields in enumerate(batch.yields) if yields]
     ints = table.to_device((*batch.slots, *batch.counts, *yielding), torch.int64)
-    slots, counts, drawing = ints.split((num_rows, num_rows, len(yielding)))
+    slots, counts, drawing = torch.split(ints, [num_rows, num_rows, len(yielding)])
     ends = counts.cumsum(0)
     if num_tokens == num_rows:
         rows = None

@@ -16,7 +16,9 @@ class KVCache:
     Block 0 is reserved: padding writes there and nobody reads it.
     """
 
-    def __init__(self, specs: Sequence[KVSpec], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, specs: Sequence[KVSpec], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.groups = kv_groups(specs)
         self.num_blocks = num_blocks
         self.block_size = block_size

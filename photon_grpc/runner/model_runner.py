@@ -116,7 +116,7 @@ class InFlight:
         self._start_s = start_s
         self._ids = torch.empty(ids.shape, dtype=ids.dtype, pin_memory=True)
         self._ids.copy_(ids, non_blocking=True)
-        self._landed = torch.cuda.Event()
+        self._landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._landed.record()
 
     def result(self) -> StepOutput:

@@ -73,9 +73,23 @@ class SlotTable:
         slots = self.to_device([a.slot for a in admissions], torch.int64)
         self.num_computed[slots] = self.to_device([a.num_computed for a in admissions], torch.int64)
         samplings = [a.sampling for a in admissions]
-        floats = itertools.chain.from_iterable(zip(*((s.temperature, s.top_p, s.min_p) for s in samplings), strict=True))
+        floats = itertools.chain.from_iterable(
+            zip(*((s.temperature, s.top_p, s.min_p) for s in samplings), strict=True)
+        )
         ints = itertools.chain.from_iterable(
-            zip(*((a.sampling.top_k, _signed(a.sampling.seed), a.output_index, a.num_prompt, a.num_prompt + a.min_tokens) for a in admissions), strict=True)
+            zip(
+                *(
+                    (
+                        a.sampling.top_k,
+                        _signed(a.sampling.seed),
+                        a.output_index,
+                        a.num_prompt,
+                        a.num_prompt + a.min_tokens,
+                    )
+                    for a in admissions
+                ),
+                strict=True,
+            )
         )
         self._floats[:, slots] = self.to_device(list(floats), torch.float32).view(3, -1)
         self._ints[:, slots] = self.to_device(list(ints), torch.int64).view(5, -1)

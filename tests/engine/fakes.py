@@ -25,7 +25,9 @@ def next_id(ids: Sequence[int], seed: int = 0, index: int = 0) -> int:
     return state % VOCAB
 
 
-def complete(prompt: Sequence[int], num_tokens: int, seed: int = 0, index: int = 0, stop: frozenset[int] = frozenset()) -> list[int]:
+def complete(
+    prompt: Sequence[int], num_tokens: int, seed: int = 0, index: int = 0, stop: frozenset[int] = frozenset()
+) -> list[int]:
     ids = list(prompt)
     for _ in range(num_tokens):
         ids.append(next_id(ids, seed, index))

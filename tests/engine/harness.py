@@ -48,13 +48,33 @@ class Harness:
         limits = SchedulerLimits(s.max_num_seqs, s.max_num_batched_tokens, s.chunked)
         self.scheduler = Scheduler(limits, POLICIES[s.policy](), self.pool)
         self.post = Post()
-        facts = Facts(s.max_model_len, 97, s.block_size, s.num_blocks, s.max_num_seqs, s.max_num_batched_tokens, s.max_queue_size, 1 << 20, "cpu", "float32")
+        facts = Facts(
+            s.max_model_len,
+            97,
+            s.block_size,
+            s.num_blocks,
+            s.max_num_seqs,
+            s.max_num_batched_tokens,
+            s.max_queue_size,
+            1 << 20,
+            "cpu",
+            "float32",
+        )
         self.engine = Engine(self.scheduler, self.runner, self.post, self.post, facts)
         self.outcomes: dict[int, Outcome] = {}
         self._handles = 0
         self._read = 0
 
-    def add(self, prompt: list[int], max_tokens: int = 8, *, num_outputs: int = 1, seed: int = 0, stop: tuple[int, ...] = (), **more: object) -> int:
+    def add(
+        self,
+        prompt: list[int],
+        max_tokens: int = 8,
+        *,
+        num_outputs: int = 1,
+        seed: int = 0,
+        stop: tuple[int, ...] = (),
+        **more: object,
+    ) -> int:
         handle = self._handles
         self._handles += num_outputs
         request = Request(
@@ -86,13 +106,21 @@ class Harness:
                 self.step()
             except EOFError:
                 return
-            assert self.post.waits[-1] is None or self.post.waits[-1] <= 0.0 or not self.scheduler.has_work(), "the engine spins"
+            assert self.post.waits[-1] is None or self.post.waits[-1] <= 0.0 or not self.scheduler.has_work(), (
+                "the engine spins"
+            )
         raise AssertionError("the engine does not come to rest")
 
     def idle(self) -> bool:
         """Whether nothing is held but what the prefix index knows."""
         pool = self.pool
-        return not (pool.num_owned or pool.num_limbo or len(self.engine._door) or self.scheduler.has_work() or self.scheduler.num_parked)
+        return not (
+            pool.num_owned
+            or pool.num_limbo
+            or len(self.engine._door)
+            or self.scheduler.has_work()
+            or self.scheduler.num_parked
+        )
 
     def _collect(self) -> None:
         for _, frame in self.post.sent[self._read :]:

@@ -76,7 +76,11 @@ def test_prefixes_are_shared_only_within_salt_owner_and_without_bypass() -> None
     h = Harness()
     h.add(list(range(20)), 2, salt="a")
     h.run()
-    others = [h.add(list(range(20)), 2, salt="b"), h.add(list(range(20)), 2, salt="a", owner="o"), h.add(list(range(20)), 2, salt="a", bypass_prefix_cache=True)]
+    others = [
+        h.add(list(range(20)), 2, salt="b"),
+        h.add(list(range(20)), 2, salt="a", owner="o"),
+        h.add(list(range(20)), 2, salt="a", bypass_prefix_cache=True),
+    ]
     same = h.add(list(range(20)), 2, salt="a")
     h.run()
     assert [h.outcomes[handle].finished.num_cached_prompt for handle in [*others, same]] == [0, 0, 0, 16]
@@ -160,8 +164,16 @@ def test_what_can_never_fit_is_refused_with_both_numbers() -> None:
     too_long, too_big = h.add(list(range(60)), 10), h.add(list(range(10)), 10)
     exact = h.add(list(range(10)), 7)
     h.run()
-    assert (h.outcomes[too_long].failed.reason, h.outcomes[too_long].failed.needed, h.outcomes[too_long].failed.limit) == ("PROMPT_TOO_LONG", 70, 64)
-    assert (h.outcomes[too_big].failed.reason, h.outcomes[too_big].failed.needed, h.outcomes[too_big].failed.limit) == ("KV_CAPACITY", 5, 4)
+    assert (
+        h.outcomes[too_long].failed.reason,
+        h.outcomes[too_long].failed.needed,
+        h.outcomes[too_long].failed.limit,
+    ) == ("PROMPT_TOO_LONG", 70, 64)
+    assert (h.outcomes[too_big].failed.reason, h.outcomes[too_big].failed.needed, h.outcomes[too_big].failed.limit) == (
+        "KV_CAPACITY",
+        5,
+        4,
+    )
     assert h.outcomes[exact].ids == complete(range(10), 7)
 
 

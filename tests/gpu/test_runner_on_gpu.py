@@ -33,7 +33,12 @@ def test_greedy_output_in_float32_equals_transformers(family: str, block_size: i
 def test_preemption_under_overlap_changes_nothing() -> None:
     directory, reference = model("llama")
     asked = prompts(3)
-    served = Served(directory, device="cuda", cache=CacheConfig(block_size=4, num_blocks=28), scheduler=SchedulerConfig(async_depth=1))
+    served = Served(
+        directory,
+        device="cuda",
+        cache=CacheConfig(block_size=4, num_blocks=28),
+        scheduler=SchedulerConfig(async_depth=1),
+    )
     assert served.complete(asked, 40) == [greedy(reference, prompt, 40) for prompt in asked]
     assert served.engine.scheduler.num_preemptions > 0
 

@@ -25,7 +25,9 @@ prompts = st.one_of(
     # Equal beginnings, so that prefixes are hit, shared and published twice.
     st.integers(1, 20).map(lambda n: list(range(n))),
 )
-requests = st.lists(st.tuples(prompts, st.integers(1, 14), st.integers(1, 3), st.integers(0, 2)), min_size=1, max_size=14)
+requests = st.lists(
+    st.tuples(prompts, st.integers(1, 14), st.integers(1, 3), st.integers(0, 2)), min_size=1, max_size=14
+)
 #: Between two additions: steps to take, and whom to abort (or nobody).
 events = st.lists(st.tuples(st.integers(0, 6), st.none() | st.integers(0, 13)), min_size=14, max_size=14)
 

@@ -24,7 +24,14 @@ _SHAPE = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
-_LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 128}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
 
 FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
@@ -48,5 +55,12 @@ def model(family: str) -> tuple[Path, torch.nn.Module]:
 def greedy(reference: torch.nn.Module, prompt: list[int], num_tokens: int) -> list[int]:
     """What the reference continues with, one prompt alone."""
     ids = torch.tensor([prompt])
-    out = reference.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, do_sample=False, eos_token_id=None, pad_token_id=0)  # type: ignore[operator]
+    out = reference.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=num_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )  # type: ignore[operator]
     return out[0, len(prompt) :].tolist()  # type: ignore[no-any-return]

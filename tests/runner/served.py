@@ -22,7 +22,15 @@ class Output:
 
 
 class Served:
-    def __init__(self, directory: Path, *, cache: CacheConfig | None = None, scheduler: SchedulerConfig | None = None, device: str = "cpu", **model: object) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        cache: CacheConfig | None = None,
+        scheduler: SchedulerConfig | None = None,
+        device: str = "cpu",
+        **model: object,
+    ) -> None:
         config = ServeConfig(
             model=ModelConfig(model=str(directory), **model),  # type: ignore[arg-type]
             device=DeviceConfig(device=device),

@@ -81,7 +81,9 @@ def test_no_setting_and_no_order_changes_what_is_said(
 
 
 def test_a_storm_of_preemptions_changes_nothing() -> None:
-    served = Served(model("llama")[0], cache=CacheConfig(block_size=4, num_blocks=15), scheduler=SchedulerConfig(max_num_seqs=8))
+    served = Served(
+        model("llama")[0], cache=CacheConfig(block_size=4, num_blocks=15), scheduler=SchedulerConfig(max_num_seqs=8)
+    )
     assert served.complete(ASKED, 12) == EXPECTED
     assert served.engine.scheduler.num_preemptions > 0
 
@@ -91,5 +93,3 @@ def test_outputs_of_one_request_are_those_of_separate_ones() -> None:
     handle = served.add(ASKED[2], 12, num_outputs=3)
     served.run()
     assert [served.outputs[handle + index].ids for index in range(3)] == [EXPECTED[2]] * 3
-
-

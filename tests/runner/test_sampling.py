@@ -16,7 +16,16 @@ from photon_grpc.runner.slot_table import SlotTable
 from tests.runner.models import model
 from tests.runner.served import Served
 
-CASES = [(5, 1.0, 0.0), (-1, 0.7, 0.0), (-1, 1.0, 0.2), (20, 0.8, 0.05), (1, 1.0, 0.0), (-1, 1e-6, 0.0), (1000, 0.999, 0.0), (-1, 1.0, 0.0)]
+CASES = [
+    (5, 1.0, 0.0),
+    (-1, 0.7, 0.0),
+    (-1, 1.0, 0.2),
+    (20, 0.8, 0.05),
+    (1, 1.0, 0.0),
+    (-1, 1e-6, 0.0),
+    (1000, 0.999, 0.0),
+    (-1, 1.0, 0.0),
+]
 
 
 @pytest.mark.parametrize(("top_k", "top_p", "min_p"), CASES)
@@ -35,7 +44,9 @@ def test_filters_keep_what_transformers_keeps(top_k: int, top_p: float, min_p: f
     assert torch.equal(scaled >= cut[:, None], expected.isfinite())
 
 
-def tail_of(samplings: list[SamplingParams], *, position: int = 0) -> tuple[Tail, torch.Tensor, list[int], torch.Tensor]:
+def tail_of(
+    samplings: list[SamplingParams], *, position: int = 0
+) -> tuple[Tail, torch.Tensor, list[int], torch.Tensor]:
     table = SlotTable(len(samplings) + 1, 64, 8, torch.device("cpu"))
     admissions = tuple(Admission(slot, (1,), 1, 0, ((1,),), sampling) for slot, sampling in enumerate(samplings, 1))
     slots = list(range(1, len(samplings) + 1))
@@ -47,7 +58,9 @@ def tail_of(samplings: list[SamplingParams], *, position: int = 0) -> tuple[Tail
 def test_frequencies_are_those_of_the_softmax(more: dict[str, float]) -> None:
     num_draws, temperature = 8000, 0.7
     logits = torch.tensor([[1.0, 2.0, 0.5, -1.0, 2.2, 0.0, -3.0]])
-    tail, slots, host_slots, length = tail_of([SamplingParams(temperature=temperature, seed=seed, **more) for seed in range(num_draws)])  # type: ignore[arg-type]
+    tail, slots, host_slots, length = tail_of(
+        [SamplingParams(temperature=temperature, seed=seed, **more) for seed in range(num_draws)]
+    )  # type: ignore[arg-type]
     ids = tail(logits.repeat(num_draws, 1), slots, host_slots, length)
     warped = logits / temperature
     if "top_k" in more:
@@ -74,7 +87,10 @@ def test_noise_changes_with_seed_and_position() -> None:
     logits = torch.zeros(50, 1000)
     draws = [
         tail[0](logits.clone(), *tail[1:]).tolist()
-        for tail in (tail_of([SamplingParams(seed=s + shift) for s in range(50)], position=p) for shift, p in ((0, 0), (1000, 0), (0, 1)))
+        for tail in (
+            tail_of([SamplingParams(seed=s + shift) for s in range(50)], position=p)
+            for shift, p in ((0, 0), (1000, 0), (0, 1))
+        )
     ]
     assert len({tuple(draw) for draw in draws}) == 3 and len(set(draws[0])) > 40
 
@@ -88,7 +104,10 @@ def test_filters_that_keep_one_token_are_greedy() -> None:
 def test_drawing_all_and_drawing_kept_agree() -> None:
     torch.manual_seed(1)
     logits = torch.randn(6, 500) * 4
-    samplings = [SamplingParams(temperature=t, top_k=k, seed=s) for s, (t, k) in enumerate([(0.5, -1), (1.0, 40), (2.0, -1), (0.0, -1), (5.0, 7), (1.0, -1)])]
+    samplings = [
+        SamplingParams(temperature=t, top_k=k, seed=s)
+        for s, (t, k) in enumerate([(0.5, -1), (1.0, 40), (2.0, -1), (0.0, -1), (5.0, 7), (1.0, -1)])
+    ]
     kept, everything = tail_of(samplings), tail_of(samplings)
     everything[0]._draw = everything[0]._draw_all
     assert torch.equal(kept[0](logits.clone(), *kept[1:]), everything[0](logits.clone(), *everything[1:]))
@@ -106,8 +125,15 @@ def test_logits_that_are_not_finite_fail_their_row_alone(poison: float) -> None:
 def test_a_seed_gives_the_same_tokens_alone_and_in_any_batch() -> None:
     directory, _ = model("llama")
     prompts = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
-    samplings = [SamplingParams(temperature=0.8, top_p=0.9, seed=11), SamplingParams(temperature=1.2, seed=12), SamplingParams(top_k=8, min_p=0.01, seed=13)]
-    alone = [Served(directory).complete([prompt], 20, sampling=sampling)[0] for prompt, sampling in zip(prompts, samplings, strict=True)]
+    samplings = [
+        SamplingParams(temperature=0.8, top_p=0.9, seed=11),
+        SamplingParams(temperature=1.2, seed=12),
+        SamplingParams(top_k=8, min_p=0.01, seed=13),
+    ]
+    alone = [
+        Served(directory).complete([prompt], 20, sampling=sampling)[0]
+        for prompt, sampling in zip(prompts, samplings, strict=True)
+    ]
     together = Served(directory, scheduler=SchedulerConfig(max_num_batched_tokens=4, async_depth=1))
     handles = [together.add(prompt, 20, sampling) for prompt, sampling in zip(prompts, samplings, strict=True)]
     together.run()

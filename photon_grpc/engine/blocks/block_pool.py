@@ -30,7 +30,9 @@ class BlockPool:
         num_groups: KVGroups; a table holds one list of blocks for each.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, index: PrefixIndex, growth: Growth, num_groups: int = 1) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, index: PrefixIndex, growth: Growth, num_groups: int = 1
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.growth = growth
@@ -97,7 +99,9 @@ class BlockPool:
             self._reference(block)
         table = self._fresh_table(seq, root)
         try:
-            table.groups = [[*hit, *self._take(needed // self._num_groups)]] if self._num_groups == 1 else self._per_group(needed)
+            table.groups = (
+                [[*hit, *self._take(needed // self._num_groups)]] if self._num_groups == 1 else self._per_group(needed)
+            )
         except IndexError:
             for block in reversed(hit):
                 self._dereference(block, 0)
@@ -132,7 +136,9 @@ class BlockPool:
         seq.num_computed = num_tokens
         if num_tokens == whole * self.block_size:
             return ()
-        return tuple((theirs[whole], ours[whole]) for theirs, ours in zip(leader.table.groups, table.groups, strict=True))
+        return tuple(
+            (theirs[whole], ours[whole]) for theirs, ours in zip(leader.table.groups, table.groups, strict=True)
+        )
 
     def grow(self, seq: Sequence, num_tokens: int) -> list[Grown] | None:
         """Extends the table to hold `num_tokens`. None, and nothing taken, when there is no room."""

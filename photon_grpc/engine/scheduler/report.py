@@ -45,7 +45,9 @@ class Report:
             columns.started.append(Started(seq.handle, seq.num_cached, _queue_s(seq)))
 
     def finished(self, seq: Sequence) -> None:
-        done = Finished(seq.handle, seq.finish_reason, seq.num_generated, seq.num_cached, seq.num_preemptions, _queue_s(seq))
+        done = Finished(
+            seq.handle, seq.finish_reason, seq.num_generated, seq.num_cached, seq.num_preemptions, _queue_s(seq)
+        )
         self._of(seq.frontend).finished.append(done)
         self.ended.append(seq)
 
@@ -58,7 +60,12 @@ class Report:
 
     def frames(self, step: int, load: Load) -> list[tuple[int, StepFrame]]:
         return [
-            (frontend, StepFrame(step, tuple(c.handles), tuple(c.ids), tuple(c.finished), tuple(c.failed), load, tuple(c.started)))
+            (
+                frontend,
+                StepFrame(
+                    step, tuple(c.handles), tuple(c.ids), tuple(c.finished), tuple(c.failed), load, tuple(c.started)
+                ),
+            )
             for frontend, c in self.columns.items()
         ]
 

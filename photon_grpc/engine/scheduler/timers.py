@@ -24,7 +24,11 @@ class Timers:
 
     def add(self, seq: Sequence) -> None:
         request = seq.request
-        for due, at_s in ((Due.DEADLINE, request.deadline_s), (Due.QUEUE_DEADLINE, request.queue_deadline_s), (Due.TIME_LIMIT, request.time_limit_s)):
+        for due, at_s in (
+            (Due.DEADLINE, request.deadline_s),
+            (Due.QUEUE_DEADLINE, request.queue_deadline_s),
+            (Due.TIME_LIMIT, request.time_limit_s),
+        ):
             if at_s is not None:
                 self._order += 1
                 heapq.heappush(self._heap, (at_s, self._order, due, seq))

@@ -33,7 +33,9 @@ class Tail:
         self._noise = kernels.gumbel_noise
         self._draw = self._draw_kept if table.device.type == "cpu" else self._draw_all
 
-    def __call__(self, logits: torch.Tensor, slots: torch.Tensor, host_slots: Sequence[int], context_len: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, logits: torch.Tensor, slots: torch.Tensor, host_slots: Sequence[int], context_len: torch.Tensor
+    ) -> torch.Tensor:
         """int64 [R], INVALID where the logits are not finite.
 
         Args:
@@ -51,7 +53,12 @@ class Tail:
         return torch.where(best.isfinite(), ids, INVALID)
 
     def _sample(
-        self, logits: torch.Tensor, slots: torch.Tensor, host_slots: Sequence[int], context_len: torch.Tensor, greedy: torch.Tensor
+        self,
+        logits: torch.Tensor,
+        slots: torch.Tensor,
+        host_slots: Sequence[int],
+        context_len: torch.Tensor,
+        greedy: torch.Tensor,
     ) -> torch.Tensor:
         table = self._table
         temperature = table.temperature[slots]
@@ -67,13 +74,23 @@ class Tail:
         return torch.where(is_greedy, greedy, drawn)
 
     def _draw_all(
-        self, scaled: torch.Tensor, smallest: torch.Tensor, seed: torch.Tensor, position: torch.Tensor, index: torch.Tensor
+        self,
+        scaled: torch.Tensor,
+        smallest: torch.Tensor,
+        seed: torch.Tensor,
+        position: torch.Tensor,
+        index: torch.Tensor,
     ) -> torch.Tensor:
         noise = self._noise(seed, position, index, scaled.shape[1])
         return noise.add_(scaled).masked_fill_(scaled < smallest[:, None], -torch.inf).argmax(-1)
 
     def _draw_kept(
-        self, scaled: torch.Tensor, smallest: torch.Tensor, seed: torch.Tensor, position: torch.Tensor, index: torch.Tensor
+        self,
+        scaled: torch.Tensor,
+        smallest: torch.Tensor,
+        seed: torch.Tensor,
+        position: torch.Tensor,
+        index: torch.Tensor,
     ) -> torch.Tensor:
         """The same, with noise for the kept tokens only: on a CPU noise for a large vocabulary costs milliseconds a row."""
         drawn = []
