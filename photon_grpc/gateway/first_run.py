@@ -14,9 +14,8 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.markup import escape
-from rich.panel import Panel
 from rich.text import Text
 
 from photon_grpc.client import Client, Options, Unreachable
@@ -24,6 +23,7 @@ from photon_grpc.config.resolve import split_address
 from photon_grpc.gateway.terminal import write_text
 
 PROMPT = "def fib(n):"
+DEFAULT_TARGET = "127.0.0.1:50051"
 OPTIONS: Options = {"max_tokens": 96, "temperature": 0.0}
 
 #: The command line of the service, without its flags.
@@ -66,7 +66,7 @@ async def _first_run(flags: list[str], address: str, *, once: bool, prompt: str)
             return await service.ended()
         await _show_generation(target, prompt, console)
         if not once:
-            console.print(_what_next(target))
+            _show_what_next(target, console)
             service.speak()
             await service.ended_or_stopped()
         return await service.stop()
@@ -202,19 +202,21 @@ async def _show_generation(target: str, prompt: str, console: Console) -> None:
     console.rule(f"[dim]{summary}[/]", style="dim")
 
 
-def _what_next(target: str) -> Panel:
+def _show_what_next(target: str, console: Console) -> None:
+    """Without a frame at the sides, so that every line can be copied."""
     command = command_path()
-    aimed = "" if target == "127.0.0.1:50051" else f" --target {target}"
-    lines = [
-        ("another prompt", f'{command} generate "class Stack:" --max-tokens 64{aimed}'),
-        ("a conversation", f"{command} chat{aimed}"),
+    aimed = "" if target == DEFAULT_TARGET else f"--target {target} "
+    examples = [
+        ("another prompt", f'{command} generate {aimed}--max-tokens 64 "class Stack:"'),
+        ("a conversation", f"{command} chat {aimed}".rstrip()),
         ("any gRPC client", _grpcurl(target)),
         ("from Python", _python(target)),
     ]
-    body = Group(*(Text.assemble((f"{title}\n", "dim"), example) for title, example in lines))
-    return Panel(
-        body, title=f"serving on {target} until Ctrl-C", title_align="left", border_style="green", expand=False
-    )
+    console.print(f"[green]serving on [bold]{target}[/bold] until Ctrl-C[/]; meanwhile, in another terminal:\n")
+    for title, example in examples:
+        console.print(f"[dim]# {title}[/]")
+        console.print(Text(example), soft_wrap=True)
+    console.rule(style="dim")
 
 
 def _grpcurl(target: str) -> str:
