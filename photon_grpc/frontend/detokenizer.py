@@ -94,6 +94,10 @@ class TableDetokenizer:
         data = self._unfinished + (self._vocabulary.raw[token_id] if text is None else text.encode())
         text, num_read = utf_8_decode(data, "replace", False)
         self._unfinished = data[num_read:]
+        if self._unfinished[:1] == b"\xed" and self._unfinished[1:] >= b"\xa0":
+            # Half a surrogate: Python waits for the rest, but no rest makes it a character.
+            text += _REPLACEMENT * len(self._unfinished)
+            self._unfinished = b""
         return text
 
     def finish(self) -> str:

@@ -42,26 +42,31 @@ class Markers:
     def risks(self, text: str) -> list[int]:
         """Positions whose character must be disguised so that no special token can be spelled with a part of `text`.
 
-        That is where a spelling starts, in any case of letters (templates change it), and where one could continue over
-        the borders of `text`, also after a template has stripped white space there. There letters and digits are left
-        alone: templates compare roles and keys, which begin and end with them.
+        Those are in its spellings, in any case of letters (templates change it), the first character and all that are no
+        letter or digit; and the latter in what may continue over the borders of `text`, also after a template has stripped
+        white space there. Letters and digits at the borders are left alone: templates compare roles and keys.
         """
         if not self.texts:
             return []
-        found = {start for start in _positions(text, self._first_chars_any_case) if self._any_case.match(text, start)}
+        found: set[int] = set()
+        for start in _positions(text, self._first_chars_any_case):
+            match = self._any_case.match(text, start)
+            if match is not None:
+                found.add(start)
+                found.update(_signs(text, start, match.end()))
         found.update(self._risks_at_end(text, len(text.rstrip())))
         found.update(self._risks_at_start(text, len(text) - len(text.lstrip())))
         return sorted(found)
 
     def _risks_at_end(self, text: str, end: int) -> Iterator[int]:
         for i in range(max(0, end - self._longest + 1), end):
-            if not text[i].isalnum() and text[i:end].lower() in self._heads:
-                yield i
+            if text[i:end].lower() in self._heads:
+                yield from _signs(text, i, end)
 
     def _risks_at_start(self, text: str, start: int) -> Iterator[int]:
         for end in range(start + 1, min(start + self._longest, len(text) + 1)):
-            if not text[end - 1].isalnum() and text[start:end].lower() in self._tails:
-                yield end - 1
+            if text[start:end].lower() in self._tails:
+                yield from _signs(text, start, end)
 
 
 class Disguise:
@@ -98,6 +103,11 @@ class Disguise:
             char = chr(_FIRST_STAND_IN + secrets.randbelow(_NUM_STAND_INS))
             if char not in self._stand_ins.values() and not any(char in text for text in self._strings):
                 return char
+
+
+def _signs(text: str, start: int, end: int) -> list[int]:
+    """Where in text[start:end] neither letters nor digits stand."""
+    return [i for i in range(start, end) if not text[i].isalnum()]
 
 
 def _positions(text: str, chars: tuple[str, ...]) -> Iterator[int]:

@@ -1,0 +1,66 @@
+"""Stop strings against a search over the whole text after every token."""
+
+from __future__ import annotations
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from photon_grpc.frontend.stop_strings import StopMatcher, StopStrings
+
+PIECES = st.lists(st.text("abc", min_size=0, max_size=4), max_size=14)
+STOPS = st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=4)
+
+
+def oracle(pieces: list[str], stops: list[str], min_tokens: int, include: bool) -> tuple[str, str | None, int]:
+    """(text, stop string, tokens): the match that ends first, of those the longest, in the first token that may end the output."""
+    text = ""
+    for n, piece in enumerate(pieces, start=1):
+        for end in range(len(text) + 1, len(text) + len(piece) + 1):
+            found = [stop for stop in stops if (text + piece)[:end].endswith(stop)]
+            if found and n >= min_tokens:
+                stop = max(found, key=len)
+                return (text + piece)[: end if include else end - len(stop)], stop, n
+        text += piece
+    return text, None, len(pieces)
+
+
+def run(pieces: list[str], stops: list[str], min_tokens: int, include: bool) -> tuple[str, str | None, int, list[str]]:
+    matcher = StopMatcher(StopStrings(tuple(stops)), include_stop_in_text=include)
+    released = []
+    for n, piece in enumerate(pieces, start=1):
+        released.append(matcher.push(piece, n >= min_tokens))
+        if matcher.matched is not None:
+            return "".join(released), matcher.matched, n, released
+    released.append(matcher.flush())
+    return "".join(released), None, len(pieces), released
+
+
+@settings(max_examples=800, deadline=None)
+@given(pieces=PIECES, stops=STOPS, min_tokens=st.integers(0, 8), include=st.booleans())
+@example(pieces=["a", "b", "c"], stops=["abc", "bc", "c"], min_tokens=0, include=False)
+@example(pieces=["aab", "aab", "c"], stops=["aabaac"], min_tokens=0, include=False)
+def test_equals_a_search_over_the_whole(pieces: list[str], stops: list[str], min_tokens: int, include: bool) -> None:
+    text, stop, num_tokens, _ = run(pieces, stops, min_tokens, include)
+    assert (text, stop, num_tokens) == oracle(pieces, stops, min_tokens, include)
+
+
+@settings(max_examples=400, deadline=None)
+@given(pieces=PIECES, stops=STOPS)
+def test_holds_back_exactly_what_could_begin_a_stop_string(pieces: list[str], stops: list[str]) -> None:
+    matcher = StopMatcher(StopStrings(tuple(stops)))
+    text = released = ""
+    for piece in pieces:
+        text += piece
+        released += matcher.push(piece, True)
+        if matcher.matched is not None:
+            return
+        longest = max((n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
+        assert released == text[: len(text) - longest]
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text("ab", max_size=30), stops=STOPS, cuts=st.lists(st.integers(0, 30), max_size=5))
+def test_cutting_the_text_elsewhere_changes_nothing(text: str, stops: list[str], cuts: list[int]) -> None:
+    borders = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    pieces = [text[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+    assert run(pieces, stops, 0, False)[:2] == run([text], stops, 0, False)[:2]
