@@ -57,6 +57,8 @@ class Server:
         try:
             bound = _bind_all(server, addresses)
         except BaseException:
+            # grpc.aio lets go of what it bound only if it was started.
+            await server.start()
             await server.stop(None)
             raise
         await server.start()

@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
-from photon_grpc.frontend.frontend import State
 
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import Draining, ModelNotFound
 from photon_grpc.frontend.ask import Ask, ChatInput, SamplingAsk, TextInput
+from photon_grpc.frontend.frontend import State
 from photon_grpc.frontend.model import Limits, ModelFacts
 from photon_grpc.frontend.update import Delta, Finish, Result, Start, Timing, Update, Usage
 from photon_grpc.server.server import Server

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from photon_grpc.frontend.frontend import State
 
+from photon_grpc.config.flags import ServerConfig
+from photon_grpc.frontend.frontend import State
 from photon_grpc.server import health
+from photon_grpc.server.server import Server
 from tests.server.failing import failure
-from tests.server.fake_frontend import FakeFrontend, raw, serving
+from tests.server.fake_frontend import FakeFrontend, raw
 
 Status = health_pb2.HealthCheckResponse
 
@@ -80,16 +80,13 @@ async def test_many_watchers_are_told(stub: health_pb2_grpc.HealthStub, frontend
 
 
 async def test_an_open_watch_does_not_hold_up_the_stop() -> None:
-    frontend = FakeFrontend()
-    async with serving(frontend) as address, grpc.aio.insecure_channel(address) as channel:
+    server = Server(FakeFrontend(), config=ServerConfig())  # type: ignore[arg-type]
+    (address,) = await server.start(("127.0.0.1:0",), reuse_port=False)
+    async with grpc.aio.insecure_channel(address) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(check(health.READINESS))
         assert (await watch.read()).status == Status.SERVING
-        told = asyncio.create_task(collected(watch))
-        await asyncio.sleep(0)
-    assert await told == [Status.NOT_SERVING]
-    # An orderly end, not one that the stop's grace had to force.
-    assert await watch.code() is grpc.StatusCode.OK
-
-
-async def collected(watch: grpc.aio.UnaryStreamCall) -> list[int]:
-    return [response.status async for response in watch]
+        await server.drain_and_stop(0)
+        assert (await watch.read()).status == Status.NOT_SERVING
+        # An orderly end, not one that the stop's grace had to force.
+        assert await watch.read() is grpc.aio.EOF
+        assert await watch.code() is grpc.StatusCode.OK

@@ -166,10 +166,11 @@ async def test_what_outlives_the_drain_ends_with_its_reason() -> None:
     (address,) = await server.start(("127.0.0.1:0",), reuse_port=False)
     async with grpc.aio.insecure_channel(address) as channel:
         running = inference_pb2_grpc.InferenceServiceStub(channel).StreamGenerate(ASK)
-        await running.read()
+        reading = asyncio.create_task(failure(running))
+        await until(lambda: bool(frontend.streams))
         asyncio.get_running_loop().call_later(0.2, late.set)
         stopping = asyncio.create_task(server.drain_and_stop(0.1))
-        error = await failure(running)
+        error = await reading
         assert (error.code(), info_of(error).reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
         await stopping
 
