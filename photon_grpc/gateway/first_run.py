@@ -20,6 +20,7 @@ from rich.text import Text
 
 from photon_grpc.client import Client, Options, Unreachable
 from photon_grpc.config.resolve import split_address
+from photon_grpc.errors import ConfigError
 from photon_grpc.gateway.terminal import write_text
 
 PROMPT = "def fib(n):"
@@ -43,14 +44,19 @@ def first_run(flags: Sequence[str], address: str, *, once: bool, prompt: str = P
 
 
 def choose_address(address: str) -> str:
-    """The same with a free port where it asks for any."""
-    host, port = ("", 1) if address.startswith("unix:") else split_address(address)
-    if port:
+    """The same, with the number of a free port where it asks for any. Raises ConfigError where somebody listens there already."""
+    if address.startswith("unix:"):
         return address
-    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((host.strip("[]"), 0))
-        return f"{host}:{probe.getsockname()[1]}"
+    host, port = split_address(address)
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+            return f"{host}:{probe.getsockname()[1]}"
+    except OSError as error:
+        advice = "choose another with --listen HOST:PORT (port 0: any free one)"
+        raise ConfigError(f"--listen: {address}: {error.strerror}; {advice}", field="--listen") from error
 
 
 def target_of(address: str) -> str:

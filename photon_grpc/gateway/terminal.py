@@ -8,39 +8,37 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, TextIO
 
-from photon_grpc.client import Client, Delta, Options, Prompt, Stream, SyncClient
+from photon_grpc.client import Client, Delta, Options, Prompt, Stream, SyncClient, Timing, Usage
 from photon_grpc.errors import PhotonError
 
 _CHAT_HELP = "/reset forgets the conversation · /system TEXT sets the instructions · /quit or Ctrl-D leaves · Ctrl-C stops an answer"
 
 
-@dataclass(slots=True)
 class Pace:
-    """When tokens came, on this side of the wire. Seconds."""
+    """How fast a stream came: the first token on this side of the wire, the rate on the server's clock.
 
-    started_s: float
-    first_s: float | None = None
-    last_s: float = 0.0
+    Messages gather tokens, so their distances on this side say little.
+    """
 
-    @classmethod
-    def begin(cls) -> Pace:
-        return cls(time.monotonic())
+    def __init__(self) -> None:
+        self._started_s = time.monotonic()
+        self._first_s: float | None = None
 
-    def token(self) -> None:
-        self.last_s = time.monotonic()
-        if self.first_s is None:
-            self.first_s = self.last_s
+    def message(self) -> None:
+        if self._first_s is None:
+            self._first_s = time.monotonic() - self._started_s
 
-    def summary(self, num_tokens: int, reason: str) -> str:
-        """`37 tokens · first after 12 ms · 240 tokens/s · MAX_TOKENS`; the rate counts the tokens after the first."""
+    def summary(self, usage: Usage | None, timing: Timing | None, reason: str) -> str:
+        """`37 tokens · first after 12 ms · 240 tokens/s · MAX_TOKENS`; the rate is that of the tokens after the first."""
+        num_tokens = usage.output_tokens if usage else 0
         parts = [f"{num_tokens} token{'' if num_tokens == 1 else 's'}"]
-        if self.first_s is not None:
-            parts.append(f"first after {_duration(self.first_s - self.started_s)}")
-            if num_tokens > 1 and self.last_s > self.first_s:
-                parts.append(f"{(num_tokens - 1) / (self.last_s - self.first_s):,.0f} tokens/s")
+        if self._first_s is not None:
+            parts.append(f"first after {_duration(self._first_s)}")
+        if timing and num_tokens > 1 and timing.total_s > timing.first_token_s:
+            parts.append(f"{(num_tokens - 1) / (timing.total_s - timing.first_token_s):,.0f} tokens/s")
         return " · ".join([*parts, *([reason] if reason else [])])
 
 
@@ -56,16 +54,16 @@ async def generate(target: str, prompt: Prompt, options: Options, *, as_json: bo
 
 async def write_text(stream: Stream, out: TextIO) -> str:
     """The texts of a stream as they come, a line end after them; returns the summary. Several outputs are told apart by their number."""
-    pace, reasons, written = Pace.begin(), {}, Written(out)
+    pace, reasons, written = Pace(), {}, Written(out)
     try:
         async for delta in stream:
-            pace.token()
+            pace.message()
             written.add(delta)
             if delta.finish:
                 reasons[delta.index] = delta.finish.reason
     finally:
         written.end()
-    return pace.summary(stream.usage.output_tokens if stream.usage else 0, ", ".join(dict.fromkeys(reasons.values())))
+    return pace.summary(stream.usage, stream.timing, ", ".join(dict.fromkeys(reasons.values())))
 
 
 class Written:
@@ -162,17 +160,17 @@ class Chat:
             self.history.pop()
 
     def _stream(self, answered: list[str]) -> None:
-        pace, written, reason = Pace.begin(), Written(sys.stdout), ""
+        pace, written, reason = Pace(), Written(sys.stdout), ""
         with self._client.stream(self._messages(), **self._options) as stream:
             try:
                 for delta in stream:
-                    pace.token()
+                    pace.message()
                     written.add(delta)
                     answered.append(delta.text)
                     reason = delta.finish.reason if delta.finish else reason
             finally:
                 written.end()
-        _remark(pace.summary(stream.usage.output_tokens if stream.usage else 0, reason))
+        _remark(pace.summary(stream.usage, stream.timing, reason))
 
     def _messages(self) -> list[dict[str, str]]:
         opening = [{"role": "system", "content": self.system}] if self.system else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -88,9 +89,16 @@ def test_a_service_that_dies_later_hands_on_its_exit_code() -> None:
     assert first_run(["--model=dies"], choose_address("127.0.0.1:0"), once=False) == 3
 
 
+def test_a_port_in_use_is_told_before_anything_starts() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(errors.ConfigError, match="Address already in use.*port 0: any free one"):
+            choose_address(f"127.0.0.1:{taken.getsockname()[1]}")
+
+
 def test_addresses_to_listen_on_and_to_call() -> None:
     assert choose_address("unix:/run/s") == "unix:/run/s"
-    assert choose_address("127.0.0.1:1234") == "127.0.0.1:1234"
     host, _, port = choose_address("localhost:0").partition(":")
     assert host == "localhost"
     assert int(port) > 0

@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from photon_grpc import cli
+from photon_grpc.client import Timing, Usage
 from photon_grpc.gateway.terminal import Pace, printable
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.client.fake_server import FakeServer, Refusal, error_info, message, serving_in_a_thread
@@ -147,10 +148,11 @@ def test_what_a_model_writes_does_not_steer_the_terminal() -> None:
     assert printable("a\tb\n\x1b[2Jc\x07\r\x9b é \u202e漢") == "a\tb\n␛[2Jc␇␍\ufffd é \ufffd漢"
 
 
-def test_the_summary_of_nothing_and_of_one_token() -> None:
-    assert Pace(0.0).summary(0, "") == "0 tokens"
-    pace = Pace(0.0, first_s=0.5, last_s=0.5)
-    assert pace.summary(1, "EOS") == "1 token · first after 500 ms · EOS"
-    assert (
-        Pace(0.0, first_s=1.5, last_s=2.5).summary(101, "EOS") == "101 tokens · first after 1.5 s · 100 tokens/s · EOS"
-    )
+def test_the_summary() -> None:
+    pace, timing = Pace(), Timing(first_token_s=0.5, total_s=1.5)
+    assert pace.summary(None, None, "") == "0 tokens"
+    assert pace.summary(Usage(output_tokens=1), timing, "EOS") == "1 token · EOS"
+    pace.message()
+    told = pace.summary(Usage(output_tokens=101), timing, "EOS")
+    assert told.startswith("101 tokens · first after ")
+    assert told.endswith(" ms · 100 tokens/s · EOS")
