@@ -93,7 +93,7 @@ def test_a_port_in_use_is_told_before_anything_starts() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(errors.ConfigError, match="Address already in use.*port 0: any free one"):
+        with pytest.raises(errors.ConfigError, match=r"Address already in use.*port 0: any free one"):
             choose_address(f"127.0.0.1:{taken.getsockname()[1]}")
 
 
