@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -52,7 +54,7 @@ def test_a_seed_draws_the_same_on_both_devices() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bfloat16_stays_near_float32(family: str) -> None:
+def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16(family: str) -> None:
     directory, reference = model(family)
     prompt = prompts(9, (50,))[0]
     served = Served(directory, device="cuda", dtype="bfloat16")
@@ -61,7 +63,9 @@ def test_bfloat16_stays_near_float32(family: str) -> None:
     head = decoder.head
     decoder.head = lambda hidden: logits.append(head(hidden)) or logits[-1].clone()
     served.complete([prompt], 1)
+    ids = torch.tensor([prompt])
     with torch.inference_mode():
-        expected = reference(torch.tensor([prompt])).logits[0, -1]
-    error = (logits[0][0].cpu() - expected).norm() / expected.norm()
-    assert error < 5e-2
+        expected = reference(ids).logits[0, -1]
+        rounded = copy.deepcopy(reference).to("cuda", torch.bfloat16)(ids.cuda()).logits[0, -1].float().cpu()
+    error, allowed = ((x - expected).norm() / expected.norm() for x in (logits[0][0].cpu(), rounded))
+    assert error < 1.5 * allowed + 1e-3

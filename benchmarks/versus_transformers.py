@@ -1,0 +1,172 @@
+"""Our service through gRPC against transformers' `generate`, same weights, same machine, same run, on a CPU.
+
+    python -m benchmarks.versus_transformers [--model demo|1b] [--output-tokens N]
+
+One stream, then 16 concurrent ones, 64 ids in, N out, greedy, EOS ignored; output tokens per second of wall time from the first request to
+the last token, prefill and the wire included. transformers runs the same requests one after another (its sequential throughput), with its
+own defaults and the same number of threads. The 1b model has Llama-3.2-1B's shape in bfloat16 and random weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import grpc
+
+from benchmarks.service import machine, serving
+from photon_grpc.v1 import inference_pb2, inference_pb2_grpc
+
+PROMPT_TOKENS = 64
+LLAMA_1B = {
+    "hidden_size": 2048,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "intermediate_size": 8192,
+    "vocab_size": 128256,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
+
+
+def prompts(count: int, vocab_size: int) -> list[list[int]]:
+    draw = random.Random(0)
+    return [[draw.randrange(10, vocab_size) for _ in range(PROMPT_TOKENS)] for _ in range(count)]
+
+
+def make_1b(directory: Path) -> None:
+    """Random weights written by transformers."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(**LLAMA_1B, dtype="bfloat16"))
+    model = model.to(torch.bfloat16).to_empty(device="cpu")
+    for name, parameter in model.named_parameters():
+        parameter.data.normal_(0.0, 0.02) if "norm" not in name else parameter.data.fill_(1.0)
+    model.tie_weights()
+    model.save_pretrained(directory)
+
+
+async def ours(address: str, asked: list[list[int]], num_tokens: int) -> float:
+    """Output tokens per second of all requests started together."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+
+        async def stream(prompt: list[int]) -> int:
+            request = inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=prompt))
+            request.sampling.temperature = 0.0
+            request.stop.max_tokens = num_tokens
+            request.stop.ignore_eos = True
+            request.output.text = False
+            usage = 0
+            async for message in stub.StreamGenerate(request):
+                usage = message.usage.output_tokens or usage
+            return usage
+
+        start = time.perf_counter()
+        counts = await asyncio.gather(*map(stream, asked))
+        elapsed = time.perf_counter() - start
+    if counts != [num_tokens] * len(asked):
+        raise RuntimeError(f"wanted {num_tokens} tokens of every request, got {counts}")
+    return sum(counts) / elapsed
+
+
+def theirs(directory: Path, asked: list[list[int]], num_tokens: int, repeats: int) -> float:
+    """transformers in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.versus_transformers", "--reference", str(directory)]
+    question = json.dumps({"prompts": asked, "num_tokens": num_tokens, "repeats": repeats})
+    done = subprocess.run(command, input=question, stdout=subprocess.PIPE, text=True, check=True)
+    return float(done.stdout.strip().splitlines()[-1])
+
+
+def reference(directory: str) -> None:
+    """The other process: prints output tokens per second of `generate`, one request after another."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    question = json.load(sys.stdin)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto").eval()
+    options = {
+        "max_new_tokens": question["num_tokens"],
+        "min_new_tokens": question["num_tokens"],
+        "do_sample": False,
+        "pad_token_id": 0,
+    }
+    rates = []
+    with torch.inference_mode():
+        for _ in range(question["repeats"] + 1):
+            start = time.perf_counter()
+            for prompt in question["prompts"]:
+                ids = torch.tensor([prompt])
+                model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+            rates.append(len(question["prompts"]) * question["num_tokens"] / (time.perf_counter() - start))
+    print(statistics.median(rates[1:]))
+
+
+def compare(name: str, directory: Path, vocab_size: int, num_tokens: int, repeats: int) -> str:
+    asked = prompts(16, vocab_size)
+    # Prompts differ from run to run, or the prefix cache would answer for the prefill.
+    with serving("--model", str(directory), "--no-enable-prefix-caching") as address:
+        asyncio.run(ours(address, asked, 4))
+        one = statistics.median(asyncio.run(ours(address, asked[:1], num_tokens)) for _ in range(repeats))
+        many = statistics.median(asyncio.run(ours(address, asked, num_tokens)) for _ in range(repeats))
+    other = theirs(directory, asked[:2], num_tokens, repeats)
+    return f"| {name} | {other:.1f} | {one:.1f} | {one / other:.2f}× | {many:.1f} | {many / other:.2f}× |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=("demo", "1b"), nargs="*", default=["demo", "1b"])
+    parser.add_argument("--output-tokens", type=int, default=0, help="default: 128 for demo, 24 for 1b")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--reference", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.reference:
+        reference(args.reference)
+        return
+    print(f"{machine()}; {PROMPT_TOKENS} ids in, greedy; output tokens per second, median of {args.repeats}\n")
+    print(
+        "| model | transformers, sequential | ours, 1 stream | ratio | ours, 16 streams | ratio |\n|---|--:|--:|--:|--:|--:|"
+    )
+    for name in args.model:
+        if name == "demo":
+            from photon_grpc import demo
+
+            print(
+                compare("embedded, float32", Path(demo.TARGET), 4000, args.output_tokens or 128, args.repeats),
+                flush=True,
+            )
+        else:
+            with tempfile.TemporaryDirectory() as directory:
+                make_1b(Path(directory))
+                print(
+                    compare(
+                        "Llama-3.2-1B shape, bfloat16", Path(directory), 128000, args.output_tokens or 24, args.repeats
+                    ),
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
