@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import grpc
 from google.protobuf import descriptor, descriptor_pb2, descriptor_pool
+from google.rpc import error_details_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from photon_grpc.server import health
@@ -31,10 +32,11 @@ def handlers(services: Sequence[str]) -> tuple[grpc.GenericRpcHandler, ...]:
 
 
 def _pool() -> descriptor_pool.DescriptorPool:
-    """What is served, with the health service as it is served here."""
+    """What is served, with the health service as it is served here, and what a status's details hold: clients print them by name."""
     pool = descriptor_pool.DescriptorPool()
     seen: set[str] = set()
-    for file in (inference_pb2.DESCRIPTOR, model_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
+    files = (inference_pb2, model_pb2, reflection_pb2, error_details_pb2)
+    for file in (module.DESCRIPTOR for module in files):
         _add(pool, file, seen)
     pool.AddSerializedFile(health.file_proto().SerializeToString())
     return pool

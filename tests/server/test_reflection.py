@@ -54,6 +54,13 @@ async def test_health_is_described_as_it_is_served(channel: grpc.aio.Channel, ve
 
 
 @pytest.mark.parametrize("version", BOTH)
+@pytest.mark.parametrize("detail", ["ErrorInfo", "BadRequest", "RetryInfo"])
+async def test_details_of_errors_are_described(channel: grpc.aio.Channel, version: str, detail: str) -> None:
+    files = files_of(await ask(channel, version, file_containing_symbol=f"google.rpc.{detail}"))
+    assert any(message.name == detail for file in files.values() for message in file.message_type)
+
+
+@pytest.mark.parametrize("version", BOTH)
 async def test_an_unknown_symbol_is_an_answer(channel: grpc.aio.Channel, version: str) -> None:
     response = await ask(channel, version, file_containing_symbol="nobody.Knows")
     assert response.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
