@@ -66,7 +66,8 @@ class LoadingDisplay:
             self._draw(stage, done, total)
         elif time.monotonic() - self._said_s >= _PROGRESS_INTERVAL_S:
             self._said_s = time.monotonic()
-            log.info("loading: %s %d %%", stage, 100 * done // max(total, 1))
+            share = f" {100 * done // total} %" if total > 1 else ""
+            log.info("loading: %s%s", stage, share)
 
     def close(self) -> None:
         """Takes the bar off the screen."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from photon_grpc.compose.console import bar_of
 from photon_grpc.compose.program import Program
+from photon_grpc.config.download import fetch_model
 from photon_grpc.config.resolve import resolve
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import InvalidRequest
@@ -55,13 +56,13 @@ class LLM:
     >>> with LLM() as llm:
     ...     print(llm.generate("def fib(n):", max_tokens=32, temperature=0)[0].text)
 
-    `model` is a directory (unset: the embedded model); every flag of `serve` is a keyword: `LLM(model, max_num_seqs=8, dtype="bfloat16")`.
+    `model` is a directory or an id to download (unset: the embedded model); every flag of `serve` is a keyword: `LLM(model, max_num_seqs=8, dtype="bfloat16")`.
     Raises StartupError when a flag or the directory is wrong.
     """
 
     def __init__(self, model: str | os.PathLike[str] = "", **flags: Any) -> None:
         config = resolve({"model": os.fspath(model) or None, **flags}, os.environ).config
-        self._program = Program(config)
+        self._program = Program(fetch_model(config))
         self._close = weakref.finalize(self, self._program.close)
 
     def generate(

@@ -50,8 +50,6 @@ class Program:
         self._client = LocalClient(self._loop, assembled.facts)
         self._host = self._client.host()
         self._engine = assembled.engine(self._host, self._host)
-        #: Generations that were not refused, or not yet; on the loop.
-        self._num_asked = 0
         self._pool = ThreadPoolExecutor(_POOL_THREADS, "frontend")
         self._threads = [
             threading.Thread(target=self._compute, name="engine", daemon=True),
@@ -137,17 +135,12 @@ class Program:
         return frontend
 
     async def _persist(self, ask: Ask) -> Result:
-        """Waits where the queue is full of long prompts; one that is alone and still too long for it is refused."""
+        """Comes again where the queue is full of long prompts: an empty one takes any."""
         while True:
-            self._num_asked += 1
             try:
                 return await self._frontend.generate(ask)
             except QueueFull:
-                if self._num_asked == 1:
-                    raise
-            finally:
-                self._num_asked -= 1
-            await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(_RETRY_S)
 
     def _compute(self) -> None:
         try:

@@ -38,6 +38,8 @@ log = logging.getLogger("photon_grpc")
 #: What a front end gets on top of the drain timeout to answer its last calls.
 _FRONTEND_GRACE_S = 5.0
 _ENGINE_GRACE_S = 5.0
+#: Signals so close together are one wish, told twice: by the terminal and by whoever started us.
+_ONE_WISH_S = 0.5
 #: Deaths by a signal that are forgiven to a child that never worked; any other end before that is final.
 _EARLY_DEATHS = 3
 
@@ -152,7 +154,8 @@ class Service:
         self._bound: dict[int, Bound] = {}
         self._serving: set[int] = set()
         self._unix_paths: set[UnixPath] = set()
-        self._signals: list[signal.Signals] = []
+        self._signal_s = float("-inf")
+        self._code_of_haste = 0
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -168,7 +171,7 @@ class Service:
                 return 1
             finally:
                 await self._leave_nothing()
-        return 128 + self._signals[1] if self._hurry.is_set() else 0
+        return self._code_of_haste
 
     @property
     def pids(self) -> dict[str, int]:
@@ -269,8 +272,12 @@ class Service:
                 loop.remove_signal_handler(signum)
 
     def _signalled(self, signum: signal.Signals) -> None:
-        self._signals.append(signum)
-        (self._stop if len(self._signals) == 1 else self._hurry).set()
+        if not self._stop.is_set():
+            self._signal_s = time.monotonic()
+            self._stop.set()
+        elif time.monotonic() - self._signal_s > _ONE_WISH_S:
+            self._code_of_haste = 128 + signum
+            self._hurry.set()
 
     async def _drain(self) -> None:
         """Front ends first, which answer what is running; then the engine, which nobody needs any more."""

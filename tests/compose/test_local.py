@@ -15,7 +15,15 @@ from tests.service.tiny import write_tiny_model
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory):
     model = write_tiny_model(tmp_path_factory.mktemp("local") / "tiny")
-    with LLM(model, load_format="dummy", device="cpu", num_blocks=256, max_queue_size=8, max_num_seqs=4) as llm:
+    with LLM(
+        model,
+        load_format="dummy",
+        device="cpu",
+        num_blocks=256,
+        max_queue_size=8,
+        max_queued_tokens=200,
+        max_num_seqs=4,
+    ) as llm:
         yield llm
 
 
@@ -33,6 +41,12 @@ def test_more_prompts_than_may_wait_all_come_back_in_order(llm):
     assert [completion.prompt_index for completion in completions] == list(range(60))
     assert all(len(completion.token_ids) == 3 for completion in completions)
     assert completions[0].token_ids == llm.generate([prompts[0]], max_tokens=3, temperature=0)[0].token_ids
+
+
+def test_prompts_longer_together_than_the_queue_wait_their_turn(llm):
+    prompts = [[1 + n] * 150 for n in range(20)]
+    assert all(len(completion.token_ids) == 2 for completion in llm.generate(prompts, max_tokens=2))
+    assert all(len(completion.token_ids) == 2 for completion in llm.generate([[1] * 300, [2] * 300], max_tokens=2))
 
 
 def test_several_outputs_of_one_prompt(llm):

@@ -137,12 +137,21 @@ async def test_an_engine_that_never_worked_is_not_started_for_ever(caplog, monke
 
 
 async def test_a_second_signal_ends_at_once(caplog, monkeypatch):
+    monkeypatch.setattr("photon_grpc.compose.service._ONE_WISH_S", 0.0)
     monkeypatch.setenv("STAND_IN_FRONTEND", "never drains")
     async with running(new_service(), caplog) as run:
         await run.until("ready on")
         pids = run.service.pids
         assert await run.signalled(signal.SIGINT, signal.SIGINT) == 128 + signal.SIGINT
         assert not any(map(is_alive, pids.values()))
+
+
+async def test_one_wish_may_come_as_two_signals(caplog):
+    async with running(new_service(), caplog) as run:
+        await run.until("ready on")
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await run.signalled(signal.SIGINT) == 0
+        assert run.lines("stopped")
 
 
 async def test_a_front_end_that_never_drains_is_ended(caplog, monkeypatch):
