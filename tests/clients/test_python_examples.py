@@ -1,0 +1,82 @@
+"""Every example runs as its first lines say and shows what it promises."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from photon_grpc import errors
+from photon_grpc.client import Client
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "clients" / "python"
+
+PROMISED = {
+    "generate.py": ["tokens, ended by", "first token after"],
+    "stream.py": ["-- ", "output_tokens"],
+    "chat.py": ["user: def add(a, b):", "assistant: ", "user: def is_even(n):"],
+    "async_many.py": ["'def main():' -> ", "'': refused, INVALID_REQUEST (text)"],
+    "raw_stubs.py": [
+        "FEATURE_TEXT",
+        "FINISH_REASON_MAX_TOKENS, 32 tokens",
+        "reason INVALID_REQUEST of photon-grpc",
+        "sampling.top_p",
+    ],
+}
+
+
+def test_every_example_is_tested() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(PROMISED)
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_an_example_runs(name: str, target: str) -> None:
+    done = subprocess.run([sys.executable, str(EXAMPLES / name), target], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    for promise in PROMISED[name]:
+        assert promise in done.stdout, done.stdout
+
+
+async def test_joined_deltas_are_the_whole_text(target: str) -> None:
+    async with Client(target) as client:
+        whole = await client.generate("def fib(n):", max_tokens=24, temperature=0, token_ids=True)
+        deltas = [delta async for delta in client.stream("def fib(n):", max_tokens=24, temperature=0, token_ids=True)]
+    assert "".join(delta.text for delta in deltas) == whole.text
+    assert tuple(token for delta in deltas for token in delta.token_ids) == whole.token_ids
+    assert whole.usage.output_tokens == 24
+
+
+async def test_ids_and_text_are_the_same_prompt(target: str) -> None:
+    async with Client(target) as client:
+        ids = await client.tokenize("import os")
+        by_text = await client.generate("import os", max_tokens=8, temperature=0)
+        by_ids = await client.generate(ids, max_tokens=8, temperature=0)
+        assert await client.detokenize(ids) == "import os"
+    assert by_text.text == by_ids.text
+
+
+async def test_numbers_and_fields_of_a_refusal_arrive(target: str) -> None:
+    async with Client(target) as client:
+        context = (await client.model()).max_context_tokens
+        with pytest.raises(errors.PromptTooLong) as raised:
+            await client.generate("x", max_tokens=context + 1)
+        with pytest.raises(errors.FeatureNotSupported, match="repetition_penalty"):
+            await client.generate("x", max_tokens=1, repetition_penalty=1.5)
+        with pytest.raises(errors.ModelNotFound):
+            await client.generate("x", model="no-such-model")
+    assert raised.value.limit == context
+    assert raised.value.needed is not None
+    assert raised.value.needed > context
+
+
+async def test_many_requests_at_once_give_what_each_gives_alone(target: str) -> None:
+    prompts = [f"def function_{index}(" for index in range(6)]
+    async with Client(target) as client:
+        alone = [(await client.generate(prompt, max_tokens=8, temperature=0)).text for prompt in prompts]
+        calls = (client.generate(prompt, max_tokens=8, temperature=0) for prompt in prompts)
+        together = await asyncio.gather(*calls)
+    assert [result.text for result in together] == alone
