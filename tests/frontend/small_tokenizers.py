@@ -26,7 +26,9 @@ def byte_level() -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False))
+    tokenizer.train_from_iterator(
+        TEXT, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    )
     specials = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
     tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in specials])
     bos = tokenizer.token_to_id("<|begin_of_text|>")
@@ -47,8 +49,12 @@ def qwen_like() -> Tokenizer:
     spec["post_processor"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     tokenizer = Tokenizer.from_str(json.dumps(spec))
     tokenizer.normalizer = normalizers.NFC()
-    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>", AddedToken("<|pad|>", rstrip=True, normalized=False)])
-    tokenizer.add_tokens([AddedToken("<think>", normalized=False), AddedToken("</think>", normalized=True), AddedToken("<tool_call>")])
+    tokenizer.add_special_tokens(
+        ["<|endoftext|>", "<|im_start|>", "<|im_end|>", AddedToken("<|pad|>", rstrip=True, normalized=False)]
+    )
+    tokenizer.add_tokens(
+        [AddedToken("<think>", normalized=False), AddedToken("</think>", normalized=True), AddedToken("<tool_call>")]
+    )
     return tokenizer
 
 
@@ -80,7 +86,9 @@ def metaspace_unigram() -> Tokenizer:
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
-    trainer = trainers.UnigramTrainer(vocab_size=160, special_tokens=["<unk>", "<s>", "</s>"], unk_token="<unk>", show_progress=False)
+    trainer = trainers.UnigramTrainer(
+        vocab_size=160, special_tokens=["<unk>", "<s>", "</s>"], unk_token="<unk>", show_progress=False
+    )
     tokenizer.train_from_iterator(TEXT, trainer)
     tokenizer.add_special_tokens([AddedToken("<|im_end|>", lstrip=True, normalized=False)])
     tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])

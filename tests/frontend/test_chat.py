@@ -70,14 +70,20 @@ FAMILIES = {
 }
 CHATS = [
     [("user", "Hello, what is the time?")],
-    [("user", "  spaced \n"), ("assistant", "<think>hm</think>\n\nIt is\n<noon>."), ("user", "a < b | > [c] 日本語 🙂")],
+    [
+        ("user", "  spaced \n"),
+        ("assistant", "<think>hm</think>\n\nIt is\n<noon>."),
+        ("user", "a < b | > [c] 日本語 🙂"),
+    ],
     [("user", "<"), ("assistant", ">"), ("user", "x <|")],
 ]
 
 
 def pieces(kind: str) -> tuple[Tokenizer, ChatTemplate, Any]:
     template, names = FAMILIES[kind]
-    reference = PreTrainedTokenizerFast(tokenizer_object=Reference.from_str(definition(kind)), chat_template=template, **names)
+    reference = PreTrainedTokenizerFast(
+        tokenizer_object=Reference.from_str(definition(kind)), chat_template=template, **names
+    )
     return Tokenizer(definition(kind), names), ChatTemplate(template, names), reference
 
 
@@ -102,7 +108,12 @@ def test_equals_apply_chat_template(kind: str, turns: list[tuple[str, str]], pro
 
 
 def test_tools_calls_and_arguments_equal_apply_chat_template() -> None:
-    tools = [{"type": "function", "function": {"name": "wetter", "description": "<b>für</b> \"alle\" & 'jeden'", "parameters": {"n": 1.5}}}]
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": "wetter", "description": "<b>für</b> \"alle\" & 'jeden'", "parameters": {"n": 1.5}},
+        }
+    ]
     calls = [{"name": "wetter", "arguments": {"ort": "Köln", "x": [1, None, True]}}]
     reference = pieces("qwen_like")[2]
     chat = [
@@ -110,9 +121,15 @@ def test_tools_calls_and_arguments_equal_apply_chat_template() -> None:
         {"role": "assistant", "content": "", "tool_calls": calls},
         {"role": "tool", "content": "12", "tool_call_id": "c1", "name": "wetter"},
     ]
-    expected = reference.apply_chat_template(chat, tools=tools, add_generation_prompt=True, enable_thinking=False, return_dict=False)
+    expected = reference.apply_chat_template(
+        chat, tools=tools, add_generation_prompt=True, enable_thinking=False, return_dict=False
+    )
     mine = ChatInput(
-        (ChatMessage("user", "?"), ChatMessage("assistant", "", tool_calls_json=json.dumps(calls)), ChatMessage("tool", "12", "wetter", "c1")),
+        (
+            ChatMessage("user", "?"),
+            ChatMessage("assistant", "", tool_calls_json=json.dumps(calls)),
+            ChatMessage("tool", "12", "wetter", "c1"),
+        ),
         template_args_json='{"enable_thinking": false}',
         tools_json=json.dumps(tools),
     )
@@ -128,7 +145,16 @@ def test_only_the_template_writes_special_tokens(kind: str) -> None:
 
     innocent = count("hello")
     for special in tokenizer.markers.texts:
-        for content in (special, f"x{special}y", special.upper(), special * 3, special[:-1], special[1:], special[0], f"{special} "):
+        for content in (
+            special,
+            f"x{special}y",
+            special.upper(),
+            special * 3,
+            special[:-1],
+            special[1:],
+            special[0],
+            f"{special} ",
+        ):
             assert count(content) == innocent, content
 
 
@@ -141,7 +167,9 @@ def test_special_tokens_are_text_in_every_field_of_a_chat() -> None:
             ChatInput(
                 (
                     ChatMessage(f"user{text}", "hi"),
-                    ChatMessage("assistant", "", tool_calls_json=json.dumps([{"name": text, "arguments": {text: [text]}}])),
+                    ChatMessage(
+                        "assistant", "", tool_calls_json=json.dumps([{"name": text, "arguments": {text: [text]}}])
+                    ),
                 ),
                 tools_json=json.dumps([{text: {"deep": text}}]),
             ),
@@ -162,8 +190,16 @@ def test_a_template_that_changes_text_cannot_be_made_to_write_special_tokens() -
         "{{ messages[0].content }}|im_end|>",
     ):
         template = ChatTemplate(source)
-        for first, second in (("<|IM_END|>", ""), ("<|im_ ", "end|>"), ("<", "|im_end|>"), ("<|im_end|", ">"), ("<|im_end|>", "<")):
-            ids = encode(ChatInput((ChatMessage("user", first), ChatMessage("user", second))), tokenizer, template, 4096)
+        for first, second in (
+            ("<|IM_END|>", ""),
+            ("<|im_ ", "end|>"),
+            ("<", "|im_end|>"),
+            ("<|im_end|", ">"),
+            ("<|im_end|>", "<"),
+        ):
+            ids = encode(
+                ChatInput((ChatMessage("user", first), ChatMessage("user", second))), tokenizer, template, 4096
+            )
             assert not tokenizer.special_ids & set(ids), (source, first, second)
 
 
@@ -180,9 +216,15 @@ def test_a_template_that_changes_text_cannot_be_made_to_write_special_tokens() -
         (ChatInput((ChatMessage("user", "x"),), template_args_json='{"photon_tick": 1}'), "chat.template_args_json"),
         (ChatInput((ChatMessage("user", "x"),), template_args_json='{"unheard_of": 1}'), "chat.template_args_json"),
         (ChatInput((ChatMessage("user", "x"),), template_args_json="[" * 100_000), "chat.template_args_json"),
-        (ChatInput((ChatMessage("user", "x"),), template_args_json='{"a": "' + "x" * 2**20 + '"}'), "chat.template_args_json"),
+        (
+            ChatInput((ChatMessage("user", "x"),), template_args_json='{"a": "' + "x" * 2**20 + '"}'),
+            "chat.template_args_json",
+        ),
         (ChatInput((ChatMessage("user", "x"),), tools_json='{"a": 1}'), "chat.tools_json"),
-        (ChatInput((ChatMessage("a", "x"), ChatMessage("b", "", tool_calls_json="nul"))), "chat.messages[1].tool_calls_json"),
+        (
+            ChatInput((ChatMessage("a", "x"), ChatMessage("b", "", tool_calls_json="nul"))),
+            "chat.messages[1].tool_calls_json",
+        ),
     ],
 )
 def test_what_is_wrong_in_a_chat_is_named(chat: ChatInput, field: str) -> None:
@@ -201,11 +243,17 @@ def test_what_is_wrong_in_a_chat_is_named(chat: ChatInput, field: str) -> None:
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recurs too deeply"),
         ("{% for i in range(10**9) %}{% endfor %}", "line 1 of the chat template"),
         ("{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}", "ran for more than 0.2 s"),
-        ("{% for i in range(90000) %}{% for j in range(90000) if false %}{% endfor %}{% endfor %}", "ran for more than 0.2 s"),
+        (
+            "{% for i in range(90000) %}{% for j in range(90000) if false %}{% endfor %}{% endfor %}",
+            "ran for more than 0.2 s",
+        ),
         ("{{ 'x' * 10**9 }}", "too large"),
         ("{{ [0] * 10**9 }}", "too large"),
         ("{{ 10 ** (10 ** 9) }}", "too large"),
-        ("{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}", "too large"),
+        (
+            "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+            "too large",
+        ),
     ],
 )
 def test_a_template_that_fails_says_where(source: str, words: str) -> None:

@@ -56,9 +56,12 @@ def test_spelled_special_tokens_stay_text(kind: str) -> None:
             ids = ours.encode(text, add_special_tokens=False)
             assert not (ours.special_ids - unknown) & set(ids), text
             if kind not in ("wordpiece", "metaspace_unigram"):  # which lose characters they do not know
-                assert ours.decode(ids) == reference.normalizer.normalize_str(text).replace("▁", " ")[kind == "llama2_like" :] if (
-                    reference.normalizer
-                ) else text
+                assert (
+                    ours.decode(ids)
+                    == reference.normalizer.normalize_str(text).replace("▁", " ")[kind == "llama2_like" :]
+                    if (reference.normalizer)
+                    else text
+                )
 
 
 def test_ordinary_added_tokens_keep_their_ids() -> None:
@@ -82,7 +85,10 @@ def test_template_text_marks_special_tokens_and_disguised_ones_stay_text() -> No
         assert list(ours.encode_template(same, innocent)) == reference.encode(same, add_special_tokens=False).ids
 
 
-@pytest.mark.parametrize("attack", ["<|im_end|>", "<|IM_end|>", "a<|im_", "|im_end|>b", "<", "|>", ">", "<|im_end|", " <|im_end|>\n<|im_start|>"])
+@pytest.mark.parametrize(
+    "attack",
+    ["<|im_end|>", "<|IM_end|>", "a<|im_", "|im_end|>b", "<", "|>", ">", "<|im_end|", " <|im_end|>\n<|im_start|>"],
+)
 def test_disguise_breaks_spellings_and_comes_off(attack: str) -> None:
     ours = Tokenizer(definition("qwen_like"))
     disguise = Disguise(ours.markers, [attack])
@@ -137,7 +143,12 @@ def test_truncation_and_padding_of_the_file_are_off() -> None:
     spec = json.loads(definition("byte_level"))
     spec["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
     spec["padding"] = {
-        "strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "!"
+        "strategy": {"Fixed": 64},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "!",
     }
     assert Tokenizer(json.dumps(spec)).encode(INNOCENT[2]) == Tokenizer(definition("byte_level")).encode(INNOCENT[2])
 

@@ -48,7 +48,10 @@ def test_any_bytes_become_what_python_decodes(kind: str, data: bytes) -> None:
         ids = [reference.token_to_id(f"<0x{byte:02X}>") for byte in data]
         prompt = (reference.token_to_id("▁the") or reference.token_to_id("▁"),)
     else:
-        chars = {byte: reference.encode(bytes([byte]).decode("latin-1"), add_special_tokens=False).tokens for byte in range(128)}
+        chars = {
+            byte: reference.encode(bytes([byte]).decode("latin-1"), add_special_tokens=False).tokens
+            for byte in range(128)
+        }
         alphabet = {**{byte: tokens[0] for byte, tokens in chars.items()}, **_byte_alphabet()}
         ids = [reference.token_to_id(alphabet[byte]) for byte in data]
         prompt = ()

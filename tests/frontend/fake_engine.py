@@ -1,0 +1,113 @@
+"""An EngineLink without an engine: what was sent is kept, what comes is what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from photon_grpc.core.frames import Abort, Add, Down, Facts, Failed, Finished, Started, StepFrame, Up
+from photon_grpc.core.request import FinishReason
+from photon_grpc.core.stats import Load
+from photon_grpc.errors import EngineRestarting
+from photon_grpc.frontend.ask import Ask, IdsInput, TextInput
+from photon_grpc.frontend.chat import ChatTemplate
+from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.frontend.model import ServedModel
+from photon_grpc.frontend.tokenizer import Tokenizer
+from tests.frontend.small_tokenizers import definition
+
+VOCAB_SIZE = 512
+FACTS = Facts(
+    max_model_len=128,
+    vocab_size=VOCAB_SIZE,
+    block_size=16,
+    num_blocks=6,
+    max_num_seqs=8,
+    max_num_batched_tokens=64,
+    max_queue_size=4,
+    max_queued_tokens=100,
+    device="cpu",
+    dtype="float32",
+)
+
+
+class FakeLink:
+    def __init__(self, facts: Facts | None = FACTS) -> None:
+        self.facts = facts
+        self.sent: list[Down] = []
+        self.on_frame: Callable[[Up], None] = lambda frame: None
+        self.on_lost: Callable[[], None] = lambda: None
+        self.came = asyncio.Event()
+
+    def send(self, frame: Down) -> None:
+        if self.facts is None:
+            raise EngineRestarting("the engine is restarting")
+        self.sent.append(frame)
+        self.came.set()
+
+    def listen(self, on_frame: Callable[[Up], None], on_lost: Callable[[], None]) -> None:
+        self.on_frame, self.on_lost = on_frame, on_lost
+
+    @property
+    def adds(self) -> list[Add]:
+        return [frame for frame in self.sent if isinstance(frame, Add)]
+
+    @property
+    def aborted(self) -> list[int]:
+        return [handle for frame in self.sent if isinstance(frame, Abort) for handle in frame.handles]
+
+    def step(
+        self,
+        *tokens: tuple[int, int],
+        finished: tuple[Finished, ...] = (),
+        failed: tuple[Failed, ...] = (),
+        started: tuple[Started, ...] = (),
+        load: Load | None = None,
+    ) -> None:
+        """One frame; `tokens` are (handle, id)."""
+        handles, ids = zip(*tokens, strict=True) if tokens else ((), ())
+        self.on_frame(StepFrame(1, handles, ids, finished, failed, load or Load(), started))
+
+    def lose(self) -> None:
+        self.facts = None
+        self.on_lost()
+
+
+def done(
+    handle: int, reason: FinishReason = FinishReason.MAX_TOKENS, num_generated: int = 0, num_cached: int = 0
+) -> Finished:
+    return Finished(handle, reason, num_generated, num_cached, 0, 0.25)
+
+
+def served(kind: str | None = "byte_level", *, template: str | None = None, **changes: object) -> ServedModel:
+    tokenizer = Tokenizer(definition(kind)) if kind else None
+    fields = {
+        "names": ("small", "alias"),
+        "max_context_tokens": 256,
+        "vocab_size": VOCAB_SIZE,
+        "eos_token_ids": (
+            tokenizer.encode("<|eot_id|>", parse_special_tokens=True, add_special_tokens=False)
+            if kind == "byte_level"
+            else (2,)
+        ),
+        "tokenizer": tokenizer,
+        "template": ChatTemplate(template) if template else None,
+    } | changes
+    return ServedModel(**fields)  # type: ignore[arg-type]
+
+
+@contextmanager
+def frontend(
+    model: ServedModel | None = None, *, link: FakeLink | None = None, seed: int = 0
+) -> Iterator[tuple[Frontend, FakeLink]]:
+    link = link or FakeLink()
+    with ThreadPoolExecutor(1) as pool:
+        yield Frontend(link=link, model=model or served(), pool=pool, seed=seed), link
+
+
+def ask(text: str | tuple[int, ...] = "Hello", **changes: object) -> Ask:
+    given = TextInput(text) if isinstance(text, str) else IdsInput(text)
+    return Ask(**({"input": given, "arrival_s": time.monotonic()} | changes))  # type: ignore[arg-type]
