@@ -50,8 +50,7 @@ def _attend_together(
     keys = cache.view(-1, head_dim)[layer * 2 * kv_heads * block_size :]
     k, v = keys.index_select(0, gather.keys).view(2, q.shape[0], kv_heads, -1, head_dim)
     grouped = q.reshape(q.shape[0], kv_heads, -1, head_dim)
-    out = torch.nn.functional.scaled_dot_product_attention(grouped, k, v, attn_mask=gather.mask, scale=scale)
-    return out.reshape(q.shape)
+    return _attention(grouped, k, v, gather.mask, scale).reshape(q.shape)
 
 
 def _attend_row(
@@ -72,11 +71,22 @@ def _attend_row(
         tile = slice(row.start + first, row.start + first + count)
         folded = q[tile].unflatten(1, (kv_heads, group)).transpose(0, 1).reshape(1, kv_heads, count * group, head_dim)
         mask = plan.causal_mask(count, seen, group) if count > 1 else None
-        answer = torch.nn.functional.scaled_dot_product_attention(
-            folded, k[:, :, :seen], v[:, :, :seen], attn_mask=mask, scale=scale
-        )
+        answer = _attention(folded, k[:, :, :seen], v[:, :, :seen], mask, scale)
         unfolded = answer.view(kv_heads, count, group, head_dim).transpose(0, 1)
         out[tile].view(count, kv_heads, group, head_dim).copy_(unfolded)
+
+
+def _attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
+) -> torch.Tensor:
+    """softmax(scale · q kᵀ + mask) v, in float32 and back; q [B, Hkv, M, D], k and v [B, Hkv, N, D]."""
+    if not q.is_cuda:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    # The fused backends on CUDA want masks aligned to 16 bytes (cuDNN's faults where they are not); corners are not.
+    scores = (q.float() * scale) @ k.float().transpose(-1, -2)
+    if mask is not None:
+        scores += mask
+    return (scores.softmax(-1) @ v.float()).to(q.dtype)
 
 
 @jit
@@ -118,7 +128,7 @@ def decode_kernel(
         in_context = start + tl.arange(0, BLOCK_N) < stop
         high, total, acc = attend(
             tile, keys, values, offsets, in_context, in_context[None, :], high, total, acc, scale,
-            HEAD_DIM, HEAD_PAD, PRECISION,
+            HEAD_DIM, HEAD_PAD, PRECISION, True,
         )  # fmt: skip
     answer = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     if SPLITS == 1:
@@ -165,7 +175,8 @@ def varlen_kernel(
     and the row of a program is found by bisection.
     """
     TILE: tl.constexpr = BLOCK_M // GROUP
-    program, kv_head = tl.program_id(0), tl.program_id(1)
+    # From the last tile to the first: the last tiles of a prompt see the most keys and should not be begun last.
+    program, kv_head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
     low, above = 0, num_rows
     while low < above:
         middle = (low + above) // 2
@@ -197,13 +208,20 @@ def varlen_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
     stop = before + tl.minimum(first + TILE, count)
-    for start in range(0, stop, BLOCK_N):
+    seen_by_all = (before + first + 1) // BLOCK_N * BLOCK_N
+    for start in range(0, seen_by_all, BLOCK_N):
+        offsets = key_offsets(table, start, stop, block_stride, BLOCK_SIZE, BLOCK_N, HEAD_DIM)
+        high, total, acc = attend(
+            tile, keys, values, offsets, None, None, high, total, acc, scale,
+            HEAD_DIM, HEAD_PAD, PRECISION, False,
+        )  # fmt: skip
+    for start in range(seen_by_all, stop, BLOCK_N):
         offsets = key_offsets(table, start, stop, block_stride, BLOCK_SIZE, BLOCK_N, HEAD_DIM)
         key = start + tl.arange(0, BLOCK_N)
         visible = (key[None, :] <= (before + token)[:, None]) & (key < stop)[None, :]
         high, total, acc = attend(
             tile, keys, values, offsets, key < stop, visible, high, total, acc, scale,
-            HEAD_DIM, HEAD_PAD, PRECISION,
+            HEAD_DIM, HEAD_PAD, PRECISION, True,
         )  # fmt: skip
     answer = (acc / tl.where(total == 0.0, 1.0, total)[:, None]).to(tile.dtype)
     tl.store(out + query[:, None] * (KV_HEADS * GROUP * HEAD_DIM) + within, answer, mask=inside)
@@ -229,9 +247,9 @@ def decode_config(q_heads: int, cache: torch.Tensor) -> dict[str, Any]:
     wide = cache.dtype == torch.float32
     return shape | {
         "BLOCK_M": max(16, next_power_of_2(shape["GROUP"])),
-        "BLOCK_N": 32 if wide else 64,
+        "BLOCK_N": 32,
         # Without tensor cores the tiles of a float32 product live in registers: fewer warps spill them.
-        "num_warps": 8 if wide else 2,
+        "num_warps": 8 if wide else (1 if shape["HEAD_PAD"] <= 64 else 2),
         "num_stages": 2 if wide else 3,
     }
 
@@ -242,7 +260,8 @@ def varlen_config(q_heads: int, cache: torch.Tensor) -> dict[str, Any]:
     wide = cache.dtype == torch.float32
     return shape | {
         "BLOCK_M": max(32 if wide else 128, next_power_of_2(shape["GROUP"])),
-        "BLOCK_N": 32 if wide else 64,
+        # Without tensor cores the tiles of a float32 product live in registers: wider ones spill them.
+        "BLOCK_N": (32 if shape["HEAD_PAD"] <= 64 else 16) if wide else 64,
         "num_warps": 8,
         "num_stages": 2 if wide else 3,
     }
@@ -251,12 +270,13 @@ def varlen_config(q_heads: int, cache: torch.Tensor) -> dict[str, Any]:
 def num_splits(num_pairs: int, max_context_len: int, multiprocessors: int, block_n: int) -> int:
     """Shares of the keys of each of `num_pairs` (row, key head) pairs: a power of two that fills the device.
 
-    Eight programs of two warps fit a multiprocessor; a share is at least one tile of the longest possible context.
+    Up to four programs for each multiprocessor: with more, the merge costs what the shares gain (measured on an H200 at
+    1 to 256 rows of 272 to 4,096 keys). A share is at least one tile of the longest possible context.
     """
     splits = 1
     while (
         splits < MAX_SPLITS
-        and 2 * splits * num_pairs <= 8 * multiprocessors
+        and 2 * splits * num_pairs <= 4 * multiprocessors
         and 2 * splits <= cdiv(max_context_len, block_n)
     ):
         splits *= 2

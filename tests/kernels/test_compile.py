@@ -46,6 +46,7 @@ CASES = [
     ("1B", torch.float16),
     ("1B", torch.float32),
     ("8B", torch.bfloat16),
+    ("8B", torch.float32),
     ("demo", torch.float32),
 ]
 each_model = pytest.mark.parametrize(("name", "dtype"), CASES)

@@ -26,26 +26,38 @@ def key_offsets(
 @jit
 def attend(
     q, keys, values, offsets, in_context, visible, high, total, acc, scale,
-    HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, PRECISION: tl.constexpr,
+    HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """One step over BLOCK_N keys; q [M, HEAD_PAD], in_context [BLOCK_N], visible broadcasts to [M, BLOCK_N].
 
+    Without MASKED every query sees every key of the tile, and the masks are not read. `scale` includes log2(e).
     Returns the new (high [M], total [M], acc [M, HEAD_PAD]): running maximum in units of log2, sum, unscaled output.
-    `scale` includes log2(e).
     """
     column = tl.arange(0, HEAD_PAD)
-    inside = in_context[:, None]
-    if HEAD_PAD != HEAD_DIM:
-        inside = inside & (column < HEAD_DIM)[None, :]
-    at = offsets[:, None] + column[None, :]
-    k = tl.load(keys + at, mask=inside, other=0.0)
+    k = load_rows(keys + offsets[:, None] + column[None, :], in_context, column, HEAD_DIM, HEAD_PAD, MASKED)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-    scores = tl.where(visible, scores, -float("inf"))
+    if MASKED:
+        scores = tl.where(visible, scores, -float("inf"))
     new_high = tl.maximum(high, tl.max(scores, axis=1))
-    # A row that has seen no key yet has no maximum to subtract: -inf - -inf would be NaN.
-    base = tl.where(new_high == -float("inf"), 0.0, new_high)
+    base = new_high
+    if MASKED:
+        # A row that has seen no key yet has no maximum to subtract: -inf - -inf would be NaN.
+        base = tl.where(new_high == -float("inf"), 0.0, new_high)
     p = tl.exp2(scores - base[:, None])
     shrink = tl.exp2(high - base)
-    v = tl.load(values + at, mask=inside, other=0.0)
+    v = load_rows(values + offsets[:, None] + column[None, :], in_context, column, HEAD_DIM, HEAD_PAD, MASKED)
     acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
     return new_high, total * shrink + tl.sum(p, axis=1), acc
+
+
+@jit
+def load_rows(at, in_context, column, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, MASKED: tl.constexpr):
+    """A tile [BLOCK_N, HEAD_PAD] of keys or values, zero outside of the context and of the head."""
+    inside = (column < HEAD_DIM)[None, :]
+    if MASKED:
+        tile = tl.load(at, mask=in_context[:, None] & inside, other=0.0)
+    elif HEAD_PAD != HEAD_DIM:
+        tile = tl.load(at, mask=inside, other=0.0)
+    else:
+        tile = tl.load(at)
+    return tile
