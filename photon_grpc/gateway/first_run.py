@@ -214,7 +214,7 @@ def _show_what_next(target: str, console: Console) -> None:
     command = command_path()
     aimed = "" if target == DEFAULT_TARGET else f"--target {target} "
     examples = [
-        ("another prompt", f'{command} generate {aimed}--max-tokens 64 "class Stack:"'),
+        ("another prompt", f'{command} generate {aimed}--max-tokens 64 --temperature 0 "class Stack:"'),
         ("a conversation", f"{command} chat {aimed}".rstrip()),
         ("any gRPC client", _grpcurl(target)),
         ("from Python", _python(target)),
