@@ -119,7 +119,7 @@ def deadline_s(ask: Ask) -> float | None:
 def input_field(input: TextInput | IdsInput | ChatInput | None) -> str:
     if isinstance(input, IdsInput):
         return "token_ids.ids"
-    return "text" if isinstance(input, TextInput) else "chat.messages"
+    return "text" if isinstance(input, TextInput) else "chat"
 
 
 def _check_sampling(ask: SamplingAsk, limits: Limits) -> None:

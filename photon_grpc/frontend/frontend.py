@@ -49,6 +49,8 @@ _T = TypeVar("_T")
 _RETRY_AFTER_S = 1.0
 #: A Load older than this says nothing about the queue now: the engine decides.
 _LOAD_IS_NEWS_S = 0.5
+#: Ids that Tokenize gives though no context holds them.
+_MAX_TOKENIZED = 2**20
 #: Messages of a unary call: one, at the end.
 _GATHER_ALL = StreamAsk(max_tokens_per_message=2**62)
 
@@ -139,8 +141,8 @@ class Frontend:
         return _result(stream.start, updates)
 
     async def tokenize(self, model: str, input: TextInput | ChatInput) -> tuple[int, ...]:
-        """The ids that `generate` would see. Raises PhotonError."""
-        max_tokens = self.model(model).max_context_tokens
+        """The ids that `generate` would see, also more than the context holds. Raises PhotonError."""
+        max_tokens = max(self.model(model).max_context_tokens, _MAX_TOKENIZED)
         defaults.check_text_input(input, self._model)
         if self._model.tokenizer is None:
             raise RuntimeError("text was let through though there is no tokenizer")

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 #: Characters that stand in for others for a moment are drawn from this private-use plane: nobody can know them in advance.
 _FIRST_STAND_IN = 0xF0000
 _NUM_STAND_INS = 0xFFFE
+#: Characters of strings worth remembering.
+_SHORT = 32
 
 
 class Markers:
@@ -23,6 +25,10 @@ class Markers:
         self._first_chars = tuple(sorted({text[0] for text in self.texts}))
         self._first_chars_any_case = tuple(
             sorted({c for text in self.texts for c in (text[0], text[0].lower(), text[0].upper())})
+        )
+        # Text that has none of these is harmless.
+        self._telling = tuple(
+            {*self._first_chars_any_case, *(c for text in self.texts for c in text if not c.isalnum())}
         )
         self._heads = frozenset(text[:i].lower() for text in self.texts for i in range(1, len(text)))
         self._tails = frozenset(text[i:].lower() for text in self.texts for i in range(1, len(text)))
@@ -46,7 +52,7 @@ class Markers:
         letter or digit; and the latter in what may continue over the borders of `text`, also after a template has stripped
         white space there. Letters and digits at the borders are left alone: templates compare roles and keys.
         """
-        if not self.texts:
+        if not any(char in text for char in self._telling):
             return []
         found: set[int] = set()
         for start in _positions(text, self._first_chars_any_case):
@@ -76,8 +82,18 @@ class Disguise:
         self._markers = markers
         self._strings = tuple(strings)
         self._stand_ins: dict[str, str] = {}
+        # Roles and keys come again and again.
+        self._worn: dict[str, str] = {}
 
     def put_on(self, text: str) -> str:
+        if len(text) > _SHORT:
+            return self._put_on(text)
+        worn = self._worn.get(text)
+        if worn is None:
+            worn = self._worn[text] = self._put_on(text)
+        return worn
+
+    def _put_on(self, text: str) -> str:
         risks = self._markers.risks(text)
         if not risks:
             return text

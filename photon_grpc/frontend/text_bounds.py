@@ -11,11 +11,13 @@ _KEEPS_TEXT = {"ByteLevel", "Metaspace", "Digits", "Punctuation", "Split", "Unic
 
 
 def bytes_per_token(spec: dict[str, Any]) -> int | None:
-    """UTF-8 bytes of text behind one id at most, from a tokenizer.json; None where a tokenizer of this kind may drop text."""
+    """UTF-8 bytes of text behind one id at most, from a tokenizer.json; None where a tokenizer of this kind may drop text.
+
+    White space that added tokens strip beside them is not accounted for.
+    """
     shrinks = [_shrink(step) for step in _steps(spec.get("normalizer"), "normalizers")]
     keeps = all(_keeps(step) for step in _steps(spec.get("pre_tokenizer"), "pretokenizers"))
-    strips = any(token["lstrip"] or token["rstrip"] for token in spec["added_tokens"])
-    if None in shrinks or not keeps or strips or not _spells_everything(spec):
+    if None in shrinks or not keeps or not _spells_everything(spec):
         return None
     vocab = spec["model"]["vocab"]
     texts = vocab if isinstance(vocab, dict) else [text for text, _ in vocab]

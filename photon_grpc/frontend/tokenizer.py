@@ -40,6 +40,8 @@ class Tokenizer:
         self._plain = _load(json.dumps(respelled(spec, self._sign)), ())
         self._check_ids()
         self._bytes_per_token = bytes_per_token(spec)
+        # Such a token takes any amount of white space beside it.
+        self._strips_space = any(token["lstrip"] or token["rstrip"] for token in spec["added_tokens"])
         self._vocabularies: dict[bool, Vocabulary] = {
             skip: make_vocabulary(spec, self._parsing, self.special_ids if skip else frozenset())
             for skip in (True, False)
@@ -54,7 +56,10 @@ class Tokenizer:
             raise ModelLoadError(f"{path.name}: cannot be read ({error})") from None
 
     def max_bytes(self, num_tokens: int) -> int | None:
-        """UTF-8 bytes that `num_tokens` ids can stand for at most; None where the tokenizer may drop or shorten text at will."""
+        """UTF-8 bytes that `num_tokens` ids can stand for at most; None where the tokenizer may drop or shorten text at will.
+
+        White space beside tokens that strip it comes on top.
+        """
         return None if self._bytes_per_token is None else num_tokens * self._bytes_per_token
 
     def encode(
@@ -73,12 +78,14 @@ class Tokenizer:
         and InvalidRequest, naming `field`, where it is not Unicode.
         """
         self._check_text(text, max_tokens, field)
-        return self._ids(self._parsing if parse_special_tokens else self._plain, text, add_special_tokens)
+        tokenizer = self._parsing if parse_special_tokens else self._plain
+        return _ids(tokenizer, text, add_special_tokens, max_tokens, field)
 
     def encode_template(self, text: str, disguise: Disguise, *, max_tokens: int | None = None) -> tuple[int, ...]:
         """The ids of what a chat template wrote: undisguised spellings of special tokens are those tokens, nothing is added around."""
         self._check_text(text, max_tokens, "chat")
-        return self._ids(self._plain, disguise.take_off(self.markers.mark(text, self._sign)), False)
+        marked = disguise.take_off(self.markers.mark(text, self._sign))
+        return _ids(self._plain, marked, False, max_tokens, "chat")
 
     def detokenizer(self, *, skip_special_tokens: bool = True, prompt_ids: Sequence[int] = ()) -> Detokenizer:
         """For ids that follow `prompt_ids`, whose text is not repeated."""
@@ -89,10 +96,6 @@ class Tokenizer:
         detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
         return "".join([detokenizer.push(id) for id in token_ids]) + detokenizer.finish()
 
-    def _ids(self, tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> tuple[int, ...]:
-        # Only the batch calls release the interpreter's lock.
-        return tuple(tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
-
     def _check_text(self, text: str, max_tokens: int | None, field: str) -> None:
         try:
             num_bytes = len(text.encode())
@@ -100,9 +103,12 @@ class Tokenizer:
             raise InvalidRequest("the text holds a lone surrogate, which is not Unicode", field=field) from None
         if self._sign in text:
             raise InvalidRequest("the text is not allowed", field=field)
-        limit = None if max_tokens is None else self.max_bytes(max_tokens)
-        if limit is not None and max_tokens is not None and num_bytes > limit:
-            at_least = -(-num_bytes // (self._bytes_per_token or 1))
+        if max_tokens is None or self._bytes_per_token is None:
+            return
+        if num_bytes > max_tokens * self._bytes_per_token and self._strips_space:
+            num_bytes = sum(len("".join(text[i : i + 2**16].split()).encode()) for i in range(0, len(text), 2**16))
+        if num_bytes > max_tokens * self._bytes_per_token:
+            at_least = -(-num_bytes // self._bytes_per_token)
             message = f"the text has {num_bytes} bytes, at least {at_least} tokens; the context holds {max_tokens}"
             raise PromptTooLong(message, field=field, needed=at_least, limit=max_tokens)
 
@@ -113,6 +119,17 @@ class Tokenizer:
                 raise ModelLoadError(
                     f"tokenizer.json: the added token {token.content!r} has an id other than its place gives it"
                 )
+
+
+def _ids(
+    tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool, max_tokens: int | None, field: str
+) -> tuple[int, ...]:
+    # Only the batch calls release the interpreter's lock.
+    encoding = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+    if max_tokens is not None and len(encoding) > max_tokens:  # before a list of millions is made, which holds the lock
+        message = f"the prompt has {len(encoding)} tokens; the context holds {max_tokens}"
+        raise PromptTooLong(message, field=field, needed=len(encoding), limit=max_tokens)
+    return tuple(encoding.ids)
 
 
 def _load(definition: str | bytes, special_texts: Any) -> tokenizers.Tokenizer:

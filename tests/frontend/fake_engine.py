@@ -51,6 +51,12 @@ class FakeLink:
     def listen(self, on_frame: Callable[[Up], None], on_lost: Callable[[], None]) -> None:
         self.on_frame, self.on_lost = on_frame, on_lost
 
+    async def added(self, count: int) -> None:
+        """Waits until so many requests were sent."""
+        while len(self.adds) < count:
+            self.came.clear()
+            await asyncio.wait_for(self.came.wait(), 10)
+
     @property
     def adds(self) -> list[Add]:
         return [frame for frame in self.sent if isinstance(frame, Add)]

@@ -427,8 +427,7 @@ async def test_drain_fails_what_is_left(pair: tuple[Frontend, FakeLink]) -> None
     front, link = pair
     left = await front.stream(ask())
     waiting = asyncio.ensure_future(front.generate(ask()))
-    while len(link.adds) < 2:
-        await asyncio.sleep(0.001)
+    await link.added(2)
     assert await front.drain(0.01) == 2
     for attempt in (left.__anext__(), waiting):
         with pytest.raises(Draining):
@@ -438,8 +437,7 @@ async def test_drain_fails_what_is_left(pair: tuple[Frontend, FakeLink]) -> None
 
 async def generated(front: Frontend, link: FakeLink, **changes: object) -> asyncio.Task[object]:
     task = asyncio.ensure_future(front.generate(ask(**changes)))  # type: ignore[arg-type]
-    while not link.adds:
-        await asyncio.sleep(0.001)
+    await link.added(1)
     return task
 
 
@@ -475,8 +473,7 @@ async def test_generate_cancelled_aborts_and_lost_can_be_retried(pair: tuple[Fro
         await task
     assert link.aborted == [1]
     other = asyncio.ensure_future(front.generate(ask()))
-    while len(link.adds) < 2:
-        await asyncio.sleep(0.001)
+    await link.added(2)
     link.step((2, ids("a")[0]))
     await asyncio.sleep(0.01)
     link.lose()

@@ -110,8 +110,10 @@ def test_what_cannot_fit_is_refused_without_encoding() -> None:
         ours.encode("a" * (limit + 1), max_tokens=100)
     assert caught.value.limit == 100
     assert (caught.value.needed or 0) > 100
-    longest = max(Reference.from_str(definition("byte_level")).get_vocab(), key=len)
-    assert len(ours.encode(longest * 100, add_special_tokens=False, max_tokens=100)) >= 100
+    with pytest.raises(PromptTooLong) as caught:
+        ours.encode("a\n" * 100, max_tokens=100)
+    assert caught.value.needed == 201
+    assert len(ours.encode("a\n" * 50, add_special_tokens=False, max_tokens=100)) == 100
 
 
 def test_bound_is_never_below_what_really_fits(kind: str) -> None:

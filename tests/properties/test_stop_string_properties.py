@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -62,5 +64,5 @@ def test_holds_back_exactly_what_could_begin_a_stop_string(pieces: list[str], st
 @given(text=st.text("ab", max_size=30), stops=STOPS, cuts=st.lists(st.integers(0, 30), max_size=5))
 def test_cutting_the_text_elsewhere_changes_nothing(text: str, stops: list[str], cuts: list[int]) -> None:
     borders = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    pieces = [text[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+    pieces = [text[a:b] for a, b in pairwise(borders)]
     assert run(pieces, stops, 0, False)[:2] == run([text], stops, 0, False)[:2]

@@ -1,0 +1,112 @@
+"""Served models made from directories, and what callers are told of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from photon_grpc.config.model_dir import GenerationDefaults, ModelCard, read_model_dir
+from photon_grpc.errors import ModelLoadError
+from photon_grpc.frontend.ask import ChatInput, ChatMessage, SamplingAsk
+from photon_grpc.frontend.model import ServedModel
+from photon_grpc.frontend.prompt import encode
+from tests.frontend.fake_engine import FACTS
+from tests.frontend.small_tokenizers import definition
+from tests.frontend.test_chat import LLAMA3
+
+DEMO = Path(__file__).parents[2] / "photon_grpc" / "demo" / "target"
+
+
+@pytest.fixture
+def card(tmp_path: Path) -> ModelCard:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "vocab_size": 512,
+        "max_position_embeddings": 256,
+        "eos_token_id": 404,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": [401, 404], "temperature": 0.6, "top_k": 0})
+    )
+    (tmp_path / "tokenizer.json").write_text(definition("byte_level"))
+    names = {"bos_token": "<|begin_of_text|>", "eos_token": {"content": "<|eot_id|>"}, "chat_template": LLAMA3}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
+    return read_model_dir(tmp_path)
+
+
+def test_a_directory_gives_tokenizer_template_and_defaults(card: ModelCard) -> None:
+    model = ServedModel.from_card(card, ("a", "b"), max_message_bytes=1000)
+    facts = model.facts(None)
+    assert (facts.name, facts.aliases, facts.max_context_tokens, facts.vocab_size) == ("a", ("b",), 256, 512)
+    assert facts.eos_token_ids == (401, 404)
+    assert facts.default_sampling == SamplingAsk(temperature=0.6, top_p=1.0, top_k=-1, min_p=0.0)
+    assert facts.features == ("TEXT", "CHAT", "NUM_OUTPUTS", "PREFIX_CACHE", "PRIORITY")
+    assert facts.limits.max_message_bytes == 1000
+    assert model.tokenizer is not None
+    ids = encode(ChatInput((ChatMessage("user", "hi"),)), model.tokenizer, model.template, 100)
+    spelled = model.tokenizer.decode(ids, skip_special_tokens=False)
+    assert spelled.startswith("<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>")
+
+
+def test_the_engine_has_the_last_word(card: ModelCard) -> None:
+    facts = ServedModel.from_card(card).facts(FACTS)
+    assert facts.name == card.path.name
+    assert (facts.max_context_tokens, facts.dtype, facts.limits.max_num_outputs) == (128, "float32", 8)
+
+
+def test_without_a_template_or_tokenizer_the_features_are_missing(card: ModelCard) -> None:
+    assert "CHAT" not in ServedModel.from_card(replace(card, chat_template=None)).facts(None).features
+    bare = ServedModel.from_card(replace(card, has_tokenizer=False))
+    assert bare.tokenizer is None
+    assert bare.facts(None).features == ("NUM_OUTPUTS", "PREFIX_CACHE", "PRIORITY")
+
+
+def test_generation_defaults_that_are_unset_stay_neutral(card: ModelCard) -> None:
+    defaults = (
+        ServedModel.from_card(replace(card, generation=GenerationDefaults(top_p=0.9))).facts(None).default_sampling
+    )
+    assert defaults == SamplingAsk(temperature=1.0, top_p=0.9, top_k=-1, min_p=0.0)
+
+
+def test_wrong_files_are_named(card: ModelCard) -> None:
+    with pytest.raises(ModelLoadError, match="line 1"):
+        ServedModel.from_card(replace(card, chat_template="{% if %}"))
+    (card.path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json"):
+        ServedModel.from_card(card)
+
+
+@pytest.mark.skipif(not (DEMO / "tokenizer.json").exists(), reason="the embedded model is not there")
+def test_the_embedded_model_speaks() -> None:
+    from transformers import AutoTokenizer
+
+    model = ServedModel.from_card(read_model_dir(DEMO))
+    reference = AutoTokenizer.from_pretrained(DEMO)
+    assert model.tokenizer is not None
+    for text in ("def fib(n):\n    return", "naïve 🙂", "  x = {'a': 1}\n\n\n"):
+        ids = model.tokenizer.encode(text)
+        assert list(ids) == reference(text)["input_ids"]
+        assert model.tokenizer.decode(ids) == text
+    if model.template is not None:
+        mine = encode(ChatInput((ChatMessage("user", "Sort a list."),)), model.tokenizer, model.template, 4096)
+        chat = [{"role": "user", "content": "Sort a list."}]
+        assert list(mine) == reference.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+
+
+def test_the_front_end_loads_neither_tensors_nor_wire() -> None:
+    code = (
+        "import sys; import photon_grpc.frontend.frontend; "
+        "print([m for m in ('torch', 'triton', 'transformers', 'grpc', 'google.protobuf') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
