@@ -21,24 +21,26 @@ _UNIX = "unix:"
 _MAX_UNIX_PATH_BYTES = 107
 
 
-def bind(server: grpc.aio.Server, address: str) -> str:
+def bind(server: grpc.aio.Server, address: str, *, reuse_port: bool) -> str:
     """Makes `server` listen at `address`; returns the address bound, with the port that was chosen for port 0.
 
-    Raises ConfigError naming the address and what to do. Only a Unix socket that nobody listens on is replaced.
+    With `reuse_port` a port may be shared with others that want it too, a Unix path never. Only a Unix socket that nobody
+    listens on is replaced. Raises ConfigError naming the address and what to do.
     """
-    return _bind_unix(server, address) if address.startswith(_UNIX) else _bind_tcp(server, address)
+    return _bind_unix(server, address) if address.startswith(_UNIX) else _bind_tcp(server, address, reuse_port)
 
 
-def _bind_tcp(server: grpc.aio.Server, address: str) -> str:
+def _bind_tcp(server: grpc.aio.Server, address: str, reuse_port: bool) -> str:
     match = _HOST_PORT.fullmatch(address)
     if match is None or int(match["port"]) > 65535:
         raise _refused(address, "this is no address", "write HOST:PORT (IPv6 as [HOST]:PORT) or unix:PATH")
+    host = match["host"].strip("[]")
+    if reason := _why_not_tcp(host, int(match["port"]), reuse_port):
+        raise _refused(address, *reason)
     try:
         port = server.add_insecure_port(address)
     except RuntimeError:
-        port = 0
-    if port == 0:
-        raise _refused(address, *_why_not_tcp(match["host"].strip("[]"), int(match["port"])))
+        raise _refused(address, "the system refused it", "choose another address") from None
     return f"{match['host']}:{port}"
 
 
@@ -86,19 +88,22 @@ def _is_answered(path: str) -> bool:
         return True
 
 
-def _why_not_tcp(host: str, port: int) -> tuple[str, str]:
-    """Binds a plain socket to learn the reason that gRPC keeps to itself."""
+def _why_not_tcp(host: str, port: int, reuse_port: bool) -> tuple[str, str] | None:
+    """Tries it with a plain socket first: gRPC keeps the reason to itself and fills the terminal instead."""
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(reuse_port))
             probe.bind(where)
-            probe.listen(1)
-    except socket.gaierror:
+            if not reuse_port:
+                # A socket that listened, even this briefly, would be handed connections meant for the others.
+                probe.listen(1)
+    except (socket.gaierror, UnicodeError):
         return "the host name is unknown", "use an address of this machine, for example 127.0.0.1"
     except OSError as error:
         return _explained(error)
-    return "the system refused it", "choose another port"
+    return None
 
 
 def _explained(error: OSError) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from typing import cast
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from photon_grpc.errors import InvalidRequest
+from photon_grpc.errors import InvalidRequest, PromptTooLong
 from photon_grpc.frontend.ask import (
     Ask,
     CacheAsk,
@@ -21,6 +21,7 @@ from photon_grpc.frontend.ask import (
     StreamAsk,
     TextInput,
 )
+from photon_grpc.frontend.model import ModelFacts
 from photon_grpc.frontend.update import Delta, Finish, Result, Start, Timing, Update, Usage
 from photon_grpc.server.features import refuse_unsupported
 from photon_grpc.v1 import inference_pb2 as pb
@@ -35,17 +36,20 @@ _DURATIONS = ("stop.max_duration", "scheduling.max_queue_duration", "scheduling.
 
 def ask_of(
     request: pb.GenerateRequest,
+    facts: ModelFacts,
     *,
     request_id: str,
     arrival_s: float,
     deadline_s: float | None = None,
     replaces: bool = False,
 ) -> Ask:
-    """What `request` asks. Times are CLOCK_MONOTONIC seconds.
+    """What `request` asks of the model with these `facts`. Times are CLOCK_MONOTONIC seconds.
 
-    Raises FeatureNotSupported for a field that this build does not act on, InvalidRequest for a Duration that is none.
+    Raises FeatureNotSupported for a field that this build does not act on, InvalidRequest for a Duration that is none and
+    for lists that are too long to be looked at.
     """
     refuse_unsupported(request)
+    _check_counts(request, facts)
     _check_durations(request)
     return Ask(
         input=_input(request),
@@ -61,6 +65,23 @@ def ask_of(
         deadline_s=deadline_s,
         replaces=replaces,
     )
+
+
+def check_count(field: str, count: int, limit: int) -> None:
+    """Refuses a list before it becomes objects: 32 MiB hold ten million of them, and the loop would stand still."""
+    if count > limit:
+        raise InvalidRequest(f"{field} has {count} entries; at most {limit}", field=field, needed=count, limit=limit)
+
+
+def _check_counts(request: pb.GenerateRequest, facts: ModelFacts) -> None:
+    num_ids = len(request.token_ids.ids)
+    if num_ids >= facts.max_context_tokens:
+        text = f"the prompt has {num_ids} tokens; the context holds {facts.max_context_tokens} with the output"
+        raise PromptTooLong(text, field="token_ids.ids", needed=num_ids + 1, limit=facts.max_context_tokens)
+    # Every message of a conversation renders to one token at least.
+    check_count("chat.messages", len(request.chat.messages), facts.max_context_tokens)
+    check_count("stop.stop_strings", len(request.stop.stop_strings), facts.limits.max_stop_strings)
+    check_count("stop.stop_token_ids", len(request.stop.stop_token_ids), facts.vocab_size)
 
 
 def _input(request: pb.GenerateRequest) -> TextInput | IdsInput | ChatInput | None:

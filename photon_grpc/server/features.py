@@ -31,6 +31,7 @@ UNSUPPORTED: dict[str, model_pb2.Feature.ValueType] = {
 #: Fields that a model may lack although the build has them; the front end refuses these.
 _BY_MODEL: dict[str, model_pb2.Feature.ValueType] = {
     "text": Feature.FEATURE_TEXT,
+    "token_ids": Feature.FEATURE_TEXT,
     "output.text": Feature.FEATURE_TEXT,
     "stop.stop_strings": Feature.FEATURE_TEXT,
     "parse_special_tokens": Feature.FEATURE_TEXT,

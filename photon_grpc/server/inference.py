@@ -23,7 +23,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._writer = writer
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
-        result = await self._frontend.generate(_ask(request, context))
+        result = await self._frontend.generate(self._ask(request, context))
         response = codec.generate_response(result)
         await metadata.send_request_id(context)
         return response
@@ -31,7 +31,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def StreamGenerate(  # type: ignore[override]  # a coroutine that writes: cheaper than a generator
         self, request: pb.GenerateRequest, context: Context
     ) -> None:
-        stream = await self._frontend.stream(_ask(request, context))
+        stream = await self._frontend.stream(self._ask(request, context))
         try:
             sequence = 0
             async for update in stream:
@@ -51,15 +51,15 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             "MultiplexGenerate is not supported yet (FEATURE_MULTIPLEX)", field="MultiplexGenerate"
         )
 
-
-def _ask(request: pb.GenerateRequest, context: Context) -> Ask:
-    arrival_s = time.monotonic()
-    if request.request_id:
-        metadata.rename_call(request.request_id, "request_id")
-    return codec.ask_of(
-        request,
-        request_id=metadata.request_id(),
-        arrival_s=arrival_s,
-        deadline_s=metadata.deadline_s(context),
-        replaces=metadata.is_retry(context),
-    )
+    def _ask(self, request: pb.GenerateRequest, context: Context) -> Ask:
+        arrival_s = time.monotonic()
+        if request.request_id:
+            metadata.rename_call(request.request_id, "request_id")
+        return codec.ask_of(
+            request,
+            self._frontend.model(request.model),
+            request_id=metadata.request_id(),
+            arrival_s=arrival_s,
+            deadline_s=metadata.deadline_s(context),
+            replaces=metadata.is_retry(context),
+        )

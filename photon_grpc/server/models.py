@@ -46,6 +46,7 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         facts = self._frontend.model(request.model)
+        codec.check_count("chat.messages", len(request.chat.messages), facts.max_context_tokens)
         token_ids = await self._frontend.tokenize(request.model, _tokenize_input(request))
         response = pb.TokenizeResponse(
             token_count=len(token_ids),
@@ -57,8 +58,10 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         facts = self._frontend.model(request.model)
+        if not request.token_ids.ids:
+            raise InvalidRequest("token_ids.ids must not be empty", field="token_ids.ids")
+        codec.check_count("token_ids.ids", len(request.token_ids.ids), facts.max_context_tokens)
         token_ids = tuple(request.token_ids.ids)
-        _check_ids(token_ids, facts.vocab_size)
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         response = pb.DetokenizeResponse(text=await self._frontend.detokenize(request.model, token_ids, skip))
         await metadata.send_request_id(context)
@@ -90,16 +93,6 @@ def _tokenize_input(request: pb.TokenizeRequest) -> TextInput | ChatInput:
             return codec.chat_of(request.chat)
         case _:
             raise InvalidRequest("one of text and chat must be set", field="input")
-
-
-def _check_ids(token_ids: tuple[int, ...], vocab_size: int) -> None:
-    if not token_ids:
-        raise InvalidRequest("token_ids must not be empty", field="token_ids.ids")
-    if max(token_ids) >= vocab_size:
-        index = next(i for i, token_id in enumerate(token_ids) if token_id >= vocab_size)
-        field = f"token_ids.ids[{index}]"
-        text = f"{field} is {token_ids[index]}, the vocabulary has {vocab_size} ids"
-        raise InvalidRequest(text, field=field, needed=token_ids[index], limit=vocab_size)
 
 
 def _model_message(facts: ModelFacts, state: State) -> pb.Model:

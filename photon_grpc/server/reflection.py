@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import grpc
-from google.protobuf import descriptor, descriptor_pb2, descriptor_pool
+from google.protobuf import descriptor_pb2, descriptor_pool
 from google.rpc import error_details_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
@@ -42,7 +43,7 @@ def _pool() -> descriptor_pool.DescriptorPool:
     return pool
 
 
-def _add(pool: descriptor_pool.DescriptorPool, file: descriptor.FileDescriptor, seen: set[str]) -> None:
+def _add(pool: descriptor_pool.DescriptorPool, file: Any, seen: set[str]) -> None:
     if file.name in seen:
         return
     seen.add(file.name)

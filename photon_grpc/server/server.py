@@ -55,7 +55,7 @@ class Server:
         """
         server = self._build(reuse_port)
         try:
-            bound = _bind_all(server, addresses)
+            bound = _bind_all(server, addresses, reuse_port)
         except BaseException:
             # grpc.aio lets go of what it bound only if it was started.
             await server.start()
@@ -91,8 +91,8 @@ class Server:
         return server
 
 
-def _bind_all(server: grpc.aio.Server, wanted: Sequence[str]) -> tuple[str, ...]:
-    return tuple(addresses.bind(server, address) for address in wanted)
+def _bind_all(server: grpc.aio.Server, wanted: Sequence[str], reuse_port: bool) -> tuple[str, ...]:
+    return tuple(addresses.bind(server, address, reuse_port=reuse_port) for address in wanted)
 
 
 def _options(max_message_bytes: int, reuse_port: bool) -> tuple[tuple[str, Any], ...]:

@@ -7,43 +7,45 @@ one write is awaited before the next message is made, and what gathers meanwhile
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
+import time
 from typing import Any
 
-from photon_grpc.server import metadata
+from photon_grpc.errors import DeadlinePassed
 from photon_grpc.server.metadata import Context
-
-_log = logging.getLogger(__name__)
 
 
 class StreamWriter:
-    """Writes for all streams of a server. A write that waits longer than `stall_limit_s` for its reader ends the call."""
+    """Writes for all streams of a server. A write that waits longer than `stall_limit_s` for its reader fails."""
 
     def __init__(self, stall_limit_s: float) -> None:
         self._stall_limit_s = stall_limit_s
-        self._waiting: dict[asyncio.Task[Any], tuple[float, str]] = {}
+        #: Since when a call's task has been waiting for its reader.
+        self._waiting: dict[asyncio.Task[Any] | None, float] = {}
+        self._stalled: set[asyncio.Task[Any] | None] = set()
 
     async def write(self, context: Context, message: Any) -> None:
-        """Returns when gRPC has taken the message. At most one write per call at a time."""
-        loop = asyncio.get_running_loop()
+        """Returns when gRPC has taken the message; at most one write per call at a time. Raises DeadlinePassed."""
         task = asyncio.current_task()
-        assert task is not None
-        self._waiting[task] = (loop.time(), metadata.request_id())
+        self._waiting[task] = time.monotonic()
         try:
             await context.write(message)
+        except asyncio.CancelledError:
+            if task is None or task not in self._stalled:
+                raise
+            task.uncancel()
+            raise DeadlinePassed(f"the reader took no message for {self._stall_limit_s:g} s") from None
         finally:
             del self._waiting[task]
+            self._stalled.discard(task)
 
     async def watch(self) -> None:
-        """Runs as long as the server does."""
+        """Runs as long as the server does: one look at all streams costs less than a timer for every message."""
         while True:
             await asyncio.sleep(self._stall_limit_s / 4)
-            self._cut_off(asyncio.get_running_loop().time() - self._stall_limit_s)
+            self._cut_off(time.monotonic() - self._stall_limit_s)
 
     def _cut_off(self, before_s: float) -> None:
-        for task, (since_s, request_id) in list(self._waiting.items()):
-            if since_s < before_s:
-                _log.warning("%s", json.dumps({"event": "reader stalled, call cut off", "request_id": request_id}))
-                # The handler closes its stream and the call is reset: a status could not reach this reader anyway.
+        for task, since_s in self._waiting.items():
+            if since_s < before_s and task is not None and task not in self._stalled:
+                self._stalled.add(task)
                 task.cancel()

@@ -9,17 +9,18 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from photon_grpc.core.request import FinishReason
-from photon_grpc.errors import FeatureNotSupported, InvalidRequest
+from photon_grpc.errors import FeatureNotSupported, InvalidRequest, PromptTooLong
 from photon_grpc.frontend.ask import Ask, ChatInput, ChatMessage, IdsInput, TextInput
 from photon_grpc.frontend.update import Delta, Finish, Result, Start, Timing, Update, Usage
 from photon_grpc.server import codec, features
 from photon_grpc.v1 import inference_pb2 as pb
+from tests.server.fake_frontend import facts
 
 START = Start("r1", "demo", 1_700_000_000.25, 2**64 - 1, (4, 5))
 
 
 def ask_of(request: pb.GenerateRequest) -> Ask:
-    return codec.ask_of(request, request_id=request.request_id or "id", arrival_s=1.0)
+    return codec.ask_of(request, facts("demo"), request_id=request.request_id or "id", arrival_s=1.0)
 
 
 def leaf_paths(descriptor: Descriptor, prefix: str = "") -> Iterator[str]:
@@ -156,6 +157,29 @@ def test_inputs() -> None:
     chat = pb.ChatInput(messages=[message], template_args_json="{}", tools_json="[1]")
     expected = ChatInput((ChatMessage("tool", "c", "n", "t", "[]"),), "{}", "[1]")
     assert ask_of(pb.GenerateRequest(chat=chat)).input == expected
+
+
+TOO_MANY = {
+    "token_ids.ids": pb.GenerateRequest(token_ids=pb.TokenIds(ids=range(4096))),
+    "chat.messages": pb.GenerateRequest(chat=pb.ChatInput(messages=[pb.ChatMessage()] * 4097)),
+    "stop.stop_strings": pb.GenerateRequest(stop=pb.StopParams(stop_strings=["a"] * 65)),
+    "stop.stop_token_ids": pb.GenerateRequest(stop=pb.StopParams(stop_token_ids=[1] * 101)),
+}
+
+
+@pytest.mark.parametrize("field", TOO_MANY)
+def test_lists_too_long_for_any_request_are_refused_unread(field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        ask_of(TOO_MANY[field])
+    assert caught.value.field == field
+    assert caught.value.needed > caught.value.limit
+    assert isinstance(caught.value, PromptTooLong) == (field == "token_ids.ids")
+
+
+def test_the_longest_lists_are_read() -> None:
+    stop = pb.StopParams(stop_strings=["a"] * 64, stop_token_ids=[1] * 100)
+    ask = ask_of(pb.GenerateRequest(token_ids=pb.TokenIds(ids=range(4095)), stop=stop))
+    assert ask.input == IdsInput(tuple(range(4095)))
 
 
 DURATIONS = ("stop.max_duration", "scheduling.max_queue_duration", "scheduling.timeout", "stream.min_interval")
