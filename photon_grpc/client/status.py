@@ -50,7 +50,7 @@ def to_error(failure: grpc.aio.AioRpcError, target: str) -> errors.PhotonError:
     message = failure.details() or ""
     if info is None or info.domain != DOMAIN:
         return _foreign(failure, message, target, _retry_after_s(details, trailers))
-    return errors.from_reason(
+    error = errors.from_reason(
         info.reason,
         message,
         field=_field(details) or info.metadata.get("field", ""),
@@ -58,6 +58,11 @@ def to_error(failure: grpc.aio.AioRpcError, target: str) -> errors.PhotonError:
         limit=_number(info.metadata.get("limit")),
         retry_after_s=_retry_after_s(details, trailers),
     )
+    if error.reason != info.reason:
+        # A newer server's: what its status means is known, its word is kept.
+        error = _BY_CODE.get(failure.code(), errors.InternalFailure)(message, retry_after_s=error.retry_after_s)
+        error.reason = info.reason
+    return error
 
 
 def _foreign(

@@ -152,6 +152,14 @@ async def test_a_status_without_details_of_ours_is_told_by_its_code(
     assert type(raised.value) is expected
 
 
+async def test_a_reason_of_a_newer_server_is_kept() -> None:
+    refusal = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "later", [error_info("A_REASON_OF_TOMORROW")])
+    async with serving(FakeServer([refusal])) as fake, Client(fake.target) as client:
+        with pytest.raises(errors.Overloaded) as raised:
+            await client.generate("x")
+    assert raised.value.reason == "A_REASON_OF_TOMORROW"
+
+
 async def test_nobody_at_the_target() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -1,0 +1,63 @@
+"""What the guides show, done against a running service."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ADDRESS = "127.0.0.1:50051"
+PAGES = [ROOT / "README.md", ROOT / "docs" / "guides" / "grpcurl.md", ROOT / "protos" / "api_guide.md"]
+
+
+def commands() -> list[str]:
+    """Every grpcurl command of the pages that goes to the server, on one line."""
+    joined = [re.sub(r"\\\n\s*", "", page.read_text()) for page in PAGES]
+    return [line for page in joined for line in page.splitlines() if line.startswith("grpcurl ") and ADDRESS in line]
+
+
+@pytest.mark.skipif(shutil.which("grpcurl") is None, reason="no grpcurl")
+@pytest.mark.parametrize("command", commands())
+def test_a_grpcurl_command_works(command: str, target: str) -> None:
+    if "| jq" in command and shutil.which("jq") is None:
+        pytest.skip("no jq")
+    done = subprocess.run(["bash", "-c", command.replace(ADDRESS, target)], capture_output=True, text=True, timeout=60)
+    if '"top_p": 0}' in command:
+        assert "INVALID_REQUEST" in done.stderr
+        assert "sampling.top_p" in done.stderr
+    elif "-max-time" in command:
+        assert done.returncode == 0 or "DeadlineExceeded" in done.stderr
+    else:
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip()
+
+
+def programs() -> list[str]:
+    """Python blocks that stand on their own: those that import the client and open a connection."""
+    pages = [ROOT / "README.md", ROOT / "docs" / "guides" / "python.md"]
+    blocks = [block for page in pages for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
+    return [block for block in blocks if "import Client" in block or "import SyncClient" in block]
+
+
+@pytest.mark.parametrize("program", programs())
+def test_a_python_program_works(program: str, target: str) -> None:
+    aimed = program.replace(ADDRESS, target).replace("SyncClient()", f'SyncClient("{target}")')
+    done = subprocess.run([sys.executable, "-c", aimed], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_the_library_example_of_the_readme_works() -> None:
+    (program,) = [
+        block
+        for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+        if "import LLM" in block
+    ]
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "self" in done.stdout

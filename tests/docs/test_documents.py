@@ -1,0 +1,60 @@
+"""The documents say what is there: links lead somewhere, files that are named exist, generated pages are fresh, flags are flags."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from photon_grpc.config.settings import settings
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "photon_grpc"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+CLIENT_FLAGS = {"--target", "--max-tokens", "--temperature"}
+
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def test_the_configuration_page_is_fresh() -> None:
+    script = ROOT / "docs" / "configuration_reference.py"
+    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_configuration_page_has_every_setting() -> None:
+    shown = (ROOT / "docs" / "configuration.md").read_text()
+    for setting in settings():
+        assert f"`{setting.flag}`" in shown
+        assert f"`{setting.variable}`" in shown
+
+
+@pages
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if not link.startswith(("http://", "https://")):
+            assert (page.parent / link).exists(), link
+
+
+@pages
+def test_files_that_are_named_exist(page: Path) -> None:
+    for name in re.findall(r"`([a-z0-9_]+(?:/[a-z0-9_]+)+\.(?:py|proto|md)|[a-z]+/)`", page.read_text()):
+        assert (PACKAGE / name).exists() or (ROOT / name).exists(), name
+
+
+@pages
+def test_flags_that_are_named_exist(page: Path) -> None:
+    known = {spelling for setting in settings() for spelling in (setting.flag, setting.no_flag)} | CLIENT_FLAGS
+    for command in re.findall(r"photon-grpc (?:serve|doctor|generate|chat)[^\n`]*", page.read_text()):
+        for flag in re.findall(r"--[a-z-]+", command):
+            assert flag in known, flag
+
+
+@pages
+def test_python_in_the_pages_is_python(page: Path) -> None:
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        # Blocks may await: a guide shows the inside of a coroutine.
+        compile("async def shown():\n" + "".join(f"    {line}\n" for line in block.splitlines()), str(page), "exec")
