@@ -19,7 +19,10 @@ __all__ = ["LLM", "__version__"]
 
 def __getattr__(name: str) -> Any:
     if name == "LLM":
-        return import_module("photon_grpc.compose.local").LLM
+        try:
+            return import_module("photon_grpc.compose.local").LLM
+        except ModuleNotFoundError as error:
+            raise ImportError(f"LLM needs {error.name}: pip install 'photon-grpc[serve]'", name=error.name) from error
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -6,8 +6,7 @@ python clients/python/raw_stubs.py [TARGET]
 import sys
 
 import grpc
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
+from google.rpc import error_details_pb2, status_pb2
 
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc, model_pb2, model_pb2_grpc
@@ -42,7 +41,8 @@ def refused(inference: inference_pb2_grpc.InferenceServiceStub) -> None:
         inference.Generate(request)
     except grpc.RpcError as error:
         print(f"{error.code().name}: {error.details()}")
-        for detail in rpc_status.from_call(error).details:
+        trailers = dict(error.trailing_metadata())
+        for detail in status_pb2.Status.FromString(trailers["grpc-status-details-bin"]).details:
             info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
             if detail.Unpack(info):
                 print(f"reason {info.reason} of {info.domain}")

@@ -87,6 +87,12 @@ def test_without_the_server_libraries_serve_says_what_to_install(
     assert "pip install 'photon-grpc[serve]'" in capsys.readouterr().err
 
 
+def test_without_the_server_libraries_the_library_says_so_too() -> None:
+    program = "import sys; sys.modules['msgspec'] = None\nfrom photon_grpc import LLM"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "ImportError: LLM needs msgspec: pip install 'photon-grpc[serve]'" in done.stderr
+
+
 def test_flags_survive_the_way_to_another_process(served: list[object]) -> None:
     given = {
         "max_num_seqs": "3",
