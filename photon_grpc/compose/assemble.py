@@ -24,6 +24,7 @@ from photon_grpc.errors import ConfigError
 from photon_grpc.kernels import Kernels, select
 from photon_grpc.models import registry, weights
 from photon_grpc.models.decoder import Decoder
+from photon_grpc.runner.build import eager_runner, graph_runner
 from photon_grpc.runner.capacity import blocks_on_cpu, blocks_on_cuda, warm_up
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
@@ -73,7 +74,7 @@ def assemble(config: ServeConfig, progress: Progress) -> Assembled:
     sizes = decide_sizes(card, device, config)
     decoder = _load(card, config, device, kernels, sizes, progress)
     progress("warm-up", 0, 1)
-    runner = _runner(decoder, config, kernels, sizes)
+    runner = _runner(decoder, config, kernels, sizes, progress)
     warm_up(runner)
     progress("warm-up", 1, 1)
     return Assembled(_facts(card, decoder, runner, config, kernels, sizes), config, sizes, runner)
@@ -128,10 +129,19 @@ def _kernels(config: ServeConfig, device: torch.device) -> Kernels:
         raise ConfigError(f"--kernels {kind}: {error}", field="kernels") from None
 
 
-def _runner(decoder: Decoder, config: ServeConfig, kernels: Kernels, sizes: Sizes) -> ModelRunner:
+def _runner(decoder: Decoder, config: ServeConfig, kernels: Kernels, sizes: Sizes, progress: Progress) -> ModelRunner:
     num_blocks = config.cache.num_blocks or _measured_blocks(decoder, config, kernels, sizes)
     cache = KVCache(decoder.kv_specs, num_blocks, sizes.block_size, decoder.dtype, decoder.device)
-    return ModelRunner(decoder, cache, kernels, max_num_seqs=sizes.max_num_seqs, depth=sizes.depth)
+    if decoder.device.type == "cpu" or config.device.enforce_eager:
+        return eager_runner(decoder, cache, kernels, max_num_seqs=sizes.max_num_seqs, depth=sizes.depth)
+    return graph_runner(
+        decoder,
+        cache,
+        kernels,
+        max_num_seqs=sizes.max_num_seqs,
+        depth=sizes.depth,
+        progress=lambda done, total: progress("warm-up", done, total + 1),
+    )
 
 
 def _measured_blocks(decoder: Decoder, config: ServeConfig, kernels: Kernels, sizes: Sizes) -> int:

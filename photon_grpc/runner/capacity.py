@@ -10,6 +10,7 @@ from photon_grpc.core.request import SamplingParams
 from photon_grpc.errors import ConfigError
 from photon_grpc.kernels import Kernels
 from photon_grpc.models.decoder import Decoder
+from photon_grpc.runner.build import eager_runner
 from photon_grpc.runner.kv_cache import KVCache, block_bytes
 from photon_grpc.runner.model_runner import ModelRunner
 
@@ -60,7 +61,7 @@ def _largest_step(decoder: Decoder, kernels: Kernels, block_size: int, max_num_s
     num_rows = max(1, min(max_num_seqs, num_tokens // length))
     blocks = -(-length // block_size)
     cache = KVCache(decoder.kv_specs, blocks, block_size, decoder.dtype, decoder.device)
-    runner = ModelRunner(decoder, cache, kernels, max_num_seqs=num_rows, depth=0)
+    runner = eager_runner(decoder, cache, kernels, max_num_seqs=num_rows)
     admissions = tuple(_row(slot, length, blocks) for slot in range(1, num_rows + 1))
     slots = tuple(range(1, num_rows + 1))
     runner.submit(Batch(0, slots, (length,) * num_rows, (1,) * num_rows, admissions=admissions)).result()

@@ -1,4 +1,4 @@
-"""Batch → Pending → StepOutput: applies what changed, prepares inputs, runs body and tail, updates the slot table, copies the ids out.
+"""Batch → Pending → StepOutput: applies what changed, has the step computed, copies the ids out.
 
 One code path for CPU and CUDA; nothing here waits for the device except `result`.
 """
@@ -13,12 +13,10 @@ import torch
 from photon_grpc.core.batch import Batch, Fault, StepOutput
 from photon_grpc.core.kv import KVGroup
 from photon_grpc.errors import InternalFailure, NumericFailure
-from photon_grpc.kernels import Kernels
-from photon_grpc.models.decoder import Decoder
-from photon_grpc.runner.inputs import Inputs, prepare
 from photon_grpc.runner.kv_cache import KVCache
-from photon_grpc.runner.sampling.tail import INVALID, Tail
+from photon_grpc.runner.sampling.tail import INVALID
 from photon_grpc.runner.slot_table import SlotTable
+from photon_grpc.runner.step import Drawn, Step
 
 _LOG = logging.getLogger(__name__)
 
@@ -27,19 +25,17 @@ class ModelRunner:
     """Knows no requests and no text.
 
     Args:
-        decoder: the model, loaded.
-        cache: its KV cache.
-        kernels: operations of the tail.
-        max_num_seqs: slots 1 … max_num_seqs.
+        step: computes a batch.
+        table: the slots that batches speak of.
+        cache: the pages that their blocks are.
         depth: steps that may stay unread when the next is submitted.
     """
 
-    def __init__(self, decoder: Decoder, cache: KVCache, kernels: Kernels, *, max_num_seqs: int, depth: int) -> None:
+    def __init__(self, step: Step, table: SlotTable, cache: KVCache, *, depth: int) -> None:
         self.depth = depth
-        self._decoder = decoder
+        self._step = step
+        self._table = table
         self._cache = cache
-        self._table = SlotTable(max_num_seqs + 1, decoder.max_model_len, cache.block_size, decoder.device)
-        self._tail = Tail(self._table, kernels)
 
     @property
     def num_blocks(self) -> int:
@@ -63,7 +59,7 @@ class ModelRunner:
         try:
             self._table.apply(batch)
             self._cache.copy(batch.copies)
-            ids = self._compute(batch)
+            drawn = self._step(batch)
         except torch.AcceleratorError:
             raise
         except Exception:
@@ -71,31 +67,14 @@ class ModelRunner:
             return Landed(_all_faulty(batch))
         finally:
             self._table.advance(batch)
-        if ids.device.type == "cpu":
-            return Landed(_output(batch, ids, time.perf_counter() - start_s))
-        return InFlight(batch, ids, start_s)
+        if drawn.ids.device.type == "cpu":
+            return Landed(_output(batch, drawn.ids, drawn.rows, time.perf_counter() - start_s))
+        return InFlight(batch, drawn, start_s)
 
     def close(self) -> None:
         """Waits for what was launched."""
-        if self._decoder.device.type == "cuda":
-            torch.cuda.synchronize(self._decoder.device)
-
-    def _compute(self, batch: Batch) -> torch.Tensor:
-        inputs = prepare(batch, self._table, self._cache.pages, self._decoder.attention_scale)
-        hidden = self._decoder.forward(inputs.token_ids, inputs.ctx)
-        self._table.num_computed[inputs.slots] = inputs.context_len
-        if not inputs.last.numel():
-            return inputs.last
-        return self._draw(batch, inputs, hidden)
-
-    def _draw(self, batch: Batch, inputs: Inputs, hidden: torch.Tensor) -> torch.Tensor:
-        slots, context_len = inputs.slots[inputs.drawing], inputs.context_len[inputs.drawing]
-        host_slots = [slot for slot, yields in zip(batch.slots, batch.yields, strict=True) if yields]
-        logits = self._decoder.logits(hidden[inputs.last])
-        ids = self._tail(logits, slots, host_slots, context_len)
-        # An invalid id ends its sequence when it is read; until then the table must hold one that can be looked up.
-        self._table.token_ids[slots, context_len] = ids.clamp(min=0).int()
-        return ids
+        if self._table.device.type == "cuda":
+            torch.cuda.synchronize(self._table.device)
 
 
 class Landed:
@@ -111,21 +90,23 @@ class Landed:
 class InFlight:
     """A step on the device: its ids travel to pinned memory behind it."""
 
-    def __init__(self, batch: Batch, ids: torch.Tensor, start_s: float) -> None:
+    def __init__(self, batch: Batch, drawn: Drawn, start_s: float) -> None:
         self._batch = batch
+        self._rows = drawn.rows
         self._start_s = start_s
-        self._ids = torch.empty(ids.shape, dtype=ids.dtype, pin_memory=True)
-        self._ids.copy_(ids, non_blocking=True)
+        self._ids = torch.empty(drawn.ids.shape, dtype=drawn.ids.dtype, pin_memory=True)
+        self._ids.copy_(drawn.ids, non_blocking=True)
         self._landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._landed.record()
 
     def result(self) -> StepOutput:
         self._landed.synchronize()
-        return _output(self._batch, self._ids, time.perf_counter() - self._start_s)
+        return _output(self._batch, self._ids, self._rows, time.perf_counter() - self._start_s)
 
 
-def _output(batch: Batch, ids: torch.Tensor, duration_s: float) -> StepOutput:
-    numbers = tuple(ids.tolist())
+def _output(batch: Batch, ids: torch.Tensor, wanted: list[int] | None, duration_s: float) -> StepOutput:
+    drawn = ids.tolist()
+    numbers = tuple(drawn) if wanted is None else tuple([drawn[row] for row in wanted])
     if INVALID not in numbers:
         return StepOutput(batch.step, numbers, {}, duration_s)
     rows = [row for row, yields in enumerate(batch.yields) if yields]

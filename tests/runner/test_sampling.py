@@ -51,17 +51,16 @@ def tail_of(
     admissions = tuple(Admission(slot, (1,), 1, 0, ((1,),), sampling) for slot, sampling in enumerate(samplings, 1))
     slots = list(range(1, len(samplings) + 1))
     table.apply(Batch(1, tuple(slots), (1,) * len(slots), (1,) * len(slots), admissions=admissions))
-    return Tail(table, select("torch", "cpu")), torch.tensor(slots), slots, torch.full((len(slots),), 1 + position)
+    tail = Tail(table, select("torch", "cpu"))
+    return tail, torch.tensor(slots), torch.full((len(slots),), 1 + position), tail.width(slots)
 
 
 @pytest.mark.parametrize("more", [{}, {"top_k": 4}, {"top_p": 0.8}])
 def test_frequencies_are_those_of_the_softmax(more: dict[str, float]) -> None:
     num_draws, temperature = 8000, 0.7
     logits = torch.tensor([[1.0, 2.0, 0.5, -1.0, 2.2, 0.0, -3.0]])
-    tail, slots, host_slots, length = tail_of(
-        [SamplingParams(temperature=temperature, seed=seed, **more) for seed in range(num_draws)]
-    )  # type: ignore[arg-type]
-    ids = tail(logits.repeat(num_draws, 1), slots, host_slots, length)
+    tail = tail_of([SamplingParams(temperature=temperature, seed=seed, **more) for seed in range(num_draws)])  # type: ignore[arg-type]
+    ids = tail[0](logits.repeat(num_draws, 1), *tail[1:])
     warped = logits / temperature
     if "top_k" in more:
         warped = TopKLogitsWarper(int(more["top_k"]))(None, warped)

@@ -8,6 +8,7 @@ logits / temperature + noise is a sample of the softmax (Gumbel 1954; Maddison, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 
 import torch
 
@@ -18,6 +19,14 @@ from photon_grpc.runner.slot_table import SlotTable
 
 #: Drawn for a row whose logits hold NaN or infinity.
 INVALID = -1
+
+
+class Width(IntEnum):
+    """How much the rows of a batch ask of the tail; each does what the ones before it do."""
+
+    GREEDY = 0
+    NOISE = 1
+    FILTERED = 2
 
 
 class Tail:
@@ -33,32 +42,37 @@ class Tail:
         self._noise = kernels.gumbel_noise
         self._draw = self._draw_kept if table.device.type == "cpu" else self._draw_all
 
+    def width(self, slots: Sequence[int]) -> Width:
+        """What these slots need."""
+        if not self._table.filtered.isdisjoint(slots):
+            return Width.FILTERED
+        return Width.GREEDY if self._table.drawing.isdisjoint(slots) else Width.NOISE
+
+    def ban(self, logits: torch.Tensor, slots: Sequence[int], context_len: torch.Tensor) -> None:
+        """Below min_tokens the ids that would end the output cannot be drawn. `slots` and `context_len` are those of the rows."""
+        for row, slot in enumerate(slots):
+            ids = self._table.banned.get(slot)
+            if ids is not None:
+                early = context_len[row] < self._table.min_length[slot]
+                logits[row, ids] = torch.where(early, -torch.inf, logits[row, ids])
+
     def __call__(
-        self, logits: torch.Tensor, slots: torch.Tensor, host_slots: Sequence[int], context_len: torch.Tensor
+        self, logits: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, width: Width
     ) -> torch.Tensor:
         """int64 [R], INVALID where the logits are not finite.
 
         Args:
             logits: float32 [R, V]; may be overwritten.
-            slots: int64 [R] on the device, `host_slots` the same numbers.
+            slots: int64 [R].
             context_len: int64 [R], tokens before the one to draw.
         """
-        best, greedy = logits.max(-1)
-        if self._table.banned:
-            self._ban(logits, host_slots, context_len)
-            greedy = logits.argmax(-1)
-        ids = greedy
-        if not self._table.drawing.isdisjoint(host_slots):
-            ids = self._sample(logits, slots, host_slots, context_len, greedy)
+        best, ids = logits.max(-1)
+        if width is not Width.GREEDY:
+            ids = self._sample(logits, slots, context_len, ids, width)
         return torch.where(best.isfinite(), ids, INVALID)
 
     def _sample(
-        self,
-        logits: torch.Tensor,
-        slots: torch.Tensor,
-        host_slots: Sequence[int],
-        context_len: torch.Tensor,
-        greedy: torch.Tensor,
+        self, logits: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, greedy: torch.Tensor, width: Width
     ) -> torch.Tensor:
         table = self._table
         temperature = table.temperature[slots]
@@ -66,7 +80,7 @@ class Tail:
         scaled = logits.div_(torch.where(is_greedy, 1.0, temperature)[:, None])
         # A token this far below the best cannot win, whatever the noise.
         smallest = scaled.amax(-1) - (MAX_GUMBEL - MIN_GUMBEL)
-        if not table.filtered.isdisjoint(host_slots):
+        if width is Width.FILTERED:
             kept = cutoff(scaled, table.top_k[slots], table.top_p[slots], table.min_p[slots])
             smallest = torch.maximum(smallest, kept)
         position = context_len - table.num_prompt[slots]
@@ -100,11 +114,3 @@ class Tail:
             noise = self._noise(seed[one], position[one], index[one], kept)
             drawn.append(kept[0, (noise[0] + scaled[row, kept[0]]).argmax()] if kept.numel() else kept.new_zeros(()))
         return torch.stack(drawn)
-
-    def _ban(self, logits: torch.Tensor, host_slots: Sequence[int], context_len: torch.Tensor) -> None:
-        """Below min_tokens the ids that would end the output cannot be drawn."""
-        for row, slot in enumerate(host_slots):
-            ids = self._table.banned.get(slot)
-            if ids is not None:
-                early = context_len[row] < self._table.min_length[slot]
-                logits[row, ids] = torch.where(early, -torch.inf, logits[row, ids])

@@ -1,0 +1,42 @@
+"""Puts a runner together. The only place that knows which step goes with which device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from photon_grpc.kernels import Kernels
+from photon_grpc.models.decoder import Decoder
+from photon_grpc.runner.graphs import CudaCapture, GraphStep, PaddedStep, decode_buckets
+from photon_grpc.runner.kv_cache import KVCache
+from photon_grpc.runner.model_runner import ModelRunner
+from photon_grpc.runner.sampling.tail import Tail
+from photon_grpc.runner.slot_table import SlotTable
+from photon_grpc.runner.step import EagerStep
+
+
+def eager_runner(
+    decoder: Decoder, cache: KVCache, kernels: Kernels, *, max_num_seqs: int, depth: int = 0
+) -> ModelRunner:
+    """Every batch launched operation by operation."""
+    table = SlotTable(max_num_seqs + 1, decoder.max_model_len, cache.block_size, decoder.device)
+    step = EagerStep(decoder, table, cache.pages, Tail(table, kernels))
+    return ModelRunner(step, table, cache, depth=depth)
+
+
+def graph_runner(
+    decoder: Decoder,
+    cache: KVCache,
+    kernels: Kernels,
+    *,
+    max_num_seqs: int,
+    depth: int,
+    progress: Callable[[int, int], None],
+) -> ModelRunner:
+    """Batches that fit a bucket are replayed from CUDA graphs, which are captured here; `progress(done, total)`."""
+    table = SlotTable(max_num_seqs + 1, decoder.max_model_len, cache.block_size, decoder.device)
+    tail = Tail(table, kernels)
+    padded = PaddedStep(decoder, table, cache.pages, tail, max_rows=max(decode_buckets(max_num_seqs)[-1], 16))
+    eager = EagerStep(decoder, table, cache.pages, tail)
+    step = GraphStep(padded, eager, table, tail, CudaCapture(), max_num_seqs)
+    step.warm_up(progress)
+    return ModelRunner(step, table, cache, depth=depth)

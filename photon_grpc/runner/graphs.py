@@ -1,0 +1,228 @@
+"""CUDA graphs: a whole step, from the slot table to the drawn ids and back into the slot table, as one replay.
+
+A graph has fixed shapes, so a batch is padded to the next bucket: surplus rows carry slot 0, whose table points at block 0; they write their
+keys there, nobody reads what they draw, and the state they change is that of slot 0, put back to nothing. The host sends the slots when they
+change and nothing else: last tokens and positions are on the device.
+
+Two shapes: `decode`, B rows of one token; `mixed`, T tokens shared out over at most MIXED_ROWS rows, for short prompts beside a few decoding
+rows. Everything else runs eagerly, where a long step hides what launching costs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from photon_grpc.core.batch import Batch
+from photon_grpc.kernels import AttentionMeta
+from photon_grpc.layers.context import StepContext
+from photon_grpc.models.decoder import Decoder
+from photon_grpc.runner.sampling.tail import Tail, Width
+from photon_grpc.runner.slot_table import SlotTable
+from photon_grpc.runner.step import Drawn, Step
+
+DECODE_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+MIXED_BUCKETS = (16, 32, 64, 128, 256, 512)
+MIXED_ROWS = 16
+
+#: Makes something to replay from a function without arguments; its result is the buffer that every replay fills.
+Capture = Callable[[Callable[[], torch.Tensor]], tuple[Callable[[], Any], torch.Tensor]]
+
+
+class PaddedStep:
+    """A step of fixed shapes over static inputs, as a graph holds it; runs on any device.
+
+    Args:
+        decoder, table, pages, tail: as for EagerStep.
+        max_rows: the longest batch that will be asked for.
+    """
+
+    def __init__(self, decoder: Decoder, table: SlotTable, pages: torch.Tensor, tail: Tail, max_rows: int) -> None:
+        self._decoder = decoder
+        self._table = table
+        self._pages = pages
+        self._tail = tail
+        device = table.device
+        #: Slots, then per row the tokens to compute and whether it yields; rows in use, then padding.
+        self.slots = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self.counts = torch.zeros(MIXED_ROWS, dtype=torch.int64, device=device)
+        self.yields = torch.zeros(MIXED_ROWS, dtype=torch.int64, device=device)
+        self._starts = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
+        self._token = torch.arange(max(MIXED_BUCKETS), dtype=torch.int64, device=device)
+
+    def clear(self) -> None:
+        """All rows are padding: a call changes no sequence's state."""
+        self.slots.zero_()
+        self.counts.zero_()
+        self.yields.zero_()
+
+    def decode(self, num_rows: int, width: Width) -> torch.Tensor:
+        """ids int64 [num_rows] of the rows in `slots`."""
+        table, slots = self._table, self.slots[:num_rows]
+        positions = table.num_computed[slots]
+        context_len = positions + 1
+        attention = self._meta(self._starts[: num_rows + 1], context_len, slots, max_query_len=1)
+        hidden = self._forward(slots, positions, attention)
+        ids = self._tail(self._decoder.logits(hidden), slots, context_len, width)
+        table.token_ids[slots, context_len] = ids.clamp(min=0).int()
+        table.num_computed[slots] = context_len
+        table.num_computed[0] = 0
+        return ids
+
+    def mixed(self, num_tokens: int, width: Width) -> torch.Tensor:
+        """ids int64 [MIXED_ROWS] of the rows in `slots`; those of rows that do not yield mean nothing."""
+        table, slots = self._table, self.slots[:MIXED_ROWS]
+        ends = self.counts.cumsum(0)
+        token = self._token[:num_tokens]
+        row = torch.searchsorted(ends, token, right=True).clamp(max=MIXED_ROWS - 1)
+        is_real = token < ends[-1]
+        before = table.num_computed[slots]
+        # A token of padding is the first of slot 0.
+        token_slots = torch.where(is_real, slots[row], 0)
+        positions = torch.where(is_real, token + (before - ends + self.counts)[row], 0)
+        context_len = before + self.counts
+        query_start = torch.cat((self._starts[:1], ends.int()))
+        attention = self._meta(query_start, context_len, slots, max_query_len=num_tokens)
+        hidden = self._forward(token_slots, positions, attention)
+        logits = self._decoder.logits(hidden[(ends - 1).clamp(min=0)])
+        ids = self._tail(logits, slots, context_len, width)
+        # A row in the middle of its prompt keeps the id that it has there.
+        table.token_ids[slots, context_len] = torch.where(
+            self.yields > 0, ids.clamp(min=0).int(), table.token_ids[slots, context_len]
+        )
+        table.num_computed[slots] = context_len
+        table.num_computed[0] = 0
+        return ids
+
+    def _forward(self, slots: torch.Tensor, positions: torch.Tensor, attention: AttentionMeta) -> torch.Tensor:
+        table = self._table
+        blocks = table.block_table[slots, positions // table.block_size].long()
+        slot_mapping = blocks * table.block_size + positions % table.block_size
+        ctx = StepContext(positions, slot_mapping, self._pages, attention)
+        return self._decoder.forward(table.token_ids[slots, positions], ctx)
+
+    def _meta(
+        self, query_start: torch.Tensor, context_len: torch.Tensor, slots: torch.Tensor, max_query_len: int
+    ) -> AttentionMeta:
+        return AttentionMeta(
+            query_start=query_start,
+            context_len=context_len.int(),
+            block_tables=self._table.block_table[slots],
+            scale=self._decoder.attention_scale,
+            max_query_len=max_query_len,
+            max_context_len=self._decoder.max_model_len,
+        )
+
+
+class GraphStep:
+    """Replays what a bucket fits, hands the rest to `eager`.
+
+    Args:
+        padded: the step that is captured.
+        eager: what computes every other batch.
+        table, tail: choose the width of a batch.
+        capture: how a replay is made.
+        max_num_seqs: no decode bucket beyond the next above it.
+    """
+
+    def __init__(
+        self, padded: PaddedStep, eager: Step, table: SlotTable, tail: Tail, capture: Capture, max_num_seqs: int
+    ) -> None:
+        self._padded = padded
+        self._eager = eager
+        self._table = table
+        self._tail = tail
+        self._capture = capture
+        self.decode_buckets = decode_buckets(max_num_seqs)
+        self._replays: dict[tuple[bool, int, Width], tuple[Callable[[], Any], torch.Tensor]] = {}
+        self._slots: tuple[int, ...] = ()
+
+    def __call__(self, batch: Batch) -> Drawn:
+        if self._table.banned:
+            return self._eager(batch)
+        num_rows, num_tokens = len(batch.slots), sum(batch.counts)
+        width = self._tail.width(batch.slots)
+        if num_rows == num_tokens and num_rows <= self.decode_buckets[-1] and 0 not in batch.yields:
+            return self._decode(batch, self.decode_buckets[bisect_left(self.decode_buckets, num_rows)], width)
+        if num_tokens <= MIXED_BUCKETS[-1] and num_rows <= MIXED_ROWS:
+            return self._mixed(batch, MIXED_BUCKETS[bisect_left(MIXED_BUCKETS, num_tokens)], width)
+        return self._eager(batch)
+
+    def _decode(self, batch: Batch, bucket: int, width: Width) -> Drawn:
+        replay, ids = self._find(False, bucket, width)
+        self._send_slots(batch.slots, bucket)
+        replay()
+        num_rows = len(batch.slots)
+        return Drawn(ids, list(range(num_rows)) if bucket > num_rows else None)
+
+    def _mixed(self, batch: Batch, bucket: int, width: Width) -> Drawn:
+        replay, ids = self._find(True, bucket, width)
+        self._send_mixed(batch)
+        replay()
+        return Drawn(ids, [row for row, yields in enumerate(batch.yields) if yields])
+
+    def warm_up(self, progress: Callable[[int, int], None]) -> None:
+        """Captures every bucket of the narrowest tail, largest first, so that the smaller ones fit into the memory it took."""
+        shapes = [(False, b) for b in reversed(self.decode_buckets)] + [(True, b) for b in reversed(MIXED_BUCKETS)]
+        for done, (is_mixed, bucket) in enumerate(shapes):
+            self._find(is_mixed, bucket, Width.GREEDY)
+            progress(done + 1, len(shapes))
+
+    def _find(self, is_mixed: bool, bucket: int, width: Width) -> tuple[Callable[[], Any], torch.Tensor]:
+        key = (is_mixed, bucket, width)
+        if key not in self._replays:
+            self._padded.clear()
+            self._slots = ()
+            function = self._padded.mixed if is_mixed else self._padded.decode
+            self._replays[key] = self._capture(lambda: function(bucket, width))
+        return self._replays[key]
+
+    def _send_slots(self, slots: tuple[int, ...], bucket: int) -> None:
+        padded = slots + (0,) * (bucket - len(slots))
+        if padded != self._slots:
+            self._slots = padded
+            self._padded.slots[:bucket].copy_(self._table.to_device(padded, torch.int64), non_blocking=True)
+
+    def _send_mixed(self, batch: Batch) -> None:
+        surplus = (0,) * (MIXED_ROWS - len(batch.slots))
+        columns = (*batch.slots, *surplus, *batch.counts, *surplus, *batch.yields, *surplus)
+        slots, counts, yields = self._table.to_device(columns, torch.int64).view(3, MIXED_ROWS)
+        self._padded.slots[:MIXED_ROWS].copy_(slots, non_blocking=True)
+        self._padded.counts.copy_(counts, non_blocking=True)
+        self._padded.yields.copy_(yields, non_blocking=True)
+        self._slots = ()
+
+
+def decode_buckets(max_num_seqs: int) -> tuple[int, ...]:
+    """Those that a batch of at most `max_num_seqs` rows needs."""
+    needed = bisect_left(DECODE_BUCKETS, max_num_seqs) + 1
+    return DECODE_BUCKETS[:needed]
+
+
+class CudaCapture:
+    """Captures into graphs that share one memory pool."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def __call__(self, function: Callable[[], torch.Tensor]) -> tuple[Callable[[], Any], torch.Tensor]:
+        # Once outside the graph: what is compiled, loaded or allocated at a first call cannot be captured.
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            function()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            ids = function()
+        return graph.replay, ids
+
+
+def plain_call(function: Callable[[], torch.Tensor]) -> tuple[Callable[[], Any], torch.Tensor]:
+    """Instead of a capture: every replay calls the function again. For devices without graphs, and for tests."""
+    ids = function()
+    return lambda: ids.copy_(function()), ids

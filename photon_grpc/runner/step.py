@@ -1,0 +1,52 @@
+"""One step on tensors: inputs, body, tail, state. `EagerStep` launches operation by operation; `graphs.py` replays the same."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+
+from photon_grpc.core.batch import Batch
+from photon_grpc.models.decoder import Decoder
+from photon_grpc.runner.inputs import prepare
+from photon_grpc.runner.sampling.tail import Tail
+from photon_grpc.runner.slot_table import SlotTable
+
+
+class Drawn(NamedTuple):
+    """What a step has put on the device: int64 ids, and which of them belong to the rows that yield, in order (None: all)."""
+
+    ids: torch.Tensor
+    rows: list[int] | None = None
+
+
+class Step(Protocol):
+    def __call__(self, batch: Batch) -> Drawn:
+        """Computes the batch, whose changes are applied already; does not wait for the device."""
+
+
+class EagerStep:
+    """Any batch, launched operation by operation."""
+
+    def __init__(self, decoder: Decoder, table: SlotTable, pages: torch.Tensor, tail: Tail) -> None:
+        self._decoder = decoder
+        self._table = table
+        self._pages = pages
+        self._tail = tail
+
+    def __call__(self, batch: Batch) -> Drawn:
+        table = self._table
+        inputs = prepare(batch, table, self._pages, self._decoder.attention_scale)
+        hidden = self._decoder.forward(inputs.token_ids, inputs.ctx)
+        table.num_computed[inputs.slots] = inputs.context_len
+        if not inputs.last.numel():
+            return Drawn(inputs.last)
+        slots, context_len = inputs.slots[inputs.drawing], inputs.context_len[inputs.drawing]
+        host_slots = [slot for slot, yields in zip(batch.slots, batch.yields, strict=True) if yields]
+        logits = self._decoder.logits(hidden[inputs.last])
+        if table.banned:
+            self._tail.ban(logits, host_slots, context_len)
+        ids = self._tail(logits, slots, context_len, self._tail.width(host_slots))
+        # An invalid id ends its sequence when it is read; until then the table must hold one that can be looked up.
+        table.token_ids[slots, context_len] = ids.clamp(min=0).int()
+        return Drawn(ids)

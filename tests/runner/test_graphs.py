@@ -1,0 +1,106 @@
+"""The padded step that graphs hold, called instead of captured: equal to the eager one, and harmless where it is padded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from photon_grpc.config.flags import CacheConfig, SchedulerConfig
+from photon_grpc.config.model_dir import read_model_dir
+from photon_grpc.core.batch import Admission, Batch
+from photon_grpc.core.request import SamplingParams
+from photon_grpc.kernels import select
+from photon_grpc.models import build, load
+from photon_grpc.runner.graphs import DECODE_BUCKETS, MIXED_BUCKETS, GraphStep, PaddedStep, decode_buckets, plain_call
+from photon_grpc.runner.kv_cache import KVCache
+from photon_grpc.runner.model_runner import ModelRunner
+from photon_grpc.runner.sampling.tail import Tail
+from photon_grpc.runner.slot_table import SlotTable
+from photon_grpc.runner.step import EagerStep
+from tests.runner.models import greedy, model
+from tests.runner.served import Served
+from tests.runner.test_greedy import LENGTHS, prompts
+
+BLOCK_SIZE = 8
+
+
+class Replayed(Served):
+    """A service whose runner replays every batch that fits a bucket."""
+
+    def __init__(self, num_seqs: int = 8, budget: int = 64) -> None:
+        directory, _ = model("llama")
+        super().__init__(
+            directory,
+            cache=CacheConfig(block_size=BLOCK_SIZE, num_blocks=100),
+            scheduler=SchedulerConfig(max_num_seqs=num_seqs, max_num_batched_tokens=budget),
+        )
+        self.runner, self.step_, self.cache = replayed_runner(num_seqs)
+        object.__setattr__(self.assembled, "runner", self.runner)
+        self.engine = self.assembled.engine(self.post, self.post)
+
+
+def replayed_runner(num_seqs: int) -> tuple[ModelRunner, GraphStep, KVCache]:
+    device, kernels = torch.device("cpu"), select("torch", "cpu")
+    card = read_model_dir(model("llama")[0])
+    decoder = build(card, dtype=torch.float32, device=device, kernels=kernels, max_model_len=256)
+    load(decoder, card)
+    cache = KVCache(decoder.kv_specs, 100, BLOCK_SIZE, decoder.dtype, device)
+    # What nobody wrote must not be read: it would be seen.
+    cache.pages.fill_(float("nan"))
+    table = SlotTable(num_seqs + 1, decoder.max_model_len, BLOCK_SIZE, device)
+    tail = Tail(table, kernels)
+    padded = PaddedStep(decoder, table, cache.pages, tail, max(decode_buckets(num_seqs)[-1], 16))
+
+    eager = EagerStep(decoder, table, cache.pages, tail)
+    step = GraphStep(padded, eager, table, tail, torch.inference_mode()(plain_call), num_seqs)
+    return ModelRunner(step, table, cache, depth=0), step, cache
+
+
+def test_replayed_output_equals_transformers() -> None:
+    _, reference = model("llama")
+    asked = prompts(8)
+    served = Replayed()
+    assert served.complete(asked, 24) == [greedy(reference, prompt, 24) for prompt in asked]
+    kinds = {is_mixed for is_mixed, _, _ in served.step_._replays}
+    assert kinds == {True, False}
+
+
+def test_drawn_ids_are_those_of_the_eager_step() -> None:
+    samplings = [
+        SamplingParams(0.0),
+        SamplingParams(0.9, seed=3),
+        SamplingParams(1.1, top_k=9, seed=4),
+        SamplingParams(0.7, top_p=0.8, seed=5),
+        SamplingParams(0.0),
+    ]
+    outputs = []
+    for served in (Replayed(), Served(model("llama")[0])):
+        handles = [served.add(prompt, 12, sampling) for prompt, sampling in zip(prompts(5), samplings, strict=True)]
+        served.run()
+        outputs.append([served.outputs[handle].ids for handle in handles])
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 7, 11, 15])
+def test_surplus_rows_change_nothing_but_block_0(num_rows: int) -> None:
+    runner, step, cache = replayed_runner(16)
+    admissions = tuple(
+        Admission(slot, (slot, 5, 9), 3, 0, ((slot,),), SamplingParams(0.0)) for slot in range(1, num_rows + 1)
+    )
+    slots, ones = tuple(range(1, num_rows + 1)), (1,) * num_rows
+    runner.submit(Batch(1, slots, (3,) * num_rows, ones, admissions=admissions))
+    before = cache.pages.clone()
+    output = runner.submit(Batch(2, slots, ones, ones)).result()
+    bucket = next(b for b in DECODE_BUCKETS if b >= num_rows)
+    assert ((False, bucket, 0) in step._replays and bucket > num_rows) or num_rows == 1
+    assert len(output.ids) == num_rows and not output.faults
+    changed = (cache.pages.nan_to_num(7.0) != before.nan_to_num(7.0)).flatten(1).any(1).nonzero().flatten().tolist()
+    assert set(changed) <= {0, *slots}
+    # Of every row exactly the fourth place was written.
+    written = cache.pages[list(slots)].isfinite().flatten(0, 3)[..., 0].view(num_rows, -1, BLOCK_SIZE)
+    assert written[:, :, :4].all() and not written[:, :, 4:].any()
+
+
+def test_buckets_cover_what_may_come() -> None:
+    assert decode_buckets(1) == (1,) and decode_buckets(9)[-1] == 12 and decode_buckets(512)[-1] == 512
+    assert sorted(MIXED_BUCKETS) == list(MIXED_BUCKETS) and max(LENGTHS) < MIXED_BUCKETS[-1]
