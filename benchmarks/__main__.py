@@ -7,7 +7,7 @@ import pkgutil
 
 import benchmarks
 
-_TOOLS = {"service", "__main__"}
+_TOOLS = {"service", "workloads", "__main__"}
 
 
 def main() -> None:

@@ -32,6 +32,17 @@ def test_greedy_output_in_float32_equals_transformers(family: str, block_size: i
         assert served.complete(asked, 64) == expected
 
 
+def test_eager_steps_and_replayed_ones_say_the_same() -> None:
+    directory, _ = model("qwen3")
+    filtered = SamplingParams(temperature=0.8, top_p=0.9, top_k=30, seed=2)
+    for sampling in (SamplingParams(0.0), SamplingParams(temperature=1.1, seed=1), filtered):
+        outputs = [
+            Served(directory, device="cuda", eager=eager).complete(prompts(6), 30, sampling=sampling)
+            for eager in (True, False)
+        ]
+        assert outputs[0] == outputs[1]
+
+
 def test_preemption_under_overlap_changes_nothing() -> None:
     directory, reference = model("llama")
     asked = prompts(3)
@@ -57,7 +68,7 @@ def test_a_seed_draws_the_same_on_both_devices() -> None:
 def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16(family: str) -> None:
     directory, reference = model(family)
     prompt = prompts(9, (50,))[0]
-    served = Served(directory, device="cuda", dtype="bfloat16")
+    served = Served(directory, device="cuda", dtype="bfloat16", eager=True)
     logits: list[torch.Tensor] = []
     decoder = served.assembled.runner._decoder  # type: ignore[attr-defined]
     head = decoder.head

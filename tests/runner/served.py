@@ -29,11 +29,12 @@ class Served:
         cache: CacheConfig | None = None,
         scheduler: SchedulerConfig | None = None,
         device: str = "cpu",
+        eager: bool = False,
         **model: object,
     ) -> None:
         config = ServeConfig(
             model=ModelConfig(model=str(directory), **model),  # type: ignore[arg-type]
-            device=DeviceConfig(device=device),
+            device=DeviceConfig(device=device, enforce_eager=eager),
             cache=cache or CacheConfig(num_blocks=64),
             scheduler=scheduler or SchedulerConfig(max_num_seqs=8),
         )

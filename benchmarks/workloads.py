@@ -1,0 +1,100 @@
+"""The named workloads, exactly, so that any program can run the same: shapes, token ids, lengths."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "dtype": "bfloat16",
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "1b": _LLAMA
+    | {
+        "hidden_size": 2048,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "intermediate_size": 8192,
+        "tie_word_embeddings": True,
+        "rope_parameters": _ROPE,
+    },
+    "8b": _LLAMA
+    | {
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 14336,
+        "tie_word_embeddings": False,
+        "rope_parameters": _ROPE | {"factor": 8.0},
+    },
+}
+
+_MASK = (1 << 64) - 1
+
+
+def splitmix64(x: int) -> int:
+    """Steele, Lea and Flood 2014."""
+    z = (x + 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+def token(stream: int, request: int, position: int) -> int:
+    return 1000 + splitmix64((stream << 40) ^ (request << 20) ^ position) % 126000
+
+
+def prompt(stream: int, request: int, length: int) -> tuple[int, ...]:
+    return tuple([token(stream, request, position) for position in range(length)])
+
+
+def mixed_512() -> list[tuple[int, int]]:
+    """(prompt tokens, output tokens) of 512 requests."""
+    draw = random.Random(0)
+    return [(draw.randint(64, 1024), draw.randint(32, 512)) for _ in range(512)]
+
+
+def shared_prefix(stream: int, count: int = 256, common: int = 1024, own: int = 64) -> list[tuple[int, ...]]:
+    beginning = prompt(stream, 0, common)
+    return [beginning + prompt(stream + 1, request, own) for request in range(count)]
+
+
+def write_model_dir(shape: str, directory: Path) -> Path:
+    """A directory with nothing but config.json, to be served with --load-format dummy."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(SHAPES[shape]))
+    return directory
+
+
+def weight_bytes(shape: str) -> int:
+    """Bytes that one decode step reads of the weights (a tied head is read as the head)."""
+    s = SHAPES[shape]
+    hidden, heads, kv, dim = s["hidden_size"], s["num_attention_heads"], s["num_key_value_heads"], s["head_dim"]
+    layer = hidden * dim * (2 * heads + 2 * kv) + 3 * hidden * s["intermediate_size"]
+    return 2 * (s["num_hidden_layers"] * layer + s["vocab_size"] * hidden)
+
+
+def kv_bytes(shape: str, contexts: Sequence[int]) -> int:
+    """Bytes that one decode step reads of the KV cache."""
+    s = SHAPES[shape]
+    return sum(contexts) * 2 * 2 * s["num_hidden_layers"] * s["num_key_value_heads"] * s["head_dim"]
