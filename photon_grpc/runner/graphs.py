@@ -4,15 +4,15 @@ A graph has fixed shapes, so a batch is padded to the next bucket: surplus rows 
 keys there, nobody reads what they draw, and the state they change is that of slot 0, put back to nothing. The host sends the slots when they
 change and nothing else: last tokens and positions are on the device.
 
-Two shapes: `decode`, B rows of one token; `mixed`, T tokens shared out over at most MIXED_ROWS rows, for short prompts beside a few decoding
-rows. Everything else runs eagerly, where a long step hides what launching costs.
+Two kinds of shape: `decode`, B rows of one token; `mixed`, T tokens shared out over at most R rows: few rows for a short prompt that should
+not wait, all rows for a chunk of prompt beside everybody who decodes. Longer steps run eagerly: they hide what launching costs.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,8 +25,23 @@ from photon_grpc.runner.slot_table import SlotTable
 from photon_grpc.runner.step import Drawn, Step
 
 DECODE_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-MIXED_BUCKETS = (16, 32, 64, 128, 256, 512)
-MIXED_ROWS = 16
+#: Tokens of mixed steps with at most SHORT_ROWS rows, and of those with any number.
+SHORT_BUCKETS = (16, 32, 64, 128, 256, 512)
+SHORT_ROWS = 16
+LONG_BUCKETS = (256, 512, 768, 1024, 1536, 2048)
+
+
+class Shape(NamedTuple):
+    """What a graph is captured for. A decode step has as many tokens as rows."""
+
+    num_tokens: int
+    num_rows: int
+    width: Width
+
+    @property
+    def is_decode(self) -> bool:
+        return self.num_tokens == self.num_rows
+
 
 #: Makes something to replay from a function without arguments; its result is the buffer that every replay fills.
 Capture = Callable[[Callable[[], torch.Tensor]], tuple[Callable[[], Any], torch.Tensor]]
@@ -48,10 +63,10 @@ class PaddedStep:
         device = table.device
         #: Slots, then per row the tokens to compute and whether it yields; rows in use, then padding.
         self.slots = torch.zeros(max_rows, dtype=torch.int64, device=device)
-        self.counts = torch.zeros(MIXED_ROWS, dtype=torch.int64, device=device)
-        self.yields = torch.zeros(MIXED_ROWS, dtype=torch.int64, device=device)
+        self.counts = torch.zeros_like(self.slots)
+        self.yields = torch.zeros_like(self.slots)
         self._starts = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
-        self._token = torch.arange(max(MIXED_BUCKETS), dtype=torch.int64, device=device)
+        self._token = torch.arange(LONG_BUCKETS[-1], dtype=torch.int64, device=device)
 
     def clear(self) -> None:
         """All rows are padding: a call changes no sequence's state."""
@@ -59,31 +74,36 @@ class PaddedStep:
         self.counts.zero_()
         self.yields.zero_()
 
-    def decode(self, num_rows: int, width: Width) -> torch.Tensor:
-        """ids int64 [num_rows] of the rows in `slots`."""
-        table, slots = self._table, self.slots[:num_rows]
+    def __call__(self, shape: Shape) -> torch.Tensor:
+        """ids int64 [shape.num_rows] of the rows in `slots`; those of rows that do not yield mean nothing."""
+        return self._decode(shape) if shape.is_decode else self._mixed(shape)
+
+    def _decode(self, shape: Shape) -> torch.Tensor:
+        num_rows, table = shape.num_rows, self._table
+        slots = self.slots[:num_rows]
         positions = table.num_computed[slots]
         context_len = positions + 1
         attention = self._meta(self._starts[: num_rows + 1], context_len, slots, max_query_len=1)
         hidden = self._forward(slots, positions, attention)
-        ids = self._tail(self._decoder.logits(hidden), slots, context_len, width)
+        ids = self._tail(self._decoder.logits(hidden), slots, context_len, shape.width)
         table.token_ids[slots, context_len] = ids.clamp(min=0).int()
         table.num_computed[slots] = context_len
-        table.num_computed[0] = 0
+        table.num_computed[:1].zero_()
         return ids
 
-    def mixed(self, num_tokens: int, width: Width) -> torch.Tensor:
-        """ids int64 [MIXED_ROWS] of the rows in `slots`; those of rows that do not yield mean nothing."""
-        table, slots = self._table, self.slots[:MIXED_ROWS]
-        ends = self.counts.cumsum(0)
+    def _mixed(self, shape: Shape) -> torch.Tensor:
+        num_tokens, num_rows, width = shape
+        table = self._table
+        slots, counts, yields = self.slots[:num_rows], self.counts[:num_rows], self.yields[:num_rows]
+        ends = counts.cumsum(0)
         token = self._token[:num_tokens]
-        row = torch.searchsorted(ends, token, right=True).clamp(max=MIXED_ROWS - 1)
+        row = torch.searchsorted(ends, token, right=True).clamp(max=num_rows - 1)
         is_real = token < ends[-1]
         before = table.num_computed[slots]
         # A token of padding is the first of slot 0.
         token_slots = torch.where(is_real, slots[row], 0)
-        positions = torch.where(is_real, token + (before - ends + self.counts)[row], 0)
-        context_len = before + self.counts
+        positions = torch.where(is_real, token + (before - ends + counts)[row], 0)
+        context_len = before + counts
         query_start = torch.cat((self._starts[:1], ends.int()))
         attention = self._meta(query_start, context_len, slots, max_query_len=num_tokens)
         hidden = self._forward(token_slots, positions, attention)
@@ -91,10 +111,10 @@ class PaddedStep:
         ids = self._tail(logits, slots, context_len, width)
         # A row in the middle of its prompt keeps the id that it has there.
         table.token_ids[slots, context_len] = torch.where(
-            self.yields > 0, ids.clamp(min=0).int(), table.token_ids[slots, context_len]
+            yields > 0, ids.clamp(min=0).int(), table.token_ids[slots, context_len]
         )
         table.num_computed[slots] = context_len
-        table.num_computed[0] = 0
+        table.num_computed[:1].zero_()
         return ids
 
     def _forward(self, slots: torch.Tensor, positions: torch.Tensor, attention: AttentionMeta) -> torch.Tensor:
@@ -137,62 +157,70 @@ class GraphStep:
         self._tail = tail
         self._capture = capture
         self.decode_buckets = decode_buckets(max_num_seqs)
-        self._replays: dict[tuple[bool, int, Width], tuple[Callable[[], Any], torch.Tensor]] = {}
+        self._long_rows = self.decode_buckets[-1]
+        self._replays: dict[Shape, tuple[Callable[[], Any], torch.Tensor]] = {}
         self._slots: tuple[int, ...] = ()
 
     def __call__(self, batch: Batch) -> Drawn:
         if self._table.banned:
             return self._eager(batch)
-        num_rows, num_tokens = len(batch.slots), sum(batch.counts)
-        width = self._tail.width(batch.slots)
-        if num_rows == num_tokens and num_rows <= self.decode_buckets[-1] and 0 not in batch.yields:
-            return self._decode(batch, self.decode_buckets[bisect_left(self.decode_buckets, num_rows)], width)
-        if num_tokens <= MIXED_BUCKETS[-1] and num_rows <= MIXED_ROWS:
-            return self._mixed(batch, MIXED_BUCKETS[bisect_left(MIXED_BUCKETS, num_tokens)], width)
-        return self._eager(batch)
-
-    def _decode(self, batch: Batch, bucket: int, width: Width) -> Drawn:
-        replay, ids = self._find(False, bucket, width)
-        self._send_slots(batch.slots, bucket)
-        replay()
+        shape = self._shape(batch)
+        if shape is None:
+            return self._eager(batch)
+        replay, ids = self._find(shape)
         num_rows = len(batch.slots)
-        return Drawn(ids, list(range(num_rows)) if bucket > num_rows else None)
-
-    def _mixed(self, batch: Batch, bucket: int, width: Width) -> Drawn:
-        replay, ids = self._find(True, bucket, width)
-        self._send_mixed(batch)
+        if shape.is_decode:
+            self._send_slots(batch.slots, shape.num_rows)
+            rows = list(range(num_rows)) if shape.num_rows > num_rows else None
+        else:
+            self._send_columns(batch, shape.num_rows)
+            rows = [row for row, yields in enumerate(batch.yields) if yields]
         replay()
-        return Drawn(ids, [row for row, yields in enumerate(batch.yields) if yields])
+        return Drawn(ids, rows)
 
     def warm_up(self, progress: Callable[[int, int], None]) -> None:
-        """Captures every bucket of the narrowest tail, largest first, so that the smaller ones fit into the memory it took."""
-        shapes = [(False, b) for b in reversed(self.decode_buckets)] + [(True, b) for b in reversed(MIXED_BUCKETS)]
-        for done, (is_mixed, bucket) in enumerate(shapes):
-            self._find(is_mixed, bucket, Width.GREEDY)
+        """Captures every shape with the narrowest tail, largest first, so that the smaller ones fit into the memory it took."""
+        shapes = [Shape(tokens, self._long_rows, Width.GREEDY) for tokens in LONG_BUCKETS if tokens > self._long_rows]
+        shapes += [Shape(tokens, SHORT_ROWS, Width.GREEDY) for tokens in SHORT_BUCKETS if tokens > SHORT_ROWS]
+        shapes += [Shape(rows, rows, Width.GREEDY) for rows in self.decode_buckets]
+        for done, shape in enumerate(sorted(shapes, reverse=True)):
+            self._find(shape)
             progress(done + 1, len(shapes))
 
-    def _find(self, is_mixed: bool, bucket: int, width: Width) -> tuple[Callable[[], Any], torch.Tensor]:
-        key = (is_mixed, bucket, width)
-        if key not in self._replays:
+    def _shape(self, batch: Batch) -> Shape | None:
+        """The smallest shape that holds the batch; None where none does."""
+        num_rows, num_tokens = len(batch.slots), sum(batch.counts)
+        width = self._tail.width(batch.slots)
+        if num_rows == num_tokens and 0 not in batch.yields and num_rows <= self.decode_buckets[-1]:
+            rows = self.decode_buckets[bisect_left(self.decode_buckets, num_rows)]
+            return Shape(rows, rows, width)
+        if num_rows <= SHORT_ROWS and num_tokens <= SHORT_BUCKETS[-1]:
+            # A bucket of as many tokens as rows would be taken for a decode step.
+            return Shape(SHORT_BUCKETS[bisect_left(SHORT_BUCKETS, max(num_tokens, SHORT_ROWS + 1))], SHORT_ROWS, width)
+        if num_rows <= self._long_rows and num_tokens <= LONG_BUCKETS[-1]:
+            tokens = LONG_BUCKETS[bisect_left(LONG_BUCKETS, max(num_tokens, self._long_rows + 1))]
+            return Shape(tokens, self._long_rows, width)
+        return None
+
+    def _find(self, shape: Shape) -> tuple[Callable[[], Any], torch.Tensor]:
+        if shape not in self._replays:
             self._padded.clear()
             self._slots = ()
-            function = self._padded.mixed if is_mixed else self._padded.decode
-            self._replays[key] = self._capture(lambda: function(bucket, width))
-        return self._replays[key]
+            self._replays[shape] = self._capture(lambda: self._padded(shape))
+        return self._replays[shape]
 
-    def _send_slots(self, slots: tuple[int, ...], bucket: int) -> None:
-        padded = slots + (0,) * (bucket - len(slots))
+    def _send_slots(self, slots: tuple[int, ...], num_rows: int) -> None:
+        padded = slots + (0,) * (num_rows - len(slots))
         if padded != self._slots:
             self._slots = padded
-            self._padded.slots[:bucket].copy_(self._table.to_device(padded, torch.int64), non_blocking=True)
+            self._padded.slots[:num_rows].copy_(self._table.to_device(padded, torch.int64), non_blocking=True)
 
-    def _send_mixed(self, batch: Batch) -> None:
-        surplus = (0,) * (MIXED_ROWS - len(batch.slots))
+    def _send_columns(self, batch: Batch, num_rows: int) -> None:
+        surplus = (0,) * (num_rows - len(batch.slots))
         columns = (*batch.slots, *surplus, *batch.counts, *surplus, *batch.yields, *surplus)
-        slots, counts, yields = self._table.to_device(columns, torch.int64).view(3, MIXED_ROWS)
-        self._padded.slots[:MIXED_ROWS].copy_(slots, non_blocking=True)
-        self._padded.counts.copy_(counts, non_blocking=True)
-        self._padded.yields.copy_(yields, non_blocking=True)
+        sent = self._table.to_device(columns, torch.int64).view(3, num_rows)
+        for buffer, column in zip((self._padded.slots, self._padded.counts, self._padded.yields), sent, strict=True):
+            buffer[:num_rows].copy_(column, non_blocking=True)
         self._slots = ()
 
 

@@ -11,15 +11,15 @@ from photon_grpc.core.batch import Admission, Batch
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.kernels import select
 from photon_grpc.models import build, load
-from photon_grpc.runner.graphs import DECODE_BUCKETS, MIXED_BUCKETS, GraphStep, PaddedStep, decode_buckets, plain_call
+from photon_grpc.runner.graphs import DECODE_BUCKETS, GraphStep, PaddedStep, Shape, decode_buckets, plain_call
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
-from photon_grpc.runner.sampling.tail import Tail
+from photon_grpc.runner.sampling.tail import Tail, Width
 from photon_grpc.runner.slot_table import SlotTable
 from photon_grpc.runner.step import EagerStep
 from tests.runner.models import greedy, model
 from tests.runner.served import Served
-from tests.runner.test_greedy import LENGTHS, prompts
+from tests.runner.test_greedy import prompts
 
 BLOCK_SIZE = 8
 
@@ -61,8 +61,15 @@ def test_replayed_output_equals_transformers() -> None:
     asked = prompts(8)
     served = Replayed()
     assert served.complete(asked, 24) == [greedy(reference, prompt, 24) for prompt in asked]
-    kinds = {is_mixed for is_mixed, _, _ in served.step_._replays}
-    assert kinds == {True, False}
+    assert {shape.is_decode for shape in served.step_._replays} == {True, False}
+
+
+def test_long_chunks_beside_many_rows_are_replayed_too() -> None:
+    _, reference = model("llama")
+    asked = prompts(9, tuple(range(5, 28)))
+    served = Replayed(num_seqs=24, budget=200)
+    assert served.complete(asked, 8) == [greedy(reference, prompt, 8) for prompt in asked]
+    assert any(shape.num_rows == 24 and not shape.is_decode for shape in served.step_._replays)
 
 
 def test_drawn_ids_are_those_of_the_eager_step() -> None:
@@ -92,7 +99,7 @@ def test_surplus_rows_change_nothing_but_block_0(num_rows: int) -> None:
     before = cache.pages.clone()
     output = runner.submit(Batch(2, slots, ones, ones)).result()
     bucket = next(b for b in DECODE_BUCKETS if b >= num_rows)
-    assert ((False, bucket, 0) in step._replays and bucket > num_rows) or num_rows == 1
+    assert Shape(bucket, bucket, Width.GREEDY) in step._replays and (bucket > num_rows or num_rows == 1)
     assert len(output.ids) == num_rows and not output.faults
     changed = (cache.pages.nan_to_num(7.0) != before.nan_to_num(7.0)).flatten(1).any(1).nonzero().flatten().tolist()
     assert set(changed) <= {0, *slots}
@@ -103,4 +110,3 @@ def test_surplus_rows_change_nothing_but_block_0(num_rows: int) -> None:
 
 def test_buckets_cover_what_may_come() -> None:
     assert decode_buckets(1) == (1,) and decode_buckets(9)[-1] == 12 and decode_buckets(512)[-1] == 512
-    assert sorted(MIXED_BUCKETS) == list(MIXED_BUCKETS) and max(LENGTHS) < MIXED_BUCKETS[-1]
