@@ -1,0 +1,135 @@
+"""A whole decode step without sampling: embedding, layers, head, as one CUDA graph at a context of 272, random weights.
+
+    python -m benchmarks.kernels.fused_step [1B] [8B] [--rows 1,8,64]
+
+Milliseconds a step: the decoder fused (every step up to the largest bucket it has tiles for), the same decoder as it is, and the
+floor: bytes of the weights and of the keys and values over the bandwidth of a streaming read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from benchmarks.kernels.timing import measure_us
+from photon_grpc.config.model_dir import read_model_dir
+from photon_grpc.kernels import AttentionMeta, select
+from photon_grpc.layers.context import StepContext
+from photon_grpc.models import Decoder, build, dummy
+from photon_grpc.models.fused import fuse
+
+READ_BYTES_PER_SECOND = 4.5e12
+CONTEXT, BLOCK_SIZE, MAX_LEN = 272, 64, 4096
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+CONFIGS = {
+    "1B": {
+        "hidden_size": 2048, "num_hidden_layers": 16, "head_dim": 64, "intermediate_size": 8192,
+        "tie_word_embeddings": True, "rope_parameters": LLAMA3 | {"factor": 32.0},
+    },
+    "8B": {
+        "hidden_size": 4096, "num_hidden_layers": 32, "head_dim": 128, "intermediate_size": 14336,
+        "tie_word_embeddings": False, "rope_parameters": LLAMA3 | {"factor": 8.0},
+    },
+}  # fmt: skip
+SHARED = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+}
+
+
+def model(name: str) -> Decoder:
+    """Random weights on the GPU."""
+    with TemporaryDirectory() as directory:
+        (Path(directory) / "config.json").write_text(json.dumps(SHARED | CONFIGS[name]))
+        card = read_model_dir(Path(directory))
+    decoder = build(card, dtype=torch.bfloat16, device="cuda", kernels=select("triton", "cuda"), max_model_len=MAX_LEN)
+    dummy(decoder)
+    return decoder
+
+
+def step_context(decoder: Decoder, rows: int, cache: torch.Tensor) -> StepContext:
+    pages = -(-CONTEXT // BLOCK_SIZE)
+    tables = torch.zeros((rows, MAX_LEN // BLOCK_SIZE), dtype=torch.int32, device="cuda")
+    tables[:, :pages] = (torch.randperm(rows * pages, device="cuda") + 1).view(rows, pages)
+    positions = torch.full((rows,), CONTEXT - 1, device="cuda")
+    slots = tables[:, pages - 1].long() * BLOCK_SIZE + positions % BLOCK_SIZE
+    meta = AttentionMeta(
+        query_start=torch.arange(rows + 1, dtype=torch.int32, device="cuda"),
+        context_len=torch.full((rows,), CONTEXT, dtype=torch.int32, device="cuda"),
+        block_tables=tables,
+        scale=decoder.attention_scale,
+        max_query_len=1,
+        max_context_len=MAX_LEN,
+    )
+    return StepContext(positions, slots, cache, meta)
+
+
+def floor_us(decoder: Decoder, rows: int) -> float:
+    spec = decoder.kv_specs[0]
+    keys = rows * CONTEXT * len(decoder.kv_specs) * 2 * spec.num_kv_heads * spec.head_dim
+    rest = 0 if decoder.head.is_tied else decoder.embedding.weight.numel()
+    return (decoder.num_parameters - rest + keys) * 2 / READ_BYTES_PER_SECOND * 1e6
+
+
+def step_ms(
+    decoder: Decoder, forward: Callable[..., torch.Tensor], ids: torch.Tensor, ctx: StepContext, with_head: bool
+) -> float:
+    def call() -> torch.Tensor:
+        hidden = forward(ids, ctx)
+        return decoder.logits(hidden) if with_head else hidden
+
+    return measure_us([call], ids.device, repeats=15) / 1e3
+
+
+def measure(name: str, all_rows: list[int]) -> None:
+    decoder = model(name)
+    fused = fuse(decoder)
+    assert fused is not None
+    spec = decoder.kv_specs[0]
+    pages = max(all_rows) * -(-CONTEXT // BLOCK_SIZE) + 1
+    cache = torch.randn(
+        pages, len(decoder.kv_specs), 2, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim, device="cuda"
+    ).bfloat16()
+    for rows in all_rows:
+        ctx = step_context(decoder, rows, cache)
+        ids = torch.randint(0, 128256, (rows,), device="cuda")
+
+        forwards = [Decoder.forward.__get__(fused), fused.forward]
+        results = [step_ms(decoder, forward, ids, ctx, head) for forward in forwards for head in (True, False)]
+        used = "fused" if rows <= fused.max_rows else "plain"
+        print(
+            f"{name} rows {rows:4d}   plain {results[0]:7.3f} (layers {results[1]:7.3f})   {used} {results[2]:7.3f} "
+            f"(layers {results[3]:7.3f}) ms   floor {floor_us(decoder, rows) / 1e3:7.3f}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", default=["1B", "8B"])
+    parser.add_argument("--rows", default="1,2,4,8,16,32,64,128,256")
+    arguments = parser.parse_args()
+    with torch.inference_mode():
+        for name in arguments.models:
+            measure(name, [int(rows) for rows in arguments.rows.split(",")])
+
+
+if __name__ == "__main__":
+    main()

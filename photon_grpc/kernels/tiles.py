@@ -1,0 +1,69 @@
+"""Which tiles multiply a weight of given shape with few rows: a table made by an offline sweep on an H200, defaults elsewhere.
+
+`python -m benchmarks.kernels.fused_linear --sweep` prints the rows of TABLE. Nothing is tuned at run time.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+
+class Tile(NamedTuple):
+    """One way to multiply: `ring` of parts/ring.py or `wide` of parts/wide.py.
+
+    BN rows of W and BK columns a step, KW warps (each with BK columns of its own in a ring), NS steps in flight, K shared out over
+    SPLITS programs (wide only).
+    """
+
+    kind: Literal["ring", "wide"]
+    BN: int
+    BK: int
+    KW: int
+    NS: int
+    SPLITS: int = 1
+
+
+#: More rows of x than this are left to the matrix library.
+MAX_ROWS = 64
+#: Rows of x are padded to one of these.
+BUCKETS = (8, 16, 32, 64, 128)
+#: Bytes of shared memory that a program may take.
+SHARED_BYTES = 200_000
+
+#: (rows of W, columns of W) -> bucket -> tile.
+TABLE: dict[tuple[int, int], dict[int, Tile]] = {}
+
+
+def bucket(num_rows: int) -> int:
+    """The smallest bucket that holds num_rows."""
+    return next(size for size in BUCKETS if size >= num_rows)
+
+
+def shared_bytes(tile: Tile, rows: int) -> int:
+    """Of both rings, for 16-bit elements."""
+    slices = tile.KW if tile.kind == "ring" else 1
+    return 2 * tile.NS * slices * tile.BK * (tile.BN + rows)
+
+
+def fits(tile: Tile, n: int, k: int, rows: int, span: int) -> bool:
+    """Whether a tile divides W [n, k] and its pairs at distance `span` (0: single rows), and fits into shared memory."""
+    step = tile.KW * tile.BK if tile.kind == "ring" else tile.SPLITS * tile.BK
+    divides = n % tile.BN == 0 and k % step == 0 and (span == 0 or span % (tile.BN // 2) == 0)
+    return divides and shared_bytes(tile, rows) <= SHARED_BYTES
+
+
+def choose(n: int, k: int, rows: int, span: int, *, has_wgmma: bool = True) -> Tile | None:
+    """The tile for W [n, k] and `rows` of BUCKETS, from the table or the first default that fits; None where none does."""
+    known = TABLE.get((n, k), {}).get(rows)
+    if known is not None and fits(known, n, k, rows, span) and (has_wgmma or known.kind == "ring"):
+        return known
+    return next((tile for tile in defaults(rows, has_wgmma) if fits(tile, n, k, rows, span)), None)
+
+
+def defaults(rows: int, has_wgmma: bool) -> list[Tile]:
+    """From the best to what always fits."""
+    rings = [Tile("ring", 16, bk, kw, ns) for bk in (128, 64, 32) for kw in (4, 2, 1) for ns in (4, 3, 2)]
+    if rows <= 16 or not has_wgmma:
+        return rings
+    wides = [Tile("wide", bn, bk, 4, 4, splits) for splits in (2, 1) for bk in (128, 64) for bn in (64, 32)]
+    return [tile for tile in wides if tile.BN >= 64] + rings
