@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from photon_grpc.kernels import noise, paged_attention, rms_norm, rotary, swiglu, write_kv
+from photon_grpc.kernels import draw, noise, paged_attention, rms_norm, rotary, slot_state, swiglu, write_kv
 from photon_grpc.kernels.jit import INTERPRETED, triton
 from photon_grpc.kernels.parts.attention_meta import AttentionMeta
 
@@ -32,6 +32,9 @@ class Kernels:
     write_kv: Callable[..., None]
     paged_attention: Callable[[torch.Tensor, torch.Tensor, int, AttentionMeta], torch.Tensor]
     gumbel_noise: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | int], torch.Tensor]
+    draw: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    decode_inputs: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int], slot_state.Inputs]
+    advance: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
 TORCH = Kernels(
@@ -42,6 +45,9 @@ TORCH = Kernels(
     write_kv=write_kv.reference,
     paged_attention=paged_attention.reference,
     gumbel_noise=noise.reference,
+    draw=draw.reference,
+    decode_inputs=slot_state.decode_inputs_reference,
+    advance=slot_state.advance_reference,
 )
 
 TRITON = Kernels(
@@ -52,6 +58,9 @@ TRITON = Kernels(
     write_kv=write_kv.launch,
     paged_attention=paged_attention.launch,
     gumbel_noise=noise.launch,
+    draw=draw.launch,
+    decode_inputs=slot_state.decode_inputs,
+    advance=slot_state.advance,
 )
 
 

@@ -51,8 +51,12 @@ class LMHead:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[R, hidden_size] -> float32 [R, vocab_size]."""
-        logits = F.linear(x, self.weight) if self.packed is None else self.packed(x)
-        return logits.float()
+        if self.packed is not None:
+            return self.packed(x).float()
+        if x.is_cuda and x.dtype != torch.float32:
+            # The sums are float32 in the multiplier: they are not rounded on the way out.
+            return torch.mm(x, self.weight.t(), out_dtype=torch.float32)
+        return F.linear(x, self.weight).float()
 
     def allocate(self, device: torch.device) -> None:
         if self.embedding is None:

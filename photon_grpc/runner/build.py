@@ -35,7 +35,9 @@ def graph_runner(
     """Batches that fit a bucket are replayed from CUDA graphs, which are captured here; `progress(done, total)`."""
     table = SlotTable(max_num_seqs + 1, decoder.max_model_len, cache.block_size, decoder.device)
     tail = Tail(table, kernels)
-    padded = PaddedStep(decoder, table, cache.pages, tail, max_rows=max(decode_buckets(max_num_seqs)[-1], SHORT_ROWS))
+    padded = PaddedStep(
+        decoder, table, cache.pages, tail, kernels, max_rows=max(decode_buckets(max_num_seqs)[-1], SHORT_ROWS)
+    )
     eager = EagerStep(decoder, table, cache.pages, tail)
     step = GraphStep(padded, eager, table, tail, CudaCapture(), max_num_seqs)
     step.warm_up(progress)

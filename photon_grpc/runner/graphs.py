@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from photon_grpc.core.batch import Batch
-from photon_grpc.kernels import AttentionMeta
+from photon_grpc.kernels import AttentionMeta, Kernels
 from photon_grpc.layers.context import StepContext
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.runner.sampling.tail import Tail, Width
@@ -52,10 +52,20 @@ class PaddedStep:
 
     Args:
         decoder, table, pages, tail: as for EagerStep.
+        kernels: the way out of the slot table and back.
         max_rows: the longest batch that will be asked for.
     """
 
-    def __init__(self, decoder: Decoder, table: SlotTable, pages: torch.Tensor, tail: Tail, max_rows: int) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        table: SlotTable,
+        pages: torch.Tensor,
+        tail: Tail,
+        kernels: Kernels,
+        max_rows: int,
+    ) -> None:
+        self._kernels = kernels
         self._decoder = decoder
         self._table = table
         self._pages = pages
@@ -81,14 +91,14 @@ class PaddedStep:
     def _decode(self, shape: Shape) -> torch.Tensor:
         num_rows, table = shape.num_rows, self._table
         slots = self.slots[:num_rows]
-        positions = table.num_computed[slots]
-        context_len = positions + 1
-        attention = self._meta(self._starts[: num_rows + 1], context_len, slots, max_query_len=1)
-        hidden = self._forward(slots, positions, attention)
-        ids = self._tail(self._decoder.logits(hidden), slots, context_len, shape.width)
-        table.token_ids[slots, context_len] = ids.clamp(min=0).int()
-        table.num_computed[slots] = context_len
-        table.num_computed[:1].zero_()
+        token, position, slot_mapping, context_len, block_tables = self._kernels.decode_inputs(
+            slots, table.token_ids, table.num_computed, table.block_table, table.block_size
+        )
+        attention = self._meta(self._starts[: num_rows + 1], context_len, block_tables, max_query_len=1)
+        ctx = StepContext(position, slot_mapping, self._pages, attention)
+        hidden = self._decoder.forward(token, ctx)
+        ids = self._tail(self._decoder.logits(hidden), slots, position + 1, shape.width)
+        self._kernels.advance(slots, ids, table.token_ids, table.num_computed)
         return ids
 
     def _mixed(self, shape: Shape) -> torch.Tensor:
@@ -105,8 +115,11 @@ class PaddedStep:
         positions = torch.where(is_real, token + (before - ends + counts)[row], 0)
         context_len = before + counts
         query_start = torch.cat((self._starts[:1], ends.int()))
-        attention = self._meta(query_start, context_len, slots, max_query_len=num_tokens)
-        hidden = self._forward(token_slots, positions, attention)
+        attention = self._meta(query_start, context_len.int(), table.block_table[slots], max_query_len=num_tokens)
+        blocks = table.block_table[token_slots, positions // table.block_size].long()
+        slot_mapping = blocks * table.block_size + positions % table.block_size
+        ctx = StepContext(positions, slot_mapping, self._pages, attention)
+        hidden = self._decoder.forward(table.token_ids[token_slots, positions], ctx)
         logits = self._decoder.logits(hidden[(ends - 1).clamp(min=0)])
         ids = self._tail(logits, slots, context_len, width)
         # A row in the middle of its prompt keeps the id that it has there.
@@ -117,20 +130,13 @@ class PaddedStep:
         table.num_computed[:1].zero_()
         return ids
 
-    def _forward(self, slots: torch.Tensor, positions: torch.Tensor, attention: AttentionMeta) -> torch.Tensor:
-        table = self._table
-        blocks = table.block_table[slots, positions // table.block_size].long()
-        slot_mapping = blocks * table.block_size + positions % table.block_size
-        ctx = StepContext(positions, slot_mapping, self._pages, attention)
-        return self._decoder.forward(table.token_ids[slots, positions], ctx)
-
     def _meta(
-        self, query_start: torch.Tensor, context_len: torch.Tensor, slots: torch.Tensor, max_query_len: int
+        self, query_start: torch.Tensor, context_len: torch.Tensor, block_tables: torch.Tensor, max_query_len: int
     ) -> AttentionMeta:
         return AttentionMeta(
             query_start=query_start,
-            context_len=context_len.int(),
-            block_tables=self._table.block_table[slots],
+            context_len=context_len,
+            block_tables=block_tables,
             scale=self._decoder.attention_scale,
             max_query_len=max_query_len,
             max_context_len=self._decoder.max_model_len,

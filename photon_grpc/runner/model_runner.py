@@ -13,8 +13,8 @@ import torch
 from photon_grpc.core.batch import Batch, Fault, StepOutput
 from photon_grpc.core.kv import KVGroup
 from photon_grpc.errors import InternalFailure, NumericFailure
+from photon_grpc.kernels.draw import INVALID
 from photon_grpc.runner.kv_cache import KVCache
-from photon_grpc.runner.sampling.tail import INVALID
 from photon_grpc.runner.slot_table import SlotTable
 from photon_grpc.runner.step import Drawn, Step
 

@@ -49,7 +49,7 @@ def replayed_runner(num_seqs: int) -> tuple[ModelRunner, GraphStep, KVCache]:
     cache.pages.fill_(float("nan"))
     table = SlotTable(num_seqs + 1, decoder.max_model_len, BLOCK_SIZE, device)
     tail = Tail(table, kernels)
-    padded = PaddedStep(decoder, table, cache.pages, tail, max(decode_buckets(num_seqs)[-1], 16))
+    padded = PaddedStep(decoder, table, cache.pages, tail, kernels, max(decode_buckets(num_seqs)[-1], 16))
 
     eager = EagerStep(decoder, table, cache.pages, tail)
     step = GraphStep(padded, eager, table, tail, torch.inference_mode()(plain_call), num_seqs)

@@ -10,8 +10,9 @@ from photon_grpc.config.flags import SchedulerConfig
 from photon_grpc.core.batch import Admission, Batch
 from photon_grpc.core.request import FinishReason, SamplingParams
 from photon_grpc.kernels import select
+from photon_grpc.kernels.draw import INVALID
 from photon_grpc.runner.sampling.filters import cutoff
-from photon_grpc.runner.sampling.tail import INVALID, Tail
+from photon_grpc.runner.sampling.tail import Tail
 from photon_grpc.runner.slot_table import SlotTable
 from tests.runner.models import model
 from tests.runner.served import Served

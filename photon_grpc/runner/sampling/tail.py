@@ -13,12 +13,10 @@ from enum import IntEnum
 import torch
 
 from photon_grpc.kernels import Kernels
+from photon_grpc.kernels.draw import INVALID, MIN_TEMPERATURE
 from photon_grpc.kernels.noise import MAX_GUMBEL, MIN_GUMBEL
 from photon_grpc.runner.sampling.filters import cutoff
 from photon_grpc.runner.slot_table import SlotTable
-
-#: Drawn for a row whose logits hold NaN or infinity.
-INVALID = -1
 
 
 class Width(IntEnum):
@@ -40,7 +38,11 @@ class Tail:
     def __init__(self, table: SlotTable, kernels: Kernels) -> None:
         self._table = table
         self._noise = kernels.gumbel_noise
-        self._draw = self._draw_kept if table.device.type == "cpu" else self._draw_all
+        on_cpu = table.device.type == "cpu"
+        self._draw = self._draw_kept if on_cpu else self._draw_all
+        # On a device one kernel over all logits; on a CPU noise for what can win only.
+        self._draw_plain = self._draw_and_check if on_cpu else self._draw_in_one
+        self._draw_logits = kernels.draw
 
     def width(self, slots: Sequence[int]) -> Width:
         """What these slots need."""
@@ -66,6 +68,22 @@ class Tail:
             slots: int64 [R].
             context_len: int64 [R], tokens before the one to draw.
         """
+        if width is Width.FILTERED:
+            return self._draw_and_check(logits, slots, context_len, width)
+        return self._draw_plain(logits, slots, context_len, width)
+
+    def _draw_in_one(
+        self, logits: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, width: Width
+    ) -> torch.Tensor:
+        table = self._table
+        position = context_len - table.num_prompt[slots]
+        return self._draw_logits(
+            logits, table.temperature[slots], table.seed[slots], position, table.output_index[slots]
+        )
+
+    def _draw_and_check(
+        self, logits: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, width: Width
+    ) -> torch.Tensor:
         best, ids = logits.max(-1)
         if width is not Width.GREEDY:
             ids = self._sample(logits, slots, context_len, ids, width)
@@ -76,7 +94,7 @@ class Tail:
     ) -> torch.Tensor:
         table = self._table
         temperature = table.temperature[slots]
-        is_greedy = temperature < 1e-5
+        is_greedy = temperature < MIN_TEMPERATURE
         scaled = logits.div_(torch.where(is_greedy, 1.0, temperature)[:, None])
         # A token this far below the best cannot win, whatever the noise.
         smallest = scaled.amax(-1) - (MAX_GUMBEL - MIN_GUMBEL)

@@ -1,0 +1,49 @@
+"""Drawing and the slot table's kernels in the interpreter: equal to their torch references."""
+
+from __future__ import annotations
+
+import torch
+
+from photon_grpc.kernels import draw, slot_state
+
+
+def rows(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    temperature = torch.tensor([0.0, 0.7, 1.0, 2.5, 1e-6])[:count]
+    return temperature, torch.arange(count) - 2, torch.arange(count) * 7, torch.arange(count) % 2
+
+
+def test_drawn_ids_are_equal() -> None:
+    torch.manual_seed(0)
+    for columns in (50, 2048, 5000):
+        logits = torch.randn(5, columns) * 3
+        assert torch.equal(draw.launch(logits, *rows(5)), draw.reference(logits, *rows(5)))
+
+
+def test_ties_are_the_lowest_id_and_rows_without_finite_logits_are_invalid() -> None:
+    logits = torch.zeros(5, 4100)
+    logits[1, 4099] = float("nan")
+    logits[2, 7] = float("inf")
+    logits[3] = -float("inf")
+    logits[4, [3, 4000]] = 5.0
+    expected = draw.reference(logits, *rows(5))
+    assert expected.tolist() == [0, -1, -1, -1, 3]
+    assert torch.equal(draw.launch(logits, *rows(5)), expected)
+
+
+def test_a_slot_s_inputs_and_its_advance_are_equal() -> None:
+    torch.manual_seed(1)
+    slots = torch.tensor([3, 1, 0, 6, 0])
+    state = torch.randint(0, 90, (7, 40), dtype=torch.int32), torch.tensor([0, 5, 9, 17, 2, 3, 30])
+    table = torch.randint(1, 50, (7, 10), dtype=torch.int32)
+    mine = slot_state.decode_inputs(slots, *state, table, 4)
+    theirs = slot_state.decode_inputs_reference(slots, *state, table, 4)
+    for a, b in zip(mine[:4], theirs[:4], strict=True):
+        assert torch.equal(a, b)
+    for row, position in enumerate(mine[1].tolist()):
+        assert torch.equal(mine[4][row, : position // 4 + 1], theirs[4][row, : position // 4 + 1])
+    ids = torch.tensor([11, -1, 13, 14, 15])
+    copies = [[tensor.clone() for tensor in state] for _ in range(2)]
+    slot_state.advance(slots, ids, *copies[0])
+    slot_state.advance_reference(slots, ids, *copies[1])
+    assert torch.equal(copies[0][0][1:], copies[1][0][1:]) and torch.equal(copies[0][1], copies[1][1])
+    assert copies[0][1].tolist() == [0, 6, 9, 18, 2, 3, 31]
