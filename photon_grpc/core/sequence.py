@@ -54,6 +54,7 @@ class Sequence:
         "num_cached",
         "num_preemptions",
         "first_scheduled_s",
+        "seated_step",
         "last_step",
         "finish_reason",
     )
@@ -82,6 +83,8 @@ class Sequence:
         self.num_cached = 0
         self.num_preemptions = 0
         self.first_scheduled_s: float | None = None
+        #: The step in which it got its present seat.
+        self.seated_step = 0
         #: The newest step in which it flew.
         self.last_step = 0
         self.finish_reason = FinishReason.UNSPECIFIED

@@ -15,6 +15,8 @@ from photon_grpc.core.frames import Down, Up
 from photon_grpc.core.kv import KVGroup, KVSpec
 
 VOCAB = 97
+#: In a cell: what was written there is no number.
+NAN = -2
 
 
 def next_id(ids: Sequence[int], seed: int = 0, index: int = 0) -> int:
@@ -66,6 +68,8 @@ class FakeRunner:
         self.batches: deque[Batch] = deque(maxlen=2000)
         #: Steps to fail as a whole.
         self.fail_steps: set[int] = set()
+        #: Step -> a row that writes NaN; every row that reads it fails.
+        self.nan_rows: dict[int, int] = {}
 
     def submit(self, batch: Batch) -> Landed:
         self.batches.append(batch)
@@ -74,9 +78,12 @@ class FakeRunner:
             faults = {row: Fault("INTERNAL_FAILURE", "launch failed") for row in range(len(batch.slots))}
             self._skip(batch)
             return Landed(StepOutput(batch.step, tuple(0 for y in batch.yields if y), faults))
-        chunks = [self._write(slot, count) for slot, count in zip(batch.slots, batch.counts, strict=True)]
-        ids = [self._draw(slot) for slot, yields, _ in zip(batch.slots, batch.yields, chunks, strict=True) if yields]
-        return Landed(StepOutput(batch.step, tuple(ids)))
+        for row, (slot, count) in enumerate(zip(batch.slots, batch.counts, strict=True)):
+            self._write(slot, count, is_nan=self.nan_rows.get(batch.step) == row)
+        ids = [self._draw(slot) for slot, yields in zip(batch.slots, batch.yields, strict=True) if yields]
+        rows = [row for row, yields in enumerate(batch.yields) if yields]
+        faults = {row: Fault("NUMERIC_FAILURE", "NaN") for row, token in zip(rows, ids, strict=True) if token == NAN}
+        return Landed(StepOutput(batch.step, tuple(ids), faults))
 
     def close(self) -> None:
         pass
@@ -104,17 +111,18 @@ class FakeRunner:
             if yields:
                 slot.ids.append(0)
 
-    def _write(self, number: int, count: int) -> None:
+    def _write(self, number: int, count: int, is_nan: bool) -> None:
         slot = self.slots[number]
         for position in range(slot.computed, slot.computed + count):
-            self.cells[slot.blocks[position // self.block_size]][position % self.block_size] = slot.ids[position]
+            block = self.cells[slot.blocks[position // self.block_size]]
+            block[position % self.block_size] = NAN if is_nan else slot.ids[position]
         slot.computed += count
 
     def _draw(self, number: int) -> int:
         slot = self.slots[number]
         assert slot.computed == len(slot.ids), "a row yields before all it knows is computed"
         read = [self.cells[slot.blocks[p // self.block_size]][p % self.block_size] for p in range(slot.computed)]
-        token = next_id(read, slot.seed, slot.index)
+        token = NAN if NAN in read else next_id(read, slot.seed, slot.index)
         slot.ids.append(token)
         return token
 

@@ -300,3 +300,38 @@ def test_nothing_to_do_sleeps_until_news_or_the_next_deadline() -> None:
     h = Harness(Setting(max_num_seqs=1))
     h.run()
     assert h.post.waits[-1] is None
+
+
+def test_outputs_are_not_copied_from_a_prompt_that_the_same_step_writes() -> None:
+    # In one step the second output of the third request computes [2, 3], a resumed leader hits that block, and its sibling may be seated.
+    h = Harness(Setting(num_blocks=16, block_size=2, max_num_seqs=4, max_num_batched_tokens=22, chunked=False))
+    asked = [([0] * 12, 4, 3), ([0, 0], 5, 1), ([0, 1, 2, 3], 1, 2), ([0, 1, 2, 3], 4, 2)]
+    handles = [h.add(prompt, max_tokens, num_outputs=n, seed=3) for prompt, max_tokens, n in asked]
+    h.run()
+    assert h.scheduler.num_preemptions > 0
+    for handle, (prompt, max_tokens, n) in zip(handles, asked, strict=True):
+        for index in range(n):
+            assert h.outcomes[handle + index].ids == complete(prompt, max_tokens, seed=3, index=index)
+
+
+def test_nan_in_a_chunk_that_yields_nothing_is_not_found_again() -> None:
+    h = Harness(Setting(max_num_batched_tokens=8))
+    h.runner.nan_rows[1] = 0
+    broken = h.add(list(range(20)), 4)
+    h.run()
+    assert h.outcomes[broken].failed.reason == "NUMERIC_FAILURE"
+    sound = h.add(list(range(20)), 4)
+    h.run()
+    assert h.outcomes[sound].ids == complete(range(20), 4)
+
+
+def test_a_chunk_launched_behind_one_that_fails_is_not_found_again() -> None:
+    # The block of positions 2 and 3 is published by the step that writes 3; the one before, which was to write 2, fails.
+    h = Harness(Setting(depth=1, block_size=2, max_num_batched_tokens=1))
+    h.runner.fail_steps.add(3)
+    failed = h.add([5] * 6, 2)
+    h.run()
+    assert h.outcomes[failed].failed.reason == "INTERNAL_FAILURE"
+    again = h.add([5] * 6, 2)
+    h.run()
+    assert h.outcomes[again].ids == complete([5] * 6, 2)

@@ -183,7 +183,10 @@ class BlockPool:
         """Makes the whole blocks within the first `num_tokens` known; their content is computed by now or by a step in flight.
         Returns those that became known."""
         table, size = seq.table, self.block_size
-        published = []
+        published: list[int] = []
+        if table.tail is not table.root and not self._index.knows(table.tail):
+            # It was forgotten meanwhile; what hangs from it would be found below whatever the block holds next.
+            table.publish_at = NEVER
         while table.publish_at <= num_tokens:
             end = table.publish_at
             block = table.groups[0][end // size - 1]
@@ -201,6 +204,10 @@ class BlockPool:
         gone = self._index.forget(set(blocks))
         self._reclaim(gone)
         return gone
+
+    def forget_prefix(self, seq: Sequence) -> None:
+        """Forgets every block that the beginning of `seq` could be found in, and all that hang from them."""
+        self.forget(self._index.match(seq.table.root, seq.ids, len(seq.ids)))
 
     def reset_prefixes(self) -> int:
         """Forgets everything known; returns how many blocks became free. Those in use are only forgotten."""

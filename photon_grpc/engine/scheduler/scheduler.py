@@ -46,6 +46,9 @@ class _Plan:
         #: Row -> blocks that became known before this step has filled them.
         self.published: dict[int, list[int]] = {}
 
+    def published_by(self, seq: Sequence) -> list[int]:
+        return [block for row, blocks in self.published.items() if self.rows[row] is seq for block in blocks]
+
 
 class Scheduler:
     """Decides who computes what; owns every Sequence from `add` to its end.
@@ -69,6 +72,7 @@ class Scheduler:
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
         self._step = 0
+        self._settled_step = 0
         self._flying: deque[tuple[Batch, _Plan]] = deque()
         self._slots = list(range(limits.max_num_seqs, 0, -1))
         self._slot_fences: deque[tuple[int, int]] = deque()
@@ -241,12 +245,14 @@ class Scheduler:
         root = (request.adapter, request.owner, request.salt)
         return () if self.pool.admit(seq, root, len(self.running)) else None
 
-    @staticmethod
-    def _has_prompt(leader: Sequence) -> bool:
-        return leader.status is Status.RUNNING and leader.num_computed >= leader.num_prompt - 1
+    def _has_prompt(self, leader: Sequence) -> bool:
+        """Whether its prompt may be copied from. What it was admitted with may be written by that very step, and copies come first."""
+        is_written = leader.num_computed >= leader.num_prompt - 1 and leader.seated_step <= self._settled_step
+        return leader.status is Status.RUNNING and is_written
 
     def _seat(self, plan: _Plan, seq: Sequence, copies: tuple[tuple[int, int], ...], now_s: float) -> None:
         seq.slot = self._slots.pop()
+        seq.seated_step = plan.step
         seq.status = Status.RUNNING
         if seq.first_scheduled_s is None:
             seq.first_scheduled_s = now_s
@@ -287,7 +293,7 @@ class Scheduler:
             token = next(ids) if yields[row] else None
             status = seq.status
             if faults and row in faults:
-                self._fail(seq, faults[row], plan.published.get(row, []), report)
+                self._fail(seq, faults[row], plan, report)
                 ended = True
                 continue
             if status is Status.FINISHED:
@@ -308,6 +314,7 @@ class Scheduler:
                     self._wait(seq)
             elif seq.num_computed >= seq.table.publish_at:
                 self.pool.publish(seq, seq.num_computed)
+        self._settled_step = output.step
         if self._siblings:
             self._wake_siblings()
         self.pool.settled(output.step)
@@ -326,13 +333,18 @@ class Scheduler:
         self._end(seq, reason)
         report.finished(seq)
 
-    def _fail(self, seq: Sequence, fault: Fault, published: list[int], report: Report) -> None:
+    def _fail(self, seq: Sequence, fault: Fault, plan: _Plan, report: Report) -> None:
         """Ends a sequence whose row failed; what the row was to fill is no longer known to anybody."""
-        forgotten = self.pool.forget(published)
-        self._fail_one(seq, fault, report)
         if fault.reason == NumericFailure.reason:
-            # The row was computed: whoever shares its blocks sees in its own logits whether they are sound.
+            # The row was computed, and any block it read may hold what broke it. Whoever shares them sees in its own logits whether
+            # they are sound; nobody else is to find them.
+            self.pool.forget_prefix(seq)
+            self._fail_one(seq, fault, report)
             return
+        # Steps launched behind this one stand on it.
+        plans = (plan, *(later for _, later in self._flying))
+        forgotten = self.pool.forget([block for each in plans for block in each.published_by(seq)])
+        self._fail_one(seq, fault, report)
         for other in self.running:
             if other.status is Status.RUNNING and not forgotten.isdisjoint(other.table.groups[0]):
                 self._fail_one(other, fault, report)
