@@ -38,7 +38,7 @@ def graph_runner(
     padded = PaddedStep(
         decoder, table, cache.pages, tail, kernels, max_rows=max(decode_buckets(max_num_seqs)[-1], SHORT_ROWS)
     )
-    eager = EagerStep(decoder, table, cache.pages, tail)
+    eager = EagerStep(decoder, table, cache.pages, tail, row_buckets=decode_buckets(max_num_seqs))
     step = GraphStep(padded, eager, table, tail, CudaCapture(), max_num_seqs)
     step.warm_up(progress)
     return ModelRunner(step, table, cache, depth=depth)

@@ -28,7 +28,7 @@ DECODE_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 3
 #: Tokens of mixed steps with at most SHORT_ROWS rows, and of those with any number.
 SHORT_BUCKETS = (16, 32, 64, 128, 256, 512)
 SHORT_ROWS = 16
-LONG_BUCKETS = (256, 512, 768, 1024, 1536, 2048)
+LONG_BUCKETS = (256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
 
 
 class Shape(NamedTuple):

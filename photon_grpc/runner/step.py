@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import NamedTuple, Protocol
 
 import torch
@@ -26,9 +27,23 @@ class Step(Protocol):
 
 
 class EagerStep:
-    """Any batch, launched operation by operation."""
+    """Any batch, launched operation by operation.
 
-    def __init__(self, decoder: Decoder, table: SlotTable, pages: torch.Tensor, tail: Tail) -> None:
+    Args:
+        decoder, table, pages, tail: the model, the slots, the KV cache, the end of the step.
+        row_buckets: how many rows of logits are computed at a time; the next one up is taken. A device loads a kernel when it first meets a
+            shape, which takes longer than the step. None: as many as are needed.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        table: SlotTable,
+        pages: torch.Tensor,
+        tail: Tail,
+        row_buckets: tuple[int, ...] = (),
+    ) -> None:
+        self._row_buckets = row_buckets
         self._decoder = decoder
         self._table = table
         self._pages = pages
@@ -43,10 +58,18 @@ class EagerStep:
             return Drawn(inputs.last)
         slots, context_len = inputs.slots[inputs.drawing], inputs.context_len[inputs.drawing]
         host_slots = [slot for slot, yields in zip(batch.slots, batch.yields, strict=True) if yields]
-        logits = self._decoder.logits(hidden[inputs.last])
+        logits = self._logits(hidden, inputs.last)
         if table.banned:
             self._tail.ban(logits, host_slots, context_len)
         ids = self._tail(logits, slots, context_len, self._tail.width(host_slots))
         # An invalid id ends its sequence when it is read; until then the table must hold one that can be looked up.
         table.token_ids[slots, context_len] = ids.clamp(min=0).int()
         return Drawn(ids)
+
+    def _logits(self, hidden: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        num_rows = last.shape[0]
+        at = bisect_left(self._row_buckets, num_rows)
+        if at == len(self._row_buckets) or self._row_buckets[at] == num_rows:
+            return self._decoder.logits(hidden[last])
+        surplus = self._row_buckets[at] - num_rows
+        return self._decoder.logits(hidden[torch.nn.functional.pad(last, (0, surplus))])[:num_rows]

@@ -70,7 +70,7 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16(family: str) ->
     prompt = prompts(9, (50,))[0]
     served = Served(directory, device="cuda", dtype="bfloat16", eager=True)
     logits: list[torch.Tensor] = []
-    decoder = served.assembled.runner._decoder  # type: ignore[attr-defined]
+    decoder = served.assembled.runner._step._decoder  # type: ignore[attr-defined]
     head = decoder.head
     decoder.head = lambda hidden: logits.append(head(hidden)) or logits[-1].clone()
     served.complete([prompt], 1)
