@@ -8,6 +8,7 @@ import itertools
 import logging
 import random
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -274,8 +275,8 @@ class Frontend:
                 stream, output = entry
                 try:
                     is_over = stream.push(output, token_id)
-                except Exception:
-                    self._defect(stream)
+                except Exception as error:
+                    self._defect(stream, error)
                     continue
                 if is_over:
                     del running[handle]
@@ -283,12 +284,15 @@ class Frontend:
         for finished in frame.finished:
             entry = running.pop(finished.handle, None)
             if entry is not None:
-                entry[0].end(entry[1], finished)
+                try:
+                    entry[0].end(entry[1], finished)
+                except Exception as error:
+                    self._defect(entry[0], error)
         for failed in frame.failed:
             entry = running.pop(failed.handle, None)
             if entry is not None:
                 self._abort(entry[0])
-                error = from_reason(
+                refusal = from_reason(
                     failed.reason,
                     failed.message,
                     field=failed.field,
@@ -296,7 +300,7 @@ class Frontend:
                     limit=failed.limit,
                     retry_after_s=failed.retry_after_s,
                 )
-                entry[0].fail(error)
+                entry[0].fail(refusal)
         self._load = frame.load
         self._load_s = time.monotonic()
 
@@ -310,9 +314,11 @@ class Frontend:
         if self._state in (State.SERVING, State.LOADING):
             self._change(State.RESTARTING)
 
-    def _defect(self, stream: TokenStream) -> None:
+    def _defect(self, stream: TokenStream, error: Exception) -> None:
         """One stream met a defect of ours; the others go on."""
-        _LOG.exception("a stream failed")
+        # The frames, but not the text, of what nobody foresaw: it may quote what was generated.
+        frames = "".join(traceback.format_tb(error.__traceback__)).rstrip()
+        _LOG.error("request %s: a stream failed, %s\n%s", stream.start.request_id, type(error).__name__, frames)
         self._abort(stream)
         stream.fail(InternalFailure("the server failed to put this output into words"))
 

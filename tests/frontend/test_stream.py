@@ -373,6 +373,23 @@ async def test_a_defect_in_one_stream_leaves_the_others(pair: tuple[Frontend, Fa
     assert link.aborted == [1]
 
 
+async def test_a_defect_at_the_end_of_one_stream_leaves_the_others_and_no_text_in_the_log(
+    pair: tuple[Frontend, FakeLink], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        def finish(self) -> str:
+            raise KeyError("".join(("sec", "ret")))
+
+    front, link = pair
+    bad, good = await front.stream(ask(request_id="r-1")), await front.stream(ask())
+    monkeypatch.setattr(bad.outputs[0], "_detokenizer", Broken())
+    link.step(finished=(done(1), done(2)))
+    assert len(await rest(good)) == 1
+    with pytest.raises(InternalFailure, match="words"):
+        await bad.__anext__()
+    assert "KeyError" in caplog.text and "r-1" in caplog.text and "secret" not in caplog.text
+
+
 async def test_losing_the_engine_says_whether_output_had_begun(pair: tuple[Frontend, FakeLink]) -> None:
     front, link = pair
     states: list[State] = []

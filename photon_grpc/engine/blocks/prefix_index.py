@@ -24,7 +24,7 @@ class PrefixIndex(Protocol):
     def publish(self, parent: Parent, ids: Sequence[int], block: int) -> bool:
         """Makes `block` known as `ids` after `parent`. False when another block already is that: then nothing may hang from this one."""
 
-    def knows(self, block: int) -> bool: ...
+    def knows(self, block: Parent) -> bool: ...
 
     def rest(self, block: int) -> None:
         """Nobody references `block` any more: it may be evicted, the longest resting first."""
@@ -55,7 +55,7 @@ class NoPrefixIndex:
     def publish(self, parent: Parent, ids: Sequence[int], block: int) -> bool:
         return False
 
-    def knows(self, block: int) -> bool:
+    def knows(self, block: Parent) -> bool:
         return False
 
     def rest(self, block: int) -> None:
@@ -113,7 +113,7 @@ class RadixIndex:
         self._fanout[parent] = self._fanout.get(parent, 0) + 1
         return True
 
-    def knows(self, block: int) -> bool:
+    def knows(self, block: Parent) -> bool:
         return block in self._keys
 
     def rest(self, block: int) -> None:
