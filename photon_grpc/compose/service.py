@@ -241,12 +241,19 @@ class Service:
             self._unix_paths |= {path for address in message.addresses if (path := UnixPath.of(address))}
         elif isinstance(message, Serving):
             self._serving_changed(index, message.is_serving)
+            if not message.is_serving:
+                self._join_again(index)
 
     def _serving_changed(self, index: int, is_serving: bool) -> None:
         were_all = len(self._serving) == len(self._frontends)
         (self._serving.add if is_serving else self._serving.discard)(index)
         if not were_all and len(self._serving) == len(self._frontends) and self._facts and 0 in self._bound:
             log.info("%s", ready_line(self._bound[0].addresses, self._bound[0].model, self._facts))
+
+    def _join_again(self, index: int) -> None:
+        """An engine drops a front end that reads nothing for long, and may well outlive that; one that is dead is not harmed."""
+        if self._engine.child is not None and self._facts is not None and not self._stop.is_set():
+            self._join(self._engine.child, self._frontends[index].child)
 
     def _join(self, engine: Child, frontend: Child | None) -> None:
         """A socket of their own for one engine and one front end, each of which may be any number of lives old."""

@@ -115,6 +115,16 @@ async def test_a_dead_front_end_is_replaced_where_it_listened(caplog):
         assert await run.signalled(signal.SIGTERM) == 0
 
 
+async def test_a_front_end_that_a_living_engine_has_dropped_is_joined_to_it_again(caplog, monkeypatch):
+    monkeypatch.setenv("STAND_IN_FRONTEND", "garbage once")
+    async with running(new_service(), caplog) as run:
+        await run.until("ready on")
+        before = run.service.pids
+        await run.until("ready on", times=2)
+        assert run.service.pids == before
+        assert await run.signalled(signal.SIGTERM) == 0
+
+
 @pytest.mark.parametrize(
     ("who", "message"), [("ENGINE", "model.layers.0 is missing"), ("FRONTEND", "the port is in use")]
 )

@@ -18,7 +18,14 @@ async def serve() -> None:
     control.send(Bound(tuple(address.replace(":0", ":777") for address in begin.addresses), "stand-in"))
     control.set_blocking(False)
     client = BridgeClient(max_frame_bytes=1 << 20)
-    client.listen(lambda frame: control.send(Serving(True)), lambda: control.send(Serving(False)))
+    garbage = [b"\xff" * 64] if behaviour == "garbage once" else []
+
+    def is_joined(frame: object) -> None:
+        control.send(Serving(True))
+        if garbage:
+            client._epoch.write(garbage.pop())
+
+    client.listen(is_joined, lambda: control.send(Serving(False)))
     while True:
         for message in said:
             if isinstance(message, Link):
