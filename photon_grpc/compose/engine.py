@@ -6,6 +6,7 @@ Started by the supervisor: `python -m photon_grpc.compose.engine CONTROL_FD SUPE
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 import time
@@ -18,6 +19,8 @@ from photon_grpc.bridge.supervisor import CANNOT_START, enter_child
 from photon_grpc.compose.console import log_to_stderr
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.errors import StartupError
+
+log = logging.getLogger(__name__)
 
 #: Loading reports at most this often, and whenever a stage begins or ends.
 _REPORT_INTERVAL_S = 0.1
@@ -33,6 +36,10 @@ def main(argv: list[str]) -> int:
         return CANNOT_START
     except EOFError:
         return 0
+    except Exception:
+        log.exception("the engine cannot go on")
+        # Where a device is lost, releasing what it holds may hang; front ends are to see their sockets end now.
+        os._exit(1)
     return 0
 
 

@@ -50,6 +50,7 @@ class Engine:
         self._launched: deque[Launched] = deque()
         self._stopped = False
         self._stalled = False
+        self._num_missing = 0
 
     def run(self) -> None:
         """Steps until `stop`, or until everybody on the other side of the bridge is gone."""
@@ -88,8 +89,27 @@ class Engine:
             return 0.0
         if self.scheduler.has_work():
             return _STALLED_S if self._stalled else 0.0
+        self._check_books()
         due_s = self._timers.next_s()
         return None if due_s is None else max(0.0, due_s - time.monotonic())
+
+    def _check_books(self) -> None:
+        """At rest every block is free or cached. One that is missing is lost, which is a defect to be told of, once; one that stands in
+        the books twice will be written by two sequences: RuntimeError, and a new engine, while nobody is served."""
+        pool = self.scheduler.pool
+        num_missing = pool.num_blocks - pool.num_available
+        if num_missing < 0:
+            pool.check()
+        if num_missing > self._num_missing:
+            _LOG.error(
+                "%d of %d KV blocks are lost: owned %d, limbo %d, %d sequences alive",
+                num_missing,
+                pool.num_blocks,
+                pool.num_owned,
+                pool.num_limbo,
+                len(self._door),
+            )
+        self._num_missing = num_missing
 
     def _receive(self, frontend: int, frame: Down, report: Report) -> None:
         if isinstance(frame, Add):
@@ -147,7 +167,7 @@ class Engine:
                 self._fail(seq, "DEADLINE_PASSED", "the deadline passed before the output was complete", report)
             elif due is Due.TIME_LIMIT:
                 self._finish(seq, FinishReason.TIME_LIMIT, report)
-            elif seq.first_scheduled_s is None:
+            elif (seq.leader or seq).first_scheduled_s is None:
                 waited = self._census.retry_after_s(len(self.scheduler.waiting))
                 self._fail(seq, "QUEUE_TIMEOUT", "the request waited longer than max_queue_duration", report, waited)
 
@@ -173,12 +193,12 @@ class Engine:
         for seq in report.ended:
             self._door.forget(seq)
         self._census.count(report)
+        self._timers.sweep(len(self._door))
         if not report.columns:
             return
         load = self._census.load(self.scheduler)
         for frontend, frame in report.frames(self._census.steps, load):
             self._outbox.send(frontend, frame)
-        self._timers.sweep(len(self._door))
 
 
 def _failed(handle: int, refusal: Failed) -> Failed:

@@ -335,3 +335,38 @@ def test_a_chunk_launched_behind_one_that_fails_is_not_found_again() -> None:
     again = h.add([5] * 6, 2)
     h.run()
     assert h.outcomes[again].ids == complete([5] * 6, 2)
+
+
+def test_a_request_has_left_the_queue_when_its_first_output_runs() -> None:
+    h = Harness(Setting(max_num_batched_tokens=4))
+    handle = h.add(list(range(20)), 3, num_outputs=2, queue_deadline_s=time.monotonic() + 0.02)
+    h.step()
+    time.sleep(0.03)
+    h.run()
+    for index in range(2):
+        assert h.outcomes[handle + index].ids == complete(range(20), 3, index=index)
+
+
+def test_timers_of_those_who_left_before_any_token_are_dropped() -> None:
+    h = Harness(Setting(max_num_batched_tokens=4))
+    for _ in range(200):
+        handle = h.add(list(range(20)), 3, deadline_s=time.monotonic() + 3600)
+        h.step()
+        h.abort(handle)
+        h.step()
+    assert len(h.engine._timers) < 100
+
+
+def test_blocks_missing_at_rest_are_told_of_once_and_blocks_held_twice_end_the_engine(caplog) -> None:
+    h = Harness()
+    h.add([1, 2, 3], 4)
+    h.run()
+    assert not caplog.records
+    lost = h.pool._free.take(1)
+    h.run()
+    h.run()
+    assert [record.getMessage()[:23] for record in caplog.records] == ["1 of 64 KV blocks are l"]
+    h.pool._free.put(lost[0])
+    h.pool._free.put(lost[0])
+    with pytest.raises(RuntimeError, match="do not balance"):
+        h.run()
