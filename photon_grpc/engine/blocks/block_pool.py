@@ -199,15 +199,15 @@ class BlockPool:
                 table.publish_at = NEVER
         return published
 
-    def forget(self, blocks: list[int]) -> set[int]:
+    def forget(self, blocks: set[int]) -> set[int]:
         """Forgets these blocks and all that hang from them: the step that was to fill them failed. Returns what was forgotten."""
-        gone = self._index.forget(set(blocks))
+        gone = self._index.forget(blocks)
         self._reclaim(gone)
         return gone
 
     def forget_prefix(self, seq: Sequence) -> None:
         """Forgets every block that the beginning of `seq` could be found in, and all that hang from them."""
-        self.forget(self._index.match(seq.table.root, seq.ids, len(seq.ids)))
+        self.forget(set(self._index.match(seq.table.root, seq.ids, len(seq.ids))))
 
     def reset_prefixes(self) -> int:
         """Forgets everything known; returns how many blocks became free. Those in use are only forgotten."""

@@ -343,10 +343,11 @@ class Scheduler:
             return
         # Steps launched behind this one stand on it.
         plans = (plan, *(later for _, later in self._flying))
-        forgotten = self.pool.forget([block for each in plans for block in each.published_by(seq)])
+        void = {block for each in plans for block in each.published_by(seq)}
+        void |= self.pool.forget(void)
         self._fail_one(seq, fault, report)
         for other in self.running:
-            if other.status is Status.RUNNING and not forgotten.isdisjoint(other.table.groups[0]):
+            if other.status is Status.RUNNING and not void.isdisjoint(other.table.groups[0]):
                 self._fail_one(other, fault, report)
 
     def _fail_one(self, seq: Sequence, fault: Fault, report: Report) -> None:
