@@ -39,6 +39,7 @@ class SlotTable:
         self.drawing: set[int] = set()
         self.filtered: set[int] = set()
         self.banned: dict[int, torch.Tensor] = {}
+        self._banned_until: dict[int, int] = {}
 
     def apply(self, batch: Batch) -> None:
         """Who left, who came, whose table grew."""
@@ -53,6 +54,9 @@ class SlotTable:
         """The host's side of a launched step."""
         for slot, count in zip(batch.slots, batch.counts, strict=True):
             self.launched[slot] += count
+        # A step of a batch with bans cannot be replayed: they are dropped as soon as they cannot apply any more.
+        for slot in [slot for slot in self.banned if self.launched[slot] + 1 >= self._banned_until[slot]]:
+            del self.banned[slot]
 
     def to_device(self, values: Sequence[int] | Sequence[float], dtype: torch.dtype) -> torch.Tensor:
         """A column of host numbers, copied without waiting for the device."""
@@ -104,6 +108,7 @@ class SlotTable:
                 self.filtered.add(slot)
         if admission.banned_until_min and len(admission.ids) < admission.num_prompt + admission.min_tokens:
             self.banned[slot] = self.to_device(admission.banned_until_min, torch.int64)
+            self._banned_until[slot] = admission.num_prompt + admission.min_tokens
 
     def _grow(self, batch: Batch) -> None:
         slots = [growth.slot for growth in batch.grown for _ in growth.blocks]
