@@ -8,7 +8,7 @@ same function of the plain list of ids.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from photon_grpc.core.batch import Batch, Fault, StepOutput
 from photon_grpc.core.frames import Down, Up
@@ -48,15 +48,20 @@ class _Slot:
 
 
 class Landed:
-    def __init__(self, output: StepOutput) -> None:
+    def __init__(self, output: StepOutput, read: Callable[[], object] = lambda: None) -> None:
         self._output = output
+        self._read = read
 
     def result(self) -> StepOutput:
+        self._read()
         return self._output
 
 
 class FakeRunner:
-    """Computes at submission, in order; `depth` only lets the engine launch before it reads."""
+    """Computes at submission, in order; `depth` only lets the engine launch before it reads.
+
+    Slots and blocks that an unread step uses may not be given to anybody else, though here it would do no harm.
+    """
 
     def __init__(self, num_blocks: int, block_size: int, depth: int = 0) -> None:
         self.num_blocks = num_blocks
@@ -66,6 +71,8 @@ class FakeRunner:
         self.cells = [[-1] * block_size for _ in range(num_blocks + 1)]
         self.slots: dict[int, _Slot] = {}
         self.batches: deque[Batch] = deque(maxlen=2000)
+        #: Unread step -> its slots, and the blocks it writes.
+        self.unread: dict[int, tuple[set[int], set[int]]] = {}
         #: Steps to fail as a whole.
         self.fail_steps: set[int] = set()
         #: Step -> a row that writes NaN; every row that reads it fails.
@@ -74,16 +81,36 @@ class FakeRunner:
     def submit(self, batch: Batch) -> Landed:
         self.batches.append(batch)
         self._apply(batch)
+        self.unread[batch.step] = (
+            set(batch.slots),
+            {
+                block
+                for slot, count in zip(batch.slots, batch.counts, strict=True)
+                for block in self._written(slot, count)
+            },
+        )
         if batch.step in self.fail_steps:
             faults = {row: Fault("INTERNAL_FAILURE", "launch failed") for row in range(len(batch.slots))}
             self._skip(batch)
-            return Landed(StepOutput(batch.step, tuple(0 for y in batch.yields if y), faults))
+            return self._landed(StepOutput(batch.step, tuple(0 for y in batch.yields if y), faults))
         for row, (slot, count) in enumerate(zip(batch.slots, batch.counts, strict=True)):
             self._write(slot, count, is_nan=self.nan_rows.get(batch.step) == row)
         ids = [self._draw(slot) for slot, yields in zip(batch.slots, batch.yields, strict=True) if yields]
         rows = [row for row, yields in enumerate(batch.yields) if yields]
         faults = {row: Fault("NUMERIC_FAILURE", "NaN") for row, token in zip(rows, ids, strict=True) if token == NAN}
-        return Landed(StepOutput(batch.step, tuple(ids), faults))
+        return self._landed(StepOutput(batch.step, tuple(ids), faults))
+
+    def _landed(self, output: StepOutput) -> Landed:
+        return Landed(output, lambda: self.unread.pop(output.step))
+
+    def _written(self, number: int, count: int) -> list[int]:
+        slot = self.slots[number]
+        last = slot.computed + count - 1
+        return slot.blocks[slot.computed // self.block_size : last // self.block_size + 1]
+
+    def _check_unused(self, blocks: Sequence[int]) -> None:
+        for _, written in self.unread.values():
+            assert written.isdisjoint(blocks), "a block that a step in flight writes was given to another sequence"
 
     def close(self) -> None:
         pass
@@ -93,6 +120,10 @@ class FakeRunner:
             del self.slots[slot]
         for admission in batch.admissions:
             assert admission.slot not in self.slots, "a slot was given twice"
+            assert not any(admission.slot in slots for slots, _ in self.unread.values()), (
+                "a slot in flight was given away"
+            )
+            self._check_unused(admission.blocks[0][-(-admission.num_computed // self.block_size) :])
             slot = self.slots[admission.slot] = _Slot()
             slot.ids, slot.computed = list(admission.ids), admission.num_computed
             slot.blocks = list(admission.blocks[0])
@@ -100,7 +131,9 @@ class FakeRunner:
         for growth in batch.grown:
             blocks = self.slots[growth.slot].blocks
             assert len(blocks) == growth.offset
+            self._check_unused(growth.blocks)
             blocks.extend(growth.blocks)
+        self._check_unused([destination for _, destination in batch.copies])
         for source, destination in batch.copies:
             self.cells[destination] = list(self.cells[source])
 

@@ -30,6 +30,7 @@ class Setting:
     depth: int = 0
     max_model_len: int = 256
     max_queue_size: int = 1024
+    max_queued_tokens: int = 1 << 20
 
 
 @dataclass
@@ -56,7 +57,7 @@ class Harness:
             s.max_num_seqs,
             s.max_num_batched_tokens,
             s.max_queue_size,
-            1 << 20,
+            s.max_queued_tokens,
             "cpu",
             "float32",
         )

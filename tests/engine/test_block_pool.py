@@ -48,3 +48,40 @@ def test_a_prefix_is_forgotten_with_all_that_hangs_from_it() -> None:
     pool.forget_prefix(seq)
     pool.check()
     assert admitted(pool, (1, 2, 9, 9, 9)).num_computed == 0
+
+
+def cached(pool: BlockPool, ids: tuple[int, ...]) -> None:
+    """Leaves the whole blocks of `ids` known and unreferenced."""
+    seq = admitted(pool, ids)
+    pool.publish(seq, len(ids))
+    pool.release(seq.table, 0)
+
+
+def num_known(pool: BlockPool, ids: tuple[int, ...]) -> int:
+    return len(pool._index.match(ROOT, ids, len(ids)))
+
+
+def test_what_rested_longest_is_evicted_first_from_its_end() -> None:
+    pool = new_pool(6)
+    cached(pool, (1, 2, 3, 4, 5, 6))
+    cached(pool, (7, 8, 9, 10, 11, 12))
+    admitted(pool, (20, 21))
+    assert (num_known(pool, (1, 2, 3, 4, 5, 6)), num_known(pool, (7, 8, 9, 10, 11, 12))) == (2, 3)
+    admitted(pool, (22, 23, 24))
+    assert (num_known(pool, (1, 2, 3, 4, 5, 6)), num_known(pool, (7, 8, 9, 10, 11, 12))) == (0, 3)
+
+
+def test_a_hit_is_not_promised_as_room_for_the_rest() -> None:
+    pool = new_pool(3)
+    cached(pool, (1, 2, 3, 4))
+    pool._free.take(1)
+    seq = Sequence(Request("r", (1, 2, 3, 4, 5), SamplingParams(), StopParams(8), 0.0), 1, 0, 0, (0.0, 0))
+    assert pool.num_available == 2 and not pool.admit(seq, ROOT, 0)
+    assert (pool.num_cached, pool.num_owned) == (2, 0)
+
+
+def test_an_admission_leaves_a_block_for_each_that_runs() -> None:
+    seq = Sequence(Request("r", (1, 2, 3), SamplingParams(), StopParams(8), 0.0), 1, 0, 0, (0.0, 0))
+    pool = new_pool(4)
+    assert not pool.admit(seq, ROOT, 3)
+    assert pool.admit(seq, ROOT, 2)

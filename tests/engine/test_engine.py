@@ -370,3 +370,57 @@ def test_blocks_missing_at_rest_are_told_of_once_and_blocks_held_twice_end_the_e
     h.pool._free.put(lost[0])
     with pytest.raises(RuntimeError, match="do not balance"):
         h.run()
+
+
+def test_a_shortage_that_steps_in_flight_will_end_preempts_nobody() -> None:
+    h = Harness(Setting(depth=1, block_size=2, num_blocks=4, prefix_caching=False))
+    gone, stays = h.add([1, 2, 3, 4], 5), h.add([5], 6)
+    h.step()
+    h.step()
+    assert h.pool.num_free == 0
+    h.abort(gone)
+    h.step()
+    assert h.pool.num_limbo == 0 and h.scheduler.num_preemptions == 0, "the step in flight was read instead"
+    h.run()
+    assert h.outcomes[stays].ids == complete([5], 6)
+    assert h.scheduler.num_preemptions == 0
+
+
+def test_the_best_rank_never_gives_way_and_its_prompt_is_counted_once() -> None:
+    h = Harness(Setting(num_blocks=10, prefix_caching=False))
+    best = h.add([0, 1, 2], 24, priority=5)
+    others = [h.add([i, i + 1, i + 2], 24) for i in range(1, 5)]
+    h.run()
+    counts = [h.outcomes[handle].finished.num_preemptions for handle in (best, *others)]
+    assert counts[0] == 0 and sum(counts) == h.scheduler.num_preemptions > 0
+    assert h.engine._census.load(h.scheduler).prompt_tokens == 15
+
+
+def test_the_queue_is_bounded_by_prompt_tokens_but_an_empty_one_takes_any() -> None:
+    h = Harness(Setting(max_num_seqs=1, max_queued_tokens=10))
+    h.add([1], 3)
+    h.step()
+    large, small = h.add(list(range(12)), 3), h.add([2], 3)
+    h.run()
+    assert h.outcomes[large].ids == complete(range(12), 3)
+    assert h.outcomes[small].failed.reason == "QUEUE_FULL"
+    assert (h.outcomes[small].failed.needed, h.outcomes[small].failed.limit) == (13, 10)
+
+
+def test_who_has_finished_hears_nothing_of_his_deadline() -> None:
+    h = Harness()
+    short = h.add([1], 2, deadline_s=time.monotonic() + 0.05)
+    h.add([2], 200)
+    for _ in range(5):
+        h.step()
+    time.sleep(0.06)
+    h.run()
+    assert h.outcomes[short].finished is not None and h.outcomes[short].failed is None
+
+
+def test_waiting_is_told_from_arrival_to_the_first_step() -> None:
+    h = Harness()
+    handle = h.add([1], 2, arrival_s=time.monotonic() - 5)
+    h.run()
+    started = [started for _, frame in h.post.sent for started in frame.started]
+    assert started[0].queue_s >= 5 and h.outcomes[handle].finished.queue_s == started[0].queue_s

@@ -17,6 +17,7 @@ from photon_grpc.errors import (
     InternalFailure,
     InvalidRequest,
     ModelLoading,
+    NumericFailure,
     PhotonError,
 )
 from photon_grpc.frontend.ask import OutputAsk, SamplingAsk, StopAsk, StreamAsk, TextInput
@@ -357,6 +358,16 @@ async def test_failures_of_the_engine_reach_their_own_stream_only(pair: tuple[Fr
     assert link.aborted == [1]
     link.step((1, 5), (3, ids("c")[0]), finished=(done(3),))
     assert text_of(await rest(good)) == "bc"
+
+
+async def test_one_output_that_fails_ends_its_request(pair: tuple[Frontend, FakeLink]) -> None:
+    front, link = pair
+    stream = await front.stream(ask(sampling=SamplingAsk(num_outputs=3)))
+    link.step(failed=(Failed(2, "NUMERIC_FAILURE", "NaN"),))
+    assert sorted(link.aborted) == [1, 3]
+    link.step((1, 5), (3, 5))
+    with pytest.raises(NumericFailure):
+        await stream.__anext__()
 
 
 async def test_a_defect_in_one_stream_leaves_the_others(pair: tuple[Frontend, FakeLink]) -> None:

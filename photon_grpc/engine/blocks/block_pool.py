@@ -103,8 +103,7 @@ class BlockPool:
                 [[*hit, *self._take(needed // self._num_groups)]] if self._num_groups == 1 else self._per_group(needed)
             )
         except IndexError:
-            for block in reversed(hit):
-                self._dereference(block, 0)
+            # No run is long enough; where runs are wanted nothing is shared, so nothing was taken.
             return False
         table.capacity = len(table.groups[0]) * self.block_size
         self._continue_chain(table, hit)
