@@ -1,12 +1,13 @@
 """The four fused projections of a layer, per bucket of rows: the matrix library's product alone, ours with everything, the floor.
 
-python -m benchmarks.kernels.fused_linear --sweep [--out FILE]   # every tile, checked and timed; rows of kernels/tiles.py
+python -m benchmarks.kernels.fused_linear --sweep [--out FILE]   # every tile, checked and timed; rows of kernels/parts/tiles.py
 python -m benchmarks.kernels.fused_linear --warm 0/8             # only compiles that share of them, into Triton's cache
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 from collections.abc import Callable, Iterator
@@ -17,8 +18,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.kernels.timing import Shape, measure_us, shapes
-from photon_grpc.kernels import Kernels, fused_linear, tiles
-from photon_grpc.kernels.tiles import Tile
+from photon_grpc.kernels import Kernels, fused_linear
+from photon_grpc.kernels.parts import tiles
+from photon_grpc.kernels.parts.tiles import Tile
 
 # A streaming read of the weights, the fastest that one H200 was seen to do.
 READ_BYTES_PER_SECOND = 4.5e12
@@ -145,12 +147,17 @@ def sweep(device: torch.device, buckets: list[int], share: tuple[int, int] | Non
             if share is not None:
                 if number % share[1] == share[0]:
                     chain = chain or Chain(projection, rows, device)
-                    chain.launch(chain.weights[0], tile)
+                    with contextlib.suppress(RuntimeError):
+                        chain.launch(chain.weights[0], tile)
                 continue
             chain = chain or Chain(projection, rows, device)
-            error = chain.error(tile)
+            try:
+                error = chain.error(tile)
+            except RuntimeError as failure:
+                print(f"FAILED {projection} {rows} {tile}: {str(failure)[:100]}", flush=True)
+                continue
             if not error < 5e-3:
-                print(f"WRONG {projection.model} {projection.name} {rows} {tile} error {error}", flush=True)
+                print(f"WRONG {projection} {rows} {tile} error {error}", flush=True)
                 continue
             timed.append((chain.tile_us(tile), tile))
         if not timed:

@@ -78,7 +78,7 @@ def step_context(decoder: Decoder, rows: int, cache: torch.Tensor) -> StepContex
         max_query_len=1,
         max_context_len=MAX_LEN,
     )
-    return StepContext(positions, slots, cache, meta)
+    return StepContext(positions, slots, cache, meta, history_is_settled=True)
 
 
 def floor_us(decoder: Decoder, rows: int) -> float:

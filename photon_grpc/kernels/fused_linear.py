@@ -22,12 +22,11 @@ from typing import Any
 
 import torch
 
-from photon_grpc.kernels import rotary, write_kv
-from photon_grpc.kernels.gluon import has_dependent_launch
 from photon_grpc.kernels.jit import launches
+from photon_grpc.kernels.parts.gluon import has_dependent_launch
 from photon_grpc.kernels.parts.ring import ring_kernel
+from photon_grpc.kernels.parts.tiles import Tile, bucket
 from photon_grpc.kernels.parts.wide import wide_kernel
-from photon_grpc.kernels.tiles import Tile, bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +64,19 @@ def qkv_reference(
     layer: int, rotation: Rotation, tile: Tile, counters: torch.Tensor,
 ) -> None:  # fmt: skip
     """norm_qkv in torch: fills q, changes cache."""
-    _, _, _, kv_heads, _, head_dim = cache.shape
+    _, _, _, kv_heads, block_size, head_dim = cache.shape
     heads = _product(h, w, b, eps).view(h.shape[0], -1, head_dim)
-    queries, k, v = heads.split((heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
-    rotary.reference(queries, k, rotation.cos, rotation.sin, rotation.positions)
-    q.copy_(queries.reshape(q.shape))
-    write_kv.reference(k.to(cache.dtype), v.to(cache.dtype), cache, layer, rotation.slot_mapping, rotation.num_tokens)
+    rotated, values = heads[:, :-kv_heads], heads[:, -kv_heads:]
+    cos, sin = (table[rotation.positions].unsqueeze(1) for table in (rotation.cos, rotation.sin))
+    first, second = rotated.chunk(2, dim=-1)
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    q.copy_(rotated[:, :-kv_heads].reshape(q.shape))
+    slot = rotation.slot_mapping
+    if rotation.num_tokens is not None:
+        is_real = torch.arange(slot.shape[0], device=slot.device) < rotation.num_tokens
+        slot = torch.where(is_real, slot, slot % block_size)
+    stored = torch.stack((rotated[:, -kv_heads:], values), dim=1).to(cache.dtype)
+    cache[:, layer][slot // block_size, :, :, slot % block_size] = stored
 
 
 def _product(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, eps: float | None = None) -> torch.Tensor:

@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import torch
 
-from photon_grpc.kernels import decode_attention, embed, tiles
+from photon_grpc.kernels import decode_attention, embed
 from photon_grpc.kernels.fused_linear import Rotation, add_launch, qkv_launch, swiglu_launch
-from photon_grpc.kernels.gluon import can_fuse
-from photon_grpc.kernels.tiles import Tile
+from photon_grpc.kernels.parts import tiles
+from photon_grpc.kernels.parts.gluon import can_fuse
+from photon_grpc.kernels.parts.tiles import Tile
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.linear import Linear, Unquantized
 from photon_grpc.layers.norm import RMSNorm
@@ -72,7 +73,10 @@ class FusedDecoder(Decoder):
             attention, mlp, eps = layer.attention, layer.mlp, layer.input_norm.eps
             qkv = attention.qkv
             qkv_launch(h, qkv.weight, qkv.bias, eps, q, ctx.cache, attention.layer, rotation, tile.qkv, counters)
-            decode_attention.launch(q, ctx.cache, attention.layer, ctx.attention, attended, counters)
+            decode_attention.launch(
+                q, ctx.cache, attention.layer, ctx.attention, attended, counters,
+                history_is_settled=ctx.history_is_settled,
+            )  # fmt: skip
             add_launch(h, attended, attention.output.weight, attention.output.bias, tile.output, counters)
             eps = layer.post_attention_norm.eps
             swiglu_launch(h, mlp.gate_up.weight, mlp.gate_up.bias, eps, y, tile.gate_up, counters)
@@ -131,7 +135,13 @@ def choose_tiles(decoder: Decoder) -> dict[int, LayerTiles]:
 def _is_plain(layer: DecoderLayer) -> bool:
     """Whether the layer is what the kernels compute: weights as they are, no norm of heads (it would need whole heads)."""
     linears = [leaf for leaf in layer.leaves() if isinstance(leaf, Linear)]
-    return layer.attention.qk_norm is None and all(type(linear.method) is Unquantized for linear in linears)
+    num_heads, spec = layer.attention.output.in_features // layer.attention.spec.head_dim, layer.attention.spec
+    return (
+        layer.attention.qk_norm is None
+        and all(type(linear.method) is Unquantized for linear in linears)
+        and spec.head_dim in decode_attention.HEAD_DIMS
+        and num_heads // spec.num_kv_heads <= decode_attention.MAX_GROUP
+    )
 
 
 @torch.no_grad()

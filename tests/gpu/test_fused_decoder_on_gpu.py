@@ -97,7 +97,7 @@ class Rows:
             counts=counts,
             contexts=contexts,
         )
-        return StepContext(positions, slots, self.cache, meta)
+        return StepContext(positions, slots, self.cache, meta, history_is_settled=True)
 
     def prefill(self) -> None:
         """All but the last token of every prompt."""

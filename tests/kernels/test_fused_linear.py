@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from photon_grpc.kernels import tiles
 from photon_grpc.kernels.fused_linear import add_launch, qkv_launch, swiglu_launch
-from photon_grpc.kernels.tiles import Tile
+from photon_grpc.kernels.parts import tiles
+from photon_grpc.kernels.parts.tiles import Tile
 from tests.kernels.fused import EPS, LAYER, Problem, Sizes, assert_near
 
 TILE = Tile("ring", 16, 32, 1, 2)

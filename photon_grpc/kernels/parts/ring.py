@@ -8,8 +8,8 @@ through a ring of its own behind it, in the same groups of copies, so that one w
 
 from __future__ import annotations
 
-from photon_grpc.kernels.gluon import async_copy, gdc_launch_dependents, gdc_wait, gl, gluon_jit, mma_v2
-from photon_grpc.kernels.parts.epilogue import finish, load_ahead, tile_rows
+from photon_grpc.kernels.parts.epilogue import finish, load_ahead, tile_layout, tile_rows
+from photon_grpc.kernels.parts.gluon import async_copy, gdc_launch_dependents, gdc_wait, gl, gluon_jit, mma_v2
 
 
 @gluon_jit
@@ -23,7 +23,8 @@ def ring_kernel(
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[KW, 1, 1], instr_shape=[1, 16, 8])
     left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     right: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
-    out: gl.constexpr = gl.SliceLayout(0, mma)
+    stacked: gl.constexpr = tile_layout(BN, BM, KW, SPAN > 0, KW)
+    whole: gl.constexpr = tile_layout(BN, BM, KW, SPAN > 0)
     TK: gl.constexpr = BK // 8 if BK // 8 < 32 else 32
     copy: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 32 // TK, TK], [KW, 1, 1], [2, 1, 0])
     swizzle: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [2, 1, 0])
@@ -49,7 +50,7 @@ def ring_kernel(
         if s < STEPS:
             async_copy.async_copy_global_to_shared(xs.index(s), xp + s * KW * BK)
         async_copy.commit_group()
-    first, second = load_ahead(y, cos, sin, positions, num_rows, EPILOGUE, N, SPAN, BM, BN, out)
+    first, second = load_ahead(y, cos, sin, positions, num_rows, EPILOGUE, N, SPAN, BM, BN, KW)
     acc = gl.zeros([KW, BN, BM], gl.float32, mma)
     squares = gl.zeros([KW, BM], gl.float32, gl.SliceLayout(1, right))
     for i in range(STEPS):
@@ -63,11 +64,11 @@ def ring_kernel(
             async_copy.async_copy_global_to_shared(ws.index(i % NS), wp + (i + NS) * KW * BK)
             async_copy.async_copy_global_to_shared(xs.index(i % NS), xp + (i + NS) * KW * BK)
         async_copy.commit_group()
-    total = gl.sum(acc, 0)
+    total = gl.convert_layout(gl.sum(gl.convert_layout(acc, stacked), 0), whole)
     if NORM:
         scale = gl.rsqrt(gl.sum(squares, 0) / K + eps)
-        total = total * gl.convert_layout(scale, gl.SliceLayout(0, out))[None, :]
+        total = total * gl.convert_layout(scale, gl.SliceLayout(0, whole))[None, :]
     finish(
         total, first, second, bias, y, pages, slot_mapping, num_tokens, num_rows, block_stride,
-        EPILOGUE, N, SPAN, Q_HEADS, KV_HEADS, BLOCK_SIZE, BM, BN, out,
+        EPILOGUE, N, SPAN, Q_HEADS, KV_HEADS, BLOCK_SIZE, BM, BN, KW,
     )  # fmt: skip

@@ -8,7 +8,8 @@ last to arrive adds them all in the order of their numbers: the result is the sa
 
 from __future__ import annotations
 
-from photon_grpc.kernels.gluon import (
+from photon_grpc.kernels.parts.epilogue import finish, load_ahead, tile_layout, tile_rows
+from photon_grpc.kernels.parts.gluon import (
     async_copy,
     fence_async_shared,
     gdc_launch_dependents,
@@ -18,13 +19,12 @@ from photon_grpc.kernels.gluon import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from photon_grpc.kernels.parts.epilogue import finish, load_ahead, tile_rows
 
 
 @gluon_jit
 def merge_shares(
     tile, squares, partial, counters,
-    SPLITS: gl.constexpr, NORM: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, out: gl.constexpr,
+    SPLITS: gl.constexpr, NORM: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, whole: gl.constexpr,
 ):  # fmt: skip
     """(is last, sums [BN, BM], squares [BM]): stores this share, and reads all of them where it arrived last.
 
@@ -32,9 +32,9 @@ def merge_shares(
     """
     SIZE: gl.constexpr = BN * BM + BM
     program = gl.program_id(0)
-    row = gl.arange(0, BN, layout=gl.SliceLayout(1, out))
-    token = gl.arange(0, BM, layout=gl.SliceLayout(0, out))
-    within = row[:, None] * BM + token[None, :]
+    row = gl.arange(0, BN, layout=gl.SliceLayout(1, whole))
+    token = gl.arange(0, BM, layout=gl.SliceLayout(0, whole))
+    within = token[None, :] * BN + row[:, None]
     shares = partial + program * (SPLITS * SIZE)
     mine = shares + gl.program_id(1) * SIZE
     gl.store(mine + within, tile)
@@ -91,32 +91,34 @@ def wide_kernel(
     # Tiles that would take half of the registers are asked for when the product has left them.
     AHEAD: gl.constexpr = BM * BN <= KW * 1024
     if AHEAD:
-        first, second = load_ahead(y, cos, sin, positions, num_rows, EPILOGUE, N, SPAN, BM, BN, out)
+        first, second = load_ahead(y, cos, sin, positions, num_rows, EPILOGUE, N, SPAN, BM, BN, KW)
     acc = gl.zeros([BN, BM], gl.float32, out)
-    squares = gl.zeros([BM], gl.float32, gl.SliceLayout(1, copy))
+    squares = gl.zeros([BM, BK], gl.float32, copy)
     for i in range(STEPS):
         async_copy.wait_group(NS - 2)
         fence_async_shared()
-        # The tile before this one has been multiplied by every warp (the barrier behind the wait says so): refill its place.
         acc = warpgroup_mma(ws.index(i % NS), xs.index(i % NS).permute([1, 0]), acc, is_async=True)
-        if NORM:
-            wide = xs.index(i % NS).load(copy).to(gl.float32)
-            squares += gl.sum(wide * wide, 1)
-        acc = warpgroup_mma_wait(0, deps=[acc])
+        # Every warp has multiplied the tile before this one (the barrier behind the wait says so): its place is free.
         if i + NS - 1 < STEPS:
             async_copy.async_copy_global_to_shared(ws.index((i + NS - 1) % NS), wp + (i + NS - 1) * BK)
             async_copy.async_copy_global_to_shared(xs.index((i + NS - 1) % NS), xp + (i + NS - 1) * BK)
         async_copy.commit_group()
-    total = gl.convert_layout(squares, gl.SliceLayout(0, out))
+        if NORM:
+            wide = xs.index(i % NS).load(copy).to(gl.float32)
+            squares += wide * wide
+        acc = warpgroup_mma_wait(0, deps=[acc])
+    whole: gl.constexpr = tile_layout(BN, BM, KW, SPAN > 0)
+    sums = gl.convert_layout(acc, whole)
+    total = gl.convert_layout(gl.sum(squares, 1), gl.SliceLayout(0, whole))
     is_last = True
     if SPLITS > 1:
-        is_last, acc, total = merge_shares(acc, total, partial, counters, SPLITS, NORM, BM, BN, out)
+        is_last, sums, total = merge_shares(sums, total, partial, counters, SPLITS, NORM, BM, BN, whole)
     if is_last:
         if NORM:
-            acc = acc * gl.rsqrt(total / K + eps)[None, :]
+            sums = sums * gl.rsqrt(total / K + eps)[None, :]
         if not AHEAD:
-            first, second = load_ahead(y, cos, sin, positions, num_rows, EPILOGUE, N, SPAN, BM, BN, out)
+            first, second = load_ahead(y, cos, sin, positions, num_rows, EPILOGUE, N, SPAN, BM, BN, KW)
         finish(
-            acc, first, second, bias, y, pages, slot_mapping, num_tokens, num_rows, block_stride,
-            EPILOGUE, N, SPAN, Q_HEADS, KV_HEADS, BLOCK_SIZE, BM, BN, out,
+            sums, first, second, bias, y, pages, slot_mapping, num_tokens, num_rows, block_stride,
+            EPILOGUE, N, SPAN, Q_HEADS, KV_HEADS, BLOCK_SIZE, BM, BN, KW,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Gluon (Triton's layer with explicit layouts and memory), or nothing: what `jit.py` is to Triton.
+"""Gluon (Triton's layer with explicit layouts and memory), or nothing: what `jit.py` beside it is to Triton.
 
 Programmatic dependent launch, as the kernels of one decode layer use it: a kernel launched with `launch_pdl=True` may start
 while the one before it still runs. Whatever it reads that an earlier kernel wrote comes behind `gdc_wait`, which returns when
@@ -26,6 +26,11 @@ try:
 except ImportError:
     gluon = gl = async_copy = mma_v2 = gdc_launch_dependents = gdc_wait = None
     fence_async_shared = warpgroup_mma = warpgroup_mma_wait = None
+
+
+def constexpr_function(function: Callable[..., Any]) -> Any:
+    """A function of compile-time values that kernels may call."""
+    return function if gluon is None or triton is None else gluon.constexpr_function(function)
 
 
 def gluon_jit(function: Callable[..., Any]) -> Any:

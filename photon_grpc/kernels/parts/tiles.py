@@ -31,7 +31,64 @@ BUCKETS = (8, 16, 32, 64, 128)
 SHARED_BYTES = 200_000
 
 #: (rows of W, columns of W) -> bucket -> tile.
-TABLE: dict[tuple[int, int], dict[int, Tile]] = {}
+TABLE: dict[tuple[int, int], dict[int, Tile]] = {
+    # Llama-3.2-1B: qkv
+    (3072, 2048): {
+        8: Tile("ring", 32, 256, 4, 2),
+        16: Tile("ring", 32, 256, 4, 2),
+        32: Tile("ring", 32, 128, 4, 3),
+        64: Tile("wide", 64, 128, 4, 6),
+    },
+    # output
+    (2048, 2048): {
+        8: Tile("ring", 16, 64, 8, 4),
+        16: Tile("ring", 32, 256, 4, 2),
+        32: Tile("ring", 16, 128, 4, 3),
+        64: Tile("wide", 64, 128, 4, 6, 2),
+    },
+    # gate and up
+    (16384, 2048): {
+        8: Tile("ring", 16, 64, 4, 4),
+        16: Tile("ring", 32, 64, 4, 2),
+        32: Tile("wide", 64, 128, 4, 4),
+        64: Tile("wide", 128, 64, 4, 8),
+    },
+    # down
+    (2048, 8192): {
+        8: Tile("ring", 16, 256, 4, 4),
+        16: Tile("ring", 16, 128, 4, 6),
+        32: Tile("ring", 16, 64, 8, 3),
+        64: Tile("wide", 64, 128, 4, 6, 4),
+    },
+    # Llama-3.1-8B: qkv
+    (6144, 4096): {
+        8: Tile("ring", 16, 64, 4, 6),
+        16: Tile("ring", 16, 64, 4, 4),
+        32: Tile("ring", 32, 64, 4, 3),
+        64: Tile("wide", 64, 128, 4, 4),
+    },
+    # output
+    (4096, 4096): {
+        8: Tile("ring", 32, 64, 4, 8),
+        16: Tile("ring", 32, 64, 8, 4),
+        32: Tile("ring", 32, 64, 4, 4),
+        64: Tile("wide", 64, 128, 4, 6, 2),
+    },
+    # gate and up
+    (28672, 4096): {
+        8: Tile("ring", 16, 64, 4, 8),
+        16: Tile("wide", 64, 128, 4, 4),
+        32: Tile("wide", 64, 128, 4, 4),
+        64: Tile("wide", 128, 128, 8, 4),
+    },
+    # down
+    (4096, 14336): {
+        8: Tile("ring", 16, 64, 4, 8),
+        16: Tile("ring", 32, 64, 4, 6),
+        32: Tile("ring", 32, 64, 4, 6),
+        64: Tile("wide", 64, 128, 4, 6, 2),
+    },
+}
 
 
 def bucket(num_rows: int) -> int:
@@ -48,7 +105,8 @@ def shared_bytes(tile: Tile, rows: int) -> int:
 def fits(tile: Tile, n: int, k: int, rows: int, span: int) -> bool:
     """Whether a tile divides W [n, k] and its pairs at distance `span` (0: single rows), and fits into shared memory."""
     step = tile.KW * tile.BK if tile.kind == "ring" else tile.SPLITS * tile.BK
-    divides = n % tile.BN == 0 and k % step == 0 and (span == 0 or span % (tile.BN // 2) == 0)
+    # A single step has nothing to loop over, which the compiler of Triton 3.6 does not bear.
+    divides = n % tile.BN == 0 and k % step == 0 and k >= 2 * step and (span == 0 or span % (tile.BN // 2) == 0)
     return divides and shared_bytes(tile, rows) <= SHARED_BYTES
 
 
