@@ -18,6 +18,7 @@ from photon_grpc.engine.blocks.extent import ReserveContext
 from photon_grpc.engine.blocks.growth import GrowOnDemand, Growth
 from photon_grpc.engine.blocks.prefix_index import NoPrefixIndex, PrefixIndex, RadixIndex
 from photon_grpc.engine.engine import Engine
+from photon_grpc.engine.scheduler.chunking import Chunked, Whole
 from photon_grpc.engine.scheduler.policy import POLICIES
 from photon_grpc.engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from photon_grpc.errors import ConfigError
@@ -56,10 +57,9 @@ class Assembled:
     def engine(self, inbox: Inbox, outbox: Outbox) -> Engine:
         cache, scheduling = self.config.cache, self.config.scheduler
         pool = BlockPool(self.runner.num_blocks, self.sizes.block_size, _index(cache, self.sizes), _growth(cache))
-        limits = SchedulerLimits(
-            self.sizes.max_num_seqs, self.sizes.max_num_batched_tokens, scheduling.enable_chunked_prefill
-        )
-        scheduler = Scheduler(limits, POLICIES[scheduling.scheduling_policy](), pool)
+        limits = SchedulerLimits(self.sizes.max_num_seqs, self.sizes.max_num_batched_tokens)
+        chunking = Chunked() if scheduling.enable_chunked_prefill else Whole()
+        scheduler = Scheduler(limits, POLICIES[scheduling.scheduling_policy](), pool, chunking)
         return Engine(scheduler, self.runner, inbox, outbox, self.facts)
 
 

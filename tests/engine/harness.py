@@ -12,6 +12,7 @@ from photon_grpc.engine.blocks.extent import ReserveContext
 from photon_grpc.engine.blocks.growth import GrowOnDemand
 from photon_grpc.engine.blocks.prefix_index import NoPrefixIndex, RadixIndex
 from photon_grpc.engine.engine import Engine
+from photon_grpc.engine.scheduler.chunking import Chunked, Whole
 from photon_grpc.engine.scheduler.policy import POLICIES
 from photon_grpc.engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from tests.engine.fakes import FakeRunner, Post
@@ -46,8 +47,9 @@ class Harness:
         self.runner = FakeRunner(s.num_blocks, s.block_size, s.depth)
         index = RadixIndex(s.block_size) if s.prefix_caching and not s.contiguous else NoPrefixIndex()
         self.pool = BlockPool(s.num_blocks, s.block_size, index, ReserveContext() if s.contiguous else GrowOnDemand())
-        limits = SchedulerLimits(s.max_num_seqs, s.max_num_batched_tokens, s.chunked)
-        self.scheduler = Scheduler(limits, POLICIES[s.policy](), self.pool)
+        limits = SchedulerLimits(s.max_num_seqs, s.max_num_batched_tokens)
+        chunking = Chunked() if s.chunked else Whole()
+        self.scheduler = Scheduler(limits, POLICIES[s.policy](), self.pool, chunking)
         self.post = Post()
         facts = Facts(
             s.max_model_len,

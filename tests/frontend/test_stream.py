@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from photon_grpc.core.frames import Failed, Started
+from photon_grpc.core.frames import Failed, Finished, Started
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import (
     DeadlinePassed,
@@ -358,6 +358,17 @@ async def test_failures_of_the_engine_reach_their_own_stream_only(pair: tuple[Fr
     assert link.aborted == [1]
     link.step((1, 5), (3, ids("c")[0]), finished=(done(3),))
     assert text_of(await rest(good)) == "bc"
+
+
+async def test_preemptions_of_all_outputs_are_told(pair: tuple[Frontend, FakeLink]) -> None:
+    front, link = pair
+    stream = await front.stream(ask(sampling=SamplingAsk(num_outputs=2)))
+    ends = [
+        Finished(handle, FinishReason.MAX_TOKENS, 1, 0, preemptions, 0.0) for handle, preemptions in ((1, 2), (2, 1))
+    ]
+    link.step((1, 5), (2, 5), finished=tuple(ends))
+    last = (await rest(stream))[-1]
+    assert last.timing is not None and last.timing.preemption_count == 3
 
 
 async def test_one_output_that_fails_ends_its_request(pair: tuple[Frontend, FakeLink]) -> None:

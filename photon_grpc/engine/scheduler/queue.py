@@ -35,6 +35,3 @@ class WaitingQueue:
             raise ValueError(f"sequence {seq.handle} is not waiting")
         del self._seqs[at]
         self.num_tokens -= len(seq.ids)
-
-    def __iter__(self):  # type: ignore[no-untyped-def]
-        return iter(self._seqs)

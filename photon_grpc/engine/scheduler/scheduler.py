@@ -11,10 +11,12 @@ from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
 
-from photon_grpc.core.batch import Admission, Batch, Fault, Growth, StepOutput
+from photon_grpc.core.batch import Admission, Batch, Fault, StepOutput
 from photon_grpc.core.request import FinishReason
 from photon_grpc.core.sequence import Flight, Sequence, Status
 from photon_grpc.engine.blocks.block_pool import BlockPool
+from photon_grpc.engine.scheduler.chunking import Chunked, Chunking
+from photon_grpc.engine.scheduler.plan import Plan
 from photon_grpc.engine.scheduler.policy import Policy
 from photon_grpc.engine.scheduler.queue import WaitingQueue
 from photon_grpc.engine.scheduler.report import Report
@@ -25,42 +27,23 @@ from photon_grpc.errors import NumericFailure
 class SchedulerLimits:
     max_num_seqs: int
     max_num_batched_tokens: int
-    enable_chunked_prefill: bool = True
-
-
-class _Plan:
-    """The Batch being chosen."""
-
-    __slots__ = ("step", "budget", "rows", "slots", "counts", "yields", "admissions", "grown", "copies", "published")
-
-    def __init__(self, step: int, budget: int) -> None:
-        self.step = step
-        self.budget = budget
-        self.rows: list[Sequence] = []
-        self.slots: list[int] = []
-        self.counts: list[int] = []
-        self.yields: list[int] = []
-        self.admissions: list[Admission] = []
-        self.grown: list[Growth] = []
-        self.copies: list[tuple[int, int]] = []
-        #: Row -> blocks that became known before this step has filled them.
-        self.published: dict[int, list[int]] = {}
-
-    def published_by(self, seq: Sequence) -> list[int]:
-        return [block for row, blocks in self.published.items() if self.rows[row] is seq for block in blocks]
 
 
 class Scheduler:
     """Decides who computes what; owns every Sequence from `add` to its end.
 
     Args:
-        limits: seats, tokens per step, whether prompts may be split.
+        limits: seats, tokens per step.
         policy: ranks requests.
         pool: the KV blocks.
+        chunking: splits prompts over steps, or does not.
     """
 
-    def __init__(self, limits: SchedulerLimits, policy: Policy, pool: BlockPool) -> None:
+    def __init__(
+        self, limits: SchedulerLimits, policy: Policy, pool: BlockPool, chunking: Chunking | None = None
+    ) -> None:
         self.limits = limits
+        self.chunking = chunking or Chunked()
         self.policy = policy
         self.pool = pool
         self.waiting = WaitingQueue()
@@ -73,7 +56,7 @@ class Scheduler:
         self.num_cached_tokens = 0
         self._step = 0
         self._settled_step = 0
-        self._flying: deque[tuple[Batch, _Plan]] = deque()
+        self._flying: deque[tuple[Batch, Plan]] = deque()
         self._slots = list(range(limits.max_num_seqs, 0, -1))
         self._slot_fences: deque[tuple[int, int]] = deque()
         self._left: list[int] = []
@@ -119,7 +102,7 @@ class Scheduler:
 
     def schedule(self, now_s: float) -> Batch | None:
         """The next Batch, or None when no sequence can compute anything now."""
-        plan = _Plan(self._step + 1, self.limits.max_num_batched_tokens)
+        plan = Plan(self._step + 1, self.limits.max_num_batched_tokens)
         if self._slot_fences:
             self._open_slot_fences()
         preemptions = self.num_preemptions
@@ -144,8 +127,7 @@ class Scheduler:
         self._flying.append((batch, plan))
         return batch
 
-    def _serve_running(self, plan: _Plan) -> None:
-        chunked = self.limits.enable_chunked_prefill
+    def _serve_running(self, plan: Plan) -> None:
         for seq in self._in_turn():
             if plan.budget <= 0:
                 self._resume_at = seq.rank
@@ -160,9 +142,9 @@ class Scheduler:
             if count <= 0 or wanted >= seq.max_len:
                 continue
             if count > plan.budget:
-                if not chunked and plan.rows:
+                count = self.chunking.share(count, plan.budget, not plan.rows)
+                if not count:
                     continue
-                count = plan.budget if chunked else count
             end = launched + count
             if end > seq.table.capacity and not self._make_room(seq, end, plan):
                 continue
@@ -176,7 +158,7 @@ class Scheduler:
         at = bisect_left(self.running, resume_at, key=_rank)
         return self.running[at:] + self.running[:at]
 
-    def _place(self, plan: _Plan, seq: Sequence, count: int, end: int, yields: int) -> None:
+    def _place(self, plan: Plan, seq: Sequence, count: int, end: int, yields: int) -> None:
         plan.rows.append(seq)
         plan.slots.append(seq.slot)
         plan.counts.append(count)
@@ -188,7 +170,7 @@ class Scheduler:
             # Every id in these blocks is known and is written in this step, before any row of it attends.
             plan.published[len(plan.rows) - 1] = self.pool.publish(seq, end)
 
-    def _make_room(self, seq: Sequence, num_tokens: int, plan: _Plan) -> bool:
+    def _make_room(self, seq: Sequence, num_tokens: int, plan: Plan) -> bool:
         """Extends the table, preempting the worst rank if need be. False when this sequence must sit out or was preempted itself."""
         while True:
             grown = self.pool.grow(seq, num_tokens)
@@ -222,11 +204,11 @@ class Scheduler:
 
     # -- admission ---------------------------------------------------------------------------------------------------------------------
 
-    def _admit_waiting(self, plan: _Plan, num_running: int, now_s: float) -> None:
+    def _admit_waiting(self, plan: Plan, num_running: int, now_s: float) -> None:
         seats = min(self.policy.open(num_running, len(self.waiting)), len(self.waiting))
         while seats > 0 and plan.budget > 0 and self._slots and len(self.waiting):
             seq = self.waiting.first()
-            if not self.limits.enable_chunked_prefill and plan.rows and len(seq.ids) > plan.budget:
+            if len(seq.ids) > plan.budget and not self.chunking.share(len(seq.ids), plan.budget, not plan.rows):
                 return
             copies = self._take_blocks(seq)
             if copies is None:
@@ -250,7 +232,7 @@ class Scheduler:
         is_written = leader.num_computed >= leader.num_prompt - 1 and leader.seated_step <= self._settled_step
         return leader.status is Status.RUNNING and is_written
 
-    def _seat(self, plan: _Plan, seq: Sequence, copies: tuple[tuple[int, int], ...], now_s: float) -> None:
+    def _seat(self, plan: Plan, seq: Sequence, copies: tuple[tuple[int, int], ...], now_s: float) -> None:
         seq.slot = self._slots.pop()
         seq.seated_step = plan.step
         seq.status = Status.RUNNING
@@ -277,7 +259,7 @@ class Scheduler:
         )
         plan.copies.extend(copies)
         left = len(seq.ids) - seq.num_computed
-        count = min(left, plan.budget) if self.limits.enable_chunked_prefill else left
+        count = left if left <= plan.budget else self.chunking.share(left, plan.budget, not plan.rows)
         end = seq.num_computed + count
         self._place(plan, seq, count, end, 1 if end == len(seq.ids) else 0)
 
@@ -333,7 +315,7 @@ class Scheduler:
         self._end(seq, reason)
         report.finished(seq)
 
-    def _fail(self, seq: Sequence, fault: Fault, plan: _Plan, report: Report) -> None:
+    def _fail(self, seq: Sequence, fault: Fault, plan: Plan, report: Report) -> None:
         """Ends a sequence whose row failed; what the row was to fill is no longer known to anybody."""
         if fault.reason == NumericFailure.reason:
             # The row was computed, and any block it read may hold what broke it. Whoever shares them sees in its own logits whether
