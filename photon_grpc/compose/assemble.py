@@ -22,9 +22,10 @@ from photon_grpc.engine.scheduler.chunking import Chunked, Whole
 from photon_grpc.engine.scheduler.policy import POLICIES
 from photon_grpc.engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from photon_grpc.errors import ConfigError
-from photon_grpc.kernels import Kernels, select
+from photon_grpc.kernels import TORCH, Kernels, select
 from photon_grpc.models import registry, weights
 from photon_grpc.models.decoder import Decoder
+from photon_grpc.models.fused import FusedDecoder, fuse
 from photon_grpc.runner.build import eager_runner, graph_runner
 from photon_grpc.runner.capacity import blocks_on_cpu, blocks_on_cuda, warm_up
 from photon_grpc.runner.kv_cache import KVCache
@@ -118,7 +119,8 @@ def _load(
         weights.dummy(decoder, config.model.seed)
     else:
         weights.load(decoder, card, progress=lambda done, total: progress("weights", done, total))
-    return decoder
+    # The fused layers are Triton kernels; where they do not fit, the decoder stays as it is.
+    return decoder if kernels is TORCH else fuse(decoder) or decoder
 
 
 def _kernels(config: ServeConfig, device: torch.device) -> Kernels:
@@ -178,7 +180,7 @@ def _facts(
         device=torch.cuda.get_device_name(decoder.device) if decoder.device.type == "cuda" else "cpu",
         dtype=str(decoder.dtype).removeprefix("torch."),
         revision=card.revision,
-        kernels="torch" if kernels == select("torch", decoder.device) else "triton",
+        kernels="torch" if kernels is TORCH else "triton, fused" if isinstance(decoder, FusedDecoder) else "triton",
         prefix_caching=isinstance(_index(config.cache, sizes), RadixIndex),
     )
 

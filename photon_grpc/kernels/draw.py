@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from photon_grpc.kernels import noise
 from photon_grpc.kernels.jit import cdiv, jit, launches, next_power_of_2, tl
+from photon_grpc.kernels.parts.gumbel import gumbel
+from photon_grpc.kernels.parts.gumbel import reference as noise_reference
 
 #: Drawn for a row whose logits are not finite.
 INVALID = -1
@@ -37,7 +38,7 @@ def reference(
     best, greedy = wide.max(-1)
     is_greedy = temperature < MIN_TEMPERATURE
     scaled = wide / torch.where(is_greedy, 1.0, temperature)[:, None]
-    drawn = (scaled + noise.reference(seed, position, output_index, wide.shape[1])).argmax(-1)
+    drawn = (scaled + noise_reference(seed, position, output_index, wide.shape[1])).argmax(-1)
     return torch.where(best.isfinite(), torch.where(is_greedy, greedy, drawn), INVALID)
 
 
@@ -56,7 +57,7 @@ def draw_kernel(
     value = logit
     if heat >= 1e-5:
         value = tl.div_rn(logit, heat)
-        value += noise.gumbel(tl.load(seed + row), tl.load(position + row), tl.load(output_index + row), column)
+        value += gumbel(tl.load(seed + row), tl.load(position + row), tl.load(output_index + row), column)
     value = tl.where(inside & (value == value), value, -float("inf"))
     best = tl.max(value, axis=0)
     place = row * num_tiles + tile
