@@ -1,26 +1,22 @@
 """The engine without the wire on the named workloads: decode, prefill, TTFT, mixed, shared prefix.
 
-    python -m benchmarks.offline [--shape 1b 8b] [--work decode prefill ttft mixed prefix] [--batch 1 8 64 256] [FLAGS OF serve]
+    python -m benchmarks.offline [--shape 1b 8b] [--work decode prefill ttft mixed prefix] [--batch 1 8 64 256] [-- FLAGS OF serve]
 
 Random weights; every request greedy, EOS ignored, exactly its output tokens. The floor is weight bytes + KV bytes at context 272 over 4.10 TB/s
-(what one H200 reads). vLLM's figures are those of version 0.24.0 on the same card, measured apart from this run.
+(what one H200 reads). vLLM's figures are those of version 0.24.0 on the same card, measured apart from this run. `--plot FILE.svg` draws ms
+per step over the batch. The shape "demo" is the embedded model, for trying this out on a CPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import statistics
-import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import workloads
-from photon_grpc.compose.assemble import Assembled, assemble
-from photon_grpc.config.resolve import resolve
-from photon_grpc.core.frames import Add, Down, StepFrame, Up
-from photon_grpc.core.request import Request, SamplingParams, StopParams
+from benchmarks import plot, workloads
+from benchmarks.engine import Work, loaded
+from benchmarks.saved import add_save_flag, saved
 
 READ_BYTES_PER_S = 4.10e12
 #: ms per decode step, then tok/s of prefill 32 × 2048, ms to the first token (2048, 128), mixed tok/s, shared prefix in s.
@@ -34,62 +30,55 @@ VLLM_MIXED = {"1b": 42_703, "8b": 9_157}
 VLLM_PREFIX_S = {"1b": 0.50}
 
 
-class Work:
-    """A bridge within this program: requests in, when their tokens came out."""
-
-    def __init__(self, assembled: Assembled) -> None:
-        self._frames: list[tuple[int, Down]] = []
-        self._engine = assembled.engine(self, self)
-        self._handles = 0
-        self._open = 0
-        self.num_tokens = 0
-        self.first_s = 0.0
-
-    def drain(self, timeout_s: float | None) -> list[tuple[int, Down]]:
-        frames, self._frames = self._frames, []
-        return frames
-
-    def send(self, frontend: int, frame: Up) -> None:
-        if not isinstance(frame, StepFrame):
-            return
-        if frame.failed:
-            raise RuntimeError(frame.failed[0].message)
-        if frame.ids and not self.num_tokens:
-            self.first_s = time.perf_counter()
-        self.num_tokens += len(frame.ids)
-        self._open -= len(frame.finished)
-
-    def run(self, prompts: Sequence[tuple[int, ...]], num_tokens: Sequence[int], *, share: bool = False) -> float:
-        """Seconds from the submission of all of them to the last token."""
-        self.num_tokens = 0
-        start = time.perf_counter()
-        for ids, count in zip(prompts, num_tokens, strict=True):
-            self._handles += 1
-            self._open += 1
-            stop = StopParams(count)
-            request = Request(
-                str(self._handles), ids, SamplingParams(0.0), stop, time.monotonic(), bypass_prefix_cache=not share
-            )
-            self._frames.append((0, Add(self._handles, request)))
-        while self._open:
-            self._engine.step()
-        elapsed = time.perf_counter() - start
-        self.first_s -= start
-        return elapsed
+def decode_ms(work: Work, batch: int, repeats: int = 3) -> tuple[float, float]:
+    """(ms per step, output tokens/s): 128 in; what 256 out take longer than 32 out, and 256 tokens over all the time of theirs."""
+    prompts = [workloads.prompt(900, request, 128) for request in range(batch)]
+    work.run(prompts, [32] * batch)
+    long = statistics.median(work.run(prompts, [256] * batch) for _ in range(repeats))
+    short = statistics.median(work.run(prompts, [32] * batch) for _ in range(repeats))
+    return (long - short) / 224 * 1e3, batch * 256 / long
 
 
-def decode(work: Work, shape: str, batches: Sequence[int]) -> None:
+def mixed_s(work: Work, share: float = 1.0) -> tuple[float, int]:
+    """(seconds, output tokens) of mixed-512, or of its first part."""
+    lengths = workloads.mixed_512()[: max(1, round(512 * share))]
+    prompts = [workloads.prompt(903, request, n_in) for request, (n_in, _) in enumerate(lengths)]
+    counts = [n_out for _, n_out in lengths]
+    work.run(prompts[:64], counts[:64])
+    return work.run(prompts, counts), sum(counts)
+
+
+def prefix_s(work: Work, count: int = 256, repeats: int = 3) -> float:
+    """Seconds of the shared prefix, through the prefix cache; no repetition finds anything of the one before."""
+    work.run(workloads.shared_prefix(910, count), [64] * count, share=True)
+    times = [work.run(workloads.shared_prefix(920 + 2 * i, count), [64] * count, share=True) for i in range(repeats)]
+    return statistics.median(times)
+
+
+def decode(work: Work, shape: str, batches: Sequence[int], picture: Path | None) -> None:
     print("\n| batch | ms/step | tok/s | floor ms | vLLM 0.24 ms | ours / vLLM |\n|--:|--:|--:|--:|--:|--:|")
+    ours: dict[float, float] = {}
     for batch in batches:
-        prompts = [workloads.prompt(900, request, 128) for request in range(batch)]
-        work.run(prompts, [32] * batch)
-        long = statistics.median(work.run(prompts, [256] * batch) for _ in range(3))
-        short = statistics.median(work.run(prompts, [32] * batch) for _ in range(3))
-        step_ms = (long - short) / 224 * 1e3
-        floor = (workloads.weight_bytes(shape) + workloads.kv_bytes(shape, [272] * batch)) / READ_BYTES_PER_S * 1e3
-        peer = VLLM_DECODE_MS[shape].get(batch)
-        ratio = f"{peer:.3f} | {step_ms / peer:.2f}" if peer else "– | –"
-        print(f"| {batch} | {step_ms:.3f} | {batch * 256 / long:.0f} | {floor:.3f} | {ratio} |", flush=True)
+        step_ms, rate = decode_ms(work, batch)
+        ours[batch] = step_ms
+        floor = floor_ms(work, shape, batch)
+        peer = VLLM_DECODE_MS.get(shape, {}).get(batch) if floor else None
+        against = f"{peer:.3f} | {step_ms / peer:.2f}" if peer else "– | –"
+        shown = f"{floor:.3f}" if floor else "–"
+        print(f"| {batch} | {step_ms:.3f} | {rate:.0f} | {shown} | {against} |", flush=True)
+    if picture:
+        peers = {float(batch): ms for batch, ms in VLLM_DECODE_MS.get(shape, {}).items() if batch <= max(batches)}
+        floors = {float(batch): floor for batch in batches if (floor := floor_ms(work, shape, batch))}
+        lines = {"photon_grpc": ours, "vLLM 0.24": peers, "floor": floors}
+        plot.write(picture, f"{shape}: ms per decode step", "sequences", lines)
+
+
+def floor_ms(work: Work, shape: str, batch: int) -> float | None:
+    """None where the bandwidth of an H200 is not what limits."""
+    if "H200" not in work.facts.device or shape not in workloads.SHAPES:
+        return None
+    num_bytes = workloads.weight_bytes(shape) + workloads.kv_bytes(shape, [272] * batch)
+    return num_bytes / READ_BYTES_PER_S * 1e3
 
 
 def prefill(work: Work, shape: str) -> None:
@@ -97,73 +86,58 @@ def prefill(work: Work, shape: str) -> None:
     work.run(prompts[:2], [1, 1])
     elapsed = statistics.median(work.run(prompts, [1] * 32) for _ in range(3))
     rate = 32 * 2048 / elapsed
-    print(
-        f"\nprefill 32 × 2048: {rate:,.0f} prompt tok/s, vLLM {VLLM_PREFILL[shape]:,}: {rate / VLLM_PREFILL[shape]:.2f}×",
-        flush=True,
-    )
+    print(f"\nprefill 32 × 2048: {rate:,.0f} prompt tok/s{_against(rate, VLLM_PREFILL.get(shape))}", flush=True)
 
 
 def ttft(work: Work, shape: str) -> None:
-    for length, repeats, peer in zip((2048, 128), (7, 15), VLLM_TTFT_MS[shape], strict=True):
+    for length, repeats, peer in zip((2048, 128), (7, 15), VLLM_TTFT_MS.get(shape, (None, None)), strict=True):
         times = [work.run([workloads.prompt(902, request, length)], [1]) * 1e3 for request in range(repeats + 2)]
         median = statistics.median(times[2:])
-        print(f"TTFT {length}: {median:.2f} ms, vLLM {peer}: {median / peer:.2f}×", flush=True)
+        print(f"\nTTFT {length}: {median:.2f} ms{_against(median, peer)}", flush=True)
 
 
 def mixed(work: Work, shape: str) -> None:
-    lengths = workloads.mixed_512()
-    prompts = [workloads.prompt(903, request, n_in) for request, (n_in, _) in enumerate(lengths)]
-    counts = [n_out for _, n_out in lengths]
-    work.run(prompts[:64], counts[:64])
-    elapsed = work.run(prompts, counts)
-    rate = sum(counts) / elapsed
-    print(
-        f"mixed-512: {rate:,.0f} output tok/s in {elapsed:.2f} s, vLLM {VLLM_MIXED[shape]:,}: {rate / VLLM_MIXED[shape]:.2f}×",
-        flush=True,
-    )
+    elapsed, num_tokens = mixed_s(work)
+    rate = num_tokens / elapsed
+    against = _against(rate, VLLM_MIXED.get(shape))
+    print(f"\nmixed-512: {rate:,.0f} output tok/s in {elapsed:.2f} s{against}", flush=True)
 
 
 def prefix(work: Work, shape: str) -> None:
-    work.run(workloads.shared_prefix(910), [64] * 256, share=True)
-    elapsed = [work.run(workloads.shared_prefix(920 + 2 * i), [64] * 256, share=True) for i in range(3)]
-    print(
-        f"shared prefix, caching on: {statistics.median(elapsed):.3f} s, vLLM {VLLM_PREFIX_S.get(shape, '–')}",
-        flush=True,
-    )
+    elapsed = prefix_s(work)
+    print(f"\nshared prefix, caching on: {elapsed:.3f} s{_against(elapsed, VLLM_PREFIX_S.get(shape))}", flush=True)
+
+
+def _against(ours: float, peer: float | None) -> str:
+    return f", vLLM {peer:,}: {ours / peer:.2f}×" if peer else ""
+
+
+WORK: dict[str, Callable[[Work, str], None]] = {"prefill": prefill, "ttft": ttft, "mixed": mixed, "prefix": prefix}
+
+
+def measure(shape: str, args: argparse.Namespace) -> None:
+    with loaded(shape, args.flags) as work:
+        for name in args.work:
+            if name == "decode":
+                decode(work, shape, args.batch, args.plot and args.plot.with_stem(f"{args.plot.stem}-{shape}"))
+            else:
+                WORK[name](work, shape)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", nargs="*", default=["1b"], choices=sorted(workloads.SHAPES))
-    parser.add_argument("--work", nargs="*", default=["decode", "prefill", "ttft", "mixed", "prefix"])
+    parser.add_argument("--shape", nargs="*", default=["1b"], choices=[*workloads.SHAPES, "demo"])
+    parser.add_argument("--work", nargs="*", default=["decode", *WORK], choices=["decode", *WORK])
     parser.add_argument("--batch", nargs="*", type=int, default=[1, 8, 64, 256])
-    parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
+    parser.add_argument("--eager", action="store_true", help="no CUDA graphs: --enforce-eager")
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draws ms per step to FILE-SHAPE.svg")
+    parser.add_argument("flags", nargs="*", help="flags of serve, after --")
+    add_save_flag(parser)
     args = parser.parse_args()
-    for shape in args.shape:
-        with tempfile.TemporaryDirectory() as directory:
-            model = workloads.write_model_dir(shape, Path(directory))
-            config = resolve(
-                {"model": str(model), "load_format": "dummy", "enforce_eager": args.eager or None}, {}
-            ).config
-            start = time.perf_counter()
-            assembled = assemble(config, lambda stage, done, total: None)
-        facts = assembled.facts
-        print(
-            f"\n## {shape} on {facts.device}, {facts.dtype}, {facts.num_blocks} KV blocks, loaded in {time.perf_counter() - start:.1f} s",
-            flush=True,
-        )
-        work = Work(assembled)
-        gc.collect()
-        gc.freeze()
-        runs = {"prefill": prefill, "ttft": ttft, "mixed": mixed, "prefix": prefix}
-        if "decode" in args.work:
-            decode(work, shape, args.batch)
-        for name in args.work:
-            if name in runs:
-                runs[name](work, shape)
-        del work, assembled
-        gc.unfreeze()
-        gc.collect()
+    args.flags += ["--enforce-eager"] if args.eager else []
+    with saved(args.save):
+        for shape in args.shape:
+            measure(shape, args)
 
 
 if __name__ == "__main__":

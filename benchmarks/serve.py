@@ -1,164 +1,180 @@
-"""The whole service over loopback: closed loop, streaming, client processes apart.
+"""The whole service over loopback: gRPC, streaming, text out, client processes apart; the named serving workloads.
 
-    python -m benchmarks.serve [--shape 1b] [--concurrency 1 16 64 256] [--clients 8] [--target ADDR] [-- FLAGS OF serve]
+    python -m benchmarks.serve [--shape 1b] [--work closed] [--concurrency 1 16 64 256] [--clients 8] [-- FLAGS OF serve]
+    python -m benchmarks.serve --work all [--scale 0.05]
+    python -m benchmarks.serve --target ADDR ...
 
-C slots, each 4 requests one after another, all slots start together; 128 ids in, 128 tokens out, text and greedy, EOS ignored. TTFT: send to the
-first message with a token; gap: between messages. Random weights and a tokenizer of random words. With --target an already running service is
-loaded instead.
+`closed` is the one that other servers were measured with: C slots, each 4 requests one after another, all slots start together; 128 ids in,
+128 tokens out, text and greedy, EOS ignored; the median of three runs after one that warms up, no run shares a prompt with another. The others
+are defined in benchmarks/traffic.py and run once, after a run at a quarter of their size. TTFT: send to the first message with a token; gap:
+between messages; TPOT: first message to last, over the tokens after the first. Random weights and a tokenizer of random words. With --target
+a service that already runs is loaded instead.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import random
 import statistics
-import string
-import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-import grpc
+from benchmarks import traffic, workloads
+from benchmarks.saved import add_save_flag, saved
+from benchmarks.service import model_flags, serving, vocab_size
+from photon_grpc.gateway.load import Answer, Load, Percentiles, Session, Summary, run_load, summarize
 
-from benchmarks import workloads
-from benchmarks.service import machine, serving
-from photon_grpc.v1 import inference_pb2, inference_pb2_grpc
-
-REQUESTS_PER_SLOT = 4
-PROMPT_TOKENS = OUTPUT_TOKENS = 128
 #: tok/s of vLLM 0.24.0 on one H200, measured apart from this run: its gRPC (ids only) and its Rust HTTP server.
 VLLM_1B = {1: (660, 765), 16: (8_100, 9_800), 64: (21_600, 29_000), 256: (40_000, 57_000)}
+_REQUEST_TIMEOUT_S = 300.0
 
 
-def write_tokenizer(directory: Path, vocab_size: int = 128256) -> None:
-    """256 bytes, random words of 2-7 letters, 256 specials; no merges."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+class Clients:
+    """Sends loads to one service, and takes nothing but complete answers."""
 
-    draw = random.Random(7)
-    words = dict.fromkeys(sorted(pre_tokenizers.ByteLevel.alphabet()))
-    while len(words) < vocab_size - 256:
-        words["".join(draw.choices(string.ascii_lowercase, k=draw.randint(2, 7)))] = None
-    tokenizer = Tokenizer(models.BPE({word: number for number, word in enumerate(words)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(f"<|special_{number}|>", special=True) for number in range(256)])
-    tokenizer.save(str(directory / "tokenizer.json"))
+    def __init__(self, target: str, num_processes: int) -> None:
+        self._target = target
+        self._num_processes = num_processes
+        self._vocab_size = vocab_size(target)
+        self._runs = 0
 
+    def next_run(self) -> int:
+        self._runs += 1
+        return self._runs
 
-def _prompt(request: int, stream: int, vocab: int) -> list[int]:
-    ids = workloads.prompt(950 + stream, request, PROMPT_TOKENS)
-    return [token % vocab for token in ids] if vocab else list(ids)
-
-
-async def load(target: str, slots: list[int], concurrency: int, start_at: float, vocab: int) -> dict[str, Any]:
-    """One client process: its slots' requests, and when what came."""
-    gaps: list[float] = []
-    first: list[float] = []
-    tokens = 0
-    async with grpc.aio.insecure_channel(target, [("grpc.max_concurrent_streams", 1000)]) as channel:
-        stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        await channel.channel_ready()
-
-        async def slot(number: int) -> None:
-            nonlocal tokens
-            for turn in range(REQUESTS_PER_SLOT):
-                request = inference_pb2.GenerateRequest()
-                request.token_ids.ids.extend(_prompt(number * 8 + turn, concurrency, vocab))
-                request.sampling.temperature = 0.0
-                request.stop.max_tokens = OUTPUT_TOKENS
-                request.stop.ignore_eos = True
-                request.cache.bypass_prefix_cache = True
-                last = time.perf_counter()
-                received = 0
-                async for message in stub.StreamGenerate(request):
-                    now = time.perf_counter()
-                    (gaps if received else first).append(now - last)
-                    last, received = now, received + 1
-                    tokens += message.usage.output_tokens
-
-        await asyncio.sleep(max(0.0, start_at - time.time()))
-        started = time.time()
-        await asyncio.gather(*(slot(number) for number in slots))
-    return {"tokens": tokens, "start": started, "end": time.time(), "first": first, "gaps": gaps}
-
-
-def measure(target: str, concurrency: int, num_clients: int, vocab: int) -> dict[str, float]:
-    num_clients = min(num_clients, concurrency)
-    start_at = time.time() + 1.5 + 0.2 * num_clients
-    processes = []
-    for client in range(num_clients):
-        slots = list(range(client, concurrency, num_clients))
-        order = json.dumps(
-            {"target": target, "slots": slots, "concurrency": concurrency, "start_at": start_at, "vocab": vocab}
+    def send(self, sessions: Sequence[Session]) -> list[Answer]:
+        """Raises RuntimeError unless every request brought all its tokens."""
+        load = Load(
+            target=self._target,
+            sessions=traffic.within(sessions, self._vocab_size),
+            # What an earlier run has left in the cache of a service that goes on is not found.
+            salt=f"benchmark-{time.time_ns()}",
+            timeout_s=_REQUEST_TIMEOUT_S,
         )
-        command = [sys.executable, "-m", "benchmarks.serve", "--client", order]
-        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-    answers = [json.loads(process.communicate()[0].splitlines()[-1]) for process in processes]
-    first = sorted(t for answer in answers for t in answer["first"])
-    gaps = sorted(t for answer in answers for t in answer["gaps"])
-    tokens = sum(answer["tokens"] for answer in answers)
-    expected = concurrency * REQUESTS_PER_SLOT * OUTPUT_TOKENS
-    if tokens != expected:
-        raise RuntimeError(f"{tokens} tokens came, {expected} were asked for")
-    elapsed = max(answer["end"] for answer in answers) - min(answer["start"] for answer in answers)
-    return {
-        "rate": tokens / elapsed,
-        "ttft_p50": statistics.median(first) * 1e3,
-        "ttft_p99": first[int(len(first) * 0.99)] * 1e3,
-        "gap_p50": statistics.median(gaps) * 1e3 if gaps else 0.0,
-        "gap_p99": gaps[int(len(gaps) * 0.99)] * 1e3 if gaps else 0.0,
-        "tokens_per_message": tokens / (len(first) + len(gaps)),
-    }
+        answers = asyncio.run(run_load(load, self._num_processes))
+        summary = summarize(answers)
+        for reason, failures in summary.failures.items():
+            raise RuntimeError(f"{failures.count} requests failed with {reason}: {failures.message}")
+        expected = sum(turn.output_tokens for session in sessions for turn in session.turns)
+        if summary.output_tokens != expected:
+            raise RuntimeError(f"{summary.output_tokens} tokens came, {expected} were asked for")
+        return answers
 
 
-def table(target: str, concurrencies: list[int], num_clients: int, vocab: int) -> None:
+def closed(clients: Clients, concurrencies: Sequence[int], *, has_peer: bool) -> None:
     print(
-        "| streams | tok/s | TTFT p50 / p99 ms | message gap p50 / p99 ms | tokens a message | vLLM gRPC / Rust HTTP |"
+        "\n| streams | tok/s | TTFT p50 / p99 ms | message gap p50 / p99 ms | tokens a message | vLLM gRPC / Rust HTTP |"
     )
     print("|--:|--:|--:|--:|--:|--:|")
     for concurrency in concurrencies:
-        measure(target, concurrency, num_clients, vocab)
-        runs = [measure(target, concurrency, num_clients, vocab) for _ in range(3)]
-        m = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
-        peer = " / ".join(f"{rate:,}" for rate in ({} if vocab else VLLM_1B).get(concurrency, ())) or "–"
+        clients.send(traffic.closed(clients.next_run(), concurrency))
+        runs = [summarize(clients.send(traffic.closed(clients.next_run(), concurrency))) for _ in range(3)]
+        peer = " / ".join(f"{rate:,}" for rate in VLLM_1B.get(concurrency, ())) if has_peer else ""
         print(
-            f"| {concurrency} | {m['rate']:,.0f} | {m['ttft_p50']:.1f} / {m['ttft_p99']:.1f} | "
-            f"{m['gap_p50']:.2f} / {m['gap_p99']:.2f} | {m['tokens_per_message']:.2f} | {peer} |",
+            f"| {concurrency} | {statistics.median(run.output_tokens_per_s for run in runs):,.0f} | "
+            f"{_median([run.ttft_s for run in runs], 1)} | {_median([run.gap_s for run in runs], 2)} | "
+            f"{statistics.median(run.tokens_per_message for run in runs):.2f} | {peer or '–'} |",
             flush=True,
         )
 
 
-def main() -> None:
+def _median(runs: Sequence[Percentiles], digits: int) -> str:
+    p50, p99 = statistics.median(run.p50 for run in runs), statistics.median(run.p99 for run in runs)
+    return f"{p50 * 1e3:.{digits}f} / {p99 * 1e3:.{digits}f}"
+
+
+def others(clients: Clients, names: Sequence[str], scale: float) -> None:
+    print(
+        "\n| workload | requests | tok/s | TTFT p50 / p90 / p99 ms | TPOT p50 / p99 ms | request p50 / p99 s | cached | sent late p99 ms |"
+    )
+    print("|---|--:|--:|--:|--:|--:|--:|--:|")
+    remarks: list[str] = []
+    for name in names:
+        work = traffic.TRAFFIC[name]
+        clients.send(work.make(clients.next_run(), (work.rates or (1.0,))[0], scale / 4))
+        for rate in work.rates or (1.0,):
+            label = f"{name}, {rate * scale:g}/s" if work.rates else name
+            try:
+                answers = clients.send(work.make(clients.next_run(), rate, scale))
+            except RuntimeError as error:
+                print(f"| {label} | failed: {error} | | | | | | |", flush=True)
+                continue
+            print(_row(label, summarize(answers)), flush=True)
+            if name == "agent":
+                remarks.append(sessions_of_agents(answers))
+    remarks += [f"{name}: {traffic.TRAFFIC[name].meaning}" for name in names]
+    print("".join(f"\n* {remark}" for remark in remarks))
+
+
+def _row(label: str, summary: Summary) -> str:
+    ttft, tpot, total = summary.ttft_s, summary.tpot_s, summary.total_s
+    return (
+        f"| {label} | {summary.completed} | {summary.output_tokens_per_s:,.0f} | "
+        f"{ttft.p50 * 1e3:.1f} / {ttft.p90 * 1e3:.1f} / {ttft.p99 * 1e3:.1f} | {tpot.p50 * 1e3:.2f} / {tpot.p99 * 1e3:.2f} | "
+        f"{total.p50:.3f} / {total.p99:.3f} | {summary.cached_prompt_tokens / summary.prompt_tokens:.0%} | "
+        f"{summary.late_s.p99 * 1e3:.1f} |"
+    )
+
+
+def sessions_of_agents(answers: Sequence[Answer]) -> str:
+    """Turn latency, session time, and how much of the history was found in the cache."""
+    ends: dict[int, float] = {}
+    starts: dict[int, float] = {}
+    for answer in answers:
+        starts[answer.session] = min(answer.sent_s, starts.get(answer.session, answer.sent_s))
+        ends[answer.session] = max(answer.sent_s + answer.total_s, ends.get(answer.session, 0.0))
+    session = Percentiles.of([ends[number] - starts[number] for number in ends])
+    turn = Percentiles.of([answer.total_s for answer in answers])
+    later = [answer for answer in answers if answer.turn]
+    history = sum(answer.prompt_tokens for answer in later) - 64 * len(later)
+    hits = sum(answer.cached_prompt_tokens for answer in later) / history if history else 0.0
+    return (
+        f"agents: turn p50 / p99 {turn.p50 * 1e3:.1f} / {turn.p99 * 1e3:.1f} ms, session p50 / p99 {session.p50:.3f} / {session.p99:.3f} s, "
+        f"{hits:.1%} of the history cached from the second turn on"
+    )
+
+
+def measure(target: str, args: argparse.Namespace) -> None:
+    clients = Clients(target, args.clients)
+    if "closed" in args.work:
+        closed(clients, args.concurrency, has_peer=args.shape == "1b" and not args.target)
+    names = [name for name in args.work if name in traffic.TRAFFIC]
+    if names:
+        others(clients, names, args.scale)
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=[*workloads.SHAPES, "demo"], default="1b")
-    parser.add_argument("--concurrency", type=int, nargs="*", default=[1, 16, 64, 256])
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--target")
-    parser.add_argument("--client", help=argparse.SUPPRESS)
+    parser.add_argument("--work", nargs="*", default=["closed"], choices=["closed", *traffic.TRAFFIC, "all"])
+    parser.add_argument("--concurrency", type=int, nargs="*", default=[1, 16, 64, 256], help="of closed")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="of the other workloads' rates and numbers of requests"
+    )
+    parser.add_argument("--clients", type=int, default=8, help="client processes")
+    parser.add_argument("--target", metavar="ADDR", help="a service that already runs")
     parser.add_argument("flags", nargs="*", help="flags of serve, after --")
-    args = parser.parse_args()
-    if args.client:
-        print(json.dumps(asyncio.run(load(**json.loads(args.client)))))
-        return
-    # Ids of the workload that the embedded model's vocabulary holds.
-    vocab = 4000 if args.shape == "demo" else 0
-    print(f"{machine()}; {args.clients} client processes; flags: {' '.join(args.flags) or 'none'}\n", flush=True)
-    if args.target:
-        table(args.target, args.concurrency, args.clients, vocab)
-        return
-    with tempfile.TemporaryDirectory() as directory:
-        flags = list(args.flags)
-        if args.shape != "demo":
-            model = workloads.write_model_dir(args.shape, Path(directory))
-            write_tokenizer(model)
-            flags += ["--model", str(model), "--load-format", "dummy"]
-        with serving(*flags) as target:
-            table(target, args.concurrency, args.clients, vocab)
+    add_save_flag(parser)
+    args = parser.parse_args(argv)
+    args.work = ["closed", *traffic.TRAFFIC] if "all" in args.work else args.work
+    return args
+
+
+def main() -> int:
+    args = arguments()
+    with saved(args.save):
+        scale = "" if args.scale == 1 else f", scale {args.scale:g}"
+        print(
+            f"{args.shape}, {args.clients} client processes{scale}; flags: {' '.join(args.flags) or 'none'}", flush=True
+        )
+        if args.target:
+            measure(args.target, args)
+            return 0
+        with model_flags(args.shape) as flags, serving(*flags, *args.flags) as target:
+            measure(target, args)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

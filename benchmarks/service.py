@@ -1,19 +1,28 @@
-"""A real service in processes of its own, and the machine it runs on, for the benchmarks that go through gRPC."""
+"""A real service in processes of its own, for the benchmarks that go through gRPC."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import platform
+import random
 import socket
+import string
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from benchmarks import workloads
+from photon_grpc.config.settings import settings
+from photon_grpc.v1 import model_pb2, model_pb2_grpc
+
+_READINESS = health_pb2.HealthCheckRequest(service="photon_grpc.v1.InferenceService")
+_STOP_S = 60.0
 
 
 def free_address() -> str:
@@ -26,41 +35,88 @@ def free_address() -> str:
 def serving(*flags: str, ready_s: float = 300.0) -> Iterator[str]:
     """Starts `photon-grpc serve` with these flags and yields its address when it is ready. Raises RuntimeError when it does not get there."""
     address = free_address()
-    command = [sys.executable, "-m", "photon_grpc", "serve", "--listen", address, "--log-level", "warning", *flags]
-    process = subprocess.Popen(command)
+    process = start(address, "--log-level", "warning", *flags)
     try:
-        _wait_until_ready(address, process, ready_s)
+        wait_until_ready(address, process, ready_s)
         yield address
     finally:
-        process.terminate()
-        process.wait(60)
+        stop(process)
 
 
-def _wait_until_ready(address: str, process: subprocess.Popen[bytes], ready_s: float) -> None:
-    request = health_pb2.HealthCheckRequest(service="photon_grpc.v1.InferenceService")
+def start(
+    address: str, *flags: str, environment: Mapping[str, str] | None = None, stderr: int | None = None
+) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "photon_grpc", "serve", "--listen", address, *flags]
+    # A drain that nobody waits for would only cost time.
+    command += ["--drain-timeout", "5"]
+    # Only flags decide what is measured.
+    ours = {setting.variable for setting in settings()}
+    inherited = {name: value for name, value in os.environ.items() if name not in ours}
+    return subprocess.Popen(command, env=inherited | dict(environment or {}), stderr=stderr, text=True)
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def wait_until_ready(address: str, process: subprocess.Popen[str], ready_s: float, poll_s: float = 0.02) -> None:
+    """Raises RuntimeError when the process has ended, or is not ready after so long."""
     deadline_s = time.monotonic() + ready_s
-    with grpc.insecure_channel(address) as channel:
+    with grpc.insecure_channel(address, _channel_options()) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         while time.monotonic() < deadline_s:
             if process.poll() is not None:
                 raise RuntimeError(f"the service ended with exit code {process.returncode}")
             with contextlib.suppress(grpc.RpcError):
-                if stub.Check(request, timeout=1.0).status == health_pb2.HealthCheckResponse.SERVING:
+                if stub.Check(_READINESS, timeout=1.0).status == health_pb2.HealthCheckResponse.SERVING:
                     return
-            time.sleep(0.05)
+            time.sleep(poll_s)
     raise RuntimeError(f"the service was not ready within {ready_s} s")
 
 
-def machine() -> str:
-    """One line that says what a figure was measured on."""
-    return f"{_processor()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}"
+def vocab_size(address: str) -> int:
+    with grpc.insecure_channel(address, _channel_options()) as channel:
+        stub = model_pb2_grpc.ModelServiceStub(channel)
+        return int(stub.GetModel(model_pb2.GetModelRequest(), timeout=30.0).model.vocab_size)
 
 
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    names = (
-        [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-        if info.exists()
-        else []
-    )
-    return names[0] if names else platform.processor() or platform.machine()
+def _channel_options() -> list[tuple[str, int]]:
+    # A proxy named in the environment is meant for other machines; a server that is starting is to be found at once.
+    return [
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.initial_reconnect_backoff_ms", 50),
+        ("grpc.min_reconnect_backoff_ms", 50),
+        ("grpc.max_reconnect_backoff_ms", 100),
+    ]
+
+
+@contextlib.contextmanager
+def model_flags(shape: str) -> Iterator[list[str]]:
+    """Flags of `serve` for a shape with random weights and a tokenizer of random words; none for the embedded model, "demo"."""
+    if shape == "demo":
+        yield []
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        model = workloads.write_model_dir(shape, Path(directory))
+        write_tokenizer(model)
+        yield ["--model", str(model), "--load-format", "dummy"]
+
+
+def write_tokenizer(directory: Path, vocab_size: int = 128256) -> None:
+    """256 bytes, random words of 2-7 letters, 256 specials; no merges."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    draw = random.Random(7)
+    words: dict[str, None] = dict.fromkeys(sorted(pre_tokenizers.ByteLevel.alphabet()))
+    while len(words) < vocab_size - 256:
+        words["".join(draw.choices(string.ascii_lowercase, k=draw.randint(2, 7)))] = None
+    tokenizer = Tokenizer(models.BPE({word: number for number, word in enumerate(words)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(f"<|special_{number}|>", special=True) for number in range(256)])
+    tokenizer.save(str(directory / "tokenizer.json"))

@@ -16,10 +16,11 @@ _ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+VOCAB_SIZE = 128256
 _LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
-    "vocab_size": 128256,
+    "vocab_size": VOCAB_SIZE,
     "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-5,
     "dtype": "bfloat16",
