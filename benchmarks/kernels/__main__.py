@@ -6,7 +6,7 @@ import argparse
 
 import torch
 
-from benchmarks.kernels import noise, paged_attention, rms_norm, rotary, swiglu, write_kv
+from benchmarks.kernels import fused_linear, noise, paged_attention, rms_norm, rotary, swiglu, write_kv
 from photon_grpc.kernels import select
 
 TABLES = {
@@ -16,6 +16,7 @@ TABLES = {
     "write_kv": write_kv.table,
     "paged_attention": paged_attention.table,
     "noise": noise.table,
+    "fused_linear": fused_linear.table,
 }
 
 

@@ -24,7 +24,6 @@ from photon_grpc.kernels.parts.decode_tile import decode_attention_kernel
 from photon_grpc.kernels.parts.gluon import has_dependent_launch
 
 LOG2_E = 1.4426950408889634
-MIN_SHARE = 512
 MAX_SPLITS = 16
 HEAD_DIMS = (32, 64, 128)
 MAX_GROUP = 16
@@ -45,27 +44,34 @@ def reference(
         out[row] = (weights @ pages[1]).reshape(-1)
 
 
-def config(group: int, cache: torch.Tensor) -> dict[str, Any]:
-    """Compile-time arguments, all but SPLITS, EARLY and PDL."""
+def config(num_pairs: int, group: int, cache: torch.Tensor) -> dict[str, Any]:
+    """Compile-time arguments for `num_pairs` (row, key head) pairs, all but SPLITS, EARLY and PDL.
+
+    From a sweep on an H200 at contexts of 272 and 4,096: few pairs want many keys in flight each, many pairs small programs.
+    """
     _, _, _, kv_heads, block_size, head_dim = cache.shape
+    if head_dim <= 64:
+        warps, steps, share = (4, 4, 512) if num_pairs <= 32 else (4, 3, 512) if num_pairs <= 64 else (2, 4, 512)
+        warps = warps if num_pairs <= 256 else 1
+    else:
+        warps, steps, share = 1, 6 if num_pairs <= 64 else 3, 128
     return {
         "KV_HEADS": kv_heads,
         "GROUP": group,
         "HEAD_DIM": head_dim,
         "BLOCK_SIZE": block_size,
-        "MIN_SHARE": MIN_SHARE,
-        "BN": 16,
-        "KW": 4,
-        # Two rings of 64 KB in all, so that a program fits beside one of the kernels before and behind it.
-        "NS": 8 if head_dim <= 32 else 4 if head_dim <= 64 else 3,
-        "num_warps": 4,
+        "MIN_SHARE": share,
+        "BN": 32,
+        "KW": warps,
+        "NS": steps,
+        "num_warps": warps,
     }
 
 
-def num_splits(num_pairs: int, max_context_len: int, multiprocessors: int) -> int:
+def num_splits(num_pairs: int, max_context_len: int, multiprocessors: int, min_share: int) -> int:
     """Most shares of each of `num_pairs` (row, key head) pairs: a power of two that fills the device with long rows."""
     splits = 1
-    while splits < MAX_SPLITS and splits * num_pairs < 2 * multiprocessors and splits * MIN_SHARE < max_context_len:
+    while splits < MAX_SPLITS and splits * num_pairs < 2 * multiprocessors and splits * min_share < max_context_len:
         splits *= 2
     return splits
 
@@ -83,17 +89,20 @@ def launch(
         return reference(q, cache, layer, meta, out, counters)
     num_rows, kv_heads, head_dim = meta.context_len.shape[0], cache.shape[3], cache.shape[5]
     q_heads = q.shape[1] // head_dim
-    splits = num_splits(num_rows * kv_heads, meta.max_context_len, num_multiprocessors(q.device))
+    num_pairs = num_rows * kv_heads
+    constants = config(num_pairs, q_heads // kv_heads, cache)
+    multiprocessors = num_multiprocessors(q.device)
+    splits = num_splits(num_pairs, meta.max_context_len, multiprocessors, constants["MIN_SHARE"])
     partial = weight = None
     if splits > 1:
         partial = torch.empty((num_rows, q_heads, splits, head_dim), dtype=torch.float32, device=q.device)
         weight = torch.empty((num_rows, q_heads, splits), dtype=torch.float32, device=q.device)
     pdl = has_dependent_launch(q.device)
-    constants = config(q_heads // kv_heads, cache) | ({"launch_pdl": True} if pdl else {})
+    options = {"launch_pdl": True} if pdl else {}
     rows = counters, meta.context_len, meta.block_tables
     numbers = meta.scale * LOG2_E, cache.stride(0), meta.block_tables.stride(0)
     decode_attention_kernel[(num_rows, kv_heads, splits)](
         q, cache[:, layer], out, partial, weight, *rows, *numbers,
-        SPLITS=splits, EARLY=history_is_settled, PDL=pdl, **constants,
+        SPLITS=splits, EARLY=history_is_settled, PDL=pdl, **constants, **options,
     )  # fmt: skip
     return None

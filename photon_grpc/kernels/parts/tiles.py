@@ -37,7 +37,7 @@ TABLE: dict[tuple[int, int], dict[int, Tile]] = {
         8: Tile("ring", 32, 256, 4, 2),
         16: Tile("ring", 32, 256, 4, 2),
         32: Tile("ring", 32, 128, 4, 3),
-        64: Tile("wide", 64, 128, 4, 6),
+        64: Tile("wide", 64, 128, 4, 4),
     },
     # output
     (2048, 2048): {
@@ -72,21 +72,21 @@ TABLE: dict[tuple[int, int], dict[int, Tile]] = {
         8: Tile("ring", 32, 64, 4, 8),
         16: Tile("ring", 32, 64, 8, 4),
         32: Tile("ring", 32, 64, 4, 4),
-        64: Tile("wide", 64, 128, 4, 6, 2),
+        64: Tile("wide", 64, 128, 4, 6),
     },
     # gate and up
     (28672, 4096): {
         8: Tile("ring", 16, 64, 4, 8),
         16: Tile("wide", 64, 128, 4, 4),
         32: Tile("wide", 64, 128, 4, 4),
-        64: Tile("wide", 128, 128, 8, 4),
+        64: Tile("wide", 128, 128, 4, 4),
     },
     # down
     (4096, 14336): {
         8: Tile("ring", 16, 64, 4, 8),
         16: Tile("ring", 32, 64, 4, 6),
         32: Tile("ring", 32, 64, 4, 6),
-        64: Tile("wide", 64, 128, 4, 6, 2),
+        64: Tile("wide", 64, 64, 4, 8, 2),
     },
 }
 

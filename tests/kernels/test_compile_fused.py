@@ -1,0 +1,106 @@
+"""The Gluon kernels of a fused layer compiled ahead of time for sm_90: every tile of the table, no spills, fits, the units meant.
+
+Needs Triton and its ptxas, no GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from photon_grpc.kernels import decode_attention, embed
+from photon_grpc.kernels.parts import tiles
+from photon_grpc.kernels.parts.decode_tile import decode_attention_kernel
+from photon_grpc.kernels.parts.ring import ring_kernel
+from photon_grpc.kernels.parts.tiles import Tile
+from photon_grpc.kernels.parts.wide import wide_kernel
+from tests.kernels.test_compile import MODELS, Compiled, check, compiled, one_page, ptxas_report
+
+triton = pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")
+
+POINTERS = dict.fromkeys(["w", "bias", "x", "y", "pages", "q", "out"], "*bf16")
+POINTERS |= dict.fromkeys(["cos", "sin", "partial", "partial_weight"], "*fp32")
+POINTERS |= dict.fromkeys(["positions", "slot_mapping", "num_tokens"], "*i64")
+POINTERS |= dict.fromkeys(["counters", "context_len", "block_tables"], "*i32")
+SCALARS = {"num_rows": "i32", "eps": "fp32", "scale": "fp32", "block_stride": "i32", "table_stride": "i32"}
+#: What only the rotary epilogue is given.
+PAGED = ("pages", "cos", "sin", "positions", "slot_mapping", "num_tokens", "block_stride")
+
+
+def compiled_gluon(kernel: Any, constants: dict[str, Any], num_warps: int) -> Compiled:
+    """Compile as the launcher would: pointers and strides are multiples of 16, the number of rows is anything."""
+    from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    types = POINTERS | SCALARS
+    signature = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}
+    aligned = [i for i, (name, kind) in enumerate(signature.items()) if kind[0] == "*" or name.endswith("stride")]
+    attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
+    source = GluonASTSource(kernel, signature, constexprs=constants, attrs=attributes)
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps})
+    registers, spilled = ptxas_report(built.asm["ptx"])
+    return Compiled(built.asm["ptx"], built.metadata.shared, spilled, registers)
+
+
+def projection(epilogue: str, tile: Tile, rows: int, **constants: Any) -> Compiled:
+    constants |= {"EPILOGUE": epilogue, "BM": rows, "BN": tile.BN, "BK": tile.BK, "KW": tile.KW, "NS": tile.NS}
+    constants |= {"bias": None, "NORM": epilogue != "add", "PDL": True, "BLOCK_SIZE": 64}
+    if epilogue != "rotary":
+        constants |= dict.fromkeys(PAGED) | {"Q_HEADS": 0, "KV_HEADS": 0}
+    else:
+        constants["num_tokens"] = None
+    if tile.kind == "ring":
+        return compiled_gluon(ring_kernel, constants, tile.KW)
+    constants |= {"SPLITS": tile.SPLITS} | ({} if tile.SPLITS > 1 else {"partial": None, "counters": None})
+    return compiled_gluon(wide_kernel, constants, tile.KW)
+
+
+@pytest.mark.parametrize("rows", [8, 16, 32, 64])
+@pytest.mark.parametrize("name", ["1B", "8B"])
+def test_projections_of_the_table(name: str, rows: int) -> None:
+    model = MODELS[name]
+    heads = {"Q_HEADS": model.q_heads, "KV_HEADS": model.kv_heads}
+    shapes = [
+        ("rotary", (model.q_heads + 2 * model.kv_heads) * model.head_dim, model.hidden, model.head_dim // 2, heads),
+        ("add", model.hidden, model.q_heads * model.head_dim, 0, {}),
+        ("swiglu", 2 * model.intermediate, model.hidden, model.intermediate, {}),
+        ("add", model.hidden, model.intermediate, 0, {}),
+    ]
+    for epilogue, n, k, span, more in shapes:
+        tile = tiles.choose(n, k, rows, span)
+        assert tile == tiles.TABLE[n, k][rows]
+        built = projection(epilogue, tile, rows, N=n, K=k, SPAN=span, **more)
+        check(built, "wgmma.mma_async" if tile.kind == "wide" else "mma.sync")
+        before_wait, behind = built.ptx.split("griddepcontrol.wait", 1)
+        # Weights are on their way before the wait, and where there are enough of them eight neighbours are stored together.
+        assert "cp.async.c" in before_wait
+        assert "griddepcontrol.launch_dependents" in behind
+        assert "st.global.v4" in behind or rows < 64
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("rows", [1, 8, 32, 64])
+@pytest.mark.parametrize("name", ["1B", "8B"])
+def test_decode_attention(name: str, rows: int, early: bool) -> None:
+    model = MODELS[name]
+    cache = one_page(model, torch.bfloat16, model.block_size)
+    constants = decode_attention.config(rows * model.kv_heads, model.q_heads // model.kv_heads, cache)
+    num_warps = constants.pop("num_warps")
+    for splits in (1, 8):
+        unused = {"partial": None, "partial_weight": None} if splits == 1 else {}
+        built = compiled_gluon(
+            decode_attention_kernel, constants | unused | {"SPLITS": splits, "EARLY": early, "PDL": True}, num_warps
+        )
+        check(built, "mma.sync")
+        assert ("cp.async.c" in built.ptx.split("griddepcontrol.wait", 1)[0]) == early
+
+
+def test_embed() -> None:
+    types = {"table": "*bf16", "token_ids": "*i32", "h": "*bf16"}
+    built = compiled(embed.embed_kernel, types, embed.config(2048) | {"PDL": True})
+    check(built)
+    assert "st.global.v" in built.ptx
