@@ -79,4 +79,4 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16(family: str) ->
         expected = reference(ids).logits[0, -1]
         rounded = copy.deepcopy(reference).to("cuda", torch.bfloat16)(ids.cuda()).logits[0, -1].float().cpu()
     error, allowed = ((x - expected).norm() / expected.norm() for x in (logits[0][0].cpu(), rounded))
-    assert error < 1.5 * allowed + 1e-3
+    assert error < 2 * allowed + 1e-3
