@@ -58,7 +58,8 @@ def detail(status: CallStatus, kind: type) -> object | None:
 
 
 def leaves(cls: type[errors.PhotonError]) -> set[type[errors.PhotonError]]:
-    children = cls.__subclasses__()
+    # What a client derives for itself, where its module has been imported, is no answer of a server.
+    children = [child for child in cls.__subclasses__() if child.__module__ == errors.__name__]
     return set().union(*(leaves(child) for child in children)) if children else {cls}
 
 
