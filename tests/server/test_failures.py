@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import grpc
 import pytest
 
 from photon_grpc import errors
+from photon_grpc.server.interceptors.errors import ErrorInterceptor
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
 from tests.server.failing import failure, info_of, trailer
@@ -124,6 +128,27 @@ async def test_a_failed_call_is_one_line_of_json(
         "request_id": 'a"b',
         "field": "text",
     }
+
+
+async def test_a_refusal_that_comes_after_the_call_was_over_is_no_crash() -> None:
+    """gRPC prints a stack for every exception but a cancellation, and a client whose deadline is short can fill the log with them."""
+
+    class Over:
+        def invocation_metadata(self) -> tuple[()]:
+            return ()
+
+        async def abort(self, *status: object) -> NoReturn:
+            raise grpc.aio.InternalError("Failed execute_batch")
+
+    async def refuse(request: object, context: object) -> NoReturn:
+        raise errors.DeadlinePassed("the deadline has passed")
+
+    async def continuation(details: object) -> Any:
+        return grpc.unary_unary_rpc_method_handler(refuse)
+
+    handler = await ErrorInterceptor().intercept_service(continuation, SimpleNamespace(method="/s/m"))
+    with pytest.raises(asyncio.CancelledError):
+        await handler.unary_unary(b"", Over())
 
 
 async def test_the_server_goes_on(inference: Stub, frontend: FakeFrontend, channel: grpc.aio.Channel) -> None:

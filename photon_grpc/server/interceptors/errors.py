@@ -6,6 +6,7 @@ Nothing that a caller wrote is logged, and no text of an unforeseen exception le
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import logging
@@ -91,13 +92,23 @@ async def _guard(method: str, context: Context, call: Callable[[], Awaitable[Any
     try:
         metadata.name_call(context)
         return await call()
+    except grpc.aio.InternalError:
+        raise asyncio.CancelledError from None
     except grpc.aio.BaseError:
-        # Ended by an `abort` already, or there is nobody left to tell.
+        # Ended by an `abort` already.
         raise
     except Exception as error:
         status = call_status(error, metadata.request_id())
         _report(error, status, method, time.monotonic() - started_s)
+        await _end(context, status)
+
+
+async def _end(context: Context, status: CallStatus) -> None:
+    try:
         await context.abort(status.code, status.text, status.trailers)
+    except grpc.aio.InternalError:
+        # The call is over for its client (deadline, cancel). gRPC takes that for a crash of ours and prints a page, unless it sees this.
+        raise asyncio.CancelledError from None
 
 
 def _parser(deserializer: Callable[[bytes], Any] | None) -> Parse:
