@@ -56,7 +56,8 @@ def check_input(input: TextInput | IdsInput | ChatInput | None, model: ServedMod
 
 def check_text_input(input: TextInput | ChatInput, model: ServedModel) -> None:
     if model.tokenizer is None:
-        raise _lacking("TEXT", "text" if isinstance(input, TextInput) else "chat", "this model has no tokenizer")
+        feature, field = ("TEXT", "text") if isinstance(input, TextInput) else ("CHAT", "chat")
+        raise _lacking(feature, field, "this model has no tokenizer")
     elif isinstance(input, TextInput):
         if not input.text:
             raise _invalid("text", "must not be empty")
@@ -203,11 +204,16 @@ def _stop(ask: StopAsk, model: ServedModel, facts: Facts, num_prompt: int, field
     if min_tokens > max_tokens:
         message = f"{min_tokens} exceeds the {max_tokens} tokens that fit after the prompt"
         raise _invalid("stop.min_tokens", message, needed=min_tokens, limit=max_tokens)
+    eos_token_ids = () if ask.ignore_eos else model.eos_token_ids
+    if min_tokens and len({*eos_token_ids, *ask.stop_token_ids}) >= facts.vocab_size:
+        raise _invalid(
+            "stop.stop_token_ids", "with EOS they are the whole vocabulary; below min_tokens none may be drawn"
+        )
     return StopParams(
         max_tokens=max_tokens,
         limit_reason=FinishReason.CONTEXT_LENGTH if ask.max_tokens is None else FinishReason.MAX_TOKENS,
         min_tokens=min_tokens,
-        eos_token_ids=() if ask.ignore_eos else model.eos_token_ids,
+        eos_token_ids=eos_token_ids,
         stop_token_ids=tuple(dict.fromkeys(ask.stop_token_ids)),
     )
 

@@ -52,6 +52,7 @@ INVALID = [
     (ask(stop=StopAsk(stop_strings=("é" * 513,))), "stop.stop_strings[0]"),
     (ask(stop=StopAsk(stop_strings=tuple(map(str, range(65))))), "stop.stop_strings"),
     (ask(stop=StopAsk(stop_token_ids=(1, 512))), "stop.stop_token_ids"),
+    (ask(stop=StopAsk(min_tokens=1, stop_token_ids=tuple(range(512)))), "stop.stop_token_ids"),
     *[(ask(stop=StopAsk(max_duration_s=value)), "stop.max_duration") for value in (-1.0, NAN)],
     (ask(scheduling=SchedulingAsk(max_queue_duration_s=-1.0)), "scheduling.max_queue_duration"),
     (ask(scheduling=SchedulingAsk(timeout_s=-0.5)), "scheduling.timeout"),
@@ -223,13 +224,13 @@ async def test_ids_drawn_for_requests_without_one_differ() -> None:
 
 async def test_a_model_without_tokenizer_speaks_ids_only() -> None:
     with frontend(served(None)) as (front, link):
-        for wrong, field in (
-            (ask("text"), "text"),
-            (ask(input=ChatInput((ChatMessage("user", "x"),))), "chat"),
-            (ask((1,), output=OutputAsk(text=True)), "output.text"),
-            (ask((1,), stop=StopAsk(stop_strings=("x",))), "stop.stop_strings"),
+        for wrong, field, feature in (
+            (ask("text"), "text", "TEXT"),
+            (ask(input=ChatInput((ChatMessage("user", "x"),))), "chat", "CHAT"),
+            (ask((1,), output=OutputAsk(text=True)), "output.text", "TEXT"),
+            (ask((1,), stop=StopAsk(stop_strings=("x",))), "stop.stop_strings", "TEXT"),
         ):
-            with pytest.raises(FeatureNotSupported, match="TEXT") as caught:
+            with pytest.raises(FeatureNotSupported, match=f"no tokenizer .feature {feature}.") as caught:
                 await front.stream(wrong)
             assert caught.value.field == field
         with pytest.raises(FeatureNotSupported):
