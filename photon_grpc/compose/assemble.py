@@ -132,8 +132,7 @@ def _kernels(config: ServeConfig, device: torch.device) -> Kernels:
 
 
 def _runner(decoder: Decoder, config: ServeConfig, kernels: Kernels, sizes: Sizes, progress: Progress) -> ModelRunner:
-    num_blocks = config.cache.num_blocks or _measured_blocks(decoder, config, kernels, sizes)
-    cache = KVCache(decoder.kv_specs, num_blocks, sizes.block_size, decoder.dtype, decoder.device)
+    cache = _kv_cache(decoder, config.cache.num_blocks or _measured_blocks(decoder, config, kernels, sizes), sizes)
     if decoder.device.type == "cpu" or config.device.enforce_eager:
         return eager_runner(decoder, cache, kernels, max_num_seqs=sizes.max_num_seqs, depth=sizes.depth)
     return graph_runner(
@@ -144,6 +143,16 @@ def _runner(decoder: Decoder, config: ServeConfig, kernels: Kernels, sizes: Size
         depth=sizes.depth,
         progress=lambda done, total: progress("warm-up", done, total + 1),
     )
+
+
+def _kv_cache(decoder: Decoder, num_blocks: int, sizes: Sizes) -> KVCache:
+    try:
+        return KVCache(decoder.kv_specs, num_blocks, sizes.block_size, decoder.dtype, decoder.device)
+    except RuntimeError:  # torch's word for memory that is not there, whatever the device
+        message = (
+            f"{num_blocks} KV blocks of {sizes.block_size} tokens do not fit into memory; set a smaller --num-blocks"
+        )
+        raise ConfigError(message, field="num_blocks", needed=num_blocks) from None
 
 
 def _measured_blocks(decoder: Decoder, config: ServeConfig, kernels: Kernels, sizes: Sizes) -> int:
