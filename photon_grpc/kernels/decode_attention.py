@@ -50,11 +50,10 @@ def config(num_pairs: int, group: int, cache: torch.Tensor) -> dict[str, Any]:
     From a sweep on an H200 at contexts of 272 and 4,096: few pairs want many keys in flight each, many pairs small programs.
     """
     _, _, _, kv_heads, block_size, head_dim = cache.shape
+    warps, steps, share = 1, 3, 96
     if head_dim <= 64:
-        warps, steps, share = (4, 4, 512) if num_pairs <= 32 else (4, 3, 512) if num_pairs <= 64 else (2, 4, 512)
-        warps = warps if num_pairs <= 256 else 1
-    else:
-        warps, steps, share = 1, 6 if num_pairs <= 64 else 3, 128
+        warps = 4 if num_pairs <= 64 else 2 if num_pairs <= 256 else 1
+        steps, share = 3 if 32 < num_pairs <= 64 else 4, 512
     return {
         "KV_HEADS": kv_heads,
         "GROUP": group,

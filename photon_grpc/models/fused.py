@@ -108,9 +108,7 @@ def fuse(decoder: Decoder) -> FusedDecoder | None:
     layer_tiles = choose_tiles(decoder)
     if not layer_tiles:
         return None
-    for layer in decoder.layers:
-        _fold(layer.input_norm, layer.attention.qkv)
-        _fold(layer.post_attention_norm, layer.mlp.gate_up)
+    fold_norms(decoder)
     return FusedDecoder(decoder, layer_tiles)
 
 
@@ -145,6 +143,13 @@ def _is_plain(layer: DecoderLayer) -> bool:
 
 
 @torch.no_grad()
+def fold_norms(decoder: Decoder) -> None:
+    """Multiplies the weight of every layer's norms into the columns of the projections behind them; the norms keep ones."""
+    for layer in decoder.layers:
+        _fold(layer.input_norm, layer.attention.qkv)
+        _fold(layer.post_attention_norm, layer.mlp.gate_up)
+
+
 def _fold(norm: RMSNorm, linear: Linear) -> None:
     linear.weight.mul_(norm.weight)
     norm.weight.fill_(1.0)
