@@ -37,7 +37,7 @@ test-gpu: setup-dev
 	$(BIN)/python -m pytest -m gpu $(ARGS)
 
 bench: setup-dev
-	$(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/python -m benchmarks $(or $(ARGS),--short)
 
 # The generated files are in git; this is for those who change a .proto (commit what it writes).
 protos: setup-dev

@@ -78,6 +78,9 @@ def table(variants: dict[str, list[str]], args: argparse.Namespace) -> None:
     base: dict[str, float] = {}
     for name, flags in variants.items():
         row, trouble = measure(flags, args)
+        if not base and not row:
+            print(f"{name}: {trouble}; nothing to compare with")
+            return
         if not base:
             base = row
             print(f"\n| {args.shape} | {' | '.join(base)} |\n|---|{'--:|' * len(base)}")

@@ -1,6 +1,6 @@
 """What the engine's own decisions cost per step, with a runner that computes nothing.
 
-    python benchmarks/overhead.py [--seqs 64] [--steps 2000]
+    python -m benchmarks.overhead [--seqs 64] [--steps 2000]
 
 Prints the median and the 99th percentile over steps in which every sequence decodes one token: scheduling, settling, and the frame for the
 front end; no model, no socket.
@@ -12,7 +12,9 @@ import argparse
 import gc
 import statistics
 import time
+from collections.abc import Sequence
 
+from benchmarks.saved import add_save_flag, saved
 from photon_grpc.core.batch import Batch, StepOutput
 from photon_grpc.core.frames import Add, Down, Facts, Up
 from photon_grpc.core.kv import KVGroup, KVSpec
@@ -94,11 +96,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seqs", type=int, nargs="*", default=[1, 16, 64, 256])
     parser.add_argument("--steps", type=int, default=2000)
+    add_save_flag(parser)
     args = parser.parse_args()
+    with saved(args.save):
+        table(args.seqs, args.steps)
+
+
+def table(seqs: Sequence[int], num_steps: int) -> None:
     print("| running | depth | median µs/step | p99 µs/step |\n|--:|--:|--:|--:|")
-    for num_seqs in args.seqs:
+    for num_seqs in seqs:
         for depth in (0, 1):
-            times = sorted(measure(num_seqs, args.steps, depth))
+            times = sorted(measure(num_seqs, num_steps, depth))
             print(
                 f"| {num_seqs} | {depth} | {statistics.median(times) * 1e6:.1f} | {times[int(len(times) * 0.99)] * 1e6:.1f} |"
             )

@@ -1,10 +1,10 @@
-"""Our service through gRPC against transformers' `generate`, same weights, same machine, same run, on a CPU.
+"""Our service through gRPC against transformers' `generate`, same weights, same machine, same run.
 
     python -m benchmarks.versus_transformers [--model demo|1b] [--output-tokens N]
 
 One stream, then 16 concurrent ones, 64 ids in, N out, greedy, EOS ignored; output tokens per second of wall time from the first request to
 the last token, prefill and the wire included. transformers runs the same requests one after another (its sequential throughput), with its
-own defaults and the same number of threads. The 1b model has Llama-3.2-1B's shape in bfloat16 and random weights.
+own defaults, on the same device and with the same number of threads. The 1b model has Llama-3.2-1B's shape in bfloat16 and random weights.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import tempfile
 import time
 from pathlib import Path
 
-import grpc
-
-from benchmarks.service import machine, serving
-from photon_grpc.v1 import inference_pb2, inference_pb2_grpc
+from benchmarks.saved import add_save_flag, saved
+from benchmarks.service import serving
+from photon_grpc import demo
+from photon_grpc.gateway.load import Load, Session, Turn, run_load, summarize
 
 PROMPT_TOKENS = 64
 LLAMA_1B = {
@@ -68,28 +68,13 @@ def make_1b(directory: Path) -> None:
     model.save_pretrained(directory)
 
 
-async def ours(address: str, asked: list[list[int]], num_tokens: int) -> float:
-    """Output tokens per second of all requests started together."""
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub = inference_pb2_grpc.InferenceServiceStub(channel)
-
-        async def stream(prompt: list[int]) -> int:
-            request = inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=prompt))
-            request.sampling.temperature = 0.0
-            request.stop.max_tokens = num_tokens
-            request.stop.ignore_eos = True
-            request.output.text = False
-            usage = 0
-            async for message in stub.StreamGenerate(request):
-                usage = message.usage.output_tokens or usage
-            return usage
-
-        start = time.perf_counter()
-        counts = await asyncio.gather(*map(stream, asked))
-        elapsed = time.perf_counter() - start
-    if counts != [num_tokens] * len(asked):
-        raise RuntimeError(f"wanted {num_tokens} tokens of every request, got {counts}")
-    return sum(counts) / elapsed
+def ours(address: str, asked: list[list[int]], num_tokens: int) -> float:
+    """Output tokens per second of all requests started together, ids out."""
+    sessions = [Session([Turn(prompt, num_tokens)]) for prompt in asked]
+    summary = summarize(asyncio.run(run_load(Load(address, sessions, text=False))))
+    if summary.failed or summary.output_tokens != num_tokens * len(asked):
+        raise RuntimeError(f"{summary.output_tokens} tokens instead of {num_tokens * len(asked)}; {summary.failures}")
+    return summary.output_tokens_per_s
 
 
 def theirs(directory: Path, asked: list[list[int]], num_tokens: int, repeats: int) -> float:
@@ -106,7 +91,8 @@ def reference(directory: str) -> None:
     from transformers import AutoModelForCausalLM
 
     question = json.load(sys.stdin)
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto").eval()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto").to(device).eval()
     options = {
         "max_new_tokens": question["num_tokens"],
         "min_new_tokens": question["num_tokens"],
@@ -118,8 +104,9 @@ def reference(directory: str) -> None:
         for _ in range(question["repeats"] + 1):
             start = time.perf_counter()
             for prompt in question["prompts"]:
-                ids = torch.tensor([prompt])
-                model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+                ids = torch.tensor([prompt], device=device)
+                # The ids are read, or a device would still be computing them.
+                model.generate(ids, attention_mask=torch.ones_like(ids), **options).tolist()
             rates.append(len(question["prompts"]) * question["num_tokens"] / (time.perf_counter() - start))
     print(statistics.median(rates[1:]))
 
@@ -128,9 +115,9 @@ def compare(name: str, directory: Path, vocab_size: int, num_tokens: int, repeat
     asked = prompts(16, vocab_size)
     # Prompts differ from run to run, or the prefix cache would answer for the prefill.
     with serving("--model", str(directory), "--no-enable-prefix-caching") as address:
-        asyncio.run(ours(address, asked, 4))
-        one = statistics.median(asyncio.run(ours(address, asked[:1], num_tokens)) for _ in range(repeats))
-        many = statistics.median(asyncio.run(ours(address, asked, num_tokens)) for _ in range(repeats))
+        ours(address, asked, 4)
+        one = statistics.median(ours(address, asked[:1], num_tokens) for _ in range(repeats))
+        many = statistics.median(ours(address, asked, num_tokens) for _ in range(repeats))
     other = theirs(directory, asked[:2], num_tokens, repeats)
     return f"| {name} | {other:.1f} | {one:.1f} | {one / other:.2f}× | {many:.1f} | {many / other:.2f}× |"
 
@@ -140,32 +127,31 @@ def main() -> None:
     parser.add_argument("--model", choices=("demo", "1b"), nargs="*", default=["demo", "1b"])
     parser.add_argument("--output-tokens", type=int, default=0, help="default: 128 for demo, 24 for 1b")
     parser.add_argument("--repeats", type=int, default=3)
+    add_save_flag(parser)
     parser.add_argument("--reference", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.reference:
         reference(args.reference)
         return
-    print(f"{machine()}; {PROMPT_TOKENS} ids in, greedy; output tokens per second, median of {args.repeats}\n")
+    with saved(args.save):
+        table(args)
+
+
+def table(args: argparse.Namespace) -> None:
+    print(f"{PROMPT_TOKENS} ids in, greedy; output tokens per second, median of {args.repeats}\n")
     print(
         "| model | transformers, sequential | ours, 1 stream | ratio | ours, 16 streams | ratio |\n|---|--:|--:|--:|--:|--:|"
     )
-    for name in args.model:
-        if name == "demo":
-            from photon_grpc import demo
-
-            print(
-                compare("embedded, float32", Path(demo.TARGET), 4000, args.output_tokens or 128, args.repeats),
-                flush=True,
-            )
-        else:
-            with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory:
+        for name in args.model:
+            if name == "demo":
+                row = compare("embedded, float32", demo.TARGET, 4000, args.output_tokens or 128, args.repeats)
+            else:
                 make_1b(Path(directory))
-                print(
-                    compare(
-                        "Llama-3.2-1B shape, bfloat16", Path(directory), 128000, args.output_tokens or 24, args.repeats
-                    ),
-                    flush=True,
+                row = compare(
+                    "Llama-3.2-1B shape, bfloat16", Path(directory), 128000, args.output_tokens or 24, args.repeats
                 )
+            print(row, flush=True)
 
 
 if __name__ == "__main__":

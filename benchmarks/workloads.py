@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,57 @@ def write_model_dir(shape: str, directory: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(SHAPES[shape]))
     return directory
+
+
+def write_weights(shape: str, directory: Path) -> None:
+    """Random bfloat16 weights under the names of Hugging Face, a safetensors file a layer; norms are ones."""
+    import torch
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(0)
+    for number, tensors in enumerate(_tensors(SHAPES[shape])):
+        drawn = {
+            name: torch.ones(size, dtype=torch.bfloat16)
+            if len(size) == 1
+            else torch.empty(size, dtype=torch.bfloat16).uniform_(-0.03, 0.03, generator=generator)
+            for name, size in tensors.items()
+        }
+        save_file(drawn, directory / f"model-{number:05}.safetensors", {"format": "pt"})
+    _write_index(directory)
+
+
+def _tensors(s: dict[str, Any]) -> Iterator[dict[str, tuple[int, ...]]]:
+    """Names and shapes, file by file."""
+    hidden, inner, kv = s["hidden_size"], s["intermediate_size"], s["num_key_value_heads"] * s["head_dim"]
+    queries = s["num_attention_heads"] * s["head_dim"]
+    for layer in range(s["num_hidden_layers"]):
+        parts = {
+            "input_layernorm": (hidden,),
+            "self_attn.q_proj": (queries, hidden),
+            "self_attn.k_proj": (kv, hidden),
+            "self_attn.v_proj": (kv, hidden),
+            "self_attn.o_proj": (hidden, queries),
+            "post_attention_layernorm": (hidden,),
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+        }
+        yield {f"model.layers.{layer}.{name}.weight": size for name, size in parts.items()}
+    rest: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (s["vocab_size"], hidden)}
+    rest["model.norm.weight"] = (hidden,)
+    yield rest if s["tie_word_embeddings"] else rest | {"lm_head.weight": (s["vocab_size"], hidden)}
+
+
+def _write_index(directory: Path) -> None:
+    """Which file holds which tensor."""
+    from safetensors import safe_open
+
+    files = sorted(directory.glob("*.safetensors"))
+    names: dict[str, str] = {}
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            names |= dict.fromkeys(opened.keys(), file.name)
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
 
 
 def weight_bytes(shape: str) -> int:
