@@ -115,6 +115,10 @@ def test_flags_survive_the_way_to_another_process(served: list[object]) -> None:
         ("from photon_grpc.cli import main; main(['serve', '--help'])", ["grpc", "torch", "rich"]),
         ("from photon_grpc.cli import main; main(['doctor'])", ["torch", "transformers"]),
         ("import photon_grpc.client, photon_grpc.gateway.terminal", ["torch", "numpy", "msgspec", "tokenizers"]),
+        (
+            "import photon_grpc.gateway.bench, photon_grpc.gateway.load_client",
+            ["torch", "numpy", "msgspec", "tokenizers", "rich"],
+        ),
         ("import photon_grpc.gateway.doctor, photon_grpc.gateway.first_run", ["torch", "numpy", "msgspec"]),
     ],
 )

@@ -109,7 +109,9 @@ class FakeServer(
                 f"no model {request.model}",
                 Refusal(grpc.StatusCode.NOT_FOUND, details=[error_info("MODEL_NOT_FOUND")]).all_trailers(),
             )
-        found = model_pb2.Model(name="demo", aliases=["d"], state=model_pb2.MODEL_STATE_READY, max_context_tokens=4096)
+        found = model_pb2.Model(
+            name="demo", aliases=["d"], state=model_pb2.MODEL_STATE_READY, max_context_tokens=4096, vocab_size=512
+        )
         found.features.extend([model_pb2.FEATURE_TEXT, model_pb2.FEATURE_CHAT])
         found.limits.max_stop_strings = 64
         return model_pb2.GetModelResponse(model=found)

@@ -1,0 +1,29 @@
+"""The serving workloads against the real service with the embedded model, small."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import serve, traffic
+from benchmarks.service import serving
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_service_answers_closed_loops_and_agents(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving("--device", "cpu") as target:
+        clients = serve.Clients(target, num_processes=2)
+        sessions = traffic.agent(1, 1.0, 0.06)
+        answers = clients.send(sessions)
+        serve.others(clients, ["sequence"], 0.05)
+        args = serve.arguments(["--shape", "demo", "--target", target, "--concurrency", "1"])
+        serve.measure(target, args)
+    for answer in answers:
+        # 64 new ids, and of every earlier turn 64 asked and 64 answered, of which the cache holds all whole blocks of 16.
+        assert answer.prompt_tokens == 64 + 128 * answer.turn
+        assert answer.output_tokens == 64
+        assert answer.cached_prompt_tokens >= 128 * answer.turn - 16
+    assert serve.sessions_of_agents(answers).endswith("of the history cached from the second turn on")
+    shown = capsys.readouterr().out
+    assert "| sequence | 2 |" in shown
+    assert "\n| 1 | " in shown
