@@ -55,8 +55,14 @@ class ChatTemplate:
         #: Variables that template_args_json may set.
         self.arguments = frozenset(named) - _RESERVED - self._token_names.keys() - self._environment.globals.keys()
 
-    def variables(self, chat: ChatInput) -> dict[str, Any]:
-        """What the template is given. Raises InvalidRequest naming the field."""
+    def variables(
+        self, chat: ChatInput, *, max_bytes: int | None = None, max_tokens: int | None = None
+    ) -> dict[str, Any]:
+        """What the template is given. Raises InvalidRequest naming the field.
+
+        And PromptTooLong where the messages, but for white space that templates strip, have more than `max_bytes`: to render them first
+        would keep a thread from everybody else for seconds.
+        """
         if not chat.messages:
             raise InvalidRequest("there are no messages", field="chat.messages")
         arguments: dict[str, Any] = _parsed(chat.template_args_json, dict, "chat.template_args_json")
@@ -66,8 +72,11 @@ class ChatTemplate:
                 raise InvalidRequest(
                     f"the template has no argument {name[:100]!r}; it has: {known}", field="chat.template_args_json"
                 )
+        messages = [_message(message, f"chat.messages[{i}]") for i, message in enumerate(chat.messages)]
+        if max_bytes is not None and _num_bytes(messages) > max_bytes:
+            raise _too_long(max_bytes, max_tokens)
         return arguments | {
-            "messages": [_message(message, f"chat.messages[{i}]") for i, message in enumerate(chat.messages)],
+            "messages": messages,
             "tools": _parsed(chat.tools_json, list, "chat.tools_json") or None,
             "documents": None,
             "add_generation_prompt": chat.add_generation_prompt,
@@ -94,12 +103,7 @@ class ChatTemplate:
                 budget.tick()
                 num_bytes += len(piece.encode(errors="surrogatepass"))
                 if num_bytes > limit:
-                    raise PromptTooLong(
-                        f"the chat takes more than {limit} bytes",
-                        field="chat",
-                        needed=max_tokens and max_tokens + 1,
-                        limit=max_tokens,
-                    )
+                    raise _too_long(limit, max_tokens)
                 pieces.append(piece)
         except (PromptTooLong, InvalidTemplate):
             raise
@@ -243,6 +247,16 @@ def _parsed(text: str, kind: type, field: str) -> Any:
     if not isinstance(value, kind):
         raise InvalidRequest(f"must be a JSON {'object' if kind is dict else 'array'}", field=field)
     return value
+
+
+def _num_bytes(messages: list[dict[str, Any]]) -> int:
+    said = [[message["content"], message.get("tool_calls")] for message in messages]
+    return sum(len(text.strip().encode(errors="surrogatepass")) for text in _strings(said))
+
+
+def _too_long(max_bytes: int, max_tokens: int | None) -> PromptTooLong:
+    needed = max_tokens and max_tokens + 1
+    return PromptTooLong(f"the chat takes more than {max_bytes} bytes", field="chat", needed=needed, limit=max_tokens)
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -47,10 +47,9 @@ def encode(
         )
     if template is None:
         raise InvalidTemplate("there is no chat template", field="chat")
-    variables, disguise = template.disguised(
-        template.variables(input), lambda strings: Disguise(tokenizer.markers, strings)
-    )
-    # A disguised character takes up to four bytes in place of one.
     limit = tokenizer.max_bytes(max_tokens)
+    given = template.variables(input, max_bytes=limit, max_tokens=max_tokens)
+    variables, disguise = template.disguised(given, lambda strings: Disguise(tokenizer.markers, strings))
+    # A disguised character takes up to four bytes in place of one.
     text = template.render(variables, max_bytes=limit and 4 * limit, max_tokens=max_tokens)
     return tokenizer.encode_template(text, disguise, max_tokens=max_tokens)

@@ -269,6 +269,21 @@ def test_output_is_capped() -> None:
         template.render({"messages": [{"role": "user", "content": "x" * 1000}]}, max_bytes=100_000, max_tokens=10)
 
 
+def test_more_than_the_context_can_hold_is_refused_before_it_is_rendered() -> None:
+    """To disguise and render megabytes that spell markers takes seconds; but white space that the template strips is nothing."""
+    tokenizer = Tokenizer(definition("byte_level"))
+    seen = ChatTemplate("{{ raise_exception('rendered') }}")
+    limit = tokenizer.max_bytes(100)
+    assert limit is not None
+    for content, error in (
+        ("x" * (limit + 1), PromptTooLong),
+        ("x" * limit, InvalidTemplate),
+        (" " * limit + "x" + "\n" * limit, InvalidTemplate),
+    ):
+        with pytest.raises(error):
+            encode(ChatInput((ChatMessage("user", content),)), tokenizer, seen, 100)
+
+
 def test_a_template_that_does_not_compile_is_named_at_load() -> None:
     with pytest.raises(ModelLoadError, match="line 2"):
         ChatTemplate("\n{% if %}")
