@@ -67,6 +67,7 @@ class Decoder:
         self.max_model_len = max_model_len
         #: What each layer keeps per token; its index is the layer's plane in the cache.
         self.kv_specs: tuple[KVSpec, ...] = tuple(layer.attention.spec for layer in self.layers)
+        self.vocab_size = embedding.weight.shape[0]
         #: Factor of q · k in every layer.
         self.attention_scale = self.kv_specs[0].head_dim ** -0.5
         #: Tied weights count once.

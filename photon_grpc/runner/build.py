@@ -18,7 +18,7 @@ def eager_runner(
     decoder: Decoder, cache: KVCache, kernels: Kernels, *, max_num_seqs: int, depth: int = 0
 ) -> ModelRunner:
     """Every batch launched operation by operation."""
-    table = SlotTable(max_num_seqs + 1, decoder.max_model_len, cache.block_size, decoder.device)
+    table = SlotTable(max_num_seqs + 1, decoder.max_model_len, cache.block_size, decoder.vocab_size, decoder.device)
     step = EagerStep(decoder, table, cache.pages, Tail(table, kernels))
     return ModelRunner(step, table, cache, depth=depth)
 
@@ -33,7 +33,7 @@ def graph_runner(
     progress: Callable[[int, int], None],
 ) -> ModelRunner:
     """Batches that fit a bucket are replayed from CUDA graphs, which are captured here; `progress(done, total)`."""
-    table = SlotTable(max_num_seqs + 1, decoder.max_model_len, cache.block_size, decoder.device)
+    table = SlotTable(max_num_seqs + 1, decoder.max_model_len, cache.block_size, decoder.vocab_size, decoder.device)
     tail = Tail(table, kernels)
     padded = PaddedStep(
         decoder, table, cache.pages, tail, kernels, max_rows=max(decode_buckets(max_num_seqs)[-1], SHORT_ROWS)

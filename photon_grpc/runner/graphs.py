@@ -10,6 +10,7 @@ not wait, all rows for a chunk of prompt beside everybody who decodes. Longer st
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,6 +24,8 @@ from photon_grpc.models.decoder import Decoder
 from photon_grpc.runner.sampling.tail import Tail, Width
 from photon_grpc.runner.slot_table import SlotTable
 from photon_grpc.runner.step import Drawn, Step
+
+_LOG = logging.getLogger(__name__)
 
 DECODE_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 #: Tokens of mixed steps with at most SHORT_ROWS rows, and of those with any number.
@@ -43,8 +46,10 @@ class Shape(NamedTuple):
         return self.num_tokens == self.num_rows
 
 
-#: Makes something to replay from a function without arguments; its result is the buffer that every replay fills.
-Capture = Callable[[Callable[[], torch.Tensor]], tuple[Callable[[], Any], torch.Tensor]]
+#: What replays a step, and the buffer of ids that every replay fills.
+Replay = tuple[Callable[[], Any], torch.Tensor]
+#: Makes a Replay from a function without arguments.
+Capture = Callable[[Callable[[], torch.Tensor]], Replay]
 
 
 class PaddedStep:
@@ -95,7 +100,8 @@ class PaddedStep:
             slots, table.token_ids, table.num_computed, table.block_table, table.block_size
         )
         attention = self._meta(self._starts[: num_rows + 1], context_len, block_tables, max_query_len=1)
-        ctx = StepContext(position, slot_mapping, self._pages, attention)
+        # No row of such a step is new: only its own newest key is written while it attends.
+        ctx = StepContext(position, slot_mapping, self._pages, attention, history_is_settled=True)
         hidden = self._decoder.forward(token, ctx)
         ids = self._tail(self._decoder.logits(hidden), slots, position + 1, shape.width)
         self._kernels.advance(slots, ids, table.token_ids, table.num_computed)
@@ -164,16 +170,17 @@ class GraphStep:
         self._capture = capture
         self.decode_buckets = decode_buckets(max_num_seqs)
         self._long_rows = self.decode_buckets[-1]
-        self._replays: dict[Shape, tuple[Callable[[], Any], torch.Tensor]] = {}
+        self._replays: dict[Shape, Replay | None] = {}
         self._slots: tuple[int, ...] = ()
 
     def __call__(self, batch: Batch) -> Drawn:
-        if self._table.banned:
-            return self._eager(batch)
         shape = self._shape(batch)
         if shape is None:
             return self._eager(batch)
-        replay, ids = self._find(shape)
+        found = self._find(shape)
+        if found is None:
+            return self._eager(batch)
+        replay, ids = found
         num_rows = len(batch.slots)
         if shape.is_decode:
             self._send_slots(batch.slots, shape.num_rows)
@@ -185,11 +192,12 @@ class GraphStep:
         return Drawn(ids, rows)
 
     def warm_up(self, progress: Callable[[int, int], None]) -> None:
-        """Captures every shape with the narrowest tail, largest first, so that the smaller ones fit into the memory it took."""
-        shapes = [Shape(tokens, self._long_rows, Width.GREEDY) for tokens in LONG_BUCKETS if tokens > self._long_rows]
-        shapes += [Shape(tokens, SHORT_ROWS, Width.GREEDY) for tokens in SHORT_BUCKETS if tokens > SHORT_ROWS]
-        shapes += [Shape(rows, rows, Width.GREEDY) for rows in self.decode_buckets]
-        for done, shape in enumerate(sorted(shapes, reverse=True)):
+        """Captures every shape, largest first, so that the smaller ones fit into the memory it took."""
+        sizes = [(tokens, self._long_rows) for tokens in LONG_BUCKETS if tokens > self._long_rows]
+        sizes += [(tokens, SHORT_ROWS) for tokens in SHORT_BUCKETS if tokens > SHORT_ROWS]
+        sizes += [(rows, rows) for rows in self.decode_buckets]
+        shapes = [Shape(*size, width) for size in sorted(sizes, reverse=True) for width in reversed(self._tail.widths)]
+        for done, shape in enumerate(shapes):
             self._find(shape)
             progress(done + 1, len(shapes))
 
@@ -197,7 +205,8 @@ class GraphStep:
         """The smallest shape that holds the batch; None where none does."""
         num_rows, num_tokens = len(batch.slots), sum(batch.counts)
         width = self._tail.width(batch.slots)
-        if num_rows == num_tokens and 0 not in batch.yields and num_rows <= self.decode_buckets[-1]:
+        is_decode = num_rows == num_tokens and 0 not in batch.yields and not batch.admissions
+        if is_decode and num_rows <= self.decode_buckets[-1]:
             rows = self.decode_buckets[bisect_left(self.decode_buckets, num_rows)]
             return Shape(rows, rows, width)
         if num_rows <= SHORT_ROWS and num_tokens <= SHORT_BUCKETS[-1]:
@@ -208,11 +217,16 @@ class GraphStep:
             return Shape(tokens, self._long_rows, width)
         return None
 
-    def _find(self, shape: Shape) -> tuple[Callable[[], Any], torch.Tensor]:
+    def _find(self, shape: Shape) -> Replay | None:
+        """None where the shape could not be captured: it is computed eagerly."""
         if shape not in self._replays:
             self._padded.clear()
             self._slots = ()
-            self._replays[shape] = self._capture(lambda: self._padded(shape))
+            try:
+                self._replays[shape] = self._capture(lambda: self._padded(shape))
+            except torch.OutOfMemoryError:
+                _LOG.warning("no memory to capture %s: such steps run eagerly", shape)
+                self._replays[shape] = None
         return self._replays[shape]
 
     def _send_slots(self, slots: tuple[int, ...], num_rows: int) -> None:
@@ -243,7 +257,7 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def __call__(self, function: Callable[[], torch.Tensor]) -> tuple[Callable[[], Any], torch.Tensor]:
+    def __call__(self, function: Callable[[], torch.Tensor]) -> Replay:
         # Once outside the graph: what is compiled, loaded or allocated at a first call cannot be captured.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
@@ -256,7 +270,7 @@ class CudaCapture:
         return graph.replay, ids
 
 
-def plain_call(function: Callable[[], torch.Tensor]) -> tuple[Callable[[], Any], torch.Tensor]:
+def plain_call(function: Callable[[], torch.Tensor]) -> Replay:
     """Instead of a capture: every replay calls the function again. For devices without graphs, and for tests."""
     ids = function()
     return lambda: ids.copy_(function()), ids

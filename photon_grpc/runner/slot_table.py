@@ -19,27 +19,30 @@ class SlotTable:
     num_computed: int64 [S], tokens whose keys and values are written (by steps launched so far).
     block_table: int32 [S, max_blocks].
     temperature, top_p, min_p: float32 [S]; top_k, seed (bit pattern of the uint64), output_index, num_prompt: int64 [S].
-    min_length: int64 [S], ids + drawn below which the ids in `banned` cannot be drawn.
+    min_length: int64 [S], length below which the ids marked in banned_ids, bool [S, V], cannot be drawn.
     """
 
-    def __init__(self, num_slots: int, max_model_len: int, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self, num_slots: int, max_model_len: int, block_size: int, vocab_size: int, device: torch.device
+    ) -> None:
         self.device = device
         self.block_size = block_size
         max_blocks = -(-max_model_len // block_size)
         self.token_ids = torch.zeros((num_slots, max_model_len), dtype=torch.int32, device=device)
         self.num_computed = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self.block_table = torch.zeros((num_slots, max_blocks), dtype=torch.int32, device=device)
+        self.banned_ids = torch.zeros((num_slots, vocab_size), dtype=torch.bool, device=device)
         self._floats = torch.zeros((3, num_slots), dtype=torch.float32, device=device)
         self._ints = torch.zeros((5, num_slots), dtype=torch.int64, device=device)
         self.temperature, self.top_p, self.min_p = self._floats
         self.top_k, self.seed, self.output_index, self.num_prompt, self.min_length = self._ints
         #: Host mirror of num_computed, to bound sizes without asking the device.
         self.launched = [0] * num_slots
-        #: Slots whose sampling is more than an argmax, more than that plus noise, and those with banned ids.
+        #: Slots whose sampling is more than an argmax, and more than that plus noise.
         self.drawing: set[int] = set()
         self.filtered: set[int] = set()
-        self.banned: dict[int, torch.Tensor] = {}
-        self._banned_until: dict[int, int] = {}
+        #: Slots with banned ids -> the length from which they may be drawn.
+        self.banned: dict[int, int] = {}
 
     def apply(self, batch: Batch) -> None:
         """Who left, who came, whose table grew."""
@@ -54,8 +57,8 @@ class SlotTable:
         """The host's side of a launched step."""
         for slot, count in zip(batch.slots, batch.counts, strict=True):
             self.launched[slot] += count
-        # A step of a batch with bans cannot be replayed: they are dropped as soon as they cannot apply any more.
-        for slot in [slot for slot in self.banned if self.launched[slot] + 1 >= self._banned_until[slot]]:
+        # Bans take the widest tail: they are dropped as soon as they cannot apply any more.
+        for slot in [slot for slot, until in self.banned.items() if self.launched[slot] + 1 >= until]:
             del self.banned[slot]
 
     def to_device(self, values: Sequence[int] | Sequence[float], dtype: torch.dtype) -> torch.Tensor:
@@ -106,9 +109,11 @@ class SlotTable:
             self.drawing.add(slot)
             if sampling.is_filtered:
                 self.filtered.add(slot)
-        if admission.banned_until_min and len(admission.ids) < admission.num_prompt + admission.min_tokens:
-            self.banned[slot] = self.to_device(admission.banned_until_min, torch.int64)
-            self._banned_until[slot] = admission.num_prompt + admission.min_tokens
+        until = admission.num_prompt + admission.min_tokens
+        if admission.banned_until_min and len(admission.ids) < until:
+            self.banned[slot] = until
+            self.banned_ids[slot].zero_()
+            self.banned_ids[slot].index_fill_(0, self.to_device(admission.banned_until_min, torch.int64), True)
 
     def _grow(self, batch: Batch) -> None:
         slots = [growth.slot for growth in batch.grown for _ in growth.blocks]

@@ -59,8 +59,6 @@ class EagerStep:
         slots, context_len = inputs.slots[inputs.drawing], inputs.context_len[inputs.drawing]
         host_slots = [slot for slot, yields in zip(batch.slots, batch.yields, strict=True) if yields]
         logits = self._logits(hidden, inputs.last)
-        if table.banned:
-            self._tail.ban(logits, host_slots, context_len)
         ids = self._tail(logits, slots, context_len, self._tail.width(host_slots))
         # An invalid id ends its sequence when it is read; until then the table must hold one that can be looked up.
         table.token_ids[slots, context_len] = ids.clamp(min=0).int()

@@ -12,7 +12,7 @@ from photon_grpc.core.request import FinishReason, SamplingParams
 from photon_grpc.kernels import select
 from photon_grpc.kernels.draw import INVALID
 from photon_grpc.runner.sampling.filters import cutoff
-from photon_grpc.runner.sampling.tail import Tail
+from photon_grpc.runner.sampling.tail import Tail, Width
 from photon_grpc.runner.slot_table import SlotTable
 from tests.runner.models import model
 from tests.runner.served import Served
@@ -46,9 +46,9 @@ def test_filters_keep_what_transformers_keeps(top_k: int, top_p: float, min_p: f
 
 
 def tail_of(
-    samplings: list[SamplingParams], *, position: int = 0
-) -> tuple[Tail, torch.Tensor, list[int], torch.Tensor]:
-    table = SlotTable(len(samplings) + 1, 64, 8, torch.device("cpu"))
+    samplings: list[SamplingParams], vocab_size: int, *, position: int = 0
+) -> tuple[Tail, torch.Tensor, torch.Tensor, Width]:
+    table = SlotTable(len(samplings) + 1, 64, 8, vocab_size, torch.device("cpu"))
     admissions = tuple(Admission(slot, (1,), 1, 0, ((1,),), sampling) for slot, sampling in enumerate(samplings, 1))
     slots = list(range(1, len(samplings) + 1))
     table.apply(Batch(1, tuple(slots), (1,) * len(slots), (1,) * len(slots), admissions=admissions))
@@ -60,7 +60,7 @@ def tail_of(
 def test_frequencies_are_those_of_the_softmax(more: dict[str, float]) -> None:
     num_draws, temperature = 8000, 0.7
     logits = torch.tensor([[1.0, 2.0, 0.5, -1.0, 2.2, 0.0, -3.0]])
-    tail = tail_of([SamplingParams(temperature=temperature, seed=seed, **more) for seed in range(num_draws)])  # type: ignore[arg-type]
+    tail = tail_of([SamplingParams(temperature=temperature, seed=seed, **more) for seed in range(num_draws)], 7)  # type: ignore[arg-type]
     ids = tail[0](logits.repeat(num_draws, 1), *tail[1:])
     warped = logits / temperature
     if "top_k" in more:
@@ -77,8 +77,8 @@ def test_a_neighbour_s_parameters_never_change_a_token() -> None:
     torch.manual_seed(5)
     logits = torch.randn(4, 300) * 2
     mine = [SamplingParams(temperature=0.9, seed=2**64 - 1 - i) for i in range(3)]
-    plain = tail_of([*mine, SamplingParams(temperature=0.0)])
-    mixed = tail_of([*mine, SamplingParams(temperature=1.3, top_k=3, top_p=0.5, min_p=0.1)])
+    plain = tail_of([*mine, SamplingParams(temperature=0.0)], 300)
+    mixed = tail_of([*mine, SamplingParams(temperature=1.3, top_k=3, top_p=0.5, min_p=0.1)], 300)
     assert torch.equal(plain[0](logits.clone(), *plain[1:])[:3], mixed[0](logits.clone(), *mixed[1:])[:3])
     assert plain[0](logits.clone(), *plain[1:])[3] == logits[3].argmax()
 
@@ -88,7 +88,7 @@ def test_noise_changes_with_seed_and_position() -> None:
     draws = [
         tail[0](logits.clone(), *tail[1:]).tolist()
         for tail in (
-            tail_of([SamplingParams(seed=s + shift) for s in range(50)], position=p)
+            tail_of([SamplingParams(seed=s + shift) for s in range(50)], 1000, position=p)
             for shift, p in ((0, 0), (1000, 0), (0, 1))
         )
     ]
@@ -97,7 +97,7 @@ def test_noise_changes_with_seed_and_position() -> None:
 
 def test_filters_that_keep_one_token_are_greedy() -> None:
     logits = torch.randn(2, 200)
-    tail = tail_of([SamplingParams(top_k=1, seed=1), SamplingParams(top_p=1e-9, seed=2)])
+    tail = tail_of([SamplingParams(top_k=1, seed=1), SamplingParams(top_p=1e-9, seed=2)], 200)
     assert torch.equal(tail[0](logits.clone(), *tail[1:]), logits.argmax(-1))
 
 
@@ -108,7 +108,7 @@ def test_drawing_all_and_drawing_kept_agree() -> None:
         SamplingParams(temperature=t, top_k=k, seed=s)
         for s, (t, k) in enumerate([(0.5, -1), (1.0, 40), (2.0, -1), (0.0, -1), (5.0, 7), (1.0, -1)])
     ]
-    kept, everything = tail_of(samplings), tail_of(samplings)
+    kept, everything = tail_of(samplings, 500), tail_of(samplings, 500)
     everything[0]._draw = everything[0]._draw_all
     assert torch.equal(kept[0](logits.clone(), *kept[1:]), everything[0](logits.clone(), *everything[1:]))
 
@@ -117,7 +117,7 @@ def test_drawing_all_and_drawing_kept_agree() -> None:
 def test_logits_that_are_not_finite_fail_their_row_alone(poison: float) -> None:
     logits = torch.randn(3, 50)
     logits[1, 7] = poison
-    tail = tail_of([SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(seed=3)])
+    tail = tail_of([SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(seed=3)], 50)
     ids = tail[0](logits, *tail[1:])
     assert ids[1] == INVALID and ids[0] >= 0 and ids[2] >= 0
 

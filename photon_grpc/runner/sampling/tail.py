@@ -24,6 +24,7 @@ class Width(IntEnum):
 
     GREEDY = 0
     NOISE = 1
+    #: Bans, then filters.
     FILTERED = 2
 
 
@@ -40,23 +41,22 @@ class Tail:
         self._noise = kernels.gumbel_noise
         on_cpu = table.device.type == "cpu"
         self._draw = self._draw_kept if on_cpu else self._draw_all
-        # On a device one kernel over all logits; on a CPU noise for what can win only.
+        # On a device one kernel over all logits, with noise or without; on a CPU noise for what can win only.
+        self._narrowest = Width.GREEDY if on_cpu else Width.NOISE
         self._draw_plain = self._draw_and_check if on_cpu else self._draw_in_one
         self._draw_logits = kernels.draw
 
+    @property
+    def widths(self) -> tuple[Width, ...]:
+        """All that `width` may answer."""
+        return tuple(width for width in Width if width >= self._narrowest)
+
     def width(self, slots: Sequence[int]) -> Width:
         """What these slots need."""
-        if not self._table.filtered.isdisjoint(slots):
+        table = self._table
+        if not table.filtered.isdisjoint(slots) or not table.banned.keys().isdisjoint(slots):
             return Width.FILTERED
-        return Width.GREEDY if self._table.drawing.isdisjoint(slots) else Width.NOISE
-
-    def ban(self, logits: torch.Tensor, slots: Sequence[int], context_len: torch.Tensor) -> None:
-        """Below min_tokens the ids that would end the output cannot be drawn. `slots` and `context_len` are those of the rows."""
-        for row, slot in enumerate(slots):
-            ids = self._table.banned.get(slot)
-            if ids is not None:
-                early = context_len[row] < self._table.min_length[slot]
-                logits[row, ids] = torch.where(early, -torch.inf, logits[row, ids])
+        return self._narrowest if table.drawing.isdisjoint(slots) else Width.NOISE
 
     def __call__(
         self, logits: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, width: Width
@@ -84,6 +84,10 @@ class Tail:
     def _draw_and_check(
         self, logits: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, width: Width
     ) -> torch.Tensor:
+        if width is Width.FILTERED:
+            # Below min_tokens the ids that would end the output cannot be drawn.
+            early = context_len < self._table.min_length[slots]
+            logits.masked_fill_(self._table.banned_ids[slots] & early[:, None], -torch.inf)
         best, ids = logits.max(-1)
         if width is not Width.GREEDY:
             ids = self._sample(logits, slots, context_len, ids, width)
