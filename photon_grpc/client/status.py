@@ -71,7 +71,7 @@ def _foreign(
     cls = _BY_CODE.get(failure.code(), errors.InternalFailure)
     if cls is Unreachable:
         # gRPC nests what it tried; the last part is what the system said.
-        message = f"no answer from {target} ({message.rpartition(': ')[2]})"
+        message = f"no answer from {target} ({message.rpartition(': ')[2].strip('[]')})"
     return cls(message or failure.code().name, retry_after_s=retry_after_s)
 
 

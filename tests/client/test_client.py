@@ -13,6 +13,7 @@ from google.rpc import error_details_pb2
 from photon_grpc import errors
 from photon_grpc.client import Client, Unreachable
 from photon_grpc.client.channel import channel_options, is_loopback
+from photon_grpc.client.status import to_error
 from photon_grpc.v1 import inference_pb2 as pb
 
 from .fake_server import FakeServer, Refusal, error_info, message, serving
@@ -247,3 +248,14 @@ def test_a_proxy_of_the_environment_is_not_for_this_machine() -> None:
     assert is_loopback("[::1]:1")
     assert is_loopback("localhost:1")
     assert not is_loopback("unix:/run/s")
+
+
+@pytest.mark.parametrize("told", ["Connection refused", "errors resolving nohost: [nohost: Domain name not found]"])
+def test_what_the_system_said_is_told_without_what_grpc_puts_around_it(told: str) -> None:
+    trailers = grpc.aio.Metadata()
+    error = to_error(grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, trailers, trailers, told), "nohost:1")
+    assert isinstance(error, Unreachable)
+    assert str(error) in (
+        "no answer from nohost:1 (Connection refused)",
+        "no answer from nohost:1 (Domain name not found)",
+    )
