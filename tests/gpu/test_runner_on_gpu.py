@@ -6,7 +6,10 @@ import copy
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
 
+from photon_grpc import demo
 from photon_grpc.config.flags import CacheConfig, SchedulerConfig
 from photon_grpc.core.request import SamplingParams
 from tests.runner.models import FAMILIES, greedy, model
@@ -80,3 +83,33 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16(family: str) ->
         rounded = copy.deepcopy(reference).to("cuda", torch.bfloat16)(ids.cuda()).logits[0, -1].float().cpu()
     error, allowed = ((x - expected).norm() / expected.norm() for x in (logits[0][0].cpu(), rounded))
     assert error < 2 * allowed + 1e-3
+
+
+PROMPTS = ("def fib(n):", "class Stack:\n", "import os\n", "for i in range(10):\n    ")
+
+
+def embedded() -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts as ids, and what the embedded model continues with on a CPU in float32."""
+    tokenizer = Tokenizer.from_file(str(demo.TARGET / "tokenizer.json"))
+    asked = [tokenizer.encode(text).ids for text in PROMPTS]
+    reference = AutoModelForCausalLM.from_pretrained(demo.TARGET, dtype=torch.float32).eval()
+    return asked, [greedy(reference, prompt, 48) for prompt in asked]
+
+
+def test_the_embedded_model_says_what_it_says_on_a_cpu() -> None:
+    asked, expected = embedded()
+    assert Served(demo.TARGET, device="cuda").complete(asked, 48) == expected
+    assert [Served(demo.TARGET, device="cuda").complete([prompt], 48)[0] for prompt in asked] == expected
+
+
+def test_fused_layers_in_bfloat16_say_nearly_the_same() -> None:
+    asked, expected = embedded()
+    served = Served(demo.TARGET, device="cuda", dtype="bfloat16")
+    assert served.assembled.facts.kernels == "triton, fused"
+    together = served.complete(asked, 48)
+    # Rounding decides close calls; from there on the texts are two. Half of them agree to the end with room to spare.
+    agreed = [
+        next((i for i, (a, b) in enumerate(zip(x, y, strict=True)) if a != b), 48)
+        for x, y in zip(together, expected, strict=True)
+    ]
+    assert sum(agreed) >= 24 * len(asked), agreed
