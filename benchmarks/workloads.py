@@ -135,7 +135,9 @@ def _write_index(directory: Path) -> None:
     for file in files:
         with safe_open(file, framework="pt") as opened:
             names |= dict.fromkeys(opened.keys(), file.name)
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    size = sum(file.stat().st_size for file in files)
+    index = {"metadata": {"total_size": size}, "weight_map": names}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def weight_bytes(shape: str) -> int:

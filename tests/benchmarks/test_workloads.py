@@ -1,0 +1,40 @@
+"""Shapes and random weights are what Hugging Face's Llama takes, and the floors count all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import workloads
+
+TINY = {
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "vocab_size": 500,
+}
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_transformers_finds_every_weight_that_the_floor_counts(
+    is_tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    shape = workloads.SHAPES["1b"] | TINY | {"tie_word_embeddings": is_tied}
+    monkeypatch.setitem(workloads.SHAPES, "tiny", shape)
+    workloads.write_weights("tiny", workloads.write_model_dir("tiny", tmp_path))
+    model, found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto", output_loading_info=True)
+    assert not any(found.values()), found
+    sizes = {name: weight.nbytes for name, weight in model.named_parameters()}
+    # A decode step reads one row of an embedding that is not the head; norms are too small to count.
+    unread = sum(size for name, size in sizes.items() if "norm" in name)
+    unread += 0 if is_tied else sizes["model.embed_tokens.weight"]
+    assert workloads.weight_bytes("tiny") == sum(sizes.values()) - unread
+
+
+def test_kv_bytes_are_keys_and_values_of_every_layer() -> None:
+    assert workloads.kv_bytes("1b", [3, 5]) == 8 * 2 * 16 * 8 * 64 * 2
