@@ -52,8 +52,7 @@ def is_alive(pid: int) -> bool:
 class RunningService:
     """The supervisor's process, its lines on stderr and its children."""
 
-    def __init__(self, model: Path, listen: str, frontends: int) -> None:
-        command = [sys.executable, "-c", _LAUNCH, str(model), listen, str(frontends)]
+    def __init__(self, command: list[str]) -> None:
         self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self.lines: list[str] = []
         self._reading = threading.Thread(target=self._read, daemon=True)
@@ -96,7 +95,22 @@ class RunningService:
 
 @contextlib.contextmanager
 def running(model: Path, listen: str = "127.0.0.1:0", frontends: int = 1) -> Iterator[RunningService]:
-    service = RunningService(model, listen, frontends)
+    """With random weights, on a CPU."""
+    with started([sys.executable, "-c", _LAUNCH, str(model), listen, str(frontends)]) as service:
+        yield service
+
+
+@contextlib.contextmanager
+def serving(*flags: str) -> Iterator[RunningService]:
+    """As `photon-grpc serve` on any free port, on a CPU."""
+    listen = ["--listen", "127.0.0.1:0", "--device", "cpu"]
+    with started([sys.executable, "-m", "photon_grpc", "serve", *listen, *flags]) as service:
+        yield service
+
+
+@contextlib.contextmanager
+def started(command: list[str]) -> Iterator[RunningService]:
+    service = RunningService(command)
     try:
         yield service
     finally:
