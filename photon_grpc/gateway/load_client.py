@@ -42,25 +42,30 @@ class Client:
     def __init__(self, load: Load, channel: grpc.aio.Channel) -> None:
         self._load = load
         self._stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        self._room = asyncio.Semaphore(load.concurrency or max(1, len(load.sessions)))
+        self._waiting = enumerate(load.sessions)
         self._zero_s = 0.0
 
     async def play(self, start_at_s: float) -> None:
         """Until every session has ended."""
         self._zero_s = time.perf_counter() + start_at_s - time.time()
-        await asyncio.gather(*(self._session(*each) for each in enumerate(self._load.sessions)))
+        places = self._load.concurrency or len(self._load.sessions)
+        await asyncio.gather(*(self._place() for _ in range(places)))
+
+    async def _place(self) -> None:
+        """One session after another, in their order, none before its time."""
+        for number, session in self._waiting:
+            await asyncio.sleep(max(0.0, self._zero_s + session.start_s - time.perf_counter()))
+            await self._session(number, session)
 
     async def _session(self, number: int, session: Session) -> None:
-        await asyncio.sleep(max(0.0, self._zero_s + session.start_s - time.perf_counter()))
         history: list[int] | None = [] if session.keeps_history else None
-        async with self._room:
-            for index, turn in enumerate(session.turns):
-                request = self._request(turn, history)
-                planned_s = session.start_s if index == 0 and self._load.concurrency is None else None
-                answer = await self._ask(request, number, index, planned_s, history)
-                say(json.dumps(answer, default=as_json))
-                if history is not None and answer.reason:
-                    return
+        for index, turn in enumerate(session.turns):
+            request = self._request(turn, history)
+            planned_s = session.start_s if index == 0 and self._load.concurrency is None else None
+            answer = await self._ask(request, number, index, planned_s, history)
+            say(json.dumps(answer, default=as_json))
+            if history is not None and answer.reason:
+                return
 
     def _request(self, turn: Turn, history: list[int] | None) -> inference_pb2.GenerateRequest:
         load, request = self._load, inference_pb2.GenerateRequest(model=self._load.model)
