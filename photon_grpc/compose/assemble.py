@@ -54,6 +54,7 @@ class Assembled:
     config: ServeConfig
     sizes: Sizes
     runner: Runner
+    num_parameters: int
 
     def engine(self, inbox: Inbox, outbox: Outbox) -> Engine:
         cache, scheduling = self.config.cache, self.config.scheduler
@@ -78,7 +79,8 @@ def assemble(config: ServeConfig, progress: Progress) -> Assembled:
     runner = _runner(decoder, config, kernels, sizes, progress)
     warm_up(runner)
     progress("warm-up", 1, 1)
-    return Assembled(_facts(card, decoder, runner, config, kernels, sizes), config, sizes, runner)
+    facts = _facts(card, decoder, runner, config, kernels, sizes)
+    return Assembled(facts, config, sizes, runner, decoder.num_parameters)
 
 
 def pick_device(name: str) -> torch.device:
