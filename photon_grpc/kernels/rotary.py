@@ -22,10 +22,24 @@ def reference(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """rotary in torch: overwrites q and k and returns them."""
-    cos = cos.index_select(0, positions).unsqueeze(1)
-    sin = sin.index_select(0, positions).unsqueeze(1)
+    return rotate(q, k, *rows(cos, sin, positions))
+
+
+def rows(cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `rotate` takes for these positions, the same in every layer: cos [T, 1, 1, D/2] and (-sin, sin) [T, 1, 2, D/2]."""
+    cos = cos.index_select(0, positions)[:, None, None]
+    sin = sin.index_select(0, positions)[:, None]
+    return cos, torch.stack((-sin, sin), dim=2)
+
+
+def rotate(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """rotary in torch, for the rows of the tables that `rows` gave."""
     for heads in _joined(q, k):
-        _rotate(heads, cos, sin)
+        halves = heads.unflatten(-1, (2, heads.shape[-1] // 2))
+        # Widened by the float32 tables where the heads are narrower, and rounded once.
+        halves.copy_((halves * cos).add_(halves.flip(2) * signed_sin))
     return q, k
 
 
@@ -36,18 +50,6 @@ def _joined(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if not follows or q.stride() != k.stride() or q.stride(1) != size:
         return q, k
     return (q.as_strided((num_tokens, num_heads + k.shape[1], size), q.stride()),)
-
-
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    first, second = x.chunk(2, dim=-1)
-    if x.dtype == torch.float32:
-        rotated = (first * cos).addcmul_(second, sin, value=-1)
-        second.mul_(cos).addcmul_(first, sin)
-        first.copy_(rotated)
-        return
-    a, b = first.float(), second.float()
-    first.copy_((a * cos).addcmul_(b, sin, value=-1))
-    second.copy_((b * cos).addcmul_(a, sin))
 
 
 @jit

@@ -32,7 +32,16 @@ def reference(
         valid = torch.arange(slot_mapping.shape[0], device=slot_mapping.device) < num_tokens
         slot_mapping = torch.where(valid, slot_mapping, slot_mapping % block_size)
     block = slot_mapping // block_size
-    cache[:, layer][block, :, :, slot_mapping - block * block_size] = torch.stack((k, v), dim=1)
+    cache[:, layer][block, :, :, slot_mapping - block * block_size] = _paired(k, v)
+
+
+def _paired(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """[T, 2, Hkv, D]; a view where v follows k in memory, as it does in one projection's output."""
+    num_tokens, num_heads, size = k.shape
+    follows = v.data_ptr() == k.data_ptr() + num_heads * size * k.element_size()
+    if not follows or k.stride() != v.stride() or k.stride(1) != size:
+        return torch.stack((k, v), dim=1)
+    return k.as_strided((num_tokens, 2, num_heads, size), (k.stride(0), num_heads * size, size, 1))
 
 
 @jit

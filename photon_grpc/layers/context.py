@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -26,3 +27,5 @@ class StepContext:
     #: No row attends a key of this step but its own newest one (of a prefix that another row is only now computing, say):
     #: what is older may be read before this step's keys are written.
     history_is_settled: bool = False
+    #: What the first layer worked out and the others use again, by who did.
+    memo: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)

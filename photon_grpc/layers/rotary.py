@@ -12,7 +12,8 @@ import math
 import torch
 
 from photon_grpc.config.rope import RopeSpec
-from photon_grpc.kernels import Kernels
+from photon_grpc.kernels import Kernels, rotary
+from photon_grpc.layers.context import StepContext
 
 
 class RotaryEmbedding:
@@ -25,10 +26,21 @@ class RotaryEmbedding:
         self.cos = angles.cos().to(device)
         self.sin = angles.sin().to(device)
         self._rotary = kernels.rotary
+        self._apply = self._with_rows if device.type == "cpu" else self._with_tables
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """q [T, Hq, D], k [T, Hkv, D], positions [T] below max_model_len; both may be overwritten."""
-        return self._rotary(q, k, self.cos, self.sin, positions)
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, ctx: StepContext) -> tuple[torch.Tensor, torch.Tensor]:
+        """q [T, Hq, D], k [T, Hkv, D] at ctx.positions, below max_model_len; both may be overwritten."""
+        return self._apply(q, k, ctx)
+
+    def _with_tables(self, q: torch.Tensor, k: torch.Tensor, ctx: StepContext) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._rotary(q, k, self.cos, self.sin, ctx.positions)
+
+    def _with_rows(self, q: torch.Tensor, k: torch.Tensor, ctx: StepContext) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tables' rows are gathered in the first layer and serve the others."""
+        rows = ctx.memo.get(self)
+        if rows is None:
+            rows = ctx.memo[self] = rotary.rows(self.cos, self.sin, ctx.positions)
+        return rotary.rotate(q, k, *rows)
 
 
 def inverse_frequencies(spec: RopeSpec, head_dim: int) -> torch.Tensor:

@@ -55,7 +55,7 @@ class Attention:
         q, k, v = self.qkv(x).view(num_tokens, *self._qkv_shape).split(self._heads, dim=1)
         if self.qk_norm is not None:
             q, k = self.qk_norm.q(q), self.qk_norm.k(k)
-        q, k = self.rotary(q, k, ctx.positions)
+        q, k = self.rotary(q, k, ctx)
         self._write_kv(k, v, ctx.cache, self.layer, ctx.slot_mapping, ctx.num_tokens)
         attended = self._paged_attention(q, ctx.cache, self.layer, ctx.attention)
         return self.output(attended.view(num_tokens, self.output.in_features))
