@@ -35,6 +35,23 @@ def reference(
     cache[:, layer][block, :, :, slot_mapping - block * block_size] = _paired(k, v)
 
 
+def rows(slot_mapping: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+    """int64 [T · 2 · Hkv]: where `write_rows` puts layer 0's keys and values of these slots, counted in rows of head_dim. The same for
+    every layer but for an offset."""
+    _, layers, planes, kv_heads, block_size, _ = cache.shape
+    block = slot_mapping // block_size
+    first = block * ((layers * planes * kv_heads - 1) * block_size) + slot_mapping
+    head = torch.arange(planes * kv_heads, device=slot_mapping.device) * block_size
+    return (first[:, None] + head).view(-1)
+
+
+def write_rows(k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, layer: int, places: torch.Tensor) -> None:
+    """write_kv in torch at the `rows` of a step, worked out once for all its layers."""
+    _, _, planes, kv_heads, block_size, head_dim = cache.shape
+    at = places + layer * (planes * kv_heads * block_size)
+    cache.view(-1, head_dim).index_copy_(0, at, _paired(k, v).reshape(-1, head_dim))
+
+
 def _paired(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """[T, 2, Hkv, D]; a view where v follows k in memory, as it does in one projection's output."""
     num_tokens, num_heads, size = k.shape

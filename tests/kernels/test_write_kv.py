@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
-from photon_grpc.kernels import select
+from photon_grpc.kernels import select, write_kv
 
 kernels = select("torch", "cpu")
 
@@ -16,8 +18,13 @@ def new_tokens(count: int, kv_heads: int, size: int) -> tuple[torch.Tensor, torc
     return projection[:, kv_heads : 2 * kv_heads], projection[:, 2 * kv_heads :]
 
 
+def by_rows(k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, layer: int, slots: torch.Tensor) -> None:
+    write_kv.write_rows(k, v, cache, layer, write_kv.rows(slots, cache))
+
+
+@pytest.mark.parametrize("write", [kernels.write_kv, by_rows])
 @pytest.mark.parametrize("block_size", [8, 16, 64])
-def test_every_token_lands_in_its_slot_and_nothing_else_changes(block_size: int) -> None:
+def test_every_token_lands_in_its_slot_and_nothing_else_changes(block_size: int, write: Callable[..., None]) -> None:
     cache = torch.randn(9, 3, 2, 2, block_size, 32)
     want = cache.clone()
     slots = torch.randperm(8 * block_size)[:13] + block_size
@@ -26,7 +33,7 @@ def test_every_token_lands_in_its_slot_and_nothing_else_changes(block_size: int)
         for head in range(2):
             want[slot // block_size, 2, 0, head, slot % block_size] = k[token, head]
             want[slot // block_size, 2, 1, head, slot % block_size] = v[token, head]
-    kernels.write_kv(k, v, cache, 2, slots)
+    write(k, v, cache, 2, slots)
     assert torch.equal(cache, want)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from photon_grpc.core.kv import KVSpec
-from photon_grpc.kernels import Kernels
+from photon_grpc.kernels import Kernels, write_kv
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.leaf import Leaf
 from photon_grpc.layers.linear import Linear
@@ -46,7 +46,8 @@ class Attention:
         self.qk_norm = qk_norm
         self._heads = (num_heads, spec.num_kv_heads, spec.num_kv_heads)
         self._qkv_shape = (sum(self._heads), spec.head_dim)
-        self._write_kv = kernels.write_kv
+        self._kernel = kernels.write_kv
+        self._write = self._write_rows if rotary.cos.device.type == "cpu" else self._write_slots
         self._paged_attention = kernels.paged_attention
 
     def __call__(self, x: torch.Tensor, ctx: StepContext) -> torch.Tensor:
@@ -56,9 +57,22 @@ class Attention:
         if self.qk_norm is not None:
             q, k = self.qk_norm.q(q), self.qk_norm.k(k)
         q, k = self.rotary(q, k, ctx)
-        self._write_kv(k, v, ctx.cache, self.layer, ctx.slot_mapping, ctx.num_tokens)
+        self._write(k, v, ctx)
         attended = self._paged_attention(q, ctx.cache, self.layer, ctx.attention)
         return self.output(attended.view(num_tokens, self.output.in_features))
+
+    def _write_slots(self, k: torch.Tensor, v: torch.Tensor, ctx: StepContext) -> None:
+        self._kernel(k, v, ctx.cache, self.layer, ctx.slot_mapping, ctx.num_tokens)
+
+    def _write_rows(self, k: torch.Tensor, v: torch.Tensor, ctx: StepContext) -> None:
+        """Where the step's tokens go is worked out in the first layer."""
+        if ctx.num_tokens is not None:
+            self._write_slots(k, v, ctx)
+            return
+        places = ctx.memo.get(write_kv)
+        if places is None:
+            places = ctx.memo[write_kv] = write_kv.rows(ctx.slot_mapping, ctx.cache)
+        write_kv.write_rows(k, v, ctx.cache, self.layer, places)
 
     def leaves(self) -> tuple[Leaf, ...]:
         norms = () if self.qk_norm is None else (self.qk_norm.q, self.qk_norm.k)
