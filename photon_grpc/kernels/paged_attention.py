@@ -64,6 +64,12 @@ def _attend_row(
     group = q.shape[1] // kv_heads
     planes = cache.view(-1, block_size * head_dim)[layer * 2 * kv_heads :]
     k, v = planes.index_select(0, row.planes).view(2, 1, kv_heads, -1, head_dim)
+    if row.count == 1:
+        grouped = q[row.start].reshape(1, kv_heads, group, head_dim)
+        out[row.start] = _attention(grouped, k[:, :, : row.context], v[:, :, : row.context], None, scale).view(
+            -1, head_dim
+        )
+        return
     before = row.context - row.count
     for first in range(0, row.count, QUERY_TILE):
         count = min(QUERY_TILE, row.count - first)
