@@ -19,7 +19,7 @@ class Census:
     def __init__(self) -> None:
         self.steps = 0
         self._step_s = 0.0
-        self._output = self._overrun = self._finished = self._failed = 0
+        self._output = self._overrun = self._finished = self._failed = self._left = 0
         self._since_s = time.monotonic()
         self._mark = (0, 0, 0)
         self._rates = (0.0, 0.0, 0.0)
@@ -35,10 +35,14 @@ class Census:
             self._finished += len(columns.finished)
             self._failed += len(columns.failed)
 
+    def left(self) -> None:
+        """An output ended by its front end: a stop string, or a caller who has gone. Its seat is free as after any other end."""
+        self._left += 1
+
     def retry_after_s(self, num_waiting: int) -> float:
         """Seconds until the queue has drained at the measured rate; between 0.1 and 30."""
-        finished_per_s = self._rates[2]
-        return min(30.0, max(0.1, num_waiting / finished_per_s)) if finished_per_s else 1.0
+        ended_per_s = self._rates[2]
+        return min(30.0, max(0.1, num_waiting / ended_per_s)) if ended_per_s else 1.0
 
     def load(self, scheduler: Scheduler) -> Load:
         self._measure(scheduler)
@@ -71,7 +75,7 @@ class Census:
         elapsed_s = now_s - self._since_s
         if elapsed_s < _WINDOW_S:
             return
-        mark = (self._output, scheduler.num_prompt_tokens, self._finished)
-        output, prompt, finished = (new - old for new, old in zip(mark, self._mark, strict=True))
-        self._rates = (output / elapsed_s, prompt / elapsed_s, finished / elapsed_s)
+        mark = (self._output, scheduler.num_prompt_tokens, self._finished + self._left)
+        output, prompt, ended = (new - old for new, old in zip(mark, self._mark, strict=True))
+        self._rates = (output / elapsed_s, prompt / elapsed_s, ended / elapsed_s)
         self._since_s, self._mark = now_s, mark

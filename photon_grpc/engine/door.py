@@ -60,7 +60,7 @@ class Door:
             del self._by_id[key]
 
     def _duplicate(self, request: Request) -> Failed | None:
-        if (request.owner, request.request_id) not in self._by_id:
+        if request.replaces or (request.owner, request.request_id) not in self._by_id:
             return None
         return Failed(
             0, "DUPLICATE_REQUEST_ID", f"request id {request.request_id!r} is in flight already", "request_id"

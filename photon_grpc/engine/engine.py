@@ -11,7 +11,7 @@ from photon_grpc.core.batch import Batch, StepOutput
 from photon_grpc.core.frames import Abort, Add, Control, Down, Facts, Failed, Reply
 from photon_grpc.core.ports import Inbox, Outbox, Pending, Runner
 from photon_grpc.core.request import FinishReason
-from photon_grpc.core.sequence import Sequence
+from photon_grpc.core.sequence import Sequence, Status
 from photon_grpc.engine.census import Census
 from photon_grpc.engine.door import Door
 from photon_grpc.engine.scheduler.report import Report
@@ -48,6 +48,8 @@ class Engine:
         self._census = Census()
         self._door = Door(scheduler, facts)
         self._launched: deque[Launched] = deque()
+        #: Those that came since the last step was chosen.
+        self._arrived: set[Sequence] = set()
         self._stopped = False
         self._stalled = False
         self._num_missing = 0
@@ -70,8 +72,10 @@ class Engine:
         for frontend, frame in self._inbox.drain(self._patience_s()):
             self._receive(frontend, frame, report)
         now_s = time.monotonic()
-        self._expire(now_s, report)
+        early = self._expire(now_s, report)
         batch = self.scheduler.schedule(now_s)
+        self._refuse_waiting(early, report)
+        self._arrived.clear()
         if batch is not None:
             self._launched.append(Launched(batch, self._runner.submit(batch)))
         self._stalled = not self._launched
@@ -121,15 +125,15 @@ class Engine:
             self._control(frontend, frame, report)
 
     def _add(self, frontend: int, add: Add, report: Report) -> None:
-        replaced = self._door.replaced(add.request)
-        for seq in replaced:
-            self._fail(seq, "DUPLICATE_REQUEST_ID", "a later attempt of the same call took its place", report)
         refusal = self._door.refusal(add.request, self._census.retry_after_s(len(self.scheduler.waiting)))
         if refusal is not None:
             for index in range(max(add.request.num_outputs, 1)):
                 report.refused(frontend, _failed(add.handle + index, refusal))
             return
+        for seq in self._door.replaced(add.request):
+            self._fail(seq, "DUPLICATE_REQUEST_ID", "a later attempt of the same call took its place", report)
         seqs = self._door.admit(frontend, add)
+        self._arrived.update(seqs)
         self.scheduler.add(seqs)
         for seq in seqs:
             self._timers.add(seq)
@@ -139,6 +143,7 @@ class Engine:
         if seq is not None:
             self.scheduler.remove(seq)
             self._door.forget(seq)
+            self._census.left()
 
     def _control(self, frontend: int, control: Control, report: Report) -> None:
         if control.verb == "reset_prefix_cache":
@@ -161,13 +166,24 @@ class Engine:
                 self._fail(seq, "ABORTED_BY_ADMIN", "an operator aborted this request", report)
         return tuple(sorted({seq.request.request_id for seq in seqs}))
 
-    def _expire(self, now_s: float, report: Report) -> None:
+    def _expire(self, now_s: float, report: Report) -> list[Sequence]:
+        """Ends what has run out of time. Answers those whose time to wait is over though they have only just come: who may not wait at all
+        may still be seated in this very step."""
+        overdue: list[Sequence] = []
+        early: list[Sequence] = []
         for due, seq in self._timers.pop_due(now_s):
             if due is Due.DEADLINE:
                 self._fail(seq, "DEADLINE_PASSED", "the deadline passed before the output was complete", report)
             elif due is Due.TIME_LIMIT:
                 self._finish(seq, FinishReason.TIME_LIMIT, report)
-            elif (seq.leader or seq).first_scheduled_s is None:
+            else:
+                (early if seq in self._arrived else overdue).append(seq)
+        self._refuse_waiting(overdue, report)
+        return early
+
+    def _refuse_waiting(self, overdue: list[Sequence], report: Report) -> None:
+        for seq in overdue:
+            if (seq.leader or seq).first_scheduled_s is None and seq.status is not Status.FINISHED:
                 waited = self._census.retry_after_s(len(self.scheduler.waiting))
                 self._fail(seq, "QUEUE_TIMEOUT", "the request waited longer than max_queue_duration", report, waited)
 

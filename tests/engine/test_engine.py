@@ -201,6 +201,27 @@ def test_a_retried_call_takes_the_place_of_its_earlier_attempt() -> None:
     assert h.outcomes[second].ids == complete([1], 5)
 
 
+def test_a_retry_that_is_refused_leaves_its_earlier_attempt_alone() -> None:
+    h = Harness(Setting(max_queue_size=1, max_num_seqs=1))
+    first = h.add([1], 30, request_id="x")
+    h.step()
+    h.add([2], 3)
+    second = h.add([1], 30, request_id="x", replaces=True)
+    h.run()
+    assert h.outcomes[second].failed.reason == "QUEUE_FULL"
+    assert h.outcomes[first].ids == complete([1], 30)
+
+
+def test_who_may_not_wait_at_all_runs_where_a_seat_is_free() -> None:
+    h = Harness(Setting(max_num_seqs=1))
+    now = time.monotonic()
+    first = h.add([1], 5, queue_deadline_s=now)
+    second = h.add([2], 5, queue_deadline_s=now)
+    h.run()
+    assert h.outcomes[first].ids == complete([1], 5)
+    assert h.outcomes[second].failed.reason == "QUEUE_TIMEOUT" and h.idle()
+
+
 def test_deadlines_time_limits_and_queue_limits() -> None:
     h = Harness(Setting(max_num_seqs=1))
     now = time.monotonic()
