@@ -108,5 +108,18 @@ def test_surplus_rows_change_nothing_but_block_0(num_rows: int) -> None:
     assert written[:, :, :4].all() and not written[:, :, 4:].any()
 
 
+def test_what_cannot_be_captured_is_computed_eagerly() -> None:
+    _, reference = model("llama")
+    served = Replayed()
+
+    def refuse(function: object) -> None:
+        raise torch.OutOfMemoryError("no memory for a graph")
+
+    served.step_._capture = refuse  # type: ignore[assignment]
+    asked = prompts(8)
+    assert served.complete(asked, 6) == [greedy(reference, prompt, 6) for prompt in asked]
+    assert set(served.step_._replays.values()) == {None}
+
+
 def test_buckets_cover_what_may_come() -> None:
     assert decode_buckets(1) == (1,) and decode_buckets(9)[-1] == 12 and decode_buckets(512)[-1] == 512
