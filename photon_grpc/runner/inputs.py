@@ -36,13 +36,11 @@ def prepare(batch: Batch, table: SlotTable, cache: torch.Tensor, scale: float) -
     ints = table.to_device((*batch.slots, *batch.counts, *yielding), torch.int64)
     slots, counts, drawing = torch.split(ints, [num_rows, num_rows, len(yielding)])
     ends = counts.cumsum(0)
+    before = table.num_computed[slots]
     if num_tokens == num_rows:
-        rows = None
-        positions = before = table.num_computed[slots]
-        tokens_slots = slots
+        positions, tokens_slots = before, slots
     else:
         rows = torch.repeat_interleave(counts, output_size=num_tokens)
-        before = table.num_computed[slots]
         positions = torch.arange(num_tokens, device=table.device) + (before - ends + counts)[rows]
         tokens_slots = slots[rows]
     blocks = table.block_table[tokens_slots, positions // table.block_size]
