@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ from photon_grpc.runner.build import eager_runner, graph_runner
 from photon_grpc.runner.capacity import blocks_on_cpu, blocks_on_cuda, warm_up
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
+
+_LOG = logging.getLogger(__name__)
 
 #: stage, done, total.
 Progress = Callable[[str, int, int], None]
@@ -71,6 +74,7 @@ def assemble(config: ServeConfig, progress: Progress) -> Assembled:
     `progress(stage, done, total)` is called with stage "weights" (bytes) and "warm-up" (steps). Raises ConfigError and ModelLoadError.
     """
     card = read_model_dir(config.model.model or Path(demo.TARGET))
+    _tell_unmet_defaults(card)
     device = pick_device(config.device.device)
     kernels = _kernels(config, device)
     sizes = decide_sizes(card, device, config)
@@ -81,6 +85,16 @@ def assemble(config: ServeConfig, progress: Progress) -> Assembled:
     progress("warm-up", 1, 1)
     facts = _facts(card, decoder, runner, config, kernels, sizes)
     return Assembled(facts, config, sizes, runner, decoder.num_parameters)
+
+
+def _tell_unmet_defaults(card: ModelCard) -> None:
+    """A default of the model that cannot be applied must not be lost silently."""
+    penalty = card.generation.repetition_penalty
+    if penalty not in (None, 1.0):
+        _LOG.warning(
+            "generation_config.json asks for repetition_penalty %s: penalties are not supported, it is not applied",
+            penalty,
+        )
 
 
 def pick_device(name: str) -> torch.device:
@@ -170,9 +184,12 @@ def _growth(cache: CacheConfig) -> Growth:
     return ReserveContext() if cache.kv_layout == "contiguous" else GrowOnDemand()
 
 
+def _shares_prefixes(cache: CacheConfig) -> bool:
+    return cache.enable_prefix_caching and cache.kv_layout == "paged"
+
+
 def _index(cache: CacheConfig, sizes: Sizes) -> PrefixIndex:
-    shares = cache.enable_prefix_caching and cache.kv_layout == "paged"
-    return RadixIndex(sizes.block_size) if shares else NoPrefixIndex()
+    return RadixIndex(sizes.block_size) if _shares_prefixes(cache) else NoPrefixIndex()
 
 
 def _facts(
@@ -192,7 +209,7 @@ def _facts(
         dtype=str(decoder.dtype).removeprefix("torch."),
         revision=card.revision,
         kernels="torch" if kernels is TORCH else "triton, fused" if isinstance(decoder, FusedDecoder) else "triton",
-        prefix_caching=isinstance(_index(config.cache, sizes), RadixIndex),
+        prefix_caching=_shares_prefixes(config.cache),
     )
 
 

@@ -92,24 +92,3 @@ class Sequence:
     @property
     def num_generated(self) -> int:
         return len(self.ids) - self.num_prompt
-
-    def left_to_compute(self) -> int:
-        """Tokens wanted and not launched yet."""
-        left = len(self.ids) - self.num_computed
-        for flight in self.flights:
-            left += flight.may_yield - flight.computes
-        return left
-
-    def num_launched(self) -> int:
-        """Tokens whose keys and values are written once every flight has landed."""
-        launched = self.num_computed
-        for flight in self.flights:
-            launched += flight.computes
-        return launched
-
-    def num_wanted(self) -> int:
-        """Ids known plus those that flights may yield."""
-        wanted = len(self.ids)
-        for flight in self.flights:
-            wanted += flight.may_yield
-        return wanted

@@ -29,7 +29,7 @@ _LOG = logging.getLogger(__name__)
 
 DECODE_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 #: Tokens of mixed steps with at most SHORT_ROWS rows, and of those with any number.
-SHORT_BUCKETS = (16, 32, 64, 128, 256, 512)
+SHORT_BUCKETS = (32, 64, 128, 256, 512)
 SHORT_ROWS = 16
 LONG_BUCKETS = (256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
 
@@ -194,7 +194,7 @@ class GraphStep:
     def warm_up(self, progress: Callable[[int, int], None]) -> None:
         """Captures every shape, largest first, so that the smaller ones fit into the memory it took."""
         sizes = [(tokens, self._long_rows) for tokens in LONG_BUCKETS if tokens > self._long_rows]
-        sizes += [(tokens, SHORT_ROWS) for tokens in SHORT_BUCKETS if tokens > SHORT_ROWS]
+        sizes += [(tokens, SHORT_ROWS) for tokens in SHORT_BUCKETS]
         sizes += [(rows, rows) for rows in self.decode_buckets]
         shapes = [Shape(*size, width) for size in sorted(sizes, reverse=True) for width in reversed(self._tail.widths)]
         for done, shape in enumerate(shapes):
@@ -210,9 +210,9 @@ class GraphStep:
             rows = self.decode_buckets[bisect_left(self.decode_buckets, num_rows)]
             return Shape(rows, rows, width)
         if num_rows <= SHORT_ROWS and num_tokens <= SHORT_BUCKETS[-1]:
-            # A bucket of as many tokens as rows would be taken for a decode step.
-            return Shape(SHORT_BUCKETS[bisect_left(SHORT_BUCKETS, max(num_tokens, SHORT_ROWS + 1))], SHORT_ROWS, width)
+            return Shape(SHORT_BUCKETS[bisect_left(SHORT_BUCKETS, num_tokens)], SHORT_ROWS, width)
         if num_rows <= self._long_rows and num_tokens <= LONG_BUCKETS[-1]:
+            # A bucket of as many tokens as rows would be taken for a decode step.
             tokens = LONG_BUCKETS[bisect_left(LONG_BUCKETS, max(num_tokens, self._long_rows + 1))]
             return Shape(tokens, self._long_rows, width)
         return None
@@ -269,9 +269,3 @@ class CudaCapture:
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             ids = function()
         return graph.replay, ids
-
-
-def plain_call(function: Callable[[], torch.Tensor]) -> Replay:
-    """Instead of a capture: every replay calls the function again. For devices without graphs, and for tests."""
-    ids = function()
-    return lambda: ids.copy_(function()), ids

@@ -17,11 +17,10 @@ class Inputs:
     """
     slots: int64 [B]. token_ids: int32 [T]. ctx: positions, slot mapping and attention of the T tokens.
     context_len: int64 [B], keys of each row, the new ones included.
-    counts: int64 [B]. last: int64 [R], the last token of each row that yields; drawing: int64 [R], those rows.
+    last: int64 [R], the last token of each row that yields; drawing: int64 [R], those rows.
     """
 
     slots: torch.Tensor
-    counts: torch.Tensor
     token_ids: torch.Tensor
     context_len: torch.Tensor
     last: torch.Tensor
@@ -60,7 +59,6 @@ def prepare(batch: Batch, table: SlotTable, cache: torch.Tensor, scale: float) -
     )
     return Inputs(
         slots=slots,
-        counts=counts,
         token_ids=table.token_ids[tokens_slots, positions],
         context_len=context_len,
         last=ends[drawing] - 1,

@@ -116,13 +116,9 @@ class Harness:
 
     def idle(self) -> bool:
         """Whether nothing is held but what the prefix index knows."""
-        pool = self.pool
+        pool, scheduler = self.pool, self.scheduler
         return not (
-            pool.num_owned
-            or pool.num_limbo
-            or len(self.engine._door)
-            or self.scheduler.has_work()
-            or self.scheduler.num_parked
+            pool.num_owned or pool.num_limbo or len(self.engine._door) or scheduler.has_work() or scheduler._siblings
         )
 
     def _collect(self) -> None:

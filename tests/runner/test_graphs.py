@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from photon_grpc.core.batch import Admission, Batch
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.kernels import select
 from photon_grpc.models import build, load
-from photon_grpc.runner.graphs import DECODE_BUCKETS, GraphStep, PaddedStep, Shape, decode_buckets, plain_call
+from photon_grpc.runner.graphs import DECODE_BUCKETS, GraphStep, PaddedStep, Replay, Shape, decode_buckets
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
 from photon_grpc.runner.sampling.tail import Tail, Width
@@ -22,6 +24,12 @@ from tests.runner.served import Served
 from tests.runner.test_greedy import prompts
 
 BLOCK_SIZE = 8
+
+
+def plain_call(function: Callable[[], torch.Tensor]) -> Replay:
+    """Instead of a capture: every replay calls the function again."""
+    ids = function()
+    return lambda: ids.copy_(function()), ids
 
 
 class Replayed(Served):

@@ -49,7 +49,6 @@ class Scheduler:
         self.waiting = WaitingQueue()
         #: Those that have a seat, best rank first.
         self.running: list[Sequence] = []
-        self.num_parked = 0
         self.num_preemptions = 0
         #: Of requests that got their first step.
         self.num_prompt_tokens = 0
@@ -74,7 +73,6 @@ class Scheduler:
         if not siblings:
             return
         self._siblings[leader] = siblings
-        self.num_parked += len(siblings)
         for seq in siblings:
             seq.leader = leader
             seq.status = Status.PARKED
@@ -194,7 +192,6 @@ class Scheduler:
         self._release_siblings(seq)
         if seq.flights:
             seq.status = Status.PARKED
-            self.num_parked += 1
         else:
             self._wait(seq)
 
@@ -369,7 +366,6 @@ class Scheduler:
     # -- several outputs ---------------------------------------------------------------------------------------------------------------
 
     def _unpark(self, seq: Sequence) -> None:
-        self.num_parked -= 1
         if seq.leader is not None and seq.leader in self._siblings:
             siblings = self._siblings[seq.leader]
             if seq in siblings:
@@ -382,7 +378,6 @@ class Scheduler:
     def _release_siblings(self, leader: Sequence) -> None:
         """The prompt is there, or will not be: the siblings fend for themselves."""
         for seq in self._siblings.pop(leader, ()):
-            self.num_parked -= 1
             self._wait(seq)
 
 
