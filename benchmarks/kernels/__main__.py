@@ -6,7 +6,16 @@ import argparse
 
 import torch
 
-from benchmarks.kernels import fused_linear, noise, paged_attention, rms_norm, rotary, swiglu, write_kv
+from benchmarks.kernels import (
+    decode_attention,
+    fused_linear,
+    noise,
+    paged_attention,
+    rms_norm,
+    rotary,
+    swiglu,
+    write_kv,
+)
 from photon_grpc.kernels import select
 
 TABLES = {
@@ -15,6 +24,7 @@ TABLES = {
     "swiglu": swiglu.table,
     "write_kv": write_kv.table,
     "paged_attention": paged_attention.table,
+    "decode_attention": decode_attention.table,
     "noise": noise.table,
     "fused_linear": fused_linear.table,
 }

@@ -5,17 +5,24 @@ python -m pytest -m gpu tests/gpu/kernels
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
-from photon_grpc.kernels import decode_attention
+from photon_grpc.kernels import decode_attention, paged_attention
 from tests.kernels.paged import Shape, expected, paged_batch, tolerance
 
 pytestmark = pytest.mark.gpu
 # (query heads, key heads, head size)
 HEADS = [(32, 8, 64), (32, 8, 128), (4, 2, 32), (7, 1, 64), (16, 1, 128)]
 # Rows of one key; shorter, as long as and longer than a step, a share; several shares.
-CONTEXTS = {"short": [1, 2, 16, 17, 64, 65, 272], "long": [511, 512, 513, 514, 1, 1025, 2000], "one": [4096]}
+CONTEXTS = {
+    "short": [1, 2, 16, 17, 64, 65, 272],
+    "long": [511, 512, 513, 514, 1, 1025, 2000],
+    "one": [4096],
+    "many": [1, 300, 63, 129] * 20,
+}
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -37,3 +44,32 @@ def test_equals_dense_attention(
     torch.testing.assert_close(out[:rows].view(batch.q.shape).double().cpu(), expected(batch), **tolerance(dtype))
     assert out[rows:].isnan().all()
     assert not counters.any()
+
+
+@pytest.mark.parametrize("heads", [(32, 8, 64), (32, 8, 128)], ids=str)
+def test_a_row_does_not_depend_on_its_neighbours(heads: tuple[int, int, int]) -> None:
+    contexts = [1025, 7, 272, 2000, 64, 1500, 333, 90]
+    batch = paged_batch(Shape(*heads, 64), [1] * 8, contexts, torch.bfloat16, "cuda")
+    counters = torch.zeros(8 * heads[1], dtype=torch.int32, device="cuda")
+    q = batch.q.reshape(8, -1).contiguous()
+    outs = torch.full_like(q, torch.nan), torch.full_like(q, torch.nan)
+    decode_attention.launch(q, batch.cache, batch.layer, batch.meta, outs[0], counters)
+    others = torch.arange(8, device="cuda") % 2 == 1
+    shorter = dataclasses.replace(batch.meta, context_len=batch.meta.context_len.where(others, 1))
+    decode_attention.launch(q, batch.cache, batch.layer, shorter, outs[1], counters)
+    assert torch.equal(outs[0][others], outs[1][others])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("heads", [(32, 8, 64), (32, 8, 128)], ids=str)
+def test_rows_of_one_query_among_prompts(heads: tuple[int, int, int], dtype: torch.dtype) -> None:
+    counts, contexts = [1, 5, 1, 17] * 10, [270, 5, 1, 64] * 10
+    batch = paged_batch(Shape(*heads, 64), counts, contexts, dtype, "cuda")
+    assert decode_attention.fills_device(batch.q, batch.cache, len(counts))
+    out = torch.full(batch.q.shape, torch.nan, dtype=dtype, device="cuda")
+    decode_attention.launch_rows_of_one(batch.q, batch.cache, batch.layer, batch.meta, out)
+    ones = torch.tensor([count == 1 for count in counts for _ in range(count)])
+    torch.testing.assert_close(out[ones].double().cpu(), expected(batch)[ones], **tolerance(dtype))
+    assert out[~ones].isnan().all()
+    whole = paged_attention.launch(batch.q, batch.cache, batch.layer, batch.meta)
+    torch.testing.assert_close(whole.double().cpu(), expected(batch), **tolerance(dtype))
