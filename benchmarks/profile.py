@@ -33,7 +33,7 @@ GROUPS = (
     ("attention", r"attention|attn|flash|fmha|sdpa|varlen|decode_kernel|merge_kernel"),
     ("fused projections", r"ring_kernel|wide_kernel|fused_linear|gemv"),
     ("matrix products", r"gemm|nvjet|cutlass|cublas|matmul|splitk|aten::(add)?mm|aten::linear|aten::bmm|mkldnn"),
-    ("norm, rotary, SwiGLU", r"norm|rotary|rope|swiglu|silu"),
+    ("norm, rotary, SwiGLU", r"norm|rotary|rotate|rope|swiglu|silu"),
     ("KV write, embedding", r"write_kv|embed|index_put|index_copy"),
     ("slots and inputs", r"decode_inputs|advance|slot|searchsorted|cumsum|gather|index|where|scan"),
     ("copies", r"memcpy|memset|copy|aten::to\b|aten::cat|CatArray"),

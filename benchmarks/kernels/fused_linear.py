@@ -1,6 +1,6 @@
-"""The four fused projections of a layer, per bucket of rows: the matrix library's product alone, ours with everything, the floor.
+"""The four fused projections of a layer and the head that draws, per bucket of rows: the matrix library's product alone, ours with everything, the floor.
 
-python -m benchmarks.kernels.fused_linear --sweep [--out FILE]   # every tile, checked and timed; rows of kernels/parts/tiles.py
+python -m benchmarks.kernels.fused_linear --sweep [--only head] [--buckets 8,64] [--out FILE]   # every tile, checked and timed; rows of kernels/parts/tiles.py
 python -m benchmarks.kernels.fused_linear --warm 0/8             # only compiles that share of them, into Triton's cache
 """
 
@@ -18,19 +18,21 @@ from pathlib import Path
 import torch
 
 from benchmarks.kernels.timing import Shape, measure_us, shapes
-from photon_grpc.kernels import Kernels, fused_linear
+from photon_grpc.kernels import Kernels, draw, fused_linear, head
 from photon_grpc.kernels.parts import tiles
+from photon_grpc.kernels.parts.rotation import Rotation
 from photon_grpc.kernels.parts.tiles import Tile
 
 # A streaming read of the weights, the fastest that one H200 was seen to do.
 READ_BYTES_PER_SECOND = 4.5e12
 CHAIN_BYTES = 160 << 20
 BLOCK_SIZE = 64
+VOCAB_SIZE = 128_256
 
 
 @dataclass(frozen=True)
 class Projection:
-    """W [n, k] of one of the four, its pairs `span` rows apart."""
+    """W [n, k] of one of the five, its pairs `span` rows apart."""
 
     model: str
     name: str
@@ -46,6 +48,7 @@ def projections(device: torch.device) -> Iterator[Projection]:
         yield Projection(model, "o", s.hidden, s.q_heads * s.head_dim, 0, s)
         yield Projection(model, "gate_up", 2 * s.intermediate, s.hidden, s.intermediate, s)
         yield Projection(model, "down", s.hidden, s.intermediate, 0, s)
+        yield Projection(model, "head", VOCAB_SIZE, s.hidden, 0, s)
 
 
 class Chain:
@@ -54,7 +57,8 @@ class Chain:
     def __init__(self, projection: Projection, rows: int, device: torch.device) -> None:
         p, dtype = projection, projection.shape.dtype
         self.projection, self.rows = p, rows
-        count = max(8, CHAIN_BYTES // (p.n * p.k * dtype.itemsize))
+        size = p.n * p.k * dtype.itemsize
+        count = max(2 if size > CHAIN_BYTES else 8, CHAIN_BYTES // size)
         self.weights = [torch.randn(p.n, p.k, device=device, dtype=dtype) * 0.02 for _ in range(count)]
         self.x = torch.randn(rows, p.k, device=device, dtype=dtype)
         self.residual = torch.zeros(rows, p.n, device=device, dtype=dtype)
@@ -64,12 +68,17 @@ class Chain:
         self.cache = torch.zeros(rows + 1, 1, 2, *kv, device=device, dtype=dtype)
         cos, sin = torch.randn(2, 512, p.shape.head_dim // 2, device=device)
         positions = torch.randint(0, 512, (rows,), device=device)
-        self.rotation = fused_linear.Rotation(cos, sin, positions, torch.arange(rows, device=device) * 64 + 64)
+        self.rotation = Rotation(cos, sin, positions, torch.arange(rows, device=device) * 64 + 64)
         self.counters = torch.zeros(8192, dtype=torch.int32, device=device)
+        number = torch.arange(rows, device=device)
+        self.chances = torch.zeros(rows, device=device), number, number, number
 
     def call(self, w: torch.Tensor, tile: Tile, *, reference: bool = False) -> torch.Tensor:
         """One projection; what it wrote."""
         end = tile, self.counters
+        if self.projection.name == "head":
+            logits = head.logits_reference if reference else head.logits_launch
+            return logits(self.x, w, tile)
         if self.projection.name == "qkv":
             qkv = fused_linear.qkv_reference if reference else fused_linear.qkv_launch
             qkv(self.x, w, None, 1e-5, self.q, self.cache, 0, self.rotation, *end)
@@ -83,9 +92,11 @@ class Chain:
         return self.residual.flatten()
 
     def launch(self, w: torch.Tensor, tile: Tile) -> None:
-        """As `call`, nothing beside the kernel."""
+        """As `call`, nothing beside the kernel; the head draws."""
         end = tile, self.counters
-        if self.projection.name == "qkv":
+        if self.projection.name == "head":
+            head.draw_launch(self.x, w, *self.chances, tile)
+        elif self.projection.name == "qkv":
             fused_linear.qkv_launch(self.x, w, None, 1e-5, self.q, self.cache, 0, self.rotation, *end)
         elif self.projection.name == "gate_up":
             fused_linear.swiglu_launch(self.x, w, None, 1e-5, self.y, *end)
@@ -108,6 +119,8 @@ class Chain:
         return self.us(lambda w: self.launch(w, tile))
 
     def library_us(self) -> float:
+        if self.projection.name == "head":
+            return self.us(lambda w: draw.launch(torch.mm(self.x, w.T, out_dtype=torch.float32), *self.chances))
         out = torch.empty(self.rows, self.projection.n, device=self.x.device, dtype=self.x.dtype)
         return self.us(lambda w: torch.mm(self.x, w.T, out=out))
 
@@ -134,13 +147,16 @@ def _is_useful(tile: Tile, projection: Projection, rows: int) -> bool:
     programs = projection.n // tile.BN * tile.SPLITS
     resident = min(programs, 132 * max(1, 220_000 // tiles.shared_bytes(tile, rows)))
     # Latency times bandwidth is about 4 MB; small registers files cannot hold 128 x 128 sums in four warps.
-    enough = in_flight * resident >= 3 << 20 and 48 <= programs <= 2048
+    enough = in_flight * resident >= 3 << 20 and 48 <= programs <= (8192 if projection.name == "head" else 2048)
     return enough and max(steps, 2) >= tile.NS and (tile.kind == "ring" or rows * tile.BN <= 2048 * tile.KW)
 
 
-def sweep(device: torch.device, buckets: list[int], share: tuple[int, int] | None, out: Path | None) -> None:
+def sweep(
+    device: torch.device, names: list[str], buckets: list[int], share: tuple[int, int] | None, out: Path | None
+) -> None:
     best: dict[str, dict[int, list[tuple[float, Tile]]]] = {}
-    for projection, rows in itertools.product(projections(device), buckets):
+    chosen = [projection for projection in projections(device) if not names or projection.name in names]
+    for projection, rows in itertools.product(chosen, buckets):
         chain = None
         timed = []
         for number, tile in enumerate(candidates(projection, rows)):
@@ -178,7 +194,7 @@ def table(kernels: Kernels, device: torch.device) -> None:
     """The committed tiles."""
     if device.type != "cuda":
         return
-    for projection, rows in itertools.product(projections(device), (8, 16, 32, 64)):
+    for projection, rows in itertools.product(projections(device), tiles.BUCKETS):
         tile = tiles.choose(projection.n, projection.k, rows, projection.span)
         if tile is None:
             continue
@@ -194,6 +210,7 @@ def table(kernels: Kernels, device: torch.device) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--only", nargs="*", default=[], choices=["qkv", "o", "gate_up", "down", "head"])
     parser.add_argument("--warm", help="I/N: compile the I-th of N shares")
     parser.add_argument("--buckets", default="8,16,32,64,128")
     parser.add_argument("--out", type=Path)
@@ -204,7 +221,7 @@ def main() -> None:
         share = int(first), int(of)
     buckets = [int(rows) for rows in arguments.buckets.split(",")]
     with torch.inference_mode():
-        sweep(torch.device("cuda"), buckets, share, arguments.out)
+        sweep(torch.device("cuda"), arguments.only, buckets, share, arguments.out)
 
 
 if __name__ == "__main__":

@@ -16,30 +16,11 @@ from typing import Any
 
 import torch
 
-from photon_grpc.kernels.jit import cdiv, jit, launches, next_power_of_2, tl
+from photon_grpc.kernels.jit import cdiv, jit, launches, tl
+from photon_grpc.kernels.parts.best import INVALID, MIN_TEMPERATURE, merge, reference
 from photon_grpc.kernels.parts.gumbel import gumbel
-from photon_grpc.kernels.parts.gumbel import reference as noise_reference
 
-#: Drawn for a row whose logits are not finite.
-INVALID = -1
-#: Below it a temperature is 0.
-MIN_TEMPERATURE = 1e-5
-
-
-def reference(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    seed: torch.Tensor,
-    position: torch.Tensor,
-    output_index: torch.Tensor,
-) -> torch.Tensor:
-    """draw in torch."""
-    wide = logits.float()
-    best, greedy = wide.max(-1)
-    is_greedy = temperature < MIN_TEMPERATURE
-    scaled = wide / torch.where(is_greedy, 1.0, temperature)[:, None]
-    drawn = (scaled + noise_reference(seed, position, output_index, wide.shape[1])).argmax(-1)
-    return torch.where(best.isfinite(), torch.where(is_greedy, greedy, drawn), INVALID)
+__all__ = ["INVALID", "MIN_TEMPERATURE", "launch", "reference"]
 
 
 @jit
@@ -66,22 +47,6 @@ def draw_kernel(
     tl.store(ids + place, tl.min(tl.where((value == best) & inside, column, 2147483647), axis=0))
 
 
-@jit
-def draw_merge_kernel(values, tops, ids, out, num_tiles, TILES_PAD: tl.constexpr):
-    """One program a row."""
-    row = tl.program_id(0).to(tl.int64)
-    tile = tl.arange(0, TILES_PAD)
-    inside = tile < num_tiles
-    place = row * num_tiles + tile
-    value = tl.load(values + place, mask=inside, other=-float("inf"))
-    top = tl.max(tl.load(tops + place, mask=inside, other=-float("inf")), axis=0)
-    number = tl.load(ids + place, mask=inside, other=2147483647)
-    best = tl.max(value, axis=0)
-    drawn = tl.min(tl.where(value == best, number, 2147483647), axis=0).to(tl.int64)
-    finite = (top < float("inf")) & (top > -float("inf"))
-    tl.store(out + row, tl.where(finite, drawn, -1))
-
-
 def config() -> dict[str, Any]:
     """Compile-time arguments of `draw`."""
     return {"BLOCK": 2048, "num_warps": 4}
@@ -102,9 +67,7 @@ def launch(
     tiles = cdiv(num_columns, meta["BLOCK"])
     values, tops = torch.empty((2, num_rows, tiles), dtype=torch.float32, device=logits.device)
     ids = torch.empty((num_rows, tiles), dtype=torch.int32, device=logits.device)
-    out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows:
         rows = temperature, seed, position, output_index
         draw_kernel[(num_rows, tiles)](logits, *rows, values, tops, ids, num_columns, logits.stride(0), tiles, **meta)
-        draw_merge_kernel[(num_rows,)](values, tops, ids, out, tiles, TILES_PAD=next_power_of_2(tiles), num_warps=1)
-    return out
+    return merge(values, tops, ids)

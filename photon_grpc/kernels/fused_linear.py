@@ -17,30 +17,13 @@ Bytes moved: N · K · itemsize, all else is small.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 
 from photon_grpc.kernels.jit import launches
-from photon_grpc.kernels.parts.gluon import has_dependent_launch
-from photon_grpc.kernels.parts.ring import ring_kernel
-from photon_grpc.kernels.parts.tiles import Tile, bucket
-from photon_grpc.kernels.parts.wide import wide_kernel
-
-
-@dataclass(frozen=True, slots=True)
-class Rotation:
-    """What the tokens of a step need to be rotated and stored; one for all layers.
-
-    cos, sin: float32 [max_position, D/2]. positions, slot_mapping: int64 [M]. num_tokens: [1] or None.
-    """
-
-    cos: torch.Tensor
-    sin: torch.Tensor
-    positions: torch.Tensor
-    slot_mapping: torch.Tensor
-    num_tokens: torch.Tensor | None = None
+from photon_grpc.kernels.parts import rotation as rotating
+from photon_grpc.kernels.parts.projection import launch
+from photon_grpc.kernels.parts.rotation import Rotation
+from photon_grpc.kernels.parts.tiles import Tile
 
 
 def add_reference(
@@ -64,19 +47,8 @@ def qkv_reference(
     layer: int, rotation: Rotation, tile: Tile, counters: torch.Tensor,
 ) -> None:  # fmt: skip
     """norm_qkv in torch: fills q, changes cache."""
-    _, _, _, kv_heads, block_size, head_dim = cache.shape
-    heads = _product(h, w, b, eps).view(h.shape[0], -1, head_dim)
-    rotated, values = heads[:, :-kv_heads], heads[:, -kv_heads:]
-    cos, sin = (table[rotation.positions].unsqueeze(1) for table in (rotation.cos, rotation.sin))
-    first, second = rotated.chunk(2, dim=-1)
-    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    q.copy_(rotated[:, :-kv_heads].reshape(q.shape))
-    slot = rotation.slot_mapping
-    if rotation.num_tokens is not None:
-        is_real = torch.arange(slot.shape[0], device=slot.device) < rotation.num_tokens
-        slot = torch.where(is_real, slot, slot % block_size)
-    stored = torch.stack((rotated[:, -kv_heads:], values), dim=1).to(cache.dtype)
-    cache[:, layer][slot // block_size, :, :, slot % block_size] = stored
+    product = h.float() @ w.float().T
+    rotating.reference(product, h, b, None, eps, q, cache, layer, rotation)
 
 
 def _product(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, eps: float | None = None) -> torch.Tensor:
@@ -93,7 +65,7 @@ def add_launch(
     """Changes h; `counters` int32 [>= N // tile.BN], zero before and after."""
     if not launches(w):
         return add_reference(h, a, w, b, tile, counters)
-    return _launch("add", tile, w, b, a, h, counters, num_rows=h.shape[0])
+    return launch("add", tile, w, b, a, h, counters, num_rows=h.shape[0])
 
 
 def swiglu_launch(
@@ -103,7 +75,7 @@ def swiglu_launch(
     """Fills y."""
     if not launches(w):
         return swiglu_reference(h, w, b, eps, y, tile, counters)
-    return _launch("swiglu", tile, w, b, h, y, counters, num_rows=h.shape[0], eps=eps, span=w.shape[0] // 2)
+    return launch("swiglu", tile, w, b, h, y, counters, num_rows=h.shape[0], eps=eps, span=w.shape[0] // 2)
 
 
 def qkv_launch(
@@ -124,33 +96,6 @@ def qkv_launch(
         "block_stride": cache.stride(0),
     }
     heads = {"Q_HEADS": q.shape[1] // head_dim, "KV_HEADS": kv_heads, "BLOCK_SIZE": block_size}
-    return _launch(
+    return launch(
         "rotary", tile, w, b, h, q, counters, num_rows=h.shape[0], eps=eps, span=head_dim // 2, **tensors, **heads
-    )
-
-
-def _launch(
-    epilogue: str, tile: Tile, w: torch.Tensor, b: torch.Tensor | None, x: torch.Tensor, y: torch.Tensor,
-    counters: torch.Tensor, *, num_rows: int, eps: float | None = None, span: int = 0, **more: Any,
-) -> None:  # fmt: skip
-    if not num_rows:
-        return
-    rows = bucket(num_rows)
-    n, k = w.shape
-    pdl = has_dependent_launch(w.device)
-    arguments = dict.fromkeys(("pages", "cos", "sin", "positions", "slot_mapping", "num_tokens", "block_stride"))
-    arguments |= dict.fromkeys(("Q_HEADS", "KV_HEADS", "BLOCK_SIZE"), 0) | more
-    arguments |= {"w": w, "bias": b, "x": x, "y": y, "num_rows": num_rows, "eps": eps or 0.0}
-    constants = {"EPILOGUE": epilogue, "N": n, "K": k, "SPAN": span, "NORM": eps is not None, "PDL": pdl, "BM": rows}
-    constants |= {"BN": tile.BN, "BK": tile.BK, "KW": tile.KW, "NS": tile.NS, "num_warps": tile.KW}
-    if pdl:
-        constants["launch_pdl"] = True
-    if tile.kind == "ring":
-        ring_kernel[(n // tile.BN,)](**arguments, **constants)
-        return
-    splits, tiles = tile.SPLITS, n // tile.BN
-    share = rows * (tile.BN + 1)
-    partial = torch.empty(tiles * splits * share, dtype=torch.float32, device=w.device) if splits > 1 else None
-    wide_kernel[(tiles, splits)](
-        **arguments, **constants, partial=partial, counters=counters if splits > 1 else None, SPLITS=splits
     )

@@ -320,11 +320,15 @@ def launch_varlen(q: torch.Tensor, cache: torch.Tensor, layer: int, meta: Attent
     varlen_kernel[grid](q, cache[:, layer], out, *rows, *numbers, **config)
 
 
-def launch(q: torch.Tensor, cache: torch.Tensor, layer: int, meta: AttentionMeta) -> torch.Tensor:
-    """out [T, Hq, D], new and contiguous; rows of q that belong to no row of `meta` are left undefined."""
+def launch(
+    q: torch.Tensor, cache: torch.Tensor, layer: int, meta: AttentionMeta, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """out [T, Hq, D], new where it is not given, contiguous; rows of q that belong to no row of `meta` are left undefined."""
     if not launches(q):
-        return reference(q, cache, layer, meta)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        answer = reference(q, cache, layer, meta)
+        return answer if out is None else out.copy_(answer)
+    if out is None:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     num_rows, kv_heads = meta.context_len.shape[0], cache.shape[3]
     if not num_rows or not q.shape[0]:
         return out

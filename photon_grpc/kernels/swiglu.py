@@ -1,8 +1,13 @@
-"""SwiGLU: y = round(silu(gate)) · up, silu(a) = a / (1 + exp(-a)), for gate and up side by side in one tensor.
+"""SwiGLU for gate and up side by side in one tensor, silu(a) = a / (1 + exp(-a)).
 
-Shapes: gate_up [T, 2·I] (gate first; rows may be strided) -> y [T, I]. bf16, fp16, fp32; silu in float32, rounded to
-the dtype before the product, as transformers does.
-Bytes moved: 3 · T · I · itemsize.
+    swiglu:       y = round(silu(gate)) · up, rounded as transformers does
+    norm_swiglu:  y = silu(g) · u,  (g, u) = r · gate_up + b,  r = 1 / sqrt(mean(h²) + eps), rounded once
+
+The second stands behind a projection of the residual stream h as it is: the norm before it, whose weight is folded into the projection,
+is caught up on here (as `rotate_store.py` does for attention).
+
+Shapes: gate_up [T, 2·I] (gate first; rows may be strided), h [T, H], b [2·I] or None -> y [T, I]. bf16, fp16, fp32; arithmetic in float32.
+Bytes moved: 3 · T · I · itemsize (+ T · H · itemsize).
 """
 
 from __future__ import annotations
@@ -11,13 +16,21 @@ from typing import Any
 
 import torch
 
-from photon_grpc.kernels.jit import cdiv, jit, launches, tl
+from photon_grpc.kernels.jit import cdiv, jit, launches, next_power_of_2, tl
+from photon_grpc.kernels.parts.gluon import gdc_launch_dependents, gdc_wait, has_dependent_launch
 
 
 def reference(gate_up: torch.Tensor) -> torch.Tensor:
     """swiglu in torch; a new tensor [T, I]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return torch.nn.functional.silu(gate).mul_(up)
+
+
+def norm_reference(gate_up: torch.Tensor, h: torch.Tensor, b: torch.Tensor | None, eps: float, y: torch.Tensor) -> None:
+    """norm_swiglu in torch: fills y."""
+    wide = gate_up.float() * torch.rsqrt(h.float().square().mean(-1, keepdim=True) + eps)
+    gate, up = (wide if b is None else wide + b.float()).chunk(2, dim=-1)
+    y.copy_(torch.nn.functional.silu(gate) * up)
 
 
 @jit
@@ -31,6 +44,33 @@ def swiglu_kernel(gate_up, y, stride, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     wide = gate.to(tl.float32)
     silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
     tl.store(y + row * SIZE + column, silu * up, mask=inside)
+
+
+@jit
+def norm_swiglu_kernel(
+    gate_up, h, bias, y, stride, eps,
+    SIZE: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, HIDDEN: tl.constexpr, HIDDEN_PAD: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """y [T, SIZE]; one program for COLUMNS columns of one row, BLOCK at a time."""
+    row = tl.program_id(0).to(tl.int64)
+    begin = tl.program_id(1) * COLUMNS
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    element = tl.arange(0, HIDDEN_PAD)
+    x = tl.load(h + row * HIDDEN + element, mask=element < HIDDEN, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, axis=0) / HIDDEN + eps)
+    for start in range(0, COLUMNS, BLOCK):
+        column = begin + start + tl.arange(0, BLOCK)
+        inside = column < SIZE
+        gate = tl.load(gate_up + row * stride + column, mask=inside, other=0.0).to(tl.float32) * scale
+        up = tl.load(gate_up + row * stride + SIZE + column, mask=inside, other=0.0).to(tl.float32) * scale
+        if bias is not None:
+            gate += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+            up += tl.load(bias + SIZE + column, mask=inside, other=0.0).to(tl.float32)
+        product = gate / (1.0 + tl.exp(-gate)) * up
+        tl.store(y + row * SIZE + column, product.to(y.dtype.element_ty), mask=inside)
 
 
 def config(size: int) -> dict[str, Any]:
@@ -48,3 +88,29 @@ def launch(gate_up: torch.Tensor) -> torch.Tensor:
     if num_tokens:
         swiglu_kernel[(num_tokens, cdiv(size, meta["BLOCK"]))](gate_up, y, gate_up.stride(0), **meta)
     return y
+
+
+#: Rows from which on one program takes a whole row: the device is full, and the row of h is read once.
+WHOLE_ROWS = 1024
+
+
+def norm_config(num_tokens: int, size: int, hidden: int) -> dict[str, Any]:
+    """Compile-time arguments of `norm_swiglu`, all but PDL."""
+    block = 2048
+    columns = cdiv(size, block) * block if num_tokens >= WHOLE_ROWS else block
+    shape = {"SIZE": size, "HIDDEN": hidden, "HIDDEN_PAD": next_power_of_2(hidden)}
+    return shape | {"COLUMNS": columns, "BLOCK": block, "num_warps": 8}
+
+
+def norm_launch(gate_up: torch.Tensor, h: torch.Tensor, b: torch.Tensor | None, eps: float, y: torch.Tensor) -> None:
+    """norm_swiglu of gate_up [T, 2·I] and h [T, H]: fills y [T, I], contiguous as h."""
+    if not launches(gate_up):
+        return norm_reference(gate_up, h, b, eps, y)
+    num_tokens, size = y.shape
+    meta = norm_config(num_tokens, size, h.shape[1])
+    pdl = has_dependent_launch(gate_up.device)
+    options = {"launch_pdl": True} if pdl else {}
+    if num_tokens:
+        grid = (num_tokens, cdiv(size, meta["COLUMNS"]))
+        norm_swiglu_kernel[grid](gate_up, h, b, y, gate_up.stride(0), eps, PDL=pdl, **meta, **options)
+    return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -44,7 +44,10 @@ class DecoderLayer:
 
 
 class Decoder:
-    """Born without memory for its weights: `load` or `dummy` of `models/weights.py` allocates and fills them."""
+    """Born without memory for its weights: `load` or `dummy` of `models/weights.py` allocates and fills them.
+
+    `draw` is that of the kernels.
+    """
 
     def __init__(
         self,
@@ -52,6 +55,7 @@ class Decoder:
         layers: Sequence[DecoderLayer],
         norm: RMSNorm,
         head: LMHead,
+        draw: Callable[..., torch.Tensor],
         *,
         dtype: torch.dtype,
         device: torch.device,
@@ -61,6 +65,7 @@ class Decoder:
         self.layers = tuple(layers)
         self.norm = norm
         self.head = head
+        self.draw_logits = draw
         self.dtype = dtype
         self.device = device
         #: Positions stay below this.
@@ -84,6 +89,17 @@ class Decoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [R, hidden_size], rows of what `forward` gave -> float32 [R, vocab_size]."""
         return self.head(hidden)
+
+    def draw(
+        self,
+        hidden: torch.Tensor,
+        temperature: torch.Tensor,
+        seed: torch.Tensor,
+        position: torch.Tensor,
+        output_index: torch.Tensor,
+    ) -> torch.Tensor:
+        """int64 [R]: an id for each row of `hidden`, as `kernels/draw.py` draws it from their logits."""
+        return self.draw_logits(self.logits(hidden), temperature, seed, position, output_index)
 
     def leaves(self) -> Iterator[Leaf]:
         """Everything that owns weights, in the order it is to be loaded (a tied head behind the embedding)."""

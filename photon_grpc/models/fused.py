@@ -1,8 +1,12 @@
-"""A finished decoder whose decode steps take five kernels a layer: norm + qkv + rotary + page write, attention, output +
-residual, norm + gate and up + SwiGLU, down + residual.
+"""A finished decoder in fewer kernels: five to seven a layer.
+
+Each of a layer's four projections is multiplied either by a kernel of ours that does what stands before and behind it as well (norm and rotary
+and page write; residual; norm and SwiGLU), or by the matrix library: of the residual stream as it is and into it, with a kernel behind that
+catches up on the norm. Which one is a choice per bucket of tokens, from `kernels/parts/tiles.py`; the library's are all of more than 128. The
+head draws without writing its logits, where that wins.
 
 There is one set of weights. `fuse` multiplies the weight of every norm into the projection behind it, once and in place, and
-leaves ones in the norm: prompts and large batches go on through the decoder as it was.
+leaves ones in the norm: what does not fit goes on through the decoder as it was.
 """
 
 from __future__ import annotations
@@ -11,89 +15,152 @@ from typing import NamedTuple
 
 import torch
 
-from photon_grpc.kernels import decode_attention, embed
-from photon_grpc.kernels.fused_linear import Rotation, add_launch, qkv_launch, swiglu_launch
+from photon_grpc.kernels import decode_attention, embed, head, paged_attention, rotate_store, swiglu
+from photon_grpc.kernels.fused_linear import add_launch, qkv_launch, swiglu_launch
 from photon_grpc.kernels.parts import tiles
 from photon_grpc.kernels.parts.gluon import can_fuse
+from photon_grpc.kernels.parts.rotation import Rotation
 from photon_grpc.kernels.parts.tiles import Tile
+from photon_grpc.layers.attention import Attention
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.linear import Linear, Unquantized
 from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.models.decoder import Decoder, DecoderLayer
 
+#: Decode steps of more rows than this attend as prompts do.
+MAX_DECODE_ROWS = 4096
+
 
 class LayerTiles(NamedTuple):
-    """How the four projections of a layer are multiplied, for one bucket of rows."""
+    """How the four projections of a layer are multiplied, for one bucket of tokens; None: by the matrix library."""
 
-    qkv: Tile
-    output: Tile
-    gate_up: Tile
-    down: Tile
+    qkv: Tile | None = None
+    output: Tile | None = None
+    gate_up: Tile | None = None
+    down: Tile | None = None
+
+
+BY_LIBRARY = LayerTiles()
 
 
 class FusedDecoder(Decoder):
-    """The decoder it was made from, with a faster `forward` for steps of one token a row.
+    """The decoder it was made from, with a faster `forward`, `logits` and `draw`.
 
     Args:
         decoder: loaded, its norms folded; its parts are shared.
-        layer_tiles: bucket of rows -> tiles; steps of more rows than the largest take the ordinary path.
+        layer_tiles: bucket of tokens -> tiles of the layers.
+        head_tiles: bucket of rows -> tile of the head; the library's for others.
     """
 
-    def __init__(self, decoder: Decoder, layer_tiles: dict[int, LayerTiles]) -> None:
+    def __init__(self, decoder: Decoder, layer_tiles: dict[int, LayerTiles], head_tiles: dict[int, Tile]) -> None:
         super().__init__(
             decoder.embedding,
             decoder.layers,
             decoder.norm,
             decoder.head,
+            decoder.draw_logits,
             dtype=decoder.dtype,
             device=decoder.device,
             max_model_len=decoder.max_model_len,
         )
-        self.max_rows = max(layer_tiles)
         self._tiles = layer_tiles
+        self._head_tiles = head_tiles
         self._rotary = decoder.layers[0].attention.rotary
+        # The residual stream's products before it is normalised may be large: float16 ends at 65,504.
+        self._may_multiply_raw = decoder.dtype != torch.float16
+        spec, num_heads = decoder.kv_specs[0], decoder.layers[0].attention.output.in_features
+        group = num_heads // spec.head_dim // spec.num_kv_heads
+        self._has_decode_attention = spec.head_dim in decode_attention.HEAD_DIMS and group <= decode_attention.MAX_GROUP
         # Zero before and after every kernel that counts its programs; each kernel of a step waits for the one before.
         self._counters = torch.zeros(self._num_counters(), dtype=torch.int32, device=decoder.device)
 
     def forward(self, token_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor:
-        """As Decoder.forward. A decode step allocates by its shape alone and can be captured."""
-        num_rows = token_ids.shape[0]
-        if ctx.attention.max_query_len != 1 or not 0 < num_rows <= self.max_rows:
+        """As Decoder.forward. Allocates by the step's shape alone and can be captured."""
+        num_tokens = token_ids.shape[0]
+        rows = tiles.bucket(num_tokens)
+        chosen = self._tiles.get(rows or 0, BY_LIBRARY)
+        if not num_tokens or (None in chosen and not self._may_multiply_raw):
             return super().forward(token_ids, ctx)
-        return self.norm(self._decode(token_ids, ctx))
-
-    def _decode(self, token_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor:
-        """[M] -> residual stream behind the last layer, [M, hidden_size]."""
-        num_rows, counters = token_ids.shape[0], self._counters
-        h, q, attended, y = self._buffers(num_rows)
+        h, q, attended, y = self._buffers(num_tokens, rows or num_tokens)
         rotation = Rotation(self._rotary.cos, self._rotary.sin, ctx.positions, ctx.slot_mapping.long(), ctx.num_tokens)
-        tile = self._tiles[tiles.bucket(num_rows)]
         embed.launch(self.embedding.weight, token_ids, h)
         for layer in self.layers:
-            attention, mlp, eps = layer.attention, layer.mlp, layer.input_norm.eps
-            qkv = attention.qkv
-            qkv_launch(h, qkv.weight, qkv.bias, eps, q, ctx.cache, attention.layer, rotation, tile.qkv, counters)
-            decode_attention.launch(
-                q, ctx.cache, attention.layer, ctx.attention, attended, counters,
-                history_is_settled=ctx.history_is_settled,
-            )  # fmt: skip
-            add_launch(h, attended, attention.output.weight, attention.output.bias, tile.output, counters)
-            eps = layer.post_attention_norm.eps
-            swiglu_launch(h, mlp.gate_up.weight, mlp.gate_up.bias, eps, y, tile.gate_up, counters)
-            add_launch(h, y, mlp.down.weight, mlp.down.bias, tile.down, counters)
-        return h
+            self._project_qkv(layer, h, q, ctx, rotation, chosen.qkv)
+            self._attend(layer.attention, q, ctx, attended)
+            self._add(h, attended, layer.attention.output, chosen.output)
+            self._gate_up(layer, h, y, chosen.gate_up)
+            self._add(h, y, layer.mlp.down, chosen.down)
+        return self.norm(h)
 
-    def _buffers(self, num_rows: int) -> tuple[torch.Tensor, ...]:
-        """h, q, attention's result and SwiGLU's [num_rows, …], each with memory for the whole bucket behind it."""
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """As Decoder.logits."""
+        tile = self._head_tile(hidden)
+        return super().logits(hidden) if tile is None else head.logits_launch(hidden, self.head.weight, tile)
+
+    def draw(self, hidden: torch.Tensor, *chances: torch.Tensor) -> torch.Tensor:
+        """As Decoder.draw."""
+        tile = self._head_tile(hidden)
+        return (
+            super().draw(hidden, *chances)
+            if tile is None
+            else head.draw_launch(hidden, self.head.weight, *chances, tile)
+        )
+
+    def _head_tile(self, hidden: torch.Tensor) -> Tile | None:
+        num_rows = hidden.shape[0]
+        return self._head_tiles.get(tiles.bucket(num_rows) or 0) if num_rows else None
+
+    def _project_qkv(
+        self, layer: DecoderLayer, h: torch.Tensor, q: torch.Tensor, ctx: StepContext, rotation: Rotation,
+        tile: Tile | None,
+    ) -> None:  # fmt: skip
+        """Fills q, writes the pages."""
+        attention, eps = layer.attention, layer.input_norm.eps
+        weight, bias = attention.qkv.weight, attention.qkv.bias
+        if tile is not None:
+            qkv_launch(h, weight, bias, eps, q, ctx.cache, attention.layer, rotation, tile, self._counters)
+            return
+        norms = attention.qk_norm and (attention.qk_norm.q.weight, attention.qk_norm.k.weight)
+        rotate_store.launch(h @ weight.t(), h, bias, norms, eps, q, ctx.cache, attention.layer, rotation)
+
+    def _attend(self, attention: Attention, q: torch.Tensor, ctx: StepContext, out: torch.Tensor) -> None:
+        """Fills out from q, both [T, Hq · D]."""
+        meta = ctx.attention
+        if meta.max_query_len == 1 and q.shape[0] <= MAX_DECODE_ROWS and self._has_decode_attention:
+            decode_attention.launch(
+                q, ctx.cache, attention.layer, meta, out, self._counters, history_is_settled=ctx.history_is_settled
+            )
+            return
+        heads = q.shape[0], -1, attention.spec.head_dim
+        paged_attention.launch(q.view(heads), ctx.cache, attention.layer, meta, out.view(heads))
+
+    def _gate_up(self, layer: DecoderLayer, h: torch.Tensor, y: torch.Tensor, tile: Tile | None) -> None:
+        """Fills y."""
+        linear, eps = layer.mlp.gate_up, layer.post_attention_norm.eps
+        if tile is not None:
+            swiglu_launch(h, linear.weight, linear.bias, eps, y, tile, self._counters)
+        else:
+            swiglu.norm_launch(h @ linear.weight.t(), h, linear.bias, eps, y)
+
+    def _add(self, h: torch.Tensor, x: torch.Tensor, linear: Linear, tile: Tile | None) -> None:
+        """h += W x + b."""
+        if tile is not None:
+            add_launch(h, x, linear.weight, linear.bias, tile, self._counters)
+            return
+        if linear.bias is not None:
+            h.add_(linear.bias)
+        h.addmm_(x, linear.weight.t())
+
+    def _buffers(self, num_tokens: int, num_rows: int) -> tuple[torch.Tensor, ...]:
+        """h, q, attention's result and SwiGLU's [num_tokens, …], each with memory for num_rows: kernels read whole tiles."""
         layer = self.layers[0]
         heads = layer.attention.output.in_features
         sizes = layer.attention.qkv.in_features, heads, heads, layer.mlp.down.in_features
-        rows = tiles.bucket(num_rows)
-        return tuple(torch.empty(rows, size, dtype=self.dtype, device=self.device)[:num_rows] for size in sizes)
+        return tuple(torch.empty(num_rows, size, dtype=self.dtype, device=self.device)[:num_tokens] for size in sizes)
 
     def _num_counters(self) -> int:
         widest = max(leaf.out_features for leaf in self.layers[0].leaves() if isinstance(leaf, Linear))
-        return max(widest // 16, self.max_rows * self.kv_specs[0].num_kv_heads)
+        return max(widest // 16, MAX_DECODE_ROWS * self.kv_specs[0].num_kv_heads)
 
 
 def fuse(decoder: Decoder) -> FusedDecoder | None:
@@ -105,41 +172,44 @@ def fuse(decoder: Decoder) -> FusedDecoder | None:
         return None
     if not all(_is_plain(layer) for layer in decoder.layers):
         return None
-    layer_tiles = choose_tiles(decoder)
-    if not layer_tiles:
+    has_wgmma = torch.cuda.get_device_capability(decoder.device)[0] == 9
+    layer_tiles = choose_tiles(decoder, has_wgmma)
+    if decoder.dtype == torch.float16 and None in layer_tiles[tiles.BUCKETS[0]]:
         return None
     fold_norms(decoder)
-    return FusedDecoder(decoder, layer_tiles)
+    return FusedDecoder(decoder, layer_tiles, choose_head_tiles(decoder, has_wgmma))
 
 
-def choose_tiles(decoder: Decoder) -> dict[int, LayerTiles]:
-    """For every bucket, up to the first that one of the four projections has no tile for."""
-    layer = decoder.layers[0]
+def choose_tiles(decoder: Decoder, has_wgmma: bool) -> dict[int, LayerTiles]:
+    """For every bucket. The library multiplies what has no tile, and qkv where heads are normalised: a tile would have to hold one whole."""
+    layer, head_dim = decoder.layers[0], decoder.kv_specs[0].head_dim
     linears = layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down
-    spans = decoder.kv_specs[0].head_dim // 2, 0, layer.mlp.down.in_features, 0
-    has_wgmma = torch.cuda.get_device_capability(decoder.device)[0] == 9
+    spans = head_dim // 2, 0, layer.mlp.down.in_features, 0
     chosen = {}
     for rows in tiles.BUCKETS:
         found = [
             tiles.choose(linear.out_features, linear.in_features, rows, span, has_wgmma=has_wgmma)
             for linear, span in zip(linears, spans, strict=True)
         ]
-        if rows > tiles.MAX_ROWS or None in found:
-            break
-        chosen[rows] = LayerTiles(*found)  # type: ignore[arg-type]
+        if layer.attention.qk_norm is not None or head_dim not in decode_attention.HEAD_DIMS:
+            found[0] = None
+        chosen[rows] = LayerTiles(*found)
     return chosen
 
 
+def choose_head_tiles(decoder: Decoder, has_wgmma: bool) -> dict[int, Tile]:
+    """For every bucket where a tile wins."""
+    vocab_size, hidden_size = decoder.head.weight.shape
+    found = {
+        rows: tiles.choose(vocab_size, hidden_size, rows, 0, has_wgmma=has_wgmma, may_share=False)
+        for rows in tiles.BUCKETS
+    }
+    return {rows: tile for rows, tile in found.items() if tile is not None}
+
+
 def _is_plain(layer: DecoderLayer) -> bool:
-    """Whether the layer is what the kernels compute: weights as they are, no norm of heads (it would need whole heads)."""
-    linears = [leaf for leaf in layer.leaves() if isinstance(leaf, Linear)]
-    num_heads, spec = layer.attention.output.in_features // layer.attention.spec.head_dim, layer.attention.spec
-    return (
-        layer.attention.qk_norm is None
-        and all(type(linear.method) is Unquantized for linear in linears)
-        and spec.head_dim in decode_attention.HEAD_DIMS
-        and num_heads // spec.num_kv_heads <= decode_attention.MAX_GROUP
-    )
+    """Whether the layer's weights are what the kernels and the library multiply: as they are."""
+    return all(type(leaf.method) is Unquantized for leaf in layer.leaves() if isinstance(leaf, Linear))
 
 
 @torch.no_grad()

@@ -50,6 +50,7 @@ class Parts:
             layers,
             self.norm("model.norm"),
             head,
+            self.kernels.draw,
             dtype=self.dtype,
             device=self.device,
             max_model_len=self.max_model_len,

@@ -19,7 +19,7 @@ def eager_runner(
 ) -> ModelRunner:
     """Every batch launched operation by operation."""
     table = SlotTable(max_num_seqs + 1, decoder.max_model_len, cache.block_size, decoder.vocab_size, decoder.device)
-    step = EagerStep(decoder, table, cache.pages, Tail(table, kernels))
+    step = EagerStep(decoder, table, cache.pages, Tail(decoder, table, kernels))
     return ModelRunner(step, table, cache, depth=depth)
 
 
@@ -34,7 +34,7 @@ def graph_runner(
 ) -> ModelRunner:
     """Batches that fit a bucket are replayed from CUDA graphs, which are captured here; `progress(done, total)`."""
     table = SlotTable(max_num_seqs + 1, decoder.max_model_len, cache.block_size, decoder.vocab_size, decoder.device)
-    tail = Tail(table, kernels)
+    tail = Tail(decoder, table, kernels)
     padded = PaddedStep(
         decoder, table, cache.pages, tail, kernels, max_rows=max(decode_buckets(max_num_seqs)[-1], SHORT_ROWS)
     )

@@ -27,7 +27,7 @@ from photon_grpc.runner.step import Drawn, Step
 
 _LOG = logging.getLogger(__name__)
 
-DECODE_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+DECODE_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 #: Tokens of mixed steps with at most SHORT_ROWS rows, and of those with any number.
 SHORT_BUCKETS = (32, 64, 128, 256, 512)
 SHORT_ROWS = 16
@@ -103,7 +103,7 @@ class PaddedStep:
         # No row of such a step is new: only its own newest key is written while it attends.
         ctx = StepContext(position, slot_mapping, self._pages, attention, history_is_settled=True)
         hidden = self._decoder.forward(token, ctx)
-        ids = self._tail(self._decoder.logits(hidden), slots, position + 1, shape.width)
+        ids = self._tail(hidden, slots, position + 1, shape.width)
         self._kernels.advance(slots, ids, table.token_ids, table.num_computed)
         return ids
 
@@ -126,8 +126,7 @@ class PaddedStep:
         slot_mapping = blocks * table.block_size + positions % table.block_size
         ctx = StepContext(positions, slot_mapping, self._pages, attention)
         hidden = self._decoder.forward(table.token_ids[token_slots, positions], ctx)
-        logits = self._decoder.logits(hidden[(ends - 1).clamp(min=0)])
-        ids = self._tail(logits, slots, context_len, width)
+        ids = self._tail(hidden[(ends - 1).clamp(min=0)], slots, context_len, width)
         # A row in the middle of its prompt keeps the id that it has there.
         table.token_ids[slots, context_len] = torch.where(
             yields > 0, ids.clamp(min=0).int(), table.token_ids[slots, context_len]

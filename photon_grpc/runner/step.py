@@ -56,18 +56,19 @@ class EagerStep:
         table.num_computed[inputs.slots] = inputs.context_len
         if not inputs.last.numel():
             return Drawn(inputs.last)
-        slots, context_len = inputs.slots[inputs.drawing], inputs.context_len[inputs.drawing]
+        num_rows = inputs.last.numel()
         host_slots = [slot for slot, yields in zip(batch.slots, batch.yields, strict=True) if yields]
-        logits = self._logits(hidden, inputs.last)
-        ids = self._tail(logits, slots, context_len, self._tail.width(host_slots))
+        slots, context_len = inputs.slots[inputs.drawing], inputs.context_len[inputs.drawing]
+        last, padded_slots, lengths = (self._padded(column) for column in (inputs.last, slots, context_len))
+        ids = self._tail(hidden[last], padded_slots, lengths, self._tail.width(host_slots))[:num_rows]
         # An invalid id ends its sequence when it is read; until then the table must hold one that can be looked up.
         table.token_ids[slots, context_len] = ids.clamp(min=0).int()
         return Drawn(ids)
 
-    def _logits(self, hidden: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-        num_rows = last.shape[0]
+    def _padded(self, column: torch.Tensor) -> torch.Tensor:
+        """With surplus rows of token 0 and slot 0 up to the next bucket."""
+        num_rows = column.shape[0]
         at = bisect_left(self._row_buckets, num_rows)
         if at == len(self._row_buckets) or self._row_buckets[at] == num_rows:
-            return self._decoder.logits(hidden[last])
-        surplus = self._row_buckets[at] - num_rows
-        return self._decoder.logits(hidden[torch.nn.functional.pad(last, (0, surplus))])[:num_rows]
+            return column
+        return torch.nn.functional.pad(column, (0, self._row_buckets[at] - num_rows))

@@ -35,6 +35,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"tie_word_embeddings": True}),
     "llama with biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
     "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {}),
 }
 each_family = pytest.mark.parametrize("family", FAMILIES)
 
@@ -63,6 +64,8 @@ def loaded(family: str, dtype: torch.dtype = torch.bfloat16) -> Decoder:
 
 def fused(family: str, dtype: torch.dtype = torch.bfloat16) -> FusedDecoder:
     decoder = fuse(loaded(family, dtype))
+    if family == "qwen3" and dtype == torch.float16:
+        pytest.skip("heads that are normalised have no tiles, and sums that are not may exceed float16")
     assert decoder is not None
     return decoder
 
@@ -115,7 +118,7 @@ def last_logits(model: Any, prompts: list[list[int]]) -> torch.Tensor:
     return torch.stack([model(torch.tensor([ids], device=model.device)).logits[0, -1].float().cpu() for ids in prompts])
 
 
-@pytest.mark.parametrize("num_rows", [1, 3, 8, 13, 30, 64])
+@pytest.mark.parametrize("num_rows", [1, 3, 8, 13, 30, 64, 100, 200])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @each_family
 @torch.inference_mode()
@@ -132,8 +135,7 @@ def test_decode_is_as_near_to_float32_as_transformers(family: str, dtype: torch.
 
 @each_family
 @torch.inference_mode()
-def test_the_ordinary_path_of_a_fused_decoder_is_no_worse(family: str) -> None:
-    """Prompts go through it, with the norms in the projections."""
+def test_prompts_are_no_farther_from_float32_than_in_the_decoder_as_it_was(family: str) -> None:
     errors = []
     model = reference(family)[1]
     for decoder in (fused(family), loaded(family)):
@@ -147,7 +149,7 @@ def test_the_ordinary_path_of_a_fused_decoder_is_no_worse(family: str) -> None:
     assert errors[0] < 1.3 * errors[1]
 
 
-@pytest.mark.parametrize("bucket", [2, 8, 16, 64])
+@pytest.mark.parametrize("bucket", [2, 8, 16, 64, 96])
 @torch.inference_mode()
 def test_a_padded_graph_answers_like_eager_and_touches_block_0_alone(bucket: int) -> None:
     rows = Rows(fused("llama"), bucket - 1)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from photon_grpc.kernels import noise, paged_attention, rms_norm, rotary, swiglu, write_kv
+from photon_grpc.kernels import noise, paged_attention, rms_norm, rotary, rotate_store, swiglu, write_kv
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")
@@ -86,8 +86,8 @@ def ptxas_report(ptx: str) -> tuple[int, int]:
     return int(re.search(r"Used (\d+) registers", report)[1]), spilled
 
 
-def check(built: Compiled, instruction: str = "") -> None:
-    assert built.spilled_bytes == 0
+def check(built: Compiled, instruction: str = "", max_spilled_bytes: int = 0) -> None:
+    assert built.spilled_bytes <= max_spilled_bytes
     assert built.shared_bytes <= MAX_SHARED_BYTES
     assert instruction in built.ptx
 
@@ -117,6 +117,30 @@ def test_swiglu(name: str, dtype: torch.dtype) -> None:
     built = compiled(swiglu.swiglu_kernel, types, swiglu.config(MODELS[name].intermediate))
     check(built)
     assert "ld.global.v" in built.ptx
+
+
+@pytest.mark.parametrize("num_tokens", [1, 8192])
+@each_model
+def test_norm_swiglu(name: str, dtype: torch.dtype, num_tokens: int) -> None:
+    types = dict.fromkeys(["gate_up", "h", "y"], "*" + NAMES[dtype]) | {"stride": "i32", "eps": "fp32"}
+    config = swiglu.norm_config(num_tokens, MODELS[name].intermediate, MODELS[name].hidden)
+    built = compiled(swiglu.norm_swiglu_kernel, types, config | {"bias": None, "PDL": True})
+    check(built, "griddepcontrol.wait")
+    assert "ld.global.v" in built.ptx
+
+
+@pytest.mark.parametrize("of_heads", [False, True])
+@each_model
+def test_rotate_store(name: str, dtype: torch.dtype, of_heads: bool) -> None:
+    model, pointer = MODELS[name], "*" + NAMES[dtype]
+    types = dict.fromkeys(["qkv", "h", "bias", "q_weight", "k_weight", "q", "pages"], pointer)
+    types |= {"cos": "*fp32", "sin": "*fp32", "positions": "*i64", "slot_mapping": "*i64"}
+    types |= {"block_stride": "i32", "eps": "fp32"}
+    config = rotate_store.config(model.hidden, model.q_heads, model.kv_heads, model.head_dim, model.block_size)
+    unused = {"num_tokens": None} | ({} if of_heads else dict.fromkeys(["bias", "q_weight", "k_weight"]))
+    built = compiled(rotate_store.rotate_store_kernel, types, config | unused | {"PDL": True})
+    check(built, "griddepcontrol.wait")
+    assert "st.global.v" in built.ptx or name == "demo"
 
 
 @pytest.mark.parametrize("bounded", [False, True])

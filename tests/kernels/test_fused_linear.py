@@ -73,7 +73,13 @@ def test_the_table_holds_only_tiles_that_fit_their_shape() -> None:
     spans = {(n, k): span for n, k, span in SHAPES}
     for (n, k), by_rows in tiles.TABLE.items():
         for rows, tile in by_rows.items():
-            assert tiles.fits(tile, n, k, rows, spans[n, k]), (n, k, rows, tile)
+            assert tile is None or tiles.fits(tile, n, k, rows, spans.get((n, k), 0)), (n, k, rows, tile)
+
+
+def test_what_neither_the_table_nor_a_default_takes_is_left_to_the_library() -> None:
+    assert tiles.choose(3072, 2048, 128, 32) is None
+    assert tiles.choose(1024, 1024, 128, 0) is None
+    assert tiles.bucket(129) is None
 
 
 def test_a_shape_that_nothing_divides_has_no_tile() -> None:

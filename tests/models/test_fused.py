@@ -8,29 +8,37 @@ import pytest
 import torch
 
 from photon_grpc.kernels.parts.tiles import Tile
-from photon_grpc.layers import linear
+from photon_grpc.layers import embedding, linear
 from photon_grpc.models import Decoder
 from photon_grpc.models.fused import FusedDecoder, LayerTiles, fold_norms, fuse
 from tests.models.reference import load_decoder, make_model, paged_logits, prompts, reference_logits, save
 
 #: On a CPU nobody asks what is in it.
 TILES = LayerTiles(*[Tile("ring", 16, 32, 1, 2)] * 4)
+LAYER_TILES = {"library": {}, "tiles": {8: TILES}, "both": {8: TILES._replace(qkv=None, down=None)}}
 
 
 @pytest.fixture
 def row_major(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights as a GPU has them: not packed for this CPU."""
-    monkeypatch.setattr(linear, "can_prepack", lambda weight: False)
+    for module in (linear, embedding):
+        monkeypatch.setattr(module, "can_prepack", lambda weight: False)
 
 
 @pytest.mark.usefixtures("row_major")
-@pytest.mark.parametrize("variant", ["llama3-tied", "llama-untied-linear", "llama-biases", "qwen2"])
-def test_decode_steps_and_prompts_equal_transformers(variant: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("head_tiles", [{}, {8: TILES.qkv}], ids=["library's head", "fused head"])
+@pytest.mark.parametrize("layer_tiles", LAYER_TILES.values(), ids=LAYER_TILES)
+@pytest.mark.parametrize("variant", ["llama3-tied", "llama-untied-linear", "llama-biases", "qwen2", "qwen3"])
+def test_decode_steps_and_prompts_equal_transformers(
+    variant: str, layer_tiles: dict[int, LayerTiles], head_tiles: dict[int, Tile], tmp_path: Path
+) -> None:
+    if variant == "qwen3":
+        layer_tiles = {rows: tiles._replace(qkv=None) for rows, tiles in layer_tiles.items()}
     model = make_model(variant)
     decoder = load_decoder(save(model, tmp_path))
     fold_norms(decoder)
-    fused = FusedDecoder(decoder, {8: TILES})
-    # One token a row is a decode step; the chunks of five go through the ordinary path.
+    fused = FusedDecoder(decoder, layer_tiles, head_tiles)
+    # One token a row is a decode step; chunks of five of every row are more tokens than the bucket.
     for chunks in ([5, 1, 1], [1]):
         for ids, logits in zip(prompts(), paged_logits(fused, prompts(), block_size=8, chunks=chunks), strict=True):
             torch.testing.assert_close(logits, reference_logits(model, ids), rtol=2e-4, atol=2e-4)

@@ -56,7 +56,7 @@ def replayed_runner(num_seqs: int) -> tuple[ModelRunner, GraphStep, KVCache]:
     # What nobody wrote must not be read: it would be seen.
     cache.pages.fill_(float("nan"))
     table = SlotTable(num_seqs + 1, decoder.max_model_len, BLOCK_SIZE, decoder.vocab_size, device)
-    tail = Tail(table, kernels)
+    tail = Tail(decoder, table, kernels)
     padded = PaddedStep(decoder, table, cache.pages, tail, kernels, max(decode_buckets(num_seqs)[-1], 16))
 
     eager = EagerStep(decoder, table, cache.pages, tail)

@@ -9,7 +9,7 @@ from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from photon_grpc.config.flags import SchedulerConfig
 from photon_grpc.core.batch import Admission, Batch
 from photon_grpc.core.request import FinishReason, SamplingParams
-from photon_grpc.kernels import select
+from photon_grpc.kernels import draw, select
 from photon_grpc.kernels.draw import INVALID
 from photon_grpc.runner.sampling.filters import cutoff
 from photon_grpc.runner.sampling.tail import Tail, Width
@@ -45,6 +45,16 @@ def test_filters_keep_what_transformers_keeps(top_k: int, top_p: float, min_p: f
     assert torch.equal(scaled >= cut[:, None], expected.isfinite())
 
 
+class Identity:
+    """The head of a model whose hidden states are logits."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.clone()
+
+    def draw(self, hidden: torch.Tensor, *chances: torch.Tensor) -> torch.Tensor:
+        return draw.reference(hidden, *chances)
+
+
 def tail_of(
     samplings: list[SamplingParams], vocab_size: int, *, position: int = 0
 ) -> tuple[Tail, torch.Tensor, torch.Tensor, Width]:
@@ -52,7 +62,7 @@ def tail_of(
     admissions = tuple(Admission(slot, (1,), 1, 0, ((1,),), sampling) for slot, sampling in enumerate(samplings, 1))
     slots = list(range(1, len(samplings) + 1))
     table.apply(Batch(1, tuple(slots), (1,) * len(slots), (1,) * len(slots), admissions=admissions))
-    tail = Tail(table, select("torch", "cpu"))
+    tail = Tail(Identity(), table, select("torch", "cpu"))
     return tail, torch.tensor(slots), torch.full((len(slots),), 1 + position), tail.width(slots)
 
 

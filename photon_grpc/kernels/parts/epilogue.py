@@ -1,4 +1,5 @@
-"""What a fused projection does with its sums: add to the residual, SwiGLU, or rotate and store queries, keys and values.
+"""What a fused projection does with its sums: add to the residual, SwiGLU, rotate and store queries, keys and values; or, of logits,
+store them or keep the best of the tile.
 
 Gluon device functions over a tile [BN rows of W, BM rows of x] in float32. Sums arrive in the layout of their matrix product,
 where a thread's neighbours are far apart in memory; they are exchanged once, into `tile_layout`, and from there on every
@@ -13,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from photon_grpc.kernels.parts.gluon import constexpr_function, gl, gluon_jit
+from photon_grpc.kernels.parts.gumbel import gumbel
 
 
 @constexpr_function
@@ -101,7 +103,8 @@ def load_ahead(
 
 @gluon_jit
 def finish(
-    tile, first, second, bias, y, pages, slot_mapping, num_tokens, num_rows, block_stride,
+    tile, first, second, bias, y, pages, positions, slot_mapping, num_tokens, num_rows, block_stride,
+    temperature, seed, output_index, tops, ids,
     EPILOGUE: gl.constexpr, N: gl.constexpr, SPAN: gl.constexpr, Q_HEADS: gl.constexpr, KV_HEADS: gl.constexpr,
     BLOCK_SIZE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, KW: gl.constexpr,
 ):  # fmt: skip
@@ -119,6 +122,12 @@ def finish(
     valid = (token < num_rows)[None, :]
     if bias is not None:
         tile += gl.load(bias + tile_rows(program, BN, SPAN, gl.SliceLayout(1, whole))).to(gl.float32)[:, None]
+    if EPILOGUE == "logits":
+        gl.store(y + token[None, :] * N + row[:, None], tile, mask=valid)
+    if EPILOGUE == "draw":
+        keep_best(
+            tile, y, tops, ids, temperature, seed, positions, output_index, num_rows, N // BN, BM, BN, whole,
+        )  # fmt: skip
     if EPILOGUE == "add":
         gl.store(y + token[None, :] * N + row[:, None], (tile + first).to(kind), mask=valid)
     if EPILOGUE == "swiglu":
@@ -145,3 +154,32 @@ def finish(
             is_key = head < Q_HEADS + KV_HEADS
             gl.store(to, gl.where(is_key, a * first - b * second, a).to(kind), mask=valid)
             gl.store(to + SPAN, gl.where(is_key, b * first + a * second, b).to(kind), mask=valid)
+
+
+@gluon_jit
+def keep_best(
+    logits, values, tops, ids, temperature, seed, positions, output_index, num_rows,
+    TILES: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """Of every token: the best value of the tile and its id, and the highest logit (infinite where one is NaN), as `draw.py` has them."""
+    program = gl.program_id(0)
+    number = program * BN + gl.arange(0, BN, layout=gl.SliceLayout(1, layout))
+    token = gl.arange(0, BM, layout=gl.SliceLayout(0, layout))
+    is_row = token < num_rows
+    heat = gl.load(temperature + token, mask=is_row, other=0.0)
+    top = gl.max(gl.where(logits != logits, float("inf"), logits), 0)
+    value = logits
+    if gl.max(heat, 0) >= 1e-5:
+        key = gl.load(seed + token, mask=is_row, other=0)
+        at = gl.load(positions + token, mask=is_row, other=0)
+        index = gl.load(output_index + token, mask=is_row, other=0)
+        numbers = number[:, None] + gl.zeros([BN, BM], gl.int32, layout)
+        noise = gumbel(key[None, :], at[None, :], index[None, :], numbers)
+        is_drawn = (heat >= 1e-5)[None, :]
+        value = gl.where(is_drawn, gl.div_rn(logits, gl.where(heat >= 1e-5, heat, 1.0)[None, :]) + noise, logits)
+    value = gl.where(value == value, value, -float("inf"))
+    best = gl.max(value, 0)
+    place = token * TILES + program
+    gl.store(values + place, best, mask=is_row)
+    gl.store(tops + place, top, mask=is_row)
+    gl.store(ids + place, gl.min(gl.where(value == best[None, :], number[:, None], 2147483647), 0), mask=is_row)

@@ -15,11 +15,12 @@ from photon_grpc.kernels.parts.gluon import async_copy, gdc_launch_dependents, g
 @gluon_jit
 def ring_kernel(
     w, bias, x, y, pages, cos, sin, positions, slot_mapping, num_tokens, num_rows, eps, block_stride,
+    temperature, seed, output_index, tops, ids,
     EPILOGUE: gl.constexpr, N: gl.constexpr, K: gl.constexpr, SPAN: gl.constexpr, Q_HEADS: gl.constexpr,
     KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, NORM: gl.constexpr, PDL: gl.constexpr,
-    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, KW: gl.constexpr, NS: gl.constexpr,
+    GUARD: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, KW: gl.constexpr, NS: gl.constexpr,
 ):  # fmt: skip
-    """W [N, K], x [>= BM, K]; grid N // BN, KW warps, BM 8 or 16. K is a multiple of KW · BK."""
+    """W [N, K], x [>= BM, K], with GUARD [num_rows, K]; grid N // BN, KW warps, BM 8 to 32. K is a multiple of KW · BK."""
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[KW, 1, 1], instr_shape=[1, 16, 8])
     left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     right: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
@@ -39,6 +40,8 @@ def ring_kernel(
     within = (warp * BK)[:, None, None] + column[None, None, :]
     wp = w + row[None, :, None] * K + within
     xp = x + token[None, :, None] * K + within
+    # Whole tiles where x has memory for them, which spares the masks.
+    real = (token[None, :, None] < num_rows) & (within >= 0) if GUARD else None
     for s in gl.static_range(NS):
         if s < STEPS:
             async_copy.async_copy_global_to_shared(ws.index(s), wp + s * KW * BK)
@@ -48,7 +51,7 @@ def ring_kernel(
         gdc_launch_dependents()
     for s in gl.static_range(NS):
         if s < STEPS:
-            async_copy.async_copy_global_to_shared(xs.index(s), xp + s * KW * BK)
+            async_copy.async_copy_global_to_shared(xs.index(s), xp + s * KW * BK, mask=real)
         async_copy.commit_group()
     first, second = load_ahead(y, cos, sin, positions, num_rows, EPILOGUE, N, SPAN, BM, BN, KW)
     acc = gl.zeros([KW, BN, BM], gl.float32, mma)
@@ -62,13 +65,14 @@ def ring_kernel(
             squares += gl.sum(wide * wide, 1)
         if i + NS < STEPS:
             async_copy.async_copy_global_to_shared(ws.index(i % NS), wp + (i + NS) * KW * BK)
-            async_copy.async_copy_global_to_shared(xs.index(i % NS), xp + (i + NS) * KW * BK)
+            async_copy.async_copy_global_to_shared(xs.index(i % NS), xp + (i + NS) * KW * BK, mask=real)
         async_copy.commit_group()
     total = gl.convert_layout(gl.sum(gl.convert_layout(acc, stacked), 0), whole)
     if NORM:
         scale = gl.rsqrt(gl.sum(squares, 0) / K + eps)
         total = total * gl.convert_layout(scale, gl.SliceLayout(0, whole))[None, :]
     finish(
-        total, first, second, bias, y, pages, slot_mapping, num_tokens, num_rows, block_stride,
+        total, first, second, bias, y, pages, positions, slot_mapping, num_tokens, num_rows, block_stride,
+        temperature, seed, output_index, tops, ids,
         EPILOGUE, N, SPAN, Q_HEADS, KV_HEADS, BLOCK_SIZE, BM, BN, KW,
     )  # fmt: skip

@@ -1,5 +1,7 @@
 """Which tiles multiply a weight of given shape with few rows: a table made by an offline sweep on an H200, defaults elsewhere.
 
+None in the table, and more rows than the largest bucket: the matrix library was faster, with the kernels that it needs beside it.
+
 `python -m benchmarks.kernels.fused_linear --sweep` prints the rows of TABLE. Nothing is tuned at run time.
 """
 
@@ -23,21 +25,22 @@ class Tile(NamedTuple):
     SPLITS: int = 1
 
 
-#: More rows of x than this are left to the matrix library.
-MAX_ROWS = 64
 #: Rows of x are padded to one of these.
 BUCKETS = (8, 16, 32, 64, 128)
+#: Of shapes that the table does not know, steps of more rows are left to the library.
+MAX_DEFAULT_ROWS = 64
 #: Bytes of shared memory that a program may take.
 SHARED_BYTES = 200_000
 
 #: (rows of W, columns of W) -> bucket -> tile.
-TABLE: dict[tuple[int, int], dict[int, Tile]] = {
+TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
     # Llama-3.2-1B: qkv
     (3072, 2048): {
         8: Tile("ring", 32, 256, 4, 2),
         16: Tile("ring", 32, 256, 4, 2),
         32: Tile("ring", 32, 128, 4, 3),
         64: Tile("wide", 64, 128, 4, 4),
+        128: None,
     },
     # output
     (2048, 2048): {
@@ -45,6 +48,7 @@ TABLE: dict[tuple[int, int], dict[int, Tile]] = {
         16: Tile("ring", 32, 256, 4, 2),
         32: Tile("ring", 16, 128, 4, 3),
         64: Tile("wide", 64, 128, 4, 6, 2),
+        128: None,
     },
     # gate and up
     (16384, 2048): {
@@ -52,6 +56,7 @@ TABLE: dict[tuple[int, int], dict[int, Tile]] = {
         16: Tile("ring", 32, 64, 4, 2),
         32: Tile("wide", 64, 128, 4, 4),
         64: Tile("wide", 128, 64, 4, 8),
+        128: Tile("wide", 128, 64, 8, 6),
     },
     # down
     (2048, 8192): {
@@ -59,6 +64,7 @@ TABLE: dict[tuple[int, int], dict[int, Tile]] = {
         16: Tile("ring", 16, 128, 4, 6),
         32: Tile("ring", 16, 64, 8, 3),
         64: Tile("wide", 64, 128, 4, 6, 4),
+        128: None,
     },
     # Llama-3.1-8B: qkv
     (6144, 4096): {
@@ -66,6 +72,7 @@ TABLE: dict[tuple[int, int], dict[int, Tile]] = {
         16: Tile("ring", 16, 64, 4, 4),
         32: Tile("ring", 32, 64, 4, 3),
         64: Tile("wide", 64, 128, 4, 4),
+        128: None,
     },
     # output
     (4096, 4096): {
@@ -73,6 +80,7 @@ TABLE: dict[tuple[int, int], dict[int, Tile]] = {
         16: Tile("ring", 32, 64, 8, 4),
         32: Tile("ring", 32, 64, 4, 4),
         64: Tile("wide", 64, 128, 4, 6),
+        128: None,
     },
     # gate and up
     (28672, 4096): {
@@ -80,6 +88,7 @@ TABLE: dict[tuple[int, int], dict[int, Tile]] = {
         16: Tile("wide", 64, 128, 4, 4),
         32: Tile("wide", 64, 128, 4, 4),
         64: Tile("wide", 128, 128, 4, 4),
+        128: Tile("wide", 128, 64, 8, 3),
     },
     # down
     (4096, 14336): {
@@ -87,13 +96,29 @@ TABLE: dict[tuple[int, int], dict[int, Tile]] = {
         16: Tile("ring", 32, 64, 4, 6),
         32: Tile("ring", 32, 64, 4, 6),
         64: Tile("wide", 64, 64, 4, 8, 2),
+        128: None,
+    },
+    # Llama-3: head
+    (128256, 2048): {
+        8: Tile("ring", 32, 128, 4, 2),
+        16: Tile("wide", 128, 128, 4, 3),
+        32: Tile("wide", 64, 64, 4, 4),
+        64: Tile("wide", 64, 64, 4, 4),
+        128: Tile("wide", 128, 64, 8, 6),
+    },
+    (128256, 4096): {
+        8: None,
+        16: None,
+        32: None,
+        64: Tile("wide", 128, 128, 8, 4),
+        128: None,
     },
 }
 
 
-def bucket(num_rows: int) -> int:
-    """The smallest bucket that holds num_rows."""
-    return next(size for size in BUCKETS if size >= num_rows)
+def bucket(num_rows: int) -> int | None:
+    """The smallest bucket that holds num_rows; None above them all."""
+    return next((size for size in BUCKETS if size >= num_rows), None)
 
 
 def shared_bytes(tile: Tile, rows: int) -> int:
@@ -110,12 +135,22 @@ def fits(tile: Tile, n: int, k: int, rows: int, span: int) -> bool:
     return divides and shared_bytes(tile, rows) <= SHARED_BYTES
 
 
-def choose(n: int, k: int, rows: int, span: int, *, has_wgmma: bool = True) -> Tile | None:
-    """The tile for W [n, k] and `rows` of BUCKETS, from the table or the first default that fits; None where none does."""
-    known = TABLE.get((n, k), {}).get(rows)
-    if known is not None and fits(known, n, k, rows, span) and (has_wgmma or known.kind == "ring"):
-        return known
-    return next((tile for tile in defaults(rows, has_wgmma) if fits(tile, n, k, rows, span)), None)
+def choose(n: int, k: int, rows: int, span: int, *, has_wgmma: bool = True, may_share: bool = True) -> Tile | None:
+    """How W [n, k] is multiplied with `rows` of BUCKETS: from the table, or by the first default that fits. None: by the matrix library.
+
+    `may_share`: K may be shared out over several programs.
+    """
+    known = TABLE.get((n, k), {})
+    if has_wgmma and rows in known and _may_take(known[rows], n, k, rows, span):
+        return known[rows]
+    if rows > MAX_DEFAULT_ROWS:
+        return None
+    candidates = [tile for tile in defaults(rows, has_wgmma) if may_share or tile.SPLITS == 1]
+    return next((tile for tile in candidates if fits(tile, n, k, rows, span)), None)
+
+
+def _may_take(tile: Tile | None, n: int, k: int, rows: int, span: int) -> bool:
+    return tile is None or fits(tile, n, k, rows, span)
 
 
 def defaults(rows: int, has_wgmma: bool) -> list[Tile]:

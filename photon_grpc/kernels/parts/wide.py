@@ -58,12 +58,13 @@ def merge_shares(
 @gluon_jit
 def wide_kernel(
     w, bias, x, y, pages, cos, sin, positions, slot_mapping, num_tokens, num_rows, eps, block_stride,
+    temperature, seed, output_index, tops, ids,
     partial, counters,
     EPILOGUE: gl.constexpr, N: gl.constexpr, K: gl.constexpr, SPAN: gl.constexpr, Q_HEADS: gl.constexpr,
     KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, NORM: gl.constexpr, PDL: gl.constexpr,
-    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, KW: gl.constexpr, NS: gl.constexpr, SPLITS: gl.constexpr,
+    GUARD: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, KW: gl.constexpr, NS: gl.constexpr, SPLITS: gl.constexpr,
 ):  # fmt: skip
-    """W [N, K], x [>= BM, K]; grid (N // BN, SPLITS), KW = 4 warps, or 8 with BN 128. K is a multiple of SPLITS · BK."""
+    """W [N, K], x [>= BM, K], with GUARD [num_rows, K]; grid (N // BN, SPLITS), KW = 4 warps, or 8 with BN 128. K is a multiple of SPLITS · BK."""
     out: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[KW, 1], instr_shape=[16, BM, 16])
     TK: gl.constexpr = BK // 8 if BK // 8 < 32 else 32
     copy: gl.constexpr = gl.BlockedLayout([1, 8], [32 // TK, TK], [KW, 1], [1, 0])
@@ -77,6 +78,8 @@ def wide_kernel(
     column = gl.program_id(1) * (STEPS * BK) + gl.arange(0, BK, layout=gl.SliceLayout(0, copy))
     wp = w + row[:, None] * K + column[None, :]
     xp = x + token[:, None] * K + column[None, :]
+    # Whole tiles where x has memory for them, which spares the masks.
+    real = (token[:, None] < num_rows) & (column >= 0)[None, :] if GUARD else None
     for s in gl.static_range(NS - 1):
         if s < STEPS:
             async_copy.async_copy_global_to_shared(ws.index(s), wp + s * BK)
@@ -86,7 +89,7 @@ def wide_kernel(
         gdc_launch_dependents()
     for s in gl.static_range(NS - 1):
         if s < STEPS:
-            async_copy.async_copy_global_to_shared(xs.index(s), xp + s * BK)
+            async_copy.async_copy_global_to_shared(xs.index(s), xp + s * BK, mask=real)
         async_copy.commit_group()
     # Tiles that would take half of the registers are asked for when the product has left them.
     AHEAD: gl.constexpr = BM * BN <= KW * 1024
@@ -101,7 +104,7 @@ def wide_kernel(
         # Every warp has multiplied the tile before this one (the barrier behind the wait says so): its place is free.
         if i + NS - 1 < STEPS:
             async_copy.async_copy_global_to_shared(ws.index((i + NS - 1) % NS), wp + (i + NS - 1) * BK)
-            async_copy.async_copy_global_to_shared(xs.index((i + NS - 1) % NS), xp + (i + NS - 1) * BK)
+            async_copy.async_copy_global_to_shared(xs.index((i + NS - 1) % NS), xp + (i + NS - 1) * BK, mask=real)
         async_copy.commit_group()
         if NORM:
             wide = xs.index(i % NS).load(copy).to(gl.float32)
@@ -119,6 +122,7 @@ def wide_kernel(
         if not AHEAD:
             first, second = load_ahead(y, cos, sin, positions, num_rows, EPILOGUE, N, SPAN, BM, BN, KW)
         finish(
-            sums, first, second, bias, y, pages, slot_mapping, num_tokens, num_rows, block_stride,
+            sums, first, second, bias, y, pages, positions, slot_mapping, num_tokens, num_rows, block_stride,
+            temperature, seed, output_index, tops, ids,
             EPILOGUE, N, SPAN, Q_HEADS, KV_HEADS, BLOCK_SIZE, BM, BN, KW,
         )  # fmt: skip

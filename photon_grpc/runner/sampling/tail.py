@@ -1,4 +1,4 @@
-"""The end of a step: logits of the rows that yield become ids.
+"""The end of a step: the hidden states of the rows that yield become ids.
 
 Three widths, chosen per batch by what its rows ask for, with the same logits and the same noise, so that a neighbour's top_k never changes
 your token: an argmax; noise over everything; noise over what the filters kept. Drawing is by the Gumbel-max trick: the argmax of
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import Protocol
 
 import torch
 
@@ -28,15 +29,34 @@ class Width(IntEnum):
     FILTERED = 2
 
 
+class Head(Protocol):
+    """What a model's last hidden states are turned into; a Decoder."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, hidden_size] -> float32 [R, V]."""
+
+    def draw(
+        self,
+        hidden: torch.Tensor,
+        temperature: torch.Tensor,
+        seed: torch.Tensor,
+        position: torch.Tensor,
+        output_index: torch.Tensor,
+    ) -> torch.Tensor:
+        """int64 [R]; `kernels.draw` of the same logits, which need not exist."""
+
+
 class Tail:
     """Draws one id for each row.
 
     Args:
+        head: makes logits, or draws from them.
         table: the parameters of every slot.
         kernels: noise.
     """
 
-    def __init__(self, table: SlotTable, kernels: Kernels) -> None:
+    def __init__(self, head: Head, table: SlotTable, kernels: Kernels) -> None:
+        self._head = head
         self._table = table
         self._noise = kernels.gumbel_noise
         on_cpu = table.device.type == "cpu"
@@ -44,7 +64,6 @@ class Tail:
         # On a device one kernel over all logits, with noise or without; on a CPU noise for what can win only.
         self._narrowest = Width.GREEDY if on_cpu else Width.NOISE
         self._draw_plain = self._draw_and_check if on_cpu else self._draw_in_one
-        self._draw_logits = kernels.draw
 
     @property
     def widths(self) -> tuple[Width, ...]:
@@ -59,31 +78,30 @@ class Tail:
         return self._narrowest if table.drawing.isdisjoint(slots) else Width.NOISE
 
     def __call__(
-        self, logits: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, width: Width
+        self, hidden: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, width: Width
     ) -> torch.Tensor:
         """int64 [R], INVALID where the logits are not finite.
 
         Args:
-            logits: float32 [R, V]; may be overwritten.
+            hidden: [R, hidden_size], the model's last hidden states.
             slots: int64 [R].
             context_len: int64 [R], tokens before the one to draw.
         """
         if width is Width.FILTERED:
-            return self._draw_and_check(logits, slots, context_len, width)
-        return self._draw_plain(logits, slots, context_len, width)
+            return self._draw_and_check(hidden, slots, context_len, width)
+        return self._draw_plain(hidden, slots, context_len, width)
 
     def _draw_in_one(
-        self, logits: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, width: Width
+        self, hidden: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, width: Width
     ) -> torch.Tensor:
         table = self._table
         position = context_len - table.num_prompt[slots]
-        return self._draw_logits(
-            logits, table.temperature[slots], table.seed[slots], position, table.output_index[slots]
-        )
+        return self._head.draw(hidden, table.temperature[slots], table.seed[slots], position, table.output_index[slots])
 
     def _draw_and_check(
-        self, logits: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, width: Width
+        self, hidden: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, width: Width
     ) -> torch.Tensor:
+        logits = self._head.logits(hidden)
         if width is Width.FILTERED:
             # Below min_tokens the ids that would end the output cannot be drawn.
             early = context_len < self._table.min_length[slots]

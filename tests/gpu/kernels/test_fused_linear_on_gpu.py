@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from photon_grpc.kernels import draw, head
 from photon_grpc.kernels.fused_linear import add_launch, qkv_launch, swiglu_launch
 from photon_grpc.kernels.parts import tiles
 from photon_grpc.kernels.parts.tiles import Tile
@@ -101,3 +102,38 @@ def test_the_same_every_time(kind: str) -> None:
         add_launch(h, problem.x, problem.w, None, TILES[kind], problem.counters)
         results.append(h)
     assert all(torch.equal(result, results[0]) for result in results)
+
+
+HEAD_TILES = TILES | {"wide, two groups of warps": Tile("wide", 128, 64, 8, 4)}
+
+
+@pytest.mark.parametrize("heat", [0.0, 0.8, None], ids=["greedy", "drawn", "both"])
+@each_dtype
+@pytest.mark.parametrize("kind", HEAD_TILES)
+@pytest.mark.parametrize("rows", [1, 5, 16, 33, 100])
+def test_head_draws_from_the_logits_that_it_would_write(
+    rows: int, kind: str, dtype: torch.dtype, heat: float | None
+) -> None:
+    n, k = 4096, 512
+    tile = HEAD_TILES[kind]
+    if tile.SPLITS > 1 or (tile.kind == "wide" and rows < 9) or (tile.kind == "ring" and rows > 32):
+        pytest.skip("the head's tiles are not shared out; wgmma wants rows, a ring few")
+    generator = torch.Generator().manual_seed(rows)
+    x, w = torch.randn((rows, k), generator=generator), torch.randn((n, k), generator=generator) * k**-0.5
+    x, w = x.to(dtype).cuda(), w.to(dtype).cuda()
+    number = torch.arange(rows, device="cuda")
+    temperature = torch.full((rows,), heat, device="cuda") if heat is not None else (number % 2) * 0.7
+    chances = temperature.float(), number * 7 + (1 << 40), number + 3, number % 2
+    logits = head.logits_launch(x, w, tile)
+    torch.testing.assert_close(logits.double().cpu(), x.double().cpu() @ w.double().cpu().T, rtol=1e-4, atol=1e-4)
+    ids = head.draw_launch(x, w, *chances, tile)
+    assert torch.equal(ids, draw.reference(logits, *chances))
+
+
+def test_head_says_which_rows_are_not_finite() -> None:
+    x, w = torch.randn(12, 512, device="cuda").bfloat16(), torch.randn(2048, 512, device="cuda").bfloat16()
+    x[3, 7], x[5, 0] = torch.nan, torch.inf
+    zeros = torch.zeros(12, dtype=torch.int64, device="cuda")
+    temperature = torch.tensor([0.0, 0.9] * 6, device="cuda")
+    ids = head.draw_launch(x, w, temperature, zeros, zeros, zeros, TILES["ring"])
+    assert [row for row, number in enumerate(ids.tolist()) if number == draw.INVALID] == [3, 5]

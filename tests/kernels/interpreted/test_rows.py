@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from photon_grpc.kernels import TORCH, select
+from photon_grpc.kernels import TORCH, rotate_store, select, swiglu
+from photon_grpc.kernels.parts.rotation import Rotation
 
 TRITON = select("triton", "cpu")
 DTYPES = [torch.float32, torch.float16]
@@ -53,6 +54,45 @@ def test_rotary(q_heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> N
 def test_swiglu(dtype: torch.dtype) -> None:
     gate_up = torch.randn(3, 2 * 1100).to(dtype)
     torch.testing.assert_close(TRITON.swiglu(gate_up), TORCH.swiglu(gate_up), **close(dtype))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("size", "num_tokens"), [(96, 3), (3000, 2), (2500, swiglu.WHOLE_ROWS)])
+def test_norm_swiglu(size: int, num_tokens: int, dtype: torch.dtype, bias: bool) -> None:
+    config = swiglu.norm_config(num_tokens, size, 40)
+    gate_up, h = torch.randn(3, 2 * size).to(dtype), torch.randn(3, 40).to(dtype) * 3
+    b = torch.randn(2 * size).to(dtype) if bias else None
+    y, expected = torch.full((2, 3, size), torch.nan, dtype=dtype)
+    grid = (3, -(-size // config["COLUMNS"]))
+    swiglu.norm_swiglu_kernel[grid](gate_up, h, b, y, 2 * size, 1e-5, PDL=False, **config)
+    swiglu.norm_reference(gate_up, h, b, 1e-5, expected)
+    torch.testing.assert_close(y, expected, **close(dtype))
+
+
+@pytest.mark.parametrize("num_tokens", [None, 3])
+@pytest.mark.parametrize("more", ["", "scaled", "scaled, bias", "scaled, bias, norms", "norms"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("q_heads", "kv_heads", "size"), [(4, 2, 64), (6, 1, 96), (3, 3, 32)])
+def test_rotate_store(
+    q_heads: int, kv_heads: int, size: int, dtype: torch.dtype, more: str, num_tokens: int | None
+) -> None:
+    num_heads = q_heads + 2 * kv_heads
+    qkv = torch.randn(4, num_heads * size).to(dtype)
+    h = torch.randn(4, 80).to(dtype) * 3 if "scaled" in more else None
+    bias = torch.randn(num_heads * size).to(dtype) if "bias" in more else None
+    norms = (torch.randn(size).to(dtype), torch.randn(size).to(dtype)) if "norms" in more else None
+    valid = None if num_tokens is None else torch.tensor([num_tokens])
+    positions, slots = torch.tensor([0, 49, 7, 7]), torch.tensor([8, 17, 39, 30])
+    rotation = Rotation(torch.randn(50, size // 2), torch.randn(50, size // 2), positions, slots, valid)
+    results = []
+    for store in (rotate_store.launch, rotate_store.reference):
+        q = torch.full((4, q_heads * size), torch.nan, dtype=dtype)
+        cache = torch.full((5, 2, 2, kv_heads, 8, size), torch.nan, dtype=dtype)
+        store(qkv, h, bias, norms, 1e-5, q, cache, 1, rotation)
+        results.append((q, cache[1:]))
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, equal_nan=True, **close(dtype))
 
 
 @pytest.mark.parametrize("num_tokens", [None, 0, 3, 6])
