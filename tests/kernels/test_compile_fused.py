@@ -29,7 +29,6 @@ POINTERS |= dict.fromkeys(["positions", "slot_mapping", "num_tokens", "seed", "o
 POINTERS |= dict.fromkeys(["counters", "query_start", "context_len", "block_tables", "ids"], "*i32")
 SCALARS = {"num_rows": "i32", "eps": "fp32", "scale": "fp32", "block_stride": "i32", "table_stride": "i32"}
 SCALARS |= {"q_stride": "i32"}
-SCALARS |= {"q_stride": "i32"}
 
 
 def compiled_gluon(kernel: Any, constants: dict[str, Any], num_warps: int, **types_of: str) -> Compiled:
@@ -122,17 +121,6 @@ def test_decode_attention(name: str, rows: int, early: bool) -> None:
         )
         check(built, "mma.sync")
         assert ("cp.async.c" in built.ptx.split("griddepcontrol.wait", 1)[0]) == early
-
-
-@pytest.mark.parametrize("name", ["1B", "8B"])
-def test_decode_attention_of_a_mixed_batch(name: str) -> None:
-    model = MODELS[name]
-    cache = one_page(model, torch.bfloat16, model.block_size)
-    constants = decode_attention.config(256 * model.kv_heads, model.q_heads // model.kv_heads, cache)
-    unused = dict.fromkeys(["partial", "partial_weight", "counters"])
-    num_warps = constants.pop("num_warps")
-    more = {"SPLITS": 1, "EARLY": False, "PDL": False}
-    check(compiled_gluon(decode_attention_kernel, constants | unused | more, num_warps), "mma.sync")
 
 
 @pytest.mark.parametrize("name", ["1B", "8B"])
