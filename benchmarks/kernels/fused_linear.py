@@ -71,7 +71,7 @@ class Chain:
         self.rotation = Rotation(cos, sin, positions, torch.arange(rows, device=device) * 64 + 64)
         self.counters = torch.zeros(8192, dtype=torch.int32, device=device)
         number = torch.arange(rows, device=device)
-        self.chances = torch.zeros(rows, device=device), number, number, number
+        self.chances = draw.Chances(number, number, torch.zeros(rows, device=device), number, number, number)
 
     def call(self, w: torch.Tensor, tile: Tile, *, reference: bool = False) -> torch.Tensor:
         """One projection; what it wrote."""
@@ -95,7 +95,7 @@ class Chain:
         """As `call`, nothing beside the kernel; the head draws."""
         end = tile, self.counters
         if self.projection.name == "head":
-            head.draw_launch(self.x, w, *self.chances, tile)
+            head.draw_launch(self.x, w, self.chances, tile)
         elif self.projection.name == "qkv":
             fused_linear.qkv_launch(self.x, w, None, 1e-5, self.q, self.cache, 0, self.rotation, *end)
         elif self.projection.name == "gate_up":
@@ -120,7 +120,7 @@ class Chain:
 
     def library_us(self) -> float:
         if self.projection.name == "head":
-            return self.us(lambda w: draw.launch(torch.mm(self.x, w.T, out_dtype=torch.float32), *self.chances))
+            return self.us(lambda w: draw.launch(torch.mm(self.x, w.T, out_dtype=torch.float32), self.chances))
         out = torch.empty(self.rows, self.projection.n, device=self.x.device, dtype=self.x.dtype)
         return self.us(lambda w: torch.mm(self.x, w.T, out=out))
 

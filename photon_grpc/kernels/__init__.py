@@ -32,7 +32,7 @@ class Kernels:
     write_kv: Callable[..., None]
     paged_attention: Callable[[torch.Tensor, torch.Tensor, int, AttentionMeta], torch.Tensor]
     gumbel_noise: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | int], torch.Tensor]
-    draw: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    draw: Callable[[torch.Tensor, draw.Chances], torch.Tensor]
     decode_inputs: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int], slot_state.Inputs]
     advance: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 

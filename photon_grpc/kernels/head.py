@@ -16,6 +16,7 @@ import torch
 
 from photon_grpc.kernels.jit import launches
 from photon_grpc.kernels.parts import best
+from photon_grpc.kernels.parts.best import Chances
 from photon_grpc.kernels.parts.projection import launch
 from photon_grpc.kernels.parts.tiles import Tile
 
@@ -25,12 +26,9 @@ def logits_reference(x: torch.Tensor, w: torch.Tensor, tile: Tile) -> torch.Tens
     return x.float() @ w.float().T
 
 
-def draw_reference(
-    x: torch.Tensor, w: torch.Tensor, temperature: torch.Tensor, seed: torch.Tensor, position: torch.Tensor,
-    output_index: torch.Tensor, tile: Tile,
-) -> torch.Tensor:  # fmt: skip
+def draw_reference(x: torch.Tensor, w: torch.Tensor, chances: Chances, tile: Tile) -> torch.Tensor:
     """draw in torch: int64 [R]."""
-    return best.reference(logits_reference(x, w, tile), temperature, seed, position, output_index)
+    return best.reference(logits_reference(x, w, tile), chances)
 
 
 def logits_launch(x: torch.Tensor, w: torch.Tensor, tile: Tile) -> torch.Tensor:
@@ -42,18 +40,13 @@ def logits_launch(x: torch.Tensor, w: torch.Tensor, tile: Tile) -> torch.Tensor:
     return logits
 
 
-def draw_launch(
-    x: torch.Tensor, w: torch.Tensor, temperature: torch.Tensor, seed: torch.Tensor, position: torch.Tensor,
-    output_index: torch.Tensor, tile: Tile,
-) -> torch.Tensor:  # fmt: skip
+def draw_launch(x: torch.Tensor, w: torch.Tensor, chances: Chances, tile: Tile) -> torch.Tensor:
     """int64 [R]."""
     if not launches(w):
-        return draw_reference(x, w, temperature, seed, position, output_index, tile)
+        return draw_reference(x, w, chances, tile)
     num_rows, num_tiles = x.shape[0], w.shape[0] // tile.BN
     values, tops = torch.empty((2, num_rows, num_tiles), dtype=torch.float32, device=x.device)
     ids = torch.empty((num_rows, num_tiles), dtype=torch.int32, device=x.device)
-    chances = {"temperature": temperature, "seed": seed, "positions": position, "output_index": output_index}
-    launch(
-        "draw", tile, w, None, x, values, None, num_rows=num_rows, guard=True, tops=tops, ids=ids, **chances
-    )  # fmt: skip
+    drawing = {"tops": tops, "ids": ids} | chances._asdict()
+    launch("draw", tile, w, None, x, values, None, num_rows=num_rows, guard=True, **drawing)
     return best.merge(values, tops, ids)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from photon_grpc.kernels.jit import cdiv, jit, launches, next_power_of_2, tl
+from photon_grpc.kernels.parts.gluon import gdc_launch_dependents, gdc_wait, has_dependent_launch
 
 
 def reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -48,9 +49,12 @@ def norm_rows(x, weight, eps, SIZE: tl.constexpr):
 @jit
 def rms_norm_kernel(
     x, weight, y, num_rows, x_stride_token, x_stride_head, eps,
-    HEADS: tl.constexpr, SIZE: tl.constexpr, SIZE_PAD: tl.constexpr, ROWS: tl.constexpr,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, SIZE_PAD: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """y [num_rows, SIZE] from rows (token, head) of x; one program for ROWS rows."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, SIZE_PAD)
     inside = (row < num_rows)[:, None] & (column < SIZE)[None, :]
@@ -98,7 +102,10 @@ def launch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     meta = config(x.shape[-1])
     if num_rows:
         grid = (cdiv(num_rows, meta["ROWS"]),)
-        rms_norm_kernel[grid](x, weight, y, num_rows, x.stride(0), stride_head, eps, HEADS=heads, **meta)
+        pdl = has_dependent_launch(x.device)
+        options = {"launch_pdl": True} if pdl else {}
+        numbers = num_rows, x.stride(0), stride_head, eps
+        rms_norm_kernel[grid](x, weight, y, *numbers, HEADS=heads, PDL=pdl, **meta, **options)
     return y
 
 

@@ -28,24 +28,32 @@ __all__ = ["launch", "reference"]
 
 @jit
 def load_heads(
-    x, bias, weight, scale, eps,
-    FIRST: tl.constexpr, HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr,
+    x, FIRST: tl.constexpr, HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr
 ):  # fmt: skip
-    """Both halves [HEADS_PAD, HALF_PAD] of HEADS heads of one token from head FIRST on, scaled, with bias, normalised; float32."""
+    """Both halves [HEADS_PAD, HALF_PAD] of HEADS heads from head FIRST on."""
     head, column = tl.arange(0, HEADS_PAD)[:, None], tl.arange(0, HALF_PAD)[None, :]
     inside = (head < HEADS) & (column < HALF)
     at = (FIRST + head) * (2 * HALF) + column
-    first = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) * scale
-    second = tl.load(x + at + HALF, mask=inside, other=0.0).to(tl.float32) * scale
+    return tl.load(x + at, mask=inside, other=0.0), tl.load(x + at + HALF, mask=inside, other=0.0)
+
+
+@jit
+def normalised(
+    first, second, bias, weight, scale, eps,
+    FIRST: tl.constexpr, HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr,
+):  # fmt: skip
+    """Both halves of the heads scaled, with bias, normalised; float32."""
+    first, second = first.to(tl.float32) * scale, second.to(tl.float32) * scale
     if bias is not None:
-        first += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
-        second += tl.load(bias + at + HALF, mask=inside, other=0.0).to(tl.float32)
+        added_first, added_second = load_heads(bias, FIRST, HEADS, HEADS_PAD, HALF, HALF_PAD)
+        first += added_first.to(tl.float32)
+        second += added_second.to(tl.float32)
     if weight is not None:
+        column = tl.arange(0, HALF_PAD)[None, :]
         squares = tl.sum(first * first + second * second, axis=1)
         factor = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
-        valid = column < HALF
-        first = first * factor * tl.load(weight + column, mask=valid, other=0.0).to(tl.float32)
-        second = second * factor * tl.load(weight + HALF + column, mask=valid, other=0.0).to(tl.float32)
+        first = first * factor * tl.load(weight + column, mask=column < HALF, other=0.0).to(tl.float32)
+        second = second * factor * tl.load(weight + HALF + column, mask=column < HALF, other=0.0).to(tl.float32)
     return first, second
 
 
@@ -80,21 +88,25 @@ def rotate_store_kernel(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
+    x = qkv + token * ((Q_HEADS + 2 * KV_HEADS) * 2 * HALF)
+    # Asked for before the sum over h, whose barrier nothing is moved across.
+    q_a, q_b = load_heads(x, 0, Q_HEADS, Q_PAD, HALF, HALF_PAD)
+    k_a, k_b = load_heads(x, Q_HEADS, KV_HEADS, KV_PAD, HALF, HALF_PAD)
+    v_a, v_b = load_heads(x, Q_HEADS + KV_HEADS, KV_HEADS, KV_PAD, HALF, HALF_PAD)
     scale = 1.0
     if h is not None:
         element = tl.arange(0, HIDDEN_PAD)
         row = tl.load(h + token * HIDDEN + element, mask=element < HIDDEN, other=0.0).to(tl.float32)
         scale = tl.rsqrt(tl.sum(row * row, axis=0) / HIDDEN + eps)
-    x = qkv + token * ((Q_HEADS + 2 * KV_HEADS) * 2 * HALF)
-    keys = pages + (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * (2 * HALF)
-    values = keys + KV_HEADS * BLOCK_SIZE * 2 * HALF
-    a, b = load_heads(x, bias, q_weight, scale, eps, 0, Q_HEADS, Q_PAD, HALF, HALF_PAD)
+    a, b = normalised(q_a, q_b, bias, q_weight, scale, eps, 0, Q_HEADS, Q_PAD, HALF, HALF_PAD)
     store_heads(
         q + token * (Q_HEADS * 2 * HALF), a * c - b * s, b * c + a * s, 2 * HALF, Q_HEADS, Q_PAD, HALF, HALF_PAD
     )
-    a, b = load_heads(x, bias, k_weight, scale, eps, Q_HEADS, KV_HEADS, KV_PAD, HALF, HALF_PAD)
+    keys = pages + (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * (2 * HALF)
+    a, b = normalised(k_a, k_b, bias, k_weight, scale, eps, Q_HEADS, KV_HEADS, KV_PAD, HALF, HALF_PAD)
     store_heads(keys, a * c - b * s, b * c + a * s, BLOCK_SIZE * 2 * HALF, KV_HEADS, KV_PAD, HALF, HALF_PAD)
-    a, b = load_heads(x, bias, None, scale, eps, Q_HEADS + KV_HEADS, KV_HEADS, KV_PAD, HALF, HALF_PAD)
+    a, b = normalised(v_a, v_b, bias, None, scale, eps, Q_HEADS + KV_HEADS, KV_HEADS, KV_PAD, HALF, HALF_PAD)
+    values = keys + KV_HEADS * BLOCK_SIZE * 2 * HALF
     store_heads(values, a, b, BLOCK_SIZE * 2 * HALF, KV_HEADS, KV_PAD, HALF, HALF_PAD)
 
 

@@ -60,17 +60,29 @@ def norm_swiglu_kernel(
         gdc_launch_dependents()
     element = tl.arange(0, HIDDEN_PAD)
     x = tl.load(h + row * HIDDEN + element, mask=element < HIDDEN, other=0.0).to(tl.float32)
+    column = begin + tl.arange(0, BLOCK)
+    # Asked for before the sum over h, whose barrier nothing is moved across.
+    gate = tl.load(gate_up + row * stride + column, mask=column < SIZE, other=0.0)
+    up = tl.load(gate_up + row * stride + SIZE + column, mask=column < SIZE, other=0.0)
     scale = tl.rsqrt(tl.sum(x * x, axis=0) / HIDDEN + eps)
-    for start in range(0, COLUMNS, BLOCK):
+    store_product(gate, up, bias, y + row * SIZE, column, scale, SIZE)
+    for start in range(BLOCK, COLUMNS, BLOCK):
         column = begin + start + tl.arange(0, BLOCK)
-        inside = column < SIZE
-        gate = tl.load(gate_up + row * stride + column, mask=inside, other=0.0).to(tl.float32) * scale
-        up = tl.load(gate_up + row * stride + SIZE + column, mask=inside, other=0.0).to(tl.float32) * scale
-        if bias is not None:
-            gate += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
-            up += tl.load(bias + SIZE + column, mask=inside, other=0.0).to(tl.float32)
-        product = gate / (1.0 + tl.exp(-gate)) * up
-        tl.store(y + row * SIZE + column, product.to(y.dtype.element_ty), mask=inside)
+        gate = tl.load(gate_up + row * stride + column, mask=column < SIZE, other=0.0)
+        up = tl.load(gate_up + row * stride + SIZE + column, mask=column < SIZE, other=0.0)
+        store_product(gate, up, bias, y + row * SIZE, column, scale, SIZE)
+
+
+@jit
+def store_product(gate, up, bias, y, column, scale, SIZE: tl.constexpr):
+    """silu(scale · gate + b) · (scale · up + b) to these columns of a row."""
+    inside = column < SIZE
+    gate, up = gate.to(tl.float32) * scale, up.to(tl.float32) * scale
+    if bias is not None:
+        gate += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+        up += tl.load(bias + SIZE + column, mask=inside, other=0.0).to(tl.float32)
+    product = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(y + column, product.to(y.dtype.element_ty), mask=inside)
 
 
 def config(size: int) -> dict[str, Any]:

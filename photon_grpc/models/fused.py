@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 from photon_grpc.kernels import decode_attention, embed, head, paged_attention, rotate_store, swiglu
+from photon_grpc.kernels.draw import Chances
 from photon_grpc.kernels.fused_linear import add_launch, qkv_launch, swiglu_launch
 from photon_grpc.kernels.parts import tiles
 from photon_grpc.kernels.parts.gluon import can_fuse
@@ -97,13 +98,11 @@ class FusedDecoder(Decoder):
         tile = self._head_tile(hidden)
         return super().logits(hidden) if tile is None else head.logits_launch(hidden, self.head.weight, tile)
 
-    def draw(self, hidden: torch.Tensor, *chances: torch.Tensor) -> torch.Tensor:
+    def draw(self, hidden: torch.Tensor, chances: Chances) -> torch.Tensor:
         """As Decoder.draw."""
         tile = self._head_tile(hidden)
         return (
-            super().draw(hidden, *chances)
-            if tile is None
-            else head.draw_launch(hidden, self.head.weight, *chances, tile)
+            super().draw(hidden, chances) if tile is None else head.draw_launch(hidden, self.head.weight, chances, tile)
         )
 
     def _head_tile(self, hidden: torch.Tensor) -> Tile | None:

@@ -103,7 +103,7 @@ class PaddedStep:
         # No row of such a step is new: only its own newest key is written while it attends.
         ctx = StepContext(position, slot_mapping, self._pages, attention, history_is_settled=True)
         hidden = self._decoder.forward(token, ctx)
-        ids = self._tail(hidden, slots, position + 1, shape.width)
+        ids = self._tail(hidden, slots, context_len, shape.width)
         self._kernels.advance(slots, ids, table.token_ids, table.num_computed)
         return ids
 

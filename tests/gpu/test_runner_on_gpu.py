@@ -75,7 +75,7 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16(family: str) ->
     logits: list[torch.Tensor] = []
     decoder = served.assembled.runner._step._decoder  # type: ignore[attr-defined]
     draw = decoder.draw
-    decoder.draw = lambda hidden, *chances: logits.append(decoder.logits(hidden)) or draw(hidden, *chances)
+    decoder.draw = lambda hidden, chances: logits.append(decoder.logits(hidden)) or draw(hidden, chances)
     served.complete([prompt], 1)
     ids = torch.tensor([prompt])
     with torch.inference_mode():

@@ -98,8 +98,12 @@ def test_rms_norm(name: str, dtype: torch.dtype) -> None:
     types = dict.fromkeys(["x", "residual", "weight", "y", "total"], pointer)
     types |= dict.fromkeys(["num_rows", "x_stride_token", "x_stride_head", "x_stride", "residual_stride"], "i32")
     types["eps"] = "fp32"
-    check(compiled(rms_norm.rms_norm_kernel, types, {"HEADS": 1} | rms_norm.config(model.hidden)))
-    check(compiled(rms_norm.rms_norm_kernel, types, {"HEADS": model.q_heads} | rms_norm.config(model.head_dim)))
+    check(compiled(rms_norm.rms_norm_kernel, types, {"HEADS": 1, "PDL": True} | rms_norm.config(model.hidden)))
+    check(
+        compiled(
+            rms_norm.rms_norm_kernel, types, {"HEADS": model.q_heads, "PDL": False} | rms_norm.config(model.head_dim)
+        )
+    )
     check(compiled(rms_norm.add_rms_norm_kernel, types, rms_norm.config(model.hidden)))
 
 

@@ -51,8 +51,8 @@ class Identity:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden.clone()
 
-    def draw(self, hidden: torch.Tensor, *chances: torch.Tensor) -> torch.Tensor:
-        return draw.reference(hidden, *chances)
+    def draw(self, hidden: torch.Tensor, chances: draw.Chances) -> torch.Tensor:
+        return draw.reference(hidden, chances)
 
 
 def tail_of(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from photon_grpc.kernels.jit import jit, next_power_of_2, tl
@@ -13,20 +15,30 @@ INVALID = -1
 MIN_TEMPERATURE = 1e-5
 
 
-def reference(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    seed: torch.Tensor,
-    position: torch.Tensor,
-    output_index: torch.Tensor,
-) -> torch.Tensor:
+class Chances(NamedTuple):
+    """By what the rows of a step draw: each row's slot, and the parameters of every slot.
+
+    slots: int64 [R]. context_len: int32 or int64 [R], tokens before the one to draw. temperature: float32 [S].
+    seed (bit pattern of a uint64), output_index, num_prompt: int64 [S].
+    """
+
+    slots: torch.Tensor
+    context_len: torch.Tensor
+    temperature: torch.Tensor
+    seed: torch.Tensor
+    output_index: torch.Tensor
+    num_prompt: torch.Tensor
+
+
+def reference(logits: torch.Tensor, chances: Chances) -> torch.Tensor:
     """draw in torch."""
-    wide = logits.float()
+    wide, slots = logits.float(), chances.slots
     best, greedy = wide.max(-1)
+    temperature, position = chances.temperature[slots], chances.context_len - chances.num_prompt[slots]
     is_greedy = temperature < MIN_TEMPERATURE
     scaled = wide / torch.where(is_greedy, 1.0, temperature)[:, None]
-    drawn = (scaled + noise_reference(seed, position, output_index, wide.shape[1])).argmax(-1)
-    return torch.where(best.isfinite(), torch.where(is_greedy, greedy, drawn), INVALID)
+    noise = noise_reference(chances.seed[slots], position, chances.output_index[slots], wide.shape[1])
+    return torch.where(best.isfinite(), torch.where(is_greedy, greedy, (scaled + noise).argmax(-1)), INVALID)
 
 
 @jit

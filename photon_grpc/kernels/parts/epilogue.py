@@ -103,8 +103,8 @@ def load_ahead(
 
 @gluon_jit
 def finish(
-    tile, first, second, bias, y, pages, positions, slot_mapping, num_tokens, num_rows, block_stride,
-    temperature, seed, output_index, tops, ids,
+    tile, first, second, bias, y, pages, slot_mapping, num_tokens, num_rows, block_stride,
+    slots, context_len, temperature, seed, output_index, num_prompt, tops, ids,
     EPILOGUE: gl.constexpr, N: gl.constexpr, SPAN: gl.constexpr, Q_HEADS: gl.constexpr, KV_HEADS: gl.constexpr,
     BLOCK_SIZE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, KW: gl.constexpr,
 ):  # fmt: skip
@@ -126,7 +126,8 @@ def finish(
         gl.store(y + token[None, :] * N + row[:, None], tile, mask=valid)
     if EPILOGUE == "draw":
         keep_best(
-            tile, y, tops, ids, temperature, seed, positions, output_index, num_rows, N // BN, BM, BN, whole,
+            tile, y, slots, context_len, temperature, seed, output_index, num_prompt, tops, ids, num_rows,
+            N // BN, BM, BN, whole,
         )  # fmt: skip
     if EPILOGUE == "add":
         gl.store(y + token[None, :] * N + row[:, None], (tile + first).to(kind), mask=valid)
@@ -158,7 +159,7 @@ def finish(
 
 @gluon_jit
 def keep_best(
-    logits, values, tops, ids, temperature, seed, positions, output_index, num_rows,
+    logits, values, slots, context_len, temperature, seed, output_index, num_prompt, tops, ids, num_rows,
     TILES: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """Of every token: the best value of the tile and its id, and the highest logit (infinite where one is NaN), as `draw.py` has them."""
@@ -166,13 +167,14 @@ def keep_best(
     number = program * BN + gl.arange(0, BN, layout=gl.SliceLayout(1, layout))
     token = gl.arange(0, BM, layout=gl.SliceLayout(0, layout))
     is_row = token < num_rows
-    heat = gl.load(temperature + token, mask=is_row, other=0.0)
+    slot = gl.load(slots + token, mask=is_row, other=0)
+    heat = gl.load(temperature + slot, mask=is_row, other=0.0)
     top = gl.max(gl.where(logits != logits, float("inf"), logits), 0)
     value = logits
     if gl.max(heat, 0) >= 1e-5:
-        key = gl.load(seed + token, mask=is_row, other=0)
-        at = gl.load(positions + token, mask=is_row, other=0)
-        index = gl.load(output_index + token, mask=is_row, other=0)
+        key = gl.load(seed + slot, mask=is_row, other=0)
+        at = gl.load(context_len + token, mask=is_row, other=0) - gl.load(num_prompt + slot, mask=is_row, other=0)
+        index = gl.load(output_index + slot, mask=is_row, other=0)
         numbers = number[:, None] + gl.zeros([BN, BM], gl.int32, layout)
         noise = gumbel(key[None, :], at[None, :], index[None, :], numbers)
         is_drawn = (heat >= 1e-5)[None, :]

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from photon_grpc.kernels.parts.best import Chances
 from photon_grpc.kernels.parts.gluon import has_dependent_launch
 from photon_grpc.kernels.parts.ring import ring_kernel
 from photon_grpc.kernels.parts.tiles import Tile, bucket
@@ -13,7 +14,7 @@ from photon_grpc.kernels.parts.wide import wide_kernel
 
 #: What only the rotary epilogue is given, and what only the draw is.
 PAGED = ("pages", "cos", "sin", "positions", "slot_mapping", "num_tokens", "block_stride")
-CHANCES = ("temperature", "seed", "output_index", "tops", "ids")
+DRAWING = (*Chances._fields, "tops", "ids")
 
 
 def launch(
@@ -27,7 +28,7 @@ def launch(
     rows = bucket(num_rows)
     n, k = w.shape
     pdl = has_dependent_launch(w.device)
-    arguments = dict.fromkeys((*PAGED, *CHANCES)) | dict.fromkeys(("Q_HEADS", "KV_HEADS", "BLOCK_SIZE"), 0) | more
+    arguments = dict.fromkeys((*PAGED, *DRAWING)) | dict.fromkeys(("Q_HEADS", "KV_HEADS", "BLOCK_SIZE"), 0) | more
     arguments |= {"w": w, "bias": b, "x": x, "y": y, "num_rows": num_rows, "eps": eps or 0.0}
     constants = {
         "EPILOGUE": epilogue,

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from photon_grpc.kernels import Kernels
-from photon_grpc.kernels.draw import INVALID, MIN_TEMPERATURE
+from photon_grpc.kernels.draw import INVALID, MIN_TEMPERATURE, Chances
 from photon_grpc.kernels.noise import MAX_GUMBEL, MIN_GUMBEL
 from photon_grpc.runner.sampling.filters import cutoff
 from photon_grpc.runner.slot_table import SlotTable
@@ -35,14 +35,7 @@ class Head(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, hidden_size] -> float32 [R, V]."""
 
-    def draw(
-        self,
-        hidden: torch.Tensor,
-        temperature: torch.Tensor,
-        seed: torch.Tensor,
-        position: torch.Tensor,
-        output_index: torch.Tensor,
-    ) -> torch.Tensor:
+    def draw(self, hidden: torch.Tensor, chances: Chances) -> torch.Tensor:
         """int64 [R]; `kernels.draw` of the same logits, which need not exist."""
 
 
@@ -85,7 +78,7 @@ class Tail:
         Args:
             hidden: [R, hidden_size], the model's last hidden states.
             slots: int64 [R].
-            context_len: int64 [R], tokens before the one to draw.
+            context_len: int32 or int64 [R], tokens before the one to draw.
         """
         if width is Width.FILTERED:
             return self._draw_and_check(hidden, slots, context_len, width)
@@ -95,8 +88,10 @@ class Tail:
         self, hidden: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, width: Width
     ) -> torch.Tensor:
         table = self._table
-        position = context_len - table.num_prompt[slots]
-        return self._head.draw(hidden, table.temperature[slots], table.seed[slots], position, table.output_index[slots])
+        rows = slots, context_len
+        return self._head.draw(
+            hidden, Chances(*rows, table.temperature, table.seed, table.output_index, table.num_prompt)
+        )
 
     def _draw_and_check(
         self, hidden: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, width: Width

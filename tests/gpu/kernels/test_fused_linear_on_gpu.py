@@ -123,17 +123,20 @@ def test_head_draws_from_the_logits_that_it_would_write(
     x, w = x.to(dtype).cuda(), w.to(dtype).cuda()
     number = torch.arange(rows, device="cuda")
     temperature = torch.full((rows,), heat, device="cuda") if heat is not None else (number % 2) * 0.7
-    chances = temperature.float(), number * 7 + (1 << 40), number + 3, number % 2
+    slots = number.flip(0)
+    chances = draw.Chances(
+        slots, (number + 9).int(), temperature.float(), number * 7 + (1 << 40), number % 2, number % 5
+    )
     logits = head.logits_launch(x, w, tile)
     torch.testing.assert_close(logits.double().cpu(), x.double().cpu() @ w.double().cpu().T, rtol=1e-4, atol=1e-4)
-    ids = head.draw_launch(x, w, *chances, tile)
-    assert torch.equal(ids, draw.reference(logits, *chances))
+    ids = head.draw_launch(x, w, chances, tile)
+    assert torch.equal(ids, draw.reference(logits, chances))
 
 
 def test_head_says_which_rows_are_not_finite() -> None:
     x, w = torch.randn(12, 512, device="cuda").bfloat16(), torch.randn(2048, 512, device="cuda").bfloat16()
     x[3, 7], x[5, 0] = torch.nan, torch.inf
-    zeros = torch.zeros(12, dtype=torch.int64, device="cuda")
+    zeros, slots = torch.zeros(12, dtype=torch.int64, device="cuda"), torch.arange(12, device="cuda")
     temperature = torch.tensor([0.0, 0.9] * 6, device="cuda")
-    ids = head.draw_launch(x, w, temperature, zeros, zeros, zeros, TILES["ring"])
+    ids = head.draw_launch(x, w, draw.Chances(slots, zeros, temperature, zeros, zeros, zeros), TILES["ring"])
     assert [row for row, number in enumerate(ids.tolist()) if number == draw.INVALID] == [3, 5]

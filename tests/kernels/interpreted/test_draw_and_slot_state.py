@@ -7,16 +7,19 @@ import torch
 from photon_grpc.kernels import draw, slot_state
 
 
-def rows(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    temperature = torch.tensor([0.0, 0.7, 1.0, 2.5, 1e-6])[:count]
-    return temperature, torch.arange(count) - 2, torch.arange(count) * 7, torch.arange(count) % 2
+def rows() -> draw.Chances:
+    """Five rows at slots in another order."""
+    temperature = torch.tensor([0.0, 0.7, 1.0, 2.5, 1e-6])
+    number = torch.arange(5)
+    slots, lengths = torch.tensor([0, 3, 2, 1, 4]), (number * 9).int()
+    return draw.Chances(slots, lengths, temperature, number - 2, number % 2, number * 2)
 
 
 def test_drawn_ids_are_equal() -> None:
     torch.manual_seed(0)
     for columns in (50, 2048, 5000):
         logits = torch.randn(5, columns) * 3
-        assert torch.equal(draw.launch(logits, *rows(5)), draw.reference(logits, *rows(5)))
+        assert torch.equal(draw.launch(logits, rows()), draw.reference(logits, rows()))
 
 
 def test_ties_are_the_lowest_id_and_rows_without_finite_logits_are_invalid() -> None:
@@ -25,9 +28,9 @@ def test_ties_are_the_lowest_id_and_rows_without_finite_logits_are_invalid() -> 
     logits[2, 7] = float("inf")
     logits[3] = -float("inf")
     logits[4, [3, 4000]] = 5.0
-    expected = draw.reference(logits, *rows(5))
+    expected = draw.reference(logits, rows())
     assert expected.tolist() == [0, -1, -1, -1, 3]
-    assert torch.equal(draw.launch(logits, *rows(5)), expected)
+    assert torch.equal(draw.launch(logits, rows()), expected)
 
 
 def test_a_slot_s_inputs_and_its_advance_are_equal() -> None:
