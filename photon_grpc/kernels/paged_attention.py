@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from photon_grpc.kernels import decode_attention
 from photon_grpc.kernels.jit import cdiv, jit, launches, next_power_of_2, num_multiprocessors, tl
+from photon_grpc.kernels.parts import decode_launch
 from photon_grpc.kernels.parts.attention_meta import QUERY_TILE, AttentionMeta, DecodeGather, GatherPlan, RowGather
 from photon_grpc.kernels.parts.online_softmax import attend, key_offsets
 
@@ -337,8 +337,8 @@ def launch(
         launch_varlen(q, cache, layer, meta, out)
     if meta.max_query_len == 1 or meta.counts is None or 1 in meta.counts:
         block_n = decode_config(q.shape[1], cache)["BLOCK_N"]
-        if decode_attention.fills_device(q, cache, num_rows):
-            decode_attention.launch_rows_of_one(q, cache, layer, meta, out)
+        if decode_launch.fills_device(q, cache, num_rows):
+            decode_launch.launch_rows_of_one(q, cache, layer, meta, out)
             return out
         multiprocessors = num_multiprocessors(q.device)
         splits = num_splits(num_rows * kv_heads, meta.max_context_len, multiprocessors, block_n)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from photon_grpc.kernels import decode_attention
+from photon_grpc.kernels.parts import decode_launch
 from tests.kernels.paged import Shape, expected, paged_batch, tolerance
 
 
@@ -18,7 +19,7 @@ def test_reference_equals_dense_attention() -> None:
 
 
 def test_short_contexts_and_large_batches_are_not_shared_out() -> None:
-    assert decode_attention.num_splits(8, 512, 132, 512) == 1
-    assert decode_attention.num_splits(64 * 8, 131072, 132, 128) == 1
-    assert decode_attention.num_splits(8, 131072, 132, 512) == 16
-    assert decode_attention.num_splits(8, 1024, 132, 512) == 2
+    assert decode_launch.num_splits(8, 512, 132, 512) == 1
+    assert decode_launch.num_splits(64 * 8, 131072, 132, 128) == 1
+    assert decode_launch.num_splits(8, 131072, 132, 512) == 16
+    assert decode_launch.num_splits(8, 1024, 132, 512) == 2

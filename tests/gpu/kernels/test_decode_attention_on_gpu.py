@@ -65,9 +65,9 @@ def test_a_row_does_not_depend_on_its_neighbours(heads: tuple[int, int, int]) ->
 def test_rows_of_one_query_among_prompts(heads: tuple[int, int, int], dtype: torch.dtype) -> None:
     counts, contexts = [1, 5, 1, 17] * 10, [270, 5, 1, 64] * 10
     batch = paged_batch(Shape(*heads, 64), counts, contexts, dtype, "cuda")
-    assert decode_attention.fills_device(batch.q, batch.cache, len(counts))
+    assert decode_launch.fills_device(batch.q, batch.cache, len(counts))
     out = torch.full(batch.q.shape, torch.nan, dtype=dtype, device="cuda")
-    decode_attention.launch_rows_of_one(batch.q, batch.cache, batch.layer, batch.meta, out)
+    decode_launch.launch_rows_of_one(batch.q, batch.cache, batch.layer, batch.meta, out)
     ones = torch.tensor([count == 1 for count in counts for _ in range(count)])
     torch.testing.assert_close(out[ones].double().cpu(), expected(batch)[ones], **tolerance(dtype))
     assert out[~ones].isnan().all()
