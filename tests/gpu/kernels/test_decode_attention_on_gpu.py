@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from photon_grpc.kernels import decode_attention, paged_attention
+from photon_grpc.kernels.parts import decode_launch
 from tests.kernels.paged import Shape, expected, paged_batch, tolerance
 
 pytestmark = pytest.mark.gpu
