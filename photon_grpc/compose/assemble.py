@@ -28,9 +28,10 @@ from photon_grpc.models import registry, weights
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.models.fused import FusedDecoder, fuse
 from photon_grpc.runner.build import eager_runner, graph_runner
-from photon_grpc.runner.capacity import blocks_on_cpu, blocks_on_cuda, warm_up
+from photon_grpc.runner.capacity import blocks_on_cpu, blocks_on_cuda
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
+from photon_grpc.runner.warm_up import warm_up, warm_up_mixed
 
 _LOG = logging.getLogger(__name__)
 
@@ -82,6 +83,13 @@ def assemble(config: ServeConfig, progress: Progress) -> Assembled:
     progress("warm-up", 0, 1)
     runner = _runner(decoder, config, kernels, sizes, progress)
     warm_up(runner)
+    if device.type == "cuda":
+        warm_up_mixed(
+            runner,
+            max_num_seqs=sizes.max_num_seqs,
+            max_num_batched_tokens=sizes.max_num_batched_tokens,
+            max_model_len=sizes.max_model_len,
+        )
     progress("warm-up", 1, 1)
     facts = _facts(card, decoder, runner, config, kernels, sizes)
     return Assembled(facts, config, sizes, runner, decoder.num_parameters)

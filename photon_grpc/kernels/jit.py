@@ -26,9 +26,13 @@ except ImportError:
 INTERPRETED = triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
 
 
+#: Arguments that change from step to step. Triton compiles a kernel of its own where a number is 1 or a multiple of 16.
+UNSPECIALIZED = ["num_rows", "table_stride"]
+
+
 def jit(function: Callable[..., Any]) -> Any:
     """A Triton kernel or device function; the Python function itself where Triton is missing."""
-    return function if triton is None else triton.jit(function)
+    return function if triton is None else triton.jit(function, do_not_specialize=UNSPECIALIZED)
 
 
 def launches(tensor: torch.Tensor) -> bool:

@@ -12,7 +12,6 @@ from photon_grpc.kernels import Kernels
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.runner.build import eager_runner
 from photon_grpc.runner.kv_cache import KVCache, block_bytes
-from photon_grpc.runner.model_runner import ModelRunner
 
 CPU_POOL_BYTES = 1 << 30
 
@@ -70,12 +69,3 @@ def _largest_step(decoder: Decoder, kernels: Kernels, block_size: int, max_num_s
 def _row(slot: int, length: int, blocks: int) -> Admission:
     ids, table = (0,) * length, tuple(range(1, blocks + 1))
     return Admission(slot, ids, length, 0, (table,), SamplingParams(temperature=1.0, top_p=0.9))
-
-
-def warm_up(runner: ModelRunner) -> None:
-    """One real token, and what the first call of everything costs. Raises RuntimeError when it cannot be computed."""
-    count = min(4, runner.block_size)
-    admission = Admission(1, (0,) * count, count, 0, ((1,),), SamplingParams(0.0))
-    output = runner.submit(Batch(0, (1,), (count,), (1,), admissions=(admission,))).result()
-    if output.faults:
-        raise RuntimeError(output.faults[0].message)

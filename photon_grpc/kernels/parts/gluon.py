@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from photon_grpc.kernels.jit import INTERPRETED, triton
+from photon_grpc.kernels.jit import INTERPRETED, UNSPECIALIZED, triton
 
 try:
     from triton.experimental import gluon
@@ -37,8 +37,7 @@ def gluon_jit(function: Callable[..., Any]) -> Any:
     """A Gluon kernel or device function; the Python function itself where Gluon is missing."""
     if gluon is None or triton is None:
         return function
-    # Every batch size would be a compilation of its own where 1 and multiples of 16 are special.
-    return gluon.jit(function, do_not_specialize=["num_rows"])
+    return gluon.jit(function, do_not_specialize=UNSPECIALIZED)
 
 
 @functools.cache

@@ -1,0 +1,40 @@
+"""Steps before the first request, for what a first call of everything costs."""
+
+from __future__ import annotations
+
+from photon_grpc.core.batch import Admission, Batch
+from photon_grpc.core.request import SamplingParams
+from photon_grpc.runner.graphs import DECODE_BUCKETS, LONG_BUCKETS
+from photon_grpc.runner.model_runner import ModelRunner
+
+
+def warm_up(runner: ModelRunner) -> None:
+    """One real token, and what the first call of everything costs. Raises RuntimeError when it cannot be computed."""
+    count = min(4, runner.block_size)
+    admission = Admission(1, (0,) * count, count, 0, ((1,),), SamplingParams(0.0))
+    output = runner.submit(Batch(0, (1,), (count,), (1,), admissions=(admission,))).result()
+    if output.faults:
+        raise RuntimeError(output.faults[0].message)
+
+
+def warm_up_mixed(runner: ModelRunner, *, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> None:
+    """Prompts longer than any graph beside few and many decode rows: such steps run eagerly, and the kernels of their rows differ with how
+    many there are. Nobody's first long prompt is to wait until they are compiled or loaded.
+    """
+    num_tokens = LONG_BUCKETS[-1] + 1
+    length = min(max_model_len - 1, num_tokens)
+    num_prompts = -(-num_tokens // length)
+    prompts = [_row(runner, slot, length, 0) for slot in range(1, num_prompts + 1)]
+    for num_rows in (0, *DECODE_BUCKETS):
+        num_slots = num_prompts + num_rows
+        if num_slots > max_num_seqs or num_prompts * length + num_rows > max_num_batched_tokens:
+            break
+        decoding = [_row(runner, slot, length, length - 1) for slot in range(num_prompts + 1, num_slots + 1)]
+        slots, counts = tuple(range(1, num_slots + 1)), (length,) * num_prompts + (1,) * num_rows
+        runner.submit(Batch(0, slots, counts, (1,) * num_slots, admissions=(*prompts, *decoding))).result()
+
+
+def _row(runner: ModelRunner, slot: int, length: int, num_computed: int) -> Admission:
+    """Everything in block 1, which no request has yet."""
+    blocks = (1,) * -(-length // runner.block_size)
+    return Admission(slot, (0,) * length, length, num_computed, (blocks,), SamplingParams(0.0))
