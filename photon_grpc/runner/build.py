@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from photon_grpc.kernels import Kernels
 from photon_grpc.models.decoder import Decoder
-from photon_grpc.runner.graphs import SHORT_ROWS, CudaCapture, GraphStep, PaddedStep, decode_buckets
+from photon_grpc.runner.graphs import CudaCapture, GraphStep, PaddedStep, decode_buckets, mixed_buckets
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
 from photon_grpc.runner.sampling.tail import Tail
@@ -35,9 +35,7 @@ def graph_runner(
     """Batches that fit a bucket are replayed from CUDA graphs, which are captured here; `progress(done, total)`."""
     table = SlotTable(max_num_seqs + 1, decoder.max_model_len, cache.block_size, decoder.vocab_size, decoder.device)
     tail = Tail(decoder, table, kernels)
-    padded = PaddedStep(
-        decoder, table, cache.pages, tail, kernels, max_rows=max(decode_buckets(max_num_seqs)[-1], SHORT_ROWS)
-    )
+    padded = PaddedStep(decoder, table, cache.pages, tail, kernels, max_rows=max(mixed_buckets(max_num_seqs)))
     eager = EagerStep(decoder, table, cache.pages, tail, row_buckets=decode_buckets(max_num_seqs))
     step = GraphStep(padded, eager, table, tail, CudaCapture(), max_num_seqs)
     step.warm_up(progress)

@@ -5,7 +5,8 @@ keys there, nobody reads what they draw, and the state they change is that of sl
 change and nothing else: last tokens and positions are on the device.
 
 Two kinds of shape: `decode`, B rows of one token; `mixed`, T tokens shared out over at most R rows: few rows for a short prompt that should
-not wait, all rows for a chunk of prompt beside everybody who decodes. Longer steps run eagerly: they hide what launching costs.
+not wait, some or all rows for a chunk of prompt beside those who decode (the head multiplies every row of the shape). Longer steps run
+eagerly: they hide what launching costs.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ from photon_grpc.runner.step import Drawn, Step
 _LOG = logging.getLogger(__name__)
 
 DECODE_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
-#: Tokens of mixed steps with at most SHORT_ROWS rows, and of those with any number.
+#: Tokens of mixed steps with at most SHORT_ROWS rows, with at most MEDIUM_ROWS, and with any number.
 SHORT_BUCKETS = (32, 64, 128, 256, 512)
 SHORT_ROWS = 16
+MEDIUM_BUCKETS = (96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1280, 1536, 2048)
+MEDIUM_ROWS = 64
 LONG_BUCKETS = (256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
 
 
@@ -168,7 +171,7 @@ class GraphStep:
         self._tail = tail
         self._capture = capture
         self.decode_buckets = decode_buckets(max_num_seqs)
-        self._long_rows = self.decode_buckets[-1]
+        self._mixed_buckets = mixed_buckets(max_num_seqs)
         self._replays: dict[Shape, Replay | None] = {}
         self._slots: tuple[int, ...] = ()
 
@@ -192,8 +195,7 @@ class GraphStep:
 
     def warm_up(self, progress: Callable[[int, int], None]) -> None:
         """Captures every shape, largest first, so that the smaller ones fit into the memory it took."""
-        sizes = [(tokens, self._long_rows) for tokens in LONG_BUCKETS if tokens > self._long_rows]
-        sizes += [(tokens, SHORT_ROWS) for tokens in SHORT_BUCKETS]
+        sizes = [(tokens, rows) for rows, buckets in self._mixed_buckets.items() for tokens in buckets]
         sizes += [(rows, rows) for rows in self.decode_buckets]
         shapes = [Shape(*size, width) for size in sorted(sizes, reverse=True) for width in reversed(self._tail.widths)]
         for done, shape in enumerate(shapes):
@@ -208,12 +210,9 @@ class GraphStep:
         if is_decode and num_rows <= self.decode_buckets[-1]:
             rows = self.decode_buckets[bisect_left(self.decode_buckets, num_rows)]
             return Shape(rows, rows, width)
-        if num_rows <= SHORT_ROWS and num_tokens <= SHORT_BUCKETS[-1]:
-            return Shape(SHORT_BUCKETS[bisect_left(SHORT_BUCKETS, num_tokens)], SHORT_ROWS, width)
-        if num_rows <= self._long_rows and num_tokens <= LONG_BUCKETS[-1]:
-            # A bucket of as many tokens as rows would be taken for a decode step.
-            tokens = LONG_BUCKETS[bisect_left(LONG_BUCKETS, max(num_tokens, self._long_rows + 1))]
-            return Shape(tokens, self._long_rows, width)
+        for rows, buckets in self._mixed_buckets.items():
+            if num_rows <= rows and num_tokens <= buckets[-1]:
+                return Shape(buckets[bisect_left(buckets, num_tokens)], rows, width)
         return None
 
     def _find(self, shape: Shape) -> Replay | None:
@@ -246,8 +245,18 @@ class GraphStep:
 
 def decode_buckets(max_num_seqs: int) -> tuple[int, ...]:
     """Those that a batch of at most `max_num_seqs` rows needs."""
-    needed = bisect_left(DECODE_BUCKETS, max_num_seqs) + 1
-    return DECODE_BUCKETS[:needed]
+    return DECODE_BUCKETS[: bisect_left(DECODE_BUCKETS, max_num_seqs) + 1]
+
+
+def mixed_buckets(max_num_seqs: int) -> dict[int, tuple[int, ...]]:
+    """Rows of mixed steps -> their buckets of tokens, the cheapest first. As many tokens as rows would be taken for a decode step."""
+    max_rows = decode_buckets(max_num_seqs)[-1]
+    if max_rows <= SHORT_ROWS:
+        return {SHORT_ROWS: SHORT_BUCKETS + tuple(tokens for tokens in LONG_BUCKETS if tokens > SHORT_BUCKETS[-1])}
+    if max_rows <= MEDIUM_ROWS:
+        return {SHORT_ROWS: SHORT_BUCKETS, MEDIUM_ROWS: MEDIUM_BUCKETS}
+    long = tuple(tokens for tokens in LONG_BUCKETS if tokens > max_rows)
+    return {SHORT_ROWS: SHORT_BUCKETS, MEDIUM_ROWS: MEDIUM_BUCKETS, max_rows: long}
 
 
 class CudaCapture:

@@ -13,7 +13,15 @@ from photon_grpc.core.batch import Admission, Batch
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.kernels import select
 from photon_grpc.models import build, load
-from photon_grpc.runner.graphs import DECODE_BUCKETS, GraphStep, PaddedStep, Replay, Shape, decode_buckets
+from photon_grpc.runner.graphs import (
+    DECODE_BUCKETS,
+    GraphStep,
+    PaddedStep,
+    Replay,
+    Shape,
+    decode_buckets,
+    mixed_buckets,
+)
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
 from photon_grpc.runner.sampling.tail import Tail, Width
@@ -57,7 +65,7 @@ def replayed_runner(num_seqs: int) -> tuple[ModelRunner, GraphStep, KVCache]:
     cache.pages.fill_(float("nan"))
     table = SlotTable(num_seqs + 1, decoder.max_model_len, BLOCK_SIZE, decoder.vocab_size, device)
     tail = Tail(decoder, table, kernels)
-    padded = PaddedStep(decoder, table, cache.pages, tail, kernels, max(decode_buckets(num_seqs)[-1], 16))
+    padded = PaddedStep(decoder, table, cache.pages, tail, kernels, max(mixed_buckets(num_seqs)))
 
     eager = EagerStep(decoder, table, cache.pages, tail)
     step = GraphStep(padded, eager, table, tail, torch.inference_mode()(plain_call), num_seqs)
@@ -77,7 +85,7 @@ def test_long_chunks_beside_many_rows_are_replayed_too() -> None:
     asked = prompts(9, tuple(range(5, 28)))
     served = Replayed(num_seqs=24, budget=200)
     assert served.complete(asked, 8) == [greedy(reference, prompt, 8) for prompt in asked]
-    assert any(shape.num_rows == 24 and not shape.is_decode for shape in served.step_._replays)
+    assert any(shape.num_rows == 64 and not shape.is_decode for shape in served.step_._replays)
 
 
 def test_drawn_ids_are_those_of_the_eager_step() -> None:
@@ -127,6 +135,16 @@ def test_what_cannot_be_captured_is_computed_eagerly() -> None:
     asked = prompts(8)
     assert served.complete(asked, 6) == [greedy(reference, prompt, 6) for prompt in asked]
     assert set(served.step_._replays.values()) == {None}
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 8, 16, 17, 64, 65, 256, 512, 600])
+def test_mixed_buckets_hold_every_row_and_are_no_decode_steps(max_num_seqs: int) -> None:
+    by_rows = mixed_buckets(max_num_seqs)
+    assert max(by_rows) >= min(max_num_seqs, DECODE_BUCKETS[-1])
+    assert list(by_rows) == sorted(by_rows)
+    for rows, buckets in by_rows.items():
+        assert list(buckets) == sorted(buckets) and rows < buckets[0]
+    assert by_rows[max(by_rows)][-1] == 2048
 
 
 def test_buckets_cover_what_may_come() -> None:
