@@ -35,6 +35,8 @@ class Kernels:
     draw: Callable[[torch.Tensor, draw.Chances], torch.Tensor]
     decode_inputs: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int], slot_state.Inputs]
     advance: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+    mixed_inputs: Callable[..., slot_state.MixedInputs]
+    advance_mixed: Callable[..., None]
 
 
 TORCH = Kernels(
@@ -48,6 +50,8 @@ TORCH = Kernels(
     draw=draw.reference,
     decode_inputs=slot_state.decode_inputs_reference,
     advance=slot_state.advance_reference,
+    mixed_inputs=slot_state.mixed_inputs_reference,
+    advance_mixed=slot_state.advance_mixed_reference,
 )
 
 TRITON = Kernels(
@@ -61,6 +65,8 @@ TRITON = Kernels(
     draw=draw.launch,
     decode_inputs=slot_state.decode_inputs,
     advance=slot_state.advance,
+    mixed_inputs=slot_state.mixed_inputs,
+    advance_mixed=slot_state.advance_mixed,
 )
 
 

@@ -84,7 +84,6 @@ class PaddedStep:
         self.counts = torch.zeros_like(self.slots)
         self.yields = torch.zeros_like(self.slots)
         self._starts = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
-        self._token = torch.arange(LONG_BUCKETS[-1], dtype=torch.int64, device=device)
 
     def clear(self) -> None:
         """All rows are padding: a call changes no sequence's state."""
@@ -114,28 +113,13 @@ class PaddedStep:
         num_tokens, num_rows, width = shape
         table = self._table
         slots, counts, yields = self.slots[:num_rows], self.counts[:num_rows], self.yields[:num_rows]
-        ends = counts.cumsum(0)
-        token = self._token[:num_tokens]
-        row = torch.searchsorted(ends, token, right=True).clamp(max=num_rows - 1)
-        is_real = token < ends[-1]
-        before = table.num_computed[slots]
-        # A token of padding is the first of slot 0.
-        token_slots = torch.where(is_real, slots[row], 0)
-        positions = torch.where(is_real, token + (before - ends + counts)[row], 0)
-        context_len = before + counts
-        query_start = torch.cat((self._starts[:1], ends.int()))
-        attention = self._meta(query_start, context_len.int(), table.block_table[slots], max_query_len=num_tokens)
-        blocks = table.block_table[token_slots, positions // table.block_size].long()
-        slot_mapping = blocks * table.block_size + positions % table.block_size
-        ctx = StepContext(positions, slot_mapping, self._pages, attention)
-        hidden = self._decoder.forward(table.token_ids[token_slots, positions], ctx)
-        ids = self._tail(hidden[(ends - 1).clamp(min=0)], slots, context_len, width)
-        # A row in the middle of its prompt keeps the id that it has there.
-        table.token_ids[slots, context_len] = torch.where(
-            yields > 0, ids.clamp(min=0).int(), table.token_ids[slots, context_len]
+        token, position, slot_mapping, context_len, block_tables, query_start, last = self._kernels.mixed_inputs(
+            slots, counts, num_tokens, table.token_ids, table.num_computed, table.block_table, table.block_size
         )
-        table.num_computed[slots] = context_len
-        table.num_computed[:1].zero_()
+        attention = self._meta(query_start, context_len, block_tables, max_query_len=num_tokens)
+        hidden = self._decoder.forward(token, StepContext(position, slot_mapping, self._pages, attention))
+        ids = self._tail(hidden[last], slots, context_len, width)
+        self._kernels.advance_mixed(slots, counts, yields, ids, table.token_ids, table.num_computed)
         return ids
 
     def _meta(

@@ -50,3 +50,24 @@ def test_a_slot_s_inputs_and_its_advance_are_equal() -> None:
     slot_state.advance_reference(slots, ids, *copies[1])
     assert torch.equal(copies[0][0][1:], copies[1][0][1:]) and torch.equal(copies[0][1], copies[1][1])
     assert copies[0][1].tolist() == [0, 6, 9, 18, 2, 3, 31]
+
+
+def test_a_mixed_step_s_inputs_and_its_advance_are_equal() -> None:
+    torch.manual_seed(2)
+    slots, counts = torch.tensor([3, 1, 0, 6, 5, 0]), torch.tensor([5, 1, 0, 150, 0, 0])
+    state = torch.randint(0, 90, (7, 300), dtype=torch.int32), torch.tensor([0, 5, 9, 17, 2, 3, 30])
+    table = torch.randint(1, 50, (7, 75), dtype=torch.int32)
+    mine = slot_state.mixed_inputs(slots, counts, 320, *state, table, 4)
+    theirs = slot_state.mixed_inputs_reference(slots, counts, 320, *state, table, 4)
+    for place, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+        assert a.dtype == b.dtype and (place == 4 or torch.equal(a, b)), place
+    for row, length in enumerate(mine[3].tolist()):
+        pages = -(-length // 4)
+        assert torch.equal(mine[4][row, :pages], theirs[4][row, :pages])
+    ids, yields = torch.tensor([11, -1, 13, 14, 15, 16]), torch.tensor([1, 1, 0, 0, 1, 0])
+    copies = [[tensor.clone() for tensor in state] for _ in range(2)]
+    slot_state.advance_mixed(slots, counts, yields, ids, *copies[0])
+    slot_state.advance_mixed_reference(slots, counts, yields, ids, *copies[1])
+    assert torch.equal(copies[0][0][1:], copies[1][0][1:]) and torch.equal(copies[0][1], copies[1][1])
+    assert copies[0][1].tolist() == [0, 6, 9, 22, 2, 3, 180]
+    assert copies[0][0][3, 22] == 11 and copies[0][0][1, 6] == 0 and copies[0][0][6, 180] == state[0][6, 180]
