@@ -30,20 +30,21 @@ def attend(
 ):  # fmt: skip
     """One step over BLOCK_N keys; q [M, HEAD_PAD], in_context [BLOCK_N], visible broadcasts to [M, BLOCK_N].
 
-    Without MASKED every query sees every key of the tile, and the masks are not read. `scale` includes log2(e).
+    Without MASKED every query sees every key of the tile, and the masks are not read. `scale`, above 0, includes log2(e).
     Returns the new (high [M], total [M], acc [M, HEAD_PAD]): running maximum in units of log2, sum, unscaled output.
     """
     column = tl.arange(0, HEAD_PAD)
     k = load_rows(keys + offsets[:, None] + column[None, :], in_context, column, HEAD_DIM, HEAD_PAD, MASKED)
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if MASKED:
         scores = tl.where(visible, scores, -float("inf"))
-    new_high = tl.maximum(high, tl.max(scores, axis=1))
+    new_high = tl.maximum(high, tl.max(scores, axis=1) * scale)
     base = new_high
     if MASKED:
         # A row that has seen no key yet has no maximum to subtract: -inf - -inf would be NaN.
         base = tl.where(new_high == -float("inf"), 0.0, new_high)
-    p = tl.exp2(scores - base[:, None])
+    # Scaled here, where a product and a difference are one instruction.
+    p = tl.exp2(scores * scale - base[:, None])
     shrink = tl.exp2(high - base)
     v = load_rows(values + offsets[:, None] + column[None, :], in_context, column, HEAD_DIM, HEAD_PAD, MASKED)
     acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
