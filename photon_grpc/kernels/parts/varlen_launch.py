@@ -1,0 +1,81 @@
+"""How `varlen_tile.py` is started, and for which batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from photon_grpc.kernels.jit import num_multiprocessors
+from photon_grpc.kernels.parts.attention_meta import AttentionMeta
+from photon_grpc.kernels.parts.gluon import can_fuse
+from photon_grpc.kernels.parts.varlen_tile import CONSUMER_PAIRS, descriptor, varlen_tile_kernel
+
+LOG2_E = 1.4426950408889634
+#: Rows of the cache that the bulk copy engine can number; one behind them means zeros.
+MAX_CACHE_ROWS = 0x7FFFFF00
+#: Fewest queries a row, on average: a row of one query starts programs that take a multiprocessor each, only to end.
+MIN_QUERIES_PER_ROW = 128
+# head_dim -> (keys a tile, tiles under way, whether scores are computed a tile ahead).
+# Sweep on an H200, 4 x 2,048 and 1 x 2,048 tokens, 512 behind 3,584, and eight prompts of 64 to 1,000.
+TILES = {64: (128, 3, False), 128: (64, 3, True)}
+# (head_dim, consumers) -> registers of a consumer's and of the producer's threads, together all of a multiprocessor's. The
+# producer clears the tail of a tile of values, which takes more of them where a value is wider.
+REGISTERS = {(64, 2): (240, 24), (64, 3): (160, 24), (128, 2): (232, 40), (128, 3): (160, 32)}
+
+
+def config(q: torch.Tensor, cache: torch.Tensor, multiprocessors: int) -> dict[str, Any]:
+    """Compile-time arguments: three consumers share each tile of keys where there are tiles for two waves, else two."""
+    _, _, _, kv_heads, block_size, head_dim = cache.shape
+    group = q.shape[1] // kv_heads
+    tiles = q.shape[0] * group // (3 * CONSUMER_PAIRS) * kv_heads
+    consumers = 3 if tiles >= 2 * multiprocessors else 2
+    keys, stages, ahead = TILES[head_dim]
+    consumer_registers, producer_registers = REGISTERS[head_dim, consumers]
+    return {
+        "KV_HEADS": kv_heads,
+        "GROUP": group,
+        "HEAD_DIM": head_dim,
+        "BLOCK_SIZE": block_size,
+        "CONSUMERS": consumers,
+        "PAIRS": CONSUMER_PAIRS,
+        "BN": keys,
+        "NS": stages,
+        "AHEAD": ahead,
+        "CONSUMER_REGISTERS": consumer_registers,
+        "PRODUCER_REGISTERS": producer_registers,
+        "num_warps": 4,
+    }
+
+
+def launch_tiles(q: torch.Tensor, cache: torch.Tensor, layer: int, meta: AttentionMeta, out: torch.Tensor) -> None:
+    """The rows of several queries, q [T, Hq, D] (tokens may be strided) -> their places in out [T, Hq, D]; see `suits`."""
+    _, layers, _, kv_heads, block_size, _ = cache.shape
+    constants = config(q, cache, num_multiprocessors(q.device))
+    num_rows = meta.context_len.shape[0]
+    tile = constants["CONSUMERS"] * CONSUMER_PAIRS // constants["GROUP"]
+    plane = kv_heads * block_size
+    varlen_tile_kernel[(kv_heads, q.shape[0] // tile + num_rows)](
+        q, descriptor(cache, min(block_size, constants["BN"])), out,
+        meta.query_start, meta.context_len, meta.block_tables, num_rows, meta.scale * LOG2_E,
+        layer * 2 * plane, q.stride(0), meta.block_tables.stride(0), layers * 2 * plane, plane, **constants,
+    )  # fmt: skip
+
+
+def suits(q: torch.Tensor, cache: torch.Tensor, meta: AttentionMeta) -> bool:
+    """Whether `launch_tiles` is the kernel for q [T, Hq, D]: Hopper, its dtypes and shapes, prompts rather than decode rows."""
+    _, _, _, kv_heads, block_size, head_dim = cache.shape
+    group = q.shape[1] // kv_heads
+    return (
+        can_fuse(q.device)
+        and torch.cuda.get_device_capability(q.device)[0] == 9
+        and cache.dtype in (torch.bfloat16, torch.float16)
+        and head_dim in TILES
+        and CONSUMER_PAIRS % group == 0
+        and block_size % 64 == 0
+        and block_size & (block_size - 1) == 0
+        and cache.is_contiguous()
+        and cache.numel() // head_dim < MAX_CACHE_ROWS
+        and meta.scale > 0
+        and q.shape[0] >= MIN_QUERIES_PER_ROW * meta.context_len.shape[0]
+    )

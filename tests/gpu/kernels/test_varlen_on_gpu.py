@@ -1,0 +1,106 @@
+"""Hopper's prompt attention against float64 over dense keys, alone and in a batch, and in a graph with lengths as data.
+
+python -m pytest -m gpu tests/gpu/kernels
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from photon_grpc.kernels import TRITON, AttentionMeta
+from photon_grpc.kernels.parts import varlen_launch
+from tests.kernels.paged import PagedBatch, Shape, expected, paged_batch, tolerance
+
+pytestmark = pytest.mark.gpu
+HEADS = [(32, 8, 64), (32, 8, 128), (8, 8, 64), (16, 2, 128)]
+each_heads = pytest.mark.parametrize("heads", HEADS, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def hopper() -> None:
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("the kernel is Hopper's")
+
+
+def attend(batch: PagedBatch) -> torch.Tensor:
+    out = torch.full(batch.q.shape, torch.nan, dtype=batch.q.dtype, device="cuda")
+    varlen_launch.launch_tiles(batch.q, batch.cache, batch.layer, batch.meta, out)
+    return out
+
+
+@pytest.fixture(params=[2, 3], ids=["two consumers", "three"])
+def consumers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Both ways to share a tile, whatever the size of the batch."""
+    chosen = varlen_launch.config
+
+    def config(q: torch.Tensor, cache: torch.Tensor, multiprocessors: int) -> dict[str, object]:
+        return chosen(q, cache, 0 if request.param == 3 else 1 << 30)
+
+    monkeypatch.setattr(varlen_launch, "config", config)
+    return request.param
+
+
+@pytest.mark.parametrize("block_size", [64, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@each_heads
+def test_rows_of_several_queries_equal_dense_attention(
+    heads: tuple[int, int, int], dtype: torch.dtype, block_size: int, consumers: int
+) -> None:
+    counts, contexts = [1, 40, 1, 3, 130, 2, 0, 49], [270, 90, 1, 3, 200, 129, 7, 320]
+    batch = paged_batch(Shape(*heads, block_size), counts, contexts, dtype, "cuda")
+    out = attend(batch)
+    several = torch.tensor([n > 1 for n in counts]).repeat_interleave(torch.tensor(counts))
+    torch.testing.assert_close(out.double().cpu()[several], expected(batch)[several], **tolerance(dtype))
+    assert out[~several.cuda()].isnan().all()
+
+
+@each_heads
+def test_a_row_is_the_same_to_the_bit_alone_and_in_a_batch(heads: tuple[int, int, int], consumers: int) -> None:
+    batch = paged_batch(Shape(*heads, 64), [37, 200, 90], [101, 200, 515], torch.bfloat16, "cuda")
+    together = attend(batch)
+    starts = batch.meta.query_start.tolist()
+    for row in range(3):
+        queries = slice(starts[row], starts[row + 1])
+        meta = replace(
+            batch.meta,
+            query_start=torch.tensor([0, starts[row + 1] - starts[row]], dtype=torch.int32, device="cuda"),
+            context_len=batch.meta.context_len[row : row + 1],
+            block_tables=batch.meta.block_tables[row : row + 1],
+        )
+        alone = attend(replace(batch, q=batch.q[queries], meta=meta))
+        torch.testing.assert_close(alone, together[queries], rtol=0, atol=0)
+
+
+def test_a_graph_follows_lengths_that_change() -> None:
+    shape = Shape(32, 8, 64, 64)
+    first = paged_batch(shape, [300, 212], [300, 600], torch.bfloat16, "cuda")
+    second = paged_batch(shape, [64, 448], [320, 460], torch.bfloat16, "cuda", seed=1)
+    pages = max(batch.meta.block_tables.shape[1] for batch in (first, second))
+    blocks = max(batch.cache.shape[0] for batch in (first, second))
+    cache = torch.zeros((blocks, *first.cache.shape[1:]), dtype=torch.bfloat16, device="cuda")
+    tables = torch.zeros((2, pages), dtype=torch.int32, device="cuda")
+    starts, contexts = first.meta.query_start.clone(), first.meta.context_len.clone()
+    meta = AttentionMeta(starts, contexts, tables, first.meta.scale, max_query_len=512, max_context_len=4096)
+    q = torch.empty((512, 32, 64), dtype=torch.bfloat16, device="cuda")
+    assert varlen_launch.suits(q, cache, meta)
+
+    def load(batch: PagedBatch) -> None:
+        q.copy_(batch.q)
+        cache[: batch.cache.shape[0]].copy_(batch.cache)
+        tables[:, : batch.meta.block_tables.shape[1]].copy_(batch.meta.block_tables)
+        starts.copy_(batch.meta.query_start)
+        contexts.copy_(batch.meta.context_len)
+
+    load(first)
+    TRITON.paged_attention(q, cache, 1, meta)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = TRITON.paged_attention(q, cache, 1, meta)
+    for batch in (second, first):
+        load(batch)
+        graph.replay()
+        torch.testing.assert_close(out.double().cpu(), expected(batch), **tolerance(torch.bfloat16))

@@ -1,0 +1,35 @@
+"""The prompt attention of Hopper compiled ahead of time: every shape it is started with, no spills, fits, the units meant."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+import torch
+
+from photon_grpc.kernels.parts import varlen_launch
+from photon_grpc.kernels.parts.varlen_tile import page_layout, varlen_tile_kernel
+from tests.kernels.test_compile import MODELS, NAMES, check, one_page
+from tests.kernels.test_compile_fused import compiled_gluon
+
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")
+
+
+@pytest.mark.parametrize("block_size", [64, 128])
+@pytest.mark.parametrize("num_tokens", [512, 8192])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["1B", "8B"])
+def test_varlen_tile(name: str, dtype: torch.dtype, num_tokens: int, block_size: int) -> None:
+    model, kind = MODELS[name], NAMES[dtype]
+    q = torch.empty(num_tokens, model.q_heads, model.head_dim, dtype=dtype, device="meta")
+    constants = varlen_launch.config(q, one_page(model, dtype, block_size), multiprocessors=132)
+    assert constants["CONSUMERS"] == (2 if num_tokens == 512 else 3)
+    box = f"{min(block_size, constants['BN'])}, {model.head_dim}"
+    types = dict.fromkeys(["q", "out"], "*" + kind) | dict.fromkeys(["first_row", "page_rows", "v_rows"], "i32")
+    types |= {"cache": f"tensordesc<{kind}[{box}],{page_layout()!r}>", "query_start": "*i32"}
+    built = compiled_gluon(varlen_tile_kernel, constants, constants.pop("num_warps"), **types)
+    check(built, "wgmma.mma_async")
+    assert "cp.async.bulk.tensor.2d" in built.ptx
+    # Each consumer's four warps hold the registers that the launcher shares out.
+    assert re.search(rf"setmaxnreg.inc\S*\s+{constants['CONSUMER_REGISTERS']}", built.ptx)
