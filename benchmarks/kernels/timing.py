@@ -81,4 +81,5 @@ def report(name: str, case: str, us: float, num_bytes: float, device: torch.devi
     if device.type == "cuda":
         floor_us = max(num_bytes / BYTES_PER_SECOND, flops / FLOPS_PER_SECOND) * 1e6
         line += f"   floor {floor_us:9.2f} us   {100 * floor_us / us:5.1f} %"
+        line += f"   {flops / us / 1e6:4.0f} TFLOP/s" if flops else ""
     print(line, flush=True)

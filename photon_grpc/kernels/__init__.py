@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from photon_grpc.kernels import draw, noise, paged_attention, rms_norm, rotary, slot_state, swiglu, write_kv
+from photon_grpc.kernels import cutoff, draw, noise, paged_attention, rms_norm, rotary, slot_state, swiglu, write_kv
 from photon_grpc.kernels.jit import INTERPRETED, triton
 from photon_grpc.kernels.parts.attention_meta import AttentionMeta
 
@@ -31,6 +31,7 @@ class Kernels:
     swiglu: Callable[[torch.Tensor], torch.Tensor]
     write_kv: Callable[..., None]
     paged_attention: Callable[[torch.Tensor, torch.Tensor, int, AttentionMeta], torch.Tensor]
+    cutoff: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
     gumbel_noise: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | int], torch.Tensor]
     draw: Callable[[torch.Tensor, draw.Chances], torch.Tensor]
     decode_inputs: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int], slot_state.Inputs]
@@ -46,6 +47,7 @@ TORCH = Kernels(
     swiglu=swiglu.reference,
     write_kv=write_kv.reference,
     paged_attention=paged_attention.reference,
+    cutoff=cutoff.reference,
     gumbel_noise=noise.reference,
     draw=draw.reference,
     decode_inputs=slot_state.decode_inputs_reference,
@@ -61,6 +63,8 @@ TRITON = Kernels(
     swiglu=swiglu.launch,
     write_kv=write_kv.launch,
     paged_attention=paged_attention.launch,
+    # Torch's sort: `cutoff.launch` is right in the interpreter and has not been run or timed on a device.
+    cutoff=cutoff.reference,
     gumbel_noise=noise.launch,
     draw=draw.launch,
     decode_inputs=slot_state.decode_inputs,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from photon_grpc.kernels import noise, paged_attention, rms_norm, rotary, rotate_store, swiglu, write_kv
+from photon_grpc.kernels import cutoff, noise, paged_attention, rms_norm, rotary, rotate_store, swiglu, write_kv
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")
@@ -145,6 +145,13 @@ def test_rotate_store(name: str, dtype: torch.dtype, of_heads: bool) -> None:
     built = compiled(rotate_store.rotate_store_kernel, types, config | unused | {"PDL": True})
     check(built, "griddepcontrol.wait")
     assert "st.global.v" in built.ptx or name == "demo"
+
+
+def test_cutoff() -> None:
+    types = dict.fromkeys(["scaled", "top_p", "min_p", "out"], "*fp32") | {"top_k": "*i64"}
+    built = compiled(cutoff.cutoff_kernel, types | {"num_columns": "i32", "stride": "i32"}, cutoff.config())
+    check(built)
+    assert "ld.global.v" in built.ptx
 
 
 @pytest.mark.parametrize("bounded", [False, True])

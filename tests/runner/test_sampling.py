@@ -10,8 +10,8 @@ from photon_grpc.config.flags import SchedulerConfig
 from photon_grpc.core.batch import Admission, Batch
 from photon_grpc.core.request import FinishReason, SamplingParams
 from photon_grpc.kernels import draw, select
+from photon_grpc.kernels.cutoff import reference as cutoff
 from photon_grpc.kernels.draw import INVALID
-from photon_grpc.runner.sampling.filters import cutoff
 from photon_grpc.runner.sampling.tail import Tail, Width
 from photon_grpc.runner.slot_table import SlotTable
 from tests.runner.models import model

@@ -16,7 +16,6 @@ import torch
 from photon_grpc.kernels import Kernels
 from photon_grpc.kernels.draw import INVALID, MIN_TEMPERATURE, Chances
 from photon_grpc.kernels.noise import MAX_GUMBEL, MIN_GUMBEL
-from photon_grpc.runner.sampling.filters import cutoff
 from photon_grpc.runner.slot_table import SlotTable
 
 
@@ -45,13 +44,14 @@ class Tail:
     Args:
         head: makes logits, or draws from them.
         table: the parameters of every slot.
-        kernels: noise.
+        kernels: noise, and what filters keep.
     """
 
     def __init__(self, head: Head, table: SlotTable, kernels: Kernels) -> None:
         self._head = head
         self._table = table
         self._noise = kernels.gumbel_noise
+        self._cutoff = kernels.cutoff
         on_cpu = table.device.type == "cpu"
         self._draw = self._draw_kept if on_cpu else self._draw_all
         # On a device one kernel over all logits, with noise or without; on a CPU noise for what can win only.
@@ -116,7 +116,7 @@ class Tail:
         # A token this far below the best cannot win, whatever the noise.
         smallest = scaled.amax(-1) - (MAX_GUMBEL - MIN_GUMBEL)
         if width is Width.FILTERED:
-            kept = cutoff(scaled, table.top_k[slots], table.top_p[slots], table.min_p[slots])
+            kept = self._cutoff(scaled, table.top_k[slots], table.top_p[slots], table.min_p[slots])
             smallest = torch.maximum(smallest, kept)
         position = context_len - table.num_prompt[slots]
         drawn = self._draw(scaled, smallest, table.seed[slots], position, table.output_index[slots])
