@@ -12,7 +12,18 @@ from photon_grpc.kernels import AttentionMeta, Kernels
 
 # (queries, context) of each row, a name, and on which device.
 DECODE = [(1, 272), (8, 272), (64, 272), (256, 272), (1, 4096), (64, 2048)]
-PROMPTS = [([512], [512]), ([2048], [2048]), ([2048] * 8, [2048] * 8), ([512] + [1] * 63, [2048] + [272] * 63)]
+# Equal prompts, a chunk far into a prompt, prompts of mixed lengths, and a prompt beside decode rows.
+MIXED = [900, 300, 64, 700, 150, 512, 1000, 470]
+PROMPTS = [
+    ([512], [512]),
+    ([2048], [2048]),
+    ([2048] * 4, [2048] * 4),
+    ([2048] * 8, [2048] * 8),
+    ([512], [4096]),
+    (MIXED, MIXED),
+    ([2048] + [1] * 15, [2048] + [272] * 15),
+    ([512] + [1] * 63, [2048] + [272] * 63),
+]
 CPU_DECODE = [(1, 100), (1, 300), (1, 2000), (16, 100), (16, 300), (16, 1000)]
 CPU_PROMPTS = [([32], [32]), ([512], [512]), ([64] + [1] * 15, [300] * 16)]
 

@@ -314,7 +314,7 @@ def launch_decode(
 def launch_varlen(q: torch.Tensor, cache: torch.Tensor, layer: int, meta: AttentionMeta, out: torch.Tensor) -> None:
     """Fill the rows of `out` that have several queries."""
     if varlen_launch.suits(q, cache, meta):
-        varlen_launch.launch_tiles(q, cache, layer, meta, out)
+        varlen_launch.launch(q, cache, layer, meta, out)
         return
     num_rows = meta.context_len.shape[0]
     config = varlen_config(q.shape[1], cache)

@@ -17,14 +17,12 @@ pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reaso
 
 
 @pytest.mark.parametrize("block_size", [64, 128])
-@pytest.mark.parametrize("num_tokens", [512, 8192])
+@pytest.mark.parametrize("consumers", [2, 3])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["1B", "8B"])
-def test_varlen_tile(name: str, dtype: torch.dtype, num_tokens: int, block_size: int) -> None:
+def test_varlen_tile(name: str, dtype: torch.dtype, consumers: int, block_size: int) -> None:
     model, kind = MODELS[name], NAMES[dtype]
-    q = torch.empty(num_tokens, model.q_heads, model.head_dim, dtype=dtype, device="meta")
-    constants = varlen_launch.config(q, one_page(model, dtype, block_size), multiprocessors=132)
-    assert constants["CONSUMERS"] == (2 if num_tokens == 512 else 3)
+    constants = varlen_launch.config(model.q_heads, one_page(model, dtype, block_size), consumers)
     box = f"{min(block_size, constants['BN'])}, {model.head_dim}"
     types = dict.fromkeys(["q", "out"], "*" + kind) | dict.fromkeys(["first_row", "page_rows", "v_rows"], "i32")
     types |= {"cache": f"tensordesc<{kind}[{box}],{page_layout()!r}>", "query_start": "*i32"}
@@ -32,4 +30,10 @@ def test_varlen_tile(name: str, dtype: torch.dtype, num_tokens: int, block_size:
     check(built, "wgmma.mma_async")
     assert "cp.async.bulk.tensor.2d" in built.ptx
     # Each consumer's four warps hold the registers that the launcher shares out.
-    assert re.search(rf"setmaxnreg.inc\S*\s+{constants['CONSUMER_REGISTERS']}", built.ptx)
+    assert re.search(rf"setmaxnreg.inc\S*\s+{constants['CONSUMER_REGISTERS']};", built.ptx)
+
+
+@pytest.mark.parametrize(("num_tokens", "consumers"), [(512, 2), (1024, 2), (2048, 3), (8192, 3)])
+def test_small_batches_are_cut_finer(num_tokens: int, consumers: int) -> None:
+    q = torch.empty(num_tokens, 32, 64, device="meta")
+    assert varlen_launch.num_consumers(q, 8, multiprocessors=132) == consumers

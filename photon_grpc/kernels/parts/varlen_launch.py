@@ -24,17 +24,23 @@ TILES = {64: (128, 3, False), 128: (64, 3, True)}
 REGISTERS = {(64, 2): (240, 24), (64, 3): (160, 24), (128, 2): (232, 40), (128, 3): (160, 32)}
 
 
-def config(q: torch.Tensor, cache: torch.Tensor, multiprocessors: int) -> dict[str, Any]:
-    """Compile-time arguments: three consumers share each tile of keys where there are tiles for two waves, else two."""
+_met: set[tuple[Any, ...]] = set()
+
+
+def num_consumers(q: torch.Tensor, kv_heads: int, multiprocessors: int) -> int:
+    """Groups of warps that share each tile of keys: three where there are tiles for two waves, else two."""
+    tiles = q.shape[0] * (q.shape[1] // kv_heads) // (3 * CONSUMER_PAIRS) * kv_heads
+    return 3 if tiles >= 2 * multiprocessors else 2
+
+
+def config(q_heads: int, cache: torch.Tensor, consumers: int) -> dict[str, Any]:
+    """Compile-time arguments."""
     _, _, _, kv_heads, block_size, head_dim = cache.shape
-    group = q.shape[1] // kv_heads
-    tiles = q.shape[0] * group // (3 * CONSUMER_PAIRS) * kv_heads
-    consumers = 3 if tiles >= 2 * multiprocessors else 2
     keys, stages, ahead = TILES[head_dim]
     consumer_registers, producer_registers = REGISTERS[head_dim, consumers]
     return {
         "KV_HEADS": kv_heads,
-        "GROUP": group,
+        "GROUP": q_heads // kv_heads,
         "HEAD_DIM": head_dim,
         "BLOCK_SIZE": block_size,
         "CONSUMERS": consumers,
@@ -48,12 +54,14 @@ def config(q: torch.Tensor, cache: torch.Tensor, multiprocessors: int) -> dict[s
     }
 
 
-def launch_tiles(q: torch.Tensor, cache: torch.Tensor, layer: int, meta: AttentionMeta, out: torch.Tensor) -> None:
+def launch_tiles(
+    q: torch.Tensor, cache: torch.Tensor, layer: int, meta: AttentionMeta, out: torch.Tensor, consumers: int
+) -> None:
     """The rows of several queries, q [T, Hq, D] (tokens may be strided) -> their places in out [T, Hq, D]; see `suits`."""
     _, layers, _, kv_heads, block_size, _ = cache.shape
-    constants = config(q, cache, num_multiprocessors(q.device))
+    constants = config(q.shape[1], cache, consumers)
     num_rows = meta.context_len.shape[0]
-    tile = constants["CONSUMERS"] * CONSUMER_PAIRS // constants["GROUP"]
+    tile = consumers * CONSUMER_PAIRS // constants["GROUP"]
     plane = kv_heads * block_size
     varlen_tile_kernel[(kv_heads, q.shape[0] // tile + num_rows)](
         q, descriptor(cache, min(block_size, constants["BN"])), out,
@@ -62,8 +70,20 @@ def launch_tiles(q: torch.Tensor, cache: torch.Tensor, layer: int, meta: Attenti
     )  # fmt: skip
 
 
+def launch(q: torch.Tensor, cache: torch.Tensor, layer: int, meta: AttentionMeta, out: torch.Tensor) -> None:
+    """`launch_tiles` with as many consumers as the batch is best shared by."""
+    kv_heads = cache.shape[3]
+    chosen = num_consumers(q, kv_heads, num_multiprocessors(q.device))
+    shape = (q.device, cache.dtype, q.shape[1], *cache.shape[3:])
+    if shape not in _met and not torch.cuda.is_current_stream_capturing():
+        # Results are the same to the bit: compile the other one now, in a warm-up, and not before somebody's long prompt.
+        launch_tiles(q, cache, layer, meta, out, 5 - chosen)
+        _met.add(shape)
+    launch_tiles(q, cache, layer, meta, out, chosen)
+
+
 def suits(q: torch.Tensor, cache: torch.Tensor, meta: AttentionMeta) -> bool:
-    """Whether `launch_tiles` is the kernel for q [T, Hq, D]: Hopper, its dtypes and shapes, prompts rather than decode rows."""
+    """Whether `launch` is the way for q [T, Hq, D]: Hopper, its dtypes and shapes, prompts rather than decode rows."""
     _, _, _, kv_heads, block_size, head_dim = cache.shape
     group = q.shape[1] // kv_heads
     return (

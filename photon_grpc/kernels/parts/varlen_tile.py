@@ -80,7 +80,8 @@ def clear_tail(tiles, stage, valid, BN: gl.constexpr):
     for first in gl.static_range(0, BN, 8):
         if first + 8 > valid:
             rows = tiles.index(stage).slice(first, 8)
-            rows.store(gl.where((first + row < valid)[:, None], rows.load(layout), 0.0))
+            owned = rows.load(layout)
+            rows.store(gl.where((first + row < valid)[:, None], owned, 0.0))
 
 
 @gluon_jit
@@ -127,8 +128,8 @@ def step(
 ):  # fmt: skip
     """Scores, softmax and weighted sum of tile j, one after another: the other groups fill the tensor cores' gaps."""
     ks, vs, k_ready, v_ready, k_free, v_free = ring
-    stage, phase = j % NS, j // NS & 1
-    mbarrier.wait(k_ready.index(stage), phase)
+    stage = j % NS
+    mbarrier.wait(k_ready.index(stage), j // NS & 1)
     scores = warpgroup_mma(q, ks.index(stage).permute([1, 0]), zero, use_acc=False, is_async=True)
     scores = warpgroup_mma_wait(0, deps=[scores])
     mbarrier.arrive(k_free.index(stage), count=1)
@@ -136,7 +137,7 @@ def step(
     weights, shrink, high, total = soften(scores, high, total, scale, key, position, MASKED)
     acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
     weights = gl.convert_layout(weights.to(vs.dtype), gl.DotOperandLayout(0, acc.type.layout, 2))
-    mbarrier.wait(v_ready.index(stage), phase)
+    mbarrier.wait(v_ready.index(stage), j // NS & 1)
     acc = warpgroup_mma(weights, vs.index(stage), acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=[acc])
     mbarrier.arrive(v_free.index(stage), count=1)
@@ -171,7 +172,7 @@ def attend_all(
     BN: gl.constexpr, NS: gl.constexpr, AHEAD: gl.constexpr, out_mma: gl.constexpr, score_mma: gl.constexpr,
 ):  # fmt: skip
     """(acc [64, D], total [64]) of one group's pairs over all tiles; the first `full` of them need no mask."""
-    ks, vs, k_ready, v_ready, k_free, v_free = ring
+    ks, vs, k_ready, v_ready, k_free, _ = ring
     PAIRS: gl.constexpr = q.shape[0]
     D: gl.constexpr = q.shape[1]
     number = gl.arange(0, BN, layout=gl.SliceLayout(0, score_mma))
@@ -184,7 +185,7 @@ def attend_all(
         scores = warpgroup_mma(q, ks.index(0).permute([1, 0]), zero, use_acc=False, is_async=True)
         scores = warpgroup_mma_wait(0, deps=[scores])
         mbarrier.arrive(k_free.index(0), count=1)
-        first, shrink, high, total = soften(scores, high, total, scale, number, position, True)
+        first, _, high, total = soften(scores, high, total, scale, number, position, True)
         weights = gl.convert_layout(first.to(vs.dtype), gl.DotOperandLayout(0, out_mma, 2))
         for j in range(1, full):
             acc, high, total, weights = ahead_step(
@@ -240,9 +241,8 @@ def consume(
         BN, NS, AHEAD, out_mma, score_mma,
     )  # fmt: skip
     answer = acc / gl.convert_layout(total, gl.SliceLayout(1, out_mma))[:, None]
-    gl.store(
-        out + query[:, None] * (KV_HEADS * GROUP * D) + within, gl.convert_layout(answer.to(kind), copy), mask=inside
-    )
+    answer = gl.convert_layout(answer.to(kind), copy)
+    gl.store(out + query[:, None] * (KV_HEADS * GROUP * D) + within, answer, mask=inside)
 
 
 @gluon_jit

@@ -16,6 +16,7 @@ from tests.kernels.paged import PagedBatch, Shape, expected, paged_batch, tolera
 
 pytestmark = pytest.mark.gpu
 HEADS = [(32, 8, 64), (32, 8, 128), (8, 8, 64), (16, 2, 128)]
+each_sharing = pytest.mark.parametrize("consumers", [2, 3])
 each_heads = pytest.mark.parametrize("heads", HEADS, ids=str)
 
 
@@ -25,42 +26,34 @@ def hopper() -> None:
         pytest.skip("the kernel is Hopper's")
 
 
-def attend(batch: PagedBatch) -> torch.Tensor:
+def attend(batch: PagedBatch, consumers: int) -> torch.Tensor:
     out = torch.full(batch.q.shape, torch.nan, dtype=batch.q.dtype, device="cuda")
-    varlen_launch.launch_tiles(batch.q, batch.cache, batch.layer, batch.meta, out)
+    varlen_launch.launch_tiles(batch.q, batch.cache, batch.layer, batch.meta, out, consumers)
     return out
-
-
-@pytest.fixture(params=[2, 3], ids=["two consumers", "three"])
-def consumers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Both ways to share a tile, whatever the size of the batch."""
-    chosen = varlen_launch.config
-
-    def config(q: torch.Tensor, cache: torch.Tensor, multiprocessors: int) -> dict[str, object]:
-        return chosen(q, cache, 0 if request.param == 3 else 1 << 30)
-
-    monkeypatch.setattr(varlen_launch, "config", config)
-    return request.param
 
 
 @pytest.mark.parametrize("block_size", [64, 128])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @each_heads
+@each_sharing
 def test_rows_of_several_queries_equal_dense_attention(
     heads: tuple[int, int, int], dtype: torch.dtype, block_size: int, consumers: int
 ) -> None:
     counts, contexts = [1, 40, 1, 3, 130, 2, 0, 49], [270, 90, 1, 3, 200, 129, 7, 320]
     batch = paged_batch(Shape(*heads, block_size), counts, contexts, dtype, "cuda")
-    out = attend(batch)
+    out = attend(batch, consumers)
     several = torch.tensor([n > 1 for n in counts]).repeat_interleave(torch.tensor(counts))
     torch.testing.assert_close(out.double().cpu()[several], expected(batch)[several], **tolerance(dtype))
     assert out[~several.cuda()].isnan().all()
 
 
 @each_heads
-def test_a_row_is_the_same_to_the_bit_alone_and_in_a_batch(heads: tuple[int, int, int], consumers: int) -> None:
+@each_sharing
+def test_a_row_is_the_same_to_the_bit_alone_and_in_a_batch_however_shared(
+    heads: tuple[int, int, int], consumers: int
+) -> None:
     batch = paged_batch(Shape(*heads, 64), [37, 200, 90], [101, 200, 515], torch.bfloat16, "cuda")
-    together = attend(batch)
+    together = attend(batch, consumers)
     starts = batch.meta.query_start.tolist()
     for row in range(3):
         queries = slice(starts[row], starts[row + 1])
@@ -70,7 +63,7 @@ def test_a_row_is_the_same_to_the_bit_alone_and_in_a_batch(heads: tuple[int, int
             context_len=batch.meta.context_len[row : row + 1],
             block_tables=batch.meta.block_tables[row : row + 1],
         )
-        alone = attend(replace(batch, q=batch.q[queries], meta=meta))
+        alone = attend(replace(batch, q=batch.q[queries], meta=meta), 5 - consumers)
         torch.testing.assert_close(alone, together[queries], rtol=0, atol=0)
 
 
