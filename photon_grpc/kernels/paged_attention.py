@@ -10,7 +10,7 @@ Bytes moved: 2 · Hkv · D · itemsize for every key of every row (once for each
 
 Two kernels: `decode` for rows of one query, the query group folded into the rows of the matrix product and the keys
 shared out over `splits` programs whose partial results `merge` joins; `varlen` for rows of several queries, one program
-for a tile of (query, head of the group) pairs and one key head. On Hopper prompts in 16 bits go to `parts/varlen_tile.py`.
+for a tile of (query, head of the group) pairs and one key head.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from photon_grpc.kernels.jit import cdiv, jit, launches, next_power_of_2, num_multiprocessors, tl
-from photon_grpc.kernels.parts import decode_launch, varlen_launch
+from photon_grpc.kernels.parts import decode_launch
 from photon_grpc.kernels.parts.attention_meta import QUERY_TILE, AttentionMeta, DecodeGather, GatherPlan, RowGather
 from photon_grpc.kernels.parts.online_softmax import attend, key_offsets
 
@@ -313,9 +313,6 @@ def launch_decode(
 
 def launch_varlen(q: torch.Tensor, cache: torch.Tensor, layer: int, meta: AttentionMeta, out: torch.Tensor) -> None:
     """Fill the rows of `out` that have several queries."""
-    if varlen_launch.suits(q, cache, meta):
-        varlen_launch.launch(q, cache, layer, meta, out)
-        return
     num_rows = meta.context_len.shape[0]
     config = varlen_config(q.shape[1], cache)
     tile = config["BLOCK_M"] // config["GROUP"]
