@@ -7,6 +7,7 @@ import argparse
 import torch
 
 from benchmarks.kernels import (
+    cutoff,
     decode_attention,
     fused_linear,
     noise,
@@ -26,6 +27,7 @@ TABLES = {
     "paged_attention": paged_attention.table,
     "decode_attention": decode_attention.table,
     "noise": noise.table,
+    "cutoff": cutoff.table,
     "fused_linear": fused_linear.table,
 }
 

@@ -147,11 +147,13 @@ def test_rotate_store(name: str, dtype: torch.dtype, of_heads: bool) -> None:
     assert "st.global.v" in built.ptx or name == "demo"
 
 
-def test_cutoff() -> None:
-    types = dict.fromkeys(["scaled", "top_p", "min_p", "out"], "*fp32") | {"top_k": "*i64"}
-    built = compiled(cutoff.cutoff_kernel, types | {"num_columns": "i32", "stride": "i32"}, cutoff.config())
-    check(built)
-    assert "ld.global.v" in built.ptx
+@pytest.mark.parametrize("num_columns", [32000, 151936])
+def test_cutoff(num_columns: int) -> None:
+    floats = ["scaled", "top_p", "min_p", "peaks", "tallies", "windows", "places", "listed", "out"]
+    types = dict.fromkeys(floats, "*fp32") | {"top_k": "*i64"}
+    types |= dict.fromkeys(["num_columns", "num_splits", "stride", "list_stride"], "i32")
+    for kernel, constants in cutoff.stages(num_columns):
+        check(compiled(kernel, types, constants), "ld.global.v4" if "CHUNK" in constants else "ld.global")
 
 
 @pytest.mark.parametrize("bounded", [False, True])

@@ -93,3 +93,42 @@ def test_cutoff_keeps_what_sorting_keeps(num_columns: int) -> None:
     expected = scaled >= cutoff.reference(scaled, top_k, top_p, min_p)[:, None]
     # A sum that meets top_p but for its rounding may go either way.
     assert ((kept != expected).sum(-1) <= 1).all()
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 300])
+@pytest.mark.parametrize("kind", ["normal", "ties", "banned", "equal", "flat", "two values"])
+def test_cutoff_of_hard_rows_in_a_graph(kind: str, num_rows: int) -> None:
+    num_columns = 128256 - 3
+    number = torch.arange(num_rows, device="cuda")
+    top_k = torch.tensor([-1, 1, 50, num_columns, 5000, 1000, -1, -1], device="cuda")[number % 8]
+    top_p = torch.tensor([0.9, 1.0, 0.95, 0.5, 1e-4, 0.99], device="cuda")[number % 6]
+    min_p = torch.tensor([0.0, 0.0, 0.05], device="cuda")[number % 3]
+    scaled = torch.empty(num_rows, num_columns, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    cutoff.launch(scaled.normal_(), top_k, top_p, min_p)
+    with torch.cuda.graph(graph):
+        out = cutoff.launch(scaled, top_k, top_p, min_p)
+    scaled.normal_().mul_(3.0)
+    if kind == "ties":
+        scaled.mul_(2.0).round_().div_(2.0)
+    elif kind == "banned":
+        scaled[:, 40:] = -torch.inf
+    elif kind == "equal":
+        scaled.fill_(1.5)
+    elif kind == "flat":
+        scaled.mul_(0.01)
+    elif kind == "two values":
+        scaled.copy_((scaled > 0).float() * 40.0)
+    out.fill_(torch.nan)
+    graph.replay()
+    kept = scaled >= out[:, None]
+    # A sum that meets top_p but for its rounding may go either way; what rounds the same is kept or dropped together.
+    least, most = (
+        cutoff.reference(scaled.double(), top_k, (top_p.double() * (1 + e)).clamp(max=1.0), min_p.double())
+        for e in (-1e-5, 1e-5)
+    )
+    unweighed = top_p == 1.0
+    assert (kept | (scaled < least.float()[:, None])).all()
+    assert (~kept | (scaled >= most.float()[:, None])).all()
+    assert (kept == (scaled >= most.float()[:, None]))[unweighed].all()
+    assert (out[min(1, num_rows - 1)] == cutoff.launch(scaled[:2], top_k[:2], top_p[:2], min_p[:2])[-1]).all()

@@ -1,9 +1,13 @@
-"""What filters keep, searched digit by digit in the interpreter: the same set as by sorting."""
+"""What filters keep, listed and searched in the interpreter: the same set as by sorting."""
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
+import hypothesis.strategies as st
 import pytest
 import torch
+from hypothesis import example, given, settings
 
 from photon_grpc.kernels import cutoff
 
@@ -31,3 +35,65 @@ def test_a_row_that_is_not_finite_ends() -> None:
     scaled = torch.randn(2, 60)
     scaled[0, 3] = torch.nan
     cutoff.launch(scaled, torch.tensor([4, 4]), torch.tensor([0.9, 0.9]), torch.tensor([0.0, 0.0]))
+
+
+# So small that short rows have several chunks, windows that do not fit into the list, and searches of several steps.
+SMALL = {"CHUNK": 32, "CAPACITY": 16, "TILE": 8, "STEP": 16}
+# The width of a row's logits: flat, inside one bin, a few bins, further apart than all bins reach.
+WIDTHS = [0.0, 0.02, 1.0, 4.0, 60.0]
+
+
+def row_of(seed: int, num_columns: int, width: float, banned: float, steps: int) -> torch.Tensor:
+    """Normal logits, of which a share is banned, in so many steps a unit (0: all different)."""
+    generator = torch.Generator().manual_seed(seed)
+    row = torch.randn(num_columns, generator=generator) * width
+    row = (row * steps).round() / steps if steps else row
+    return row.masked_fill(torch.rand(num_columns, generator=generator) < banned, -torch.inf)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10000),
+    num_columns=st.sampled_from([1, 31, 64, 130]),
+    width=st.sampled_from(WIDTHS),
+    banned=st.sampled_from([0.0, 0.5, 0.98]),
+    steps=st.sampled_from([0, 1, 8]),
+    top_k=st.sampled_from([-1, 1, 2, 10, 17, 60, 129, 130]),
+    top_p=st.sampled_from([1e-6, 0.1, 0.5, 0.9, 0.99, 0.999999, 1.0]),
+    min_p=st.sampled_from([0.0, 0.001, 0.3, 1.0]),
+)
+@example(0, 130, 0.0, 0.0, 0, 1, 0.5, 0.0)
+@example(0, 130, 60.0, 0.0, 0, 100, 0.9, 0.0)
+@example(0, 130, 4.0, 0.0, 1, -1, 0.9, 0.0)
+def test_any_row_keeps_what_sorting_keeps(
+    seed: int, num_columns: int, width: float, banned: float, steps: int, top_k: int, top_p: float, min_p: float
+) -> None:
+    scaled = row_of(seed, num_columns, width, banned, steps)[None]
+    if not scaled.isfinite().any():
+        return
+    with patch.object(cutoff, "config", lambda: SMALL):
+        mine = cutoff.launch(scaled, torch.tensor([top_k]), torch.tensor([top_p]), torch.tensor([min_p]))
+    kept = (scaled >= mine[:, None]) & scaled.isfinite()
+    # A sum that meets top_p but for its rounding may go either way.
+    for share, differs in ((top_p * (1 - 1e-5), lambda least: least & ~kept), (top_p * (1 + 1e-5), kept.__gt__)):
+        theirs = cutoff.reference(
+            scaled.double(),
+            torch.tensor([top_k]),
+            torch.tensor([share], dtype=torch.float64),
+            torch.tensor([min_p]).double(),
+        )
+        assert not differs(scaled.double() >= theirs[:, None]).logical_and(scaled.isfinite()).any()
+
+
+def test_the_batch_does_not_matter() -> None:
+    """To the last bit: what a row's cutoff is next to others, alone, and in a strided tensor."""
+    wide = torch.randn(4, 300)
+    scaled = wide[:, :200]
+    options = torch.tensor([-1, 7, 50, -1]), torch.tensor([0.9, 1.0, 0.8, 1.0]), torch.tensor([0.0, 0.0, 0.0, 0.2])
+    with patch.object(cutoff, "config", lambda: SMALL):
+        together = cutoff.launch(scaled, *options)
+        alone = [
+            cutoff.launch(scaled[row : row + 1].contiguous(), *(each[row : row + 1] for each in options))
+            for row in range(4)
+        ]
+    assert torch.equal(together, torch.cat(alone))
