@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from photon_grpc.kernels.jit import cdiv, jit, launches, next_power_of_2, num_multiprocessors, tl
-from photon_grpc.kernels.parts import decode_launch
+from photon_grpc.kernels.parts import decode_launch, varlen_launch
 from photon_grpc.kernels.parts.attention_meta import QUERY_TILE, AttentionMeta, DecodeGather, GatherPlan, RowGather
 from photon_grpc.kernels.parts.online_softmax import attend, key_offsets
 
@@ -313,6 +313,9 @@ def launch_decode(
 
 def launch_varlen(q: torch.Tensor, cache: torch.Tensor, layer: int, meta: AttentionMeta, out: torch.Tensor) -> None:
     """Fill the rows of `out` that have several queries."""
+    if varlen_launch.suits(q, cache, meta):
+        varlen_launch.launch(q, cache, layer, meta, out)
+        return
     num_rows = meta.context_len.shape[0]
     config = varlen_config(q.shape[1], cache)
     tile = config["BLOCK_M"] // config["GROUP"]
