@@ -48,7 +48,7 @@ class ModelConfig:
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     max_model_len: int | None = flag(
-        None, "Longest prompt + output in tokens. Unset: what config.json says.", metavar="TOKENS", at_least=1
+        None, "Longest prompt + output in tokens. Unset: what config.json says.", metavar="TOKENS", at_least=2
     )
     load_format: str = flag(
         "auto",

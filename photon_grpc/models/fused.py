@@ -172,14 +172,15 @@ def fuse(decoder: Decoder) -> FusedDecoder | None:
     if not all(_is_plain(layer) for layer in decoder.layers):
         return None
     has_wgmma = torch.cuda.get_device_capability(decoder.device)[0] == 9
-    layer_tiles = choose_tiles(decoder, has_wgmma)
+    max_bytes = tiles.ring_bytes(torch.cuda.get_device_properties(decoder.device).shared_memory_per_block_optin)
+    layer_tiles = choose_tiles(decoder, has_wgmma, max_bytes)
     if decoder.dtype == torch.float16 and None in layer_tiles[tiles.BUCKETS[0]]:
         return None
     fold_norms(decoder)
-    return FusedDecoder(decoder, layer_tiles, choose_head_tiles(decoder, has_wgmma))
+    return FusedDecoder(decoder, layer_tiles, choose_head_tiles(decoder, has_wgmma, max_bytes))
 
 
-def choose_tiles(decoder: Decoder, has_wgmma: bool) -> dict[int, LayerTiles]:
+def choose_tiles(decoder: Decoder, has_wgmma: bool, max_bytes: int = tiles.SHARED_BYTES) -> dict[int, LayerTiles]:
     """For every bucket. The library multiplies what has no tile, and qkv where heads are normalised: a tile would have to hold one whole."""
     layer, head_dim = decoder.layers[0], decoder.kv_specs[0].head_dim
     linears = layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down
@@ -187,7 +188,7 @@ def choose_tiles(decoder: Decoder, has_wgmma: bool) -> dict[int, LayerTiles]:
     chosen = {}
     for rows in tiles.BUCKETS:
         found = [
-            tiles.choose(linear.out_features, linear.in_features, rows, span, has_wgmma=has_wgmma)
+            tiles.choose(linear.out_features, linear.in_features, rows, span, has_wgmma=has_wgmma, max_bytes=max_bytes)
             for linear, span in zip(linears, spans, strict=True)
         ]
         if layer.attention.qk_norm is not None or head_dim not in decode_attention.HEAD_DIMS:
@@ -196,11 +197,11 @@ def choose_tiles(decoder: Decoder, has_wgmma: bool) -> dict[int, LayerTiles]:
     return chosen
 
 
-def choose_head_tiles(decoder: Decoder, has_wgmma: bool) -> dict[int, Tile]:
+def choose_head_tiles(decoder: Decoder, has_wgmma: bool, max_bytes: int = tiles.SHARED_BYTES) -> dict[int, Tile]:
     """For every bucket where a tile wins."""
     vocab_size, hidden_size = decoder.head.weight.shape
     found = {
-        rows: tiles.choose(vocab_size, hidden_size, rows, 0, has_wgmma=has_wgmma, may_share=False)
+        rows: tiles.choose(vocab_size, hidden_size, rows, 0, has_wgmma=has_wgmma, may_share=False, max_bytes=max_bytes)
         for rows in tiles.BUCKETS
     }
     return {rows: tile for rows, tile in found.items() if tile is not None}

@@ -206,8 +206,9 @@ class GraphStep:
             self._slots = ()
             try:
                 self._replays[shape] = self._capture(lambda: self._padded(shape))
-            except RuntimeError as error:
-                # No memory, say. A device that is lost says so again when the step is computed.
+            except Exception as error:
+                # No memory, or (Triton's errors are no RuntimeErrors) no room on this device for a kernel.
+                # A device that is lost says so again when the step is computed.
                 _LOG.warning("cannot capture %s (%s): such steps run eagerly", shape, type(error).__name__)
                 self._replays[shape] = None
         return self._replays[shape]

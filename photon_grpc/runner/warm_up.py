@@ -10,16 +10,13 @@ from photon_grpc.runner.model_runner import ModelRunner
 
 def warm_up(runner: ModelRunner) -> None:
     """One real token, and what the first call of everything costs. Raises RuntimeError when it cannot be computed."""
-    count = min(4, runner.block_size)
-    admission = Admission(1, (0,) * count, count, 0, ((1,),), SamplingParams(0.0))
-    output = runner.submit(Batch(0, (1,), (count,), (1,), admissions=(admission,))).result()
-    if output.faults:
-        raise RuntimeError(output.faults[0].message)
+    admission = Admission(1, (0,), 1, 0, ((1,),), SamplingParams(0.0))
+    _compute(runner, Batch(0, (1,), (1,), (1,), admissions=(admission,)))
 
 
 def warm_up_mixed(runner: ModelRunner, *, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> None:
     """Prompts longer than any graph beside few and many decode rows: such steps run eagerly, and the kernels of their rows differ with how
-    many there are. Nobody's first long prompt is to wait until they are compiled or loaded.
+    many there are. Nobody's first long prompt is to wait until they are compiled or loaded. Raises RuntimeError when one cannot be computed.
     """
     num_tokens = LONG_BUCKETS[-1] + 1
     length = min(max_model_len - 1, num_tokens)
@@ -31,7 +28,13 @@ def warm_up_mixed(runner: ModelRunner, *, max_num_seqs: int, max_num_batched_tok
             break
         decoding = [_row(runner, slot, length, length - 1) for slot in range(num_prompts + 1, num_slots + 1)]
         slots, counts = tuple(range(1, num_slots + 1)), (length,) * num_prompts + (1,) * num_rows
-        runner.submit(Batch(0, slots, counts, (1,) * num_slots, admissions=(*prompts, *decoding))).result()
+        _compute(runner, Batch(0, slots, counts, (1,) * num_slots, admissions=(*prompts, *decoding)))
+
+
+def _compute(runner: ModelRunner, batch: Batch) -> None:
+    faults = runner.submit(batch).result().faults
+    if faults:
+        raise RuntimeError(faults[0].message)
 
 
 def _row(runner: ModelRunner, slot: int, length: int, num_computed: int) -> Admission:

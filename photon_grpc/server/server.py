@@ -21,6 +21,8 @@ from photon_grpc.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_p
 STALL_LIMIT_S = 120.0
 #: What calls get, after the drain, to carry their last message and status to the client.
 _LAST_WORDS_S = 2.0
+#: None of them holds more than its message; the front end answers those beyond its queue.
+_MAX_UNSEEN_CALLS = 1 << 20
 
 _SERVICES = (
     inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
@@ -101,6 +103,9 @@ def _options(max_message_bytes: int, reuse_port: bool) -> tuple[tuple[str, Any],
         ("grpc.max_send_message_length", max_message_bytes),
         # On by default: a second server would bind the same port and take half of the connections.
         ("grpc.so_reuseport", int(reuse_port)),
+        # Above 1,000 calls that Python has not yet seen, gRPC would cancel some at random, with no reason given. QUEUE_FULL gives one.
+        ("grpc.server.max_pending_requests", _MAX_UNSEEN_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", _MAX_UNSEEN_CALLS),
         # A client that vanished silently is noticed within 18 s, also while it only waits.
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 8_000),

@@ -33,7 +33,7 @@ SCALARS = {"num_rows": "i32", "eps": "fp32", "scale": "fp32", "block_stride": "i
 SCALARS |= {"q_stride": "i32"}
 
 
-def compiled_gluon(kernel: Any, constants: dict[str, Any], num_warps: int, **types_of: str) -> Compiled:
+def compiled_gluon(kernel: Any, constants: dict[str, Any], num_warps: int, arch: int = 90, **types_of: str) -> Compiled:
     """Compile as the launcher would: pointers and strides are multiples of 16, the number of rows is anything."""
     from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon._runtime import GluonASTSource
@@ -43,18 +43,18 @@ def compiled_gluon(kernel: Any, constants: dict[str, Any], num_warps: int, **typ
     aligned = [i for i, (name, kind) in enumerate(signature.items()) if kind[0] == "*" or name.endswith("stride")]
     attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
     source = GluonASTSource(kernel, signature, constexprs=constants, attrs=attributes)
-    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps})
+    built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": num_warps})
     registers, spilled = ptxas_report(built.asm["ptx"])
     return Compiled(built.asm["ptx"], built.metadata.shared, spilled, registers)
 
 
-def projection(epilogue: str, tile: Tile, rows: int, **constants: Any) -> Compiled:
+def projection(epilogue: str, tile: Tile, rows: int, arch: int = 90, **constants: Any) -> Compiled:
     constants |= {"EPILOGUE": epilogue, "BM": rows, "BN": tile.BN, "BK": tile.BK, "KW": tile.KW, "NS": tile.NS}
     of_head = epilogue in ("draw", "logits")
     constants |= {
         "bias": None,
         "NORM": epilogue in ("rotary", "swiglu"),
-        "PDL": True,
+        "PDL": arch >= 90,
         "BLOCK_SIZE": 64,
         "GUARD": of_head,
     }
@@ -64,9 +64,9 @@ def projection(epilogue: str, tile: Tile, rows: int, **constants: Any) -> Compil
     constants = unused | constants
     types = {"y": "*fp32"} if of_head else {}
     if tile.kind == "ring":
-        return compiled_gluon(ring_kernel, constants, tile.KW, **types)
+        return compiled_gluon(ring_kernel, constants, tile.KW, arch, **types)
     constants |= {"SPLITS": tile.SPLITS} | ({} if tile.SPLITS > 1 else {"partial": None, "counters": None})
-    return compiled_gluon(wide_kernel, constants, tile.KW, **types)
+    return compiled_gluon(wide_kernel, constants, tile.KW, arch, **types)
 
 
 @pytest.mark.parametrize("rows", tiles.BUCKETS)
@@ -92,6 +92,23 @@ def test_projections_of_the_table(name: str, rows: int) -> None:
         assert "cp.async.c" in before_wait
         assert "griddepcontrol.launch_dependents" in behind
         assert "st.global.v4" in behind or rows < 64
+
+
+@pytest.mark.parametrize(("arch", "shared_bytes"), [(80, 166_912), (89, 101_376)])
+@pytest.mark.parametrize("rows", [bucket for bucket in tiles.BUCKETS if bucket <= tiles.MAX_DEFAULT_ROWS])
+def test_defaults_have_room_on_devices_with_less_shared_memory(rows: int, arch: int, shared_bytes: int) -> None:
+    model = MODELS["1B"]
+    limit = tiles.ring_bytes(shared_bytes)
+    heads = {"Q_HEADS": model.q_heads, "KV_HEADS": model.kv_heads}
+    shapes = [
+        ("rotary", (model.q_heads + 2 * model.kv_heads) * model.head_dim, model.head_dim // 2, heads),
+        ("swiglu", 2 * model.intermediate, model.intermediate, {}),
+    ]
+    for epilogue, n, span, more in shapes:
+        tile = tiles.choose(n, model.hidden, rows, span, has_wgmma=False, max_bytes=limit)
+        assert tile is not None
+        built = projection(epilogue, tile, rows, arch, N=n, K=model.hidden, SPAN=span, **more)
+        assert built.shared_bytes <= shared_bytes
 
 
 @pytest.mark.parametrize("epilogue", ["draw", "logits"])

@@ -29,8 +29,10 @@ class Tile(NamedTuple):
 BUCKETS = (8, 16, 32, 64, 128)
 #: Of shapes that the table does not know, steps of more rows are left to the library.
 MAX_DEFAULT_ROWS = 64
-#: Bytes of shared memory that a program may take.
+#: Bytes of shared memory that a program's rings may take on sm_90.
 SHARED_BYTES = 200_000
+#: What a program takes beside its rings, for exchanging sums between threads.
+EXCHANGE_BYTES = 32_448
 
 #: (rows of W, columns of W) -> bucket -> tile.
 TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
@@ -127,30 +129,44 @@ def shared_bytes(tile: Tile, rows: int) -> int:
     return 2 * tile.NS * slices * tile.BK * (tile.BN + rows)
 
 
-def fits(tile: Tile, n: int, k: int, rows: int, span: int) -> bool:
+def ring_bytes(shared_bytes_per_program: int) -> int:
+    """What rings may take on a device that gives a program so many bytes of shared memory: 227 KiB on sm_90, 163 on sm_80, 99 on sm_89."""
+    return min(SHARED_BYTES, shared_bytes_per_program - EXCHANGE_BYTES)
+
+
+def fits(tile: Tile, n: int, k: int, rows: int, span: int, max_bytes: int = SHARED_BYTES) -> bool:
     """Whether a tile divides W [n, k] and its pairs at distance `span` (0: single rows), and fits into shared memory."""
     step = tile.KW * tile.BK if tile.kind == "ring" else tile.SPLITS * tile.BK
     # A single step has nothing to loop over, which the compiler of Triton 3.6 does not bear.
     divides = n % tile.BN == 0 and k % step == 0 and k >= 2 * step and (span == 0 or span % (tile.BN // 2) == 0)
-    return divides and shared_bytes(tile, rows) <= SHARED_BYTES
+    return divides and shared_bytes(tile, rows) <= max_bytes
 
 
-def choose(n: int, k: int, rows: int, span: int, *, has_wgmma: bool = True, may_share: bool = True) -> Tile | None:
+def choose(
+    n: int,
+    k: int,
+    rows: int,
+    span: int,
+    *,
+    has_wgmma: bool = True,
+    may_share: bool = True,
+    max_bytes: int = SHARED_BYTES,
+) -> Tile | None:
     """How W [n, k] is multiplied with `rows` of BUCKETS: from the table, or by the first default that fits. None: by the matrix library.
 
-    `may_share`: K may be shared out over several programs.
+    `may_share`: K may be shared out over several programs. `max_bytes`: `ring_bytes` of the device.
     """
     known = TABLE.get((n, k), {})
-    if has_wgmma and rows in known and _may_take(known[rows], n, k, rows, span):
+    if has_wgmma and rows in known and _may_take(known[rows], n, k, rows, span, max_bytes):
         return known[rows]
     if rows > MAX_DEFAULT_ROWS:
         return None
     candidates = [tile for tile in defaults(rows, has_wgmma) if may_share or tile.SPLITS == 1]
-    return next((tile for tile in candidates if fits(tile, n, k, rows, span)), None)
+    return next((tile for tile in candidates if fits(tile, n, k, rows, span, max_bytes)), None)
 
 
-def _may_take(tile: Tile | None, n: int, k: int, rows: int, span: int) -> bool:
-    return tile is None or fits(tile, n, k, rows, span)
+def _may_take(tile: Tile | None, n: int, k: int, rows: int, span: int, max_bytes: int) -> bool:
+    return tile is None or fits(tile, n, k, rows, span, max_bytes)
 
 
 def defaults(rows: int, has_wgmma: bool) -> list[Tile]:
