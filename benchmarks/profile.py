@@ -29,7 +29,10 @@ from benchmarks.saved import add_save_flag, saved
 
 #: First match wins; what a kernel's or an operator's name says it is for.
 GROUPS = (
-    ("sampling", r"draw|cutoff|sampl|noise|gumbel|argmax|topk|softmax|sort|logits"),
+    (
+        "sampling",
+        r"draw|cutoff|peak_kernel|tally|window_kernel|list_kernel|sampl|noise|gumbel|argmax|topk|softmax|sort|logits",
+    ),
     ("attention", r"attention|attn|flash|fmha|sdpa|varlen|decode_kernel|merge_kernel"),
     ("fused projections", r"ring_kernel|wide_kernel|fused_linear|gemv"),
     ("matrix products", r"gemm|nvjet|cutlass|cublas|matmul|splitk|aten::(add)?mm|aten::linear|aten::bmm|mkldnn"),

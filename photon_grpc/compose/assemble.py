@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,9 +29,11 @@ from photon_grpc.models import registry, weights
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.models.fused import FusedDecoder, fuse
 from photon_grpc.runner.build import eager_runner, graph_runner
-from photon_grpc.runner.capacity import blocks_on_cpu, blocks_on_cuda
+from photon_grpc.runner.capacity import blocks_on_cpu, blocks_on_cuda, largest_step
+from photon_grpc.runner.graphs import Capture
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
+from photon_grpc.runner.rehearsal import Rehearsal, call_once, one_layer_of_each_kind
 from photon_grpc.runner.warm_up import warm_up, warm_up_mixed
 
 _LOG = logging.getLogger(__name__)
@@ -72,7 +75,8 @@ class Assembled:
 def assemble(config: ServeConfig, progress: Progress) -> Assembled:
     """Loads the model and makes everything that computes and decides.
 
-    `progress(stage, done, total)` is called with stage "weights" (bytes) and "warm-up" (steps). Raises ConfigError and ModelLoadError.
+    `progress(stage, done, total)` is called with stage "weights" (bytes), "warm-up" (steps) and "kernels" (those that must be compiled).
+    Raises ConfigError and ModelLoadError.
     """
     card = read_model_dir(config.model.model or Path(demo.TARGET))
     _tell_unmet_defaults(card)
@@ -81,15 +85,7 @@ def assemble(config: ServeConfig, progress: Progress) -> Assembled:
     sizes = decide_sizes(card, device, config)
     decoder = _load(card, config, device, kernels, sizes, progress)
     progress("warm-up", 0, 1)
-    runner = _runner(decoder, config, kernels, sizes, progress)
-    warm_up(runner)
-    if device.type == "cuda":
-        warm_up_mixed(
-            runner,
-            max_num_seqs=sizes.max_num_seqs,
-            max_num_batched_tokens=sizes.max_num_batched_tokens,
-            max_model_len=sizes.max_model_len,
-        )
+    runner = _warm_runner(decoder, config, kernels, sizes, progress)
     progress("warm-up", 1, 1)
     facts = _facts(card, decoder, runner, config, kernels, sizes)
     return Assembled(facts, config, sizes, runner, decoder.num_parameters)
@@ -155,8 +151,48 @@ def _kernels(config: ServeConfig, device: torch.device) -> Kernels:
         raise ConfigError(f"--kernels {kind}: {error}", field="kernels") from None
 
 
-def _runner(decoder: Decoder, config: ServeConfig, kernels: Kernels, sizes: Sizes, progress: Progress) -> ModelRunner:
-    cache = _kv_cache(decoder, config.cache.num_blocks or _measured_blocks(decoder, config, kernels, sizes), sizes)
+def _warm_runner(
+    decoder: Decoder, config: ServeConfig, kernels: Kernels, sizes: Sizes, progress: Progress
+) -> ModelRunner:
+    """Everything that a request may meet has been computed once."""
+
+    def make(decoder: Decoder, num_blocks: int, progress: Progress, capture: Capture | None = None) -> ModelRunner:
+        runner = _runner(decoder, num_blocks, config, kernels, sizes, progress, capture)
+        warm_up(runner)
+        if decoder.device.type == "cuda":
+            warm_up_mixed(
+                runner,
+                max_num_seqs=sizes.max_num_seqs,
+                max_num_batched_tokens=sizes.max_num_batched_tokens,
+                max_model_len=sizes.max_model_len,
+            )
+        return runner
+
+    def play() -> None:
+        short = one_layer_of_each_kind(decoder)
+        if not config.cache.num_blocks:
+            largest_step(short, kernels, sizes.block_size, sizes.max_num_seqs, sizes.max_num_batched_tokens)
+        make(short, 1, lambda stage, done, total: None, call_once).close()
+
+    if decoder.device.type == "cpu":
+        return make(decoder, config.cache.num_blocks or _measured_blocks(decoder, config, kernels, sizes), progress)
+    with Rehearsal(play, partial(progress, "kernels")).on_demand() as rehearsal:
+        num_blocks = config.cache.num_blocks or _measured_blocks(decoder, config, kernels, sizes)
+        if rehearsal.took_place and not config.cache.num_blocks:
+            num_blocks = _measured_blocks(decoder, config, kernels, sizes)
+        return make(decoder, num_blocks, progress)
+
+
+def _runner(
+    decoder: Decoder,
+    num_blocks: int,
+    config: ServeConfig,
+    kernels: Kernels,
+    sizes: Sizes,
+    progress: Progress,
+    capture: Capture | None,
+) -> ModelRunner:
+    cache = _kv_cache(decoder, num_blocks, sizes)
     if decoder.device.type == "cpu" or config.device.enforce_eager:
         return eager_runner(decoder, cache, kernels, max_num_seqs=sizes.max_num_seqs, depth=sizes.depth)
     return graph_runner(
@@ -166,6 +202,7 @@ def _runner(decoder: Decoder, config: ServeConfig, kernels: Kernels, sizes: Size
         max_num_seqs=sizes.max_num_seqs,
         depth=sizes.depth,
         progress=lambda done, total: progress("warm-up", done, total + 1),
+        capture=capture,
     )
 
 

@@ -29,10 +29,16 @@ INTERPRETED = triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
 #: Arguments that change from step to step. Triton compiles a kernel of its own where a number is 1 or a multiple of 16.
 UNSPECIALIZED = ["num_rows", "table_stride"]
 
+#: Every kernel and device function that was made, Gluon's too.
+KERNELS: list[Any] = []
+
 
 def jit(function: Callable[..., Any]) -> Any:
     """A Triton kernel or device function; the Python function itself where Triton is missing."""
-    return function if triton is None else triton.jit(function, do_not_specialize=UNSPECIALIZED)
+    if triton is None:
+        return function
+    KERNELS.append(triton.jit(function, do_not_specialize=UNSPECIALIZED))
+    return KERNELS[-1]
 
 
 def launches(tensor: torch.Tensor) -> bool:

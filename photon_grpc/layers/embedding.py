@@ -23,7 +23,7 @@ class Embedding:
         return F.embedding(token_ids, self.weight)
 
     def allocate(self, device: torch.device) -> None:
-        self.weight = torch.empty_like(self.weight, device=device)
+        self.weight = torch.empty(self.weight.shape, dtype=self.weight.dtype, device=device)
 
     def targets(self) -> Iterator[Target]:
         yield Target(self.name, self.weight)
@@ -42,7 +42,7 @@ class LMHead:
     def __init__(self, name: str, embedding: Embedding, *, tied: bool) -> None:
         self.name = name
         self.embedding = embedding if tied else None
-        self.weight = torch.empty_like(embedding.weight)
+        self.weight = torch.empty(embedding.weight.shape, dtype=embedding.weight.dtype, device="meta")
         self.packed: Prepacked | None = None
 
     @property
@@ -60,7 +60,7 @@ class LMHead:
 
     def allocate(self, device: torch.device) -> None:
         if self.embedding is None:
-            self.weight = torch.empty_like(self.weight, device=device)
+            self.weight = torch.empty(self.weight.shape, dtype=self.weight.dtype, device=device)
 
     def targets(self) -> Iterator[Target]:
         if self.embedding is None:
@@ -72,4 +72,4 @@ class LMHead:
             self.weight = self.embedding.weight
         if can_prepack(self.weight):
             self.packed = Prepacked(self.weight, None)
-            self.weight = torch.empty_like(self.weight, device="meta")
+            self.weight = torch.empty(self.weight.shape, dtype=self.weight.dtype, device="meta")

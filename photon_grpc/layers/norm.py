@@ -29,7 +29,7 @@ class RMSNorm:
         return self._add_norm(x, residual, self.weight, self.eps)
 
     def allocate(self, device: torch.device) -> None:
-        self.weight = torch.empty_like(self.weight, device=device)
+        self.weight = torch.empty(self.weight.shape, dtype=self.weight.dtype, device=device)
 
     def targets(self) -> Iterator[Target]:
         yield Target(self.name, self.weight, center=1.0)

@@ -12,6 +12,7 @@ from photon_grpc.kernels import Kernels
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.runner.build import eager_runner
 from photon_grpc.runner.kv_cache import KVCache, block_bytes
+from photon_grpc.runner.warm_up import compute
 
 CPU_POOL_BYTES = 1 << 30
 
@@ -38,7 +39,7 @@ def blocks_on_cuda(
     """
     torch.cuda.reset_peak_memory_stats(decoder.device)
     before = torch.cuda.memory_allocated(decoder.device)
-    _largest_step(decoder, kernels, block_size, max_num_seqs, max_num_batched_tokens)
+    largest_step(decoder, kernels, block_size, max_num_seqs, max_num_batched_tokens)
     torch.cuda.synchronize(decoder.device)
     step_bytes = torch.cuda.max_memory_allocated(decoder.device) - before
     torch.cuda.empty_cache()
@@ -54,8 +55,11 @@ def blocks_on_cuda(
     return budget // page - 1
 
 
-def _largest_step(decoder: Decoder, kernels: Kernels, block_size: int, max_num_seqs: int, num_tokens: int) -> None:
-    """One step of `num_tokens` over as many rows as there may be, on a cache just large enough."""
+def largest_step(decoder: Decoder, kernels: Kernels, block_size: int, max_num_seqs: int, num_tokens: int) -> None:
+    """One step of `num_tokens` over as many rows as there may be, on a cache just large enough.
+
+    Raises ConfigError when it cannot be computed.
+    """
     length = min(decoder.max_model_len - 1, max(1, num_tokens // max(1, min(max_num_seqs, num_tokens))))
     num_rows = max(1, min(max_num_seqs, num_tokens // length))
     blocks = -(-length // block_size)
@@ -63,7 +67,13 @@ def _largest_step(decoder: Decoder, kernels: Kernels, block_size: int, max_num_s
     runner = eager_runner(decoder, cache, kernels, max_num_seqs=num_rows)
     admissions = tuple(_row(slot, length, blocks) for slot in range(1, num_rows + 1))
     slots = tuple(range(1, num_rows + 1))
-    runner.submit(Batch(0, slots, (length,) * num_rows, (1,) * num_rows, admissions=admissions)).result()
+    try:
+        compute(runner, Batch(0, slots, (length,) * num_rows, (1,) * num_rows, admissions=admissions))
+    except RuntimeError as error:
+        raise ConfigError(
+            f"the largest step, of {num_rows} x {length} tokens, cannot be computed ({error}); lower --max-num-batched-tokens",
+            field="max_num_batched_tokens",
+        ) from None
 
 
 def _row(slot: int, length: int, blocks: int) -> Admission:

@@ -11,7 +11,7 @@ from photon_grpc.runner.model_runner import ModelRunner
 def warm_up(runner: ModelRunner) -> None:
     """One real token, and what the first call of everything costs. Raises RuntimeError when it cannot be computed."""
     admission = Admission(1, (0,), 1, 0, ((1,),), SamplingParams(0.0))
-    _compute(runner, Batch(0, (1,), (1,), (1,), admissions=(admission,)))
+    compute(runner, Batch(0, (1,), (1,), (1,), admissions=(admission,)))
 
 
 def warm_up_mixed(runner: ModelRunner, *, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> None:
@@ -28,13 +28,13 @@ def warm_up_mixed(runner: ModelRunner, *, max_num_seqs: int, max_num_batched_tok
             break
         decoding = [_row(runner, slot, length, length - 1) for slot in range(num_prompts + 1, num_slots + 1)]
         slots, counts = tuple(range(1, num_slots + 1)), (length,) * num_prompts + (1,) * num_rows
-        _compute(runner, Batch(0, slots, counts, (1,) * num_slots, admissions=(*prompts, *decoding)))
+        compute(runner, Batch(0, slots, counts, (1,) * num_slots, admissions=(*prompts, *decoding)))
 
 
-def _compute(runner: ModelRunner, batch: Batch) -> None:
-    faults = runner.submit(batch).result().faults
-    if faults:
-        raise RuntimeError(faults[0].message)
+def compute(runner: ModelRunner, batch: Batch) -> None:
+    """Raises RuntimeError when it cannot be computed."""
+    for fault in runner.submit(batch).result().faults.values():
+        raise RuntimeError(fault.message)
 
 
 def _row(runner: ModelRunner, slot: int, length: int, num_computed: int) -> Admission:

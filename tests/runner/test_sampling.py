@@ -83,6 +83,42 @@ def test_frequencies_are_those_of_the_softmax(more: dict[str, float]) -> None:
     assert ((observed - expected).abs() <= 5 * (expected * (1 - expected) / num_draws).sqrt() + 1e-9).all()
 
 
+@pytest.mark.parametrize(("top_p", "kept"), [(0.5, 1), (0.75, 2), (0.76, 4)])
+def test_what_meets_top_p_exactly_is_enough(top_p: float, kept: int) -> None:
+    logits = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
+    cut = cutoff(logits, torch.tensor([-1]), torch.tensor([top_p]), torch.tensor([0.0]))
+    assert int((logits >= cut[:, None]).sum()) == kept
+
+
+def test_one_pass_over_the_head_draws_what_filters_that_keep_all_draw() -> None:
+    torch.manual_seed(11)
+    logits = torch.randn(3, 200) * 2
+    samplings = [SamplingParams(temperature=0.8, seed=7), SamplingParams(temperature=0.0), SamplingParams(seed=9)]
+    tail, slots, _, _ = tail_of(samplings, 200)
+    tail._table.num_prompt[slots] = 5
+    tail._table.output_index[slots] = torch.tensor([0, 1, 2], dtype=tail._table.output_index.dtype)
+    context_len = torch.tensor([9, 5, 6])
+    one_pass = tail._draw_in_one(logits.clone(), slots, context_len, Width.NOISE)
+    assert torch.equal(one_pass, tail._draw_and_check(logits.clone(), slots, context_len, Width.FILTERED))
+
+
+def test_ids_are_banned_up_to_min_tokens_and_for_their_request_alone() -> None:
+    logits = torch.tensor([[0.0, 9.0, 1.0]])
+    table = SlotTable(2, 64, 8, 3, torch.device("cpu"))
+    tail = Tail(Identity(), table, select("torch", "cpu"))
+    drawn = []
+    for turn, banned in enumerate((1, 2)):
+        admission = Admission(
+            1, (0,), 1, 0, ((1,),), SamplingParams(temperature=0.0), min_tokens=2, banned_until_min=(banned,)
+        )
+        table.apply(Batch(turn, (1,), (1,), (1,), admissions=(admission,)))
+        # Before the token to draw: the prompt alone, then one and two tokens of the output.
+        drawn.append(
+            [int(tail(logits.clone(), torch.tensor([1]), torch.tensor([n]), Width.FILTERED)[0]) for n in (1, 2, 3)]
+        )
+    assert drawn[0] == [2, 2, 1] and drawn[1] == [1, 1, 1]
+
+
 def test_a_neighbour_s_parameters_never_change_a_token() -> None:
     torch.manual_seed(5)
     logits = torch.randn(4, 300) * 2

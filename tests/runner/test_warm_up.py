@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
+
 from photon_grpc.config.flags import SchedulerConfig
+from photon_grpc.config.model_dir import read_model_dir
+from photon_grpc.errors import ConfigError
+from photon_grpc.kernels import select
+from photon_grpc.models import build, load
+from photon_grpc.runner.capacity import largest_step
 from photon_grpc.runner.graphs import LONG_BUCKETS
-from photon_grpc.runner.warm_up import warm_up_mixed
+from photon_grpc.runner.warm_up import warm_up, warm_up_mixed
 from tests.runner.models import greedy, model
 from tests.runner.served import Served
 from tests.runner.test_greedy import prompts
@@ -29,3 +37,26 @@ def test_where_no_step_is_longer_nothing_is_computed() -> None:
     served.assembled.runner.submit = None  # type: ignore[method-assign, assignment]
     warm_up_mixed(served.assembled.runner, max_num_seqs=24, max_num_batched_tokens=2048, max_model_len=256)
     warm_up_mixed(served.assembled.runner, max_num_seqs=4, max_num_batched_tokens=8192, max_model_len=256)
+
+
+def test_a_step_that_cannot_be_computed_ends_the_start() -> None:
+    runner = Served(model("llama")[0], scheduler=SchedulerConfig(max_num_seqs=24)).assembled.runner
+
+    def no_memory(batch: object) -> None:
+        raise RuntimeError("no memory")
+
+    runner._step = no_memory  # type: ignore[assignment]
+    with pytest.raises(RuntimeError):
+        warm_up(runner)
+    with pytest.raises(RuntimeError):
+        warm_up_mixed(runner, max_num_seqs=24, max_num_batched_tokens=4096, max_model_len=256)
+
+
+def test_a_largest_step_that_cannot_be_computed_is_told_with_its_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    directory, _ = model("llama")
+    card, kernels = read_model_dir(directory), select("torch", "cpu")
+    decoder = build(card, dtype=torch.float32, device=torch.device("cpu"), kernels=kernels, max_model_len=256)
+    load(decoder, card)
+    monkeypatch.setattr(decoder, "forward", lambda *args: 1 / 0)
+    with pytest.raises(ConfigError, match=r"4 x 16 tokens.*--max-num-batched-tokens"):
+        largest_step(decoder, kernels, 16, 4, 64)

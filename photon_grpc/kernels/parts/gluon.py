@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from photon_grpc.kernels.jit import INTERPRETED, UNSPECIALIZED, triton
+from photon_grpc.kernels.jit import INTERPRETED, KERNELS, UNSPECIALIZED, triton
 
 try:
     from triton.experimental import gluon
@@ -44,7 +44,8 @@ def gluon_jit(function: Callable[..., Any]) -> Any:
     """A Gluon kernel or device function; the Python function itself where Gluon is missing."""
     if gluon is None or triton is None:
         return function
-    return gluon.jit(function, do_not_specialize=UNSPECIALIZED)
+    KERNELS.append(gluon.jit(function, do_not_specialize=UNSPECIALIZED))
+    return KERNELS[-1]
 
 
 @functools.cache

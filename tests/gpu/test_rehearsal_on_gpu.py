@@ -1,0 +1,41 @@
+"""With an empty cache of kernels, this process compiles one: the rest is found by the rehearsal and compiled beside it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+# A process of its own: the kernels of this one are compiled.
+PROGRAM = """
+from triton import knobs
+from photon_grpc.compose.assemble import assemble
+from photon_grpc.config.flags import SchedulerConfig, ServeConfig
+
+compiled, stages = [], []
+
+def listener(*, src, cache_hit, **_):
+    if not cache_hit:
+        compiled.append(src.name)
+
+knobs.compilation.listener = listener
+assemble(ServeConfig(scheduler=SchedulerConfig(max_num_seqs=24)), lambda stage, done, total: stages.append((stage, done, total)))
+kernels = [(done, total) for stage, done, total in stages if stage == "kernels"]
+print(len(compiled), "compiled here", compiled)
+print("rehearsed", bool(kernels) and kernels[-1][0] == kernels[-1][1] > 10)
+"""
+
+
+def test_an_empty_cache_is_filled_by_the_rehearsal(tmp_path: Path) -> None:
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
+    for compiled, rehearsed in ((1, True), (0, False)):
+        said = subprocess.run(
+            [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=100, check=False
+        )
+        assert f"{compiled} compiled here" in said.stdout, said.stdout + said.stderr
+        assert f"rehearsed {rehearsed}" in said.stdout

@@ -1,0 +1,131 @@
+"""A rehearsal leaves what follows as it was, and one that fails is a warning."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from photon_grpc.config.flags import SchedulerConfig
+from photon_grpc.config.model_dir import read_model_dir
+from photon_grpc.kernels import select
+from photon_grpc.models import build, load
+from photon_grpc.runner import rehearsal
+from photon_grpc.runner.build import graph_runner
+from photon_grpc.runner.kv_cache import KVCache
+from photon_grpc.runner.rehearsal import Rehearsal, call_once, one_layer_of_each_kind
+from photon_grpc.runner.warm_up import warm_up
+from tests.runner.models import greedy, model
+from tests.runner.served import Served
+from tests.runner.test_greedy import prompts
+
+
+@contextmanager
+def missing(callback: Callable[[], None]) -> Iterator[None]:
+    """A cache that lacks the first kernel asked for."""
+    callback()
+    yield
+
+
+@pytest.fixture
+def cold(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What is given to the compilers; nothing is compiled."""
+    given: list[object] = []
+
+    @contextmanager
+    def collected() -> Iterator[list[object]]:
+        yield ["first", "last"]
+
+    monkeypatch.setattr(rehearsal, "at_first_compilation", missing)
+    monkeypatch.setattr(rehearsal, "launches_collected", collected)
+    monkeypatch.setattr(rehearsal, "compile_side_by_side", lambda jobs, **_: given.extend(jobs) or len(jobs))
+    return given
+
+
+def test_a_cold_start_is_played_before_it_goes_on(cold: list[object], caplog: pytest.LogCaptureFixture) -> None:
+    played: list[int] = []
+    with caplog.at_level(logging.INFO), Rehearsal(lambda: played.append(1), lambda done, total: None).on_demand() as it:
+        assert it.took_place
+        assert played == [1]
+        assert sorted(map(str, cold)) == ["first", "last"]
+    assert "2 of 2 kernels" in caplog.text
+
+
+def test_a_warm_start_plays_nothing() -> None:
+    with Rehearsal(lambda: pytest.fail("nothing is missing"), lambda done, total: None).on_demand() as it:
+        assert not it.took_place
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("no memory"), AttributeError("AsyncCompileMode"), OSError("no process")]
+)
+def test_a_failing_rehearsal_is_a_warning(
+    error: Exception, cold: list[object], caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise error
+
+    with Rehearsal(fail, lambda done, total: None).on_demand():
+        pass
+    assert "one after the other" in caplog.text and str(error) in caplog.text
+    assert cold == []
+
+
+def test_a_play_on_objects_of_its_own_changes_no_output() -> None:
+    directory, reference = model("llama")
+    device, kernels = torch.device("cpu"), select("torch", "cpu")
+    card = read_model_dir(directory)
+    decoder = build(card, dtype=torch.float32, device=device, kernels=kernels, max_model_len=256)
+    load(decoder, card)
+    served = Served(directory, scheduler=SchedulerConfig(max_num_seqs=8))
+    seen: list[tuple[int, int]] = []
+    short = one_layer_of_each_kind(decoder)
+    runner = graph_runner(
+        short,
+        KVCache(decoder.kv_specs, 1, 16, torch.float32, device),
+        kernels,
+        max_num_seqs=8,
+        depth=1,
+        progress=lambda *now: seen.append(now),
+        capture=call_once,
+    )
+    warm_up(runner)
+    runner.close()
+    assert seen[-1][0] == seen[-1][1] > 10
+    asked = prompts(3)
+    assert served.complete(asked, 8) == [greedy(reference, prompt, 8) for prompt in asked]
+
+
+def test_layers_of_one_shape_are_played_once() -> None:
+    directory, _ = model("llama")
+    card = read_model_dir(directory)
+    kernels = select("torch", "cpu")
+    decoder = build(card, dtype=torch.float32, device=torch.device("cpu"), kernels=kernels, max_model_len=256)
+    load(decoder, card)
+    assert len(decoder.layers) > 1
+    short = one_layer_of_each_kind(decoder)
+    assert short.layers == decoder.layers[:1]
+    assert short.kv_specs == decoder.kv_specs and len(decoder.layers) == len(decoder.kv_specs)
+    wider = decoder.layers[1].mlp.down
+    wider.in_features *= 2
+    assert len(one_layer_of_each_kind(decoder).layers) == 2
+
+
+def test_loading_imports_no_algebra() -> None:
+    """Some operations on meta tensors are Python that imports sympy: half a second of every start."""
+    program = (
+        "import sys\n"
+        "from photon_grpc.compose.assemble import assemble\n"
+        "from photon_grpc.config.flags import ServeConfig\n"
+        "assemble(ServeConfig(), lambda *now: None)\n"
+        "print([name for name in ('sympy', 'transformers', 'torch._dynamo') if name in sys.modules])\n"
+    )
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    said = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "[]"
