@@ -16,10 +16,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+import torch
+
 from benchmarks import offline, workloads
 from benchmarks.saved import add_save_flag, saved
 from photon_grpc.config.settings import settings
 
+#: What steps on a GPU alone have.
+OF_A_GPU = {"no graphs", "no overlap", "no Triton kernels, no graphs"}
 #: Name of the row, flags of serve. The references of the kernels wait for the device, which cannot be captured.
 VARIANTS = {
     "everything on": [],
@@ -33,7 +37,8 @@ _RESULT = "RESULT "
 
 
 def known(variants: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Those whose flags this version has."""
+    """Those whose flags this version has, and that change anything on this machine."""
+    variants = {name: row for name, row in variants.items() if torch.cuda.is_available() or name not in OF_A_GPU}
     flags = {flag for setting in settings() for flag in (setting.flag, setting.no_flag)}
     return {name: row for name, row in variants.items() if all(f in flags for f in row if f.startswith("--"))}
 

@@ -1,10 +1,12 @@
 """The engine without the wire on the named workloads: decode, prefill, TTFT, mixed, shared prefix.
 
     python -m benchmarks.offline [--shape 1b 8b] [--work decode prefill ttft mixed prefix] [--batch 1 8 64 256] [-- FLAGS OF serve]
+    python -m benchmarks.offline --shape demo
 
 Random weights; every request greedy, EOS ignored, exactly its output tokens. The floor is weight bytes + KV bytes at context 272 over 4.10 TB/s
 (what one H200 reads). vLLM's figures are those of version 0.24.0 on the same card, measured apart from this run. `--plot FILE.svg` draws ms
-per step over the batch. The shape "demo" is the embedded model, for trying this out on a CPU.
+per step over the batch. The shape "demo" is the embedded model, for trying this out on a CPU: unless told otherwise, decode at 1 and 8 and the time to the first
+token.
 """
 
 from __future__ import annotations
@@ -116,10 +118,13 @@ WORK: dict[str, Callable[[Work, str], None]] = {"prefill": prefill, "ttft": ttft
 
 
 def measure(shape: str, args: argparse.Namespace) -> None:
+    batches, names = ([1, 8], ["decode", "ttft"]) if shape == "demo" else ([1, 8, 64, 256], ["decode", *WORK])
     with loaded(shape, args.flags) as work:
-        for name in args.work:
+        for name in args.work or names:
             if name == "decode":
-                decode(work, shape, args.batch, args.plot and args.plot.with_stem(f"{args.plot.stem}-{shape}"))
+                decode(
+                    work, shape, args.batch or batches, args.plot and args.plot.with_stem(f"{args.plot.stem}-{shape}")
+                )
             else:
                 WORK[name](work, shape)
 
@@ -127,8 +132,8 @@ def measure(shape: str, args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", nargs="*", default=["1b"], choices=[*workloads.SHAPES, "demo"])
-    parser.add_argument("--work", nargs="*", default=["decode", *WORK], choices=["decode", *WORK])
-    parser.add_argument("--batch", nargs="*", type=int, default=[1, 8, 64, 256])
+    parser.add_argument("--work", nargs="*", choices=["decode", *WORK], help="everything unless given")
+    parser.add_argument("--batch", nargs="*", type=int, help="of decode; 1 8 64 256")
     parser.add_argument("--eager", action="store_true", help="no CUDA graphs: --enforce-eager")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draws ms per step to FILE-SHAPE.svg")
     parser.add_argument("flags", nargs="*", help="flags of serve, after --")

@@ -152,7 +152,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--scale", type=float, default=1.0, help="of the other workloads' rates and numbers of requests"
     )
-    parser.add_argument("--clients", type=int, default=8, help="client processes")
+    parser.add_argument("--clients", type=int, default=8, help="client processes, at most one a stream")
     parser.add_argument("--target", metavar="ADDR", help="a service that already runs")
     parser.add_argument("flags", nargs="*", help="flags of serve, after --")
     add_save_flag(parser)

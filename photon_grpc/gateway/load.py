@@ -234,6 +234,7 @@ class _ClientProcess:
         self.index = index
         self._stride = stride
         self._process = process
+        self._is_done = False
 
     @classmethod
     async def start(cls, index: int, stride: int) -> _ClientProcess:
@@ -261,7 +262,8 @@ class _ClientProcess:
             collect(Answer(**others | {"session": self.index + answer.session * self._stride}))
 
     async def end(self) -> None:
-        if self._process.returncode is None:
+        # One that is done ends by itself; killing it meanwhile would take its exit code from those who wait for it.
+        if not self._is_done and self._process.returncode is None:
             self._process.kill()
         await self._process.wait()
 
@@ -276,7 +278,8 @@ class _ClientProcess:
         line = (await self._process.stdout.readline()).strip()
         if not line:
             raise InternalFailure(f"client process {self.index} ended with exit code {await self._process.wait()}")
-        return b"" if line == b"done" else line
+        self._is_done = line == b"done"
+        return b"" if self._is_done else line
 
 
 def as_json(value: Any) -> Any:
