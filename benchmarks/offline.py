@@ -4,9 +4,9 @@
     python -m benchmarks.offline --shape demo
 
 Random weights; every request greedy, EOS ignored, exactly its output tokens. The floor is weight bytes + KV bytes at context 272 over 4.10 TB/s
-(what one H200 reads). vLLM's figures are those of version 0.24.0 on the same card, measured apart from this run. `--plot FILE.svg` draws ms
-per step over the batch. The shape "demo" is the embedded model, for trying this out on a CPU: unless told otherwise, decode at 1 and 8 and the time to the first
-token.
+(what one H200 reads). vLLM's figures are those of version 0.24.0 on the same card, measured apart from this run. `--plot FILE.svg` draws
+ms per step over the batch. The shape "demo" is the embedded model, for trying this out on a CPU; without flags it runs decode at 1 and 8 and
+the time to the first token.
 """
 
 from __future__ import annotations

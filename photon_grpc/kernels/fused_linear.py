@@ -10,8 +10,7 @@ so it sums h² on the way. Sums, norm, rotation and SwiGLU are float32; every re
 Shapes: h [M, H] and a [M, K], contiguous and with memory for `tiles.bucket(M)` rows behind their first element (the surplus is read
 and does not matter), W [N, K], b [N] or None. W of norm_swiglu is gate above up; W of norm_qkv the heads of q, k and v,
 their rotary halves as `rotary.py` has them. cos, sin [max_position, D/2] float32, positions and slot_mapping [M] int64,
-cache [num_blocks, layers, 2, Hkv, block_size, D], q [M, Hq · D], y [M, N/2]. `num_tokens` as for `write_kv.py`.
-bf16 and fp16.
+cache [num_blocks, layers, 2, Hkv, block_size, D], q [M, Hq · D], y [M, N/2]. bf16 and fp16.
 Bytes moved: N · K · itemsize, all else is small.
 """
 
@@ -92,7 +91,6 @@ def qkv_launch(
         "sin": rotation.sin,
         "positions": rotation.positions,
         "slot_mapping": rotation.slot_mapping,
-        "num_tokens": rotation.num_tokens,
         "block_stride": cache.stride(0),
     }
     heads = {"Q_HEADS": q.shape[1] // head_dim, "KV_HEADS": kv_heads, "BLOCK_SIZE": block_size}

@@ -9,7 +9,7 @@ Arithmetic is float32, every result is rounded once. A matrix library multiplies
 write, or read again, the normalised one.
 
 Shapes: qkv [T, (Hq + 2·Hkv) · D] contiguous, h [T, H] or None (r is 1), b [(Hq + 2·Hkv) · D] or None, norms two [D] or None, Rotation of the
-T tokens, cache [num_blocks, layers, 2, Hkv, block_size, D] -> q [T, Hq · D]. `num_tokens` as for `write_kv.py`. bf16, fp16, fp32.
+T tokens, cache [num_blocks, layers, 2, Hkv, block_size, D] -> q [T, Hq · D]. bf16, fp16, fp32.
 Bytes moved: 2 · T · (Hq + 2·Hkv) · D · itemsize + T · H · itemsize.
 """
 
@@ -71,7 +71,7 @@ def store_heads(
 
 @jit
 def rotate_store_kernel(
-    qkv, h, bias, q_weight, k_weight, q, pages, cos, sin, positions, slot_mapping, num_tokens, block_stride, eps,
+    qkv, h, bias, q_weight, k_weight, q, pages, cos, sin, positions, slot_mapping, block_stride, eps,
     HIDDEN: tl.constexpr, HIDDEN_PAD: tl.constexpr, Q_HEADS: tl.constexpr, Q_PAD: tl.constexpr,
     KV_HEADS: tl.constexpr, KV_PAD: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, PDL: tl.constexpr,
@@ -83,8 +83,6 @@ def rotate_store_kernel(
     c = tl.load(cos + angle, mask=column < HALF, other=0.0)[None, :]
     s = tl.load(sin + angle, mask=column < HALF, other=0.0)[None, :]
     slot = tl.load(slot_mapping + token).to(tl.int64)
-    if num_tokens is not None:
-        slot = tl.where(token < tl.load(num_tokens), slot, slot % BLOCK_SIZE)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -140,7 +138,7 @@ def launch(
     if qkv.shape[0]:
         rotate_store_kernel[(qkv.shape[0],)](
             qkv, h, b, *(norms or (None, None)), q, cache[:, layer], rotation.cos, rotation.sin,
-            rotation.positions, rotation.slot_mapping, rotation.num_tokens, cache.stride(0), eps,
+            rotation.positions, rotation.slot_mapping, cache.stride(0), eps,
             PDL=pdl, **meta, **options,
         )  # fmt: skip
     return None

@@ -4,8 +4,7 @@
 
 Shapes: k, v [T, Hkv, D] (tokens may be strided), cache [num_blocks, layers, 2, Hkv, block_size, D] contiguous and of
 the dtype of k (one block of all layers is one run of memory), slot_mapping [T] int64 = block · block_size + offset.
-`num_tokens`, where given, is the number of valid rows as a device scalar [1]: the rows from there on are padding and
-write to block 0, which is reserved for them and read by nobody.
+Slots may be equal only in block 0, where padding goes and which nobody reads.
 Bytes moved: 4 · T · Hkv · D · itemsize.
 """
 
@@ -24,13 +23,9 @@ def reference(
     cache: torch.Tensor,
     layer: int,
     slot_mapping: torch.Tensor,
-    num_tokens: torch.Tensor | None = None,
 ) -> None:
     """write_kv in torch: changes cache."""
     block_size = cache.shape[4]
-    if num_tokens is not None:
-        valid = torch.arange(slot_mapping.shape[0], device=slot_mapping.device) < num_tokens
-        slot_mapping = torch.where(valid, slot_mapping, slot_mapping % block_size)
     block = slot_mapping // block_size
     cache[:, layer][block, :, :, slot_mapping - block * block_size] = _paired(k, v)
 
@@ -63,14 +58,12 @@ def _paired(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 @jit
 def write_kv_kernel(
-    k, v, pages, slot_mapping, num_tokens, k_stride, v_stride, block_stride,
+    k, v, pages, slot_mapping, k_stride, v_stride, block_stride,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SIZE_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
     """`pages` points at the layer's plane of block 0; one program a token."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping + token)
-    if num_tokens is not None:
-        slot = tl.where(token < tl.load(num_tokens), slot, slot % BLOCK_SIZE)
     element = tl.arange(0, SIZE_PAD)
     inside = element < HEADS * HEAD_DIM
     head, column = element // HEAD_DIM, element % HEAD_DIM
@@ -98,13 +91,12 @@ def launch(
     cache: torch.Tensor,
     layer: int,
     slot_mapping: torch.Tensor,
-    num_tokens: torch.Tensor | None = None,
 ) -> None:
     """Changes cache; heads of k and v are contiguous within a token."""
     if not launches(k):
-        return reference(k, v, cache, layer, slot_mapping, num_tokens)
+        return reference(k, v, cache, layer, slot_mapping)
     if k.shape[0]:
         meta = config(k.shape[1], k.shape[2], cache.shape[4])
         strides = k.stride(0), v.stride(0), cache.stride(0)
-        write_kv_kernel[(k.shape[0],)](k, v, cache[:, layer], slot_mapping, num_tokens, *strides, **meta)
+        write_kv_kernel[(k.shape[0],)](k, v, cache[:, layer], slot_mapping, *strides, **meta)
     return None

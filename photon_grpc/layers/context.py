@@ -22,8 +22,6 @@ class StepContext:
     cache: torch.Tensor
     #: Which tokens belong to which row, and which blocks each row reads.
     attention: AttentionMeta
-    #: [1] int: tokens that are no padding, on the device; None where all are.
-    num_tokens: torch.Tensor | None = None
     #: No row attends a key of this step but its own newest one (of a prefix that another row is only now computing, say):
     #: what is older may be read before this step's keys are written.
     history_is_settled: bool = False

@@ -83,7 +83,7 @@ class FusedDecoder(Decoder):
         if not num_tokens or (None in chosen and not self._may_multiply_raw):
             return super().forward(token_ids, ctx)
         h, q, attended, y = self._buffers(num_tokens, rows or num_tokens)
-        rotation = Rotation(self._rotary.cos, self._rotary.sin, ctx.positions, ctx.slot_mapping.long(), ctx.num_tokens)
+        rotation = Rotation(self._rotary.cos, self._rotary.sin, ctx.positions, ctx.slot_mapping.long())
         embed.launch(self.embedding.weight, token_ids, h)
         for layer in self.layers:
             self._project_qkv(layer, h, q, ctx, rotation, chosen.qkv)

@@ -58,7 +58,7 @@ class Problem:
         shape = (self.rows + 3, 3, 2, sizes.kv_heads, sizes.block_size, sizes.head_dim)
         return torch.full(shape, torch.nan, dtype=self.dtype, device=self.device)
 
-    def rotation(self, sizes: Sizes, num_tokens: int | None = None) -> Rotation:
+    def rotation(self, sizes: Sizes) -> Rotation:
         """Every token in a block of its own; block 0 belongs to nobody."""
         angles = torch.rand((64, sizes.head_dim // 2), generator=self.generator) * 6
         blocks = torch.randperm(self.rows + 2, generator=self.generator)[: self.rows] + 1
@@ -68,7 +68,6 @@ class Problem:
             angles.sin().to(self.device),
             torch.randint(0, 64, (self.rows,), generator=self.generator).to(self.device),
             (blocks * sizes.block_size + offsets).to(self.device),
-            None if num_tokens is None else torch.tensor([num_tokens], device=self.device),
         )
 
     def expected_swiglu(self) -> torch.Tensor:
@@ -86,8 +85,6 @@ class Problem:
             for head in heads[token, : sizes.q_heads + sizes.kv_heads]:
                 a, b = head[:half].clone(), head[half:].clone()
                 head[:half], head[half:] = a * cos - b * sin, b * cos + a * sin
-            if rotation.num_tokens is not None and token >= rotation.num_tokens.item():
-                slot %= sizes.block_size
             stored = heads[token, sizes.q_heads :].view(2, sizes.kv_heads, sizes.head_dim)
             cache[slot // sizes.block_size, LAYER, :, :, slot % sizes.block_size] = stored
         return heads[:, : sizes.q_heads].reshape(self.rows, -1), cache

@@ -141,7 +141,7 @@ def test_rotate_store(name: str, dtype: torch.dtype, of_heads: bool) -> None:
     types |= {"cos": "*fp32", "sin": "*fp32", "positions": "*i64", "slot_mapping": "*i64"}
     types |= {"block_stride": "i32", "eps": "fp32"}
     config = rotate_store.config(model.hidden, model.q_heads, model.kv_heads, model.head_dim, model.block_size)
-    unused = {"num_tokens": None} | ({} if of_heads else dict.fromkeys(["bias", "q_weight", "k_weight"]))
+    unused = {} if of_heads else dict.fromkeys(["bias", "q_weight", "k_weight"])
     built = compiled(rotate_store.rotate_store_kernel, types, config | unused | {"PDL": True})
     check(built, "griddepcontrol.wait")
     assert "st.global.v" in built.ptx or name == "demo"
@@ -156,14 +156,12 @@ def test_cutoff(num_columns: int) -> None:
         check(compiled(kernel, types, constants), "ld.global.v4" if "CHUNK" in constants else "ld.global")
 
 
-@pytest.mark.parametrize("bounded", [False, True])
 @each_model
-def test_write_kv(name: str, dtype: torch.dtype, bounded: bool) -> None:
+def test_write_kv(name: str, dtype: torch.dtype) -> None:
     model, pointer = MODELS[name], "*" + NAMES[dtype]
-    types = dict.fromkeys(["k", "v", "pages"], pointer) | {"slot_mapping": "*i64", "num_tokens": "*i32"}
+    types = dict.fromkeys(["k", "v", "pages"], pointer) | {"slot_mapping": "*i64"}
     types |= dict.fromkeys(["k_stride", "v_stride", "block_stride"], "i32")
-    constants = write_kv.config(model.kv_heads, model.head_dim, model.block_size)
-    built = compiled(write_kv.write_kv_kernel, types, constants if bounded else constants | {"num_tokens": None})
+    built = compiled(write_kv.write_kv_kernel, types, write_kv.config(model.kv_heads, model.head_dim, model.block_size))
     check(built)
     assert "st.global.v" in built.ptx
 

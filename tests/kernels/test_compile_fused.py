@@ -25,9 +25,7 @@ pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reaso
 
 POINTERS = dict.fromkeys(["w", "bias", "x", "y", "pages", "q", "out"], "*bf16")
 POINTERS |= dict.fromkeys(["cos", "sin", "partial", "partial_weight", "temperature", "tops"], "*fp32")
-POINTERS |= dict.fromkeys(
-    ["positions", "slot_mapping", "num_tokens", "slots", "seed", "output_index", "num_prompt"], "*i64"
-)
+POINTERS |= dict.fromkeys(["positions", "slot_mapping", "slots", "seed", "output_index", "num_prompt"], "*i64")
 POINTERS |= dict.fromkeys(["counters", "query_start", "context_len", "block_tables", "ids"], "*i32")
 SCALARS = {"num_rows": "i32", "eps": "fp32", "scale": "fp32", "block_stride": "i32", "table_stride": "i32"}
 SCALARS |= {"q_stride": "i32"}
@@ -59,7 +57,7 @@ def projection(epilogue: str, tile: Tile, rows: int, arch: int = 90, **constants
         "GUARD": of_head,
     }
     unused = dict.fromkeys((*PAGED, *DRAWING)) | {"Q_HEADS": 0, "KV_HEADS": 0}
-    for name in {"rotary": PAGED[:-2] + PAGED[-1:], "draw": DRAWING}.get(epilogue, ()):
+    for name in {"rotary": PAGED, "draw": DRAWING}.get(epilogue, ()):
         del unused[name]
     constants = unused | constants
     types = {"y": "*fp32"} if of_head else {}

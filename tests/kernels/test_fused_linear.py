@@ -32,12 +32,11 @@ def test_swiglu(bias: bool) -> None:
     assert_near(y, problem.expected_swiglu(), torch.float32)
 
 
-@pytest.mark.parametrize("num_tokens", [None, 2])
 @each_bias
-def test_qkv(bias: bool, num_tokens: int | None) -> None:
+def test_qkv(bias: bool) -> None:
     heads = SIZES.q_heads + 2 * SIZES.kv_heads
     problem = Problem(heads * SIZES.head_dim, SIZES.hidden, 3, torch.float32, "cpu", bias=bias)
-    rotation, cache = problem.rotation(SIZES, num_tokens), problem.cache(SIZES)
+    rotation, cache = problem.rotation(SIZES), problem.cache(SIZES)
     q = torch.empty(3, SIZES.q_heads * SIZES.head_dim)
     qkv_launch(problem.x, problem.w, problem.b, EPS, q, cache, LAYER, rotation, TILE, problem.counters)
     expected_q, expected_cache = problem.expected_qkv(SIZES, rotation)

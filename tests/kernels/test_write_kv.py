@@ -35,15 +35,3 @@ def test_every_token_lands_in_its_slot_and_nothing_else_changes(block_size: int,
             want[slot // block_size, 2, 1, head, slot % block_size] = v[token, head]
     write(k, v, cache, 2, slots)
     assert torch.equal(cache, want)
-
-
-def test_rows_behind_num_tokens_touch_block_0_alone() -> None:
-    cache = torch.zeros(4, 2, 2, 2, 16, 32)
-    k, v = new_tokens(5, 2, 32)
-    slots = torch.tensor([16, 17, 40, 41, 42])
-    kernels.write_kv(k, v, cache, 0, slots, torch.tensor([2]))
-    assert torch.equal(cache[1, 0, 0, :, :2], k[:2].transpose(0, 1))
-    assert torch.equal(cache[1, 0, 1, :, :2], v[:2].transpose(0, 1))
-    assert not cache[2:].any()
-    assert not cache[:, 1].any()
-    assert not cache[1, 0, :, :, 2:].any()

@@ -124,6 +124,31 @@ def test_surplus_rows_change_nothing_but_block_0(num_rows: int) -> None:
     assert written[:, :, :4].all() and not written[:, :, 4:].any()
 
 
+@pytest.mark.parametrize("num_rows", [2, 16])
+def test_surplus_tokens_of_a_mixed_step_change_nothing_but_block_0(num_rows: int) -> None:
+    """Also where no row is padding, and the last one stands before the surplus tokens."""
+    runner, step, cache = replayed_runner(16)
+    admissions = tuple(
+        Admission(slot, (slot, 5, 9) * (length // 3), length, 0, ((2 * slot, 2 * slot + 1),), SamplingParams(0.0))
+        for slot, length in enumerate((3,) * (num_rows - 1) + (9,), 1)
+    )
+    decoding, ones = tuple(range(1, num_rows)), (1,) * (num_rows - 1)
+    runner.submit(Batch(1, decoding, tuple(3 * one for one in ones), ones, admissions=admissions[:-1]))
+    before = cache.pages.clone()
+    # All but the end of a prompt, then the rows that decode: 9 and 23 tokens of 32.
+    batch = Batch(2, (num_rows, *decoding), (8, *ones), (0, *ones), admissions=admissions[-1:])
+    output = runner.submit(batch).result()
+    assert Shape(32, 16, Width.GREEDY) in step._replays and not output.faults
+    assert step._padded._table.num_computed.tolist() == [0, *(4 for _ in decoding), 8] + [0] * (16 - num_rows)
+    is_old = before.isfinite()
+    assert torch.equal(cache.pages[1:][is_old[1:]], before[1:][is_old[1:]])
+    written = (cache.pages.isfinite() & ~is_old).flatten(1, 3)[..., 0].any(1)
+    assert written[1:].nonzero().tolist() == [
+        *([2 * slot - 1, 3] for slot in decoding),
+        *([2 * num_rows - 1, i] for i in range(8)),
+    ]
+
+
 def test_what_cannot_be_captured_is_computed_eagerly() -> None:
     _, reference = model("llama")
     served = Replayed()

@@ -103,7 +103,7 @@ def load_ahead(
 
 @gluon_jit
 def finish(
-    tile, first, second, bias, y, pages, slot_mapping, num_tokens, num_rows, block_stride,
+    tile, first, second, bias, y, pages, slot_mapping, num_rows, block_stride,
     slots, context_len, temperature, seed, output_index, num_prompt, tops, ids,
     EPILOGUE: gl.constexpr, N: gl.constexpr, SPAN: gl.constexpr, Q_HEADS: gl.constexpr, KV_HEADS: gl.constexpr,
     BLOCK_SIZE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, KW: gl.constexpr,
@@ -146,8 +146,6 @@ def finish(
             gl.store(to + SPAN, (b * first + a * second).to(kind), mask=valid)
         else:
             slot = gl.load(slot_mapping + token, mask=token < num_rows, other=0)
-            if num_tokens is not None:
-                slot = gl.where(token < gl.load(num_tokens), slot, slot % BLOCK_SIZE)
             # Keys and values of a block are 2 · KV_HEADS planes in the order of their heads in W.
             in_pages = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * (2 * SPAN)
             plane = (head - Q_HEADS) * (BLOCK_SIZE * 2 * SPAN) + column

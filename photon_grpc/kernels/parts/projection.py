@@ -13,7 +13,7 @@ from photon_grpc.kernels.parts.tiles import Tile, bucket
 from photon_grpc.kernels.parts.wide import wide_kernel
 
 #: What only the rotary epilogue is given, and what only the draw is.
-PAGED = ("pages", "cos", "sin", "positions", "slot_mapping", "num_tokens", "block_stride")
+PAGED = ("pages", "cos", "sin", "positions", "slot_mapping", "block_stride")
 DRAWING = (*Chances._fields, "tops", "ids")
 
 

@@ -14,7 +14,7 @@ from photon_grpc.kernels.parts.gluon import async_copy, gdc_launch_dependents, g
 
 @gluon_jit
 def ring_kernel(
-    w, bias, x, y, pages, cos, sin, positions, slot_mapping, num_tokens, num_rows, eps, block_stride,
+    w, bias, x, y, pages, cos, sin, positions, slot_mapping, num_rows, eps, block_stride,
     slots, context_len, temperature, seed, output_index, num_prompt, tops, ids,
     EPILOGUE: gl.constexpr, N: gl.constexpr, K: gl.constexpr, SPAN: gl.constexpr, Q_HEADS: gl.constexpr,
     KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, NORM: gl.constexpr, PDL: gl.constexpr,
@@ -72,7 +72,7 @@ def ring_kernel(
         scale = gl.rsqrt(gl.sum(squares, 0) / K + eps)
         total = total * gl.convert_layout(scale, gl.SliceLayout(0, whole))[None, :]
     finish(
-        total, first, second, bias, y, pages, slot_mapping, num_tokens, num_rows, block_stride,
+        total, first, second, bias, y, pages, slot_mapping, num_rows, block_stride,
         slots, context_len, temperature, seed, output_index, num_prompt, tops, ids,
         EPILOGUE, N, SPAN, Q_HEADS, KV_HEADS, BLOCK_SIZE, BM, BN, KW,
     )  # fmt: skip

@@ -11,14 +11,13 @@ import torch
 class Rotation:
     """One for all layers of a step.
 
-    cos, sin: float32 [max_position, D/2]. positions, slot_mapping: int64 [M]. num_tokens: [1] or None.
+    cos, sin: float32 [max_position, D/2]. positions, slot_mapping: int64 [M].
     """
 
     cos: torch.Tensor
     sin: torch.Tensor
     positions: torch.Tensor
     slot_mapping: torch.Tensor
-    num_tokens: torch.Tensor | None = None
 
 
 #: Weights [D] of the norms of query and of key heads.
@@ -47,9 +46,6 @@ def reference(
     queries, keys = (_rotated(part, cos, sin) for part in (queries, keys))
     q.copy_(queries.reshape(q.shape))
     slot = rotation.slot_mapping
-    if rotation.num_tokens is not None:
-        is_real = torch.arange(slot.shape[0], device=slot.device) < rotation.num_tokens
-        slot = torch.where(is_real, slot, slot % block_size)
     stored = torch.stack((keys, values), dim=1).to(cache.dtype)
     cache[:, layer][slot // block_size, :, :, slot % block_size] = stored
 

@@ -57,7 +57,7 @@ def merge_shares(
 
 @gluon_jit
 def wide_kernel(
-    w, bias, x, y, pages, cos, sin, positions, slot_mapping, num_tokens, num_rows, eps, block_stride,
+    w, bias, x, y, pages, cos, sin, positions, slot_mapping, num_rows, eps, block_stride,
     slots, context_len, temperature, seed, output_index, num_prompt, tops, ids,
     partial, counters,
     EPILOGUE: gl.constexpr, N: gl.constexpr, K: gl.constexpr, SPAN: gl.constexpr, Q_HEADS: gl.constexpr,
@@ -122,7 +122,7 @@ def wide_kernel(
         if not AHEAD:
             first, second = load_ahead(y, cos, sin, positions, num_rows, EPILOGUE, N, SPAN, BM, BN, KW)
         finish(
-            sums, first, second, bias, y, pages, slot_mapping, num_tokens, num_rows, block_stride,
+            sums, first, second, bias, y, pages, slot_mapping, num_rows, block_stride,
             slots, context_len, temperature, seed, output_index, num_prompt, tops, ids,
             EPILOGUE, N, SPAN, Q_HEADS, KV_HEADS, BLOCK_SIZE, BM, BN, KW,
         )  # fmt: skip

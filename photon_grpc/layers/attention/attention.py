@@ -62,13 +62,10 @@ class Attention:
         return self.output(attended.view(num_tokens, self.output.in_features))
 
     def _write_slots(self, k: torch.Tensor, v: torch.Tensor, ctx: StepContext) -> None:
-        self._kernel(k, v, ctx.cache, self.layer, ctx.slot_mapping, ctx.num_tokens)
+        self._kernel(k, v, ctx.cache, self.layer, ctx.slot_mapping)
 
     def _write_rows(self, k: torch.Tensor, v: torch.Tensor, ctx: StepContext) -> None:
         """Where the step's tokens go is worked out in the first layer."""
-        if ctx.num_tokens is not None:
-            self._write_slots(k, v, ctx)
-            return
         places = ctx.memo.get(write_kv)
         if places is None:
             places = ctx.memo[write_kv] = write_kv.rows(ctx.slot_mapping, ctx.cache)

@@ -55,7 +55,6 @@ def test_a_padded_graph_answers_like_eager_and_touches_block_0_alone() -> None:
     tables = torch.zeros((bucket, batch.meta.block_tables.shape[1]), dtype=torch.int32, device="cuda")
     contexts = torch.ones(bucket, dtype=torch.int32, device="cuda")
     slots = torch.zeros(bucket, dtype=torch.int64, device="cuda")
-    valid = torch.zeros(1, dtype=torch.int32, device="cuda")
     meta = AttentionMeta(
         query_start=torch.arange(bucket + 1, dtype=torch.int32, device="cuda"),
         context_len=contexts,
@@ -68,7 +67,7 @@ def test_a_padded_graph_answers_like_eager_and_touches_block_0_alone() -> None:
     cache = batch.cache.clone()
 
     def body() -> torch.Tensor:
-        TRITON.write_kv(k, v, cache, batch.layer, slots, valid)
+        TRITON.write_kv(k, v, cache, batch.layer, slots)
         return TRITON.paged_attention(q, cache, batch.layer, meta)
 
     body()
@@ -77,10 +76,9 @@ def test_a_padded_graph_answers_like_eager_and_touches_block_0_alone() -> None:
     with torch.cuda.graph(graph):
         out = body()
     cache.copy_(batch.cache)
-    tables[:3], contexts[:3], valid[0] = batch.meta.block_tables, batch.meta.context_len, 3
+    tables[:3], contexts[:3] = batch.meta.block_tables, batch.meta.context_len
     last = contexts[:3].long() - 1
     slots[:3] = tables[:3].gather(1, (last // 16).unsqueeze(1)).squeeze(1).long() * 16 + last % 16
-    slots[3] = slots[0]  # a stale slot of the padding row must not be written
     graph.replay()
     want_cache = batch.cache.clone()
     TORCH.write_kv(k[:3], v[:3], want_cache, batch.layer, slots[:3])

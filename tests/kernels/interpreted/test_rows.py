@@ -70,43 +70,36 @@ def test_norm_swiglu(size: int, num_tokens: int, dtype: torch.dtype, bias: bool)
     torch.testing.assert_close(y, expected, **close(dtype))
 
 
-@pytest.mark.parametrize("num_tokens", [None, 3])
 @pytest.mark.parametrize("more", ["", "scaled", "scaled, bias", "scaled, bias, norms", "norms"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("q_heads", "kv_heads", "size"), [(4, 2, 64), (6, 1, 96), (3, 3, 32)])
-def test_rotate_store(
-    q_heads: int, kv_heads: int, size: int, dtype: torch.dtype, more: str, num_tokens: int | None
-) -> None:
+def test_rotate_store(q_heads: int, kv_heads: int, size: int, dtype: torch.dtype, more: str) -> None:
     num_heads = q_heads + 2 * kv_heads
     qkv = torch.randn(4, num_heads * size).to(dtype)
     h = torch.randn(4, 80).to(dtype) * 3 if "scaled" in more else None
     bias = torch.randn(num_heads * size).to(dtype) if "bias" in more else None
     norms = (torch.randn(size).to(dtype), torch.randn(size).to(dtype)) if "norms" in more else None
-    valid = None if num_tokens is None else torch.tensor([num_tokens])
     positions, slots = torch.tensor([0, 49, 7, 7]), torch.tensor([8, 17, 39, 30])
-    rotation = Rotation(torch.randn(50, size // 2), torch.randn(50, size // 2), positions, slots, valid)
+    rotation = Rotation(torch.randn(50, size // 2), torch.randn(50, size // 2), positions, slots)
     results = []
     for store in (rotate_store.launch, rotate_store.reference):
         q = torch.full((4, q_heads * size), torch.nan, dtype=dtype)
         cache = torch.full((5, 2, 2, kv_heads, 8, size), torch.nan, dtype=dtype)
         store(qkv, h, bias, norms, 1e-5, q, cache, 1, rotation)
-        results.append((q, cache[1:]))
+        results.append((q, cache))
     for mine, theirs in zip(*results, strict=True):
         torch.testing.assert_close(mine, theirs, equal_nan=True, **close(dtype))
 
 
-@pytest.mark.parametrize("num_tokens", [None, 0, 3, 6])
 @pytest.mark.parametrize(("kv_heads", "size", "block_size"), [(2, 32, 8), (3, 96, 16), (1, 64, 64)])
-def test_write_kv(kv_heads: int, size: int, block_size: int, num_tokens: int | None) -> None:
+def test_write_kv(kv_heads: int, size: int, block_size: int) -> None:
     projection = torch.randn(6, 3 * kv_heads, size)
     k, v = projection[:, kv_heads : 2 * kv_heads], projection[:, 2 * kv_heads :]
     slots = torch.randperm(4 * block_size)[:6] + block_size
-    valid = None if num_tokens is None else torch.tensor([num_tokens])
     mine, theirs = torch.zeros(2, 5, 2, 2, kv_heads, block_size, size)
-    TRITON.write_kv(k, v, mine, 1, slots, valid)
-    TORCH.write_kv(k, v, theirs, 1, slots, valid)
-    assert torch.equal(mine[1:], theirs[1:])
-    assert torch.equal(mine[0] != 0, theirs[0] != 0)
+    TRITON.write_kv(k, v, mine, 1, slots)
+    TORCH.write_kv(k, v, theirs, 1, slots)
+    assert torch.equal(mine, theirs)
 
 
 def test_no_tokens_launch_nothing() -> None:
