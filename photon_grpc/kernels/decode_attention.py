@@ -19,7 +19,7 @@ import torch
 
 from photon_grpc.kernels.jit import launches, num_multiprocessors
 from photon_grpc.kernels.parts.attention_meta import AttentionMeta
-from photon_grpc.kernels.parts.decode_launch import HEAD_DIMS, LOG2_E, MAX_GROUP, TILES, config, num_splits
+from photon_grpc.kernels.parts.decode_launch import HEAD_DIMS, MAX_GROUP, TILES, config, num_splits
 from photon_grpc.kernels.parts.decode_tile import decode_attention_kernel
 from photon_grpc.kernels.parts.gluon import has_dependent_launch
 
@@ -64,7 +64,7 @@ def launch(
     pdl = has_dependent_launch(q.device)
     options = {"launch_pdl": True} if pdl else {}
     rows = None, meta.context_len, meta.block_tables
-    numbers = meta.scale * LOG2_E, q.stride(0), cache.stride(0), meta.block_tables.stride(0)
+    numbers = meta.log2_scale, q.stride(0), cache.stride(0), meta.block_tables.stride(0)
     decode_attention_kernel[(kv_heads, num_rows, splits)](
         q, cache[:, layer], out, partial, weight, counters, *rows, *numbers,
         SPLITS=splits, EARLY=history_is_settled, PDL=pdl, **constants, **options,

@@ -15,7 +15,6 @@ for a tile of (query, head of the group) pairs and one key head.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -25,7 +24,6 @@ from photon_grpc.kernels.parts import decode_launch, varlen_launch
 from photon_grpc.kernels.parts.attention_meta import QUERY_TILE, AttentionMeta, DecodeGather, GatherPlan, RowGather
 from photon_grpc.kernels.parts.online_softmax import attend, key_offsets
 
-LOG2_E = 1.0 / math.log(2.0)
 MAX_SPLITS = 16
 
 
@@ -303,7 +301,7 @@ def launch_decode(
         partial = torch.empty((num_rows, q_heads, splits, head_dim), dtype=torch.float32, device=q.device)
         weight = torch.empty((num_rows, q_heads, splits), dtype=torch.float32, device=q.device)
     rows = meta.query_start, meta.context_len, meta.block_tables
-    numbers = meta.scale * LOG2_E, q.stride(0), cache.stride(0), meta.block_tables.stride(0)
+    numbers = meta.log2_scale, q.stride(0), cache.stride(0), meta.block_tables.stride(0)
     grid = (num_rows, kv_heads, splits)
     decode_kernel[grid](q, cache[:, layer], out, partial, weight, *rows, *numbers, SPLITS=splits, **config)
     if splits > 1:
@@ -320,7 +318,7 @@ def launch_varlen(q: torch.Tensor, cache: torch.Tensor, layer: int, meta: Attent
     config = varlen_config(q.shape[1], cache)
     tile = config["BLOCK_M"] // config["GROUP"]
     rows = meta.query_start, meta.context_len, meta.block_tables
-    numbers = num_rows, meta.scale * LOG2_E, q.stride(0), cache.stride(0), meta.block_tables.stride(0)
+    numbers = num_rows, meta.log2_scale, q.stride(0), cache.stride(0), meta.block_tables.stride(0)
     grid = (q.shape[0] // tile + num_rows, config["KV_HEADS"])
     varlen_kernel[grid](q, cache[:, layer], out, *rows, *numbers, **config)
 

@@ -6,6 +6,7 @@ Knows nothing of queries, keys or layers: one AttentionMeta serves every layer o
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +21,8 @@ QUERY_TILE = 32
 # row of 100: 13 against 19), above it the padded copy costs more than they do (16 rows of 1,000 keys: 1,999 against
 # 1,065 µs; with 8 heads 34.7 against 8.0 ms). Microseconds of one thread with AVX-512, pages of 16.
 MAX_GATHER_BYTES = 8 << 20
+
+LOG2_E = 1.0 / math.log(2.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +49,11 @@ class AttentionMeta:
     counts: Sequence[int] | None = None
     contexts: Sequence[int] | None = None
     _plans: dict[tuple[int, ...], GatherPlan] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def log2_scale(self) -> float:
+        """`scale` with log2(e) in it, for kernels whose softmax is made of powers of two."""
+        return self.scale * LOG2_E
 
     def gather_plan(self, cache: torch.Tensor) -> GatherPlan:
         """The reference's way through the pages of `cache`, made once a step and cache, not once a layer."""

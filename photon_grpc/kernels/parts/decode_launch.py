@@ -12,7 +12,6 @@ from photon_grpc.kernels.parts.attention_meta import AttentionMeta
 from photon_grpc.kernels.parts.decode_tile import decode_attention_kernel
 from photon_grpc.kernels.parts.gluon import can_fuse
 
-LOG2_E = 1.4426950408889634
 MAX_SPLITS = 16
 HEAD_DIMS = (32, 64, 128)
 MAX_GROUP = 16
@@ -78,7 +77,7 @@ def launch_rows_of_one(
     num_rows, kv_heads = meta.context_len.shape[0], cache.shape[3]
     constants = config(num_rows * kv_heads, q.shape[1] // kv_heads, cache)
     rows = meta.query_start, meta.context_len, meta.block_tables
-    numbers = meta.scale * LOG2_E, q.stride(0), cache.stride(0), meta.block_tables.stride(0)
+    numbers = meta.log2_scale, q.stride(0), cache.stride(0), meta.block_tables.stride(0)
     decode_attention_kernel[(kv_heads, num_rows, 1)](
         q, cache[:, layer], out, None, None, None, *rows, *numbers, SPLITS=1, EARLY=False, PDL=False, **constants
     )

@@ -11,7 +11,6 @@ from photon_grpc.kernels.parts.attention_meta import AttentionMeta
 from photon_grpc.kernels.parts.gluon import can_fuse
 from photon_grpc.kernels.parts.varlen_tile import CONSUMER_PAIRS, descriptor, varlen_tile_kernel
 
-LOG2_E = 1.4426950408889634
 #: Rows of the cache that the bulk copy engine can number; one behind them means zeros.
 MAX_CACHE_ROWS = 0x7FFFFF00
 # head_dim -> fewest queries a row, on average: a program takes a multiprocessor, which short prompts and decode rows do not repay.
@@ -66,7 +65,7 @@ def launch_tiles(
     plane = kv_heads * block_size
     varlen_tile_kernel[(kv_heads, q.shape[0] // tile + num_rows)](
         q, descriptor(cache, min(block_size, constants["BN"])), out,
-        meta.query_start, meta.context_len, meta.block_tables, num_rows, meta.scale * LOG2_E,
+        meta.query_start, meta.context_len, meta.block_tables, num_rows, meta.log2_scale,
         layer * 2 * plane, q.stride(0), meta.block_tables.stride(0), layers * 2 * plane, plane, **constants,
     )  # fmt: skip
 
