@@ -22,6 +22,7 @@ import torch
 from photon_grpc.kernels.jit import cdiv, jit, launches, next_power_of_2, num_multiprocessors, tl
 from photon_grpc.kernels.parts import decode_launch, varlen_launch
 from photon_grpc.kernels.parts.attention_meta import QUERY_TILE, AttentionMeta, DecodeGather, GatherPlan, RowGather
+from photon_grpc.kernels.parts.find_tile import find_tile
 from photon_grpc.kernels.parts.online_softmax import attend, key_offsets
 
 MAX_SPLITS = 16
@@ -174,25 +175,11 @@ def varlen_kernel(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program for (tile of BLOCK_M // GROUP queries of one row, key head); rows of one query are left to `decode`.
-
-    Row b's tiles begin at query_start[b] // tile + b, so T // tile + B programs are enough whatever the lengths are,
-    and the row of a program is found by bisection.
-    """
+    """One program for (tile of BLOCK_M // GROUP queries of one row, key head); rows of one query are left to `decode`."""
     TILE: tl.constexpr = BLOCK_M // GROUP
     # From the last tile to the first: the last tiles of a prompt see the most keys and should not be begun last.
     program, kv_head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
-    low, above = 0, num_rows
-    while low < above:
-        middle = (low + above) // 2
-        if tl.load(query_start + middle) // TILE + middle <= program:
-            low = middle + 1
-        else:
-            above = middle
-    row = low - 1
-    first_query = tl.load(query_start + row)
-    count = tl.load(query_start + row + 1) - first_query
-    first = (program - (first_query // TILE + row)) * TILE
+    row, first_query, count, first = find_tile(query_start, num_rows, program, TILE)
     if (count == 1) | (first >= count):
         return
     before = tl.load(context_len + row) - count

@@ -10,6 +10,7 @@ in any batch.
 
 from __future__ import annotations
 
+from photon_grpc.kernels.parts.find_tile import find_tile
 from photon_grpc.kernels.parts.gluon import (
     TensorDescriptor,
     constexpr_function,
@@ -36,23 +37,6 @@ def descriptor(cache, box_rows: int):
     """The bulk copy engine's view of the whole cache: rows [num_blocks · layers · 2 · Hkv · block_size, D]."""
     rows = cache.view(-1, cache.shape[-1])
     return TensorDescriptor(rows, list(rows.shape), list(rows.stride()), [box_rows, rows.shape[1]], page_layout())
-
-
-@gluon_jit
-def find_tile(query_start, num_rows, program, TILE: gl.constexpr):
-    """(row, its first query, its number of queries, first of them in tile `program`); see `varlen_kernel`."""
-    low = 0
-    above = num_rows
-    while low < above:
-        middle = (low + above) // 2
-        if gl.load(query_start + middle) // TILE + middle <= program:
-            low = middle + 1
-        else:
-            above = middle
-    row = low - 1
-    first_query = gl.load(query_start + row)
-    count = gl.load(query_start + row + 1) - first_query
-    return row, first_query, count, (program - (first_query // TILE + row)) * TILE
 
 
 @gluon_jit
