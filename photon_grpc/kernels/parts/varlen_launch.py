@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -22,9 +23,6 @@ TILES = {64: (128, 3, False), 128: (64, 3, True)}
 # (head_dim, consumers) -> registers of a consumer's and of the producer's threads, together all of a multiprocessor's. The
 # producer clears the tail of a tile of values, which takes more of them where a value is wider.
 REGISTERS = {(64, 2): (240, 24), (64, 3): (160, 24), (128, 2): (232, 40), (128, 3): (160, 32)}
-
-
-_met: set[tuple[Any, ...]] = set()
 
 
 def num_consumers(q: torch.Tensor, kv_heads: int, multiprocessors: int) -> int:
@@ -70,16 +68,31 @@ def launch_tiles(
     )  # fmt: skip
 
 
+@functools.cache
+def meet_both(
+    device: torch.device, dtype: torch.dtype, q_heads: int, kv_heads: int, block_size: int, head_dim: int
+) -> None:
+    """Launches the kernel with either number of consumers, for two queries and a cache of one page: it is compiled and loaded then.
+
+    What the kernel is specialised for follows from these shapes: every stride of q and of the cache is a multiple of 16.
+    """
+    q, out = torch.zeros((2, 2, q_heads, head_dim), dtype=dtype, device=device)
+    cache = torch.zeros((1, 1, 2, kv_heads, block_size, head_dim), dtype=dtype, device=device)
+    context_len = torch.full((1,), 2, dtype=torch.int32, device=device)
+    query_start = torch.nn.functional.pad(context_len, (1, 0))
+    block_tables = torch.zeros((1, 1), dtype=torch.int32, device=device)
+    meta = AttentionMeta(query_start, context_len, block_tables, 1.0, max_query_len=2, max_context_len=2)
+    for consumers in (2, 3):
+        launch_tiles(q, cache, 0, meta, out, consumers)
+
+
 def launch(q: torch.Tensor, cache: torch.Tensor, layer: int, meta: AttentionMeta, out: torch.Tensor) -> None:
     """`launch_tiles` with as many consumers as the batch is best shared by."""
     kv_heads = cache.shape[3]
-    chosen = num_consumers(q, kv_heads, num_multiprocessors(q.device))
-    shape = (q.device, cache.dtype, q.shape[1], *cache.shape[3:])
-    if shape not in _met and not torch.cuda.is_current_stream_capturing():
-        # Results are the same to the bit: compile the other one now, in a warm-up, and not before somebody's long prompt.
-        launch_tiles(q, cache, layer, meta, out, 5 - chosen)
-        _met.add(shape)
-    launch_tiles(q, cache, layer, meta, out, chosen)
+    if not torch.cuda.is_current_stream_capturing():
+        # Now, in a warm-up, and not before somebody's long prompt. Results are the same to the bit.
+        meet_both(q.device, cache.dtype, q.shape[1], *cache.shape[3:])
+    launch_tiles(q, cache, layer, meta, out, num_consumers(q, kv_heads, num_multiprocessors(q.device)))
 
 
 def suits(q: torch.Tensor, cache: torch.Tensor, meta: AttentionMeta) -> bool:
