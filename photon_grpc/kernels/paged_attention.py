@@ -31,7 +31,8 @@ MAX_SPLITS = 16
 def reference(q: torch.Tensor, cache: torch.Tensor, layer: int, meta: AttentionMeta) -> torch.Tensor:
     """paged_attention in torch: pages gathered row by row, short decode rows together."""
     plan = meta.gather_plan(cache)
-    if plan.covers_all:
+    # A padded batch has queries that belong to no row.
+    if plan.covers_all and plan.decode.queries.shape[0] == q.shape[0]:
         return _attend_together(q, cache, layer, meta.scale, plan.decode)
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     if plan.decode is not None:

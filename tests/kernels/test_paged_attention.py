@@ -79,6 +79,15 @@ def test_empty_rows_are_passed_over() -> None:
     torch.testing.assert_close(attend(batch).double(), expected(batch), **tolerance(torch.float32))
 
 
+@pytest.mark.parametrize("counts", [[1, 1], [2, 1], [2, 3]])
+def test_queries_that_belong_to_no_row_are_passed_over(counts: list[int]) -> None:
+    batch = paged_batch(Shape(4, 2, 64, 16), counts, [5, 9])
+    padded = torch.nn.functional.pad(batch.q, (0, 0, 0, 0, 0, 3), value=torch.nan)
+    out = kernels.paged_attention(padded, batch.cache, batch.layer, batch.meta)
+    assert out.shape == padded.shape
+    torch.testing.assert_close(out[:-3].double(), expected(batch), **tolerance(torch.float32))
+
+
 def test_keys_written_a_chunk_at_a_time_answer_like_one_prompt() -> None:
     shape = Shape(4, 2, 32, 8)
     whole = paged_batch(shape, [50], [50])
