@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +13,8 @@ from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.core.batch import Admission, Batch
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.kernels import select
-from photon_grpc.models import build, load
+from photon_grpc.models import Decoder, build, load
+from photon_grpc.runner.build import eager_runner
 from photon_grpc.runner.graphs import (
     DECODE_BUCKETS,
     GraphStep,
@@ -55,11 +57,18 @@ class Replayed(Served):
         self.engine = self.assembled.engine(self.post, self.post)
 
 
-def replayed_runner(num_seqs: int) -> tuple[ModelRunner, GraphStep, KVCache]:
-    device, kernels = torch.device("cpu"), select("torch", "cpu")
+@functools.cache
+def loaded() -> Decoder:
     card = read_model_dir(model("llama")[0])
-    decoder = build(card, dtype=torch.float32, device=device, kernels=kernels, max_model_len=256)
+    decoder = build(
+        card, dtype=torch.float32, device=torch.device("cpu"), kernels=select("torch", "cpu"), max_model_len=256
+    )
     load(decoder, card)
+    return decoder
+
+
+def replayed_runner(num_seqs: int) -> tuple[ModelRunner, GraphStep, KVCache]:
+    decoder, device, kernels = loaded(), torch.device("cpu"), select("torch", "cpu")
     cache = KVCache(decoder.kv_specs, 100, BLOCK_SIZE, decoder.dtype, device)
     # What nobody wrote must not be read: it would be seen.
     cache.pages.fill_(float("nan"))
@@ -147,6 +156,98 @@ def test_surplus_tokens_of_a_mixed_step_change_nothing_but_block_0(num_rows: int
         *([2 * slot - 1, 3] for slot in decoding),
         *([2 * num_rows - 1, i] for i in range(8)),
     ]
+
+
+def admission(slot: int, ids: tuple[int, ...], num_prompt: int | None = None) -> Admission:
+    return Admission(slot, ids, num_prompt or len(ids), 0, ((2 * slot - 1, 2 * slot),), SamplingParams(0.0))
+
+
+def same_as_eager(runner: ModelRunner, batches: list[Batch]) -> None:
+    """Each batch gives the ids of a runner that launches operation by operation, and leaves the same behind."""
+    cache = KVCache(loaded().kv_specs, 100, BLOCK_SIZE, torch.float32, torch.device("cpu"))
+    eager = eager_runner(loaded(), cache, select("torch", "cpu"), max_num_seqs=runner._table.num_computed.shape[0] - 1)
+    for batch in batches:
+        mine, theirs = (each.submit(batch).result() for each in (runner, eager))
+        assert (mine.ids, mine.faults) == (theirs.ids, {})
+    assert torch.equal(runner._table.num_computed, eager._table.num_computed)
+    assert torch.equal(runner._table.token_ids[1:], eager._table.token_ids[1:])
+
+
+def test_slots_are_sent_again_behind_a_mixed_step() -> None:
+    runner, step, _ = replayed_runner(8)
+    first, second, third = (admission(slot, (slot, 5, 9)) for slot in (1, 2, 3))
+    decode = Batch(0, (1, 2), (1, 1), (1, 1))
+    same_as_eager(
+        runner,
+        [
+            Batch(0, (1, 2), (3, 3), (1, 1), admissions=(first, second)),
+            decode,
+            Batch(0, (2, 3), (1, 3), (1, 1), admissions=(third,)),
+            decode,
+            Batch(0, (3, 1), (1, 1), (1, 1)),
+        ],
+    )
+    assert set(step._replays) == {Shape(32, 16, Width.GREEDY), Shape(2, 2, Width.GREEDY)}
+
+
+def test_slots_are_sent_again_behind_a_capture_that_failed() -> None:
+    runner, step, _ = replayed_runner(8)
+    both, one = Batch(0, (1, 2), (1, 1), (1, 1)), Batch(0, (2,), (1,), (1,))
+    admissions = tuple(admission(slot, (slot, 5, 9)) for slot in (1, 2))
+    capture = step._capture
+
+    def refuse_decode_steps_of_one(function: Callable[[], torch.Tensor]) -> Replay:
+        replay, ids = capture(function)
+        if len(ids) == 1:
+            raise torch.OutOfMemoryError("no memory for a graph")
+        return replay, ids
+
+    step._capture = refuse_decode_steps_of_one
+    same_as_eager(runner, [Batch(0, (1, 2), (3, 3), (1, 1), admissions=admissions), both, one, both])
+    assert step._replays[Shape(1, 1, Width.GREEDY)] is None and step._replays[Shape(2, 2, Width.GREEDY)]
+
+
+def test_a_prompt_of_one_token_and_a_chunk_of_one_are_no_decode_steps() -> None:
+    runner, step, _ = replayed_runner(8)
+    chunk = Batch(0, (2,), (1,), (0,))
+    same_as_eager(
+        runner,
+        [
+            Batch(0, (1, 2), (1, 1), (1, 0), admissions=(admission(1, (7,)), admission(2, (3, 4, 5, 6)))),
+            chunk,
+            Batch(0, (1, 2), (1, 1), (1, 0)),
+            Batch(0, (2,), (1,), (1,)),
+        ],
+    )
+    assert set(step._replays) == {Shape(32, 16, Width.GREEDY), Shape(1, 1, Width.GREEDY)}
+    # One that is admitted may need a key that another row of its step writes.
+    runner.submit(Batch(0, (1, 3), (1, 1), (1, 1), admissions=(admission(3, (8,)),)))
+    assert Shape(2, 2, Width.GREEDY) not in step._replays
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_tokens", "shape"),
+    [
+        (1, 32, (32, 16)),
+        (1, 33, (64, 16)),
+        (16, 20, (32, 16)),
+        (17, 20, (96, 64)),
+        (16, 512, (512, 16)),
+        (16, 513, (640, 64)),
+        (64, 65, (96, 64)),
+        (65, 66, (256, 96)),
+        (96, 2048, (2048, 96)),
+        (96, 2049, None),
+        (97, 200, None),
+    ],
+)
+def test_the_smallest_shape_that_holds_the_batch_is_taken(
+    num_rows: int, num_tokens: int, shape: tuple[int, int] | None
+) -> None:
+    _, step, _ = replayed_runner(80)
+    counts = (num_tokens - num_rows + 1, *(1,) * (num_rows - 1))
+    found = step._shape(Batch(0, tuple(range(1, num_rows + 1)), counts, (1,) * num_rows))
+    assert found == (shape and Shape(*shape, Width.GREEDY))
 
 
 def test_what_cannot_be_captured_is_computed_eagerly() -> None:
