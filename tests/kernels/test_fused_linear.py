@@ -78,7 +78,13 @@ def test_the_table_holds_only_tiles_that_fit_their_shape() -> None:
 def test_what_neither_the_table_nor_a_default_takes_is_left_to_the_library() -> None:
     assert tiles.choose(3072, 2048, 128, 32) is None
     assert tiles.choose(1024, 1024, 128, 0) is None
-    assert tiles.bucket(129) is None
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "bucket"), [(1, 8), (8, 8), (9, 16), (16, 16), (17, 32), (64, 64), (65, 128), (128, 128), (129, None)]
+)
+def test_rows_are_padded_to_the_smallest_bucket_that_holds_them(num_rows: int, bucket: int | None) -> None:
+    assert tiles.bucket(num_rows) == bucket
 
 
 def test_a_shape_that_nothing_divides_has_no_tile() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from photon_grpc.kernels import head
 from photon_grpc.kernels.parts.tiles import Tile
 from photon_grpc.layers import embedding, linear
 from photon_grpc.models import Decoder
@@ -42,6 +43,24 @@ def test_decode_steps_and_prompts_equal_transformers(
     for chunks in ([5, 1, 1], [1]):
         for ids, logits in zip(prompts(), paged_logits(fused, prompts(), block_size=8, chunks=chunks), strict=True):
             torch.testing.assert_close(logits, reference_logits(model, ids), rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.usefixtures("row_major")
+def test_a_head_is_multiplied_by_the_tile_of_its_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[Tile] = []
+    monkeypatch.setattr(head, "logits_launch", lambda hidden, weight, tile: taken.append(tile))
+    monkeypatch.setattr(head, "draw_launch", lambda hidden, weight, chances, tile: taken.append(tile))
+    decoder = load_decoder(save(make_model("qwen2"), tmp_path))
+    decoder.draw_logits = lambda logits, chances: torch.zeros(len(logits))
+    # Of 33 to 64 rows and of none the library has it.
+    tiles = {rows: Tile("ring", rows, 32, 1, 2) for rows in (8, 16, 32, 128)}
+    fused = FusedDecoder(decoder, {}, tiles)
+    for num_rows, bucket in {0: 0, 1: 8, 8: 8, 9: 16, 16: 16, 17: 32, 33: 0, 64: 0, 65: 128, 128: 128, 129: 0}.items():
+        taken.clear()
+        hidden = torch.zeros(num_rows, decoder.norm.weight.shape[0])
+        fused.logits(hidden)
+        fused.draw(hidden, None)  # type: ignore[arg-type]
+        assert taken == ([tiles[bucket]] * 2 if bucket else [])
 
 
 def test_a_decoder_on_a_cpu_stays_as_it_is(tmp_path: Path) -> None:

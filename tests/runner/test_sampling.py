@@ -90,6 +90,17 @@ def test_what_meets_top_p_exactly_is_enough(top_p: float, kept: int) -> None:
     assert int((logits >= cut[:, None]).sum()) == kept
 
 
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"), [(-1, 1e-50, 0.0), (-1, 1.0, 1.0), (9, 1e-50, 0.0), (9, 0.9, 1.0)]
+)
+def test_the_likeliest_is_always_kept(top_k: int, top_p: float, min_p: float) -> None:
+    """Alone, where a filter leaves no other; the smallest top_p is 0 as float32."""
+    torch.manual_seed(8)
+    scaled = torch.randn(6, 97) * 3
+    cut = cutoff(scaled, torch.full((6,), top_k), torch.full((6,), top_p), torch.full((6,), min_p))
+    assert torch.equal(cut, scaled.amax(-1))
+
+
 def test_one_pass_over_the_head_draws_what_filters_that_keep_all_draw() -> None:
     torch.manual_seed(11)
     logits = torch.randn(3, 200) * 2
@@ -139,6 +150,14 @@ def test_noise_changes_with_seed_and_position() -> None:
         )
     ]
     assert len({tuple(draw) for draw in draws}) == 3 and len(set(draws[0])) > 40
+
+
+def test_every_bit_of_a_seed_matters() -> None:
+    """A seed is a uint64, in a column of int64."""
+    logits, seeds = torch.zeros(1, 1000), [3, *(3 + 2**bit for bit in (3, 31, 32, 62, 63)), 2**64 - 1, 2**63 - 1]
+    tail = tail_of([SamplingParams(seed=seed) for seed in seeds], 1000)
+    ids = [tail[0](logits.repeat(len(seeds), 1), tail[1], tail[2] + at, tail[3]) for at in range(4)]
+    assert len(set(map(tuple, torch.stack(ids, dim=1).tolist()))) == len(seeds)
 
 
 def test_filters_that_keep_one_token_are_greedy() -> None:

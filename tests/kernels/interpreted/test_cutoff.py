@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from unittest.mock import patch
 
 import hypothesis.strategies as st
@@ -29,6 +30,24 @@ def test_the_same_tokens_are_kept(num_columns: int, banned: bool, ties: bool) ->
     mine = cutoff.launch(scaled, top_k, top_p, min_p)
     theirs = cutoff.reference(scaled, top_k, top_p, min_p)
     assert torch.equal(scaled >= mine[:, None], scaled >= theirs[:, None])
+
+
+@pytest.mark.parametrize("find", [cutoff.launch, cutoff.reference])
+def test_the_likeliest_is_always_kept(find: Callable[..., torch.Tensor]) -> None:
+    """Alone where a filter leaves no other: a top_p so small that it is 0 as float32, a min_p of 1."""
+    top_k = torch.tensor([-1, -1, -1, 1, 5, 40, 40])
+    top_p = torch.tensor([0.0, 1e-45, 1.0, 1.0, 0.0, 0.0, 1e-6])
+    min_p = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 1.0])
+    for width in (0.01, 1.0, 60.0):
+        scaled = torch.randn(7, 200, generator=torch.Generator().manual_seed(2)) * width
+        assert torch.equal(find(scaled, top_k, top_p, min_p), scaled.amax(-1))
+
+
+def test_the_likeliest_is_kept_where_a_logarithm_of_1_is_above_0() -> None:
+    """As a device's approximate one may be."""
+    scaled = torch.randn(3, 50) / 10
+    above = torch.full((3,), 1.0 + 2**-20)
+    assert torch.equal(cutoff.launch(scaled, torch.tensor([-1, 1, 5]), torch.ones(3), above), scaled.amax(-1))
 
 
 def test_a_row_that_is_not_finite_ends() -> None:
