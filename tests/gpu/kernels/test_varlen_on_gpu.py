@@ -68,7 +68,7 @@ def test_a_row_is_the_same_to_the_bit_alone_and_in_a_batch_however_shared(
 
 
 def test_a_graph_follows_lengths_that_change() -> None:
-    shape = Shape(32, 8, 64, 64)
+    shape = Shape(32, 8, 128, 64)
     first = paged_batch(shape, [300, 212], [300, 600], torch.bfloat16, "cuda")
     second = paged_batch(shape, [64, 448], [320, 460], torch.bfloat16, "cuda", seed=1)
     pages = max(batch.meta.block_tables.shape[1] for batch in (first, second))
@@ -77,7 +77,7 @@ def test_a_graph_follows_lengths_that_change() -> None:
     tables = torch.zeros((2, pages), dtype=torch.int32, device="cuda")
     starts, contexts = first.meta.query_start.clone(), first.meta.context_len.clone()
     meta = AttentionMeta(starts, contexts, tables, first.meta.scale, max_query_len=512, max_context_len=4096)
-    q = torch.empty((512, 32, 64), dtype=torch.bfloat16, device="cuda")
+    q = torch.empty((512, 32, 128), dtype=torch.bfloat16, device="cuda")
     assert varlen_launch.suits(q, cache, meta)
 
     def load(batch: PagedBatch) -> None:
