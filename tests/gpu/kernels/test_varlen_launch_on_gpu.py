@@ -1,0 +1,34 @@
+"""That a long prompt's kernels are loaded by what stands in for it: nothing is compiled or looked up for the prompt itself.
+
+python -m pytest -m gpu tests/gpu/kernels
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+
+from photon_grpc.kernels.parts import varlen_launch
+from tests.kernels.paged import Shape, paged_batch
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("block_size", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_stand_ins_load_the_kernels_of_what_follows(
+    head_dim: int, block_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("the kernel is Hopper's")
+    batch = paged_batch(Shape(32, 8, head_dim, block_size), [200, 37], [200, 301], torch.bfloat16, "cuda")
+    out = torch.empty(batch.q.shape, dtype=batch.q.dtype, device="cuda")
+    varlen_launch.meet_both.cache_clear()
+    varlen_launch.meet_both(batch.q.device, batch.cache.dtype, 32, 8, block_size, head_dim)
+    loaded: list[object] = []
+    monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **told: loaded.append(told))
+    for consumers in (2, 3):
+        varlen_launch.launch_tiles(batch.q, batch.cache, batch.layer, batch.meta, out, consumers)
+    torch.cuda.synchronize()
+    assert loaded == []
