@@ -36,15 +36,25 @@ def test_every_job_is_done_once_and_in_another_process(tmp_path: Path) -> None:
     assert told[0] == (0, 22) and told[-1] == (22, 22)
     processes = [(tmp_path / str(number)).read_text().split() for number in range(20)]
     assert all(len(ran) == 1 for ran in processes)
-    assert str(os.getpid()) not in {ran[0] for ran in processes}
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    workers = {int(ran[0]) for ran in processes}
+    assert os.getpid() not in workers
+    for worker in workers:
+        assert_is_gone(worker)
 
 
-def test_what_hangs_is_left_and_ended() -> None:
-    assert compile_side_by_side([lambda: time.sleep(600), lambda: None], num_workers=2, silence_s=0.5) == 1
+def test_what_hangs_is_left_and_ended(tmp_path: Path) -> None:
+    def hang() -> None:
+        (tmp_path / "worker").write_text(str(os.getpid()))
+        time.sleep(600)
+
+    assert compile_side_by_side([hang, lambda: None], num_workers=2, silence_s=2.0) == 1
+    assert_is_gone(int((tmp_path / "worker").read_text()))
+
+
+def assert_is_gone(worker: int) -> None:
+    """It has ended and was waited for."""
     with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+        os.waitpid(worker, os.WNOHANG)
 
 
 def test_a_worker_that_dies_takes_only_its_job(tmp_path: Path) -> None:
