@@ -31,7 +31,8 @@ def table(kernels: Kernels, device: torch.device) -> None:
         for name, (top_k, top_p, min_p, deviation) in CASES.items():
             options = [torch.full((rows,), value, device=device) for value in (top_k, top_p, min_p)]
             scaled = [each * deviation for each in logits]
-            for kind, cutoff in (("", kernels.cutoff), ("sort: ", TORCH.cutoff)):
+            kinds = {"sort: ": TORCH.cutoff} if kernels is TORCH else {"": kernels.cutoff, "sort: ": TORCH.cutoff}
+            for kind, cutoff in kinds.items():
                 calls = [partial(cutoff, each, *options) for each in scaled]
                 case = f"{kind}{rows} x {tokens} {name}"
                 report("cutoff", case, measure_us(calls, device), num_bytes, device)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
 
 from photon_grpc import demo
+from photon_grpc.compose.sizes import Sizes, decide_sizes
+from photon_grpc.compose.warm_start import Progress, WarmStart
 from photon_grpc.config.flags import CacheConfig, ServeConfig
 from photon_grpc.config.model_dir import ModelCard, read_model_dir
 from photon_grpc.core.frames import Facts
@@ -28,29 +28,9 @@ from photon_grpc.kernels import TORCH, Kernels, select
 from photon_grpc.models import registry, weights
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.models.fused import FusedDecoder, fuse
-from photon_grpc.runner.build import eager_runner, graph_runner
-from photon_grpc.runner.capacity import blocks_on_cpu, blocks_on_cuda, largest_step
-from photon_grpc.runner.graphs import Capture
-from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
-from photon_grpc.runner.rehearsal import Rehearsal, call_once, one_layer_of_each_kind
-from photon_grpc.runner.warm_up import warm_up, warm_up_mixed
 
 _LOG = logging.getLogger(__name__)
-
-#: stage, done, total.
-Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """What the settings leave open, decided by device and model."""
-
-    max_model_len: int
-    block_size: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    depth: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +65,7 @@ def assemble(config: ServeConfig, progress: Progress) -> Assembled:
     sizes = decide_sizes(card, device, config)
     decoder = _load(card, config, device, kernels, sizes, progress)
     progress("warm-up", 0, 1)
-    runner = _warm_runner(decoder, config, kernels, sizes, progress)
+    runner = WarmStart(config, kernels, sizes, progress).runner(decoder)
     progress("warm-up", 1, 1)
     facts = _facts(card, decoder, runner, config, kernels, sizes)
     return Assembled(facts, config, sizes, runner, decoder.num_parameters)
@@ -109,27 +89,6 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda", 0) if use_cuda else torch.device("cpu")
 
 
-def decide_sizes(card: ModelCard, device: torch.device, config: ServeConfig) -> Sizes:
-    """Raises ConfigError when max_model_len exceeds what the model was made for."""
-    on_cuda = device.type == "cuda"
-    cache, scheduling = config.cache, config.scheduler
-    max_model_len = config.model.max_model_len or card.max_position_embeddings
-    if max_model_len > card.max_position_embeddings:
-        raise ConfigError(
-            f"--max-model-len {max_model_len}: config.json says at most {card.max_position_embeddings}",
-            field="max_model_len",
-            needed=max_model_len,
-            limit=card.max_position_embeddings,
-        )
-    return Sizes(
-        max_model_len=max_model_len,
-        block_size=cache.block_size or (64 if on_cuda else 16),
-        max_num_seqs=scheduling.max_num_seqs or (256 if on_cuda else 64),
-        max_num_batched_tokens=scheduling.max_num_batched_tokens or (8192 if on_cuda else 2048),
-        depth=_first(scheduling.async_depth, 1 if on_cuda else 0),
-    )
-
-
 def _load(
     card: ModelCard, config: ServeConfig, device: torch.device, kernels: Kernels, sizes: Sizes, progress: Progress
 ) -> Decoder:
@@ -149,80 +108,6 @@ def _kernels(config: ServeConfig, device: torch.device) -> Kernels:
         return select(kind, device)  # type: ignore[arg-type]
     except ValueError as error:
         raise ConfigError(f"--kernels {kind}: {error}", field="kernels") from None
-
-
-def _warm_runner(
-    decoder: Decoder, config: ServeConfig, kernels: Kernels, sizes: Sizes, progress: Progress
-) -> ModelRunner:
-    """Everything that a request may meet has been computed once."""
-
-    def make(decoder: Decoder, num_blocks: int, progress: Progress, capture: Capture | None = None) -> ModelRunner:
-        runner = _runner(decoder, num_blocks, config, kernels, sizes, progress, capture)
-        warm_up(runner)
-        if decoder.device.type == "cuda":
-            warm_up_mixed(
-                runner,
-                max_num_seqs=sizes.max_num_seqs,
-                max_num_batched_tokens=sizes.max_num_batched_tokens,
-                max_model_len=sizes.max_model_len,
-            )
-        return runner
-
-    def play() -> None:
-        short = one_layer_of_each_kind(decoder)
-        if not config.cache.num_blocks:
-            largest_step(short, kernels, sizes.block_size, sizes.max_num_seqs, sizes.max_num_batched_tokens)
-        make(short, 1, lambda stage, done, total: None, call_once).close()
-
-    if decoder.device.type == "cpu":
-        return make(decoder, config.cache.num_blocks or _measured_blocks(decoder, config, kernels, sizes), progress)
-    with Rehearsal(play, partial(progress, "kernels")).on_demand() as rehearsal:
-        num_blocks = config.cache.num_blocks or _measured_blocks(decoder, config, kernels, sizes)
-        if rehearsal.took_place and not config.cache.num_blocks:
-            num_blocks = _measured_blocks(decoder, config, kernels, sizes)
-        return make(decoder, num_blocks, progress)
-
-
-def _runner(
-    decoder: Decoder,
-    num_blocks: int,
-    config: ServeConfig,
-    kernels: Kernels,
-    sizes: Sizes,
-    progress: Progress,
-    capture: Capture | None,
-) -> ModelRunner:
-    cache = _kv_cache(decoder, num_blocks, sizes)
-    if decoder.device.type == "cpu" or config.device.enforce_eager:
-        return eager_runner(decoder, cache, kernels, max_num_seqs=sizes.max_num_seqs, depth=sizes.depth)
-    return graph_runner(
-        decoder,
-        cache,
-        kernels,
-        max_num_seqs=sizes.max_num_seqs,
-        depth=sizes.depth,
-        progress=lambda done, total: progress("warm-up", done, total + 1),
-        capture=capture,
-    )
-
-
-def _kv_cache(decoder: Decoder, num_blocks: int, sizes: Sizes) -> KVCache:
-    try:
-        return KVCache(decoder.kv_specs, num_blocks, sizes.block_size, decoder.dtype, decoder.device)
-    except RuntimeError:  # torch's word for memory that is not there, whatever the device
-        message = (
-            f"{num_blocks} KV blocks of {sizes.block_size} tokens do not fit into memory; set a smaller --num-blocks"
-        )
-        raise ConfigError(message, field="num_blocks", needed=num_blocks) from None
-
-
-def _measured_blocks(decoder: Decoder, config: ServeConfig, kernels: Kernels, sizes: Sizes) -> int:
-    if decoder.device.type == "cpu":
-        return blocks_on_cpu(decoder.kv_specs, sizes.block_size, decoder.dtype, sizes.max_num_seqs, sizes.max_model_len)
-    utilization = config.device.gpu_memory_utilization
-    return blocks_on_cuda(
-        decoder, kernels, sizes.block_size, utilization, sizes.max_num_seqs, sizes.max_num_batched_tokens
-    )
 
 
 def _growth(cache: CacheConfig) -> Growth:
@@ -256,7 +141,3 @@ def _facts(
         kernels="torch" if kernels is TORCH else "triton, fused" if isinstance(decoder, FusedDecoder) else "triton",
         prefix_caching=_shares_prefixes(config.cache),
     )
-
-
-def _first(given: int | None, default: int) -> int:
-    return default if given is None else given

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import time
@@ -79,6 +80,7 @@ class LLM:
         conversations. `options` are those of `make_ask`. `show_progress`: unset, a bar on a terminal when there are several prompts.
         Raises PhotonError for the first prompt that is refused; the others are aborted.
         """
+        _check(options)
         asks = [make_ask(prompt, chat=chat, **options) for prompt in _as_list(prompts)]
         if show_progress is None:
             show_progress = len(asks) > 1 and sys.stderr.isatty()
@@ -91,6 +93,7 @@ class LLM:
 
         Leaving the loop aborts the rest. Options as for `make_ask`; raises PhotonError.
         """
+        _check(options)
         return self._program.iterate(self._program.stream(make_ask(prompt, chat=chat, **options)))
 
     def close(self) -> None:
@@ -136,6 +139,13 @@ def make_ask(
         output=OutputAsk(token_ids=True, skip_special_tokens=skip_special_tokens),
         scheduling=SchedulingAsk(priority=priority),
     )
+
+
+def _check(options: dict[str, Any]) -> None:
+    """Raises TypeError naming what there is no option of."""
+    known = inspect.signature(make_ask).parameters.keys() - {"prompt", "chat"}
+    for name in options.keys() - known:
+        raise TypeError(f"there is no option {name}; there are {', '.join(sorted(known))}")
 
 
 def _as_list(prompts: str | Sequence[Prompt]) -> Sequence[Prompt]:

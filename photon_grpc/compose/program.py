@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from photon_grpc.bridge.local import LocalClient
 from photon_grpc.compose.console import LoadingDisplay
-from photon_grpc.compose.engine import limit_threads
 from photon_grpc.compose.served_model import read_served_model
+from photon_grpc.compose.threads import limit_threads
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.errors import QueueFull
 from photon_grpc.frontend.ask import Ask

@@ -114,6 +114,8 @@ def _read_header(path: Path) -> tuple[int, bytes]:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
+            if not size:
+                raise ModelLoadError(f"{path.name}: the file is empty")
             if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
                 raise ModelLoadError(
                     f"{path.name}: its header claims {length} bytes, the file has {size}", needed=length, limit=size

@@ -126,7 +126,11 @@ class SchedulerConfig:
         1_048_576, "Prompt tokens that may wait; more are refused with QUEUE_FULL.", metavar="TOKENS", at_least=1
     )
     async_depth: int | None = flag(
-        None, "Steps launched before the last is read. Unset: 0 on a CPU, 1 on CUDA.", metavar="STEPS", at_least=0
+        None,
+        "Steps launched before the last is read. Unset: 0 on a CPU, 1 on CUDA.",
+        metavar="STEPS",
+        at_least=0,
+        at_most=2,
     )
 
 

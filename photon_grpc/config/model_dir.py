@@ -169,7 +169,7 @@ def _dimensions(config: JsonFields, family: Family) -> dict[str, Any]:
     num_kv_heads = config.integer("num_key_value_heads", 1, 2**12, num_heads)
     if num_heads % num_kv_heads:
         raise config.error("num_attention_heads", f"{num_heads} is not divisible by num_key_value_heads {num_kv_heads}")
-    max_position_embeddings = config.integer("max_position_embeddings", 1, 2**27)
+    max_position_embeddings = config.integer("max_position_embeddings", 2, 2**27)
     attention_bias = config.boolean("attention_bias", False)
     return {
         "hidden_size": hidden_size,

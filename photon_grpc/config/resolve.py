@@ -58,11 +58,14 @@ def check(config: ServeConfig, origins: Mapping[str, str]) -> None:
 
 
 def check_model(model: str, source: str = "--model", *, random_weights: bool = False) -> None:
-    """Raises ConfigError unless it is "", a directory with a config.json, or looks like an id of a model hub."""
+    """Raises ConfigError unless it is "", a directory with config.json and weights, or looks like an id of a model hub."""
     directory = Path(model).expanduser()
-    if not model or (directory / "config.json").is_file() or is_model_id(model):
+    has_config = (directory / "config.json").is_file()
+    if not model or is_model_id(model) or (has_config and (random_weights or any(directory.glob("*.safetensors")))):
         return
-    if directory.is_dir():
+    if has_config:
+        problem = f"the directory {model} holds no *.safetensors; --load-format dummy serves its config.json with random weights"
+    elif directory.is_dir():
         needed = "config.json" if random_weights else "Hugging Face model (config.json, tokenizer.json, *.safetensors)"
         problem = f"the directory {model} holds no {needed}"
     elif directory.exists():

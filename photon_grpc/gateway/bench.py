@@ -239,7 +239,9 @@ def _table(summary: Summary) -> Any:
         ("whole request", summary.total_s, 1),
     )
     for name, value, digits in rows:
-        table.add_row(name, *(f"{seconds * 1e3:,.{digits}f}" for seconds in (value.p50, value.p90, value.p99)))
+        # With one message an answer there is nothing between messages.
+        shown = [f"{seconds * 1e3:,.{digits}f}" for seconds in (value.p50, value.p90, value.p99)]
+        table.add_row(name, *(["–"] * 3 if value == Percentiles() else shown))
     return table
 
 

@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -18,6 +19,8 @@ from photon_grpc.errors import InternalFailure
 
 #: The longest line a client process may write: one answer with the times of all its messages.
 _MAX_LINE_BYTES = 1 << 26
+#: What a client process that has said all takes to end.
+_LAST_WORDS_S = 5.0
 #: Between the word to start and the start, so that every process has heard it.
 _HEADS_UP_S = 0.1
 
@@ -262,8 +265,12 @@ class _ClientProcess:
             collect(Answer(**others | {"session": self.index + answer.session * self._stride}))
 
     async def end(self) -> None:
-        # One that is done ends by itself; killing it meanwhile would take its exit code from those who wait for it.
-        if not self._is_done and self._process.returncode is None:
+        if self._is_done:
+            # It ends by itself; killing it meanwhile would take its exit code from those who wait for it.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_WORDS_S):
+                    await self._process.wait()
+        if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()
 

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from photon_grpc.kernels.jit import INTERPRETED, KERNELS, triton
+from photon_grpc.kernels.jit import INTERPRETED, KERNELS, ONCE, triton
 
 #: Compiles one kernel into the cache on disk.
 Job = Callable[[], Any]
@@ -77,6 +77,8 @@ def launches_collected() -> Iterator[list[Job]]:
         finally:
             for kernel in KERNELS:
                 vars(kernel).pop("run", None)
+            for remembering in ONCE:
+                remembering.cache_clear()
 
 
 def compile_side_by_side(
@@ -95,7 +97,7 @@ def compile_side_by_side(
             task_writer.write(b"".join(index.to_bytes(_INDEX_BYTES) for index in range(len(jobs))))
             task_writer.close()
             while len(workers) < min(num_workers, len(jobs)):
-                workers.append(_fork(jobs, task_reader, done_writer, silence_s))
+                workers.append(_fork(jobs, task_reader, done_reader, done_writer, silence_s))
             done_writer.close()
             return _count(done_reader, len(jobs), progress, silence_s)
         finally:
@@ -146,12 +148,18 @@ def _pipe() -> tuple[FileIO, FileIO]:
     return FileIO(reader, "rb"), FileIO(writer, "wb")
 
 
-def _fork(jobs: Sequence[Job], task_reader: FileIO, done_writer: FileIO, silence_s: float) -> int:
-    """The process id of a worker."""
+def _fork(jobs: Sequence[Job], task_reader: FileIO, done_reader: FileIO, done_writer: FileIO, silence_s: float) -> int:
+    """The process id of a worker, which leads a group of its own: compilers that it calls end with it."""
     worker = os.fork()
     if worker:
+        # Both do it: whoever needs the group first finds it.
+        with suppress(OSError):
+            os.setpgid(worker, worker)
         return worker
     try:
+        os.setpgid(0, 0)
+        # When the parent is gone nobody reads what a worker says, and it ends with its job.
+        done_reader.close()
         _work(jobs, task_reader, done_writer, silence_s)
     finally:
         # Nothing of the parent is released, nothing it has buffered is written.
@@ -165,13 +173,16 @@ def _work(jobs: Sequence[Job], task_reader: FileIO, done_writer: FileIO, silence
         signal.signal(number, signal.SIG_DFL)
     while task := task_reader.read(_INDEX_BYTES):
         signal.alarm(max(1, int(silence_s)))
-        try:
-            jobs[int.from_bytes(task)]()
-        except Exception:
-            # Whoever launches it will be told why it cannot be compiled.
-            done_writer.write(b"-")
-        else:
-            done_writer.write(b"+")
+        done_writer.write(_do(jobs[int.from_bytes(task)]))
+
+
+def _do(job: Job) -> bytes:
+    try:
+        job()
+    except Exception:
+        # Whoever launches it will be told why it cannot be compiled.
+        return b"-"
+    return b"+"
 
 
 def _count(done_reader: FileIO, total: int, progress: Progress, silence_s: float) -> int:
@@ -191,5 +202,5 @@ def _count(done_reader: FileIO, total: int, progress: Progress, silence_s: float
 def _end(worker: int) -> None:
     with suppress(ProcessLookupError, ChildProcessError):
         if not os.waitpid(worker, os.WNOHANG)[0]:
-            os.kill(worker, signal.SIGKILL)
+            os.killpg(worker, signal.SIGKILL)
             os.waitpid(worker, 0)

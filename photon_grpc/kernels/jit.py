@@ -41,6 +41,16 @@ def jit(function: Callable[..., Any]) -> Any:
     return KERNELS[-1]
 
 
+#: What remembers that it has launched kernels.
+ONCE: list[Any] = []
+
+
+def once(function: Callable[..., None]) -> Any:
+    """functools.cache of a function that launches kernels; forgotten where launches ran nothing."""
+    ONCE.append(functools.cache(function))
+    return ONCE[-1]
+
+
 def launches(tensor: torch.Tensor) -> bool:
     """Whether a kernel can run on this tensor: a CUDA tensor, or any tensor under Triton's interpreter."""
     return triton is not None and (tensor.is_cuda or INTERPRETED)

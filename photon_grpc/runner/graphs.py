@@ -209,7 +209,7 @@ class GraphStep:
             except Exception as error:
                 # No memory, or (Triton's errors are no RuntimeErrors) no room on this device for a kernel.
                 # A device that is lost says so again when the step is computed.
-                _LOG.warning("cannot capture %s (%s): such steps run eagerly", shape, type(error).__name__)
+                _LOG.warning("cannot capture %s: such steps run eagerly", shape, exc_info=error)
                 self._replays[shape] = None
         return self._replays[shape]
 

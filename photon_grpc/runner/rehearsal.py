@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -28,30 +28,27 @@ class Rehearsal:
         play: everything that is computed before the first request, on objects of its own; waits for the device at its end, since nothing
             is to be under way when this process is forked.
         progress: of the compilations.
+        num_workers: compile at a time.
     """
 
-    def __init__(self, play: Callable[[], None], progress: Progress) -> None:
+    def __init__(self, play: Callable[[], None], progress: Progress, num_workers: int) -> None:
         self._play = play
         self._progress = progress
-        #: Whether there was one; memory that was measured meanwhile was not that of a step alone.
-        self.took_place = False
+        self._num_workers = num_workers
 
-    @contextmanager
-    def on_demand(self) -> Iterator[Rehearsal]:
+    def on_demand(self) -> AbstractContextManager[None]:
         """While the block runs, the first kernel that has to be compiled has all others compiled as well."""
-        with at_first_compilation(self._rehearse):
-            yield self
+        return at_first_compilation(self._rehearse)
 
     def _rehearse(self) -> None:
-        self.took_place = True
         start_s = time.perf_counter()
         try:
             with launches_collected() as jobs:
                 self._play()
             torch.cuda.empty_cache()
             played_s = time.perf_counter() - start_s
-            # What is found last (heads of many rows, long steps) takes longest and is to begin first: 2.7 s instead of 3.1 with 84 kernels.
-            done = compile_side_by_side(jobs[::-1], num_workers=torch.get_num_threads(), progress=self._progress)
+            # What is found last (heads of many rows, long steps) takes longest and is to begin first.
+            done = compile_side_by_side(jobs[::-1], num_workers=self._num_workers, progress=self._progress)
         except Exception as error:
             _LOG.warning("kernels are compiled one after the other (%s: %s)", type(error).__name__, error)
             return
@@ -74,7 +71,7 @@ def one_layer_of_each_kind(decoder: Decoder) -> Decoder:
 
 
 def _kind(layer: DecoderLayer) -> tuple[Hashable, ...]:
-    """Types, shapes and numbers of everything that owns weights."""
+    """Types, shapes and numbers of everything that owns weights; what is text there is names of weights."""
     return tuple((type(leaf), *map(_trait, vars(leaf).values())) for leaf in layer.leaves())
 
 

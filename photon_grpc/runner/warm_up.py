@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from photon_grpc.core.batch import Admission, Batch
 from photon_grpc.core.request import SamplingParams
+from photon_grpc.errors import ConfigError
 from photon_grpc.runner.graphs import DECODE_BUCKETS, LONG_BUCKETS
 from photon_grpc.runner.model_runner import ModelRunner
 
@@ -32,9 +33,13 @@ def warm_up_mixed(runner: ModelRunner, *, max_num_seqs: int, max_num_batched_tok
 
 
 def compute(runner: ModelRunner, batch: Batch) -> None:
-    """Raises RuntimeError when it cannot be computed."""
+    """Raises ConfigError when it cannot be computed."""
     for fault in runner.submit(batch).result().faults.values():
-        raise RuntimeError(fault.message)
+        raise ConfigError(
+            f"a step of {len(batch.slots)} sequences and {sum(batch.counts)} tokens, computed before the start, failed: {fault.message}; "
+            "the log above has the cause; for want of memory lower --max-num-batched-tokens or --max-num-seqs",
+            field="max_num_batched_tokens",
+        )
 
 
 def _row(runner: ModelRunner, slot: int, length: int, num_computed: int) -> Admission:

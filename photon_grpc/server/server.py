@@ -21,8 +21,8 @@ from photon_grpc.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_p
 STALL_LIMIT_S = 120.0
 #: What calls get, after the drain, to carry their last message and status to the client.
 _LAST_WORDS_S = 2.0
-#: None of them holds more than its message; the front end answers those beyond its queue.
-_MAX_UNSEEN_CALLS = 1 << 20
+#: Each holds its message, so this bounds memory; far beyond any queue, whose front end answers with a reason.
+_MAX_UNSEEN_CALLS = 1 << 15
 
 _SERVICES = (
     inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,

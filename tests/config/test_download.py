@@ -47,6 +47,7 @@ def test_a_directory_is_made_absolute_and_nothing_is_fetched(
     asked: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
     monkeypatch.chdir(tmp_path.parent)
     config = fetch_model(resolve({"model": tmp_path.name}, {}).config)
     assert config.model.model == str(tmp_path.resolve())

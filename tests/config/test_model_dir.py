@@ -246,6 +246,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"eos_token_id": [2, 128256]}, "eos_token_id must lie between 0 and 128255"),
     ({"bos_token_id": -1}, "bos_token_id must lie"),
     ({"max_position_embeddings": None}, "max_position_embeddings is missing"),
+    ({"max_position_embeddings": 1}, "max_position_embeddings"),
 ]
 
 

@@ -30,7 +30,7 @@ def another(setting: Setting) -> str:
         return "organisation/name"
     if setting.choices:
         return next(choice for choice in setting.choices if choice != setting.default)
-    texts = {bool: str(not setting.default).lower(), int: "2345", float: "0.5", str: "word"}
+    texts = {bool: str(not setting.default).lower(), int: str(setting.at_most or 2345), float: "0.5", str: "word"}
     return texts[setting.kind]
 
 
@@ -101,10 +101,18 @@ def test_switches_in_the_environment(text: str) -> None:
 
 def test_python_callers_give_values_instead_of_texts(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
     config = resolve({"model": tmp_path, "max_num_seqs": 3, "enable_prefix_caching": False}, {}).config
     assert config.model.model == str(tmp_path)
     assert config.scheduler.max_num_seqs == 3
     assert config.cache.enable_prefix_caching is False
+
+
+def test_a_directory_without_weights_is_refused_unless_they_are_random(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"no \*\.safetensors; --load-format dummy"):
+        resolve({"model": tmp_path}, {})
+    assert resolve({"model": tmp_path, "load_format": "dummy"}, {}).config.model.model == str(tmp_path)
 
 
 @pytest.mark.parametrize(

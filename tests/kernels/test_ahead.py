@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ import torch
 
 from photon_grpc.kernels import ahead
 from photon_grpc.kernels.ahead import at_first_compilation, compile_side_by_side, launches_collected
+from photon_grpc.kernels.jit import once
 
 triton = pytest.importorskip("triton")
 
@@ -60,6 +63,47 @@ def assert_is_gone(worker: int) -> None:
 def test_a_worker_that_dies_takes_only_its_job(tmp_path: Path) -> None:
     jobs = [lambda: os._exit(1), *[(tmp_path / str(number)).touch for number in range(4)]]
     assert compile_side_by_side(jobs, num_workers=2) == 4
+
+
+ORPHANS = """
+import os, sys, time
+from pathlib import Path
+from photon_grpc.kernels.ahead import compile_side_by_side
+
+def job(number):
+    def run():
+        Path(sys.argv[1], str(number)).write_text(str(os.getpid()))
+        time.sleep(0.3)
+    return run
+
+compile_side_by_side([job(number) for number in range(100)], num_workers=2)
+"""
+
+
+def test_workers_end_soon_after_their_parent(tmp_path: Path) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", ORPHANS, str(tmp_path)])
+    wait_until(lambda: len(list(tmp_path.iterdir())) > 4)
+    parent.kill()
+    parent.wait()
+    workers = {int(path.read_text()) for path in tmp_path.iterdir()}
+    assert len(workers) == 2
+    wait_until(lambda: not any(is_running(worker) for worker in workers))
+    assert len(list(tmp_path.iterdir())) < 100
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if holds():
+            return
+        time.sleep(0.05)
+    pytest.fail("not within 30 s")
+
+
+def is_running(process: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
 
 
 def test_no_jobs_are_done_at_once() -> None:
@@ -110,6 +154,20 @@ def test_launches_become_jobs_and_run_nothing(kernel: FakeKernel) -> None:
     assert kernel.compiled == ["a", "b"]
     kernel[(1,)](out, kind="c")
     assert out.tolist() == [7, 7, 7] and kernel.compiled[-1] == "c"
+
+
+def test_what_was_to_be_launched_once_is_launched_after_a_rehearsal(kernel: FakeKernel) -> None:
+    out = torch.zeros(1)
+    meet = once(lambda: kernel[(1,)](out, kind="a"))
+    with launches_collected():
+        meet()
+    assert not out.any()
+    meet()
+    assert out.item() == 7
+    out.zero_()
+    meet()
+    assert not out.any()
+    ahead.ONCE.remove(meet)
 
 
 def test_launches_run_again_after_a_failure(kernel: FakeKernel) -> None:

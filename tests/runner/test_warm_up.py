@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -46,9 +49,9 @@ def test_a_step_that_cannot_be_computed_ends_the_start() -> None:
         raise RuntimeError("no memory")
 
     runner._step = no_memory  # type: ignore[assignment]
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ConfigError, match="1 sequences and 1 tokens"):
         warm_up(runner)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ConfigError, match="--max-num-batched-tokens"):
         warm_up_mixed(runner, max_num_seqs=24, max_num_batched_tokens=4096, max_model_len=256)
 
 
@@ -58,5 +61,18 @@ def test_a_largest_step_that_cannot_be_computed_is_told_with_its_flag(monkeypatc
     decoder = build(card, dtype=torch.float32, device=torch.device("cpu"), kernels=kernels, max_model_len=256)
     load(decoder, card)
     monkeypatch.setattr(decoder, "forward", lambda *args: 1 / 0)
-    with pytest.raises(ConfigError, match=r"4 x 16 tokens.*--max-num-batched-tokens"):
+    with pytest.raises(ConfigError, match=r"4 sequences and 64 tokens.*--max-num-batched-tokens"):
         largest_step(decoder, kernels, 16, 4, 64)
+
+
+def test_a_runner_that_is_let_go_leaves_no_tensors_to_the_collector() -> None:
+    """Its slot table is hundreds of megabytes of a device, which are to be free for the KV cache at once."""
+    gc.collect()
+    gc.disable()
+    try:
+        served = Served(model("llama")[0])
+        table = weakref.ref(served.assembled.runner._table)
+        del served
+        assert table() is None
+    finally:
+        gc.enable()

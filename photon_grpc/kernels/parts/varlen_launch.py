@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 
-from photon_grpc.kernels.jit import num_multiprocessors
+from photon_grpc.kernels.jit import num_multiprocessors, once
 from photon_grpc.kernels.parts.attention_meta import AttentionMeta
 from photon_grpc.kernels.parts.gluon import can_fuse
 from photon_grpc.kernels.parts.varlen_tile import CONSUMER_PAIRS, descriptor, varlen_tile_kernel
@@ -68,7 +67,7 @@ def launch_tiles(
     )  # fmt: skip
 
 
-@functools.cache
+@once
 def meet_both(
     device: torch.device, dtype: torch.dtype, q_heads: int, kv_heads: int, block_size: int, head_dim: int
 ) -> None:

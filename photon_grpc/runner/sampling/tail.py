@@ -52,11 +52,9 @@ class Tail:
         self._table = table
         self._noise = kernels.gumbel_noise
         self._cutoff = kernels.cutoff
-        on_cpu = table.device.type == "cpu"
-        self._draw = self._draw_kept if on_cpu else self._draw_all
         # On a device one kernel over all logits, with noise or without; on a CPU noise for what can win only.
-        self._narrowest = Width.GREEDY if on_cpu else Width.NOISE
-        self._draw_plain = self._draw_and_check if on_cpu else self._draw_in_one
+        self._on_cpu = table.device.type == "cpu"
+        self._narrowest = Width.GREEDY if self._on_cpu else Width.NOISE
 
     @property
     def widths(self) -> tuple[Width, ...]:
@@ -80,9 +78,8 @@ class Tail:
             slots: int64 [R].
             context_len: int32 or int64 [R], tokens before the one to draw.
         """
-        if width is Width.FILTERED:
-            return self._draw_and_check(hidden, slots, context_len, width)
-        return self._draw_plain(hidden, slots, context_len, width)
+        draw = self._draw_and_check if self._on_cpu or width is Width.FILTERED else self._draw_in_one
+        return draw(hidden, slots, context_len, width)
 
     def _draw_in_one(
         self, hidden: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, width: Width
@@ -119,7 +116,8 @@ class Tail:
             kept = self._cutoff(scaled, table.top_k[slots], table.top_p[slots], table.min_p[slots])
             smallest = torch.maximum(smallest, kept)
         position = context_len - table.num_prompt[slots]
-        drawn = self._draw(scaled, smallest, table.seed[slots], position, table.output_index[slots])
+        draw = self._draw_kept if self._on_cpu else self._draw_all
+        drawn = draw(scaled, smallest, table.seed[slots], position, table.output_index[slots])
         return torch.where(is_greedy, greedy, drawn)
 
     def _draw_all(

@@ -1,0 +1,47 @@
+"""How long, how many and how large: what the settings leave open, decided by device and model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from photon_grpc.config.flags import ServeConfig
+from photon_grpc.config.model_dir import ModelCard
+from photon_grpc.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Tokens and sequences; `depth` in steps."""
+
+    max_model_len: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    depth: int
+
+
+def decide_sizes(card: ModelCard, device: torch.device, config: ServeConfig) -> Sizes:
+    """Raises ConfigError when max_model_len exceeds what the model was made for."""
+    on_cuda = device.type == "cuda"
+    cache, scheduling = config.cache, config.scheduler
+    max_model_len = config.model.max_model_len or card.max_position_embeddings
+    if max_model_len > card.max_position_embeddings:
+        raise ConfigError(
+            f"--max-model-len {max_model_len}: config.json says at most {card.max_position_embeddings}",
+            field="max_model_len",
+            needed=max_model_len,
+            limit=card.max_position_embeddings,
+        )
+    return Sizes(
+        max_model_len=max_model_len,
+        block_size=cache.block_size or (64 if on_cuda else 16),
+        max_num_seqs=scheduling.max_num_seqs or (256 if on_cuda else 64),
+        max_num_batched_tokens=scheduling.max_num_batched_tokens or (8192 if on_cuda else 2048),
+        depth=_first(scheduling.async_depth, 1 if on_cuda else 0),
+    )
+
+
+def _first(given: int | None, default: int) -> int:
+    return default if given is None else given
