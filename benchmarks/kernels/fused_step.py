@@ -2,8 +2,9 @@
 
     python -m benchmarks.kernels.fused_step [1B] [8B] [--rows 1,8,64]
 
-Milliseconds a step: the decoder fused, the same decoder as it is, and the
-floor: bytes of the weights and of the keys and values over the bandwidth of a streaming read.
+Milliseconds a step: the decoder fused, the same decoder as it is, and the floor: bytes of the weights and of the keys and values over the
+bandwidth of a streaming read. Then the same step with greedy sampling, replayed again and again as one graph, and as two, body | tail: what a
+batch pays whose tail has to wait for masks.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from benchmarks.kernels.timing import measure_us
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.kernels import AttentionMeta, select
+from photon_grpc.kernels.draw import Chances
 from photon_grpc.layers.context import StepContext
 from photon_grpc.models import Decoder, build, dummy
 from photon_grpc.models.fused import fuse
@@ -98,6 +100,47 @@ def step_ms(
     return measure_us([call], ids.device, repeats=15) / 1e3
 
 
+def replayed_ms(parts: list[Callable[[], object]], repeats: int = 60) -> float:
+    """A graph each, replayed in turn without waiting."""
+    graphs = [captured(part) for part in parts]
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    for number in range(repeats + 3):
+        if number == 3:
+            begin.record()
+        for graph in graphs:
+            graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / repeats
+
+
+def captured(function: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    function()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        function()
+    return graph
+
+
+def split_ms(decoder: Decoder, ids: torch.Tensor, ctx: StepContext) -> tuple[float, float]:
+    """(one graph, body and tail in one each)."""
+    row = torch.arange(ids.shape[0], device=ids.device)
+    chances = Chances(row, row, torch.zeros(row.shape, device=ids.device), row, row, row)
+    hidden = decoder.forward(ids, ctx).clone()
+
+    def body() -> None:
+        hidden.copy_(decoder.forward(ids, ctx))
+
+    def tail() -> None:
+        decoder.draw(hidden, chances)
+
+    def both() -> None:
+        decoder.draw(decoder.forward(ids, ctx), chances)
+
+    return replayed_ms([both]), replayed_ms([body, tail])
+
+
 def measure(name: str, all_rows: list[int]) -> None:
     decoder = model(name)
     fused = fuse(decoder)
@@ -118,6 +161,8 @@ def measure(name: str, all_rows: list[int]) -> None:
             f"(layers {results[3]:7.3f}) ms   floor {floor_us(decoder, rows) / 1e3:7.3f}",
             flush=True,
         )
+        one, two = split_ms(fused, ids, ctx)
+        print(f"{name} rows {rows:4d}   with sampling: one graph {one:7.3f}   body | tail {two:7.3f} ms", flush=True)
 
 
 def main() -> None:
