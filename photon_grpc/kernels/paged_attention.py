@@ -325,7 +325,7 @@ def launch(
         return out
     if meta.max_query_len > 1:
         launch_varlen(q, cache, layer, meta, out)
-    if meta.max_query_len == 1 or meta.counts is None or 1 in meta.counts:
+    if meta.min_query_len == 1:
         block_n = decode_config(q.shape[1], cache)["BLOCK_N"]
         if decode_launch.fills_device(q, cache, num_rows):
             decode_launch.launch_rows_of_one(q, cache, layer, meta, out)

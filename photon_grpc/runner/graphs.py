@@ -4,9 +4,9 @@ A graph has fixed shapes, so a batch is padded to the next bucket: surplus rows 
 keys there, nobody reads what they draw, and the state they change is that of slot 0, put back to nothing. The host sends the slots when they
 change and nothing else: last tokens and positions are on the device.
 
-Two kinds of shape: `decode`, B rows of one token; `mixed`, T tokens shared out over at most R rows: few rows for a short prompt that should
-not wait, some or all rows for a chunk of prompt beside those who decode (the head multiplies every row of the shape). Longer steps run
-eagerly: they hide what launching costs.
+Two kinds of shape: `decode`, B rows of one token; `mixed`, T tokens shared out over at most R rows: one row for a prompt alone, which nobody who
+decodes shares the step with, few rows for a short prompt that should not wait, some or all rows for a chunk of prompt beside those who decode
+(the head multiplies every row of the shape). Longer steps run eagerly: they hide what launching costs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from photon_grpc.runner.step import Drawn, Step
 _LOG = logging.getLogger(__name__)
 
 DECODE_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
-#: Tokens of mixed steps with at most SHORT_ROWS rows, with at most MEDIUM_ROWS, and with any number.
+#: Tokens of a prompt alone (at least two), of mixed steps with at most SHORT_ROWS rows, with at most MEDIUM_ROWS, and with any number.
+LONE_BUCKETS = (32, 64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
 SHORT_BUCKETS = (32, 64, 128, 256, 512)
 SHORT_ROWS = 16
 MEDIUM_BUCKETS = (96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1280, 1536, 2048)
@@ -116,14 +117,20 @@ class PaddedStep:
         token, position, slot_mapping, context_len, block_tables, query_start, last = self._kernels.mixed_inputs(
             slots, counts, num_tokens, table.token_ids, table.num_computed, table.block_table, table.block_size
         )
-        attention = self._meta(query_start, context_len, block_tables, max_query_len=num_tokens)
+        fewest = 2 if num_rows == 1 else 1
+        attention = self._meta(query_start, context_len, block_tables, max_query_len=num_tokens, min_query_len=fewest)
         hidden = self._decoder.forward(token, StepContext(position, slot_mapping, self._pages, attention))
         ids = self._tail(hidden[last], slots, context_len, width)
         self._kernels.advance_mixed(slots, counts, yields, ids, table.token_ids, table.num_computed)
         return ids
 
     def _meta(
-        self, query_start: torch.Tensor, context_len: torch.Tensor, block_tables: torch.Tensor, max_query_len: int
+        self,
+        query_start: torch.Tensor,
+        context_len: torch.Tensor,
+        block_tables: torch.Tensor,
+        max_query_len: int,
+        min_query_len: int = 1,
     ) -> AttentionMeta:
         return AttentionMeta(
             query_start=query_start,
@@ -132,6 +139,7 @@ class PaddedStep:
             scale=self._decoder.attention_scale,
             max_query_len=max_query_len,
             max_context_len=self._decoder.max_model_len,
+            min_query_len=min_query_len,
         )
 
 
@@ -195,7 +203,8 @@ class GraphStep:
             rows = self.decode_buckets[bisect_left(self.decode_buckets, num_rows)]
             return Shape(rows, rows, width)
         for rows, buckets in self._mixed_buckets.items():
-            if num_rows <= rows and num_tokens <= buckets[-1]:
+            # A last token of a prompt that has no decode shape, being new or yielding nothing, is no prompt of two.
+            if num_rows <= rows and num_tokens <= buckets[-1] and (rows > 1 or num_tokens > 1):
                 return Shape(buckets[bisect_left(buckets, num_tokens)], rows, width)
         return None
 
@@ -236,12 +245,14 @@ def decode_buckets(max_num_seqs: int) -> tuple[int, ...]:
 def mixed_buckets(max_num_seqs: int) -> dict[int, tuple[int, ...]]:
     """Rows of mixed steps -> their buckets of tokens, the cheapest first. As many tokens as rows would be taken for a decode step."""
     max_rows = decode_buckets(max_num_seqs)[-1]
+    few = {1: LONE_BUCKETS, SHORT_ROWS: SHORT_BUCKETS}
     if max_rows <= SHORT_ROWS:
-        return {SHORT_ROWS: SHORT_BUCKETS + tuple(tokens for tokens in LONG_BUCKETS if tokens > SHORT_BUCKETS[-1])}
+        return few | {
+            SHORT_ROWS: SHORT_BUCKETS + tuple(tokens for tokens in LONG_BUCKETS if tokens > SHORT_BUCKETS[-1])
+        }
     if max_rows <= MEDIUM_ROWS:
-        return {SHORT_ROWS: SHORT_BUCKETS, MEDIUM_ROWS: MEDIUM_BUCKETS}
-    long = tuple(tokens for tokens in LONG_BUCKETS if tokens > max_rows)
-    return {SHORT_ROWS: SHORT_BUCKETS, MEDIUM_ROWS: MEDIUM_BUCKETS, max_rows: long}
+        return few | {MEDIUM_ROWS: MEDIUM_BUCKETS}
+    return few | {MEDIUM_ROWS: MEDIUM_BUCKETS, max_rows: tuple(tokens for tokens in LONG_BUCKETS if tokens > max_rows)}
 
 
 class CudaCapture:

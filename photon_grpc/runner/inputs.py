@@ -54,6 +54,7 @@ def prepare(batch: Batch, table: SlotTable, cache: torch.Tensor, scale: float) -
         scale=scale,
         max_query_len=max(batch.counts),
         max_context_len=max(contexts),
+        min_query_len=min(batch.counts),
         counts=batch.counts,
         contexts=contexts,
     )

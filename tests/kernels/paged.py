@@ -68,6 +68,7 @@ def paged_batch(
         scale=shape.head_dim**-0.5,
         max_query_len=max(counts),
         max_context_len=max(contexts),
+        min_query_len=min(count for count in counts if count),
         counts=tuple(counts) if host_lengths else None,
         contexts=tuple(contexts) if host_lengths else None,
     )

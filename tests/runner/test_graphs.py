@@ -89,6 +89,15 @@ def test_replayed_output_equals_transformers() -> None:
     assert {shape.is_decode for shape in served.step_._replays} == {True, False}
 
 
+def test_a_prompt_alone_is_replayed_in_a_shape_of_one_row() -> None:
+    _, reference = model("llama")
+    served = Replayed()
+    for length in (2, 5, 31, 32, 33, 70):
+        prompt = [7 + (3 * token + length) % 90 for token in range(length)]
+        assert served.complete([prompt], 3) == [greedy(reference, prompt, 3)]
+    assert {shape.num_tokens for shape in served.step_._replays if shape.num_rows == 1} == {1, 32, 64, 128}
+
+
 def test_long_chunks_beside_many_rows_are_replayed_too() -> None:
     _, reference = model("llama")
     asked = prompts(9, tuple(range(5, 28)))
@@ -228,8 +237,11 @@ def test_a_prompt_of_one_token_and_a_chunk_of_one_are_no_decode_steps() -> None:
 @pytest.mark.parametrize(
     ("num_rows", "num_tokens", "shape"),
     [
-        (1, 32, (32, 16)),
-        (1, 33, (64, 16)),
+        (1, 1, (32, 16)),
+        (1, 2, (32, 1)),
+        (1, 33, (64, 1)),
+        (1, 2048, (2048, 1)),
+        (2, 33, (64, 16)),
         (16, 20, (32, 16)),
         (17, 20, (96, 64)),
         (16, 512, (512, 16)),
@@ -246,7 +258,8 @@ def test_the_smallest_shape_that_holds_the_batch_is_taken(
 ) -> None:
     _, step, _ = replayed_runner(80)
     counts = (num_tokens - num_rows + 1, *(1,) * (num_rows - 1))
-    found = step._shape(Batch(0, tuple(range(1, num_rows + 1)), counts, (1,) * num_rows))
+    # The first does not yield: no decode step.
+    found = step._shape(Batch(0, tuple(range(1, num_rows + 1)), counts, (0, *(1,) * (num_rows - 1))))
     assert found == (shape and Shape(*shape, Width.GREEDY))
 
 

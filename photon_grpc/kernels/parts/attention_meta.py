@@ -37,6 +37,7 @@ class AttentionMeta:
     scale: factor of q · k, as a rule 1 / sqrt(D).
     max_query_len, max_context_len: upper bounds known to the host, so that nothing waits for the device. With
         max_query_len == 1 every row is one query: T == B.
+    min_query_len: a lower bound of rows that have queries; above 1 nothing looks for decode rows.
     counts, contexts: the same numbers as host integers; the reference reads the device where they are missing.
     """
 
@@ -46,6 +47,7 @@ class AttentionMeta:
     scale: float
     max_query_len: int
     max_context_len: int
+    min_query_len: int = 1
     counts: Sequence[int] | None = None
     contexts: Sequence[int] | None = None
     _plans: dict[tuple[int, ...], GatherPlan] = field(default_factory=dict, init=False, repr=False)
