@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from benchmarks.kernels.timing import measure_us
+from benchmarks.kernels.timing import captured, measure_us
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.kernels import AttentionMeta, select
 from photon_grpc.kernels.draw import Chances
@@ -102,7 +102,7 @@ def step_ms(
 
 def replayed_ms(parts: list[Callable[[], object]], repeats: int = 60) -> float:
     """A graph each, replayed in turn without waiting."""
-    graphs = [captured(part) for part in parts]
+    graphs = [captured([part]) for part in parts]
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     for number in range(repeats + 3):
         if number == 3:
@@ -112,15 +112,6 @@ def replayed_ms(parts: list[Callable[[], object]], repeats: int = 60) -> float:
     end.record()
     torch.cuda.synchronize()
     return begin.elapsed_time(end) / repeats
-
-
-def captured(function: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    function()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
-    return graph
 
 
 def split_ms(decoder: Decoder, ids: torch.Tensor, ctx: StepContext) -> tuple[float, float]:

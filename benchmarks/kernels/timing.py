@@ -47,12 +47,7 @@ def measure_us(calls: Sequence[Callable[[], object]], device: torch.device, repe
     """Median microseconds of one call: replays of a CUDA graph that holds all of them, wall time on a CPU."""
     if device.type == "cpu":
         return wall_us(calls[0])
-    calls[0]()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
+    graph = captured(calls)
     times = []
     for _ in range(repeats + 1):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -62,6 +57,17 @@ def measure_us(calls: Sequence[Callable[[], object]], device: torch.device, repe
         end.synchronize()
         times.append(begin.elapsed_time(end) * 1e3 / len(calls))
     return sorted(times[1:])[repeats // 2]
+
+
+def captured(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
+    """All of them in one graph; the first was called before."""
+    calls[0]()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    return graph
 
 
 def wall_us(call: Callable[[], object]) -> float:

@@ -23,7 +23,6 @@ from photon_grpc.errors import StartupError
 
 log = logging.getLogger(__name__)
 
-
 #: Loading reports at most this often, and whenever a stage begins or ends.
 _REPORT_INTERVAL_S = 0.1
 

@@ -17,7 +17,7 @@ from photon_grpc.runner.capacity import blocks_on_cpu, blocks_on_cuda, largest_s
 from photon_grpc.runner.graphs import Capture
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
-from photon_grpc.runner.rehearsal import Rehearsal, call_once, one_layer_of_each_kind
+from photon_grpc.runner.rehearsal import call_once, one_layer_of_each_kind, rehearse_on_demand
 from photon_grpc.runner.warm_up import warm_up, warm_up_mixed
 
 #: stage, done, total.
@@ -40,8 +40,7 @@ class WarmStart:
             warm_up(runner)
             return runner
         short = one_layer_of_each_kind(decoder)
-        rehearsal = Rehearsal(lambda: self._play(short), partial(self.progress, "kernels"), available_cores())
-        with rehearsal.on_demand():
+        with rehearse_on_demand(lambda: self._play(short), partial(self.progress, "kernels"), available_cores()):
             # The first kernel that is missing is met here, where nothing is measured.
             self._largest_step(short)
             runner = self._runner(decoder, self._num_blocks_on_cuda(decoder))

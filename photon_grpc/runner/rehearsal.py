@@ -22,38 +22,32 @@ from photon_grpc.runner.graphs import Replay
 _LOG = logging.getLogger(__name__)
 
 
-class Rehearsal:
-    """
+def rehearse_on_demand(play: Callable[[], None], progress: Progress, num_workers: int) -> AbstractContextManager[None]:
+    """While the block runs, the first kernel that has to be compiled has all others compiled as well.
+
     Args:
         play: everything that is computed before the first request, on objects of its own; waits for the device at its end, since nothing
             is to be under way when this process is forked.
         progress: of the compilations.
         num_workers: compile at a time.
     """
+    return at_first_compilation(lambda: _rehearse(play, progress, num_workers))
 
-    def __init__(self, play: Callable[[], None], progress: Progress, num_workers: int) -> None:
-        self._play = play
-        self._progress = progress
-        self._num_workers = num_workers
 
-    def on_demand(self) -> AbstractContextManager[None]:
-        """While the block runs, the first kernel that has to be compiled has all others compiled as well."""
-        return at_first_compilation(self._rehearse)
-
-    def _rehearse(self) -> None:
-        start_s = time.perf_counter()
-        try:
-            with launches_collected() as jobs:
-                self._play()
-            torch.cuda.empty_cache()
-            played_s = time.perf_counter() - start_s
-            # What is found last (heads of many rows, long steps) takes longest and is to begin first.
-            done = compile_side_by_side(jobs[::-1], num_workers=self._num_workers, progress=self._progress)
-        except Exception as error:
-            _LOG.warning("kernels are compiled one after the other (%s: %s)", type(error).__name__, error)
-            return
-        took_s = time.perf_counter() - start_s
-        _LOG.info("%d of %d kernels compiled in %.1f s (%.1f s to find them)", done, len(jobs), took_s, played_s)
+def _rehearse(play: Callable[[], None], progress: Progress, num_workers: int) -> None:
+    start_s = time.perf_counter()
+    try:
+        with launches_collected() as jobs:
+            play()
+        torch.cuda.empty_cache()
+        played_s = time.perf_counter() - start_s
+        # What is found last (heads of many rows, long steps) takes longest and is to begin first.
+        done = compile_side_by_side(jobs[::-1], num_workers=num_workers, progress=progress)
+    except Exception as error:
+        _LOG.warning("kernels are compiled one after the other (%s: %s)", type(error).__name__, error)
+        return
+    took_s = time.perf_counter() - start_s
+    _LOG.info("%d of %d kernels compiled in %.1f s (%.1f s to find them)", done, len(jobs), took_s, played_s)
 
 
 def call_once(function: Callable[[], torch.Tensor]) -> Replay:

@@ -10,14 +10,14 @@ from photon_grpc.runner.model_runner import ModelRunner
 
 
 def warm_up(runner: ModelRunner) -> None:
-    """One real token, and what the first call of everything costs. Raises RuntimeError when it cannot be computed."""
+    """One real token, and what the first call of everything costs. Raises ConfigError when it cannot be computed."""
     admission = Admission(1, (0,), 1, 0, ((1,),), SamplingParams(0.0))
     compute(runner, Batch(0, (1,), (1,), (1,), admissions=(admission,)))
 
 
 def warm_up_mixed(runner: ModelRunner, *, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> None:
     """Prompts longer than any graph beside few and many decode rows: such steps run eagerly, and the kernels of their rows differ with how
-    many there are. Nobody's first long prompt is to wait until they are compiled or loaded. Raises RuntimeError when one cannot be computed.
+    many there are. Nobody's first long prompt is to wait until they are compiled or loaded. Raises ConfigError when one cannot be computed.
     """
     num_tokens = LONG_BUCKETS[-1] + 1
     length = min(max_model_len - 1, num_tokens)

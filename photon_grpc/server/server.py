@@ -21,7 +21,7 @@ from photon_grpc.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_p
 STALL_LIMIT_S = 120.0
 #: What calls get, after the drain, to carry their last message and status to the client.
 _LAST_WORDS_S = 2.0
-#: Each holds its message, so this bounds memory; far beyond any queue, whose front end answers with a reason.
+#: Each holds its message. Far beyond any queue, whose front end answers with a reason; not without end.
 _MAX_UNSEEN_CALLS = 1 << 15
 
 _SERVICES = (

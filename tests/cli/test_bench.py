@@ -46,6 +46,16 @@ def test_it_sends_what_was_asked_for_from_several_processes(capsys: pytest.Captu
     assert captured.err == ""
 
 
+def test_between_the_messages_of_one_there_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = [message("abc", start=True, finish=pb.FINISH_REASON_MAX_TOKENS)]
+    with serving_in_a_thread(whole) as fake:
+        assert cli.main(["bench", "--target", fake.target, "--requests", "2", "--output-tokens", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = {line[:28].rstrip(): line[28:].split() for line in lines if line.startswith(("between", "whole"))}
+    assert rows["between messages"] == ["–"] * 3
+    assert all(float(shown) > 0 for shown in rows["whole request"])
+
+
 def test_a_second_run_shares_no_prefix_with_the_first() -> None:
     with serving_in_a_thread(SCRIPT) as fake:
         for _ in range(2):

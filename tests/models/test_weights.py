@@ -218,6 +218,8 @@ def test_a_header_that_is_no_json_object_is_refused(copied: Any) -> None:
         assert "model.safetensors" in load_error(path)
     (path / SINGLE).write_bytes((2**63).to_bytes(8, "little") + b"{}")
     assert "claims" in load_error(path)
+    (path / SINGLE).write_bytes(b"")
+    assert "is empty" in load_error(path)
 
 
 @pytest.fixture(scope="module")

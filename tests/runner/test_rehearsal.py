@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from photon_grpc.models import build, load
 from photon_grpc.runner import rehearsal
 from photon_grpc.runner.build import graph_runner
 from photon_grpc.runner.kv_cache import KVCache
-from photon_grpc.runner.rehearsal import Rehearsal, call_once, one_layer_of_each_kind
+from photon_grpc.runner.rehearsal import call_once, one_layer_of_each_kind, rehearse_on_demand
 from photon_grpc.runner.warm_up import warm_up
 from tests.runner.models import greedy, model
 from tests.runner.served import Served
@@ -48,20 +48,20 @@ def cold(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return given
 
 
-def rehearsal_of(play: Callable[[], None]) -> Rehearsal:
-    return Rehearsal(play, lambda done, total: None, num_workers=2)
+def rehearsal_of(play: Callable[[], None]) -> AbstractContextManager[None]:
+    return rehearse_on_demand(play, lambda done, total: None, num_workers=2)
 
 
 def test_a_cold_start_is_played_before_it_goes_on(cold: list[object], caplog: pytest.LogCaptureFixture) -> None:
     played: list[int] = []
-    with caplog.at_level(logging.INFO), rehearsal_of(lambda: played.append(1)).on_demand():
+    with caplog.at_level(logging.INFO), rehearsal_of(lambda: played.append(1)):
         assert played == [1]
         assert sorted(map(str, cold)) == ["first", "last"]
     assert "2 of 2 kernels" in caplog.text
 
 
 def test_a_warm_start_plays_nothing() -> None:
-    with rehearsal_of(lambda: pytest.fail("nothing is missing")).on_demand():
+    with rehearsal_of(lambda: pytest.fail("nothing is missing")):
         pass
 
 
@@ -74,7 +74,7 @@ def test_a_failing_rehearsal_is_a_warning(
     def fail() -> None:
         raise error
 
-    with rehearsal_of(fail).on_demand():
+    with rehearsal_of(fail):
         pass
     assert "one after the other" in caplog.text and str(error) in caplog.text
     assert cold == []
