@@ -15,6 +15,7 @@ import torch
 
 from benchmarks import workloads
 from photon_grpc import cli
+from photon_grpc.bridge.heartbeat import NoHeartbeat
 from photon_grpc.compose.assemble import Assembled, assemble
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.config.resolve import resolve
@@ -62,7 +63,7 @@ class Work:
     def __init__(self, assembled: Assembled) -> None:
         self._frames: list[tuple[int, Down]] = []
         self._runner = assembled.runner
-        self._engine = assembled.engine(self, self)
+        self._engine = assembled.engine(self, self, NoHeartbeat())
         self._handles = 0
         self.facts = assembled.facts
         #: Requests that have not ended, tokens since the last submission, seconds from it to the first of them, and when each step's came.

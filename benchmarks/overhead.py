@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.saved import add_save_flag, saved
+from photon_grpc.bridge.heartbeat import NoHeartbeat
 from photon_grpc.core.batch import Batch, StepOutput
 from photon_grpc.core.frames import Add, Down, Facts, Up
 from photon_grpc.core.kv import KVGroup, KVSpec
@@ -75,7 +76,7 @@ def measure(num_seqs: int, num_steps: int, depth: int, prompt_tokens: int = 128)
     scheduler = Scheduler(SchedulerLimits(num_seqs, 8192), Priority(), pool)
     facts = Facts(length, 1000, BLOCK_SIZE, num_blocks, num_seqs, 8192, 1024, 1 << 20, "none", "none")
     post = Post()
-    engine = Engine(scheduler, NullRunner(num_blocks, depth), post, post, facts)
+    engine = Engine(scheduler, NullRunner(num_blocks, depth), post, post, facts, NoHeartbeat())
     for handle in range(num_seqs):
         prompt = tuple((handle * 7 + i) % 1000 for i in range(prompt_tokens))
         post.frames.append(

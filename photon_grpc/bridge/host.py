@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 _READ = selectors.EVENT_READ
 _READ_WRITE = selectors.EVENT_READ | selectors.EVENT_WRITE
 
+#: The longest wait: an engine at rest has to show that it is alive.
+_REST_S = 1.0
+
 
 class Connection:
     """One front end: bytes to and fro, what waits to be written, and the handles that are alive."""
@@ -128,7 +131,7 @@ class BridgeHost:
         """As core.ports.Inbox. Raises EOFError when the supervisor says stop, or when nobody is left who could ask."""
         if self._aborts or self._is_deserted:
             timeout_s = 0.0
-        events = self._selector.select(timeout_s)
+        events = self._selector.select(_REST_S if timeout_s is None else min(timeout_s, _REST_S))
         if not (events or self._aborts or self._is_deserted):
             return []
         frames: list[tuple[int, Down]] = []

@@ -8,15 +8,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from typing import NamedTuple
 
 from photon_grpc.bridge.codec import FrameError
 from photon_grpc.bridge.control import Begin, ControlChannel, ControlMessage
+from photon_grpc.bridge.heartbeat import Heartbeat, Watchdog
+
+log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 
@@ -25,12 +30,15 @@ CANNOT_START = 2
 
 
 class Child:
-    """A running `python -m MODULE` and the control socket to it."""
+    """A running `python -m MODULE`, the control socket to it and its signs of life."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], control: ControlChannel) -> None:
+    def __init__(
+        self, name: str, process: subprocess.Popen[bytes], control: ControlChannel, watchdog: Watchdog
+    ) -> None:
         self.name = name
         self.process = process
         self._control = control
+        self._watchdog = watchdog
         self._ended: asyncio.Task[int] = asyncio.create_task(_wait(process))
 
     @classmethod
@@ -38,10 +46,12 @@ class Child:
         """Starts it; it finds its end of the control socket with `enter_child`. Raises OSError."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        command = [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid())]
+        watchdog = Watchdog()
+        passed = (theirs.fileno(), watchdog.fd)
+        command = [sys.executable, "-m", module, *map(str, passed), str(os.getpid())]
         with theirs, _blocked(signal.SIGINT, signal.SIGTERM):
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
-        return cls(name, process, ControlChannel(ours))
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=passed)
+        return cls(name, process, ControlChannel(ours), watchdog)
 
     @property
     def pid(self) -> int:
@@ -69,6 +79,12 @@ class Child:
         """Waits; returns the exit code, negative for a signal."""
         return await asyncio.shield(self._ended)
 
+    def end_if_hung(self) -> None:
+        """Kills it where it is silent for longer than it allowed itself; to be called every heartbeat.TICK_S."""
+        if told := self._watchdog.tick():
+            log.error("the %s %s: it hangs and is ended", self.name, told)
+            self.kill()
+
     def kill(self) -> None:
         """Ends it now, whatever it does."""
         if self.process.returncode is None:
@@ -84,6 +100,17 @@ class Child:
 
     def close(self) -> None:
         self._control.close()
+        self._watchdog.close()
+
+
+class Duty(NamedTuple):
+    """What a child has from its supervisor."""
+
+    control: ControlChannel
+    begin: Begin
+    #: What else was said already.
+    said: list[ControlMessage]
+    heartbeat: Heartbeat
 
 
 class Backoff:
@@ -104,13 +131,13 @@ class Backoff:
         return delay_s
 
 
-def enter_child(argv: list[str]) -> tuple[ControlChannel, Begin, list[ControlMessage]]:
-    """The first thing that a child's main does: its end of the control socket, what to be, and what else was said already.
+def enter_child(argv: list[str]) -> Duty:
+    """The first thing that a child's main does.
 
     From here it dies with its supervisor, and leaves Ctrl-C and SIGTERM, which reach whole process groups, to the supervisor: that one
     lets running requests finish before it ends its children.
     """
-    fd, supervisor_pid = int(argv[1]), int(argv[2])
+    fd, heartbeat_fd, supervisor_pid = map(int, argv[1:])
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != supervisor_pid:
@@ -126,7 +153,7 @@ def enter_child(argv: list[str]) -> tuple[ControlChannel, Begin, list[ControlMes
         raise SystemExit(1) from None
     if not isinstance(begin, Begin):
         raise FrameError(f"the supervisor began with {begin}")
-    return control, begin, said
+    return Duty(control, begin, said, Heartbeat(heartbeat_fd))
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from photon_grpc.compose.warm_start import Progress, WarmStart
 from photon_grpc.config.flags import CacheConfig, ServeConfig
 from photon_grpc.config.model_dir import ModelCard, read_model_dir
 from photon_grpc.core.frames import Facts
-from photon_grpc.core.ports import Inbox, Outbox, Runner
+from photon_grpc.core.ports import Heartbeat, Inbox, Outbox, Runner
 from photon_grpc.engine.blocks.block_pool import BlockPool
 from photon_grpc.engine.blocks.extent import ReserveContext
 from photon_grpc.engine.blocks.growth import GrowOnDemand, Growth
@@ -43,13 +43,13 @@ class Assembled:
     runner: Runner
     num_parameters: int
 
-    def engine(self, inbox: Inbox, outbox: Outbox) -> Engine:
+    def engine(self, inbox: Inbox, outbox: Outbox, heartbeat: Heartbeat) -> Engine:
         cache, scheduling = self.config.cache, self.config.scheduler
         pool = BlockPool(self.runner.num_blocks, self.sizes.block_size, _index(cache, self.sizes), _growth(cache))
         limits = SchedulerLimits(self.sizes.max_num_seqs, self.sizes.max_num_batched_tokens)
         chunking = Chunked() if scheduling.enable_chunked_prefill else Whole()
         scheduler = Scheduler(limits, POLICIES[scheduling.scheduling_policy](), pool, chunking)
-        return Engine(scheduler, self.runner, inbox, outbox, self.facts)
+        return Engine(scheduler, self.runner, inbox, outbox, self.facts, heartbeat)
 
 
 def assemble(config: ServeConfig, progress: Progress) -> Assembled:

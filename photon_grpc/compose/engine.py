@@ -1,6 +1,6 @@
 """The engine process: loads the model, then computes steps until nobody is left.
 
-Started by the supervisor: `python -m photon_grpc.compose.engine CONTROL_FD SUPERVISOR_PID`.
+Started by the supervisor: `python -m photon_grpc.compose.engine CONTROL_FD HEARTBEAT_FD SUPERVISOR_PID`.
 """
 
 from __future__ import annotations
@@ -13,25 +13,29 @@ import time
 from collections.abc import Callable
 
 from photon_grpc.bridge.codec import max_frame_bytes
-from photon_grpc.bridge.control import CannotStart, ControlChannel, ControlMessage, Progress, Ready
+from photon_grpc.bridge.control import CannotStart, ControlChannel, Progress, Ready
 from photon_grpc.bridge.host import BridgeHost
-from photon_grpc.bridge.supervisor import CANNOT_START, enter_child
+from photon_grpc.bridge.supervisor import CANNOT_START, Duty, enter_child
 from photon_grpc.compose.console import log_to_stderr
 from photon_grpc.compose.threads import limit_threads, settle_threads
-from photon_grpc.config.flags import ServeConfig
 from photon_grpc.errors import StartupError
 
 log = logging.getLogger(__name__)
 
 #: Loading reports at most this often, and whenever a stage begins or ends.
 _REPORT_INTERVAL_S = 0.1
+#: What the engine's loop may take to its first turn.
+_FIRST_TURN_S = 60.0
+#: What a kernel may take that is met while serving.
+_COMPILATION_S = 600.0
 
 
 def main(argv: list[str]) -> int:
     """The exit code: 0 when told to stop, CANNOT_START after a StartupError; what else is raised is a crash."""
-    control, begin, said = enter_child(argv)
+    duty = enter_child(argv)
+    control = duty.control
     try:
-        _run(begin.config, control, said)
+        _run(duty)
     except StartupError as error:
         control.send(CannotStart(str(error)))
         return CANNOT_START
@@ -44,21 +48,25 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _run(config: ServeConfig, control: ControlChannel, said: list[ControlMessage]) -> None:
+def _run(duty: Duty) -> None:
+    control, config, heartbeat = duty.control, duty.begin.config, duty.heartbeat
     log_to_stderr(config.server.log_level, "engine")
     limit_threads()
     # Only now: torch reads the number of threads when it is imported.
     from photon_grpc.compose.assemble import assemble
+    from photon_grpc.kernels.ahead import before_compilations
 
     assembled = assemble(config, _reporter(control))
     settle_threads(assembled.num_parameters)
     host = BridgeHost(control, max_frame_bytes=max_frame_bytes(config.server.max_message_size))
-    engine = assembled.engine(host, host)
+    engine = assembled.engine(host, host, heartbeat)
+    before_compilations(lambda: heartbeat.beat(_COMPILATION_S))
     # What is alive now stays: the collector need not look at weights, modules and graphs again.
     gc.collect()
     gc.freeze()
+    heartbeat.beat(_FIRST_TURN_S)
     control.send(Ready(assembled.facts))
-    host.obey(said)
+    host.obey(duty.said)
     host.announce(assembled.facts)
     engine.run()
 

@@ -1,6 +1,6 @@
 """A front-end process: gRPC outside, the bridge inside. torch never gets in here.
 
-Started by the supervisor: `python -m photon_grpc.compose.frontend CONTROL_FD SUPERVISOR_PID`.
+Started by the supervisor: `python -m photon_grpc.compose.frontend CONTROL_FD HEARTBEAT_FD SUPERVISOR_PID`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from photon_grpc.bridge.client import BridgeClient
 from photon_grpc.bridge.codec import max_frame_bytes
-from photon_grpc.bridge.control import Begin, Bound, CannotStart, ControlChannel, ControlMessage, Drain, Link, Serving
-from photon_grpc.bridge.supervisor import CANNOT_START, enter_child
+from photon_grpc.bridge.control import Bound, CannotStart, ControlChannel, ControlMessage, Drain, Link, Serving
+from photon_grpc.bridge.heartbeat import Heartbeat
+from photon_grpc.bridge.supervisor import CANNOT_START, Duty, enter_child
 from photon_grpc.compose.console import log_to_stderr
 from photon_grpc.compose.served_model import read_served_model
 from photon_grpc.errors import StartupError
@@ -25,22 +26,26 @@ from photon_grpc.server.server import Server
 
 #: Tokenizing and templates run here, beside the loop; more threads than cores gain nothing.
 _MAX_POOL_THREADS = 4
+#: How often the event loop shows that it turns, and how long it may be kept from it.
+_BEAT_INTERVAL_S = 0.5
+_LONGEST_TURN_S = 5.0
 
 
 def main(argv: list[str]) -> int:
     """The exit code: 0 after a drain or when the supervisor is gone, CANNOT_START after a StartupError."""
-    control, begin, said = enter_child(argv)
-    log_to_stderr(begin.config.server.log_level, f"front end {begin.index}")
+    duty = enter_child(argv)
+    log_to_stderr(duty.begin.config.server.log_level, f"front end {duty.begin.index}")
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(begin, control, said))
+            runner.run(_serve(duty))
     except StartupError as error:
-        control.send(CannotStart(str(error)))
+        duty.control.send(CannotStart(str(error)))
         return CANNOT_START
     return 0
 
 
-async def _serve(begin: Begin, control: ControlChannel, said: list[ControlMessage]) -> None:
+async def _serve(duty: Duty) -> None:
+    control, begin = duty.control, duty.begin
     config = begin.config
     link = BridgeClient(max_frame_bytes=max_frame_bytes(config.server.max_message_size))
     model = read_served_model(config)
@@ -49,11 +54,18 @@ async def _serve(begin: Begin, control: ControlChannel, said: list[ControlMessag
         frontend.on_state(lambda state: _report(control, Serving(state is State.SERVING)))
         server = Server(frontend, config=config.server)
         addresses = await server.start(begin.addresses, reuse_port=begin.reuse_port)
+        _keep_beating(duty.heartbeat)
         _report(control, Bound(addresses, frontend.model("").name))
         gc.freeze()
-        timeout_s = await Orders(control, link, said).until_drain()
+        timeout_s = await Orders(control, link, duty.said).until_drain()
         await server.drain_and_stop(timeout_s)
         link.close()
+
+
+def _keep_beating(heartbeat: Heartbeat) -> None:
+    """With every beat the event loop itself says that it still turns."""
+    heartbeat.beat(_LONGEST_TURN_S)
+    asyncio.get_running_loop().call_later(_BEAT_INTERVAL_S, _keep_beating, heartbeat)
 
 
 class Orders:

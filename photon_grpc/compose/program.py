@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from photon_grpc.bridge.heartbeat import NoHeartbeat
 from photon_grpc.bridge.local import LocalClient
 from photon_grpc.compose.console import LoadingDisplay
 from photon_grpc.compose.served_model import read_served_model
@@ -49,7 +50,7 @@ class Program:
         self._loop = asyncio.new_event_loop()
         self._client = LocalClient(self._loop, assembled.facts)
         self._host = self._client.host()
-        self._engine = assembled.engine(self._host, self._host)
+        self._engine = assembled.engine(self._host, self._host, NoHeartbeat())
         self._pool = ThreadPoolExecutor(_POOL_THREADS, "frontend")
         self._threads = [
             threading.Thread(target=self._compute, name="engine", daemon=True),

@@ -26,6 +26,7 @@ from photon_grpc.bridge.control import (
     Serving,
     Stop,
 )
+from photon_grpc.bridge.heartbeat import TICK_S
 from photon_grpc.bridge.supervisor import Backoff, Child
 from photon_grpc.compose.console import LoadingDisplay, log_to_stderr, ready_line
 from photon_grpc.compose.listen import Listeners, UnixPath, plan_listeners
@@ -164,8 +165,8 @@ class Service:
         self._listeners = plan_listeners(self._config.server.listen, self._config.server.frontends)
         with self._signals_caught():
             try:
-                await self._until_stopped()
-                await self._first_of(self._drain(), self._hurry.wait())
+                await self._first_of(self._until_stopped(), self._watch())
+                await self._first_of(self._drain(), self._hurry.wait(), self._watch())
             except ChildCrashed as error:
                 log.error("%s", error)
                 return 1
@@ -182,6 +183,14 @@ class Service:
         log.info("loading %s", self._config.model.model or "the embedded demo model")
         posts = (post.keep() for post in (self._engine, *self._frontends))
         await self._first_of(self._stop.wait(), *posts)
+
+    async def _watch(self) -> None:
+        """For ever: a child that hangs is as good as dead."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            for post in (self._engine, *self._frontends):
+                if post.child is not None:
+                    post.child.end_if_hung()
 
     async def _first_of(self, *coroutines: Coroutine[Any, Any, object]) -> None:
         """Until one has ended; the others are cancelled. Raises what that one raised."""

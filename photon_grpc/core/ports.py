@@ -45,7 +45,10 @@ class Inbox(Protocol):
     """The engine's end of the bridge, downward."""
 
     def drain(self, timeout_s: float | None) -> list[tuple[int, Down]]:
-        """(front end, frame) pairs that came; waits up to `timeout_s` for the first, None: for ever, 0: not at all."""
+        """(front end, frame) pairs that came; waits up to `timeout_s` for the first, None: for ever, 0: not at all.
+
+        May come back with nothing sooner, so that the loop of the engine shows that it goes on.
+        """
 
 
 class Outbox(Protocol):
@@ -53,6 +56,13 @@ class Outbox(Protocol):
 
     def send(self, frontend: int, frame: Up) -> None:
         """Queues one frame. Never blocks on a stalled front end and never raises."""
+
+
+class Heartbeat(Protocol):
+    """Where a loop says that it goes on."""
+
+    def beat(self, allowance_s: float, num_tokens: int = 0) -> None:
+        """The loop goes on, and will say so again within `allowance_s`; meanwhile `num_tokens` are computed. Never waits."""
 
 
 class EngineLink(Protocol):

@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 from photon_grpc.core.batch import Batch, StepOutput
 from photon_grpc.core.frames import Abort, Add, Control, Down, Facts, Failed, Reply
-from photon_grpc.core.ports import Inbox, Outbox, Pending, Runner
+from photon_grpc.core.ports import Heartbeat, Inbox, Outbox, Pending, Runner
 from photon_grpc.core.request import FinishReason
 from photon_grpc.core.sequence import Sequence, Status
 from photon_grpc.engine.census import Census
 from photon_grpc.engine.door import Door
+from photon_grpc.engine.pace import Pace
 from photon_grpc.engine.scheduler.report import Report
 from photon_grpc.engine.scheduler.scheduler import Scheduler
 from photon_grpc.engine.scheduler.timers import Due, Timers
@@ -27,6 +28,7 @@ _STALLED_S = 0.05
 class Launched(NamedTuple):
     batch: Batch
     pending: Pending
+    num_tokens: int
 
 
 class Engine:
@@ -37,13 +39,24 @@ class Engine:
         runner: computes. Steps up to `runner.depth` stay unread while the next is launched.
         inbox, outbox: the bridge.
         facts: what was promised to the front ends; limits the queue.
+        heartbeat: is told every turn how long the next may take.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, inbox: Inbox, outbox: Outbox, facts: Facts) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        inbox: Inbox,
+        outbox: Outbox,
+        facts: Facts,
+        heartbeat: Heartbeat,
+    ) -> None:
         self.scheduler = scheduler
         self._runner = runner
         self._inbox = inbox
         self._outbox = outbox
+        self._heartbeat = heartbeat
+        self._pace = Pace()
         self._timers = Timers()
         self._census = Census()
         self._door = Door(scheduler, facts)
@@ -76,14 +89,22 @@ class Engine:
         batch = self.scheduler.schedule(now_s)
         self._refuse_waiting(early, report)
         self._arrived.clear()
+        num_tokens = 0 if batch is None else sum(batch.counts)
+        self._beat(num_tokens)
         if batch is not None:
-            self._launched.append(Launched(batch, self._runner.submit(batch)))
+            self._launched.append(Launched(batch, self._runner.submit(batch), num_tokens))
         self._stalled = not self._launched
         while len(self._launched) > max(self._runner.depth, 1):
             self._settle_oldest(report)
         if self._launched and (batch is None or self._runner.depth == 0):
             self._settle_oldest(report)
         self._send(report)
+
+    def _beat(self, num_tokens: int) -> None:
+        """Before `num_tokens` more are computed, behind those that are not read."""
+        for launched in self._launched:
+            num_tokens += launched.num_tokens
+        self._heartbeat.beat(self._pace.allowance_s(num_tokens), num_tokens)
 
     # -- coming in ---------------------------------------------------------------------------------------------------------------------
 
@@ -201,7 +222,9 @@ class Engine:
     # -- going out ---------------------------------------------------------------------------------------------------------------------
 
     def _settle_oldest(self, report: Report) -> None:
-        output: StepOutput = self._launched.popleft().pending.result()
+        launched = self._launched.popleft()
+        output: StepOutput = launched.pending.result()
+        self._pace.stepped(launched.num_tokens, output.duration_s)
         self.scheduler.settle(output, report)
         self._census.stepped(output)
 

@@ -60,6 +60,16 @@ def at_first_compilation(callback: Callable[[], None]) -> Iterator[None]:
         compilation.listener = before
 
 
+def before_compilations(callback: Callable[[], None]) -> None:
+    """From here on calls `callback` before a kernel of ours is compiled, or read from Triton's cache on disk; never where Triton is missing.
+
+    Triton has a hook for that, which cannot be told of kernels whose constants are functions.
+    """
+    for kernel in KERNELS:
+        if hasattr(kernel, "_do_compile"):
+            kernel._do_compile = _announced(kernel._do_compile, callback)
+
+
 @contextmanager
 def launches_collected() -> Iterator[list[Job]]:
     """Every launch of a kernel of ours fills the list instead of the device, until the block ends; one job a kernel and specialisation.
@@ -140,6 +150,14 @@ def _compiling(run: Callable[..., Any]) -> Callable[..., None]:
         run(*args, warmup=True, **kwargs)
 
     return compile_only
+
+
+def _announced(compile_kernel: Callable[..., Any], callback: Callable[[], None]) -> Callable[..., Any]:
+    def announced(*args: Any, **kwargs: Any) -> Any:
+        callback()
+        return compile_kernel(*args, **kwargs)
+
+    return announced
 
 
 def _pipe() -> tuple[FileIO, FileIO]:

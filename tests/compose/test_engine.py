@@ -13,7 +13,7 @@ from photon_grpc.compose import engine
 def run(*args):
     raise error
 
-engine.enter_child = lambda argv: (SimpleNamespace(send=print), SimpleNamespace(config=None), [])
+engine.enter_child = lambda argv: SimpleNamespace(control=SimpleNamespace(send=print))
 engine._run = run
 atexit.register(time.sleep, 600)
 error = RuntimeError("CUDA error: device-side assert triggered")

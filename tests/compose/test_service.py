@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,40 @@ async def test_a_front_end_that_a_living_engine_has_dropped_is_joined_to_it_agai
         assert await run.signalled(signal.SIGTERM) == 0
 
 
+@pytest.mark.parametrize(("who", "name"), [("ENGINE", "engine"), ("FRONTEND", "front end 0")])
+async def test_a_child_whose_loop_hangs_is_replaced(caplog, monkeypatch, who, name):
+    monkeypatch.setenv(f"STAND_IN_{who}", "hangs")
+    async with running(new_service(), caplog) as run:
+        line = await run.until(f"the {name} has made no progress")
+        assert line.endswith("s between steps, 1.0 s were allowed: it hangs and is ended")
+        monkeypatch.delenv(f"STAND_IN_{who}")
+        await run.until(f"the {name} was killed by SIGKILL; starting again")
+        await run.until("ready on", times=len(run.lines("ready on")) + 1)
+        assert await run.signalled(signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize("name", ["engine", "front end 0"])
+async def test_a_stopped_child_is_replaced(caplog, name):
+    async with running(new_service(), caplog) as run:
+        await run.until("ready on")
+        before = run.service.pids
+        os.kill(before[name], signal.SIGSTOP)
+        await run.until("ready on", times=2)
+        assert run.lines(f"the {name} has made no progress")
+        assert run.service.pids[name] != before[name]
+        assert await run.signalled(signal.SIGTERM) == 0
+
+
+async def test_an_engine_that_announces_a_long_step_does_not_hang(caplog, monkeypatch):
+    monkeypatch.setenv("STAND_IN_ENGINE", "long step")
+    async with running(new_service(), caplog) as run:
+        await run.until("ready on")
+        before = run.service.pids
+        await asyncio.sleep(2.5)
+        assert run.service.pids == before
+        assert not run.lines("has made no progress")
+
+
 @pytest.mark.parametrize(
     ("who", "message"), [("ENGINE", "model.layers.0 is missing"), ("FRONTEND", "the port is in use")]
 )
@@ -178,27 +213,56 @@ async def test_unix_sockets_cannot_be_shared(caplog):
             await run.task
 
 
-def test_children_die_with_their_supervisor():
+@contextlib.contextmanager
+def in_a_process(environ: dict[str, str] | None = None) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A service of stand-ins that is ready, and the process ids of its three children."""
     program = (
         "import asyncio, test_service as t\n"
         "async def main():\n"
         "    service = t.new_service(frontends=2)\n"
         "    task = asyncio.create_task(service.run())\n"
-        "    while len(service.pids) < 3: await asyncio.sleep(0.01)\n"
+        "    while len(service._serving) < 2: await asyncio.sleep(0.01)\n"
         "    print(*service.pids.values(), flush=True)\n"
         "    await task\n"
+        "    print(*service.pids.values(), flush=True)\n"
         "asyncio.run(main())\n"
     )
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(Path(__file__).parent)])}
-    with subprocess.Popen([sys.executable, "-c", program], env=environ, stdout=subprocess.PIPE, text=True) as process:
-        pids = [int(word) for word in process.stdout.readline().split()]
-        assert len(pids) == 3
+    paths = os.pathsep.join([os.environ["PYTHONPATH"], str(Path(__file__).parent)])
+    environ = os.environ | {"PYTHONPATH": paths} | (environ or {})
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            pids = [int(word) for word in process.stdout.readline().split()]
+            assert len(pids) == 3
+            yield process, pids
+        finally:
+            process.kill()
+
+
+def test_children_die_with_their_supervisor():
+    with in_a_process() as (process, pids):
         process.kill()
         process.wait()
         give_up_s = time.monotonic() + 20
         while any(map(is_alive, pids)) and time.monotonic() < give_up_s:
             time.sleep(0.02)
         assert not any(map(is_alive, pids))
+
+
+def test_a_pause_of_everybody_is_no_hang():
+    """As of a container that is paused, or a machine that sleeps: three times as long as the children allow themselves."""
+    with in_a_process() as (process, pids):
+        everybody = (process.pid, *pids)
+        for pid in everybody:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(3.0)
+        for pid in everybody:
+            os.kill(pid, signal.SIGCONT)
+        time.sleep(0.5)
+        assert all(map(is_alive, pids))
+        process.terminate()
+        assert process.wait() == 0
+        assert "has made no progress" not in process.stderr.read()
 
 
 def test_backoff_doubles_up_to_a_limit_and_forgets_after_a_long_life():

@@ -161,12 +161,14 @@ class FakeRunner:
 
 
 class Post:
-    """Inbox and outbox in one: frames put in are drained, frames sent are kept."""
+    """Inbox, outbox and heartbeat in one: frames put in are drained, frames sent and beats are kept."""
 
     def __init__(self) -> None:
         self.inbox: list[tuple[int, Down]] = []
         self.sent: list[tuple[int, Up]] = []
         self.waits: list[float | None] = []
+        #: (allowance_s, num_tokens)
+        self.beats: list[tuple[float, int]] = []
 
     def put(self, frame: Down, frontend: int = 0) -> None:
         self.inbox.append((frontend, frame))
@@ -180,3 +182,6 @@ class Post:
 
     def send(self, frontend: int, frame: Up) -> None:
         self.sent.append((frontend, frame))
+
+    def beat(self, allowance_s: float, num_tokens: int = 0) -> None:
+        self.beats.append((allowance_s, num_tokens))

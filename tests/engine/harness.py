@@ -63,7 +63,7 @@ class Harness:
             "cpu",
             "float32",
         )
-        self.engine = Engine(self.scheduler, self.runner, self.post, self.post, facts)
+        self.engine = Engine(self.scheduler, self.runner, self.post, self.post, facts, self.post)
         self.outcomes: dict[int, Outcome] = {}
         self._handles = 0
         self._read = 0

@@ -39,3 +39,25 @@ def test_an_empty_cache_is_filled_by_the_rehearsal(tmp_path: Path) -> None:
         )
         assert f"{compiled} compiled here" in said.stdout, said.stdout + said.stderr
         assert f"rehearsed {rehearsed}" in said.stdout
+
+
+# What no step before the start has met, in a cache that has nothing.
+UNFORESEEN = """
+import torch
+from photon_grpc.kernels.ahead import before_compilations
+from photon_grpc.kernels.swiglu import launch
+
+told = []
+before_compilations(lambda: told.append(1))
+for _ in range(2):
+    launch(torch.ones(3, 128, dtype=torch.bfloat16, device="cuda"))
+print(len(told), "told")
+"""
+
+
+def test_a_kernel_met_while_serving_is_announced_once(tmp_path: Path) -> None:
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
+    said = subprocess.run(
+        [sys.executable, "-c", UNFORESEEN], env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert said.stdout == "1 told\n", said.stdout + said.stderr

@@ -15,7 +15,12 @@ import pytest
 import torch
 
 from photon_grpc.kernels import ahead
-from photon_grpc.kernels.ahead import at_first_compilation, compile_side_by_side, launches_collected
+from photon_grpc.kernels.ahead import (
+    at_first_compilation,
+    before_compilations,
+    compile_side_by_side,
+    launches_collected,
+)
 from photon_grpc.kernels.jit import once
 
 triton = pytest.importorskip("triton")
@@ -238,3 +243,25 @@ def test_a_triton_that_does_not_tell_is_left_alone(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ahead, "triton", None)
     with at_first_compilation(lambda: pytest.fail("nobody told")):
         pass
+
+
+def test_compilations_are_told_of_before_they_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    class Compiling:
+        def _do_compile(self, kind: str) -> str:
+            told.append(f"{kind} begins")
+            return kind
+
+    kernel = Compiling()
+    monkeypatch.setattr(ahead, "KERNELS", [kernel, FakeKernel()])
+    before_compilations(lambda: told.append("told"))
+    assert kernel._do_compile("a") == "a"
+    assert told == ["told", "a begins"]
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")
+def test_this_triton_compiles_where_it_is_listened_to() -> None:
+    from photon_grpc.kernels.rms_norm import rms_norm_kernel
+
+    assert callable(rms_norm_kernel._do_compile)

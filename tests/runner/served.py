@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from photon_grpc.bridge.heartbeat import NoHeartbeat
 from photon_grpc.compose.assemble import Assembled, assemble
 from photon_grpc.config.flags import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, ServeConfig
 from photon_grpc.core.frames import Add, Failed, Finished, StepFrame
@@ -40,7 +41,7 @@ class Served:
         )
         self.assembled: Assembled = assemble(config, lambda stage, done, total: None)
         self.post = Post()
-        self.engine = self.assembled.engine(self.post, self.post)
+        self.engine = self.assembled.engine(self.post, self.post, NoHeartbeat())
         self.outputs: dict[int, Output] = {}
         self._handles = 0
         self._read = 0

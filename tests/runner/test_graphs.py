@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from photon_grpc.bridge.heartbeat import NoHeartbeat
 from photon_grpc.config.flags import CacheConfig, SchedulerConfig
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.core.batch import Admission, Batch
@@ -54,7 +55,7 @@ class Replayed(Served):
         )
         self.runner, self.step_, self.cache = replayed_runner(num_seqs)
         object.__setattr__(self.assembled, "runner", self.runner)
-        self.engine = self.assembled.engine(self.post, self.post)
+        self.engine = self.assembled.engine(self.post, self.post, NoHeartbeat())
 
 
 @functools.cache

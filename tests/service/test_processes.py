@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import grpc
@@ -112,6 +113,39 @@ def test_a_killed_front_end_is_replaced_where_it_was(service, call):
     after = service.children()
     assert after["engine"] == before["engine"]
     assert after["frontend"] != before["frontend"]
+
+
+@pytest.mark.slow
+def test_a_stopped_engine_fails_what_runs_and_is_replaced(service, call):
+    times = len(service.ready_lines())
+    stream = call.stream(max_tokens=4000)
+    next(stream)
+    engine = service.children()["engine"]
+    os.kill(engine, signal.SIGSTOP)
+    stopped_s = time.monotonic()
+    with pytest.raises(grpc.RpcError) as failure:
+        list(stream)
+    assert failure.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert reason_of(failure.value) == "ENGINE_FAILURE"
+    assert call.health(READINESS) == NOT_SERVING
+    # Five are allowed.
+    assert time.monotonic() - stopped_s < 10.0
+    service.wait_ready(times + 1)
+    assert call.generate().usage.output_tokens == 4
+    assert not is_alive(engine)
+
+
+@pytest.mark.slow
+def test_an_idle_engine_and_a_front_end_that_are_stopped_are_replaced(service, call):
+    call.generate()
+    times = len(service.ready_lines())
+    before = service.children()
+    for pid in before.values():
+        os.kill(pid, signal.SIGSTOP)
+    service.wait_ready(times + 1)
+    assert call.generate(wait_for_ready=True).usage.output_tokens == 4
+    assert not any(map(is_alive, before.values()))
+    assert service.children().keys() == before.keys()
 
 
 def test_a_second_service_does_not_share_the_port(service, model):

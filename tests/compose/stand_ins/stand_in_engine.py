@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 
 from photon_grpc.bridge.codec import max_frame_bytes
 from photon_grpc.bridge.control import CannotStart, Progress, Ready
@@ -11,10 +12,12 @@ from photon_grpc.bridge.supervisor import CANNOT_START, enter_child
 from photon_grpc.core.frames import Facts
 
 FACTS = Facts(128, 256, 16, 8, 4, 64, 16, 1024, "cpu", "float32", kernels="torch")
+#: Silence allowed.
+ALLOWED_S = 1.0
 
 
 def main() -> None:
-    control, begin, said = enter_child(sys.argv)
+    control, begin, said, heartbeat = enter_child(sys.argv)
     behaviour = os.environ.get("STAND_IN_ENGINE", "")
     control.send(Progress("weights", 1, 2))
     if behaviour == "cannot start":
@@ -29,8 +32,14 @@ def main() -> None:
     try:
         host.obey(said)
         host.announce(FACTS)
+        if behaviour == "long step":
+            heartbeat.beat(60.0, 2048)
+            time.sleep(2 * ALLOWED_S)
         while True:
-            host.drain(None)
+            heartbeat.beat(ALLOWED_S)
+            host.drain(0.2)
+            while behaviour == "hangs":
+                pass
     except EOFError:
         pass
 

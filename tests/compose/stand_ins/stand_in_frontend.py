@@ -3,14 +3,18 @@
 import asyncio
 import os
 import sys
+import time
 
 from photon_grpc.bridge.client import BridgeClient
 from photon_grpc.bridge.control import Bound, CannotStart, Drain, Link, Serving
 from photon_grpc.bridge.supervisor import CANNOT_START, enter_child
 
+#: Silence allowed.
+ALLOWED_S = 1.0
+
 
 async def serve() -> None:
-    control, begin, said = enter_child(sys.argv)
+    control, begin, said, heartbeat = enter_child(sys.argv)
     behaviour = os.environ.get("STAND_IN_FRONTEND", "")
     if behaviour == "cannot start":
         control.send(CannotStart("the port is in use"))
@@ -33,6 +37,9 @@ async def serve() -> None:
             elif isinstance(message, Drain):
                 await asyncio.sleep(60 if behaviour == "never drains" else 0)
                 return
+        heartbeat.beat(ALLOWED_S)
+        if behaviour == "hangs":
+            time.sleep(60)  # noqa: ASYNC251
         await asyncio.sleep(0.02)
         try:
             said = control.receive()

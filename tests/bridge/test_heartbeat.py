@@ -1,0 +1,66 @@
+"""Who is taken for hung, and who is not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from photon_grpc.bridge import heartbeat
+from photon_grpc.bridge.heartbeat import TICK_S, Heartbeat, Watchdog
+
+
+@pytest.fixture
+def watchdog():
+    watchdog = Watchdog()
+    yield watchdog
+    watchdog.close()
+
+
+@pytest.fixture
+def child(watchdog):
+    return Heartbeat(os.dup(watchdog.fd))
+
+
+def ticks(watchdog: Watchdog, seconds: float) -> list[str]:
+    return [told for _ in range(round(seconds / TICK_S)) if (told := watchdog.tick())]
+
+
+def test_nobody_is_watched_before_its_first_beat(watchdog, child):
+    assert ticks(watchdog, 1000.0) == []
+
+
+def test_silence_is_measured_from_the_last_beat_and_against_what_that_allowed(watchdog, child):
+    child.beat(5.0)
+    assert ticks(watchdog, 5.0) == []
+    child.beat(20.0, 512)
+    assert ticks(watchdog, 20.0) == []
+    (told,) = ticks(watchdog, 1.0)
+    assert "512 tokens" in told
+    assert "20.0 s were allowed" in told
+
+
+def test_a_child_that_beats_is_never_late(watchdog, child):
+    for _ in range(100):
+        child.beat(1.0)
+        assert ticks(watchdog, 1.0) == []
+
+
+def test_one_that_does_not_end_is_told_of_again_but_seldom(watchdog, child):
+    child.beat(5.0)
+    assert len(ticks(watchdog, 26.5)) == 5
+
+
+@pytest.mark.parametrize("has_memfd", [True, False])
+def test_a_beat_crosses_to_another_process(monkeypatch, has_memfd):
+    if not has_memfd:
+        monkeypatch.delattr(heartbeat.os, "memfd_create", raising=False)
+    watchdog = Watchdog()
+    program = "import sys; from photon_grpc.bridge.heartbeat import Heartbeat; Heartbeat(int(sys.argv[1])).beat(1.0, 7)"
+    subprocess.run([sys.executable, "-c", program, str(watchdog.fd)], pass_fds=(watchdog.fd,), check=True)
+    (told,) = ticks(watchdog, 2.0)
+    assert "7 tokens" in told
+    watchdog.close()
+    watchdog.close()

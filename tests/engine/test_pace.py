@@ -1,0 +1,93 @@
+"""How long the engine allows its next turn to take, told before it begins."""
+
+from __future__ import annotations
+
+import pytest
+
+from photon_grpc.core.batch import Batch, StepOutput
+from photon_grpc.engine.pace import Pace
+from tests.engine.fakes import Landed
+from tests.engine.harness import Harness, Setting
+
+
+def test_a_loop_that_computes_nothing_has_five_seconds():
+    pace = Pace()
+    assert pace.allowance_s(0) == 5.0
+    pace.stepped(64, 100.0)
+    assert pace.allowance_s(0) == 5.0
+
+
+def test_until_a_step_was_measured_any_has_a_minute():
+    assert Pace().allowance_s(1) == Pace().allowance_s(8192) == 60.0
+
+
+def test_a_step_has_ten_times_what_one_of_its_size_took_and_never_less_than_five_seconds():
+    pace = Pace()
+    pace.stepped(512, 2.7)
+    assert pace.allowance_s(600) == pytest.approx(27.0)
+    pace.stepped(1, 0.06)
+    assert pace.allowance_s(1) == 5.0
+
+
+def test_a_prompt_of_2048_tokens_on_two_cores_is_no_hang():
+    """A model of 1B: 60 ms a token, 11 s for such a prompt."""
+    pace = Pace()
+    pace.stepped(1, 0.06)
+    assert pace.allowance_s(2048) >= 10 * 11.0
+    pace.stepped(512, 2.7)
+    assert pace.allowance_s(2048) == pytest.approx(10 * 4 * 2.7)
+
+
+def test_a_step_smaller_than_any_measured_takes_no_longer_than_that():
+    pace = Pace()
+    pace.stepped(512, 2.7)
+    assert pace.allowance_s(3) == pytest.approx(27.0)
+
+
+def test_slow_steps_count_at_once_and_are_forgotten_slowly():
+    """Steps of one size grow with their contexts: each may take ten times what the longest did lately."""
+    pace = Pace()
+    pace.stepped(512, 1.0)
+    pace.stepped(512, 9.0)
+    assert pace.allowance_s(512) == 90.0
+    pace.stepped(512, 1.0)
+    assert pace.allowance_s(512) > 80.0
+    for _ in range(60):
+        pace.stepped(512, 1.0)
+    assert 10.0 <= pace.allowance_s(512) < 11.0
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_every_turn_says_how_long_it_may_take_before_it_computes(depth):
+    harness = Harness(Setting(depth=depth))
+    runner, beats = harness.runner, harness.post.beats
+    unread: dict[int, int] = {}
+    compute = runner.submit
+
+    def submit(batch: Batch) -> Landed:
+        unread[batch.step] = sum(batch.counts)
+        assert beats[-1][1] == sum(unread.values()), "what is computed is not what was announced"
+        landed = compute(batch)
+
+        def read() -> StepOutput:
+            del unread[batch.step]
+            output = landed.result()
+            return StepOutput(output.step, output.ids, output.faults, 2.0)
+
+        pending = Landed(StepOutput(batch.step, ()))
+        pending.result = read
+        return pending
+
+    runner.submit = submit
+    harness.add(list(range(20)), max_tokens=4)
+    harness.add(list(range(3)), max_tokens=6)
+    turns = 0
+    while not turns or harness.scheduler.has_work() or unread:
+        harness.step()
+        turns += 1
+        assert len(beats) == turns
+    assert beats[0] == (60.0, 23)
+    assert min(beats[1 + depth :]) >= (20.0, 1)
+    harness.abort(99)
+    harness.step()
+    assert beats[-1] == (5.0, 0)
