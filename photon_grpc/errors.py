@@ -30,6 +30,7 @@
     │   ├── Draining                   DRAINING
     │   ├── EngineRestarting           ENGINE_RESTARTING       nothing was sent yet: retry
     │   └── EngineFailure              ENGINE_FAILURE          output had begun: continue from it
+    ├── Closed                         CLOSED                  the LLM was closed, before the call or during it
     └── StartupError                   the service cannot start: says what to do, ends with exit code 2
         ├── ConfigError                a flag or PHOTON_ variable
         └── ModelLoadError             a file of the model directory; names the tensor or the key
@@ -179,6 +180,12 @@ class EngineRestarting(Unavailable):
 
 class EngineFailure(Unavailable):
     reason = "ENGINE_FAILURE"
+
+
+class Closed(PhotonError):
+    """The program's own `LLM` was closed, before the call or during it."""
+
+    reason = "CLOSED"
 
 
 class StartupError(PhotonError):

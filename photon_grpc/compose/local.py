@@ -64,7 +64,8 @@ class LLM:
     def __init__(self, model: str | os.PathLike[str] = "", **flags: Any) -> None:
         config = resolve({"model": os.fspath(model) or None, **flags}, os.environ).config
         self._program = Program(fetch_model(config))
-        self._close = weakref.finalize(self, self._program.close)
+        # At the end of the interpreter, too.
+        weakref.finalize(self, self._program.close)
 
     def generate(
         self,
@@ -94,11 +95,18 @@ class LLM:
         Leaving the loop aborts the rest. Options as for `make_ask`; raises PhotonError.
         """
         _check(options)
-        return self._program.iterate(self._program.stream(make_ask(prompt, chat=chat, **options)))
+        return self._deltas(make_ask(prompt, chat=chat, **options))
 
     def close(self) -> None:
-        """Ends the engine; idempotent."""
-        self._close()
+        """Ends the engine and gives back its memory. Calls and streams in flight, and all that come, raise Closed.
+
+        Safe from any thread, from a loop over `stream` and from a signal handler; may be called again.
+        """
+        self._program.close()
+
+    def _deltas(self, ask: Ask) -> Iterator[Delta]:
+        # Its frame refers to this LLM, which a stream that is being read keeps open.
+        yield from self._program.iterate(self._program.stream(ask))
 
     def __enter__(self) -> LLM:
         return self

@@ -1,14 +1,19 @@
 """Front end and engine in one program: the engine computes in a thread of its own, the front end lives on an event loop in another, and
-callers wait in theirs."""
+callers wait in theirs.
+
+`end` only asks: every call in flight is cancelled, and each of the two threads cleans up after itself. So a program may be closed twice, by
+several threads, in a signal handler, after an interrupted `close`, or by the garbage collector in a thread of its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from photon_grpc.bridge.heartbeat import NoHeartbeat
@@ -17,10 +22,9 @@ from photon_grpc.compose.console import LoadingDisplay
 from photon_grpc.compose.served_model import read_served_model
 from photon_grpc.compose.threads import limit_threads
 from photon_grpc.config.flags import ServeConfig
-from photon_grpc.errors import QueueFull
+from photon_grpc.errors import Closed, QueueFull
 from photon_grpc.frontend.ask import Ask
 from photon_grpc.frontend.frontend import Frontend
-from photon_grpc.frontend.model import ServedModel
 from photon_grpc.frontend.update import Delta, Result
 
 log = logging.getLogger(__name__)
@@ -30,6 +34,9 @@ T = TypeVar("T")
 _POOL_THREADS = 2
 #: How long one that met a full queue waits.
 _RETRY_S = 0.1
+
+#: `is_ours` is set in the threads of every program: one that waits for another's end may be waited for itself.
+_thread = threading.local()
 
 
 class Program:
@@ -47,48 +54,48 @@ class Program:
         finally:
             display.close()
         self._facts = assembled.facts
-        self._loop = asyncio.new_event_loop()
+        self._lock = threading.RLock()
+        self._is_closed = False
+        self._calls: set[Future[Any]] = set()
+        # With a factory the loop is not made that of the thread which makes it.
+        self._events = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = self._events.get_loop()
+        self._is_wanted_no_more = asyncio.Event()
+        self._is_engine_gone = asyncio.Event()
         self._client = LocalClient(self._loop, assembled.facts)
         self._host = self._client.host()
+        self._runner = assembled.runner
         self._engine = assembled.engine(self._host, self._host, NoHeartbeat())
-        self._pool = ThreadPoolExecutor(_POOL_THREADS, "frontend")
-        self._threads = [
-            threading.Thread(target=self._compute, name="engine", daemon=True),
-            threading.Thread(target=self._loop.run_forever, name="frontend", daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
-        self._frontend: Frontend = self.wait(self._open(model, config.model.seed))
+        self._pool = _Pool(_POOL_THREADS, "frontend", initializer=_mark_thread)
+        self._frontend = Frontend(link=self._client, model=model, pool=self._pool, seed=config.model.seed)
+        self._threads: list[threading.Thread] = []
+        self._start()
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs it on the front end's loop; Ctrl-C cancels it."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        """Runs it on the front end's loop; Ctrl-C cancels it. Raises Closed when the program is closed, before or meanwhile."""
+        future = self._submit(coroutine)
         try:
-            return future.result()
-        except BaseException:
+            return _result(future)
+        finally:
             future.cancel()
-            raise
 
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
-        """The asynchronous iterator, seen from a thread that waits; leaving it early cancels it."""
-        mailbox: queue.SimpleQueue[T | BaseException | None] = queue.SimpleQueue()
+        """The asynchronous iterator, seen from a thread that waits; leaving it early cancels it. Raises Closed as `wait`, at once."""
+        mailbox: queue.SimpleQueue[T | Future[None]] = queue.SimpleQueue()
 
         async def fill() -> None:
-            try:
-                async for item in items:
-                    mailbox.put(item)
-                mailbox.put(None)
-            except BaseException as error:
-                mailbox.put(error)
-                if not isinstance(error, Exception):
-                    raise
+            async for item in items:
+                mailbox.put(item)
 
-        future = asyncio.run_coroutine_threadsafe(fill(), self._loop)
+        future = self._submit(fill())
+        # Not put by `fill`: what is cancelled before its first step runs no line of it.
+        future.add_done_callback(mailbox.put)
         try:
-            while (item := mailbox.get()) is not None:
-                if isinstance(item, BaseException):
-                    raise item
+            while not isinstance(item := mailbox.get(), Future):
+                if self._is_closed:
+                    raise _closed()
                 yield item
+            _result(item)
         finally:
             future.cancel()
 
@@ -120,20 +127,38 @@ class Program:
         finally:
             stream.close()
 
-    def close(self) -> None:
-        """Ends both threads; what still runs fails."""
-        engine, frontend = self._threads
+    def end(self) -> None:
+        """Every call in flight raises Closed, and the threads are asked to end. Waits for nothing; from any thread, any number of times."""
+        with self._lock:
+            self._is_closed = True
+        for future in tuple(self._calls):
+            future.cancel()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the front end has ended
+            self._loop.call_soon_threadsafe(self._is_wanted_no_more.set)
         self._host.close()
-        engine.join()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        frontend.join()
-        self._pool.shutdown()
-        self._loop.close()
 
-    async def _open(self, model: ServedModel, seed: int) -> Frontend:
-        frontend = Frontend(link=self._client, model=model, pool=self._pool, seed=seed)
-        self._client.received(self._facts)
-        return frontend
+    def close(self) -> None:
+        """`end`, then waits until the threads are gone and what they held is given back; one of them does not wait for itself."""
+        self.end()
+        if not getattr(_thread, "is_ours", False):
+            for thread in self._threads:
+                thread.join()
+
+    # -- calls ---------------------------------------------------------------------------------------------------------------------------
+
+    def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        # The lock: what is submitted is seen by `end`, or refused.
+        with self._lock:
+            try:
+                if self._is_closed:
+                    raise _closed()
+                future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            except (Closed, RuntimeError):  # a signal handler may have closed the loop since the look at `_is_closed`
+                coroutine.close()
+                raise _closed() from None
+            self._calls.add(future)
+        future.add_done_callback(self._calls.discard)
+        return future
 
     async def _persist(self, ask: Ask) -> Result:
         """Comes again where the queue is full of long prompts: an empty one takes any."""
@@ -143,10 +168,77 @@ class Program:
             except QueueFull:
                 await asyncio.sleep(_RETRY_S)
 
+    # -- threads -------------------------------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        try:
+            for name, target in (("frontend", self._converse), ("engine", self._compute)):
+                thread = threading.Thread(target=target, name=name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        except BaseException:
+            self._loop.call_soon_threadsafe(self._is_engine_gone.set)
+            self.close()
+            raise
+
+    def _converse(self) -> None:
+        _mark_thread()
+        with self._events:
+            self._events.run(self._live())
+        self._pool.shutdown(cancel_futures=True)
+
+    async def _live(self) -> None:
+        """Until nobody wants the program and its engine sends nothing more. What then still runs on the loop is cancelled by its Runner."""
+        await self._is_wanted_no_more.wait()
+        await self._is_engine_gone.wait()
+
     def _compute(self) -> None:
+        _mark_thread()
         try:
             self._engine.run()
         except Exception:
             log.exception("the engine failed")
         finally:
-            self._host.lost()
+            self._loop.call_soon_threadsafe(self._engine_gone)
+            self._release()
+
+    def _engine_gone(self) -> None:
+        self._frontend.give_up("the engine of this program has failed; its log says why")
+        self._client.lost()
+        self._is_engine_gone.set()
+
+    def _release(self) -> None:
+        """Gives back what the engine held: weights, pages, graphs."""
+        from photon_grpc.runner.model_runner import free_unused
+
+        try:
+            self._runner.close()
+        except Exception:
+            log.exception("the device did not finish what was launched")
+        del self._engine, self._runner
+        free_unused()
+
+
+class _Pool(ThreadPoolExecutor):
+    """Its threads end before anything else at the end of the interpreter: a call that comes then raises Closed."""
+
+    def submit(self, *work: Any, **options: Any) -> Future[Any]:
+        try:
+            return super().submit(*work, **options)
+        except RuntimeError:
+            raise _closed() from None
+
+
+def _mark_thread() -> None:
+    _thread.is_ours = True
+
+
+def _result(future: Future[T]) -> T:
+    try:
+        return future.result()
+    except CancelledError:  # nobody but `end` cancels what somebody waits for
+        raise _closed() from None
+
+
+def _closed() -> Closed:
+    return Closed("this LLM is closed")

@@ -79,6 +79,7 @@ class Frontend:
         self._load = Load()
         self._load_s = float("-inf")
         self._state = State.LOADING if link.facts is None else State.SERVING
+        self._failure = ""
         self._callbacks: list[Callable[[State], None]] = []
         self._is_empty = asyncio.Event()
         link.listen(self._on_frame, self._on_lost)
@@ -133,6 +134,8 @@ class Frontend:
         try:
             updates = [update async for update in stream]
         except EngineFailure as error:
+            if self._state is State.FAILED:
+                raise
             # The caller has seen nothing of it.
             raise EngineRestarting(
                 "the engine is restarting; nothing was sent yet", retry_after_s=error.retry_after_s
@@ -175,9 +178,11 @@ class Frontend:
             )
         return len(left)
 
-    def give_up(self) -> None:
-        """There will be no engine any more."""
-        self._on_lost()
+    def give_up(self, why: str) -> None:
+        """There will be no engine any more: what runs and what is asked fails with EngineFailure(why)."""
+        self._failure = why
+        for stream in self._forget_running():
+            stream.fail(EngineFailure(why))
         self._change(State.FAILED)
 
     # From Ask to Add.
@@ -188,7 +193,7 @@ class Frontend:
         if self._state is State.DRAINING:
             raise Draining("the server is going away", retry_after_s=_RETRY_AFTER_S)
         if self._state is State.FAILED:
-            raise EngineFailure("the engine cannot be started")
+            raise EngineFailure(self._failure)
         if self._state is State.LOADING:
             raise ModelLoading("the model is being loaded", retry_after_s=_RETRY_AFTER_S)
         if facts is None or self._state is State.RESTARTING:
@@ -306,13 +311,17 @@ class Frontend:
 
     def _on_lost(self) -> None:
         """The engine is gone and has forgotten everything."""
-        streams = {stream for stream, _ in self._running.values()}
-        self._running.clear()
-        self._load_s = float("-inf")
-        for stream in streams:
+        for stream in self._forget_running():
             stream.fail_lost()
         if self._state in (State.SERVING, State.LOADING):
             self._change(State.RESTARTING)
+
+    def _forget_running(self) -> set[TokenStream]:
+        """The streams that the engine has forgotten."""
+        streams = {stream for stream, _ in self._running.values()}
+        self._running.clear()
+        self._load_s = float("-inf")
+        return streams
 
     def _defect(self, stream: TokenStream, error: Exception) -> None:
         """One stream met a defect of ours; the others go on."""

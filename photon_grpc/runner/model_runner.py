@@ -5,6 +5,7 @@ One code path for CPU and CUDA; nothing here waits for the device except `result
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 
@@ -102,6 +103,13 @@ class InFlight:
     def result(self) -> StepOutput:
         self._landed.synchronize()
         return _output(self._batch, self._ids, self._rows, time.perf_counter() - self._start_s)
+
+
+def free_unused() -> None:
+    """Gives the device the memory that nothing in this process refers to any more."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _output(batch: Batch, ids: torch.Tensor, wanted: list[int] | None, duration_s: float) -> StepOutput:

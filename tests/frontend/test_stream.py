@@ -18,7 +18,6 @@ from photon_grpc.errors import (
     InvalidRequest,
     ModelLoading,
     NumericFailure,
-    PhotonError,
 )
 from photon_grpc.frontend.ask import OutputAsk, SamplingAsk, StopAsk, StreamAsk, TextInput
 from photon_grpc.frontend.frontend import Frontend, State
@@ -531,13 +530,14 @@ async def test_a_request_whose_engine_goes_while_it_is_encoded_is_refused(pair: 
 
 
 async def test_giving_up_is_final(pair: tuple[Frontend, FakeLink]) -> None:
-    front, _ = pair
+    front, link = pair
     stream = await front.stream(ask())
-    front.give_up()
-    with pytest.raises(PhotonError):
-        await stream.__anext__()
-    with pytest.raises(EngineFailure):
-        await front.stream(ask())
+    whole = asyncio.ensure_future(front.generate(ask()))
+    await link.added(2)
+    front.give_up("it is broken")
+    for failing in (stream.__anext__(), whole, front.stream(ask())):
+        with pytest.raises(EngineFailure, match="it is broken"):
+            await failing
     assert front.state is State.FAILED
 
 
