@@ -41,6 +41,12 @@ and `gateway` know.
 
 from __future__ import annotations
 
+import traceback
+
+#: Frames of a traceback that are told: where it began, where it ended.
+_FIRST_FRAMES = 3
+_LAST_FRAMES = 6
+
 
 class PhotonError(Exception):
     """Base of all. `str(error)` is fit for the caller: no path, prompt, class or stack of ours."""
@@ -223,3 +229,15 @@ def from_reason(
     """The error that `reason` names, rebuilt on the other side of a process boundary."""
     cls = _BY_REASON.get(reason, InternalFailure)
     return cls(message, field=field, needed=needed, limit=limit, retry_after_s=retry_after_s)
+
+
+def frames_of(error: BaseException) -> str:
+    """Where an exception that nobody foresaw was raised, for the log: at most 30 lines, and not its text, which may quote a prompt."""
+    frames = traceback.extract_tb(error.__traceback__)
+    left_out = len(frames) - _FIRST_FRAMES - _LAST_FRAMES
+    if left_out <= 0:
+        return "".join(traceback.format_list(frames)).rstrip()
+    told = [*frames[:_FIRST_FRAMES], *frames[-_LAST_FRAMES:]]
+    lines = traceback.format_list(told)
+    lines.insert(_FIRST_FRAMES, f"  ... {left_out} frames ...\n")
+    return "".join(lines).rstrip()

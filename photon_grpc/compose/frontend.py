@@ -21,6 +21,7 @@ from photon_grpc.bridge.supervisor import CANNOT_START, Duty, enter_child
 from photon_grpc.compose.console import log_to_stderr
 from photon_grpc.compose.served_model import read_served_model
 from photon_grpc.errors import StartupError
+from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend, State
 from photon_grpc.server.server import Server
 
@@ -50,7 +51,8 @@ async def _serve(duty: Duty) -> None:
     link = BridgeClient(max_frame_bytes=max_frame_bytes(config.server.max_message_size))
     model = read_served_model(config)
     with ThreadPoolExecutor(min(os.cpu_count() or 1, _MAX_POOL_THREADS), "frontend") as pool:
-        frontend = Frontend(link=link, model=model, pool=pool, seed=_own_seed(config.model.seed, begin.index))
+        encoder = ThreadEncoder(model, pool)
+        frontend = Frontend(link=link, model=model, encoder=encoder, seed=_own_seed(config.model.seed, begin.index))
         frontend.on_state(lambda state: _report(control, Serving(state is State.SERVING)))
         server = Server(frontend, config=config.server)
         addresses = await server.start(begin.addresses, reuse_port=begin.reuse_port)

@@ -24,6 +24,7 @@ from photon_grpc.compose.threads import limit_threads
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.errors import Closed, QueueFull
 from photon_grpc.frontend.ask import Ask
+from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.update import Delta, Result
 
@@ -67,7 +68,8 @@ class Program:
         self._runner = assembled.runner
         self._engine = assembled.engine(self._host, self._host, NoHeartbeat())
         self._pool = _Pool(_POOL_THREADS, "frontend", initializer=_mark_thread)
-        self._frontend = Frontend(link=self._client, model=model, pool=self._pool, seed=config.model.seed)
+        encoder = ThreadEncoder(model, self._pool)
+        self._frontend = Frontend(link=self._client, model=model, encoder=encoder, seed=config.model.seed)
         self._threads: list[threading.Thread] = []
         self._start()
 

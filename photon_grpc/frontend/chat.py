@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any, cast
 
@@ -25,8 +25,11 @@ from photon_grpc.errors import InvalidRequest, InvalidTemplate, ModelLoadError, 
 from photon_grpc.frontend.ask import ChatInput, ChatMessage
 from photon_grpc.frontend.markers import Disguise
 
-#: Each JSON field of a chat, in bytes.
+#: All JSON of one chat together.
 MAX_JSON_BYTES = 2**20
+MAX_JSON_NODES = 2**16
+#: Arrays and objects within one another; whatever walks them may recurse.
+MAX_JSON_DEPTH = 64
 _MAX_MESSAGE = 500
 _FILE = "<template>"
 _TICK = "photon_tick"
@@ -34,6 +37,19 @@ _TICK = "photon_tick"
 _RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", _TICK}
 )
+
+
+def check_json(chat: ChatInput) -> None:
+    """Bounds the JSON of a chat before anything is done with it. Raises InvalidRequest naming the field that goes beyond.
+
+    Nodes are counted by what begins one: a comma, a colon or a bracket, in strings too.
+    """
+    num_bytes = num_nodes = 0
+    for field, text in _json_fields(chat):
+        num_bytes += len(text) if len(text) > MAX_JSON_BYTES else len(text.encode(errors="surrogatepass"))
+        _check_sum(field, "bytes", num_bytes, MAX_JSON_BYTES)
+        num_nodes += 1 + sum([text.count(mark) for mark in ",:[{"])
+        _check_sum(field, "nodes", num_nodes, MAX_JSON_NODES)
 
 
 class ChatTemplate:
@@ -233,20 +249,44 @@ def _parsed(text: str, kind: type, field: str) -> Any:
     """The JSON in `text`; empty text is an empty `kind`."""
     if not text:
         return kind()
-    if len(text) > MAX_JSON_BYTES:
-        raise InvalidRequest(
-            f"the JSON has {len(text)} characters; {MAX_JSON_BYTES} are allowed",
-            field=field,
-            needed=len(text),
-            limit=MAX_JSON_BYTES,
-        )
     try:
         value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
+    except RecursionError:
+        raise _too_deep(field) from None
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
         raise InvalidRequest(f"not valid JSON: {error}", field=field) from None
     if not isinstance(value, kind):
         raise InvalidRequest(f"must be a JSON {'object' if kind is dict else 'array'}", field=field)
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH):
+        level = [item for holder in level for item in _items(holder) if isinstance(item, (dict, list))]
+    if level:
+        raise _too_deep(field)
     return value
+
+
+def _items(holder: Any) -> Iterable[Any]:
+    return holder.values() if isinstance(holder, dict) else holder
+
+
+def _too_deep(field: str) -> InvalidRequest:
+    needed = MAX_JSON_DEPTH + 1
+    message = f"the JSON is nested at least {needed} deep; {MAX_JSON_DEPTH} are allowed"
+    return InvalidRequest(message, field=field, needed=needed, limit=MAX_JSON_DEPTH)
+
+
+def _json_fields(chat: ChatInput) -> Iterator[tuple[str, str]]:
+    yield "chat.template_args_json", chat.template_args_json
+    yield "chat.tools_json", chat.tools_json
+    for i, message in enumerate(chat.messages):
+        if message.tool_calls_json:
+            yield f"chat.messages[{i}].tool_calls_json", message.tool_calls_json
+
+
+def _check_sum(field: str, what: str, needed: int, limit: int) -> None:
+    if needed > limit:
+        message = f"with it the chat has {needed} {what} of JSON; {limit} are allowed"
+        raise InvalidRequest(message, field=field, needed=needed, limit=limit)
 
 
 def _num_bytes(messages: list[dict[str, Any]]) -> int:
@@ -260,15 +300,17 @@ def _too_long(max_bytes: int, max_tokens: int | None) -> PromptTooLong:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield key
-            yield from _strings(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _strings(item)
+    """Every string in `value`, keys too, in no order."""
+    left = [value]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            left += value.keys()
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:

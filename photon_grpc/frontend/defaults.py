@@ -13,6 +13,7 @@ from photon_grpc.core.frames import Facts
 from photon_grpc.core.request import FinishReason, Request, SamplingParams, StopParams
 from photon_grpc.errors import FeatureNotSupported, InvalidRequest, KVCapacity, PromptTooLong
 from photon_grpc.frontend.ask import Ask, ChatInput, IdsInput, SamplingAsk, StopAsk, StreamAsk, TextInput
+from photon_grpc.frontend.chat import check_json
 from photon_grpc.frontend.model import Limits, ServedModel
 
 _MAX_REQUEST_ID = 128
@@ -65,6 +66,8 @@ def check_text_input(input: TextInput | ChatInput, model: ServedModel) -> None:
         raise _lacking("CHAT", "chat", "this model has no chat template")
     elif not input.messages:
         raise _invalid("chat.messages", "must not be empty")
+    else:
+        check_json(input)
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, field: str) -> None:

@@ -1,4 +1,4 @@
-"""Requests in, streams out: what server, gateway and library call. Speaks text; one event loop, and a pool for what takes long."""
+"""Requests in, streams out: what server, gateway and library call. Speaks text; one event loop, and an Encoder for what takes long."""
 
 from __future__ import annotations
 
@@ -8,14 +8,10 @@ import itertools
 import logging
 import random
 import time
-import traceback
 import uuid
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from dataclasses import replace
 from enum import Enum
-from functools import partial
-from typing import TypeVar
 
 from photon_grpc.core.frames import Abort, Add, Facts, StepFrame, Up
 from photon_grpc.core.ports import EngineLink
@@ -31,22 +27,24 @@ from photon_grpc.errors import (
     ModelLoading,
     ModelNotFound,
     PhotonError,
+    PromptTooLong,
     QueueFull,
     Unavailable,
+    frames_of,
     from_reason,
 )
 from photon_grpc.frontend import defaults
 from photon_grpc.frontend.ask import Ask, ChatInput, StreamAsk, TextInput
+from photon_grpc.frontend.encoder import Encoder
 from photon_grpc.frontend.model import ModelFacts, ServedModel
 from photon_grpc.frontend.output import Output
-from photon_grpc.frontend.prompt import Prepared, encode, prepare
+from photon_grpc.frontend.prompt import Prepared
 from photon_grpc.frontend.stop_strings import StopMatcher
 from photon_grpc.frontend.stream import TokenStream
 from photon_grpc.frontend.update import Delta, Result, Start, Update
 
 _LOG = logging.getLogger(__name__)
 
-_T = TypeVar("_T")
 _RETRY_AFTER_S = 1.0
 #: A Load older than this says nothing about the queue now: the engine decides.
 _LOAD_IS_NEWS_S = 0.5
@@ -67,11 +65,11 @@ class State(Enum):
 class Frontend:
     """All methods belong to one event loop."""
 
-    def __init__(self, *, link: EngineLink, model: ServedModel, pool: Executor, seed: int = 0) -> None:
+    def __init__(self, *, link: EngineLink, model: ServedModel, encoder: Encoder, seed: int = 0) -> None:
         """`seed` draws the seeds of requests that set none; 0: from the system."""
         self._link = link
         self._model = model
-        self._pool = pool
+        self._encoder = encoder
         self._seeds = random.Random(seed) if seed else random.SystemRandom()
         self._handles = itertools.count(1)
         self._running: dict[int, tuple[TokenStream, Output]] = {}
@@ -146,20 +144,22 @@ class Frontend:
 
     async def tokenize(self, model: str, input: TextInput | ChatInput) -> tuple[int, ...]:
         """The ids that `generate` would see, also more than the context holds. Raises PhotonError."""
-        max_tokens = max(self.model(model).max_context_tokens, _MAX_TOKENIZED)
+        limit = max(self.model(model).max_context_tokens, _MAX_TOKENIZED)
         defaults.check_text_input(input, self._model)
-        if self._model.tokenizer is None:
-            raise RuntimeError("text was let through though there is no tokenizer")
-        return await self._in_pool(partial(encode, input, self._model.tokenizer, self._model.template, max_tokens))
+        try:
+            return await self._encoder.encode(input, limit)
+        except PromptTooLong as error:
+            at_least = error.needed or limit + 1
+            message = f"it gives at least {at_least} tokens; Tokenize returns at most {limit}"
+            raise PromptTooLong(message, field=error.field, needed=at_least, limit=limit) from None
 
     async def detokenize(self, model: str, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """The text that ids release. Raises PhotonError."""
         facts = self.model(model)
         defaults.check_ids(token_ids, facts.vocab_size, "token_ids.ids")
-        tokenizer = self._model.tokenizer
-        if tokenizer is None:
+        if self._model.tokenizer is None:
             raise FeatureNotSupported("token_ids: this model has no tokenizer (feature TEXT)", field="token_ids")
-        return await self._in_pool(partial(tokenizer.decode, token_ids, skip_special_tokens=skip_special_tokens))
+        return await self._encoder.decode(token_ids, skip_special_tokens)
 
     async def drain(self, timeout_s: float) -> int:
         """New asks are refused; running ones get `timeout_s`, then fail with Draining. Returns how many did."""
@@ -203,12 +203,7 @@ class Frontend:
     async def _prepare(self, ask: Ask, facts: Facts) -> Prepared:
         if ask.input is None:
             raise RuntimeError("an ask without input was let through")
-        model = self._model
-        work = partial(prepare, ask.input, model.tokenizer, model.template, ask.stop.stop_strings, facts.max_model_len)
-        return await self._in_pool(work)
-
-    async def _in_pool(self, work: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        return await self._encoder.prepare(ask.input, ask.stop.stop_strings, facts.max_model_len)
 
     def _check_queue(self, request: Request, facts: Facts) -> None:
         """What the newest Load already says; the engine's verdict is final."""
@@ -326,7 +321,7 @@ class Frontend:
     def _defect(self, stream: TokenStream, error: Exception) -> None:
         """One stream met a defect of ours; the others go on."""
         # The frames, but not the text, of what nobody foresaw: it may quote what was generated.
-        frames = "".join(traceback.format_tb(error.__traceback__)).rstrip()
+        frames = frames_of(error)
         _LOG.error("request %s: a stream failed, %s\n%s", stream.start.request_id, type(error).__name__, frames)
         self._abort(stream)
         stream.fail(InternalFailure("the server failed to put this output into words"))

@@ -1,4 +1,4 @@
-"""An input's ids, and what else takes long: the work of a request that is done in the pool, off the event loop."""
+"""An input's ids, and what else takes long: the work of a request that is done off the event loop (encoder.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from photon_grpc.errors import InvalidTemplate
 from photon_grpc.frontend.ask import ChatInput, IdsInput, TextInput
 from photon_grpc.frontend.chat import ChatTemplate
-from photon_grpc.frontend.markers import Disguise
 from photon_grpc.frontend.stop_strings import StopStrings
 from photon_grpc.frontend.tokenizer import Tokenizer
 
@@ -49,7 +48,10 @@ def encode(
         raise InvalidTemplate("there is no chat template", field="chat")
     limit = tokenizer.max_bytes(max_tokens)
     given = template.variables(input, max_bytes=limit, max_tokens=max_tokens)
-    variables, disguise = template.disguised(given, lambda strings: Disguise(tokenizer.markers, strings))
+    variables, disguise = template.disguised(given, tokenizer.disguise)
     # A disguised character takes up to four bytes in place of one.
-    text = template.render(variables, max_bytes=limit and 4 * limit, max_tokens=max_tokens)
+    try:
+        text = template.render(variables, max_bytes=limit and 4 * limit, max_tokens=max_tokens)
+    except InvalidTemplate as error:  # a template quotes what it refuses
+        raise InvalidTemplate(disguise.take_off(error.message), field=error.field) from None
     return tokenizer.encode_template(text, disguise, max_tokens=max_tokens)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,10 @@ class Tokenizer:
         self._check_text(text, max_tokens, field)
         tokenizer = self._parsing if parse_special_tokens else self._plain
         return _ids(tokenizer, text, add_special_tokens, max_tokens, field)
+
+    def disguise(self, strings: Iterable[str]) -> Disguise:
+        """For what a chat template is given; `encode_template` takes it off. Stand-ins are none of what marks special tokens."""
+        return Disguise(self.markers, (self._sign, *strings))
 
     def encode_template(self, text: str, disguise: Disguise, *, max_tokens: int | None = None) -> tuple[int, ...]:
         """The ids of what a chat template wrote: undisguised spellings of special tokens are those tokens, nothing is added around."""

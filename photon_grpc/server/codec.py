@@ -26,6 +26,8 @@ from photon_grpc.frontend.update import Delta, Finish, Result, Start, Timing, Up
 from photon_grpc.server.features import refuse_unsupported
 from photon_grpc.v1 import inference_pb2 as pb
 
+#: Of one conversation: some 10 ms to make them into plain data.
+_MAX_MESSAGES = 4096
 #: google.protobuf.Duration ends here: 10,000 years.
 _MAX_DURATION_S = 315_576_000_000
 _DURATIONS = ("stop.max_duration", "scheduling.max_queue_duration", "scheduling.timeout", "stream.min_interval")
@@ -73,13 +75,17 @@ def check_count(field: str, count: int, limit: int) -> None:
         raise InvalidRequest(f"{field} has {count} entries; at most {limit}", field=field, needed=count, limit=limit)
 
 
+def check_messages(chat: pb.ChatInput, facts: ModelFacts) -> None:
+    # Every message of a conversation renders to one token at least.
+    check_count("chat.messages", len(chat.messages), min(facts.max_context_tokens, _MAX_MESSAGES))
+
+
 def _check_counts(request: pb.GenerateRequest, facts: ModelFacts) -> None:
     num_ids = len(request.token_ids.ids)
     if num_ids >= facts.max_context_tokens:
         text = f"the prompt has {num_ids} tokens; the context holds {facts.max_context_tokens} with the output"
         raise PromptTooLong(text, field="token_ids.ids", needed=num_ids + 1, limit=facts.max_context_tokens)
-    # Every message of a conversation renders to one token at least.
-    check_count("chat.messages", len(request.chat.messages), facts.max_context_tokens)
+    check_messages(request.chat, facts)
     check_count("stop.stop_strings", len(request.stop.stop_strings), facts.limits.max_stop_strings)
     check_count("stop.stop_token_ids", len(request.stop.stop_token_ids), facts.vocab_size)
 

@@ -46,7 +46,7 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         facts = self._frontend.model(request.model)
-        codec.check_count("chat.messages", len(request.chat.messages), facts.max_context_tokens)
+        codec.check_messages(request.chat, facts)
         token_ids = await self._frontend.tokenize(request.model, _tokenize_input(request))
         response = pb.TokenizeResponse(
             token_count=len(token_ids),

@@ -14,6 +14,7 @@ from photon_grpc.core.stats import Load
 from photon_grpc.errors import EngineRestarting
 from photon_grpc.frontend.ask import Ask, IdsInput, TextInput
 from photon_grpc.frontend.chat import ChatTemplate
+from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.model import ServedModel
 from photon_grpc.frontend.tokenizer import Tokenizer
@@ -111,7 +112,8 @@ def frontend(
 ) -> Iterator[tuple[Frontend, FakeLink]]:
     link = link or FakeLink()
     with ThreadPoolExecutor(1) as pool:
-        yield Frontend(link=link, model=model or served(), pool=pool, seed=seed), link
+        model = model or served()
+        yield Frontend(link=link, model=model, encoder=ThreadEncoder(model, pool), seed=seed), link
 
 
 def ask(text: str | tuple[int, ...] = "Hello", **changes: object) -> Ask:

@@ -18,6 +18,7 @@ from photon_grpc.errors import (
     InvalidRequest,
     ModelLoading,
     NumericFailure,
+    PromptTooLong,
 )
 from photon_grpc.frontend.ask import OutputAsk, SamplingAsk, StopAsk, StreamAsk, TextInput
 from photon_grpc.frontend.frontend import Frontend, State
@@ -556,6 +557,20 @@ async def test_tokenize_is_what_generate_sees_and_detokenize_its_text(pair: tupl
         assert caught.value.field == "token_ids.ids"
     with pytest.raises(InvalidRequest):
         await front.tokenize("", TextInput(""))
+
+
+async def test_tokenize_tells_of_its_own_limit(
+    pair: tuple[Frontend, FakeLink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gives more ids than the context holds, and says so where even that is not enough."""
+    monkeypatch.setattr("photon_grpc.frontend.frontend._MAX_TOKENIZED", 1000)
+    front, _ = pair
+    assert len(await front.tokenize("", TextInput("?!" * 450))) > front.model("").max_context_tokens
+    for num_chars in (1100, 10**6):  # what is encoded first, and what cannot fit
+        with pytest.raises(PromptTooLong, match="Tokenize returns at most 1000") as caught:
+            await front.tokenize("", TextInput("?!" * num_chars))
+        assert caught.value.limit == 1000 < (caught.value.needed or 0)
+        assert str(caught.value.needed) in str(caught.value)
 
 
 async def test_long_texts_do_not_stop_the_loop() -> None:

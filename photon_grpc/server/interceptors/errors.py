@@ -11,14 +11,13 @@ import inspect
 import json
 import logging
 import time
-import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from photon_grpc.errors import MalformedMessage, PhotonError
+from photon_grpc.errors import MalformedMessage, PhotonError, frames_of
 from photon_grpc.server import metadata
 from photon_grpc.server.metadata import Context
 from photon_grpc.server.status import CallStatus, call_status
@@ -143,4 +142,4 @@ def _report(error: Exception, status: CallStatus, method: str, duration_s: float
         _log.info("%s", json.dumps(line))
     else:
         line["exception"] = type(error).__name__
-        _log.error("%s\n%s", json.dumps(line), "".join(traceback.format_tb(error.__traceback__)).rstrip())
+        _log.error("%s\n%s", json.dumps(line), frames_of(error))

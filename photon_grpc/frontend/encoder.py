@@ -1,0 +1,184 @@
+"""Who encodes inputs, off the event loop. `Frontend` asks one object; `compose` chooses it.
+
+What a process of its own is asked, and what it answers, is plain data here, so that the very same code runs on both sides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from array import array
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from typing import Protocol
+
+import msgspec
+
+from photon_grpc.errors import InternalFailure, InvalidRequest, PhotonError, frames_of, from_reason
+from photon_grpc.frontend.ask import ChatInput, IdsInput, TextInput
+from photon_grpc.frontend.model import ServedModel
+from photon_grpc.frontend.prompt import Prepared, prepare
+
+_LOG = logging.getLogger(__name__)
+
+#: What threads of the front end may be given: some 40 ms of one core, whatever it holds.
+_SMALL_BYTES = 32 * 1024
+_SMALL_JSON_CHARS = 8 * 1024
+_SMALL_NUM_MESSAGES = 128
+_SMALL_NUM_IDS = 8 * 1024
+
+
+class Encoder(Protocol):
+    """Each call ends with its caller: cancelled, it gives back what it held."""
+
+    async def prepare(
+        self, input: TextInput | IdsInput | ChatInput, stop_strings: tuple[str, ...], max_tokens: int
+    ) -> Prepared:
+        """For a checked input. Raises PromptTooLong, InvalidRequest, InvalidTemplate, Overloaded."""
+
+    async def encode(self, input: TextInput | ChatInput, max_tokens: int) -> tuple[int, ...]:
+        """The ids alone. Raises as `prepare`."""
+
+    async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """The text that ids release. Raises Overloaded."""
+
+
+class ThreadEncoder:
+    """In the pool's threads. What was begun there is finished there, also when its caller is gone: it is bounded by its size."""
+
+    def __init__(self, model: ServedModel, pool: Executor) -> None:
+        self._model = model
+        self._pool = pool
+
+    async def prepare(
+        self, input: TextInput | IdsInput | ChatInput, stop_strings: tuple[str, ...], max_tokens: int
+    ) -> Prepared:
+        model = self._model
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._pool, prepare, input, model.tokenizer, model.template, stop_strings, max_tokens
+        )
+
+    async def encode(self, input: TextInput | ChatInput, max_tokens: int) -> tuple[int, ...]:
+        return (await self.prepare(input, (), max_tokens)).prompt_ids
+
+    async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return await asyncio.get_running_loop().run_in_executor(
+            self._pool, _decode, self._model, token_ids, skip_special_tokens
+        )
+
+
+def is_small(input: TextInput | IdsInput | ChatInput) -> bool:
+    """Whether a thread beside the event loop may encode it: it cannot be ended there, and lets others run only now and then."""
+    if isinstance(input, IdsInput):
+        return True
+    if isinstance(input, TextInput):
+        return _is_short((input.text,))
+    if len(input.messages) > _SMALL_NUM_MESSAGES:
+        return False
+    json = (input.template_args_json, input.tools_json, *(message.tool_calls_json for message in input.messages))
+    said = [text for m in input.messages for text in (m.role, m.content, m.name, m.tool_call_id)]
+    return sum(map(len, json)) <= _SMALL_JSON_CHARS and _is_short((*said, *json))
+
+
+def are_few(token_ids: Sequence[int]) -> bool:
+    """Whether a thread may decode them."""
+    return len(token_ids) <= _SMALL_NUM_IDS
+
+
+def _is_short(texts: Sequence[str]) -> bool:
+    if sum(map(len, texts)) > _SMALL_BYTES:
+        return False
+    return sum([len(text.encode(errors="surrogatepass")) for text in texts]) <= _SMALL_BYTES
+
+
+# --- what crosses to a process ---------------------------------------------------------------------------------------
+
+
+class EncodeText(msgspec.Struct, frozen=True, array_like=True, tag=50):
+    input: TextInput
+    max_tokens: int
+
+
+class EncodeChat(msgspec.Struct, frozen=True, array_like=True, tag=51):
+    input: ChatInput
+    max_tokens: int
+
+
+class DecodeIds(msgspec.Struct, frozen=True, array_like=True, tag=52):
+    #: int32, as this machine orders bytes.
+    token_ids: bytes
+    skip_special_tokens: bool
+
+
+class Ids(msgspec.Struct, frozen=True, array_like=True, tag=60):
+    #: int32, as this machine orders bytes.
+    token_ids: bytes
+
+
+class Text(msgspec.Struct, frozen=True, array_like=True, tag=61):
+    text: str
+
+
+class Refusal(msgspec.Struct, frozen=True, array_like=True, tag=62):
+    """A PhotonError."""
+
+    reason: str
+    message: str
+    field: str = ""
+    needed: int | None = None
+    limit: int | None = None
+
+    def error(self) -> PhotonError:
+        return from_reason(self.reason, self.message, field=self.field, needed=self.needed, limit=self.limit)
+
+
+Job = EncodeText | EncodeChat | DecodeIds
+Answer = Ids | Text | Refusal
+JOB: msgspec.msgpack.Decoder[Job] = msgspec.msgpack.Decoder(Job)
+ANSWER: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
+def packed(token_ids: Sequence[int]) -> bytes:
+    return array("i", token_ids).tobytes()
+
+
+def unpacked(token_ids: bytes) -> tuple[int, ...]:
+    ids = array("i")
+    ids.frombytes(token_ids)
+    return tuple(ids)
+
+
+def field_of(job: Job) -> str:
+    """What a refusal names."""
+    if isinstance(job, DecodeIds):
+        return "token_ids.ids"
+    return "text" if isinstance(job, EncodeText) else "chat"
+
+
+def perform(job: Job, model: ServedModel) -> Answer:
+    """Does it; raises nothing that a job can cause."""
+    try:
+        if isinstance(job, DecodeIds):
+            return Text(_decode(model, unpacked(job.token_ids), job.skip_special_tokens))
+        return Ids(packed(prepare(job.input, model.tokenizer, model.template, (), job.max_tokens).prompt_ids))
+    except PhotonError as error:
+        return refusal(error)
+    except MemoryError:
+        return refusal(InvalidRequest("it needs too much memory to be encoded", field=field_of(job)))
+    except Exception as error:
+        # The frames, but not the text, of what nobody foresaw: it may quote a prompt.
+        _LOG.error("encoding failed, %s\n%s", type(error).__name__, frames_of(error))
+        return refusal(InternalFailure("the server failed to encode this input"))
+
+
+def refusal(error: PhotonError) -> Refusal:
+    # A template's own words may hold what is no Unicode.
+    message = error.message.encode(errors="replace").decode()
+    return Refusal(error.reason, message, error.field, error.needed, error.limit)
+
+
+def _decode(model: ServedModel, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+    if model.tokenizer is None:
+        raise RuntimeError("ids were let through though there is no tokenizer")
+    return model.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
