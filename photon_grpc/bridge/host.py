@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from photon_grpc.bridge.codec import DOWN, FrameError, FrameReader, encode
 from photon_grpc.bridge.control import ControlChannel, ControlMessage, Link, Stop
 from photon_grpc.core.frames import Abort, Add, Down, Facts, StepFrame, Up
+from photon_grpc.core.stats import Load
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +105,7 @@ class BridgeHost:
         self._max_backlog_bytes = max_backlog_bytes
         self._max_stall_s = max_stall_s
         self._facts: Facts | None = None
+        self._load: Load | None = None
         self._connections: dict[int, Connection] = {}
         self._next_frontend = 0
         self._aborts: list[tuple[int, Down]] = []
@@ -119,6 +121,8 @@ class BridgeHost:
         self._selector.register(sock, _READ, connection)
         if self._facts is not None:
             self.send(connection.frontend, self._facts)
+            if self._load is not None:
+                self.send(connection.frontend, self._load)
         return connection.frontend
 
     def announce(self, facts: Facts) -> None:
@@ -146,6 +150,12 @@ class BridgeHost:
         if not frames and self._is_deserted:
             raise EOFError("no front end and no supervisor is left")
         return frames
+
+    def broadcast(self, load: Load) -> None:
+        """As core.ports.Outbox."""
+        self._load = load
+        for frontend in tuple(self._connections):
+            self.send(frontend, load)
 
     def send(self, frontend: int, frame: Up) -> None:
         """As core.ports.Outbox. A front end that is gone gets nothing."""

@@ -7,6 +7,7 @@ import queue
 from collections.abc import Callable
 
 from photon_grpc.core.frames import Down, Facts, Up
+from photon_grpc.core.stats import Load
 from photon_grpc.errors import EngineFailure
 
 
@@ -73,6 +74,9 @@ class LocalHost:
 
     def send(self, frontend: int, frame: Up) -> None:
         self._loop.call_soon_threadsafe(self._client.received, frame)
+
+    def broadcast(self, load: Load) -> None:
+        self.send(0, load)
 
     def lost(self) -> None:
         """Tells the front end that the engine has ended; from the engine's thread."""

@@ -1,4 +1,4 @@
-"""What crosses the bridge. Down: Add, Abort, Control. Up: Facts once, then one StepFrame per engine step, and Reply.
+"""What crosses the bridge. Down: Add, Abort, Control. Up: Facts once, then one StepFrame per engine step, Load on change, and Reply.
 
 A handle stands for one output of one front end's request; it is never reused. A request with n outputs takes n consecutive handles,
 `Add.handle` being the first.
@@ -18,9 +18,11 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """These outputs are wanted no longer; unknown handles are ignored. Nothing comes back for them."""
+    """These outputs are over; unknown handles are ignored. Nothing comes back for them."""
 
     handles: tuple[int, ...]
+    #: A stop string ended them: they are finished. Otherwise nobody wants them any more.
+    by_stop_string: bool = False
 
 
 class Control(msgspec.Struct, frozen=True, array_like=True, tag=3):
@@ -68,7 +70,6 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     reason: FinishReason
     num_generated: int
     num_cached_prompt: int
-    num_preemptions: int
     #: From arrival to the first step.
     queue_s: float
 
@@ -96,6 +97,10 @@ class StepFrame(msgspec.Struct, frozen=True, array_like=True, tag=11):
     failed: tuple[Failed, ...]
     load: Load
     started: tuple[Started, ...] = ()
+    #: These lost their blocks to others and will be computed again: told as it happens, a handle once per loss.
+    preempted: tuple[int, ...] = ()
+    #: The newest `Add.handle` of this front end that `load` counts; 0: none came in this step.
+    newest_added: int = 0
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag=12):
@@ -107,4 +112,4 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag=12):
 
 
 Down = Add | Abort | Control
-Up = Facts | StepFrame | Reply
+Up = Facts | StepFrame | Load | Reply

@@ -8,6 +8,7 @@ from typing import Protocol
 from photon_grpc.core.batch import Batch, StepOutput
 from photon_grpc.core.frames import Down, Facts, Up
 from photon_grpc.core.kv import KVGroup
+from photon_grpc.core.stats import Load
 
 
 class Pending(Protocol):
@@ -56,6 +57,9 @@ class Outbox(Protocol):
 
     def send(self, frontend: int, frame: Up) -> None:
         """Queues one frame. Never blocks on a stalled front end and never raises."""
+
+    def broadcast(self, load: Load) -> None:
+        """The same for every front end there is; one that comes later gets the newest, after the Facts."""
 
 
 class Heartbeat(Protocol):

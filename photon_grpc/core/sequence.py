@@ -52,7 +52,6 @@ class Sequence:
         "stop_ids",
         "leader",
         "num_cached",
-        "num_preemptions",
         "first_scheduled_s",
         "seated_step",
         "last_step",
@@ -81,7 +80,6 @@ class Sequence:
         #: The sequence that computes the shared prompt of a request with several outputs.
         self.leader: Sequence | None = None
         self.num_cached = 0
-        self.num_preemptions = 0
         self.first_scheduled_s: float | None = None
         #: The step in which it got its present seat.
         self.seated_step = 0

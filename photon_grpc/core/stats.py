@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import msgspec
 
+#: Bounds of what anybody is told to wait, and the guess while no rate is known.
+_LEAST_WAIT_S, _MOST_WAIT_S, _UNKNOWN_WAIT_S = 0.1, 30.0, 1.0
 
-class Load(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The engine at one moment, sent with every frame of tokens. free + cached + owned + limbo blocks = total."""
+
+def drain_s(num_waiting: int, ended_per_s: float) -> float:
+    """Seconds until so many have left the queue at the measured rate; between 0.1 and 30."""
+    return min(_MOST_WAIT_S, max(_LEAST_WAIT_S, num_waiting / ended_per_s)) if ended_per_s else _UNKNOWN_WAIT_S
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=13):
+    """The engine at one moment: in every frame of tokens, and to every front end on change. free + cached + owned + limbo blocks = total."""
 
     running: int = 0
     queued: int = 0
@@ -17,17 +25,26 @@ class Load(msgspec.Struct, frozen=True, array_like=True, gc=False):
     free_blocks: int = 0
     limbo_blocks: int = 0
     step_s: float = 0.0
+    #: Averages over about a second; 0 at rest.
     output_tokens_per_s: float = 0.0
     prompt_tokens_per_s: float = 0.0
+    #: Outputs that end while there is work: how fast the queue drains. Remembered at rest; 0 until measured.
+    ended_per_s: float = 0.0
     #: Since start, monotone:
     steps: int = 0
+    #: Of requests whose first output began or ended: once per request, as callers are billed.
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
+    #: Sent to front ends.
     output_tokens: int = 0
-    #: Computed past an output's end, never billed.
+    #: Computed past an output's end, never sent, never billed.
     overrun_tokens: int = 0
     preemptions: int = 0
+    #: Outputs, each in one of the three: ended as asked (by a stop string as well), failed or refused, wanted no longer.
     finished: int = 0
     failed: int = 0
-    #: Seconds a newcomer is told to wait, from the measured drain rate.
-    retry_after_s: float = 1.0
+    cancelled: int = 0
+
+    def retry_after_s(self, num_waiting: int) -> float:
+        """Seconds that one who finds so many waiting is told to wait."""
+        return drain_s(num_waiting, self.ended_per_s)

@@ -1,11 +1,11 @@
-"""Counts and rates of the engine, as every frame of tokens carries them."""
+"""Counts and rates of the engine, as front ends are told them."""
 
 from __future__ import annotations
 
 import time
 
 from photon_grpc.core.batch import StepOutput
-from photon_grpc.core.stats import Load
+from photon_grpc.core.stats import Load, drain_s
 from photon_grpc.engine.scheduler.report import Report
 from photon_grpc.engine.scheduler.scheduler import Scheduler
 
@@ -19,10 +19,14 @@ class Census:
     def __init__(self) -> None:
         self.steps = 0
         self._step_s = 0.0
-        self._output = self._overrun = self._finished = self._failed = self._left = 0
-        self._since_s = time.monotonic()
+        self._prompt = self._cached = self._output = self._overrun = 0
+        self._finished = self._failed = self._cancelled = 0
+        #: When the window began; None at rest.
+        self._since_s: float | None = None
         self._mark = (0, 0, 0)
-        self._rates = (0.0, 0.0, 0.0)
+        #: Output and prompt tokens per second.
+        self._rates = (0.0, 0.0)
+        self._ended_per_s = 0.0
 
     def stepped(self, output: StepOutput) -> None:
         self.steps += 1
@@ -31,18 +35,23 @@ class Census:
     def count(self, report: Report) -> None:
         self._output += report.output_tokens
         self._overrun += report.overrun_tokens
+        self._prompt += report.prompt_tokens
+        self._cached += report.cached_tokens
         for columns in report.columns.values():
             self._finished += len(columns.finished)
             self._failed += len(columns.failed)
 
-    def left(self) -> None:
-        """An output ended by its front end: a stop string, or a caller who has gone. Its seat is free as after any other end."""
-        self._left += 1
+    def stopped(self) -> None:
+        """An output was ended by its front end: a stop string."""
+        self._finished += 1
+
+    def cancelled(self) -> None:
+        """An output is wanted no longer."""
+        self._cancelled += 1
 
     def retry_after_s(self, num_waiting: int) -> float:
-        """Seconds until the queue has drained at the measured rate; between 0.1 and 30."""
-        ended_per_s = self._rates[2]
-        return min(30.0, max(0.1, num_waiting / ended_per_s)) if ended_per_s else 1.0
+        """Seconds that one who finds so many waiting is told to wait."""
+        return drain_s(num_waiting, self._ended_per_s)
 
     def load(self, scheduler: Scheduler) -> Load:
         self._measure(scheduler)
@@ -59,23 +68,31 @@ class Census:
             step_s=self._step_s,
             output_tokens_per_s=self._rates[0],
             prompt_tokens_per_s=self._rates[1],
+            ended_per_s=self._ended_per_s,
             steps=self.steps,
-            prompt_tokens=scheduler.num_prompt_tokens,
-            cached_prompt_tokens=scheduler.num_cached_tokens,
+            prompt_tokens=self._prompt,
+            cached_prompt_tokens=self._cached,
             output_tokens=self._output,
             overrun_tokens=self._overrun,
             preemptions=scheduler.num_preemptions,
             finished=self._finished,
             failed=self._failed,
-            retry_after_s=self.retry_after_s(len(scheduler.waiting)),
+            cancelled=self._cancelled,
         )
 
     def _measure(self, scheduler: Scheduler) -> None:
+        """Rates over windows in which there was work: hours of rest say nothing about how fast the queue drains."""
+        if not scheduler.has_work():
+            self._since_s, self._rates = None, (0.0, 0.0)
+            return
         now_s = time.monotonic()
+        mark = (self._output, self._prompt, self._finished + self._cancelled)
+        if self._since_s is None:
+            self._since_s, self._mark = now_s, mark
+            return
         elapsed_s = now_s - self._since_s
         if elapsed_s < _WINDOW_S:
             return
-        mark = (self._output, scheduler.num_prompt_tokens, self._finished + self._left)
         output, prompt, ended = (new - old for new, old in zip(mark, self._mark, strict=True))
-        self._rates = (output / elapsed_s, prompt / elapsed_s, ended / elapsed_s)
+        self._rates, self._ended_per_s = (output / elapsed_s, prompt / elapsed_s), ended / elapsed_s
         self._since_s, self._mark = now_s, mark

@@ -12,6 +12,7 @@ from photon_grpc.core.frames import Abort, Add, Control, Down, Facts, Failed, Re
 from photon_grpc.core.ports import Heartbeat, Inbox, Outbox, Pending, Runner
 from photon_grpc.core.request import FinishReason
 from photon_grpc.core.sequence import Sequence, Status
+from photon_grpc.engine.bulletin import Bulletin
 from photon_grpc.engine.census import Census
 from photon_grpc.engine.door import Door
 from photon_grpc.engine.pace import Pace
@@ -23,6 +24,8 @@ _LOG = logging.getLogger(__name__)
 
 #: How long to wait for news when nothing can run though something waits; only a defect of ours gets there.
 _STALLED_S = 0.05
+#: Front ends are told the Load on change, at most this often.
+_LOAD_INTERVAL_S = 0.1
 
 
 class Launched(NamedTuple):
@@ -40,6 +43,7 @@ class Engine:
         inbox, outbox: the bridge.
         facts: what was promised to the front ends; limits the queue.
         heartbeat: is told every turn how long the next may take.
+        load_interval_s: at least so long between two broadcasts of the Load.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class Engine:
         outbox: Outbox,
         facts: Facts,
         heartbeat: Heartbeat,
+        load_interval_s: float = _LOAD_INTERVAL_S,
     ) -> None:
         self.scheduler = scheduler
         self._runner = runner
@@ -59,6 +64,7 @@ class Engine:
         self._pace = Pace()
         self._timers = Timers()
         self._census = Census()
+        self._bulletin = Bulletin(self._census, scheduler, outbox, load_interval_s)
         self._door = Door(scheduler, facts)
         self._launched: deque[Launched] = deque()
         #: Those that came since the last step was chosen.
@@ -86,7 +92,7 @@ class Engine:
             self._receive(frontend, frame, report)
         now_s = time.monotonic()
         early = self._expire(now_s, report)
-        batch = self.scheduler.schedule(now_s)
+        batch = self.scheduler.schedule(now_s, report)
         self._refuse_waiting(early, report)
         self._arrived.clear()
         num_tokens = 0 if batch is None else sum(batch.counts)
@@ -115,7 +121,9 @@ class Engine:
         if self.scheduler.has_work():
             return _STALLED_S if self._stalled else 0.0
         self._check_books()
-        due_s = self._timers.next_s()
+        due_s = min(
+            (at_s for at_s in (self._timers.next_s(), self._bulletin.due_s()) if at_s is not None), default=None
+        )
         return None if due_s is None else max(0.0, due_s - time.monotonic())
 
     def _check_books(self) -> None:
@@ -137,15 +145,16 @@ class Engine:
         self._num_missing = num_missing
 
     def _receive(self, frontend: int, frame: Down, report: Report) -> None:
+        self._bulletin.changed()
         if isinstance(frame, Add):
             self._add(frontend, frame, report)
         elif isinstance(frame, Abort):
-            for handle in frame.handles:
-                self._abort(frontend, handle)
+            self._abort(frontend, frame)
         else:
             self._control(frontend, frame, report)
 
     def _add(self, frontend: int, add: Add, report: Report) -> None:
+        report.added(frontend, add.handle)
         refusal = self._door.refusal(add.request, self._census.retry_after_s(len(self.scheduler.waiting)))
         if refusal is not None:
             for index in range(max(add.request.num_outputs, 1)):
@@ -159,12 +168,14 @@ class Engine:
         for seq in seqs:
             self._timers.add(seq)
 
-    def _abort(self, frontend: int, handle: int) -> None:
-        seq = self._door.find(frontend, handle)
-        if seq is not None:
-            self.scheduler.remove(seq)
-            self._door.forget(seq)
-            self._census.left()
+    def _abort(self, frontend: int, abort: Abort) -> None:
+        count = self._census.stopped if abort.by_stop_string else self._census.cancelled
+        for handle in abort.handles:
+            seq = self._door.find(frontend, handle)
+            if seq is not None:
+                self.scheduler.remove(seq)
+                self._door.forget(seq)
+                count()
 
     def _control(self, frontend: int, control: Control, report: Report) -> None:
         if control.verb == "reset_prefix_cache":
@@ -210,14 +221,16 @@ class Engine:
 
     def _finish(self, seq: Sequence, reason: FinishReason, report: Report) -> None:
         self.scheduler.remove(seq, reason)
+        # At once: whatever else this drain holds for it finds nobody, and it ends once.
+        self._door.forget(seq)
         report.finished(seq)
 
     def _fail(
         self, seq: Sequence, reason: str, message: str, report: Report, retry_after_s: float | None = None
     ) -> None:
         self.scheduler.remove(seq)
-        report.failed(seq, reason, message, retry_after_s=retry_after_s)
         self._door.forget(seq)
+        report.failed(seq, reason, message, retry_after_s=retry_after_s)
 
     # -- going out ---------------------------------------------------------------------------------------------------------------------
 
@@ -227,17 +240,19 @@ class Engine:
         self._pace.stepped(launched.num_tokens, output.duration_s)
         self.scheduler.settle(output, report)
         self._census.stepped(output)
+        self._bulletin.changed()
 
     def _send(self, report: Report) -> None:
         for seq in report.ended:
             self._door.forget(seq)
         self._census.count(report)
         self._timers.sweep(len(self._door))
-        if not report.columns:
-            return
-        load = self._census.load(self.scheduler)
-        for frontend, frame in report.frames(self._census.steps, load):
-            self._outbox.send(frontend, frame)
+        if report.columns:
+            self._bulletin.changed()
+            load = self._census.load(self.scheduler)
+            for frontend, frame in report.frames(self._census.steps, load):
+                self._outbox.send(frontend, frame)
+        self._bulletin.tell(time.monotonic())
 
 
 def _failed(handle: int, refusal: Failed) -> Failed:

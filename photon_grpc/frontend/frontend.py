@@ -26,9 +26,7 @@ from photon_grpc.errors import (
     InternalFailure,
     ModelLoading,
     ModelNotFound,
-    PhotonError,
     PromptTooLong,
-    QueueFull,
     Unavailable,
     frames_of,
     from_reason,
@@ -36,6 +34,7 @@ from photon_grpc.errors import (
 from photon_grpc.frontend import defaults
 from photon_grpc.frontend.ask import Ask, ChatInput, StreamAsk, TextInput
 from photon_grpc.frontend.encoder import Encoder
+from photon_grpc.frontend.engine_queue import EngineQueue, estimate_tokens
 from photon_grpc.frontend.model import ModelFacts, ServedModel
 from photon_grpc.frontend.output import Output
 from photon_grpc.frontend.prompt import Prepared
@@ -46,8 +45,6 @@ from photon_grpc.frontend.update import Delta, Result, Start, Update
 _LOG = logging.getLogger(__name__)
 
 _RETRY_AFTER_S = 1.0
-#: A Load older than this says nothing about the queue now: the engine decides.
-_LOAD_IS_NEWS_S = 0.5
 #: Ids that Tokenize gives though no context holds them.
 _MAX_TOKENIZED = 2**20
 #: Messages of a unary call: one, at the end.
@@ -74,8 +71,8 @@ class Frontend:
         self._handles = itertools.count(1)
         self._running: dict[int, tuple[TokenStream, Output]] = {}
         self._first_handles: dict[TokenStream, int] = {}
-        self._load = Load()
-        self._load_s = float("-inf")
+        self._queue = EngineQueue()
+        self._num_late_tokens = 0
         self._state = State.LOADING if link.facts is None else State.SERVING
         self._failure = ""
         self._callbacks: list[Callable[[State], None]] = []
@@ -93,7 +90,12 @@ class Frontend:
     @property
     def load(self) -> Load:
         """The newest that the engine has told."""
-        return self._load
+        return self._queue.load
+
+    @property
+    def num_late_tokens(self) -> int:
+        """Of the engine's output tokens, those that came when their output was over: no stream delivers them, nobody is billed."""
+        return self._num_late_tokens
 
     @property
     def num_streams(self) -> int:
@@ -116,14 +118,15 @@ class Frontend:
         facts = self._facts()
         defaults.check(ask, self._model, facts)
         _check_deadline(ask)
-        prepared = await self._prepare(ask, facts)
+        with self._queue.place(estimate_tokens(ask, facts), facts):
+            prepared = await self._prepare(ask, facts)
         facts = self._facts()  # the engine may have gone meanwhile
         _check_deadline(ask)
         request_id = ask.request_id or uuid.uuid4().hex
         request = defaults.to_request(
             ask, self._model, facts, prepared.prompt_ids, request_id=request_id, drawn_seed=self._seeds.getrandbits(64)
         )
-        self._check_queue(request, facts)
+        self._queue.check(len(request.prompt_ids), facts)
         return self._open(ask, model.name, request, prepared)
 
     async def generate(self, ask: Ask) -> Result:
@@ -205,19 +208,6 @@ class Frontend:
             raise RuntimeError("an ask without input was let through")
         return await self._encoder.prepare(ask.input, ask.stop.stop_strings, facts.max_model_len)
 
-    def _check_queue(self, request: Request, facts: Facts) -> None:
-        """What the newest Load already says; the engine's verdict is final."""
-        load = self._load
-        if time.monotonic() - self._load_s > _LOAD_IS_NEWS_S:
-            return
-        if load.queued >= facts.max_queue_size:
-            raise _queue_full("requests", load.queued, load.queued + 1, facts.max_queue_size, load.retry_after_s)
-        num_tokens = load.queued_prompt_tokens + len(request.prompt_ids)
-        if load.queued and num_tokens > facts.max_queued_tokens:
-            raise _queue_full(
-                "prompt tokens", load.queued_prompt_tokens, num_tokens, facts.max_queued_tokens, load.retry_after_s
-            )
-
     def _open(self, ask: Ask, model_name: str, request: Request, prepared: Prepared) -> TokenStream:
         outputs = tuple([self._output(i, ask, request, prepared) for i in range(request.num_outputs)])
         stream = TokenStream(
@@ -230,6 +220,7 @@ class Frontend:
         )
         first, *_ = handles = [next(self._handles) for _ in outputs]
         self._link.send(Add(first, request))
+        self._queue.sent(first, len(request.prompt_ids))
         self._running.update(zip(handles, ((stream, output) for output in outputs), strict=True))
         self._first_handles[stream] = first
         return stream
@@ -260,15 +251,22 @@ class Frontend:
     def _on_frame(self, frame: Up) -> None:
         if isinstance(frame, StepFrame):
             self._on_step(frame)
+        elif isinstance(frame, Load):
+            self._queue.told(frame)
         elif isinstance(frame, Facts) and self._state in (State.LOADING, State.RESTARTING):
             self._change(State.SERVING)
 
     def _on_step(self, frame: StepFrame) -> None:
         running = self._running
+        stopped: list[int] = []
         for started in frame.started:
             entry = running.get(started.handle)
             if entry is not None:
                 entry[0].started(entry[1], started)
+        for handle in frame.preempted:
+            entry = running.get(handle)
+            if entry is not None:
+                entry[0].preempted()
         for handle, token_id in zip(frame.handles, frame.ids, strict=True):
             entry = running.get(handle)
             if entry is not None:
@@ -280,7 +278,11 @@ class Frontend:
                     continue
                 if is_over:
                     del running[handle]
-                    self._send_abort((handle,))
+                    stopped.append(handle)
+            else:
+                self._num_late_tokens += 1
+        if stopped:
+            self._send_abort(tuple(stopped), by_stop_string=True)
         for finished in frame.finished:
             entry = running.pop(finished.handle, None)
             if entry is not None:
@@ -301,8 +303,7 @@ class Frontend:
                     retry_after_s=failed.retry_after_s,
                 )
                 entry[0].fail(refusal)
-        self._load = frame.load
-        self._load_s = time.monotonic()
+        self._queue.told(frame.load, frame.newest_added)
 
     def _on_lost(self) -> None:
         """The engine is gone and has forgotten everything."""
@@ -315,7 +316,7 @@ class Frontend:
         """The streams that the engine has forgotten."""
         streams = {stream for stream, _ in self._running.values()}
         self._running.clear()
-        self._load_s = float("-inf")
+        self._queue.lost()
         return streams
 
     def _defect(self, stream: TokenStream, error: Exception) -> None:
@@ -343,10 +344,10 @@ class Frontend:
         if handles:
             self._send_abort(handles)
 
-    def _send_abort(self, handles: tuple[int, ...]) -> None:
+    def _send_abort(self, handles: tuple[int, ...], *, by_stop_string: bool = False) -> None:
         # An engine that is gone runs nothing.
         with contextlib.suppress(Unavailable):
-            self._link.send(Abort(handles))
+            self._link.send(Abort(handles, by_stop_string))
 
     def _change(self, state: State) -> None:
         if self._state is state:
@@ -360,11 +361,6 @@ def _check_deadline(ask: Ask) -> None:
     deadline_s = defaults.deadline_s(ask)
     if deadline_s is not None and deadline_s <= time.monotonic():
         raise DeadlinePassed("the deadline has passed")
-
-
-def _queue_full(what: str, waiting: int, needed: int, limit: int, retry_after_s: float) -> PhotonError:
-    message = f"{waiting} {what} are waiting; the queue holds {limit}"
-    return QueueFull(message, needed=needed, limit=limit, retry_after_s=retry_after_s)
 
 
 def _start(ask: Ask, model_name: str, request: Request) -> Start:

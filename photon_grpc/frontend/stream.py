@@ -113,10 +113,13 @@ class TokenStream:
     def started(self, output: Output, started: Started) -> None:
         self._note(output, started.num_cached_prompt, started.queue_s)
 
+    def preempted(self) -> None:
+        """One of `outputs` lost its KV blocks to others and will be computed again."""
+        self._num_preemptions += 1
+
     def end(self, output: Output, finished: Finished) -> None:
         """The engine ended one of `outputs`."""
         self._note(output, finished.num_cached_prompt, finished.queue_s)
-        self._num_preemptions += finished.num_preemptions
         output.end(finished.reason)
         self.num_running -= 1
         self._is_urgent = self._has_news = True

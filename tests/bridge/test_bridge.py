@@ -28,7 +28,7 @@ def add(handle: int, num_outputs: int = 1, num_ids: int = 3) -> Add:
 
 
 def step(handles: tuple[int, ...] = (), finished: tuple[int, ...] = (), failed: tuple[int, ...] = ()) -> StepFrame:
-    ends = tuple(Finished(handle, FinishReason.EOS, 1, 0, 0, 0.0) for handle in finished)
+    ends = tuple(Finished(handle, FinishReason.EOS, 1, 0, 0.0) for handle in finished)
     return StepFrame(1, handles, handles, ends, tuple(Failed(handle, "QUEUE_FULL", "") for handle in failed), Load())
 
 
@@ -90,6 +90,21 @@ def test_facts_are_told_first_to_those_there_and_to_those_to_come(host, frontend
     assert received(frontend[1], 2) == [FACTS, step((1,))]
     assert received(ours, 1) == [FACTS]
     ours.close()
+
+
+def test_the_load_is_told_to_all_and_after_the_facts_to_those_to_come(host, frontend):
+    ours, theirs = socket.socketpair()
+    host.connect(theirs)
+    host.announce(FACTS)
+    host.broadcast(Load(running=1))
+    host.broadcast(Load(running=2))
+    for sock in (frontend[1], ours):
+        assert received(sock, 3) == [FACTS, Load(running=1), Load(running=2)]
+    later, theirs = socket.socketpair()
+    host.connect(theirs)
+    assert received(later, 2) == [FACTS, Load(running=2)]
+    ours.close()
+    later.close()
 
 
 def test_a_front_end_that_goes_leaves_an_abort_of_what_still_lives(host, frontend):

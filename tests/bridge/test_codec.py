@@ -22,6 +22,7 @@ DOWNS = [
     Add(7, request()),
     Add(8, request(tuple(range(5000)), num_outputs=3)),
     Abort((1, 2, 2**40)),
+    Abort((1,), by_stop_string=True),
     Control(1, "reset_prefix_cache", ("a", "ü")),
 ]
 UPS = [
@@ -30,11 +31,12 @@ UPS = [
         9,
         (7, 8, 8),
         (1, 2, 3),
-        (Finished(7, FinishReason.EOS, 1, 0, 0, 0.25),),
+        (Finished(7, FinishReason.EOS, 1, 0, 0.25),),
         (Failed(9, "QUEUE_FULL", "full", needed=5, limit=4, retry_after_s=0.5),),
         Load(running=2, step_s=0.01),
     ),
-    StepFrame(10, (), (), (), (), Load()),
+    StepFrame(10, (), (), (), (), Load(), preempted=(3, 3), newest_added=8),
+    Load(running=1, cancelled=2),
     Reply(1, 3, ("a",)),
 ]
 

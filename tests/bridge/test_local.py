@@ -8,6 +8,7 @@ import pytest
 
 from photon_grpc.bridge.local import LocalClient
 from photon_grpc.core.frames import Abort, Facts, Reply
+from photon_grpc.core.stats import Load
 from photon_grpc.errors import EngineFailure
 
 FACTS = Facts(4096, 4096, 16, 100, 64, 2048, 1024, 1 << 20, "cpu", "float32")
@@ -46,3 +47,13 @@ async def test_an_ended_engine_is_a_loss_once_and_takes_nothing_more():
     assert client.facts is None
     with pytest.raises(EngineFailure):
         client.send(Abort((1,)))
+
+
+async def test_a_broadcast_reaches_the_only_front_end():
+    client = LocalClient(asyncio.get_running_loop(), FACTS)
+    host = client.host()
+    heard: list = []
+    client.listen(heard.append, lambda: None)
+    host.broadcast(Load(total_blocks=7))
+    await asyncio.sleep(0.01)
+    assert heard == [Load(total_blocks=7)]

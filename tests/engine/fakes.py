@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from photon_grpc.core.batch import Batch, Fault, StepOutput
 from photon_grpc.core.frames import Down, Up
 from photon_grpc.core.kv import KVGroup, KVSpec
+from photon_grpc.core.stats import Load
 
 VOCAB = 97
 #: In a cell: what was written there is no number.
@@ -166,6 +167,8 @@ class Post:
     def __init__(self) -> None:
         self.inbox: list[tuple[int, Down]] = []
         self.sent: list[tuple[int, Up]] = []
+        #: Told to every front end.
+        self.loads: list[Load] = []
         self.waits: list[float | None] = []
         #: (allowance_s, num_tokens)
         self.beats: list[tuple[float, int]] = []
@@ -182,6 +185,9 @@ class Post:
 
     def send(self, frontend: int, frame: Up) -> None:
         self.sent.append((frontend, frame))
+
+    def broadcast(self, load: Load) -> None:
+        self.loads.append(load)
 
     def beat(self, allowance_s: float, num_tokens: int = 0) -> None:
         self.beats.append((allowance_s, num_tokens))

@@ -32,6 +32,8 @@ class Setting:
     max_model_len: int = 256
     max_queue_size: int = 1024
     max_queued_tokens: int = 1 << 20
+    #: Nothing here sleeps, so the Load is told after every step that changed it.
+    load_interval_s: float = 0.0
 
 
 @dataclass
@@ -39,6 +41,7 @@ class Outcome:
     ids: list[int] = field(default_factory=list)
     finished: Finished | None = None
     failed: Failed | None = None
+    num_preemptions: int = 0
 
 
 class Harness:
@@ -63,7 +66,10 @@ class Harness:
             "cpu",
             "float32",
         )
-        self.engine = Engine(self.scheduler, self.runner, self.post, self.post, facts, self.post)
+        self.facts = facts
+        self.engine = Engine(
+            self.scheduler, self.runner, self.post, self.post, facts, self.post, load_interval_s=s.load_interval_s
+        )
         self.outcomes: dict[int, Outcome] = {}
         self._handles = 0
         self._read = 0
@@ -127,6 +133,8 @@ class Harness:
                 continue
             for handle, token in zip(frame.handles, frame.ids, strict=True):
                 self.outcomes[handle].ids.append(token)
+            for handle in frame.preempted:
+                self.outcomes[handle].num_preemptions += 1
             for finished in frame.finished:
                 self.outcomes[finished.handle].finished = finished
             for failed in frame.failed:

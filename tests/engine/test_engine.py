@@ -412,7 +412,7 @@ def test_the_best_rank_never_gives_way_and_its_prompt_is_counted_once() -> None:
     best = h.add([0, 1, 2], 24, priority=5)
     others = [h.add([i, i + 1, i + 2], 24) for i in range(1, 5)]
     h.run()
-    counts = [h.outcomes[handle].finished.num_preemptions for handle in (best, *others)]
+    counts = [h.outcomes[handle].num_preemptions for handle in (best, *others)]
     assert counts[0] == 0 and sum(counts) == h.scheduler.num_preemptions > 0
     assert h.engine._census.load(h.scheduler).prompt_tokens == 15
 

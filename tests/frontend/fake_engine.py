@@ -72,11 +72,13 @@ class FakeLink:
         finished: tuple[Finished, ...] = (),
         failed: tuple[Failed, ...] = (),
         started: tuple[Started, ...] = (),
+        preempted: tuple[int, ...] = (),
         load: Load | None = None,
     ) -> None:
-        """One frame; `tokens` are (handle, id)."""
+        """One frame; `tokens` are (handle, id). Its Load counts everything that was sent."""
         handles, ids = zip(*tokens, strict=True) if tokens else ((), ())
-        self.on_frame(StepFrame(1, handles, ids, finished, failed, load or Load(), started))
+        newest = self.adds[-1].handle if self.adds else 0
+        self.on_frame(StepFrame(1, handles, ids, finished, failed, load or Load(), started, preempted, newest))
 
     def lose(self) -> None:
         self.facts = None
@@ -86,7 +88,7 @@ class FakeLink:
 def done(
     handle: int, reason: FinishReason = FinishReason.MAX_TOKENS, num_generated: int = 0, num_cached: int = 0
 ) -> Finished:
-    return Finished(handle, reason, num_generated, num_cached, 0, 0.25)
+    return Finished(handle, reason, num_generated, num_cached, 0.25)
 
 
 def served(kind: str | None = "byte_level", *, template: str | None = None, **changes: object) -> ServedModel:

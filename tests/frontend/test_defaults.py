@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from photon_grpc.core.request import FinishReason
-from photon_grpc.core.stats import Load
 from photon_grpc.errors import (
     DeadlinePassed,
     FeatureNotSupported,
@@ -19,7 +18,6 @@ from photon_grpc.errors import (
     ModelNotFound,
     PhotonError,
     PromptTooLong,
-    QueueFull,
 )
 from photon_grpc.frontend.ask import (
     CacheAsk,
@@ -240,21 +238,6 @@ async def test_a_model_without_tokenizer_speaks_ids_only() -> None:
         await front.stream(ask((1,)))
         assert len(link.adds) == 1
         assert front.model("").features == ("NUM_OUTPUTS", "PREFIX_CACHE", "PRIORITY")
-
-
-async def test_a_full_queue_is_refused_by_the_newest_load_only() -> None:
-    with frontend() as (front, link):
-        await front.stream(ask((1,) * 60))  # nothing is known yet
-        link.step(load=Load(queued=4, retry_after_s=2.5))
-        with pytest.raises(QueueFull) as caught:
-            await front.stream(ask())
-        assert (caught.value.retry_after_s, caught.value.limit) == (2.5, 4)
-        link.step(load=Load(queued=1, queued_prompt_tokens=60))
-        with pytest.raises(QueueFull):
-            await front.stream(ask((1,) * 41))
-        await front.stream(ask((1,) * 40))
-        front._load_s -= 60  # an old Load says nothing
-        await front.stream(ask((1,) * 41))
 
 
 async def test_tokenizer_ids_beyond_the_model_are_refused() -> None:

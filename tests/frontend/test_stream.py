@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from photon_grpc.core.frames import Failed, Finished, Started
+from photon_grpc.core.frames import Failed, Started
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import (
     DeadlinePassed,
@@ -363,10 +363,8 @@ async def test_failures_of_the_engine_reach_their_own_stream_only(pair: tuple[Fr
 async def test_preemptions_of_all_outputs_are_told(pair: tuple[Frontend, FakeLink]) -> None:
     front, link = pair
     stream = await front.stream(ask(sampling=SamplingAsk(num_outputs=2)))
-    ends = [
-        Finished(handle, FinishReason.MAX_TOKENS, 1, 0, preemptions, 0.0) for handle, preemptions in ((1, 2), (2, 1))
-    ]
-    link.step((1, 5), (2, 5), finished=tuple(ends))
+    link.step(preempted=(1, 1))
+    link.step((1, 5), (2, 5), preempted=(2,), finished=(done(1), done(2)))
     last = (await rest(stream))[-1]
     assert last.timing is not None and last.timing.preemption_count == 3
 

@@ -42,6 +42,8 @@ class Served:
         self.assembled: Assembled = assemble(config, lambda stage, done, total: None)
         self.post = Post()
         self.engine = self.assembled.engine(self.post, self.post, NoHeartbeat())
+        # Nothing here sleeps, so the Load is told after every step that changed it.
+        self.engine._bulletin._interval_s = 0.0
         self.outputs: dict[int, Output] = {}
         self._handles = 0
         self._read = 0

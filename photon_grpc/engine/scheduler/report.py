@@ -8,7 +8,7 @@ from photon_grpc.core.stats import Load
 
 
 class _Columns:
-    __slots__ = ("handles", "ids", "finished", "failed", "started")
+    __slots__ = ("handles", "ids", "finished", "failed", "started", "preempted", "newest_added")
 
     def __init__(self) -> None:
         self.handles: list[int] = []
@@ -16,12 +16,14 @@ class _Columns:
         self.finished: list[Finished] = []
         self.failed: list[Failed] = []
         self.started: list[Started] = []
+        self.preempted: list[int] = []
+        self.newest_added = 0
 
 
 class Report:
     """Filled by the Scheduler and the Engine during one step, then sent as one StepFrame per front end."""
 
-    __slots__ = ("columns", "ended", "output_tokens", "overrun_tokens")
+    __slots__ = ("cached_tokens", "columns", "ended", "output_tokens", "overrun_tokens", "prompt_tokens")
 
     def __init__(self) -> None:
         self.columns: dict[int, _Columns] = {}
@@ -29,6 +31,8 @@ class Report:
         self.ended: list[Sequence] = []
         self.output_tokens = 0
         self.overrun_tokens = 0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
 
     def _of(self, frontend: int) -> _Columns:
         columns = self.columns.get(frontend)
@@ -43,11 +47,12 @@ class Report:
         self.output_tokens += 1
         if len(seq.ids) == seq.num_prompt + 1:
             columns.started.append(Started(seq.handle, seq.num_cached, _queue_s(seq)))
+            self._prompt(seq)
 
     def finished(self, seq: Sequence) -> None:
-        done = Finished(
-            seq.handle, seq.finish_reason, seq.num_generated, seq.num_cached, seq.num_preemptions, _queue_s(seq)
-        )
+        if not seq.num_generated:
+            self._prompt(seq)
+        done = Finished(seq.handle, seq.finish_reason, seq.num_generated, seq.num_cached, _queue_s(seq))
         self._of(seq.frontend).finished.append(done)
         self.ended.append(seq)
 
@@ -58,12 +63,33 @@ class Report:
     def refused(self, frontend: int, failed: Failed) -> None:
         self._of(frontend).failed.append(failed)
 
+    def preempted(self, seq: Sequence) -> None:
+        self._of(seq.frontend).preempted.append(seq.handle)
+
+    def added(self, frontend: int, handle: int) -> None:
+        """An Add was read: its front end is told so in this step."""
+        self._of(frontend).newest_added = handle
+
+    def _prompt(self, seq: Sequence) -> None:
+        # Computed, and billed, once: for the first output.
+        if seq.index == 0:
+            self.prompt_tokens += seq.num_prompt
+            self.cached_tokens += seq.num_cached
+
     def frames(self, step: int, load: Load) -> list[tuple[int, StepFrame]]:
         return [
             (
                 frontend,
                 StepFrame(
-                    step, tuple(c.handles), tuple(c.ids), tuple(c.finished), tuple(c.failed), load, tuple(c.started)
+                    step,
+                    tuple(c.handles),
+                    tuple(c.ids),
+                    tuple(c.finished),
+                    tuple(c.failed),
+                    load,
+                    tuple(c.started),
+                    tuple(c.preempted),
+                    c.newest_added,
                 ),
             )
             for frontend, c in self.columns.items()

@@ -50,9 +50,6 @@ class Scheduler:
         #: Those that have a seat, best rank first.
         self.running: list[Sequence] = []
         self.num_preemptions = 0
-        #: Of requests that got their first step.
-        self.num_prompt_tokens = 0
-        self.num_cached_tokens = 0
         self._step = 0
         self._settled_step = 0
         self._flying: deque[tuple[Batch, Plan]] = deque()
@@ -98,14 +95,14 @@ class Scheduler:
 
     # -- one step ----------------------------------------------------------------------------------------------------------------------
 
-    def schedule(self, now_s: float) -> Batch | None:
-        """The next Batch, or None when no sequence can compute anything now."""
+    def schedule(self, now_s: float, report: Report) -> Batch | None:
+        """The next Batch, or None when no sequence can compute anything now. Reports who gave way."""
         plan = Plan(self._step + 1, self.limits.max_num_batched_tokens)
         if self._slot_fences:
             self._open_slot_fences()
         preemptions = self.num_preemptions
         num_running = len(self.running)
-        self._serve_running(plan)
+        self._serve_running(plan, report)
         if len(self.waiting) and preemptions == self.num_preemptions:
             self._admit_waiting(plan, num_running, now_s)
         if not plan.rows:
@@ -125,7 +122,7 @@ class Scheduler:
         self._flying.append((batch, plan))
         return batch
 
-    def _serve_running(self, plan: Plan) -> None:
+    def _serve_running(self, plan: Plan, report: Report) -> None:
         for seq in self._in_turn():
             if plan.budget <= 0:
                 self._resume_at = seq.rank
@@ -144,7 +141,7 @@ class Scheduler:
                 if not count:
                     continue
             end = launched + count
-            if end > seq.table.capacity and not self._make_room(seq, end, plan):
+            if end > seq.table.capacity and not self._make_room(seq, end, plan, report):
                 continue
             self._place(plan, seq, count, end, 1 if end == wanted else 0)
 
@@ -168,7 +165,7 @@ class Scheduler:
             # Every id in these blocks is known and is written in this step, before any row of it attends.
             plan.published[len(plan.rows) - 1] = self.pool.publish(seq, end)
 
-    def _make_room(self, seq: Sequence, num_tokens: int, plan: Plan) -> bool:
+    def _make_room(self, seq: Sequence, num_tokens: int, plan: Plan, report: Report) -> bool:
         """Extends the table, preempting the worst rank if need be. False when this sequence must sit out or was preempted itself."""
         while True:
             grown = self.pool.grow(seq, num_tokens)
@@ -179,13 +176,13 @@ class Scheduler:
                 return False
             victim = next(other for other in reversed(self.running) if other.last_step != plan.step)
             self._preempt(victim)
+            report.preempted(victim)
             if victim is seq:
                 return False
 
     def _preempt(self, seq: Sequence) -> None:
         """Takes seat and blocks; the ids stay. What is in flight still yields its ids, its keys and values are void."""
         self.num_preemptions += 1
-        seq.num_preemptions += 1
         self._vacate(seq)
         self.running.remove(seq)
         seq.num_computed = 0
@@ -237,8 +234,6 @@ class Scheduler:
             seq.first_scheduled_s = now_s
             # What a resumption finds again is not what the caller is told.
             seq.num_cached = seq.num_computed
-            self.num_prompt_tokens += seq.num_prompt
-            self.num_cached_tokens += seq.num_cached
         insort(self.running, seq, key=_rank)
         stop = seq.request.stop
         plan.admissions.append(

@@ -1,0 +1,43 @@
+"""The engine's Load, told to all: on change, at most every so often, and the last state always."""
+
+from __future__ import annotations
+
+from photon_grpc.core.ports import Outbox
+from photon_grpc.core.stats import Load
+from photon_grpc.engine.census import Census
+from photon_grpc.engine.scheduler.scheduler import Scheduler
+
+
+class Bulletin:
+    """Frames of tokens tell the Load to those who get them; this reaches every front end, also when nothing is sent or running.
+
+    Args:
+        interval_s: between two broadcasts. What changes within is told at its end: `due_s` bounds how long the engine may sleep.
+    """
+
+    def __init__(self, census: Census, scheduler: Scheduler, outbox: Outbox, interval_s: float) -> None:
+        self._census = census
+        self._scheduler = scheduler
+        self._outbox = outbox
+        self._interval_s = interval_s
+        self._told: Load | None = None
+        self._may_have_changed = True
+        self._next_s = float("-inf")
+
+    def changed(self) -> None:
+        """Something happened that the Load may show."""
+        self._may_have_changed = True
+
+    def due_s(self) -> float | None:
+        """When there is something to tell; None: nothing has happened since the last time."""
+        return self._next_s if self._may_have_changed else None
+
+    def tell(self, now_s: float) -> None:
+        """Broadcasts what is due."""
+        if not self._may_have_changed or now_s < self._next_s:
+            return
+        self._may_have_changed = False
+        load = self._census.load(self._scheduler)
+        if load != self._told:
+            self._told, self._next_s = load, now_s + self._interval_s
+            self._outbox.broadcast(load)

@@ -1,0 +1,86 @@
+"""The engine's queue as a front end sees it: what the engine has told, and what it cannot have counted yet."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from photon_grpc.core.frames import Facts
+from photon_grpc.core.stats import Load
+from photon_grpc.errors import QueueFull
+from photon_grpc.frontend.ask import Ask, ChatInput, IdsInput, TextInput
+
+#: A guess of the tokens in a text that is not tokenized yet; for English it is about right.
+_CHARS_PER_TOKEN = 4
+
+
+class EngineQueue:
+    """Refuses at once what finds the queue full. The engine's verdict is final: it alone knows what other front ends have sent.
+
+    A request counts here from `place` on: while its prompt is prepared, by an estimate of its tokens; once sent, until the engine says
+    that its Load counts it.
+    """
+
+    def __init__(self) -> None:
+        #: The newest that the engine has told.
+        self.load = Load()
+        #: (handle, tokens) of what was sent and is in no Load yet.
+        self._sent: deque[tuple[int, int]] = deque()
+        self._num_sent_tokens = 0
+        self._num_preparing = 0
+        self._num_preparing_tokens = 0
+
+    @contextmanager
+    def place(self, num_tokens: int, facts: Facts) -> Iterator[None]:
+        """Holds the place of a request while its prompt, of about `num_tokens`, is prepared. Raises QueueFull."""
+        self.check(num_tokens, facts)
+        self._num_preparing += 1
+        self._num_preparing_tokens += num_tokens
+        try:
+            yield
+        finally:
+            self._num_preparing -= 1
+            self._num_preparing_tokens -= num_tokens
+
+    def check(self, num_tokens: int, facts: Facts) -> None:
+        """Raises QueueFull where one more request, of `num_tokens`, would exceed what may wait. An empty queue takes any."""
+        num_waiting = self.load.queued + len(self._sent) + self._num_preparing
+        if num_waiting >= facts.max_queue_size:
+            raise self._full("requests", num_waiting, num_waiting, num_waiting + 1, facts.max_queue_size)
+        waiting = self.load.queued_prompt_tokens + self._num_sent_tokens + self._num_preparing_tokens
+        if num_waiting and waiting + num_tokens > facts.max_queued_tokens:
+            raise self._full("prompt tokens", num_waiting, waiting, waiting + num_tokens, facts.max_queued_tokens)
+
+    def sent(self, handle: int, num_tokens: int) -> None:
+        """A request is on its way to the engine."""
+        self._sent.append((handle, num_tokens))
+        self._num_sent_tokens += num_tokens
+
+    def told(self, load: Load, newest_added: int = 0) -> None:
+        """The engine's newest Load, which counts all that was sent up to the handle `newest_added`."""
+        self.load = load
+        while self._sent and self._sent[0][0] <= newest_added:
+            self._num_sent_tokens -= self._sent.popleft()[1]
+
+    def lost(self) -> None:
+        """The engine is gone, and what it had with it."""
+        self.load = Load()
+        self._sent.clear()
+        self._num_sent_tokens = 0
+
+    def _full(self, what: str, num_waiting: int, waiting: int, needed: int, limit: int) -> QueueFull:
+        message = f"{waiting} {what} are waiting; the queue holds {limit}"
+        return QueueFull(message, needed=needed, limit=limit, retry_after_s=self.load.retry_after_s(num_waiting))
+
+
+def estimate_tokens(ask: Ask, facts: Facts) -> int:
+    """About how many tokens the prompt will have: exact for ids; a quarter of a text's characters, at most what the context holds."""
+    if isinstance(ask.input, IdsInput):
+        return len(ask.input.token_ids)
+    num_chars = 0
+    if isinstance(ask.input, TextInput):
+        num_chars = len(ask.input.text)
+    elif isinstance(ask.input, ChatInput):
+        num_chars = sum(len(message.content) for message in ask.input.messages)
+    return min(num_chars // _CHARS_PER_TOKEN + 1, facts.max_model_len)

@@ -1,0 +1,123 @@
+"""What finds the engine's queue full is refused at once: before any work, by what the engine told and what it cannot know yet."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import pytest
+
+from photon_grpc.core.stats import Load
+from photon_grpc.errors import PromptTooLong, QueueFull
+from photon_grpc.frontend.ask import ChatInput, ChatMessage
+from photon_grpc.frontend.encoder import ThreadEncoder
+from photon_grpc.frontend.engine_queue import estimate_tokens
+from photon_grpc.frontend.frontend import Frontend
+from tests.frontend.fake_engine import FACTS, FakeLink, ask, frontend, served
+
+
+async def refusal(front: Frontend, *asked: object) -> QueueFull:
+    with pytest.raises(QueueFull) as caught:
+        await front.stream(ask(*asked))  # type: ignore[arg-type]
+    return caught.value
+
+
+async def test_a_burst_is_refused_before_a_word_of_it_is_tokenized() -> None:
+    may_go = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        link = FakeLink()
+        front = Frontend(link=link, model=served(), encoder=ThreadEncoder(served(), pool))
+        pool.submit(may_go.wait)
+        tasks = [asyncio.create_task(front.stream(ask("Hello"))) for _ in range(40)]
+        done, _ = await asyncio.wait(tasks, timeout=0.2)
+        refused = [task.exception() for task in done]
+        assert len(refused) == 36 and all(isinstance(error, QueueFull) for error in refused)
+        assert not link.adds
+        may_go.set()
+        await asyncio.wait(tasks)
+    assert len(link.adds) == FACTS.max_queue_size == 4
+
+
+async def test_a_load_is_believed_however_old_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    with frontend() as (front, link):
+        link.on_frame(Load(queued=4, ended_per_s=2.0))
+        now_s = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: now_s + 3600)
+        refused = await refusal(front)
+        assert (refused.needed, refused.limit, refused.retry_after_s) == (5, 4, 2.0)
+        link.on_frame(Load())
+        await front.stream(ask())
+
+
+async def test_what_was_sent_counts_until_the_engine_has_counted_it() -> None:
+    with frontend() as (front, link):
+        for _ in range(4):
+            await front.stream(ask())
+        await refusal(front)
+        link.on_frame(Load(running=1))  # told before it read any of them
+        await refusal(front)
+        link.step(load=Load(queued=3))
+        await front.stream(ask())
+        await refusal(front)
+
+
+async def test_prompt_tokens_are_bounded_and_an_empty_queue_takes_any() -> None:
+    with frontend(link=FakeLink(msgspec.structs.replace(FACTS, max_queued_tokens=50))) as (front, link):
+        await front.stream(ask((1,) * 30))
+        refused = await refusal(front, (1,) * 21)
+        assert (refused.needed, refused.limit) == (51, 50)
+        await front.stream(ask((1,) * 20))
+        link.step(load=Load(queued=1, queued_prompt_tokens=30))
+        await refusal(front, (1,) * 21)
+        link.on_frame(Load())
+        await front.stream(ask((1,) * 60))
+
+
+async def test_a_text_counts_by_a_guess_while_it_is_tokenized_and_exactly_afterwards() -> None:
+    may_go = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        front = Frontend(link=FakeLink(), model=served(), encoder=ThreadEncoder(served(), pool))
+        pool.submit(may_go.wait)
+        first = asyncio.create_task(front.stream(ask("z" * 80)))
+        await asyncio.sleep(0)
+        await refusal(front, (1,) * 85)  # 21 and 85 tokens; 100 may wait
+        may_go.set()
+        await first
+        await refusal(front, "q" * 24)  # 80 and 24, not 80 and 7
+
+
+@pytest.mark.parametrize("ends", ["too long", "cancelled"])
+async def test_a_place_is_given_back_however_the_preparation_ends(ends: str) -> None:
+    with frontend() as (front, _):
+        for _ in range(10):
+            task = asyncio.create_task(front.stream(ask("z" * 500)))
+            await asyncio.sleep(0)
+            if ends == "cancelled":
+                task.cancel()
+            with pytest.raises((PromptTooLong, asyncio.CancelledError)):
+                await task
+        await front.stream(ask())
+
+
+async def test_a_lost_engine_takes_its_queue_with_it() -> None:
+    with frontend() as (front, link):
+        streams = [await front.stream(ask()) for _ in range(4)]
+        link.on_frame(Load(queued=4))
+        facts, link.facts = link.facts, None
+        link.on_lost()
+        link.facts = facts
+        assert facts is not None
+        link.on_frame(facts)
+        for stream in streams:
+            stream.close()
+        await front.stream(ask())
+
+
+def test_a_guess_is_exact_for_ids_and_never_above_the_context() -> None:
+    chat = ChatInput((ChatMessage("user", "x" * 40), ChatMessage("user", "y" * 40)))
+    given: tuple[str | tuple[int, ...], ...] = ((1,) * 77, "x" * 40, "x" * 4000)
+    assert [estimate_tokens(ask(each), FACTS) for each in given] == [77, 11, FACTS.max_model_len]
+    assert estimate_tokens(ask(input=chat), FACTS) == 21
