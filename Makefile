@@ -3,6 +3,7 @@
 #   make run     the service on 127.0.0.1:50051 with the embedded model, one generation, then a server until Ctrl-C
 #   make demo    the same on a free port, and ends after the generation
 #   make test    the whole test suite that needs no GPU
+#   make attack  the attacks of that suite in their long form, on a service of their own: minutes, and a table of figures
 #
 # ARGS passes flags on:        make run ARGS="--listen 127.0.0.1:6000 --max-num-seqs 8"
 # PIP_ARGS goes to pip:        PyTorch's default wheels for Linux bring CUDA (about 5 GB on disk). On a machine without
@@ -18,7 +19,7 @@ PYTHON ?=
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo setup setup-dev test test-gpu bench protos lint format clients clean
+.PHONY: help run demo setup setup-dev test test-gpu attack bench protos lint format clients clean
 
 help:
 	@sed -n 's/^#  *\(make .*\)/  \1/p' Makefile
@@ -35,6 +36,9 @@ test: setup-dev
 
 test-gpu: setup-dev
 	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+attack: setup-dev
+	$(BIN)/python -m pytest tests/attack --attack long $(ARGS)
 
 bench: setup-dev
 	$(BIN)/python -m benchmarks $(or $(ARGS),--short)

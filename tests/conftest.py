@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,12 @@ from hypothesis import HealthCheck, settings
 # How long an example takes says how busy the machine is, not whether the code is right.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("untimed")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What `tests/attack` takes: options are read before its conftest is."""
+    parser.addoption("--attack", choices=("short", "long"), default="short", help="how large the attacks are")
+    parser.addoption("--attack-figures", type=Path, metavar="PATH", help="write what they did to PATH (.md or .json)")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,0 +1,86 @@
+"""How large each attack is: one form runs with every test, the other takes minutes. The code is the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from photon_grpc import demo
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Counts, bytes and seconds of every attack."""
+
+    name: str
+    #: Directory of the model that is attacked: the embedded one, or its smaller draft, which is sooner done.
+    model: str
+    #: Of each method: messages that are sent broken.
+    mutations: int
+    #: Requests with two fields at a limit.
+    pairs: int
+    #: The longest text that a field is given.
+    text_bytes: int
+    #: How deep JSON is nested.
+    depths: tuple[int, ...]
+    #: One hostile chat.
+    chat_bytes: int
+    #: Connections that come and vanish, calls that are cancelled, calls whose deadline is too short, streams that nobody reads.
+    vanishing: int
+    cancels: int
+    deadlines: int
+    unread: int
+    #: How often a process is killed.
+    kills: int
+    #: Calls that are refused while nobody reads the log.
+    refused: int
+    #: Requests that must equal their solo runs.
+    requests: int
+    #: What eight hostile callers send, in how many processes, for how long.
+    flood_bytes: tuple[int, ...]
+    flood_processes: int
+    flood_s: float
+    #: How long a neighbour's one-token Generate may wait: generous, for the machine may be busy with other things.
+    neighbour_s: float = 5.0
+
+
+SHORT = Size(
+    name="short",
+    model=str(demo.DRAFT),
+    mutations=40,
+    pairs=120,
+    text_bytes=1 << 16,
+    depths=(10, 700, 20_000),
+    chat_bytes=1 << 17,
+    vanishing=60,
+    cancels=60,
+    deadlines=60,
+    unread=4,
+    kills=1,
+    refused=600,
+    requests=60,
+    flood_bytes=(1 << 20,),
+    flood_processes=2,
+    flood_s=2.0,
+)
+
+LONG = Size(
+    name="long",
+    model=str(demo.TARGET),
+    mutations=2_000,
+    pairs=4_000,
+    text_bytes=1 << 22,
+    depths=(10, 100, 500, 700, 990, 1_000, 10_000, 100_000),
+    chat_bytes=1 << 20,
+    vanishing=1_000,
+    cancels=2_000,
+    deadlines=2_000,
+    unread=32,
+    kills=5,
+    refused=20_000,
+    requests=400,
+    flood_bytes=(1 << 20, 32 << 20),
+    flood_processes=8,
+    flood_s=15.0,
+)
+
+SIZES = {size.name: size for size in (SHORT, LONG)}
