@@ -70,7 +70,7 @@ class Program:
         self._pool = _Pool(_POOL_THREADS, "frontend", initializer=_mark_thread)
         encoder = ThreadEncoder(model, self._pool)
         self._frontend = Frontend(link=self._client, model=model, encoder=encoder, seed=config.model.seed)
-        self._threads: list[threading.Thread] = []
+        self._threads: list[_Thread] = []
         self._start()
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -144,7 +144,7 @@ class Program:
         self.end()
         if not getattr(_thread, "is_ours", False):
             for thread in self._threads:
-                thread.join()
+                thread.wait()
 
     # -- calls ---------------------------------------------------------------------------------------------------------------------------
 
@@ -174,8 +174,8 @@ class Program:
 
     def _start(self) -> None:
         try:
-            for name, target in (("frontend", self._converse), ("engine", self._compute)):
-                thread = threading.Thread(target=target, name=name, daemon=True)
+            for name, work in (("frontend", self._converse), ("engine", self._compute)):
+                thread = _Thread(name, work)
                 thread.start()
                 self._threads.append(thread)
         except BaseException:
@@ -184,7 +184,6 @@ class Program:
             raise
 
     def _converse(self) -> None:
-        _mark_thread()
         with self._events:
             self._events.run(self._live())
         self._pool.shutdown(cancel_futures=True)
@@ -195,7 +194,6 @@ class Program:
         await self._is_engine_gone.wait()
 
     def _compute(self) -> None:
-        _mark_thread()
         try:
             self._engine.run()
         except Exception:
@@ -219,6 +217,25 @@ class Program:
             log.exception("the device did not finish what was launched")
         del self._engine, self._runner
         free_unused()
+
+
+class _Thread(threading.Thread):
+    def __init__(self, name: str, work: Callable[[], None]) -> None:
+        super().__init__(name=name, daemon=True)
+        self._work = work
+        self._is_done = threading.Event()
+
+    def run(self) -> None:
+        _mark_thread()
+        try:
+            self._work()
+        finally:
+            self._is_done.set()
+
+    def wait(self) -> None:
+        """Until it has ended. Ctrl-C in a `join` would have the thread counted as ended (Python 3.11)."""
+        self._is_done.wait()
+        self.join()
 
 
 class _Pool(ThreadPoolExecutor):
