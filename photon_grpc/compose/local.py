@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
-import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from photon_grpc.compose.asks import Prompt, ask_for, asks_for, typed
 from photon_grpc.compose.console import bar_of
 from photon_grpc.compose.program import Program
 from photon_grpc.config.download import fetch_model
-from photon_grpc.config.resolve import resolve
+from photon_grpc.config.resolve import resolve_program
 from photon_grpc.core.request import FinishReason
-from photon_grpc.errors import InvalidRequest
-from photon_grpc.frontend.ask import (
-    Ask,
-    ChatInput,
-    ChatMessage,
-    IdsInput,
-    OutputAsk,
-    SamplingAsk,
-    SchedulingAsk,
-    StopAsk,
-    TextInput,
-)
+from photon_grpc.frontend.ask import Ask
 from photon_grpc.frontend.update import Delta, Result
-
-#: One prompt: text, ids, or (with chat) a conversation of {"role": ..., "content": ...}.
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +42,13 @@ class LLM:
     >>> with LLM() as llm:
     ...     print(llm.generate("def fib(n):", max_tokens=32, temperature=0)[0].text)
 
-    `model` is a directory or an id to download (unset: the embedded model); every flag of `serve` is a keyword: `LLM(model, max_num_seqs=8, dtype="bfloat16")`.
+    `model` is a directory or an id to download (unset: the embedded model); every flag of `serve` that is not the server's own is a keyword:
+    `LLM(model, max_num_seqs=8, dtype="bfloat16")`.
     Raises StartupError when a flag or the directory is wrong.
     """
 
     def __init__(self, model: str | os.PathLike[str] = "", **flags: Any) -> None:
-        config = resolve({"model": os.fspath(model) or None, **flags}, os.environ).config
+        config = resolve_program({"model": None if model == "" else model, **flags}, os.environ).config
         self._program = Program(fetch_model(config))
         # At the end of the interpreter, too.
         weakref.finalize(self, self._program.close)
@@ -78,12 +64,12 @@ class LLM:
         """Completes all prompts, as many at a time as the engine takes; in the order of the prompts, `num_outputs` each.
 
         `prompts` is one text, or a sequence of texts, of sequences of ids, or with `chat` of texts (the user's message) or
-        conversations. `options` are those of `make_ask`. `show_progress`: unset, a bar on a terminal when there are several prompts.
-        Raises PhotonError for the first prompt that is refused; the others are aborted.
+        conversations. `options` are those of `compose.asks.make_ask`. `show_progress`: unset, a bar on a terminal when there are several prompts.
+        Raises PhotonError for the first prompt that is refused (the others are aborted), InvalidRequest for a value of a wrong type, TypeError
+        for an option that there is none of.
         """
-        _check(options)
-        asks = [make_ask(prompt, chat=chat, **options) for prompt in _as_list(prompts)]
-        if show_progress is None:
+        asks = asks_for(prompts, {"chat": chat, **options})
+        if typed("show_progress", show_progress, bool | None) is None:
             show_progress = len(asks) > 1 and sys.stderr.isatty()
         with bar_of("prompts", len(asks), show_progress) as advance:
             results = self._program.wait(self._program.generate(asks, advance))
@@ -92,10 +78,9 @@ class LLM:
     def stream(self, prompt: Prompt, *, chat: bool = False, **options: Any) -> Iterator[Delta]:
         """What is new, as it is generated: `for delta in llm.stream("def "): print(delta.text, end="")`.
 
-        Leaving the loop aborts the rest. Options as for `make_ask`; raises PhotonError.
+        Leaving the loop aborts the rest. Options as for `generate`; raises PhotonError.
         """
-        _check(options)
-        return self._deltas(make_ask(prompt, chat=chat, **options))
+        return self._deltas(ask_for(prompt, {"chat": chat, **options}))
 
     def close(self) -> None:
         """Ends the engine and gives back its memory. Calls and streams in flight, and all that come, raise Closed.
@@ -113,65 +98,6 @@ class LLM:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def make_ask(
-    prompt: Prompt,
-    *,
-    chat: bool = False,
-    max_tokens: int | None = None,
-    min_tokens: int | None = None,
-    temperature: float | None = None,
-    top_p: float | None = None,
-    top_k: int | None = None,
-    min_p: float | None = None,
-    seed: int | None = None,
-    num_outputs: int | None = None,
-    stop_strings: str | Sequence[str] = (),
-    stop_token_ids: Sequence[int] = (),
-    ignore_eos: bool = False,
-    include_stop_in_text: bool = False,
-    skip_special_tokens: bool = True,
-    max_duration_s: float | None = None,
-    priority: int = 0,
-) -> Ask:
-    """The options have the names and meanings of the protos; None is the model's default, then the neutral value."""
-    stops = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
-    return Ask(
-        input=_input(prompt, chat),
-        arrival_s=time.monotonic(),
-        sampling=SamplingAsk(temperature, top_p, top_k, min_p, seed, num_outputs),
-        stop=StopAsk(
-            max_tokens, min_tokens, stops, tuple(stop_token_ids), ignore_eos, include_stop_in_text, max_duration_s
-        ),
-        output=OutputAsk(token_ids=True, skip_special_tokens=skip_special_tokens),
-        scheduling=SchedulingAsk(priority=priority),
-    )
-
-
-def _check(options: dict[str, Any]) -> None:
-    """Raises TypeError naming what there is no option of."""
-    known = inspect.signature(make_ask).parameters.keys() - {"prompt", "chat"}
-    for name in options.keys() - known:
-        raise TypeError(f"there is no option {name}; there are {', '.join(sorted(known))}")
-
-
-def _as_list(prompts: str | Sequence[Prompt]) -> Sequence[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    if prompts and isinstance(prompts[0], int):
-        raise InvalidRequest("one prompt of ids is a list within the list: [[1, 2, 3]]", field="prompts")
-    return prompts
-
-
-def _input(prompt: Prompt, chat: bool) -> TextInput | IdsInput | ChatInput:
-    if not chat:
-        return TextInput(prompt) if isinstance(prompt, str) else IdsInput(tuple(prompt))  # type: ignore[arg-type]
-    turns: Sequence[Any] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    try:
-        return ChatInput(tuple(ChatMessage(**turn) for turn in turns))
-    except TypeError as error:
-        raise InvalidRequest(f"a turn of a conversation is a role and a content: {error}", field="prompts") from error
 
 
 def _completions(prompt_index: int, result: Result) -> Iterator[Completion]:

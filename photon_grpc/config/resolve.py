@@ -50,6 +50,18 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str]) -> Resolved:
     return Resolved(config, origins, tuple(_warnings(environ)))
 
 
+def resolve_program(given: Mapping[str, Any], environ: Mapping[str, str]) -> Resolved:
+    """`resolve` for a model in the caller's own program, which serves nobody: a setting of the server is a ConfigError, and variables that are
+    set for a service are not looked at."""
+    of_server = [setting for setting in settings() if setting.section == "server"]
+    for setting in of_server:
+        if given.get(setting.name) is not None:
+            message = f"{setting.name} is a setting of `photon-grpc serve`: it has no meaning where nothing is served"
+            raise ConfigError(message, field=setting.flag)
+    variables = {setting.variable for setting in of_server}
+    return resolve(given, {name: value for name, value in environ.items() if name not in variables})
+
+
 def check(config: ServeConfig, origins: Mapping[str, str]) -> None:
     """What no single value can tell. Raises ConfigError."""
     for address in config.server.listen:

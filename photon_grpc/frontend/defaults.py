@@ -165,9 +165,12 @@ def _check_stop_strings(texts: tuple[str, ...], limits: Limits) -> None:
         raise _invalid("stop.stop_strings", message, needed=len(texts), limit=limits.max_stop_strings)
     for i, text in enumerate(texts):
         field = f"stop.stop_strings[{i}]"
-        num_bytes = len(text.encode(errors="surrogatepass"))
         if not text:
             raise _invalid(field, "must not be empty")
+        try:
+            num_bytes = len(text.encode())
+        except UnicodeEncodeError:
+            raise _invalid(field, "holds a lone surrogate, which is not Unicode") from None
         if num_bytes > limits.max_stop_string_bytes:
             message = f"has {num_bytes} bytes; {limits.max_stop_string_bytes} are allowed"
             raise _invalid(field, message, needed=num_bytes, limit=limits.max_stop_string_bytes)

@@ -1,0 +1,140 @@
+"""What a caller of `LLM` wrote, made into Asks: the one door where Python values are checked, by the declared types of `make_ask`."""
+
+from __future__ import annotations
+
+import time
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from photon_grpc.errors import InvalidRequest
+from photon_grpc.frontend.ask import (
+    Ask,
+    ChatInput,
+    ChatMessage,
+    IdsInput,
+    OutputAsk,
+    SamplingAsk,
+    SchedulingAsk,
+    StopAsk,
+    TextInput,
+)
+
+#: One prompt: text, ids, or (with chat) a conversation of {"role": ..., "content": ...}.
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+
+#: A prompt in a list, a turn in it, its texts.
+_DEPTH = 3
+#: A turn of a conversation: a ChatMessage that refuses what it has no field for.
+_Turn = msgspec.defstruct(
+    "_Turn",
+    [(each.name, str) if each.default is MISSING else (each.name, str, each.default) for each in fields(ChatMessage)],
+    forbid_unknown_fields=True,
+)
+
+
+def make_ask(
+    prompt: Prompt,
+    *,
+    chat: bool = False,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    seed: int | None = None,
+    num_outputs: int | None = None,
+    stop_strings: str | Sequence[str] = (),
+    stop_token_ids: Sequence[int] = (),
+    ignore_eos: bool = False,
+    include_stop_in_text: bool = False,
+    skip_special_tokens: bool = True,
+    max_duration_s: float | None = None,
+    priority: int = 0,
+) -> Ask:
+    """The options have the names and meanings of the protos; None is the model's default, then the neutral value."""
+    stops = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
+    return Ask(
+        input=_input(prompt, chat),
+        arrival_s=time.monotonic(),
+        sampling=SamplingAsk(temperature, top_p, top_k, min_p, seed, num_outputs),
+        stop=StopAsk(
+            max_tokens, min_tokens, stops, tuple(stop_token_ids), ignore_eos, include_stop_in_text, max_duration_s
+        ),
+        output=OutputAsk(token_ids=True, skip_special_tokens=skip_special_tokens),
+        scheduling=SchedulingAsk(priority=priority),
+    )
+
+
+def ask_for(prompt: Any, options: Mapping[str, Any]) -> Ask:
+    """`make_ask` for values of any type. Raises InvalidRequest naming the first that is of a wrong one, TypeError for an option that there
+    is none of."""
+    (ask,) = _asks([("prompt", prompt)], options)
+    return ask
+
+
+def asks_for(prompts: Any, options: Mapping[str, Any]) -> list[Ask]:
+    """One for every prompt: `prompts` is one text, or a sequence of prompts. Raises as `ask_for`."""
+    if isinstance(prompts, str):
+        return _asks([("prompts", prompts)], options)
+    listed = typed("prompts", prompts, str | list[Any])
+    if listed and isinstance(listed[0], int) and not isinstance(listed[0], bool):
+        raise InvalidRequest("one prompt of ids is a list within the list: [[1, 2, 3]]", field="prompts")
+    if listed and isinstance(listed[0], Mapping):
+        raise InvalidRequest("one conversation is a list within the list: [[{...}, {...}]]", field="prompts")
+    return _asks([(f"prompts[{index}]", prompt) for index, prompt in enumerate(listed)], options)
+
+
+def typed(name: str, value: Any, kind: Any) -> Any:
+    """`value` as the declared type `kind`; what has a `tolist` (numpy, torch) counts as the Python value that it gives.
+
+    Raises InvalidRequest naming `name`: nothing is rounded, parsed or taken for true.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        pass
+    try:
+        return msgspec.convert(_plain(value), kind)
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).replace("`", "").replace(" | null", "").partition(" - at $")
+        message = f"{name}{path}: {what[0].lower()}{what[1:]}"
+        raise InvalidRequest(message, field=f"{name}{path}") from None
+
+
+def _asks(prompts: Sequence[tuple[str, Any]], options: Mapping[str, Any]) -> list[Ask]:
+    known = _kinds()
+    for name in options.keys() - known.keys():
+        raise TypeError(f"there is no option {name}; there are {', '.join(sorted(known.keys() - {'chat'}))}")
+    given = {name: typed(name, value, known[name]) for name, value in options.items() if value is not None}
+    kind = str | list[_Turn] if given.get("chat") else str | list[int]
+    return [make_ask(typed(name, prompt, kind), **given) for name, prompt in prompts]
+
+
+@cache
+def _kinds() -> dict[str, Any]:
+    """The options and their declared types."""
+    hints = typing.get_type_hints(make_ask)
+    return {name: kind for name, kind in hints.items() if name not in ("prompt", "return")}
+
+
+def _plain(value: Any, depth: int = _DEPTH) -> Any:
+    if not depth or isinstance(value, str | bytes | bytearray | memoryview | type):
+        return value
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {key: _plain(each, depth - 1) for key, each in value.items()}
+    return [_plain(each, depth - 1) for each in value] if isinstance(value, Sequence) else value
+
+
+def _input(prompt: Any, chat: bool) -> TextInput | IdsInput | ChatInput:
+    if not chat:
+        return TextInput(prompt) if isinstance(prompt, str) else IdsInput(tuple(prompt))
+    turns = [_Turn("user", prompt)] if isinstance(prompt, str) else prompt
+    return ChatInput(tuple(ChatMessage(**msgspec.structs.asdict(turn)) for turn in turns))
