@@ -8,28 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
-import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from photon_grpc.errors import MalformedMessage, PhotonError, frames_of
+from photon_grpc.errors import MalformedMessage
 from photon_grpc.server import metadata
+from photon_grpc.server.interceptors.failure_log import FailureLog
 from photon_grpc.server.metadata import Context
 from photon_grpc.server.status import CallStatus, call_status
 
-_log = logging.getLogger(__name__)
-
 MethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Parse = Callable[[bytes], Any]
+#: Awaits a call, and ends it where it fails.
+Guard = Callable[[Context, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every method of every service, whatever its shape."""
+
+    def __init__(self) -> None:
+        self._failures = FailureLog()
 
     async def intercept_service(
         self,
@@ -37,41 +40,42 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> MethodHandler | None:
         handler = await continuation(handler_call_details)
-        return None if handler is None else _guarded(handler, handler_call_details.method)
+        return None if handler is None else _guarded(handler, handler_call_details.method, self._failures)
 
 
-def _guarded(handler: Any, method: str) -> MethodHandler:
+def _guarded(handler: Any, method: str, failures: FailureLog) -> MethodHandler:
     parse = _parser(handler.request_deserializer)
+    guard = partial(_guard, method, failures)
     if handler.response_streaming:
-        wrapped = _responding_stream(handler, method, parse)
+        wrapped = _responding_stream(handler, guard, parse)
         make = (
             grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
         )
     else:
-        wrapped = _responding_once(handler, method, parse)
+        wrapped = _responding_once(handler, guard, parse)
         make = (
             grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
         )
     return make(wrapped, request_deserializer=None, response_serializer=handler.response_serializer)
 
 
-def _responding_once(handler: Any, method: str, parse: Parse) -> Callable[[Any, Context], Awaitable[Any]]:
+def _responding_once(handler: Any, guard: Guard, parse: Parse) -> Callable[[Any, Context], Awaitable[Any]]:
     behavior = handler.stream_unary if handler.request_streaming else handler.unary_unary
     read = _parsed_stream if handler.request_streaming else _parsed
 
     async def call(request: Any, context: Context) -> Any:
-        return await _guard(method, context, lambda: behavior(read(request, parse), context))
+        return await guard(context, lambda: behavior(read(request, parse), context))
 
     return call
 
 
-def _responding_stream(handler: Any, method: str, parse: Parse) -> Callable[[Any, Context], Awaitable[None]]:
+def _responding_stream(handler: Any, guard: Guard, parse: Parse) -> Callable[[Any, Context], Awaitable[None]]:
     behavior = handler.stream_stream if handler.request_streaming else handler.unary_stream
     read = _parsed_stream if handler.request_streaming else _parsed
     writes = behavior if inspect.iscoroutinefunction(behavior) else _writing(behavior)
 
     async def call(request: Any, context: Context) -> None:
-        await _guard(method, context, lambda: writes(read(request, parse), context))
+        await guard(context, lambda: writes(read(request, parse), context))
 
     return call
 
@@ -86,7 +90,7 @@ def _writing(generate: Callable[[Any, Context], AsyncIterator[Any]]) -> Callable
     return call
 
 
-async def _guard(method: str, context: Context, call: Callable[[], Awaitable[Any]]) -> Any:
+async def _guard(method: str, failures: FailureLog, context: Context, call: Callable[[], Awaitable[Any]]) -> Any:
     started_s = time.monotonic()
     try:
         metadata.name_call(context)
@@ -98,7 +102,7 @@ async def _guard(method: str, context: Context, call: Callable[[], Awaitable[Any
         raise
     except Exception as error:
         status = call_status(error, metadata.request_id())
-        _report(error, status, method, time.monotonic() - started_s)
+        failures.report(error, status, method, time.monotonic() - started_s)
         await _end(context, status)
 
 
@@ -124,22 +128,3 @@ def _parsed(message: bytes, parse: Parse) -> Any:
 async def _parsed_stream(messages: AsyncIterator[bytes], parse: Parse) -> AsyncIterator[Any]:
     async for message in messages:
         yield _parsed(message, parse)
-
-
-def _report(error: Exception, status: CallStatus, method: str, duration_s: float) -> None:
-    """One line for one failed call; the frames, but not the text, of what nobody foresaw."""
-    line = {
-        "event": "call failed",
-        "method": method,
-        "code": status.code.name,
-        "reason": status.reason,
-        "request_id": metadata.request_id(),
-        "duration_ms": round(duration_s * 1000, 1),
-    }
-    if isinstance(error, PhotonError):
-        if error.field:
-            line["field"] = error.field[:200]
-        _log.info("%s", json.dumps(line))
-    else:
-        line["exception"] = type(error).__name__
-        _log.error("%s\n%s", json.dumps(line), frames_of(error))

@@ -1,0 +1,102 @@
+"""However many calls fail, the log says which kinds and how many, in a few lines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from typing import Any
+
+import pytest
+
+from photon_grpc import errors
+from photon_grpc.server.interceptors.failure_log import FailureLog
+from photon_grpc.server.status import call_status
+
+INTERVAL_S = 0.05
+PROMPT = "my secret prompt"
+
+
+@pytest.fixture
+def failures() -> FailureLog:
+    return FailureLog(INTERVAL_S)
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, logger="photon_grpc.server")
+    return caplog
+
+
+def fail(failures: FailureLog, error: Exception, method: str = "/s/M") -> None:
+    failures.report(error, call_status(error, "id"), method, 0.01)
+
+
+def lines(log: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    return [json.loads(message.splitlines()[0]) for message in log.messages]
+
+
+async def test_few_failures_have_a_line_each_and_no_sum(failures, log):
+    for _ in range(10):
+        fail(failures, errors.QueueFull("full"))
+    await asyncio.sleep(2 * INTERVAL_S)
+    assert [line["event"] for line in lines(log)] == ["call failed"] * 10
+
+
+async def test_many_failures_are_summed_up_by_kind_and_each_is_counted_once(failures, log):
+    for _ in range(1000):
+        fail(failures, errors.QueueFull("full"))
+        fail(failures, errors.InvalidRequest("empty", field="text"), "/s/N")
+    fail(failures, errors.Draining("draining"))
+    assert len(lines(log)) == 21
+    await asyncio.sleep(2 * INTERVAL_S)
+    assert lines(log)[21:] == [
+        {
+            "event": "more calls failed",
+            "method": method,
+            "code": code,
+            "reason": reason,
+            "count": 990,
+            "within_s": INTERVAL_S,
+        }
+        for method, code, reason in (
+            ("/s/M", "RESOURCE_EXHAUSTED", "QUEUE_FULL"),
+            ("/s/N", "INVALID_ARGUMENT", "INVALID_REQUEST"),
+        )
+    ]
+
+
+async def test_every_interval_begins_anew(failures, log):
+    for _ in range(3):
+        for _ in range(12):
+            fail(failures, errors.QueueFull("full"))
+        await asyncio.sleep(2 * INTERVAL_S)
+    counts = [line.get("count", 1) for line in lines(log)]
+    assert counts == [*[1] * 10, 2] * 3
+
+
+async def test_what_nobody_foresaw_is_a_page_twice_however_deep_it_was(failures, log):
+    def there(depth: int) -> None:
+        back(depth - 1)
+
+    def back(depth: int) -> None:
+        if depth < 0:
+            raise RuntimeError(PROMPT)
+        there(depth)
+
+    for _ in range(100):
+        fail(failures, errors.QueueFull("full"))
+        try:
+            there(400)
+        except RuntimeError as error:
+            fail(failures, error)
+    await asyncio.sleep(2 * INTERVAL_S)
+    pages = [record.getMessage() for record in log.records if record.levelno == logging.ERROR]
+    assert [page.count("\n") > 10 for page in pages] == [True, True, False]
+    assert json.loads(pages[-1])["count"] == 98
+    assert json.loads(pages[-1])["reason"] == "RuntimeError"
+    for page in pages[:2]:
+        assert page.count("\n") <= 60
+        assert re.search(r"in back\n", page)
+    assert PROMPT not in log.text
