@@ -58,7 +58,7 @@ class Connection:
         return frames
 
     def queue(self, data: bytes) -> None:
-        """Writes what the socket takes; the rest waits. Raises OSError."""
+        """Writes what the socket takes; the rest waits."""
         rest = memoryview(data)
         if not self.backlog:
             rest = rest[self._write(rest) :]
@@ -68,7 +68,7 @@ class Connection:
             self.backlog_bytes += len(rest)
 
     def flush(self) -> None:
-        """Writes of the backlog what the socket takes. Raises OSError."""
+        """Writes of the backlog what the socket takes."""
         while self.backlog:
             count = self._write(self.backlog[0])
             if count:
@@ -84,6 +84,9 @@ class Connection:
             return self.socket.send(data)
         except BlockingIOError:
             return 0
+        except OSError:
+            # It is gone. What it said before, that everything is aborted maybe, is still to be read, and then the end.
+            return len(data)
 
 
 class BridgeHost:
@@ -167,11 +170,7 @@ class BridgeHost:
                 connection.alive.discard(ended.handle)
             for failed in frame.failed:
                 connection.alive.discard(failed.handle)
-        try:
-            connection.queue(encode(frame))
-        except OSError as error:
-            self._drop(connection, f"cannot be written to ({error})")
-            return
+        connection.queue(encode(frame))
         if connection.backlog:
             self._watch_backlog(connection)
 

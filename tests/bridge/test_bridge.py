@@ -118,6 +118,21 @@ def test_a_front_end_that_goes_leaves_an_abort_of_what_still_lives(host, fronten
     assert host.drain(0.0) == []
 
 
+def test_one_that_aborted_everything_and_went_is_heard_to_the_end(host, frontend, caplog):
+    """Though what it was written to in between found nobody."""
+    number, sock = frontend
+    sock.sendall(encode(add(7)))
+    assert host.drain(5.0) == [(number, add(7))]
+    sock.sendall(encode(Abort((7,))))
+    sock.close()
+    host.send(number, step((7,)))
+    host.send(number, step((7,)))
+    assert host.drain(5.0) == [(number, Abort((7,)))]
+    host.drain(0.0)
+    host.send(number, step())
+    assert caplog.messages == []
+
+
 def test_garbage_costs_only_the_one_who_sent_it(host, frontend):
     number, sock = frontend
     ours, theirs = socket.socketpair()
