@@ -42,15 +42,15 @@ class Child:
         self._ended: asyncio.Task[int] = asyncio.create_task(_wait(process))
 
     @classmethod
-    def start(cls, name: str, module: str) -> Child:
-        """Starts it; it finds its end of the control socket with `enter_child`. Raises OSError."""
+    def start(cls, name: str, module: str, stderr: int | None = None) -> Child:
+        """Starts it, with `stderr` as its own (None: ours); it finds what is meant for it with `enter_child`. Raises OSError."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         watchdog = Watchdog()
         passed = (theirs.fileno(), watchdog.fd)
         command = [sys.executable, "-m", module, *map(str, passed), str(os.getpid())]
         with theirs, _blocked(signal.SIGINT, signal.SIGTERM):
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=passed)
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=stderr, pass_fds=passed)
         return cls(name, process, ControlChannel(ours), watchdog)
 
     @property

@@ -20,26 +20,6 @@ log = logging.getLogger("photon_grpc")
 _PROGRESS_INTERVAL_S = 3.0
 
 
-class _LineFormatter(logging.Formatter):
-    """`12:34:56 message`, the level where it is not information, the process where it is not the supervisor."""
-
-    def __init__(self, process: str) -> None:
-        super().__init__(datefmt="%H:%M:%S")
-        self._process = process
-
-    def format(self, record: logging.LogRecord) -> str:
-        level = "" if record.levelno == logging.INFO else f"{record.levelname} "
-        text = f"{self.formatTime(record, self.datefmt)} {level}{self._process}{record.getMessage()}"
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
-
-
-def log_to_stderr(level: str, process: str = "") -> None:
-    """Sets up logging of this process; `process` is its name, empty for the supervisor."""
-    stream = logging.StreamHandler(sys.stderr)
-    stream.setFormatter(_LineFormatter(f"{process}: " if process else ""))
-    logging.basicConfig(level=level.upper(), handlers=[stream], force=True)
-
-
 def ready_line(addresses: tuple[str, ...], model: str, facts: Facts) -> str:
     """`ready on 127.0.0.1:50051 · demo · cpu float32 · 4096 KV blocks of 16 tokens · kernels torch`"""
     parts = [

@@ -16,7 +16,7 @@ from photon_grpc.bridge.codec import max_frame_bytes
 from photon_grpc.bridge.control import CannotStart, ControlChannel, Progress, Ready
 from photon_grpc.bridge.host import BridgeHost
 from photon_grpc.bridge.supervisor import CANNOT_START, Duty, enter_child
-from photon_grpc.compose.console import log_to_stderr
+from photon_grpc.compose.log_pipe import log_to_stderr
 from photon_grpc.compose.threads import limit_threads, settle_threads
 from photon_grpc.errors import StartupError
 

@@ -18,7 +18,7 @@ from photon_grpc.bridge.codec import max_frame_bytes
 from photon_grpc.bridge.control import Bound, CannotStart, ControlChannel, ControlMessage, Drain, Link, Serving
 from photon_grpc.bridge.heartbeat import Heartbeat
 from photon_grpc.bridge.supervisor import CANNOT_START, Duty, enter_child
-from photon_grpc.compose.console import log_to_stderr
+from photon_grpc.compose.log_pipe import log_to_stderr
 from photon_grpc.compose.served_model import read_served_model
 from photon_grpc.errors import StartupError
 from photon_grpc.frontend.encoder import ThreadEncoder

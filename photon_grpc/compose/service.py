@@ -28,8 +28,9 @@ from photon_grpc.bridge.control import (
 )
 from photon_grpc.bridge.heartbeat import TICK_S
 from photon_grpc.bridge.supervisor import Backoff, Child
-from photon_grpc.compose.console import LoadingDisplay, log_to_stderr, ready_line
+from photon_grpc.compose.console import LoadingDisplay, ready_line
 from photon_grpc.compose.listen import Listeners, UnixPath, plan_listeners
+from photon_grpc.compose.log_pipe import LogPipe, log_to_stderr, own_stderr
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.core.frames import Facts
 from photon_grpc.errors import StartupError
@@ -51,12 +52,15 @@ def serve(config: ServeConfig) -> int:
     Returns the exit code: 0 after a drain, 2 when it cannot start (the reason is on stderr), 1 when a process crashed before it
     ever worked, 128 + signal after a second signal.
     """
-    log_to_stderr(config.server.log_level)
+    pipe = LogPipe(own_stderr())
+    log_to_stderr(config.server.log_level, fd=pipe.fd)
     try:
-        return asyncio.run(Service(config).run())
+        return asyncio.run(Service(config, stderr=pipe.fd).run())
     except StartupError as error:
         log.error("cannot start: %s", error)
         return 2
+    finally:
+        pipe.close()
 
 
 class ChildCrashed(Exception):
@@ -70,6 +74,7 @@ class Post:
         self,
         name: str,
         module: str,
+        stderr: int | None,
         *,
         on_start: Callable[[], None],
         on_message: Callable[[ControlMessage], None],
@@ -80,6 +85,7 @@ class Post:
         self.has_worked = False
         self.child: Child | None = None
         self._module = module
+        self._stderr = stderr
         self._on_start = on_start
         self._on_message = on_message
         self._on_end = on_end
@@ -90,7 +96,7 @@ class Post:
         deaths = 0
         while True:
             started_s = time.monotonic()
-            self.child = Child.start(self.name, self._module)
+            self.child = Child.start(self.name, self._module, self._stderr)
             self._on_start()
             reason = await self._listen(self.child)
             code = await self.child.ended()
@@ -129,7 +135,7 @@ def how_it_ended(code: int) -> str:
 class Service:
     """One engine, its front ends, and who is joined to whom.
 
-    `engine` and `frontend` are the modules that their processes run.
+    `engine` and `frontend` are the modules that their processes run, `stderr` is what they have as such (None: what this one has).
     """
 
     def __init__(
@@ -138,13 +144,16 @@ class Service:
         *,
         engine: str = "photon_grpc.compose.engine",
         frontend: str = "photon_grpc.compose.frontend",
+        stderr: int | None = None,
     ) -> None:
         self._config = config
+        self._stderr = stderr
         self._frontend_module = frontend
         self._listeners = Listeners(config.server.listen, reuse_port=False)
         self._engine = Post(
             "engine",
             engine,
+            stderr,
             on_start=self._engine_started,
             on_message=self._engine_said,
             on_end=self._engine_ended,
@@ -231,6 +240,7 @@ class Service:
         return Post(
             f"front end {index}",
             self._frontend_module,
+            self._stderr,
             on_start=lambda: self._frontend_started(index),
             on_message=lambda message: self._frontend_said(index, message),
             on_end=lambda: self._serving.discard(index),

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-import logging
 
 import pytest
 
@@ -56,9 +55,3 @@ def test_a_bar_of_prompts_is_drawn_only_when_wanted(monkeypatch, is_shown, drawn
     with console.bar_of("prompts", 3, is_shown) as advance:
         advance()
     assert ("prompts" in terminal.getvalue()) == drawn
-
-
-def test_a_line_names_the_process_and_what_is_not_mere_information():
-    record = logging.LogRecord("x", logging.WARNING, "", 0, "hot %d", (3,), None)
-    text = console._LineFormatter("engine: ").format(record)
-    assert text.endswith(" WARNING engine: hot 3")

@@ -55,6 +55,7 @@ class RunningService:
     def __init__(self, command: list[str]) -> None:
         self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self.lines: list[str] = []
+        self.is_read = True
         self._reading = threading.Thread(target=self._read, daemon=True)
         self._reading.start()
 
@@ -62,6 +63,8 @@ class RunningService:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.lines.append(line.rstrip())
+            while not self.is_read:
+                time.sleep(0.02)
 
     def ready_lines(self) -> list[str]:
         return [line for line in self.lines if " ready on " in line]

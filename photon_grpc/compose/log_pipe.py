@@ -1,0 +1,128 @@
+"""stderr of every process of the service, behind a pipe: who writes never waits for who reads.
+
+The supervisor makes the pipe and copies what comes out of it to its stderr. Its children have the other end as their stderr, so that what
+is written there by libraries, and last by one that crashes, takes the same way. The pipe is the queue: what does not fit is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import select
+import sys
+import threading
+from collections.abc import Iterator
+
+#: As much as a process may ask for without privileges.
+_PIPE_BYTES = 1024 * 1024
+_READ_BYTES = 64 * 1024
+#: What the last lines get to reach a stderr that is slow.
+_FLUSH_S = 1.0
+
+
+def log_to_stderr(level: str, process: str = "", *, fd: int = 2) -> None:
+    """Sets up logging of this process to what it has as stderr; `process` is its name, empty for the supervisor."""
+    lines = LogLines(fd)
+    lines.setFormatter(_LineFormatter(f"{process}: " if process else ""))
+    logging.basicConfig(level=level.upper(), handlers=[lines], force=True)
+
+
+class LogPipe:
+    """The pipe, and the thread that empties it until nobody is left who could write."""
+
+    def __init__(self, target: int) -> None:
+        """`target` gets the text; -1: nobody does."""
+        reader, self.fd = os.pipe()
+        # Of the writers' end alone, but in every process: the flag belongs to the pipe, not to its descriptors.
+        os.set_blocking(self.fd, False)
+        if hasattr(fcntl, "F_SETPIPE_SZ"):
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self._pump = threading.Thread(target=_pump, args=(reader, target), name="log", daemon=True)
+        self._pump.start()
+
+    def close(self) -> None:
+        """For the last writer. Waits for what is in the pipe, but not for long."""
+        os.close(self.fd)
+        self._pump.join(_FLUSH_S)
+
+
+class LogLines(logging.Handler):
+    """Writes records to a file descriptor that may be full: what it drops it counts, and says so with the next record that fits."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__()
+        self._fd = fd
+        self._num_dropped = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = self.format(record)
+        except Exception:
+            self.handleError(record)
+            return
+        if self._num_dropped and self._wrote(self.format(_loss(self._num_dropped))):
+            self._num_dropped = 0
+        if self._num_dropped or not self._wrote(text):
+            self._num_dropped += 1
+
+    def _wrote(self, text: str) -> bool:
+        try:
+            for piece in _pieces(f"{text}\n".encode(errors="backslashreplace")):
+                os.write(self._fd, piece)
+        except BlockingIOError:
+            return False
+        except OSError:
+            # Nobody will ever read it, and there is no other place to say so.
+            return True
+        return True
+
+
+class _LineFormatter(logging.Formatter):
+    """`12:34:56 message`, the level where it is not information, the process where it is not the supervisor."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__(datefmt="%H:%M:%S")
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        level = "" if record.levelno == logging.INFO else f"{record.levelname} "
+        text = f"{self.formatTime(record, self.datefmt)} {level}{self._process}{record.getMessage()}"
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+def own_stderr() -> int:
+    """The descriptor of this process's stderr; -1 where it was started without."""
+    return sys.__stderr__.fileno() if sys.__stderr__ is not None else -1
+
+
+def _loss(num_lines: int) -> logging.LogRecord:
+    return logging.LogRecord(__name__, logging.WARNING, "", 0, "%d lines were dropped", (num_lines,), None)
+
+
+def _pieces(data: bytes) -> Iterator[bytes]:
+    """A pipe takes so much whole or not at all, and nothing of another process in between."""
+    while len(data) > select.PIPE_BUF:
+        end = data.rfind(b"\n", 0, select.PIPE_BUF) + 1 or select.PIPE_BUF
+        yield data[:end]
+        data = data[end:]
+    yield data
+
+
+def _pump(reader: int, target: int) -> None:
+    while data := os.read(reader, _READ_BYTES):
+        _write_all(target, memoryview(data))
+    os.close(reader)
+
+
+def _write_all(fd: int, data: memoryview) -> None:
+    while data:
+        try:
+            data = data[os.write(fd, data) :]
+        except BlockingIOError:
+            select.select((), (fd,), ())
+        except OSError:
+            # A terminal or a reader that is gone, a full disk: the text is lost, the pipe must not fill up.
+            return
