@@ -81,5 +81,26 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     bypass_prefix_cache: bool = False
     #: 0 is the base model.
     adapter: int = 0
-    #: Another attempt of the same call: takes the place of a request in flight with the same id.
+    #: Another attempt of the same call: takes the place of an equal request in flight with the same id.
     replaces: bool = False
+    #: The caller set no seed; each attempt draws its own.
+    is_seed_drawn: bool = False
+
+    def is_attempt_of(self, other: Request) -> bool:
+        """Whether both may come from one call: all that a caller says to the engine is equal, the prompt first of all.
+
+        Times belong to an attempt, not to the call, and so does a seed that nobody asked for. The values themselves are compared, which
+        no digest can do better, and only when an attempt meets another one.
+        """
+        return self._said() == other._said()
+
+    def _said(self) -> Request:
+        return msgspec.structs.replace(
+            self,
+            sampling=msgspec.structs.replace(self.sampling, seed=0) if self.is_seed_drawn else self.sampling,
+            arrival_s=0.0,
+            deadline_s=None,
+            queue_deadline_s=None,
+            time_limit_s=None,
+            replaces=False,
+        )

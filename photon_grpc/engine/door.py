@@ -30,8 +30,8 @@ class Door:
         return tuple(self._by_handle.values())
 
     def replaced(self, request: Request) -> list[Sequence]:
-        """The sequences of an earlier attempt of the same call."""
-        return list(self._by_id.get((request.owner, request.request_id), ())) if request.replaces else []
+        """The sequences of an earlier attempt of the same call; after `refusal` has found no other request under its id."""
+        return list(self._by_id.get((request.owner, request.request_id), ()))
 
     def refusal(self, request: Request, retry_after_s: float) -> Failed | None:
         """Why this request cannot come in, or None. Its handle is the caller's to set."""
@@ -60,7 +60,9 @@ class Door:
             del self._by_id[key]
 
     def _duplicate(self, request: Request) -> Failed | None:
-        if request.replaces or (request.owner, request.request_id) not in self._by_id:
+        live = self._by_id.get((request.owner, request.request_id))
+        # Whoever knows an id may say that he tries again; only who asks the same takes the place of what runs.
+        if live is None or (request.replaces and request.is_attempt_of(live[0].request)):
             return None
         return Failed(
             0, "DUPLICATE_REQUEST_ID", f"request id {request.request_id!r} is in flight already", "request_id"

@@ -111,6 +111,7 @@ def to_request(
         salt=f"{ask.owner}\0{ask.cache.salt}" if ask.owner else ask.cache.salt,
         bypass_prefix_cache=ask.cache.bypass_prefix_cache,
         replaces=ask.replaces,
+        is_seed_drawn=ask.sampling.seed is None,
     )
 
 

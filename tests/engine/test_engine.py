@@ -195,10 +195,54 @@ def test_a_retried_call_takes_the_place_of_its_earlier_attempt() -> None:
     h = Harness()
     first = h.add([1], 50, request_id="x")
     h.step()
-    second = h.add([1], 5, request_id="x", replaces=True)
+    second = h.add([1], 50, request_id="x", replaces=True)
     h.run()
     assert h.outcomes[first].failed.reason == "DUPLICATE_REQUEST_ID"
-    assert h.outcomes[second].ids == complete([1], 5)
+    assert h.outcomes[second].ids == complete([1], 50)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"prompt": [2]},
+        {"max_tokens": 5},
+        {"seed": 1},
+        {"num_outputs": 2},
+        {"stop": (3,)},
+        {"priority": 1},
+        {"salt": "s"},
+    ]
+    + [{"adapter": 1}, {"bypass_prefix_cache": True}, {"is_seed_drawn": True}],
+)
+def test_who_asks_something_else_under_an_id_in_flight_is_refused_whatever_he_says(other: dict) -> None:
+    h = Harness()
+    first = h.add([1], 50, request_id="x")
+    h.step()
+    second = h.add(**{"prompt": [1], "max_tokens": 50} | other, request_id="x", replaces=True)
+    h.run()
+    assert h.outcomes[second].failed.reason == "DUPLICATE_REQUEST_ID"
+    assert h.outcomes[first].ids == complete([1], 50)
+
+
+def test_attempts_differ_in_their_times_and_in_a_seed_that_was_drawn() -> None:
+    h = Harness()
+    now = time.monotonic()
+    first = h.add([1], 50, request_id="x", seed=3, is_seed_drawn=True, deadline_s=now + 60)
+    h.step()
+    times = {"deadline_s": now + 59, "queue_deadline_s": now + 50, "time_limit_s": now + 40}
+    second = h.add([1], 50, request_id="x", seed=4, is_seed_drawn=True, replaces=True, **times)
+    h.run()
+    assert h.outcomes[first].failed.reason == "DUPLICATE_REQUEST_ID"
+    assert h.outcomes[second].ids == complete([1], 50, seed=4)
+
+
+def test_another_owner_s_request_of_the_same_id_is_out_of_reach() -> None:
+    h = Harness()
+    first = h.add([1], 50, request_id="x", owner="a")
+    h.step()
+    second = h.add([1], 50, request_id="x", owner="b", replaces=True)
+    h.run()
+    assert h.outcomes[first].ids == h.outcomes[second].ids == complete([1], 50)
 
 
 def test_a_retry_that_is_refused_leaves_its_earlier_attempt_alone() -> None:
