@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import cast
 
 from photon_grpc.bridge.codec import UP, FrameError, FrameReader, encode
-from photon_grpc.core.frames import Down, Facts, Up
-from photon_grpc.errors import EngineRestarting, ModelLoading
+from photon_grpc.core.frames import Add, Down, Facts, Up
+from photon_grpc.errors import EngineRestarting, ModelLoading, QueueFull
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +25,10 @@ _RETRY_AFTER_S = 1.0
 class BridgeClient:
     """core.ports.EngineLink over a socket; all calls belong to one event loop."""
 
-    def __init__(self, *, max_frame_bytes: int) -> None:
+    def __init__(self, *, max_frame_bytes: int, max_backlog_bytes: int = 64 * 1024 * 1024) -> None:
+        """An Add is refused while more than `max_backlog_bytes` wait: with the frame that exceeds them, that is all that ever waits."""
         self._max_frame_bytes = max_frame_bytes
+        self._max_backlog_bytes = max_backlog_bytes
         self._facts: Facts | None = None
         self._had_engine = False
         self._epoch: _Epoch | None = None
@@ -44,9 +46,19 @@ class BridgeClient:
         self._on_lost = on_lost
 
     def send(self, frame: Down) -> None:
-        """Raises EngineRestarting or ModelLoading when there is no engine."""
+        """Raises EngineRestarting or ModelLoading when there is no engine, QueueFull for an Add while too much waits to be read.
+
+        An Abort goes whatever waits: it is small, and there are no more of them than of Adds.
+        """
         if self._epoch is None or self._facts is None:
             raise self._absence()
+        if isinstance(frame, Add) and (num_bytes := self._epoch.num_unread_bytes) > self._max_backlog_bytes:
+            raise QueueFull(
+                f"{num_bytes} bytes wait for the engine to read them; {self._max_backlog_bytes} may",
+                needed=num_bytes,
+                limit=self._max_backlog_bytes,
+                retry_after_s=_RETRY_AFTER_S,
+            )
         self._epoch.write(encode(frame))
 
     async def connect(self, sock: socket.socket) -> None:
@@ -104,12 +116,20 @@ class _Epoch(asyncio.BufferedProtocol):
         self._lost = lost
         self._transport: asyncio.Transport | None = None
         self._unwritten: list[bytes] = []
+        self._num_unwritten_bytes = 0
         self._is_closed = False
+
+    @property
+    def num_unread_bytes(self) -> int:
+        """What the engine's socket has not taken."""
+        buffered = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return self._num_unwritten_bytes + buffered
 
     def write(self, data: bytes) -> None:
         if not self._unwritten:
             self._loop.call_soon(self._flush)
         self._unwritten.append(data)
+        self._num_unwritten_bytes += len(data)
 
     def close(self) -> None:
         self._is_closed = True
@@ -145,3 +165,4 @@ class _Epoch(asyncio.BufferedProtocol):
         if self._unwritten and self._transport is not None:
             self._transport.write(b"".join(self._unwritten))
         self._unwritten.clear()
+        self._num_unwritten_bytes = 0

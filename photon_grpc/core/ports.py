@@ -77,7 +77,8 @@ class EngineLink(Protocol):
         """None while no engine is ready."""
 
     def send(self, frame: Down) -> None:
-        """Raises errors.EngineRestarting or errors.ModelLoading when there is no engine."""
+        """Raises errors.EngineRestarting or errors.ModelLoading when there is no engine, errors.QueueFull where it has long not read: an
+        Add is not sent then. An Abort always is."""
 
     def listen(self, on_frame: Callable[[Up], None], on_lost: Callable[[], None]) -> None:
         """`on_frame` gets every frame up, `on_lost` is called when the engine is gone: everything in flight has failed."""

@@ -15,7 +15,7 @@ from photon_grpc.bridge.host import BridgeHost
 from photon_grpc.core.frames import Abort, Add, Facts, Failed, Finished, StepFrame
 from photon_grpc.core.request import FinishReason, Request, SamplingParams, StopParams
 from photon_grpc.core.stats import Load
-from photon_grpc.errors import EngineRestarting, ModelLoading
+from photon_grpc.errors import EngineRestarting, ModelLoading, QueueFull
 
 MAX_BYTES = max_frame_bytes(1 << 20)
 FACTS = Facts(4096, 4096, 16, 100, 64, 2048, 1024, 1 << 20, "cpu", "float32")
@@ -250,6 +250,38 @@ async def test_a_client_speaks_with_its_engine():
     while len(got) < len(sent):
         got += reader.feed(await asyncio.to_thread(ours.recv, 1 << 16))
     assert got == sent
+    client.close()
+    ours.close()
+
+
+@on_both_loops
+async def test_what_waits_for_an_engine_that_does_not_read_is_bounded_and_aborts_still_go():
+    limit = 300_000
+    client = BridgeClient(max_frame_bytes=MAX_BYTES, max_backlog_bytes=limit)
+    ear = Ear(client)
+    ours, theirs = socket.socketpair()
+    await client.connect(theirs)
+    ours.sendall(encode(FACTS))
+    await ear.frames.get()
+    frame_bytes = len(encode(add(1, num_ids=5000)))
+    num_sent, refusals = 0, []
+    for turn in range(20):
+        for _ in range(20):  # in one turn of the loop
+            try:
+                client.send(add(1000 * turn + num_sent, num_ids=5000))
+                num_sent += 1
+            except QueueFull as error:
+                refusals.append(error)
+        await asyncio.sleep(0)
+    assert refusals and all(error.limit == limit < error.needed <= limit + frame_bytes for error in refusals)
+    assert all(error.retry_after_s for error in refusals)
+    client.send(Abort((1,)))
+    reader, got = FrameReader(DOWN, max_bytes=MAX_BYTES), []
+    while len(got) < num_sent + 1:
+        got += reader.feed(await asyncio.to_thread(ours.recv, 1 << 16))
+    assert got[-1] == Abort((1,))
+    client.send(add(10**6))
+    assert await asyncio.to_thread(ours.recv, 1 << 16) == encode(add(10**6)), "what was read makes room"
     client.close()
     ours.close()
 

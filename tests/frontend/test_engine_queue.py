@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -62,6 +63,14 @@ async def test_what_was_sent_counts_until_the_engine_has_counted_it() -> None:
         link.step(load=Load(queued=3))
         await front.stream(ask())
         await refusal(front)
+
+
+async def test_callers_who_come_and_go_send_nothing_more_to_an_engine_that_does_not_read() -> None:
+    with frontend() as (front, link):
+        for _ in range(100):
+            with contextlib.suppress(QueueFull):
+                (await front.stream(ask())).close()
+        assert len(link.adds) == len(link.aborted) == 4
 
 
 async def test_prompt_tokens_are_bounded_and_an_empty_queue_takes_any() -> None:
