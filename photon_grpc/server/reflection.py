@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import grpc
-from google.protobuf import descriptor_pb2, descriptor_pool
+from google.protobuf import descriptor_pool
+from google.protobuf.descriptor_pb2 import DescriptorProto, EnumDescriptorProto, FileDescriptorProto
 from google.rpc import error_details_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
@@ -22,7 +23,7 @@ def handlers(services: Sequence[str]) -> tuple[grpc.GenericRpcHandler, ...]:
 
     v1's own name is left out: the package has no descriptor of it, and `grpcurl describe` fails on a listed name without one.
     """
-    servicer = reflection.aio.ReflectionServicer((*services, _V1ALPHA), pool=_pool())
+    servicer = _Servicer((*services, _V1ALPHA), _files())
     method = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
         request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
@@ -32,23 +33,60 @@ def handlers(services: Sequence[str]) -> tuple[grpc.GenericRpcHandler, ...]:
     return tuple(grpc.method_handlers_generic_handler(name, methods) for name in (_V1, _V1ALPHA))
 
 
-def _pool() -> descriptor_pool.DescriptorPool:
-    """What is served, with the health service as it is served here, and what a status's details hold: clients print them by name."""
-    pool = descriptor_pool.DescriptorPool()
-    seen: set[str] = set()
-    files = (inference_pb2, model_pb2, reflection_pb2, error_details_pb2)
-    for file in (module.DESCRIPTOR for module in files):
-        _add(pool, file, seen)
-    pool.AddSerializedFile(health.file_proto().SerializeToString())
-    return pool
+class _Servicer(reflection.aio.ReflectionServicer):
+    """The package's, which finds no method by name: Python's descriptor pool does not. `grpcurl describe` of a method and ghz ask for one."""
+
+    def __init__(self, services: Sequence[str], files: Sequence[FileDescriptorProto]) -> None:
+        pool = descriptor_pool.DescriptorPool()
+        for file in files:
+            pool.AddSerializedFile(file.SerializeToString())
+        super().__init__(services, pool=pool)
+        self._file_of = {symbol: file.name for file in files for symbol in _symbols_of(file)}
+
+    def _file_containing_symbol(self, request: Any, fully_qualified_name: str) -> Any:
+        return self._file_by_filename(request, self._file_of.get(fully_qualified_name, ""))  # type: ignore[attr-defined]
 
 
-def _add(pool: descriptor_pool.DescriptorPool, file: Any, seen: set[str]) -> None:
-    if file.name in seen:
-        return
-    seen.add(file.name)
-    for dependency in file.dependencies:
-        _add(pool, dependency, seen)
-    proto = descriptor_pb2.FileDescriptorProto()
-    file.CopyToProto(proto)
-    pool.AddSerializedFile(proto.SerializeToString())
+def _symbols_of(file: FileDescriptorProto) -> Iterator[str]:
+    """Full names of all that `file` defines. The values of an enum stand beside it; grpcurl writes them as if within, so both are known."""
+    for message in file.message_type:
+        yield from _symbols_of_message(file.package, message)
+    for service in file.service:
+        yield f"{file.package}.{service.name}"
+        yield from (f"{file.package}.{service.name}.{method.name}" for method in service.method)
+    yield from _symbols_of_enums(file.package, file.enum_type)
+    yield from (f"{file.package}.{extension.name}" for extension in file.extension)
+
+
+def _symbols_of_message(scope: str, message: DescriptorProto) -> Iterator[str]:
+    name = f"{scope}.{message.name}"
+    yield name
+    yield from (f"{name}.{field.name}" for field in (*message.field, *message.extension))
+    yield from (f"{name}.{oneof.name}" for oneof in message.oneof_decl)
+    yield from _symbols_of_enums(name, message.enum_type)
+    for nested in message.nested_type:
+        yield from _symbols_of_message(name, nested)
+
+
+def _symbols_of_enums(scope: str, enums: Iterable[EnumDescriptorProto]) -> Iterator[str]:
+    for enum in enums:
+        yield f"{scope}.{enum.name}"
+        for value in enum.value:
+            yield from (f"{scope}.{value.name}", f"{scope}.{enum.name}.{value.name}")
+
+
+def _files() -> list[FileDescriptorProto]:
+    """What is served, with the health service as it is served here, and what a status's details hold: clients print them by name. A file
+    stands behind those that it imports."""
+    files: dict[str, FileDescriptorProto] = {}
+    for module in (inference_pb2, model_pb2, reflection_pb2, error_details_pb2):
+        _add(files, module.DESCRIPTOR)
+    return [*files.values(), health.file_proto()]
+
+
+def _add(files: dict[str, FileDescriptorProto], file: Any) -> None:
+    if file.name not in files:
+        for dependency in file.dependencies:
+            _add(files, dependency)
+        files[file.name] = FileDescriptorProto()
+        file.CopyToProto(files[file.name])

@@ -8,6 +8,7 @@ import shutil
 import grpc
 import pytest
 from google.protobuf import descriptor_pb2
+from google.protobuf.message import Message
 from grpc_reflection.v1alpha import reflection_pb2
 
 BOTH = ["grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"]
@@ -20,13 +21,20 @@ SERVICES = [
 
 
 async def ask(channel: grpc.aio.Channel, service: str, **question: str) -> reflection_pb2.ServerReflectionResponse:
+    (response,) = await ask_all(channel, service, [question])
+    return response
+
+
+async def ask_all(
+    channel: grpc.aio.Channel, service: str, questions: list[dict[str, str]]
+) -> list[reflection_pb2.ServerReflectionResponse]:
+    """On one stream."""
     call = channel.stream_stream(
         f"/{service}/ServerReflectionInfo",
         request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
         response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
-    )(iter([reflection_pb2.ServerReflectionRequest(**question)]))
-    (response,) = [response async for response in call]
-    return response
+    )(iter([reflection_pb2.ServerReflectionRequest(**question) for question in questions]))
+    return [response async for response in call]
 
 
 def files_of(response: reflection_pb2.ServerReflectionResponse) -> dict[str, descriptor_pb2.FileDescriptorProto]:
@@ -66,6 +74,65 @@ async def test_an_unknown_symbol_is_an_answer(channel: grpc.aio.Channel, version
     assert response.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
 
 
+def symbols_of(scope: str, part: Message) -> set[str]:
+    """Full names of all that a file, a message or an enum defines: whatever in its descriptor has a name, and the names within."""
+    found = set()
+    for field, value in part.ListFields():
+        for child in value if field.is_repeated and field.message_type else ():
+            if "name" in child.DESCRIPTOR.fields_by_name:
+                name = f"{scope}.{child.name}"
+                found.add(name)
+                # The values of an enum are names of the scope that the enum stands in.
+                found |= symbols_of(scope if isinstance(child, descriptor_pb2.EnumDescriptorProto) else name, child)
+    return found
+
+
+@pytest.mark.parametrize("version", BOTH)
+async def test_every_symbol_of_every_file_leads_to_the_file_that_defines_it(
+    channel: grpc.aio.Channel, version: str
+) -> None:
+    files: dict[str, descriptor_pb2.FileDescriptorProto] = {}
+    for name in (*SERVICES, "google.rpc.ErrorInfo"):
+        files |= files_of(await ask(channel, version, file_containing_symbol=name))
+    defined = {symbol: name for name, file in files.items() for symbol in symbols_of(file.package, file)}
+    assert {
+        "photon_grpc.v1.InferenceService.Generate",
+        "photon_grpc.v1.GenerateRequest.text",
+        "photon_grpc.v1.GenerateRequest.input",
+        "photon_grpc.v1.FinishReason",
+        "photon_grpc.v1.FINISH_REASON_EOS",
+        "grpc.health.v1.HealthCheckResponse.SERVING",
+        "google.rpc.ErrorInfo.MetadataEntry.key",
+        "google.protobuf.Timestamp.nanos",
+    } <= defined.keys(), sorted(defined)
+    # As grpcurl spells it.
+    defined["photon_grpc.v1.FinishReason.FINISH_REASON_EOS"] = defined["photon_grpc.v1.FinishReason"]
+    answers = await ask_all(channel, version, [{"file_containing_symbol": symbol} for symbol in defined])
+    for (symbol, name), answer in zip(defined.items(), answers, strict=True):
+        assert name in files_of(answer), symbol
+        assert answer.original_request.file_containing_symbol == symbol
+
+
+@pytest.mark.parametrize("version", BOTH)
+@pytest.mark.parametrize(
+    "symbol",
+    [
+        "",
+        "photon_grpc",
+        "photon_grpc.v1",
+        "InferenceService",
+        "photon_grpc.v1.InferenceService.Nothing",
+        "photon_grpc.v1.InferenceService.",
+        ".photon_grpc.v1.InferenceService",
+        "photon_grpc/v1/inference.proto",
+        "photon_grpc.v1.AdminService",
+    ],
+)
+async def test_what_is_no_symbol_is_not_found(channel: grpc.aio.Channel, version: str, symbol: str) -> None:
+    response = await ask(channel, version, file_containing_symbol=symbol)
+    assert response.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
+
+
 @pytest.mark.skipif(shutil.which("grpcurl") is None, reason="no grpcurl")
 @pytest.mark.parametrize(
     ("arguments", "expected"),
@@ -73,6 +140,9 @@ async def test_an_unknown_symbol_is_an_answer(channel: grpc.aio.Channel, version
         (["list"], "photon_grpc.v1.InferenceService"),
         (["describe"], "rpc StreamGenerate"),
         (["describe", "photon_grpc.v1.GenerateRequest"], "SamplingParams"),
+        (["describe", "photon_grpc.v1.InferenceService.Generate"], "rpc Generate ("),
+        (["describe", "photon_grpc.v1.FinishReason.FINISH_REASON_EOS"], "FINISH_REASON_EOS = "),
+        (["describe", "photon_grpc.v1.GenerateRequest.sampling"], "SamplingParams sampling"),
         (["photon_grpc.v1.ModelService/GetModel"], ": 4096"),
         (["grpc.health.v1.Health/List"], '"SERVING"'),
     ],
