@@ -8,6 +8,7 @@ import torch
 
 from photon_grpc.core.kv import KVGroup, KVSpec
 from photon_grpc.errors import ModelLoadError
+from photon_grpc.runner.upload import to_device
 
 
 class KVCache:
@@ -29,10 +30,10 @@ class KVCache:
         self.pages = make(shape, dtype=dtype, device=device)
 
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Duplicates blocks: (source, destination) pairs."""
+        """Duplicates blocks, (source, destination) pairs, without waiting for the device."""
         if not copies:
             return
-        sources, destinations = torch.tensor(copies, device=self.pages.device).T
+        sources, destinations = to_device(copies, torch.int64, self.pages.device).T
         self.pages[destinations] = self.pages[sources]
 
 

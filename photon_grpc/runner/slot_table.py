@@ -5,12 +5,31 @@ Slot 0 is reserved for padding. A decode row needs nothing from the host but its
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from photon_grpc.core.batch import Admission, Batch
+from photon_grpc.runner.upload import Numbers, to_device
+
+
+class _Numbers(NamedTuple):
+    """What a slot holds beside ids and blocks: first the float32 columns, then those of int64, in their order."""
+
+    temperature: float
+    top_p: float
+    min_p: float
+    num_computed: int
+    top_k: int
+    seed: int
+    output_index: int
+    num_prompt: int
+    min_length: int
+
+
+_NUM_FLOATS = 3
+_NUM_INTS = len(_Numbers._fields) - _NUM_FLOATS
 
 
 class SlotTable:
@@ -19,7 +38,7 @@ class SlotTable:
     num_computed: int64 [S], tokens whose keys and values are written (by steps launched so far).
     block_table: int32 [S, max_blocks].
     temperature, top_p, min_p: float32 [S]; top_k, seed (bit pattern of the uint64), output_index, num_prompt: int64 [S].
-    min_length: int64 [S], length below which the ids marked in banned_ids, bool [S, V], cannot be drawn.
+    min_length: int64 [S], length below which the ids marked in banned_ids, bool [S, V], cannot be drawn; 0 where none is marked.
     """
 
     def __init__(
@@ -29,13 +48,12 @@ class SlotTable:
         self.block_size = block_size
         max_blocks = -(-max_model_len // block_size)
         self.token_ids = torch.zeros((num_slots, max_model_len), dtype=torch.int32, device=device)
-        self.num_computed = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self.block_table = torch.zeros((num_slots, max_blocks), dtype=torch.int32, device=device)
         self.banned_ids = torch.zeros((num_slots, vocab_size), dtype=torch.bool, device=device)
-        self._floats = torch.zeros((3, num_slots), dtype=torch.float32, device=device)
-        self._ints = torch.zeros((5, num_slots), dtype=torch.int64, device=device)
+        self._floats = torch.zeros((_NUM_FLOATS, num_slots), dtype=torch.float32, device=device)
+        self._ints = torch.zeros((_NUM_INTS, num_slots), dtype=torch.int64, device=device)
         self.temperature, self.top_p, self.min_p = self._floats
-        self.top_k, self.seed, self.output_index, self.num_prompt, self.min_length = self._ints
+        self.num_computed, self.top_k, self.seed, self.output_index, self.num_prompt, self.min_length = self._ints
         #: Host mirror of num_computed, to bound sizes without asking the device.
         self.launched = [0] * num_slots
         #: Slots whose sampling is more than an argmax, and more than that plus noise.
@@ -61,10 +79,9 @@ class SlotTable:
         for slot in [slot for slot, until in self.banned.items() if self.launched[slot] + 1 >= until]:
             del self.banned[slot]
 
-    def to_device(self, values: Sequence[int] | Sequence[float], dtype: torch.dtype) -> torch.Tensor:
-        """A column of host numbers, copied without waiting for the device."""
-        host = torch.tensor(values, dtype=dtype)
-        return host if self.device.type == "cpu" else host.pin_memory().to(self.device, non_blocking=True)
+    def to_device(self, values: Numbers, dtype: torch.dtype) -> torch.Tensor:
+        """Numbers of the host, copied without waiting for the device."""
+        return to_device(values, dtype, self.device)
 
     def _forget(self, slot: int) -> None:
         self.drawing.discard(slot)
@@ -72,34 +89,21 @@ class SlotTable:
         self.banned.pop(slot, None)
 
     def _admit(self, admissions: Sequence[Admission]) -> None:
+        """Writes all of each slot, here and on the device: of whoever sat there before nothing is left to be read."""
+        slots = self.to_device([admission.slot for admission in admissions], torch.int64)
+        for column in (self.token_ids, self.block_table, self.banned_ids):
+            column.index_fill_(0, slots, 0)
         for admission in admissions:
+            slot, blocks = admission.slot, admission.blocks[0]
             self._remember(admission)
-            self.token_ids[admission.slot, : len(admission.ids)] = self.to_device(admission.ids, torch.int32)
-            blocks = admission.blocks[0]
-            self.block_table[admission.slot, : len(blocks)] = self.to_device(blocks, torch.int32)
-        slots = self.to_device([a.slot for a in admissions], torch.int64)
-        self.num_computed[slots] = self.to_device([a.num_computed for a in admissions], torch.int64)
-        samplings = [a.sampling for a in admissions]
-        floats = itertools.chain.from_iterable(
-            zip(*((s.temperature, s.top_p, s.min_p) for s in samplings), strict=True)
-        )
-        ints = itertools.chain.from_iterable(
-            zip(
-                *(
-                    (
-                        a.sampling.top_k,
-                        _signed(a.sampling.seed),
-                        a.output_index,
-                        a.num_prompt,
-                        a.num_prompt + a.min_tokens,
-                    )
-                    for a in admissions
-                ),
-                strict=True,
-            )
-        )
-        self._floats[:, slots] = self.to_device(list(floats), torch.float32).view(3, -1)
-        self._ints[:, slots] = self.to_device(list(ints), torch.int64).view(5, -1)
+            self.token_ids[slot, : len(admission.ids)] = self.to_device(admission.ids, torch.int32)
+            self.block_table[slot, : len(blocks)] = self.to_device(blocks, torch.int32)
+            if slot in self.banned:
+                self.banned_ids[slot].index_fill_(0, self.to_device(admission.banned_until_min, torch.int64), True)
+        rows = [self._numbers(admission) for admission in admissions]
+        floats = self.to_device([row[:_NUM_FLOATS] for row in rows], torch.float32)
+        ints = self.to_device([row[_NUM_FLOATS:] for row in rows], torch.int64)
+        self._floats[:, slots], self._ints[:, slots] = floats.T, ints.T
 
     def _remember(self, admission: Admission) -> None:
         slot, sampling = admission.slot, admission.sampling
@@ -112,8 +116,20 @@ class SlotTable:
         until = admission.num_prompt + admission.min_tokens
         if admission.banned_until_min and len(admission.ids) < until:
             self.banned[slot] = until
-            self.banned_ids[slot].zero_()
-            self.banned_ids[slot].index_fill_(0, self.to_device(admission.banned_until_min, torch.int64), True)
+
+    def _numbers(self, admission: Admission) -> _Numbers:
+        sampling = admission.sampling
+        return _Numbers(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            num_computed=admission.num_computed,
+            top_k=sampling.top_k,
+            seed=_signed(sampling.seed),
+            output_index=admission.output_index,
+            num_prompt=admission.num_prompt,
+            min_length=self.banned.get(admission.slot, 0),
+        )
 
     def _grow(self, batch: Batch) -> None:
         slots = [growth.slot for growth in batch.grown for _ in growth.blocks]

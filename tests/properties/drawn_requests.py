@@ -1,0 +1,76 @@
+"""Requests with every option drawn at random, and what becomes of them alone and together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+
+from photon_grpc import LLM
+
+#: What the embedded model likes to say: as stop ids these end outputs, and where they are banned it is seen.
+FREQUENT_IDS = (206, 284, 584, 95, 587, 10, 228, 15, 947, 21, 386, 335, 294, 85, 350, 598, 564, 291, 19, 16, 1, 551)
+PROMPTS = ("def fib(n):\n    ", "class Stack:\n", "import os\n", "x", "for i in range(10):\n    print(", "# héé 日本\n")
+
+ids = st.sampled_from(FREQUENT_IDS) | st.integers(0, 2000)
+prompts = st.sampled_from(PROMPTS) | st.lists(ids, min_size=1, max_size=40)
+
+#: Option of `make_ask` -> its values; None: it is left out. Half of the requests have neither end nor ban, as those of benchmarks.
+OPTIONS: dict[str, st.SearchStrategy[Any]] = {
+    "max_tokens": st.integers(1, 10),
+    "min_tokens": st.sampled_from([None, 0, 1, 4, 24, 24, 24]),
+    "temperature": st.sampled_from([0.0, 0.0, 0.3, 1.0, 1.5]),
+    "top_p": st.none() | st.sampled_from([1.0, 0.95, 0.5, 1e-6]),
+    "top_k": st.none() | st.sampled_from([-1, 1, 5, 50, 100_000]),
+    "min_p": st.none() | st.sampled_from([0.0, 0.05, 1.0]),
+    "seed": st.sampled_from([0, 1, 2**63, 2**64 - 1]) | st.integers(0, 2**64 - 1),
+    "num_outputs": st.sampled_from([None, None, None, 1, 2, 3]),
+    "stop_strings": st.sampled_from([(), (), (), ("\n",), ("e", "self."), (" ", "return")]),
+    "stop_token_ids": st.sampled_from([[], [], list(FREQUENT_IDS)]) | st.lists(ids, max_size=4),
+    "ignore_eos": st.sampled_from([True, True, False]),
+    "include_stop_in_text": st.booleans(),
+    "skip_special_tokens": st.booleans(),
+    # One that never ends anything: when it would depends on the machine.
+    "max_duration_s": st.none() | st.just(3600.0),
+    "priority": st.integers(-3, 3),
+}
+
+
+class Drawn(NamedTuple):
+    prompt: str | list[int]
+    options: Mapping[str, Any]
+
+
+class Output(NamedTuple):
+    token_ids: tuple[int, ...]
+    text: str
+    #: A name of FinishReason.
+    finish: str
+
+
+def _drawn(prompt: str | list[int], **options: Any) -> Drawn:
+    given = {name: value for name, value in options.items() if value is not None}
+    if "min_tokens" in given:
+        given["min_tokens"] = min(given["min_tokens"], given["max_tokens"])
+    return Drawn(prompt, given)
+
+
+drawn_requests = st.lists(st.builds(_drawn, prompts, **OPTIONS), min_size=5, max_size=8)
+#: What is left in a slot comes from examples before, so a smaller one would say nothing.
+unshrunk = settings(max_examples=12, phases=(Phase.generate,))
+
+
+def complete(llm: LLM, one: Drawn) -> list[Output]:
+    """Its outputs, in order."""
+    completions = llm.generate([one.prompt], **one.options)
+    return [Output(each.token_ids, each.text, each.finish_reason.name) for each in completions]
+
+
+def together(llm: LLM, many: Sequence[Drawn]) -> list[list[Output]]:
+    """All of them at once, as callers of their own."""
+    with ThreadPoolExecutor(len(many)) as callers:
+        return list(callers.map(partial(complete, llm), many))

@@ -1,0 +1,35 @@
+"""Slots are few and change their tenants: whoever was there before, and whoever sits beside, an output is that of the request alone."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+
+from photon_grpc import LLM
+from photon_grpc.compose.local import make_ask
+from tests.properties.drawn_requests import OPTIONS, complete, drawn_requests, together, unshrunk
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[LLM]:
+    with LLM(device="cpu", max_num_seqs=3, num_blocks=64, enable_prefix_caching=False) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module", params=[{"async_depth": 0, "num_blocks": 30}, {"async_depth": 1, "num_blocks": 64}])
+def crowded(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    with LLM(device="cpu", max_num_seqs=3, max_num_batched_tokens=24, block_size=4, **request.param) as llm:
+        yield llm
+
+
+def test_every_option_of_a_request_is_drawn() -> None:
+    assert OPTIONS.keys() == inspect.signature(make_ask).parameters.keys() - {"prompt", "chat"}
+
+
+@given(drawn_requests)
+@unshrunk
+def test_nothing_of_a_request_reaches_the_next_in_its_slot_or_its_neighbours(alone: LLM, crowded: LLM, many) -> None:  # type: ignore[no-untyped-def]
+    assert together(crowded, many) == [complete(alone, one) for one in many]
