@@ -138,10 +138,7 @@ def enter_child(argv: list[str]) -> Duty:
     lets running requests finish before it ends its children.
     """
     fd, heartbeat_fd, supervisor_pid = map(int, argv[1:])
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != supervisor_pid:
-        raise SystemExit(1)
+    die_with(supervisor_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
@@ -154,6 +151,14 @@ def enter_child(argv: list[str]) -> Duty:
     if not isinstance(begin, Begin):
         raise FrameError(f"the supervisor began with {begin}")
     return Duty(control, begin, said, Heartbeat(heartbeat_fd))
+
+
+def die_with(parent_pid: int) -> None:
+    """This process ends when its parent does, also when that is killed (Linux); at once where it is gone already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        raise SystemExit(1)
 
 
 @contextlib.contextmanager

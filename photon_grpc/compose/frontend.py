@@ -18,6 +18,7 @@ from photon_grpc.bridge.codec import max_frame_bytes
 from photon_grpc.bridge.control import Bound, CannotStart, ControlChannel, ControlMessage, Drain, Link, Serving
 from photon_grpc.bridge.heartbeat import Heartbeat
 from photon_grpc.bridge.supervisor import CANNOT_START, Duty, enter_child
+from photon_grpc.compose.encoder_client import EncoderProcess
 from photon_grpc.compose.log_pipe import log_to_stderr
 from photon_grpc.compose.served_model import read_served_model
 from photon_grpc.errors import StartupError
@@ -50,8 +51,9 @@ async def _serve(duty: Duty) -> None:
     config = begin.config
     link = BridgeClient(max_frame_bytes=max_frame_bytes(config.server.max_message_size))
     model = read_served_model(config)
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, _MAX_POOL_THREADS), "frontend") as pool:
-        encoder = ThreadEncoder(model, pool)
+    async with contextlib.AsyncExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(min(os.cpu_count() or 1, _MAX_POOL_THREADS), "frontend"))
+        encoder = await stack.enter_async_context(EncoderProcess(ThreadEncoder(model, pool), begin).running())
         frontend = Frontend(link=link, model=model, encoder=encoder, seed=_own_seed(config.model.seed, begin.index))
         frontend.on_state(lambda state: _report(control, Serving(state is State.SERVING)))
         server = Server(frontend, config=config.server)

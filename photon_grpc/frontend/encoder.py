@@ -6,7 +6,6 @@ What a process of its own is asked, and what it answers, is plain data here, so 
 from __future__ import annotations
 
 import asyncio
-import logging
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -14,12 +13,10 @@ from typing import Protocol
 
 import msgspec
 
-from photon_grpc.errors import InternalFailure, InvalidRequest, PhotonError, frames_of, from_reason
+from photon_grpc.errors import InternalFailure, PhotonError, frames_of, from_reason
 from photon_grpc.frontend.ask import ChatInput, IdsInput, TextInput
 from photon_grpc.frontend.model import ServedModel
 from photon_grpc.frontend.prompt import Prepared, prepare
-
-_LOG = logging.getLogger(__name__)
 
 #: What threads of the front end may be given: some 40 ms of one core, whatever it holds.
 _SMALL_BYTES = 32 * 1024
@@ -128,6 +125,8 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True, tag=62):
     field: str = ""
     needed: int | None = None
     limit: int | None = None
+    #: Where something failed that nobody foresaw, for the log.
+    frames: str = ""
 
     def error(self) -> PhotonError:
         return from_reason(self.reason, self.message, field=self.field, needed=self.needed, limit=self.limit)
@@ -157,7 +156,7 @@ def field_of(job: Job) -> str:
 
 
 def perform(job: Job, model: ServedModel) -> Answer:
-    """Does it; raises nothing that a job can cause."""
+    """Does it. Raises MemoryError, nothing else that a job can cause."""
     try:
         if isinstance(job, DecodeIds):
             return Text(_decode(model, unpacked(job.token_ids), job.skip_special_tokens))
@@ -165,11 +164,11 @@ def perform(job: Job, model: ServedModel) -> Answer:
     except PhotonError as error:
         return refusal(error)
     except MemoryError:
-        return refusal(InvalidRequest("it needs too much memory to be encoded", field=field_of(job)))
+        raise
     except Exception as error:
         # The frames, but not the text, of what nobody foresaw: it may quote a prompt.
-        _LOG.error("encoding failed, %s\n%s", type(error).__name__, frames_of(error))
-        return refusal(InternalFailure("the server failed to encode this input"))
+        frames = f"{type(error).__name__}\n{frames_of(error)}"
+        return Refusal(InternalFailure.reason, "the server failed to encode this input", frames=frames)
 
 
 def refusal(error: PhotonError) -> Refusal:

@@ -49,6 +49,10 @@ def mapped_files(pid: int) -> str:
     return Path(f"/proc/{pid}/maps").read_text()
 
 
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def test_a_service_generates_and_each_process_has_only_what_is_its_own(service, call):
     response = call.generate("def fib", max_tokens=5)
     assert response.usage.output_tokens == 5
@@ -66,6 +70,7 @@ def test_a_service_generates_and_each_process_has_only_what_is_its_own(service, 
     ("module", "foreign"),
     [
         ("photon_grpc.compose.frontend", {"torch", "transformers", "triton", "numpy"}),
+        ("photon_grpc.compose.encoder", {"torch", "transformers", "triton", "numpy", "grpc", "google"}),
         ("photon_grpc.compose.service", {"torch", "transformers", "triton", "numpy", "grpc", "google", "tokenizers"}),
     ],
 )
@@ -104,6 +109,7 @@ def test_a_killed_front_end_is_replaced_where_it_was(service, call):
     stream = call.stream()
     next(stream)
     before = service.children()
+    (encoder,) = children_of(before["frontend"])
     os.kill(before["frontend"], signal.SIGKILL)
     with pytest.raises(grpc.RpcError) as failure:
         list(stream)
@@ -113,6 +119,7 @@ def test_a_killed_front_end_is_replaced_where_it_was(service, call):
     after = service.children()
     assert after["engine"] == before["engine"]
     assert after["frontend"] != before["frontend"]
+    wait_until(lambda: not is_alive(encoder), "the encoder of the front end that was killed ends")
 
 
 @pytest.mark.slow
