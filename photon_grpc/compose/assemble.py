@@ -114,12 +114,8 @@ def _growth(cache: CacheConfig) -> Growth:
     return ReserveContext() if cache.kv_layout == "contiguous" else GrowOnDemand()
 
 
-def _shares_prefixes(cache: CacheConfig) -> bool:
-    return cache.enable_prefix_caching and cache.kv_layout == "paged"
-
-
 def _index(cache: CacheConfig, sizes: Sizes) -> PrefixIndex:
-    return RadixIndex(sizes.block_size) if _shares_prefixes(cache) else NoPrefixIndex()
+    return RadixIndex(sizes.block_size) if cache.shares_prefixes else NoPrefixIndex()
 
 
 def _facts(
@@ -139,5 +135,4 @@ def _facts(
         dtype=str(decoder.dtype).removeprefix("torch."),
         revision=card.revision,
         kernels="torch" if kernels is TORCH else "triton, fused" if isinstance(decoder, FusedDecoder) else "triton",
-        prefix_caching=_shares_prefixes(config.cache),
     )

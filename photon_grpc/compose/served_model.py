@@ -5,6 +5,7 @@ from __future__ import annotations
 from photon_grpc import demo
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.config.model_dir import read_model_dir
+from photon_grpc.engine.scheduler.policy import POLICIES
 from photon_grpc.frontend.model import ServedModel
 
 #: The embedded model's name; its directory's would say nothing.
@@ -17,5 +18,10 @@ def read_served_model(config: ServeConfig) -> ServedModel:
     names = model.served_model_name or (() if model.model else (DEMO_NAME,))
     card = read_model_dir(model.model or demo.TARGET)
     return ServedModel.from_card(
-        card, names, max_model_len=model.max_model_len, max_message_bytes=config.server.max_message_size
+        card,
+        names,
+        max_model_len=model.max_model_len,
+        max_message_bytes=config.server.max_message_size,
+        shares_prefixes=config.cache.shares_prefixes,
+        obeys_priority=POLICIES[config.scheduler.scheduling_policy].obeys_priority,
     )

@@ -99,6 +99,10 @@ class CacheConfig:
         True, "Keep computed blocks and share them among requests with the same beginning."
     )
 
+    @property
+    def shares_prefixes(self) -> bool:
+        return self.enable_prefix_caching and self.kv_layout == "paged"
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
@@ -116,7 +120,7 @@ class SchedulerConfig:
     scheduling_policy: str = flag(
         "priority",
         "priority: higher first, waiting raises slowly. fcfs: by arrival. deadline: earliest first. static: a batch is "
-        "admitted when the one before is done.",
+        "admitted when the one before is done. All but the first refuse requests that set a priority.",
         choices=("priority", "fcfs", "deadline", "static"),
     )
     max_queue_size: int = flag(

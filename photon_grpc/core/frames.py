@@ -51,7 +51,6 @@ class Facts(msgspec.Struct, frozen=True, array_like=True, tag=10):
     revision: str = ""
     kernels: str = ""
     quantization: str = ""
-    prefix_caching: bool = True
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True):

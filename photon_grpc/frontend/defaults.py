@@ -33,6 +33,8 @@ def check(ask: Ask, model: ServedModel, facts: Facts) -> None:
     _check_duration(ask.scheduling.timeout_s, "scheduling.timeout")
     if not -(2**31) <= ask.scheduling.priority < 2**31:
         raise _invalid("scheduling.priority", f"must be an int32, is {ask.scheduling.priority}")
+    if ask.scheduling.priority and not model.obeys_priority:
+        raise _lacking("PRIORITY", "scheduling.priority", "the scheduling policy of this server knows no priorities")
 
 
 def check_request_id(request_id: str) -> None:

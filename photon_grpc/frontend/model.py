@@ -63,6 +63,10 @@ class ServedModel:
     revision: str = ""
     dtype: str = ""
     max_message_bytes: int = 2**25
+    #: Whether prompts with the same beginning share its blocks.
+    shares_prefixes: bool = True
+    #: Whether the scheduling policy asks for a request's priority.
+    obeys_priority: bool = True
 
     @classmethod
     def from_card(
@@ -72,6 +76,8 @@ class ServedModel:
         *,
         max_model_len: int | None = None,
         max_message_bytes: int = 2**25,
+        shares_prefixes: bool = True,
+        obeys_priority: bool = True,
     ) -> ServedModel:
         """The model in `card.path`, under `names` (none: the directory's). Reads the tokenizer. Raises ModelLoadError naming the file."""
         token_names = dict(card.special_tokens)
@@ -88,6 +94,8 @@ class ServedModel:
             revision=card.revision,
             dtype=card.dtype,
             max_message_bytes=max_message_bytes,
+            shares_prefixes=shares_prefixes,
+            obeys_priority=obeys_priority,
         )
 
     def facts(self, engine: Facts | None) -> ModelFacts:
@@ -100,7 +108,7 @@ class ServedModel:
             vocab_size=self.vocab_size if engine is None else engine.vocab_size,
             eos_token_ids=self.eos_token_ids,
             default_sampling=self.sampling_defaults(),
-            features=self._features(engine),
+            features=self._features(),
             limits=Limits(max_num_outputs=min(MAX_NUM_OUTPUTS, max_num_seqs), max_message_bytes=self.max_message_bytes),
             revision=self.revision if engine is None or not engine.revision else engine.revision,
             dtype=self.dtype if engine is None else engine.dtype,
@@ -117,14 +125,16 @@ class ServedModel:
             min_p=0.0 if mine.min_p is None else mine.min_p,
         )
 
-    def _features(self, engine: Facts | None) -> tuple[str, ...]:
+    def _features(self) -> tuple[str, ...]:
         features = ["TEXT"] if self.tokenizer is not None else []
         if self.template is not None:
             features.append("CHAT")
         features.append("NUM_OUTPUTS")
-        if engine is None or engine.prefix_caching:
+        if self.shares_prefixes:
             features.append("PREFIX_CACHE")
-        return (*features, "PRIORITY")
+        if self.obeys_priority:
+            features.append("PRIORITY")
+        return tuple(features)
 
 
 def _defaults(card: ModelCard) -> SamplingAsk:

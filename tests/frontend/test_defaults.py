@@ -240,6 +240,18 @@ async def test_a_model_without_tokenizer_speaks_ids_only() -> None:
         assert front.model("").features == ("NUM_OUTPUTS", "PREFIX_CACHE", "PRIORITY")
 
 
+async def test_a_priority_that_would_be_ignored_is_refused() -> None:
+    model = served(obeys_priority=False)
+    assert "PRIORITY" not in model.facts(None).features
+    with frontend(model) as (front, link):
+        for priority in (1, -1):
+            with pytest.raises(FeatureNotSupported, match="feature PRIORITY") as caught:
+                await front.stream(ask(scheduling=SchedulingAsk(priority=priority)))
+            assert caught.value.field == "scheduling.priority"
+        await front.stream(ask(scheduling=SchedulingAsk(priority=0)))
+        assert len(link.adds) == 1
+
+
 async def test_tokenizer_ids_beyond_the_model_are_refused() -> None:
     with frontend(link=FakeLink(replace_facts(vocab_size=300))) as (front, _), pytest.raises(InvalidRequest) as caught:
         await front.stream(ask("Hello"))

@@ -11,6 +11,10 @@ AGEING_S = 30.0
 
 
 class Policy(Protocol):
+    @property
+    def obeys_priority(self) -> bool:
+        """Whether `Request.priority` matters; where it does not, front ends refuse it."""
+
     def rank(self, request: Request) -> float:
         """Smaller runs first; the largest gives way when memory is short. Arrival decides among equals."""
 
@@ -23,6 +27,8 @@ class Policy(Protocol):
 
 class Fcfs:
     """First come, first served."""
+
+    obeys_priority = False
 
     def rank(self, request: Request) -> float:
         return request.arrival_s
@@ -40,6 +46,8 @@ class Priority(Fcfs):
     The key does not change while a request waits: ageing at the same rate for all leaves the order of two requests as it was at the
     arrival of the later one.
     """
+
+    obeys_priority = True
 
     def rank(self, request: Request) -> float:
         return request.arrival_s - AGEING_S * request.priority
