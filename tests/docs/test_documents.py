@@ -46,6 +46,20 @@ def test_files_that_are_named_exist(page: Path) -> None:
 
 
 @pages
+def test_tests_that_are_named_exist(page: Path) -> None:
+    for file, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)", page.read_text()):
+        assert f"def {name}(" in (ROOT / file).read_text(), f"{file}::{name}"
+
+
+def test_the_table_of_ends_names_a_test_for_every_cell() -> None:
+    table = (ROOT / "docs" / "reliability.md").read_text().split("\n## Ends\n")[1].split("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ") and not line.startswith("| ended by")]
+    assert len(rows) > 50
+    for row in rows:
+        assert re.search(r"`tests/[\w/]+\.py::test_\w+`", row), row
+
+
+@pages
 def test_flags_that_are_named_exist(page: Path) -> None:
     known = {spelling for setting in settings() for spelling in (setting.flag, setting.no_flag)} | CLIENT_FLAGS
     for command in re.findall(r"photon-grpc (?:serve|doctor|generate|chat)[^\n`]*", page.read_text()):
