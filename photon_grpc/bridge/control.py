@@ -5,6 +5,8 @@ The same frames as between front end and engine; a `Link` brings a socket with i
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import socket
 from collections import deque
 
@@ -14,9 +16,11 @@ from photon_grpc.bridge.codec import FrameReader, encode
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.core.frames import Facts
 
-#: Configuration and addresses; far below what a socket buffer takes at once.
+#: Configuration and addresses.
 _MAX_BYTES = 128 * 1024
 _MAX_SOCKETS = 16
+#: Messages that wait for one who does not read, beyond what the socket holds. Each may hold a socket.
+_MAX_UNSENT = 64
 
 
 class Begin(msgspec.Struct, frozen=True, array_like=True, tag=30):
@@ -82,11 +86,33 @@ ControlMessage = Begin | Link | Drain | Stop | Progress | Ready | Bound | Servin
 _DECODER: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Decoder(ControlMessage)
 
 
+class _Unsent:
+    """What of a message is still to be sent, and the socket that leaves with its first byte."""
+
+    def __init__(self, data: bytes, passed: socket.socket | None) -> None:
+        self._rest = memoryview(data)
+        self._passed = passed.dup() if passed is not None else None
+
+    def send(self, sock: socket.socket) -> None:
+        """All of it, or as much as there is room for: then raises BlockingIOError. Raises OSError."""
+        while self._rest:
+            fds = [self._passed.fileno()] if self._passed is not None else []
+            self._rest = self._rest[socket.send_fds(sock, [self._rest], fds) :]
+            self.close()
+
+    def close(self) -> None:
+        if self._passed is not None:
+            self._passed.close()
+            self._passed = None
+
+
 class ControlChannel:
-    """One end of a control socket."""
+    """One end of a control socket. Where that does not block, what it does not take at once is sent by the running event loop."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
+        self._unsent: deque[_Unsent] = deque()
+        self._writing: asyncio.AbstractEventLoop | None = None
         self._reader = FrameReader(_DECODER, max_bytes=_MAX_BYTES)
         self._sockets: deque[int] = deque()
 
@@ -99,11 +125,15 @@ class ControlChannel:
         self._socket.setblocking(blocking)
 
     def send(self, message: ControlMessage, passed: socket.socket | None = None) -> None:
-        """Sends one message, and a duplicate of `passed`. Raises OSError when the other end is gone or does not read."""
-        data = encode(message)
-        sent = socket.send_fds(self._socket, [data], [passed.fileno()]) if passed else self._socket.send(data)
-        if sent != len(data):
-            raise BlockingIOError(f"the control socket took {sent} of {len(data)} bytes")
+        """Sends one message, and a duplicate of `passed`, after those that wait.
+
+        Raises BufferError where too many wait, OSError when the other end is gone.
+        """
+        if len(self._unsent) >= _MAX_UNSENT:
+            raise BufferError(f"{len(self._unsent)} messages are not read")
+        self._unsent.append(_Unsent(encode(message), passed))
+        if self._writing is None:
+            self._flush()
 
     def receive(self) -> list[ControlMessage]:
         """What came; waits where the socket blocks, else may be empty. Raises EOFError when the other end is gone.
@@ -126,6 +156,38 @@ class ControlChannel:
         return socket.socket(fileno=self._sockets.popleft())
 
     def close(self) -> None:
+        self._forget_unsent()
         self._socket.close()
         while self._sockets:
             self.take_socket().close()
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent:
+                self._unsent[0].send(self._socket)
+                self._unsent.popleft()
+        except BlockingIOError:
+            if self._writing is None:
+                self._writing = asyncio.get_running_loop()
+                self._writing.add_writer(self.fileno(), self._flush_later)
+            return
+        except OSError:
+            self._forget_unsent()
+            raise
+        self._stop_writing()
+
+    def _flush_later(self) -> None:
+        # One that is gone is missed where its messages are read.
+        with contextlib.suppress(OSError):
+            self._flush()
+
+    def _forget_unsent(self) -> None:
+        self._stop_writing()
+        for unsent in self._unsent:
+            unsent.close()
+        self._unsent.clear()
+
+    def _stop_writing(self) -> None:
+        if self._writing is not None:
+            self._writing.remove_writer(self.fileno())
+            self._writing = None

@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 
+#: What asks for an end, and reaches whole process groups: for the supervisor to hear, and not for its children.
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 #: A child that could not start says why over its control socket (CannotStart) and ends with this.
 CANNOT_START = 2
 
@@ -49,7 +52,7 @@ class Child:
         watchdog = Watchdog()
         passed = (theirs.fileno(), watchdog.fd)
         command = [sys.executable, "-m", module, *map(str, passed), str(os.getpid())]
-        with theirs, _blocked(signal.SIGINT, signal.SIGTERM):
+        with theirs, _blocked(*END_SIGNALS):
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=stderr, pass_fds=passed)
         return cls(name, process, ControlChannel(ours), watchdog)
 
@@ -58,9 +61,14 @@ class Child:
         return self.process.pid
 
     def tell(self, message: ControlMessage, passed: socket.socket | None = None) -> None:
-        """Sends a message; one that is dead or does not read gets nothing, its end will be noticed elsewhere."""
-        with contextlib.suppress(OSError):
+        """Sends a message. One that is dead gets nothing, its end is noticed elsewhere; one that reads nothing for long is killed."""
+        try:
             self._control.send(message, passed)
+        except BufferError as error:
+            log.error("the %s reads nothing (%s): it hangs and is ended", self.name, error)
+            self.kill()
+        except OSError:
+            pass
 
     async def messages(self) -> AsyncIterator[ControlMessage]:
         """What the child says, until it has ended."""
@@ -134,14 +142,14 @@ class Backoff:
 def enter_child(argv: list[str]) -> Duty:
     """The first thing that a child's main does.
 
-    From here it dies with its supervisor, and leaves Ctrl-C and SIGTERM, which reach whole process groups, to the supervisor: that one
-    lets running requests finish before it ends its children.
+    From here it dies with its supervisor, and leaves signals that ask for an end to it: the supervisor lets running requests finish before
+    it ends its children.
     """
     fd, heartbeat_fd, supervisor_pid = map(int, argv[1:])
     die_with(supervisor_pid)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+    for signum in END_SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
     os.set_inheritable(fd, False)
     control = ControlChannel(socket.socket(fileno=fd))
     try:

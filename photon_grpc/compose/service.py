@@ -27,7 +27,7 @@ from photon_grpc.bridge.control import (
     Stop,
 )
 from photon_grpc.bridge.heartbeat import TICK_S
-from photon_grpc.bridge.supervisor import Backoff, Child
+from photon_grpc.bridge.supervisor import END_SIGNALS, Backoff, Child
 from photon_grpc.compose.console import LoadingDisplay, ready_line
 from photon_grpc.compose.listen import Listeners, UnixPath, plan_listeners
 from photon_grpc.compose.log_pipe import LogPipe, log_to_stderr, own_stderr
@@ -47,7 +47,7 @@ _EARLY_DEATHS = 3
 
 
 def serve(config: ServeConfig) -> int:
-    """Runs the service until SIGTERM or Ctrl-C; from the main thread.
+    """Runs the service until SIGTERM, SIGHUP or Ctrl-C; from the main thread.
 
     Returns the exit code: 0 after a drain, 2 when it cannot start (the reason is on stderr), 1 when a process crashed before it
     ever worked, 128 + signal after a second signal.
@@ -288,7 +288,9 @@ class Service:
     @contextlib.contextmanager
     def _signals_caught(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        caught = (signal.SIGINT, signal.SIGTERM)
+        # Started by nohup, it outlives its terminal.
+        ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+        caught = [signum for signum in END_SIGNALS if signum not in ignored]
         for signum in caught:
             loop.add_signal_handler(signum, self._signalled, signum)
         try:

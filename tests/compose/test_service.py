@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from photon_grpc.bridge.control import Progress
 from photon_grpc.bridge.supervisor import Backoff
 from photon_grpc.compose.service import Service
 from photon_grpc.config.flags import ServeConfig, ServerConfig
@@ -79,7 +80,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_it_says_what_is_ready_and_ends_in_order(caplog, signum):
     async with running(new_service(), caplog) as run:
         line = await run.until("ready on")
@@ -181,14 +182,56 @@ async def test_an_engine_that_never_worked_is_not_started_for_ever(caplog, monke
         assert run.lines(f"the engine {text} before it was ready")
 
 
-async def test_a_second_signal_ends_at_once(caplog, monkeypatch):
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+async def test_a_second_signal_ends_at_once(caplog, monkeypatch, signum):
     monkeypatch.setattr("photon_grpc.compose.service._ONE_WISH_S", 0.0)
     monkeypatch.setenv("STAND_IN_FRONTEND", "never drains")
     async with running(new_service(), caplog) as run:
         await run.until("ready on")
         pids = run.service.pids
-        assert await run.signalled(signal.SIGINT, signal.SIGINT) == 128 + signal.SIGINT
+        assert await run.signalled(signal.SIGINT, signum) == 128 + signum
         assert not any(map(is_alive, pids.values()))
+
+
+async def test_a_hangup_is_left_alone_where_it_was_ignored_at_the_start(caplog):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        async with running(new_service(), caplog) as run:
+            await run.until("ready on")
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0.1)
+            assert not run.lines("draining")
+            assert await run.signalled(signal.SIGTERM) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("name", ["engine", "front end 0"])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+async def test_children_leave_signals_to_their_supervisor(caplog, name, signum):
+    async with running(new_service(), caplog) as run:
+        await run.until("ready on")
+        before = run.service.pids
+        os.kill(before[name], signum)
+        await asyncio.sleep(0.1)
+        assert run.service.pids == before
+        assert all(map(is_alive, before.values()))
+        assert await run.signalled(signal.SIGTERM) == 0
+
+
+async def test_a_child_that_reads_nothing_is_replaced(caplog, monkeypatch):
+    """What waits for it would grow without end."""
+    monkeypatch.setenv("STAND_IN_ENGINE", "deaf")
+    async with running(new_service(), caplog) as run:
+        await run.until("ready on")
+        monkeypatch.delenv("STAND_IN_ENGINE")
+        for _ in range(10_000):
+            run.service._engine.child.tell(Progress("", 0, 0))
+            if run.lines("the engine reads nothing"):
+                break
+        assert run.lines("the engine reads nothing")
+        await run.until("ready on", times=2)
+        assert await run.signalled(signal.SIGTERM) == 0
 
 
 async def test_one_wish_may_come_as_two_signals(caplog):

@@ -35,6 +35,8 @@ def main() -> None:
         if behaviour == "long step":
             heartbeat.beat(60.0, 2048)
             time.sleep(2 * ALLOWED_S)
+        if behaviour == "deaf":
+            time.sleep(60)
         while True:
             heartbeat.beat(ALLOWED_S)
             host.drain(0.2)
