@@ -23,7 +23,7 @@ from photon_grpc.engine.engine import Engine
 from photon_grpc.engine.scheduler.chunking import Chunked, Whole
 from photon_grpc.engine.scheduler.policy import POLICIES
 from photon_grpc.engine.scheduler.scheduler import Scheduler, SchedulerLimits
-from photon_grpc.errors import ConfigError
+from photon_grpc.errors import ConfigError, ModelLoadError, NumericFailure
 from photon_grpc.kernels import TORCH, Kernels, select
 from photon_grpc.models import registry, weights
 from photon_grpc.models.decoder import Decoder
@@ -65,7 +65,7 @@ def assemble(config: ServeConfig, progress: Progress) -> Assembled:
     sizes = decide_sizes(card, device, config)
     decoder = _load(card, config, device, kernels, sizes, progress)
     progress("warm-up", 0, 1)
-    runner = WarmStart(config, kernels, sizes, progress).runner(decoder)
+    runner = _runner(WarmStart(config, kernels, sizes, progress), decoder)
     progress("warm-up", 1, 1)
     facts = _facts(card, decoder, runner, config, kernels, sizes)
     return Assembled(facts, config, sizes, runner, decoder.num_parameters)
@@ -100,6 +100,18 @@ def _load(
         weights.load(decoder, card, progress=lambda done, total: progress("weights", done, total))
     # The fused layers are Triton kernels; where they do not fit, the decoder stays as it is.
     return decoder if kernels is TORCH else fuse(decoder) or decoder
+
+
+def _runner(start: WarmStart, decoder: Decoder) -> ModelRunner:
+    """Weights that are damaged, or too large for the dtype, are not to be met by the first request."""
+    try:
+        return start.runner(decoder)
+    except NumericFailure as error:
+        model = start.config.model.model or "the embedded model"
+        dtype = str(decoder.dtype).removeprefix("torch.")
+        raise ModelLoadError(
+            f"{model}: {error}; there are such numbers among its weights, or {dtype} cannot hold what it computes (--dtype)"
+        ) from None
 
 
 def _kernels(config: ServeConfig, device: torch.device) -> Kernels:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from photon_grpc.core.batch import Admission, Batch
 from photon_grpc.core.request import SamplingParams
-from photon_grpc.errors import ConfigError
+from photon_grpc.errors import ConfigError, NumericFailure
 from photon_grpc.runner.graphs import DECODE_BUCKETS, LONG_BUCKETS
 from photon_grpc.runner.model_runner import ModelRunner
 
 
 def warm_up(runner: ModelRunner) -> None:
-    """One real token, and what the first call of everything costs. Raises ConfigError when it cannot be computed."""
+    """One real token, and what the first call of everything costs. Raises as `compute`."""
     admission = Admission(1, (0,), 1, 0, ((1,),), SamplingParams(0.0))
     compute(runner, Batch(0, (1,), (1,), (1,), admissions=(admission,)))
 
 
 def warm_up_mixed(runner: ModelRunner, *, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> None:
     """Prompts longer than any graph beside few and many decode rows: such steps run eagerly, and the kernels of their rows differ with how
-    many there are. Nobody's first long prompt is to wait until they are compiled or loaded. Raises ConfigError when one cannot be computed.
+    many there are. Nobody's first long prompt is to wait until they are compiled or loaded. Raises as `compute`.
     """
     num_tokens = LONG_BUCKETS[-1] + 1
     length = min(max_model_len - 1, num_tokens)
@@ -33,10 +33,13 @@ def warm_up_mixed(runner: ModelRunner, *, max_num_seqs: int, max_num_batched_tok
 
 
 def compute(runner: ModelRunner, batch: Batch) -> None:
-    """Raises ConfigError when it cannot be computed."""
+    """Raises ConfigError when it cannot be computed, NumericFailure when what comes out is no number."""
     for fault in runner.submit(batch).result().faults.values():
+        step = f"a step of {len(batch.slots)} sequences and {sum(batch.counts)} tokens, computed before the start,"
+        if fault.reason == NumericFailure.reason:
+            raise NumericFailure(f"{step} gave NaN or infinite logits")
         raise ConfigError(
-            f"a step of {len(batch.slots)} sequences and {sum(batch.counts)} tokens, computed before the start, failed: {fault.message}; "
+            f"{step} failed: {fault.message}; "
             "the log above has the cause; for want of memory lower --max-num-batched-tokens or --max-num-seqs",
             field="max_num_batched_tokens",
         )

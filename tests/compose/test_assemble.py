@@ -7,10 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from photon_grpc.compose.assemble import assemble
 from photon_grpc.config.resolve import resolve
-from photon_grpc.errors import ConfigError
+from photon_grpc.errors import ConfigError, ModelLoadError
 from tests.runner.models import model
 from tests.runner.served import Served
 
@@ -29,3 +30,18 @@ def test_a_default_of_the_model_that_cannot_be_applied_is_told(
     (directory / "generation_config.json").write_text(json.dumps({"repetition_penalty": penalty}))
     Served(directory)
     assert any("repetition_penalty" in record.getMessage() for record in caplog.records) == is_told
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.mlp.down_proj.weight"])
+def test_weights_that_are_no_numbers_are_told_before_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, number: float
+) -> None:
+    directory = shutil.copytree(model("llama")[0], tmp_path / "poisoned")
+    weights = load_file(directory / "model.safetensors")
+    weights[name].fill_(number)
+    save_file(weights, directory / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"poisoned: .*NaN or infinite logits.*weights") as caught:
+        Served(directory)
+    assert "log" not in str(caught.value).replace("logits", "")
+    assert caplog.messages == []
