@@ -48,7 +48,11 @@ class ModelConfig:
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     max_model_len: int | None = flag(
-        None, "Longest prompt + output in tokens. Unset: what config.json says.", metavar="TOKENS", at_least=2
+        None,
+        "Longest prompt + output in tokens. Unset: what config.json says.",
+        metavar="TOKENS",
+        at_least=2,
+        at_most=2**24,
     )
     load_format: str = flag(
         "auto",
@@ -80,7 +84,7 @@ class CacheConfig:
     """KV cache"""
 
     block_size: int | None = flag(
-        None, "Tokens per KV block. Unset: 16 on a CPU, 64 on CUDA.", metavar="TOKENS", at_least=1
+        None, "Tokens per KV block. Unset: 16 on a CPU, 64 on CUDA.", metavar="TOKENS", at_least=1, at_most=1024
     )
     num_blocks: int | None = flag(
         None,
@@ -88,6 +92,7 @@ class CacheConfig:
         "at most 1 GiB.",
         metavar="N",
         at_least=1,
+        at_most=2**22,
     )
     kv_layout: str = flag(
         "paged",
@@ -109,10 +114,14 @@ class SchedulerConfig:
     """Scheduling"""
 
     max_num_seqs: int | None = flag(
-        None, "Sequences computed at a time. Unset: 64 on a CPU, 256 on CUDA.", metavar="N", at_least=1
+        None, "Sequences computed at a time. Unset: 64 on a CPU, 256 on CUDA.", metavar="N", at_least=1, at_most=4096
     )
     max_num_batched_tokens: int | None = flag(
-        None, "Tokens computed per step. Unset: 2048 on a CPU, 8192 on CUDA.", metavar="TOKENS", at_least=1
+        None,
+        "Tokens computed per step. Unset: 2048 on a CPU, 8192 on CUDA.",
+        metavar="TOKENS",
+        at_least=1,
+        at_most=2**20,
     )
     enable_chunked_prefill: bool = flag(
         True, "Split long prompts over steps. Off: a prompt is computed in one step, alone if it exceeds the budget."
@@ -124,10 +133,14 @@ class SchedulerConfig:
         choices=("priority", "fcfs", "deadline", "static"),
     )
     max_queue_size: int = flag(
-        1024, "Requests that may wait; more are refused with QUEUE_FULL.", metavar="N", at_least=1
+        1024, "Requests that may wait; more are refused with QUEUE_FULL.", metavar="N", at_least=1, at_most=2**20
     )
     max_queued_tokens: int = flag(
-        1_048_576, "Prompt tokens that may wait; more are refused with QUEUE_FULL.", metavar="TOKENS", at_least=1
+        1_048_576,
+        "Prompt tokens that may wait; more are refused with QUEUE_FULL.",
+        metavar="TOKENS",
+        at_least=1,
+        at_most=2**32,
     )
     async_depth: int | None = flag(
         None,
@@ -148,9 +161,15 @@ class ServerConfig:
         many=True,
         metavar="ADDR",
     )
-    frontends: int = flag(1, "Front-end processes sharing the engine and the port.", metavar="N", at_least=1)
+    frontends: int = flag(
+        1, "Front-end processes sharing the engine and the port.", metavar="N", at_least=1, at_most=64
+    )
     drain_timeout: float = flag(
-        30.0, "Seconds that running requests get to finish after SIGTERM or Ctrl-C.", metavar="SECONDS", at_least=0
+        30.0,
+        "Seconds that running requests get to finish after SIGTERM or Ctrl-C.",
+        metavar="SECONDS",
+        at_least=0,
+        at_most=86_400,
     )
     max_message_size: int = flag(
         33_554_432, "Largest message accepted, in bytes.", metavar="BYTES", at_least=1024, at_most=2_147_483_647

@@ -11,7 +11,7 @@ import click
 import pytest
 
 from photon_grpc import __version__, cli
-from photon_grpc.config.settings import sections, settings
+from photon_grpc.config.settings import Setting, sections, settings
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +58,32 @@ def test_serve_hands_on_what_was_said(
     assert config.cache.enable_prefix_caching is False  # type: ignore[attr-defined]
     assert config.server.listen == ("127.0.0.1:0", "unix:/tmp/s")  # type: ignore[attr-defined]
     assert "did you mean PHOTON_BLOCK_SIZE" in capsys.readouterr().err
+
+
+NUMBERS = [setting for setting in settings() if setting.kind in (int, float)]
+
+
+@pytest.mark.parametrize("setting", NUMBERS, ids=lambda setting: setting.name)
+def test_an_absurd_number_is_refused_in_one_line_before_anything_starts(
+    setting: Setting, served: list[object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for text in ("-1", "-0.5", "nan", "inf", "-inf", "1e400", str(2**64), str(10**30), "9" * 5000, "1_", "", " ", "٣x"):
+        said = setting.flag + "=" + text
+        assert cli.main(["serve", said]) == 2, said
+        captured = capsys.readouterr()
+        assert captured.err.startswith(f"photon-grpc: {setting.flag}: "), said
+        assert len(captured.err.splitlines()) == 1 and captured.out == ""
+    assert not served
+
+
+@pytest.mark.parametrize("setting", NUMBERS, ids=lambda setting: setting.name)
+def test_every_number_has_an_upper_bound_that_is_taken_and_not_exceeded(
+    setting: Setting, served: list[object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert setting.at_most is not None
+    assert cli.main(["serve", f"{setting.flag}={setting.kind(setting.at_most)}"]) == 7
+    assert cli.main(["serve", f"{setting.flag}={setting.kind(setting.at_most) + 1}"]) == 2
+    assert len(served) == 1
 
 
 @pytest.mark.parametrize("verb", ["serve", "doctor", "run"])

@@ -9,17 +9,52 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from photon_grpc.bridge.heartbeat import NoHeartbeat
 from photon_grpc.compose.assemble import assemble
+from photon_grpc.config.flags import CacheConfig, ServeConfig
 from photon_grpc.config.resolve import resolve
+from photon_grpc.config.settings import settings
+from photon_grpc.core.frames import Add, StepFrame
+from photon_grpc.core.request import Request, SamplingParams, StopParams
 from photon_grpc.errors import ConfigError, ModelLoadError
+from tests.engine.fakes import Post
 from tests.runner.models import model
 from tests.runner.served import Served
 
 
 def test_blocks_that_no_memory_holds_are_refused_by_flag() -> None:
-    config = resolve({"num_blocks": str(10**12)}, {}).config
+    config = ServeConfig(cache=CacheConfig(num_blocks=10**12))
     with pytest.raises(ConfigError, match=f"{10**12} KV blocks of 16 tokens .* --num-blocks"):
         assemble(config, lambda stage, done, total: None)
+
+
+SIZES = [
+    (setting.name, bound)
+    for setting in settings()
+    if setting.kind is int and setting.section in ("model", "cache", "scheduler")
+    for bound in (setting.at_least, setting.at_most)
+]
+
+
+@pytest.mark.parametrize(("name", "value"), SIZES)
+def test_every_size_that_is_taken_starts_and_serves_or_is_refused_in_one_line(name: str, value: float) -> None:
+    config = resolve({name: str(int(value))}, {}).config
+    try:
+        assembled = assemble(config, lambda stage, done, total: None)
+    except ConfigError as error:
+        assert error.field == name and "\n" not in str(error)
+        return
+    post = Post()
+    engine = assembled.engine(post, post, NoHeartbeat())
+    prompt = (1,) if name == "max_model_len" else tuple(range(1, 40))
+    engine._bulletin._interval_s = 0.0
+    post.put(Add(1, Request("r", prompt, SamplingParams(0.0), StopParams(1), 0.0)))
+    with pytest.raises(EOFError):
+        for _ in range(200):
+            engine.step()
+    ends = [frame for _, frame in post.sent if isinstance(frame, StepFrame) and (frame.finished or frame.failed)]
+    (end,) = ends
+    assert len(end.ids) == 1 or end.failed[0].reason == "KV_CAPACITY"
 
 
 @pytest.mark.parametrize(("penalty", "is_told"), [(1.1, True), (1.0, False)])
