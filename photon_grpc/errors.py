@@ -44,8 +44,8 @@ from __future__ import annotations
 import traceback
 
 #: Frames of a traceback that are told: where it began, where it ended.
-_FIRST_FRAMES = 3
-_LAST_FRAMES = 6
+_FIRST_FRAMES = 4
+_LAST_FRAMES = 5
 
 
 class PhotonError(Exception):

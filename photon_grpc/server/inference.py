@@ -23,7 +23,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._writer = writer
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
-        result = await self._frontend.generate(self._ask(request, context))
+        ask = self._ask(request, context)
+        del request  # megabytes, perhaps, for as long as it runs
+        result = await self._frontend.generate(ask)
         response = codec.generate_response(result)
         await metadata.send_request_id(context)
         return response
@@ -31,7 +33,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def StreamGenerate(  # type: ignore[override]  # a coroutine that writes: cheaper than a generator
         self, request: pb.GenerateRequest, context: Context
     ) -> None:
-        stream = await self._frontend.stream(self._ask(request, context))
+        ask = self._ask(request, context)
+        del request  # megabytes, perhaps, for as long as it runs
+        stream = await self._frontend.stream(ask)
+        del ask
         try:
             sequence = 0
             async for update in stream:

@@ -20,7 +20,6 @@ TOKENIZE = "/photon_grpc.v1.ModelService/Tokenize"
 _SURROGATE = "\N{REPLACEMENT CHARACTER}".encode()
 
 
-@pytest.mark.xfail(reason="JSON nested deeper than the parser follows is INTERNAL", strict=False)
 async def test_a_hostile_chat_costs_its_sender_only(attacked: Victim, size: Size, figures: Figures) -> None:
     messages = [message for chat in chats(size) for message in requests_of(chat)]
     with attacked.unharmed(), neighbour(attacked.address) as beside:

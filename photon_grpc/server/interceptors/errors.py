@@ -14,18 +14,19 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import grpc
-from google.protobuf.message import DecodeError
 
-from photon_grpc.errors import MalformedMessage
 from photon_grpc.server import metadata
 from photon_grpc.server.interceptors.failure_log import FailureLog
+from photon_grpc.server.interceptors.intake import Fail, Intake, Parse, parsed
 from photon_grpc.server.metadata import Context
 from photon_grpc.server.status import CallStatus, call_status
 
 MethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-Parse = Callable[[bytes], Any]
+#: Awaits what a method is given: its one message, or all of them as a stream.
+Read = Callable[[AsyncIterator[bytes], Context, Fail], Awaitable[Any]]
+Answer = Callable[[Fail], Awaitable[Any]]
 #: Awaits a call, and ends it where it fails.
-Guard = Callable[[Context, Callable[[], Awaitable[Any]]], Awaitable[Any]]
+Guard = Callable[[Context, Answer], Awaitable[Any]]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -33,6 +34,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self) -> None:
         self._failures = FailureLog()
+        self._intake = Intake()
 
     async def intercept_service(
         self,
@@ -40,42 +42,61 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> MethodHandler | None:
         handler = await continuation(handler_call_details)
-        return None if handler is None else _guarded(handler, handler_call_details.method, self._failures)
+        return None if handler is None else _guarded(handler, handler_call_details.method, self._failures, self._intake)
 
 
-def _guarded(handler: Any, method: str, failures: FailureLog) -> MethodHandler:
+def _guarded(handler: Any, method: str, failures: FailureLog, intake: Intake) -> MethodHandler:
+    """The same method to callers; to gRPC one that reads its messages itself, also where it is only one."""
     parse = _parser(handler.request_deserializer)
-    guard = partial(_guard, method, failures)
+    guard = partial(_guard, partial(_fail, method, failures))
+    read = _stream_reader(parse) if handler.request_streaming else _message_reader(parse, intake)
     if handler.response_streaming:
-        wrapped = _responding_stream(handler, guard, parse)
-        make = (
-            grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
-        )
-    else:
-        wrapped = _responding_once(handler, guard, parse)
-        make = (
-            grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
-        )
-    return make(wrapped, request_deserializer=None, response_serializer=handler.response_serializer)
+        wrapped = _responding_stream(handler, guard, read)
+        return grpc.stream_stream_rpc_method_handler(wrapped, None, handler.response_serializer)
+    return grpc.stream_unary_rpc_method_handler(
+        _responding_once(handler, guard, read), None, handler.response_serializer
+    )
 
 
-def _responding_once(handler: Any, guard: Guard, parse: Parse) -> Callable[[Any, Context], Awaitable[Any]]:
+def _message_reader(parse: Parse, intake: Intake) -> Read:
+    async def read(messages: AsyncIterator[bytes], context: Context, fail: Fail) -> Any:
+        return await intake.message(context, parse, fail)
+
+    return read
+
+
+def _stream_reader(parse: Parse) -> Read:
+    async def parse_each(messages: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async for message in messages:
+            yield parsed(message, parse)
+
+    async def read(messages: AsyncIterator[bytes], context: Context, fail: Fail) -> Any:
+        return parse_each(messages)
+
+    return read
+
+
+def _responding_once(handler: Any, guard: Guard, read: Read) -> Callable[[Any, Context], Awaitable[Any]]:
     behavior = handler.stream_unary if handler.request_streaming else handler.unary_unary
-    read = _parsed_stream if handler.request_streaming else _parsed
 
-    async def call(request: Any, context: Context) -> Any:
-        return await guard(context, lambda: behavior(read(request, parse), context))
+    async def call(messages: Any, context: Context) -> Any:
+        async def answer(fail: Fail) -> Any:
+            return await behavior(await read(messages, context, fail), context)
+
+        return await guard(context, answer)
 
     return call
 
 
-def _responding_stream(handler: Any, guard: Guard, parse: Parse) -> Callable[[Any, Context], Awaitable[None]]:
+def _responding_stream(handler: Any, guard: Guard, read: Read) -> Callable[[Any, Context], Awaitable[None]]:
     behavior = handler.stream_stream if handler.request_streaming else handler.unary_stream
-    read = _parsed_stream if handler.request_streaming else _parsed
     writes = behavior if inspect.iscoroutinefunction(behavior) else _writing(behavior)
 
-    async def call(request: Any, context: Context) -> None:
-        await guard(context, lambda: writes(read(request, parse), context))
+    async def call(messages: Any, context: Context) -> None:
+        async def answer(fail: Fail) -> None:
+            await writes(await read(messages, context, fail), context)
+
+        await guard(context, answer)
 
     return call
 
@@ -90,20 +111,24 @@ def _writing(generate: Callable[[Any, Context], AsyncIterator[Any]]) -> Callable
     return call
 
 
-async def _guard(method: str, failures: FailureLog, context: Context, call: Callable[[], Awaitable[Any]]) -> Any:
-    started_s = time.monotonic()
+async def _guard(fail_call: Callable[..., Awaitable[None]], context: Context, answer: Answer) -> Any:
+    fail = partial(fail_call, context, time.monotonic())
     try:
         metadata.name_call(context)
-        return await call()
+        return await answer(fail)
     except grpc.aio.InternalError:
         raise asyncio.CancelledError from None
     except grpc.aio.BaseError:
         # Ended by an `abort` already.
         raise
     except Exception as error:
-        status = call_status(error, metadata.request_id())
-        failures.report(error, status, method, time.monotonic() - started_s)
-        await _end(context, status)
+        await fail(error)
+
+
+async def _fail(method: str, failures: FailureLog, context: Context, started_s: float, error: Exception) -> None:
+    status = call_status(error, metadata.request_id())
+    failures.report(error, status, method, time.monotonic() - started_s)
+    await _end(context, status)
 
 
 async def _end(context: Context, status: CallStatus) -> None:
@@ -116,15 +141,3 @@ async def _end(context: Context, status: CallStatus) -> None:
 
 def _parser(deserializer: Callable[[bytes], Any] | None) -> Parse:
     return deserializer if deserializer is not None else lambda message: message
-
-
-def _parsed(message: bytes, parse: Parse) -> Any:
-    try:
-        return parse(message)
-    except DecodeError:
-        raise MalformedMessage("the bytes are no message of this method, or a string in them is no UTF-8") from None
-
-
-async def _parsed_stream(messages: AsyncIterator[bytes], parse: Parse) -> AsyncIterator[Any]:
-    async for message in messages:
-        yield _parsed(message, parse)

@@ -1,0 +1,138 @@
+"""How the one message of a call comes in: few are being received at a time, one large one is parsed at a time, beside the loop.
+
+A call whose message nobody reads holds no more of it than an HTTP/2 window.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from photon_grpc.errors import MalformedMessage, QueueFull
+from photon_grpc.server.metadata import Context
+from photon_grpc.server.wire import count_fields
+
+MAX_RECEIVING = 16
+MAX_UNPARSED_BYTES = 2**27
+#: Parsed where it was received: less than a millisecond for what any field holds.
+_SMALL_BYTES = 16 * 1024
+#: How long a message may take while others wait; the more there are, the less.
+_GRACE_S = 1.0
+_LOOK_INTERVAL_S = 0.05
+_RETRY_AFTER_S = 1.0
+
+Parse = Callable[[bytes], Any]
+#: Ends a call with an error, told as any other.
+Fail = Callable[[Exception], Awaitable[None]]
+
+
+class _Receiving(NamedTuple):
+    since_s: float
+    fail: Fail
+    #: Of the call's own task.
+    variables: contextvars.Context
+
+
+class Intake:
+    """Belongs to one event loop."""
+
+    def __init__(self, *, max_receiving: int = MAX_RECEIVING, max_unparsed_bytes: int = MAX_UNPARSED_BYTES) -> None:
+        self._max_receiving = max_receiving
+        self._permits = asyncio.Semaphore(max_receiving)
+        self._num_waiting = 0
+        self._receiving: dict[Context, _Receiving] = {}
+        self._look: asyncio.TimerHandle | None = None
+        self._cuts: set[asyncio.Task[None]] = set()
+        self._max_unparsed_bytes = max_unparsed_bytes
+        self._num_unparsed_bytes = 0
+        self._thread = ThreadPoolExecutor(1, "parse")
+
+    async def message(self, context: Context, parse: Parse, fail: Fail) -> Any:
+        """The call's one message. Raises MalformedMessage (also where there is none), InvalidRequest (too many fields), QueueFull."""
+        received = await self._receive(context, fail)
+        if received is grpc.aio.EOF:
+            # A cancelled call ends so too; its task is about to be told.
+            await asyncio.sleep(0)
+            raise MalformedMessage("the call has no message, or ends within it")
+        return parsed(received, parse) if len(received) <= _SMALL_BYTES else await self._parse_beside(received, parse)
+
+    async def _receive(self, context: Context, fail: Fail) -> Any:
+        await self._permit()
+        self._receiving[context] = _Receiving(time.monotonic(), fail, contextvars.copy_context())
+        try:
+            # Never cancelled from here: gRPC would go on writing to memory that is gone. To cut it off, the call is ended.
+            return await context.read()
+        finally:
+            self._receiving.pop(context, None)
+            self._permits.release()
+
+    async def _permit(self) -> None:
+        if not self._permits.locked():
+            await self._permits.acquire()
+            return
+        self._num_waiting += 1
+        self._look_later()
+        try:
+            await self._permits.acquire()
+        finally:
+            self._num_waiting -= 1
+
+    def _look_later(self) -> None:
+        if self._look is None:
+            self._look = asyncio.get_running_loop().call_later(_LOOK_INTERVAL_S, self._cut_off_the_slow)
+
+    def _cut_off_the_slow(self) -> None:
+        """While others wait, nobody receives for long; else whoever sends a byte a second shuts all others out."""
+        self._look = None
+        if not self._num_waiting:
+            return
+        grace_s = _GRACE_S * self._max_receiving / (self._max_receiving + self._num_waiting)
+        begun_before_s = time.monotonic() - grace_s
+        for context, call in tuple(self._receiving.items()):
+            if call.since_s < begun_before_s:
+                del self._receiving[context]
+                cut = asyncio.get_running_loop().create_task(_cut_off(call, grace_s), context=call.variables)
+                self._cuts.add(cut)
+                cut.add_done_callback(self._cuts.discard)
+        self._look_later()
+
+    async def _parse_beside(self, message: bytes, parse: Parse) -> Any:
+        """In the one thread that does this, so that not several hold the interpreter for long, one after another."""
+        needed = self._num_unparsed_bytes + len(message)
+        if self._num_unparsed_bytes and needed > self._max_unparsed_bytes:
+            text = f"{self._num_unparsed_bytes} bytes of messages wait to be parsed; {self._max_unparsed_bytes} may"
+            raise QueueFull(text, needed=needed, limit=self._max_unparsed_bytes, retry_after_s=_RETRY_AFTER_S)
+        self._num_unparsed_bytes = needed
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, _counted_and_parsed, message, parse)
+        finally:
+            self._num_unparsed_bytes -= len(message)
+
+
+def parsed(message: bytes, parse: Parse) -> Any:
+    """Raises MalformedMessage."""
+    try:
+        return parse(message)
+    except DecodeError:
+        raise MalformedMessage("the bytes are no message of this method, or a string in them is no UTF-8") from None
+
+
+def _counted_and_parsed(message: bytes, parse: Parse) -> Any:
+    empty = parsed(b"", parse)
+    if hasattr(empty, "DESCRIPTOR"):
+        count_fields(message, empty.DESCRIPTOR)
+    return parsed(message, parse)
+
+
+async def _cut_off(call: _Receiving, grace_s: float) -> None:
+    message = f"others wait to send; this message took more than {grace_s:.2f} s to arrive"
+    with contextlib.suppress(grpc.aio.BaseError, asyncio.CancelledError):
+        await call.fail(QueueFull(message, retry_after_s=_RETRY_AFTER_S))

@@ -1,0 +1,150 @@
+"""How messages come in: none, half of one, slow ones, large ones, many at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from photon_grpc.server.interceptors import errors, intake
+from photon_grpc.v1 import inference_pb2 as pb
+from photon_grpc.v1 import inference_pb2_grpc
+from tests.attack import http2
+from tests.server.failing import failure, info_of, trailer
+from tests.server.fake_frontend import ASK, GENERATE, STREAM_GENERATE, FakeFrontend, raw, serving, until
+
+HEALTH = "/grpc.health.v1.Health/Check"
+MiB = 2**20
+
+
+@pytest.fixture
+def small_intake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., intake.Intake]:
+    """The next server's, with limits that a test meets."""
+
+    def make(**limits: int) -> intake.Intake:
+        made = intake.Intake(**limits)
+        monkeypatch.setattr(errors, "Intake", lambda: made)
+        return made
+
+    return make
+
+
+@pytest.mark.parametrize("path", [GENERATE, STREAM_GENERATE, HEALTH])
+@pytest.mark.parametrize("data", [None, b"\0\0\0\0\x09half"], ids=["no message", "half a message"])
+async def test_a_call_that_ends_without_its_message_is_answered(address: str, path: str, data: bytes | None) -> None:
+    def ends() -> bool:
+        with http2.connected(address, 10.0) as connection:
+            connection.call(1, path, data)
+            return connection.is_answered(1)
+
+    assert await asyncio.to_thread(ends)
+
+
+@pytest.mark.parametrize("method", [GENERATE, STREAM_GENERATE])
+async def test_no_message_is_malformed(channel: grpc.aio.Channel, method: str) -> None:
+    make = channel.stream_stream if method == STREAM_GENERATE else channel.stream_unary
+    call = make(method, request_serializer=None, response_deserializer=None)(nothing())
+    error = await failure(call)
+    assert (error.code(), info_of(error).reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_MESSAGE")
+
+
+async def test_a_message_of_too_many_fields_is_refused_before_it_is_parsed(
+    channel: grpc.aio.Channel, frontend: FakeFrontend
+) -> None:
+    field = pb.GenerateRequest.DESCRIPTOR.fields_by_name["chat"].number
+    messages = pb.ChatInput.DESCRIPTOR.fields_by_name["messages"].number
+    chat = bytes([messages << 3 | 2, 0]) * 70_000
+    message = bytes([field << 3 | 2]) + varint(len(chat)) + chat
+    error = await failure(raw(channel, GENERATE)(message))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert dict(info_of(error).metadata) == {"field": "chat.messages", "needed": "65537", "limit": "65536"}
+    assert frontend.asks == []
+
+
+async def test_large_messages_arrive_whole(
+    inference: inference_pb2_grpc.InferenceServiceStub, frontend: FakeFrontend
+) -> None:
+    texts = ["é" * MiB, "x" * 4 * MiB, "y" * 20_000]
+    await asyncio.gather(*[inference.Generate(pb.GenerateRequest(text=text)) for text in texts])
+    assert sorted(ask.input.text for ask in frontend.asks) == sorted(texts)  # type: ignore[union-attr]
+
+
+async def test_unparsed_bytes_are_bounded(
+    small_intake: Callable[..., intake.Intake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = small_intake(max_unparsed_bytes=3 * MiB)
+    gate = asyncio.Event()
+    inside = 0
+
+    async def wait(self: intake.Intake, message: bytes, parse: Any) -> Any:
+        nonlocal inside
+        inside += 1
+        await gate.wait()
+        return intake.parsed(message, parse)
+
+    loop_run = asyncio.get_running_loop().run_in_executor
+
+    def run(pool: object, work: Any, *args: Any) -> Any:
+        return wait(made, *args) if work is intake._counted_and_parsed else loop_run(pool, work, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", run)
+    async with serving(FakeFrontend()) as address, grpc.aio.insecure_channel(address) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        large = [stub.Generate(pb.GenerateRequest(text="x" * MiB)) for _ in range(2)]
+        await until(lambda: inside == 2)
+        error = await failure(stub.Generate(pb.GenerateRequest(text="x" * MiB)))
+        assert (error.code(), info_of(error).reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+        assert trailer(error, "grpc-retry-pushback-ms")
+        await stub.Generate(ASK)
+        gate.set()
+        await asyncio.gather(*large)
+    assert made._num_unparsed_bytes == 0
+
+
+async def test_slow_senders_do_not_shut_others_out(
+    small_intake: Callable[..., intake.Intake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone they may take their time; where others wait, they are ended with a reason."""
+    monkeypatch.setattr(intake, "_GRACE_S", 0.3)
+    made = small_intake(max_receiving=2)
+    async with serving(FakeFrontend()) as address, grpc.aio.insecure_channel(address) as channel:
+        slow = [channel.stream_unary(GENERATE)(nothing(for_ever=True)) for _ in range(2)]
+        await until(lambda: len(made._receiving) == 2)
+        await asyncio.sleep(0.5)
+        assert not any(call.done() for call in slow)
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        await asyncio.wait_for(asyncio.gather(*[stub.Generate(ASK) for _ in range(20)]), 30)
+        for call in slow:
+            error = await failure(call)
+            assert (error.code(), info_of(error).reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+            assert trailer(error, "x-request-id")
+    assert not made._receiving and not made._permits.locked()
+
+
+async def test_a_cancelled_call_gives_its_place_back(small_intake: Callable[..., intake.Intake]) -> None:
+    made = small_intake(max_receiving=1)
+    async with serving(FakeFrontend()) as address, grpc.aio.insecure_channel(address) as channel:
+        calls = [channel.stream_unary(GENERATE)(nothing(for_ever=True)) for _ in range(3)]
+        await until(lambda: made._num_waiting == 2)
+        for call in calls:
+            call.cancel()
+        await asyncio.wait_for(inference_pb2_grpc.InferenceServiceStub(channel).Generate(ASK), 30)
+    assert made._num_waiting == 0 and not made._receiving
+
+
+async def nothing(*, for_ever: bool = False) -> AsyncIterator[bytes]:
+    if for_ever:
+        await asyncio.Event().wait()
+    for message in ():
+        yield message
+
+
+def varint(value: int) -> bytes:
+    data = b""
+    while value >= 0x80:
+        data += bytes([value & 0x7F | 0x80])
+        value >>= 7
+    return data + bytes([value])
