@@ -101,7 +101,7 @@ def read_model_dir(path: str | Path) -> ModelCard:
     """Reads and checks the directory at `path`; weights themselves are not read (they may be absent: see load-format dummy).
 
     Accepts the spellings of transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and 5 (`rope_parameters`, `dtype`).
-    Raises ModelLoadError naming the file and the key.
+    Raises ModelLoadError naming the file and the key. A known key of a wrong type is refused even where another key or file comes first.
     """
     path = Path(path)
     if not path.is_dir():
@@ -114,15 +114,18 @@ def read_model_dir(path: str | Path) -> ModelCard:
     vocab_size = config.integer("vocab_size", 1, 2**24)
     generation = _optional_object(path / GENERATION_FILE)
     tokenizer = _optional_object(path / TOKENIZER_CONFIG_FILE)
-    bos = generation.ids("bos_token_id", vocab_size) or config.ids("bos_token_id", vocab_size)
+    bos, eos = (
+        [file.ids(key, vocab_size) for file in (generation, config)] for key in ("bos_token_id", "eos_token_id")
+    )
+    bos_token_ids = bos[0] or bos[1]
     return ModelCard(
         path=path,
         architecture=architecture,
         model_type=FAMILIES[architecture].model_type,
         vocab_size=vocab_size,
         dtype=_dtype(config, checkpoint),
-        bos_token_id=bos[0] if bos else None,
-        eos_token_ids=generation.ids("eos_token_id", vocab_size) or config.ids("eos_token_id", vocab_size),
+        bos_token_id=bos_token_ids[0] if bos_token_ids else None,
+        eos_token_ids=eos[0] or eos[1],
         generation=_generation_defaults(generation),
         has_tokenizer=(path / TOKENIZER_FILE).is_file(),
         chat_template=_chat_template(path, tokenizer),
@@ -135,23 +138,25 @@ def read_model_dir(path: str | Path) -> ModelCard:
 def _architecture(config: JsonFields) -> str:
     """The name in `architectures`; a config saved without weights has only its model_type."""
     names = config.values.get("architectures")
+    model_type = config.text("model_type", "")
     if names is None:
-        model_type = config.text("model_type", "")
         names = [name for name, family in FAMILIES.items() if family.model_type == model_type] or [model_type]
-    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+    if not isinstance(names, list) or not names or any(not isinstance(name, str) for name in names):
         raise config.error("architectures", "must be a list with one name")
-    if names[0] not in FAMILIES:
+    architecture: str = names[0]
+    if architecture not in FAMILIES:
         raise config.error(
-            "architectures", f"names {shown(names[0])}, which is not supported; known are {', '.join(FAMILIES)}"
+            "architectures", f"names {shown(architecture)}, which is not supported; known are {', '.join(FAMILIES)}"
         )
-    return names[0]
+    return architecture
 
 
 def _refuse_unsupported(config: JsonFields) -> None:
     """Keys that change what the model computes in a way that is not implemented: never ignored."""
     if config.has("quantization_config"):
         raise config.error("quantization_config", "is set; quantized checkpoints are not supported")
-    if config.boolean("use_sliding_window", False) and config.has("sliding_window"):
+    window = config.integer("sliding_window", 0, 2**31) if config.has("sliding_window") else None
+    if config.boolean("use_sliding_window", False) and window is not None:
         raise config.error("use_sliding_window", "is true; sliding-window attention is not supported")
     layer_types = config.values.get("layer_types")
     if layer_types is not None and (
@@ -199,16 +204,20 @@ def _head_dim(config: JsonFields, family: Family, hidden_size: int, num_heads: i
 
 
 def _dtype(config: JsonFields, checkpoint: Checkpoint) -> str:
-    key = "dtype" if config.has("dtype") else "torch_dtype"
-    if config.has(key):
-        dtype = config.text(key).removeprefix("torch.")
-        if dtype not in DTYPES:
-            raise config.error(key, f"must be one of {', '.join(DTYPES)}, is {shown(dtype)}")
-        return dtype
+    named = [_named_dtype(config, key) for key in ("dtype", "torch_dtype") if config.has(key)]
+    if named:
+        return named[0]
     num_bytes: Counter[str] = Counter()
     for entry in checkpoint.tensors.values():
         num_bytes[_DTYPE_OF_HEADER.get(entry.dtype, "float32")] += entry.num_bytes
     return num_bytes.most_common(1)[0][0] if num_bytes else "float32"
+
+
+def _named_dtype(config: JsonFields, key: str) -> str:
+    dtype = config.text(key).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise config.error(key, f"must be one of {', '.join(DTYPES)}, is {shown(dtype)}")
+    return dtype
 
 
 def _optional_object(path: Path) -> JsonFields:
@@ -217,10 +226,11 @@ def _optional_object(path: Path) -> JsonFields:
 
 
 def _generation_defaults(generation: JsonFields) -> GenerationDefaults:
-    is_greedy = generation.has("do_sample") and not generation.boolean("do_sample")
+    is_greedy = not generation.boolean("do_sample", True)
+    temperature = generation.optional_number("temperature", 0.0, 100.0)
     top_k = generation.integer("top_k", -1, 2**31 - 1) if generation.has("top_k") else None
     return GenerationDefaults(
-        temperature=0.0 if is_greedy else generation.optional_number("temperature", 0.0, 100.0),
+        temperature=0.0 if is_greedy else temperature,
         top_p=generation.optional_number("top_p", 1e-9, 1.0),
         top_k=top_k,
         min_p=generation.optional_number("min_p", 0.0, 1.0),
@@ -230,32 +240,36 @@ def _generation_defaults(generation: JsonFields) -> GenerationDefaults:
 
 def _chat_template(path: Path, tokenizer: JsonFields) -> str | None:
     """From chat_template.jinja, else tokenizer_config.json, where a list of named templates gives the one named "default"."""
-    if (path / TEMPLATE_FILE).exists():
-        try:
-            return read_bytes(path / TEMPLATE_FILE, MAX_TEMPLATE_BYTES).decode()
-        except UnicodeDecodeError:
-            raise ModelLoadError(f"{TEMPLATE_FILE}: is not UTF-8") from None
-    template = tokenizer.values.get("chat_template")
-    if isinstance(template, list):
-        named = [
-            entry.get("template") for entry in template if isinstance(entry, dict) and entry.get("name") == "default"
-        ]
-        template = named[0] if named else None
-    if template is not None and not isinstance(template, str):
-        raise tokenizer.error("chat_template", f"must be a string or a list of named templates, is {shown(template)}")
-    return template
+    said = _template_said(tokenizer)
+    if not (path / TEMPLATE_FILE).exists():
+        return said
+    try:
+        return read_bytes(path / TEMPLATE_FILE, MAX_TEMPLATE_BYTES).decode()
+    except UnicodeDecodeError:
+        raise ModelLoadError(f"{TEMPLATE_FILE}: is not UTF-8") from None
+
+
+def _template_said(tokenizer: JsonFields) -> str | None:
+    said = tokenizer.values.get("chat_template")
+    named = said if isinstance(said, list) else [{"name": "default", "template": said}]
+    templates: dict[str, str] = {}
+    for entry in named if said is not None else ():
+        name, template = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
+        if not isinstance(name, str) or not isinstance(template, str):
+            raise tokenizer.error("chat_template", f"must be a string or a list of named templates, is {shown(said)}")
+        templates[name] = template
+    return templates.get("default")
 
 
 def _special_tokens(tokenizer: JsonFields) -> tuple[tuple[str, str], ...]:
-    texts = []
-    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
-        value = tokenizer.values.get(name)
-        text = value.get("content") if isinstance(value, dict) else value
-        if text is not None and not isinstance(text, str):
-            raise tokenizer.error(name, f"must be a string, is {shown(text)}")
-        if text is not None:
-            texts.append((name, text))
-    return tuple(texts)
+    names = [name for name in ("bos_token", "eos_token", "pad_token", "unk_token") if tokenizer.has(name)]
+    return tuple((name, _token_text(tokenizer, name)) for name in names)
+
+
+def _token_text(tokenizer: JsonFields, name: str) -> str:
+    """Of a token that is written as its text, or as an object with its `content`."""
+    value = tokenizer.values[name]
+    return tokenizer.object(name).text("content") if isinstance(value, dict) else tokenizer.text(name)
 
 
 def _revision(raw_config: bytes, checkpoint: Checkpoint) -> str:

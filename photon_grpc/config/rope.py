@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from photon_grpc.config.json_fields import JsonFields, shown
 
 KINDS = ("default", "linear", "llama3")
+
+_ORIGINAL = "original_max_position_embeddings"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,10 @@ class RopeSpec:
 
 def read_rope(config: JsonFields, max_position_embeddings: int) -> RopeSpec:
     """From `rope_parameters` (transformers 5), else `rope_theta` and `rope_scaling` (transformers 4); `type` is `rope_type`."""
-    rope = config.object("rope_parameters" if config.has("rope_parameters") else "rope_scaling")
+    parameters, scaling = config.object("rope_parameters"), config.object("rope_scaling")
+    for fields in (config, parameters, scaling):
+        _check_types(fields)
+    rope = parameters if config.has("rope_parameters") else scaling
     for key, value in rope.values.items():
         if isinstance(value, dict):
             raise rope.error(key, "holds parameters for some layers only, which is not supported")
@@ -52,9 +58,18 @@ def _llama3(
     high = rope.number("high_freq_factor", 1e-6, 1e6)
     if high <= low:
         raise rope.error("high_freq_factor", f"must be above low_freq_factor {low:g}, is {high:g}")
-    original_key = "original_max_position_embeddings"
-    source = config if config.has(original_key) else rope
-    return RopeSpec(theta, "llama3", factor, low, high, source.integer(original_key, 1, 2**27, max_position_embeddings))
+    source = config if config.has(_ORIGINAL) else rope
+    return RopeSpec(theta, "llama3", factor, low, high, source.integer(_ORIGINAL, 1, 2**27, max_position_embeddings))
+
+
+def _check_types(fields: JsonFields) -> None:
+    """Of every key that some spelling or kind reads, whether or not this one does."""
+    for key in ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "partial_rotary_factor"):
+        fields.optional_number(key, -math.inf, math.inf)
+    for key in ("rope_type", "type"):
+        fields.text(key, "")
+    if fields.has(_ORIGINAL):
+        fields.integer(_ORIGINAL, 1, 2**27)
 
 
 def _refuse_partial(fields: JsonFields) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -14,6 +15,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from photon_grpc.config.json_fields import JsonFields
 from photon_grpc.config.model_dir import FAMILIES, ModelCard, read_model_dir
 from photon_grpc.config.rope import RopeSpec
 from photon_grpc.errors import ModelLoadError
@@ -264,6 +266,118 @@ def test_refusals_name_file_key_and_value(tmp_path: Path, keys: dict[str, Any], 
 )
 def test_generation_config_is_checked_too(tmp_path: Path, keys: dict[str, Any]) -> None:
     assert refusal(write(tmp_path, generation_config=keys)).startswith(f"generation_config.json: {next(iter(keys))} ")
+
+
+#: One directory in which every key that is ever read is written, twice where there are two spellings of it.
+EVERY_KEY: dict[str, dict[str, Any]] = {
+    "config": CONFIG
+    | {
+        "torch_dtype": "float16",
+        "sliding_window": 4096,
+        "use_sliding_window": False,
+        "layer_types": ["full_attention"],
+        "original_max_position_embeddings": 8192,
+        "partial_rotary_factor": 1.0,
+        "quantization_config": None,
+        "rope_theta": 10000.0,
+        "rope_parameters": LLAMA3 | {"rope_theta": 500000.0, "type": "llama3", "partial_rotary_factor": 1.0},
+        "rope_scaling": LLAMA3 | {"rope_theta": 10000.0, "type": "linear", "partial_rotary_factor": 1.0},
+    },
+    "generation_config": {
+        "bos_token_id": 1,
+        "eos_token_id": [2],
+        "do_sample": False,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 5,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+    },
+    "tokenizer_config": {
+        "chat_template": [{"name": "default", "template": "{{ messages }}"}],
+        "bos_token": "<s>",
+        "eos_token": {"content": "</s>"},
+        "pad_token": {"content": "<p>"},
+        "unk_token": "<u>",
+    },
+}
+#: Keys that more than one type may stand under.
+MAY_BE: dict[str, tuple[type, ...]] = {
+    "bos_token_id": (int, list),
+    "eos_token_id": (int, list),
+    "chat_template": (str, list),
+    **dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), (str, dict)),
+}
+ONE_OF_EACH_TYPE = (True, 7, 1.5, "a", ["a"], [None], [[]], {"a": {}}, {"content": 1})
+
+
+def paths_of(values: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Every key, and those within objects of parameters."""
+    found = [(*path, key) for key in values]
+    for key in {"rope_parameters", "rope_scaling"} & values.keys():
+        found += paths_of(values[key], (*path, key))
+    return found
+
+
+def is_right(key: str, value: object, good: object) -> bool:
+    """Whether the type of `value` is one that `key` may have."""
+    if key == "quantization_config" or isinstance(good, float):
+        return isinstance(good, float) and type(value) in (int, float)
+    if type(value) is list or type(value) is dict:
+        # What is within is wrong, but for an object of parameters, whose own keys are in the table.
+        return type(value) is dict is type(good) and key not in MAY_BE
+    return type(value) in MAY_BE.get(key, (type(good),))
+
+
+@pytest.mark.parametrize("file", EVERY_KEY)
+def test_a_known_key_of_a_wrong_type_is_refused_wherever_it_stands(tmp_path: Path, file: str) -> None:
+    (write(tmp_path, **EVERY_KEY) / "chat_template.jinja").write_text("{{ messages }}")
+    assert read_model_dir(tmp_path).eos_token_ids == (2,)
+    for *path, key in paths_of(EVERY_KEY[file]):
+        changed = json.loads(json.dumps(EVERY_KEY))
+        fields = changed[file]
+        for part in path:
+            fields = fields[part]
+        good = fields[key]
+        for value in ONE_OF_EACH_TYPE:
+            if not is_right(key, value, good):
+                fields[key] = value
+                write(tmp_path, **changed)
+                said = refusal(tmp_path)
+                assert said.startswith(f"{file}.json: ") and key in said, (path, key, value, said)
+
+
+def test_the_directory_with_every_key_has_every_key_that_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: set[tuple[str, str]] = set()
+
+    class Noted(dict[str, Any]):
+        def get(self, key: str, default: Any = None) -> Any:
+            read.add((self["\0file"], key))
+            return super().get(key, default)
+
+    init = JsonFields.__init__
+
+    def note(self: JsonFields, values: dict[str, Any], file: str, prefix: str = "") -> None:
+        init(self, Noted(values | {"\0file": f"{file}:{prefix}"}), file, prefix)
+
+    monkeypatch.setattr(JsonFields, "__init__", note)
+    for kind in ("llama3", "linear", "default"):
+        for config in (CONFIG, EVERY_KEY["config"] | {"rope_parameters": None}, {}):
+            rope = {"rope_scaling": LLAMA3 | {"rope_type": kind}, "rope_parameters": None}
+            with contextlib.suppress(ModelLoadError):
+                read_model_dir(write(tmp_path, **(EVERY_KEY | {"config": config | rope})))
+    known = {
+        (f"{file}.json:" + "".join(f"{part}." for part in path), key)
+        for file, values in EVERY_KEY.items()
+        for *path, key in paths_of(values)
+    }
+    # What stands within a token is no key of a file's own; the others are looked at in `config` as in the objects within.
+    within = {(place, key) for place, key in read if place.endswith("token.")}
+    shared = {(place, key) for place, key in read if place == "config.json:" and key in {*LLAMA3, "type"}}
+    assert read - within - shared <= known
+    assert len(read) > 40
 
 
 def test_an_unused_sliding_window_is_no_reason_to_refuse(tmp_path: Path) -> None:
