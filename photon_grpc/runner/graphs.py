@@ -225,16 +225,18 @@ class GraphStep:
     def _send_slots(self, slots: tuple[int, ...], num_rows: int) -> None:
         padded = slots + (0,) * (num_rows - len(slots))
         if padded != self._slots:
-            self._slots = padded
+            # Known once it is sent: where sending fails, the next step sends again.
+            self._slots = ()
             self._padded.slots[:num_rows].copy_(self._table.to_device(padded, torch.int64), non_blocking=True)
+            self._slots = padded
 
     def _send_columns(self, batch: Batch, num_rows: int) -> None:
+        self._slots = ()
         surplus = (0,) * (num_rows - len(batch.slots))
         columns = (*batch.slots, *surplus, *batch.counts, *surplus, *batch.yields, *surplus)
         sent = self._table.to_device(columns, torch.int64).view(3, num_rows)
         for buffer, column in zip((self._padded.slots, self._padded.counts, self._padded.yields), sent, strict=True):
             buffer[:num_rows].copy_(column, non_blocking=True)
-        self._slots = ()
 
 
 def decode_buckets(max_num_seqs: int) -> tuple[int, ...]:

@@ -13,9 +13,11 @@ import torch
 
 from photon_grpc.core.batch import Batch, Fault, StepOutput
 from photon_grpc.core.kv import KVGroup
+from photon_grpc.core.ports import Pending
 from photon_grpc.errors import InternalFailure, NumericFailure
 from photon_grpc.kernels.draw import INVALID
 from photon_grpc.runner.kv_cache import KVCache
+from photon_grpc.runner.poisoned_slots import PoisonedSlots, SoundRows
 from photon_grpc.runner.slot_table import SlotTable
 from photon_grpc.runner.step import Drawn, Step
 
@@ -37,6 +39,7 @@ class ModelRunner:
         self._step = step
         self._table = table
         self._cache = cache
+        self._poisoned = PoisonedSlots()
 
     @property
     def num_blocks(self) -> int:
@@ -51,26 +54,34 @@ class ModelRunner:
         return self._cache.groups
 
     @torch.inference_mode()
-    def submit(self, batch: Batch) -> Landed | InFlight:
-        """Launches one step; what fails is a fault of all its rows.
+    def submit(self, batch: Batch) -> Pending:
+        """Launches one step; what fails is a fault of all its rows, and of theirs in the steps that are launched before it is read.
 
         Raises torch.AcceleratorError when the device is lost: then nothing in this process can compute any more.
         """
+        sound = self._poisoned.sound(batch)
+        pending = self._launch(sound)
+        return pending if sound is batch else SoundRows(pending, batch, sound)
+
+    def _launch(self, batch: Batch) -> Pending:
         start_s = time.perf_counter()
         try:
             self._table.apply(batch)
             self._cache.copy(batch.copies)
+            if not batch.slots:
+                return Landed(StepOutput(batch.step, ()))
             drawn = self._step(batch)
+            if drawn.ids.device.type == "cuda":
+                return InFlight(batch, drawn, start_s)
         except torch.AcceleratorError:
             raise
         except Exception:
             _LOG.exception("step %d failed", batch.step)
+            self._poisoned.failed(batch)
             return Landed(_all_faulty(batch))
         finally:
             self._table.advance(batch)
-        if drawn.ids.device.type == "cpu":
-            return Landed(_output(batch, drawn.ids, drawn.rows, time.perf_counter() - start_s))
-        return InFlight(batch, drawn, start_s)
+        return Landed(_output(batch, drawn.ids, drawn.rows, time.perf_counter() - start_s))
 
     def close(self) -> None:
         """Waits for what was launched."""

@@ -7,13 +7,17 @@ same function of the plain list of ids.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
-from photon_grpc.core.batch import Batch, Fault, StepOutput
+from photon_grpc.core.batch import Admission, Batch, Fault, Growth, StepOutput
 from photon_grpc.core.frames import Down, Up
 from photon_grpc.core.kv import KVGroup, KVSpec
+from photon_grpc.core.ports import Pending
 from photon_grpc.core.stats import Load
+from photon_grpc.runner.poisoned_slots import PoisonedSlots, SoundRows
 
 VOCAB = 97
 #: In a cell: what was written there is no number.
@@ -40,12 +44,20 @@ def complete(
 
 
 class _Slot:
+    """What the table says of a slot; stays as it is until a change is applied."""
+
     def __init__(self) -> None:
         self.ids: list[int] = []
         self.computed = 0
         self.blocks: list[int] = []
         self.seed = 0
         self.index = 0
+
+
+@dataclass
+class _Seat:
+    blocks: list[int]
+    launched: int
 
 
 class Landed:
@@ -61,7 +73,8 @@ class Landed:
 class FakeRunner:
     """Computes at submission, in order; `depth` only lets the engine launch before it reads.
 
-    Slots and blocks that an unread step uses may not be given to anybody else, though here it would do no harm.
+    Slots and blocks that an unread step uses may not be given to anybody else, though here it would do no harm. A step that is to fail
+    applies part of its changes, and rows that are computed then read and write through whatever the table says of their slots.
     """
 
     def __init__(self, num_blocks: int, block_size: int, depth: int = 0) -> None:
@@ -70,86 +83,102 @@ class FakeRunner:
         self.depth = depth
         self.kv_groups = (KVGroup(KVSpec(1, 1), (0,)),)
         self.cells = [[-1] * block_size for _ in range(num_blocks + 1)]
-        self.slots: dict[int, _Slot] = {}
+        self.slots: defaultdict[int, _Slot] = defaultdict(_Slot)
+        #: What the scheduler believes of every slot, whether it was applied or not.
+        self.seats: dict[int, _Seat] = {}
         self.batches: deque[Batch] = deque(maxlen=2000)
         #: Unread step -> its slots, and the blocks it writes.
         self.unread: dict[int, tuple[set[int], set[int]]] = {}
-        #: Steps to fail as a whole.
-        self.fail_steps: set[int] = set()
+        #: Step to fail as a whole -> how many of its changes are applied before it does.
+        self.fail_steps: dict[int, int] = {}
         #: Step -> a row that writes NaN; every row that reads it fails.
         self.nan_rows: dict[int, int] = {}
+        self._poisoned = PoisonedSlots()
 
-    def submit(self, batch: Batch) -> Landed:
+    def submit(self, batch: Batch) -> Pending:
         self.batches.append(batch)
-        self._apply(batch)
-        self.unread[batch.step] = (
-            set(batch.slots),
-            {
-                block
-                for slot, count in zip(batch.slots, batch.counts, strict=True)
-                for block in self._written(slot, count)
-            },
-        )
-        if batch.step in self.fail_steps:
-            faults = {row: Fault("INTERNAL_FAILURE", "launch failed") for row in range(len(batch.slots))}
-            self._skip(batch)
-            return self._landed(StepOutput(batch.step, tuple(0 for y in batch.yields if y), faults))
-        for row, (slot, count) in enumerate(zip(batch.slots, batch.counts, strict=True)):
-            self._write(slot, count, is_nan=self.nan_rows.get(batch.step) == row)
-        ids = [self._draw(slot) for slot, yields in zip(batch.slots, batch.yields, strict=True) if yields]
-        rows = [row for row, yields in enumerate(batch.yields) if yields]
-        faults = {row: Fault("NUMERIC_FAILURE", "NaN") for row, token in zip(rows, ids, strict=True) if token == NAN}
-        return self._landed(StepOutput(batch.step, tuple(ids), faults))
+        self._check(batch)
+        self.unread[batch.step] = (set(batch.slots), self._launched(batch))
+        sound = self._poisoned.sound(batch)
+        pending = self._compute(sound)
+        return Landed(SoundRows(pending, batch, sound).result(), lambda: self.unread.pop(batch.step))
 
-    def _landed(self, output: StepOutput) -> Landed:
-        return Landed(output, lambda: self.unread.pop(output.step))
+    def close(self) -> None:
+        pass
 
-    def _written(self, number: int, count: int) -> list[int]:
-        slot = self.slots[number]
-        last = slot.computed + count - 1
-        return slot.blocks[slot.computed // self.block_size : last // self.block_size + 1]
+    def _check(self, batch: Batch) -> None:
+        """Whether the scheduler may give what it gives."""
+        for slot in batch.left:
+            del self.seats[slot]
+        for admission in batch.admissions:
+            assert admission.slot not in self.seats, "a slot was given twice"
+            assert not any(admission.slot in slots for slots, _ in self.unread.values()), (
+                "a slot in flight was given away"
+            )
+            self._check_unused(admission.blocks[0][-(-admission.num_computed // self.block_size) :])
+            self.seats[admission.slot] = _Seat(list(admission.blocks[0]), admission.num_computed)
+        for growth in batch.grown:
+            blocks = self.seats[growth.slot].blocks
+            assert len(blocks) == growth.offset
+            self._check_unused(growth.blocks)
+            blocks.extend(growth.blocks)
+        self._check_unused([destination for _, destination in batch.copies])
 
     def _check_unused(self, blocks: Sequence[int]) -> None:
         for _, written in self.unread.values():
             assert written.isdisjoint(blocks), "a block that a step in flight writes was given to another sequence"
 
-    def close(self) -> None:
-        pass
+    def _launched(self, batch: Batch) -> set[int]:
+        """The blocks that the scheduler has the rows write."""
+        written: set[int] = set()
+        for number, count in zip(batch.slots, batch.counts, strict=True):
+            seat = self.seats[number]
+            first, last = seat.launched, seat.launched + count - 1
+            written.update(seat.blocks[first // self.block_size : last // self.block_size + 1])
+            seat.launched += count
+        return written
 
-    def _apply(self, batch: Batch) -> None:
-        for slot in batch.left:
-            del self.slots[slot]
-        for admission in batch.admissions:
-            assert admission.slot not in self.slots, "a slot was given twice"
-            assert not any(admission.slot in slots for slots, _ in self.unread.values()), (
-                "a slot in flight was given away"
-            )
-            self._check_unused(admission.blocks[0][-(-admission.num_computed // self.block_size) :])
-            slot = self.slots[admission.slot] = _Slot()
-            slot.ids, slot.computed = list(admission.ids), admission.num_computed
-            slot.blocks = list(admission.blocks[0])
-            slot.seed, slot.index = admission.sampling.seed, admission.output_index
-        for growth in batch.grown:
-            blocks = self.slots[growth.slot].blocks
-            assert len(blocks) == growth.offset
-            self._check_unused(growth.blocks)
-            blocks.extend(growth.blocks)
-        self._check_unused([destination for _, destination in batch.copies])
-        for source, destination in batch.copies:
-            self.cells[destination] = list(self.cells[source])
+    def _compute(self, batch: Batch) -> Landed:
+        changes = self._changes(batch)
+        for change in changes[: self.fail_steps.get(batch.step)]:
+            change()
+        if batch.step in self.fail_steps:
+            self._poisoned.failed(batch)
+            faults = {row: Fault("INTERNAL_FAILURE", "launch failed") for row in range(len(batch.slots))}
+            return Landed(StepOutput(batch.step, tuple(0 for y in batch.yields if y), faults))
+        for row, (slot, count) in enumerate(zip(batch.slots, batch.counts, strict=True)):
+            self._write(slot, count, is_nan=self.nan_rows.get(batch.step) == row)
+        ids = [self._draw(slot) for slot, yields in zip(batch.slots, batch.yields, strict=True) if yields]
+        rows = [row for row, yields in enumerate(batch.yields) if yields]
+        faults = {row: Fault("NUMERIC_FAILURE", "NaN") for row, token in zip(rows, ids, strict=True) if token == NAN}
+        return Landed(StepOutput(batch.step, tuple(ids), faults))
 
-    def _skip(self, batch: Batch) -> None:
-        for number, count, yields in zip(batch.slots, batch.counts, batch.yields, strict=True):
-            slot = self.slots[number]
-            slot.computed += count
-            if yields:
-                slot.ids.append(0)
+    def _changes(self, batch: Batch) -> list[Callable[[], None]]:
+        """One by one, in the order in which they are to be applied."""
+        return [
+            *(partial(self._admit, admission) for admission in batch.admissions),
+            *(partial(self._grow, growth) for growth in batch.grown),
+            *(partial(self._copy, *pair) for pair in batch.copies),
+        ]
+
+    def _admit(self, admission: Admission) -> None:
+        slot = self.slots[admission.slot]
+        slot.ids, slot.computed = list(admission.ids), admission.num_computed
+        slot.blocks = list(admission.blocks[0])
+        slot.seed, slot.index = admission.sampling.seed, admission.output_index
+
+    def _grow(self, growth: Growth) -> None:
+        self.slots[growth.slot].blocks[growth.offset :] = growth.blocks
+
+    def _copy(self, source: int, destination: int) -> None:
+        self.cells[destination] = list(self.cells[source])
 
     def _write(self, number: int, count: int, is_nan: bool) -> None:
         slot = self.slots[number]
         for position in range(slot.computed, slot.computed + count):
-            block = self.cells[slot.blocks[position // self.block_size]]
-            block[position % self.block_size] = NAN if is_nan else slot.ids[position]
+            block = slot.blocks[position // self.block_size]
+            assert block in self.seats[number].blocks, "a row writes into a block that is not its own"
+            self.cells[block][position % self.block_size] = NAN if is_nan else slot.ids[position]
         slot.computed += count
 
     def _draw(self, number: int) -> int:

@@ -336,7 +336,7 @@ def test_a_failed_step_fails_its_rows_and_what_stood_on_them_and_nobody_else(dep
     h = Harness(Setting(depth=depth))
     before = h.add([1, 2], 20)
     h.step()
-    h.runner.fail_steps.add(2)
+    h.runner.fail_steps[2] = 9
     victims = [h.add(list(range(30)), 4)]
     h.step()
     victims.append(h.add(list(range(30)), 4))
@@ -393,7 +393,7 @@ def test_nan_in_a_chunk_that_yields_nothing_is_not_found_again() -> None:
 def test_a_chunk_launched_behind_one_that_fails_is_not_found_again() -> None:
     # The block of positions 2 and 3 is published by the step that writes 3; the one before, which was to write 2, fails.
     h = Harness(Setting(depth=1, block_size=2, max_num_batched_tokens=1))
-    h.runner.fail_steps.add(3)
+    h.runner.fail_steps[3] = 9
     failed = h.add([5] * 6, 2)
     h.run()
     assert h.outcomes[failed].failed.reason == "INTERNAL_FAILURE"
@@ -489,3 +489,27 @@ def test_waiting_is_told_from_arrival_to_the_first_step() -> None:
     h.run()
     started = [started for _, frame in h.post.sent for started in frame.started]
     assert started[0].queue_s >= 5 and h.outcomes[handle].finished.queue_s == started[0].queue_s
+
+
+@pytest.mark.parametrize("num_changes", [0, 1, 2, 9], ids=["before", "one admission", "two admissions", "after"])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_rows_behind_a_failed_step_are_faults_and_their_neighbours_are_computed(depth: int, num_changes: int) -> None:
+    h = Harness(Setting(depth=depth, num_blocks=12, max_num_seqs=6, prefix_caching=False))
+    # Somebody has left a table behind in every slot.
+    for first in range(6):
+        h.add([first] * 5, 2)
+    h.run()
+    failing = h.runner.batches[-1].step + 1
+    h.runner.fail_steps[failing] = num_changes
+    victims = [h.add([1, 2, 3, 4, 5], 6), h.add([6, 7, 8], 6)]
+    h.step()
+    neighbour = h.add([9, 8, 7], 6)
+    h.run()
+    behind = next(batch for batch in h.runner.batches if batch.step == failing + 1)
+    assert len(behind.slots) == 3, "the failed step was read before the next was launched"
+    assert [h.outcomes[victim].failed.reason for victim in victims] == ["INTERNAL_FAILURE"] * 2
+    assert not any(h.outcomes[victim].ids for victim in victims)
+    assert h.outcomes[neighbour].ids == complete([9, 8, 7], 6)
+    again = h.add([1, 2, 3, 4, 5], 6)
+    h.run()
+    assert h.outcomes[again].ids == complete([1, 2, 3, 4, 5], 6) and h.idle()

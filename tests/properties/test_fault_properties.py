@@ -36,7 +36,7 @@ asks = st.lists(
 @given(
     settings_of,
     asks,
-    st.sets(st.integers(1, 25), max_size=3),
+    st.dictionaries(st.integers(1, 25), st.integers(0, 6), max_size=3),
     st.dictionaries(st.integers(1, 25), st.integers(0, 3), max_size=3),
 )
 @settings(max_examples=300)
@@ -60,7 +60,13 @@ def test_faults_resets_and_departures_change_nobody_elses_output(setting, asked,
             expected = complete(prompt, max_tokens, seed=3, index=index)
             outcome = h.outcomes[handle + index]
             assert outcome.ids == (expected if outcome.finished else expected[: len(outcome.ids)])
-    h.runner.fail_steps, h.runner.nan_rows = set(), {}
+    h.runner.fail_steps, h.runner.nan_rows = {}, {}
+    if bad_rows and any(event == "leave" for *_, event in asked):
+        # NaN in a chunk of a prompt is seen by the first that draws from it. Who left before leaves that to the next.
+        healing = [h.add(prompt, 1, seed=3) for prompt, *_ in asked]
+        h.run()
+        failures = [h.outcomes[handle].failed for handle in healing]
+        assert {failed.reason for failed in failures if failed} <= {"NUMERIC_FAILURE"}
     again = [h.add(prompt, max_tokens, num_outputs=n, seed=3) for prompt, max_tokens, n, *_ in asked]
     h.run()
     for handle, (prompt, max_tokens, n, *_) in zip(again, asked, strict=True):

@@ -217,6 +217,22 @@ def test_slots_are_sent_again_behind_a_capture_that_failed() -> None:
     assert step._replays[Shape(1, 1, Width.GREEDY)] is None and step._replays[Shape(2, 2, Width.GREEDY)]
 
 
+@torch.inference_mode()
+def test_slots_are_sent_again_behind_a_step_that_could_not_send_them() -> None:
+    runner, step, _ = replayed_runner(8)
+    admissions = tuple(admission(slot, (slot, 5, 9)) for slot in (1, 2, 3))
+    both, other = Batch(0, (1, 2), (1, 1), (1, 1)), Batch(0, (3, 2), (1, 1), (1, 1))
+    same_as_eager(runner, [Batch(0, (1, 2, 3), (3, 3, 3), (1, 1, 1), admissions=admissions), both])
+    table = runner._table
+    to_device, table.to_device = table.to_device, lambda *_: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    with pytest.raises(ZeroDivisionError):
+        step(other)
+    table.to_device = to_device  # type: ignore[method-assign]
+    before = table.num_computed.clone()
+    step(other)
+    assert (table.num_computed - before).tolist()[:4] == [0, 0, 1, 1]
+
+
 def test_a_prompt_of_one_token_and_a_chunk_of_one_are_no_decode_steps() -> None:
     runner, step, _ = replayed_runner(8)
     chunk = Batch(0, (2,), (1,), (0,))

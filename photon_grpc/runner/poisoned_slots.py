@@ -1,0 +1,70 @@
+"""What stands on a step that failed.
+
+A step that fails may have been applied in part, or not at all: its slots may hold the tables of whoever sat there before, and steps that are
+launched before it is read would write into blocks of others. Such a slot is poisoned until another sequence is admitted to it; until then
+its rows are faults and are not computed, and the other rows of their batches are.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from photon_grpc.core.batch import Batch, Fault, StepOutput
+from photon_grpc.core.ports import Pending
+from photon_grpc.errors import InternalFailure
+
+STANDS_ON_FAILED = Fault(InternalFailure.reason, "a step before this one could not be computed")
+
+
+class PoisonedSlots:
+    """Asked with every batch in order of submission, told of every one that fails."""
+
+    def __init__(self) -> None:
+        self._slots: set[int] = set()
+
+    def failed(self, batch: Batch) -> None:
+        """Nothing is known of the slots that this batch has, changes or fills."""
+        self._slots.update(batch.slots)
+        self._slots.update(admission.slot for admission in batch.admissions)
+        self._slots.update(growth.slot for growth in batch.grown)
+
+    def sound(self, batch: Batch) -> Batch:
+        """The batch itself, or without what stands on a step that failed."""
+        if not self._slots:
+            return batch
+        self._slots.difference_update(admission.slot for admission in batch.admissions)
+        if self._slots.isdisjoint(batch.slots):
+            return batch
+        rows = [row for row, slot in enumerate(batch.slots) if slot not in self._slots]
+        return msgspec.structs.replace(
+            batch,
+            slots=tuple(batch.slots[row] for row in rows),
+            counts=tuple(batch.counts[row] for row in rows),
+            yields=tuple(batch.yields[row] for row in rows),
+            grown=tuple(growth for growth in batch.grown if growth.slot not in self._slots),
+        )
+
+
+class SoundRows:
+    """The launched sound rows of a batch; the result is that of the whole batch.
+
+    Args:
+        pending: the step of `sound`.
+        batch: what was submitted.
+        sound: what `PoisonedSlots.sound` left of it.
+    """
+
+    def __init__(self, pending: Pending, batch: Batch, sound: Batch) -> None:
+        self._pending = pending
+        self._batch = batch
+        self._slots = set(sound.slots)
+
+    def result(self) -> StepOutput:
+        output = self._pending.result()
+        slots, yields = self._batch.slots, self._batch.yields
+        drawn = iter(output.ids)
+        ids = [next(drawn) if slot in self._slots else 0 for slot, wants in zip(slots, yields, strict=True) if wants]
+        rows = [row for row, slot in enumerate(slots) if slot in self._slots]
+        faults = {row: STANDS_ON_FAILED for row, slot in enumerate(slots) if slot not in self._slots}
+        faults |= {rows[row]: fault for row, fault in output.faults.items()}
+        return StepOutput(output.step, tuple(ids), faults, output.duration_s)
