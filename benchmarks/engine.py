@@ -21,6 +21,7 @@ from photon_grpc.config.flags import ServeConfig
 from photon_grpc.config.resolve import resolve
 from photon_grpc.core.frames import Add, Down, StepFrame, Up
 from photon_grpc.core.request import Request, SamplingParams, StopParams
+from photon_grpc.core.stats import Load
 
 
 def config_of(flags: Sequence[str]) -> ServeConfig:
@@ -89,6 +90,9 @@ class Work:
                 self.first_s = now - self._submitted_s
         self.num_tokens += len(frame.ids)
         self.num_open -= len(frame.finished)
+
+    def broadcast(self, load: Load) -> None:
+        pass
 
     def submit(self, prompts: Sequence[Sequence[int]], num_tokens: Sequence[int], *, share: bool = False) -> None:
         """Greedy, EOS ignored, exactly so many tokens each; `share`: through the prefix cache."""

@@ -20,6 +20,7 @@ from photon_grpc.core.batch import Batch, StepOutput
 from photon_grpc.core.frames import Add, Down, Facts, Up
 from photon_grpc.core.kv import KVGroup, KVSpec
 from photon_grpc.core.request import Request, SamplingParams, StopParams
+from photon_grpc.core.stats import Load
 from photon_grpc.engine.blocks.block_pool import BlockPool
 from photon_grpc.engine.blocks.growth import GrowOnDemand
 from photon_grpc.engine.blocks.prefix_index import RadixIndex
@@ -65,6 +66,9 @@ class Post:
         return frames
 
     def send(self, frontend: int, frame: Up) -> None:
+        pass
+
+    def broadcast(self, load: Load) -> None:
         pass
 
 
