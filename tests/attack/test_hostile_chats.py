@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator
 
 import grpc
-import pytest
 
 from photon_grpc.v1 import inference_pb2 as pb
+from photon_grpc.v1 import model_pb2
 from tests.attack.answers import answers, raw_call, strangers, tally
 from tests.attack.figures import Figures
 from tests.attack.neighbour import neighbour
@@ -35,8 +35,6 @@ async def test_a_hostile_chat_costs_its_sender_only(attacked: Victim, size: Size
 
 
 def requests_of(chat: pb.ChatInput) -> Iterator[tuple[str, bytes]]:
-    from photon_grpc.v1 import model_pb2
-
     generate = pb.GenerateRequest(chat=chat, stop=pb.StopParams(max_tokens=1)).SerializeToString()
     tokenize = model_pb2.TokenizeRequest(chat=chat).SerializeToString()
     yield GENERATE, generate

@@ -30,7 +30,7 @@ FLAGS = (
 )
 _PROMPT = "def fib(n):"
 #: What is on stderr only if something of ours broke.
-_BAD_SIGNS = ("lost", "Traceback", "internal error")
+_BAD_SIGNS = ("lost", "Traceback", "internal error", '"code": "INTERNAL"', '"code": "UNKNOWN"')
 
 
 class Victim:
