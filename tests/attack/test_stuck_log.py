@@ -27,7 +27,6 @@ REFUSED = inference_pb2.GenerateRequest(text="def", request_id="x" * 1_000).Seri
 _PIPE_BYTES = 4_096
 
 
-@pytest.mark.xfail(reason="a line of the log waits until somebody reads it", run=False)
 @pytest.mark.parametrize(
     "stderr", ["a pipe that nobody reads", pytest.param("a full disk", marks=pytest.mark.long_attack)]
 )
