@@ -24,6 +24,7 @@ _RECOVERY_LIMIT_S = 90.0
 #: Until a call has ended that a stopped process held: seen by a heartbeat, or by the keepalive of the caller.
 _ANSWER_LIMIT_S = 75.0
 _NUM_STREAMS = 24
+_UNTIL_OTHERS_WAIT_S = 0.1
 _PAUSE_S = 8.0
 
 KILLED = [pytest.param(role, signal.SIGKILL, id=f"{role} killed") for role in ("engine", "frontend")]
@@ -93,8 +94,10 @@ class speaking_streams:  # a context, named as what it gives
     async def __aenter__(self) -> speaking_streams:
         request = pb.GenerateRequest(text="def", stop=pb.StopParams(ignore_eos=True))
         stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
-        self.calls = [stub.StreamGenerate(request, timeout=_ANSWER_LIMIT_S) for _ in range(_NUM_STREAMS)]
+        self.calls = [stub.StreamGenerate(request, timeout=_ANSWER_LIMIT_S)]
         await self.calls[0].read()
+        self.calls += [stub.StreamGenerate(request, timeout=_ANSWER_LIMIT_S) for _ in range(1, _NUM_STREAMS)]
+        await asyncio.sleep(_UNTIL_OTHERS_WAIT_S)
         return self
 
     async def __aexit__(self, *error: object) -> None:
