@@ -79,10 +79,10 @@ class RadixIndex:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._blocks: dict[tuple[Parent, bytes], int] = {}
-        self._keys: dict[int, tuple[Parent, bytes]] = {}
-        #: How many blocks hang from each parent.
-        self._fanout: dict[Parent, int] = {}
+        #: What hangs from each parent: ids -> block. None stays here empty.
+        self._children: dict[Parent, dict[bytes, int]] = {}
+        #: Where each block hangs.
+        self._places: dict[int, tuple[Parent, bytes]] = {}
         self._resting: OrderedDict[int, None] = OrderedDict()
 
     @property
@@ -90,14 +90,15 @@ class RadixIndex:
         return len(self._resting)
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._places)
 
     def match(self, root: Parent, ids: Sequence[int], max_tokens: int) -> list[int]:
         found: list[int] = []
         parent = root
         size = self._block_size
         for start in range(0, max_tokens - size + 1, size):
-            block = self._blocks.get((parent, _packed(ids[start : start + size])))
+            children = self._children.get(parent)
+            block = children.get(_packed(ids[start : start + size])) if children else None
             if block is None:
                 break
             found.append(block)
@@ -105,16 +106,16 @@ class RadixIndex:
         return found
 
     def publish(self, parent: Parent, ids: Sequence[int], block: int) -> bool:
-        key = (parent, _packed(ids))
-        if key in self._blocks:
+        packed = _packed(ids)
+        children = self._children.setdefault(parent, {})
+        if packed in children:
             return False
-        self._blocks[key] = block
-        self._keys[block] = key
-        self._fanout[parent] = self._fanout.get(parent, 0) + 1
+        children[packed] = block
+        self._places[block] = parent, packed
         return True
 
     def knows(self, block: Parent) -> bool:
-        return block in self._keys
+        return block in self._places
 
     def rest(self, block: int) -> None:
         self._resting[block] = None
@@ -124,7 +125,7 @@ class RadixIndex:
 
     def evict(self) -> set[int]:
         block, _ = self._resting.popitem(last=False)
-        if block in self._fanout:
+        if block in self._children:
             # Its children are behind a fence and will come to rest later than it did: they are forgotten with it.
             return self.forget({block})
         self._remove(block)
@@ -132,22 +133,22 @@ class RadixIndex:
 
     def forget(self, blocks: set[int]) -> set[int]:
         gone: set[int] = set()
-        doomed = {block for block in blocks if block in self._keys}
+        doomed = [block for block in blocks if block in self._places]
         while doomed:
-            for block in doomed:
+            block = doomed.pop()
+            if block not in gone:
+                gone.add(block)
+                doomed += self._children.get(block, {}).values()
                 self._remove(block)
                 self._resting.pop(block, None)
-            gone |= doomed
-            doomed = {block for block, (parent, _) in self._keys.items() if parent in doomed}
         return gone
 
     def _remove(self, block: int) -> None:
-        key = self._keys.pop(block)
-        del self._blocks[key]
-        parent = key[0]
-        self._fanout[parent] -= 1
-        if not self._fanout[parent]:
-            del self._fanout[parent]
+        parent, packed = self._places.pop(block)
+        siblings = self._children[parent]
+        del siblings[packed]
+        if not siblings:
+            del self._children[parent]
 
 
 def _packed(ids: Sequence[int]) -> bytes:
