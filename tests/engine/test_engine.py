@@ -318,6 +318,20 @@ def test_static_batching_admits_nobody_until_the_batch_is_done() -> None:
     assert h.outcomes[late].ids == complete([9], 3)
 
 
+@DEPTHS
+def test_static_batching_runs_the_outputs_of_one_request_in_one_batch(depth: int) -> None:
+    h = Harness(Setting(policy="static", depth=depth))
+    handle = h.add(list(range(9)), 6, num_outputs=4)
+    h.step()
+    late = [h.add([9], 3), h.add([8], 3)]
+    h.run()
+    assert max(len(batch.slots) for batch in h.runner.batches) == 4
+    for index in range(4):
+        assert h.outcomes[handle + index].ids == complete(range(9), 6, index=index)
+    done = [f.handle for _, frame in h.post.sent for f in frame.finished]
+    assert sorted(done[:4]) == [handle + index for index in range(4)] and sorted(done[4:]) == late
+
+
 def test_contiguous_layout_holds_each_context_in_one_run() -> None:
     h = Harness(Setting(contiguous=True, num_blocks=20))
     handles = [h.add([i] * 6, 13, seed=i) for i in range(7)]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from photon_grpc.core.sequence import Sequence, Status
 from tests.engine.fakes import complete
 from tests.engine.harness import Harness, Setting
 
@@ -82,3 +87,48 @@ def test_failed_steps_never_poison_those_that_come_after(setting: Setting, asked
             assert h.outcomes[second + index].ids == expected
             delivered = h.outcomes[first + index]
             assert delivered.ids == (expected if delivered.finished else expected[: len(delivered.ids)])
+
+
+@dataclass(eq=False)
+class Life:
+    """Steps in which a sequence came, first had a seat, and ended."""
+
+    came: int
+    seated: int = 0
+    ended: int = 0
+
+
+def lives_of(h: Harness, asked: list[Any], pauses: list[int]) -> list[Life]:
+    """Steps until all have ended; each request comes so many steps behind the one before."""
+    lives: dict[Sequence, Life] = {}
+    step, due, add = 0, 0, h.scheduler.add
+
+    def added(seqs: list[Sequence]) -> None:
+        lives.update((seq, Life(step)) for seq in seqs)
+        add(seqs)
+
+    h.scheduler.add = added  # type: ignore[method-assign]
+    waiting = deque(zip(asked, pauses, strict=False))
+    while waiting or h.scheduler.has_work() or h.engine._launched:
+        step += 1
+        while waiting and due <= step:
+            (prompt, max_tokens, num_outputs, _), pause = waiting.popleft()
+            h.add(prompt, max_tokens, num_outputs=num_outputs, seed=3)
+            due += pause
+        if h.post.inbox or h.scheduler.has_work() or h.engine._launched:
+            h.step()
+        for seq, life in lives.items():
+            life.seated = life.seated or (step if seq.first_scheduled_s is not None else 0)
+            life.ended = life.ended or (step if seq.status is Status.FINISHED else 0)
+    return list(lives.values())
+
+
+@given(settings_of, requests, st.lists(st.integers(0, 6), min_size=14, max_size=14))
+@settings(max_examples=150)
+def test_static_seats_nobody_new_before_all_that_were_there_have_ended(setting: Setting, asked, pauses) -> None:  # type: ignore[no-untyped-def]
+    lives = lives_of(Harness(replace(setting, policy="static")), asked, pauses)
+    batch: list[Life] = []
+    for life in sorted(lives, key=lambda life: life.seated):
+        if life not in batch:
+            assert all(member.ended < life.seated for member in batch)
+            batch = [other for other in lives if other.came <= life.seated <= other.seated]

@@ -6,6 +6,9 @@ from typing import Protocol
 
 from photon_grpc.core.request import Request
 
+#: The policy's number, then the order of arrival.
+Rank = tuple[float, int]
+
 #: Waiting this long counts as much as one step of priority, so nobody starves.
 AGEING_S = 30.0
 
@@ -18,11 +21,14 @@ class Policy(Protocol):
     def rank(self, request: Request) -> float:
         """Smaller runs first; the largest gives way when memory is short. Arrival decides among equals."""
 
-    def open(self, num_running: int, num_waiting: int) -> int:
-        """How many may be admitted in the step being planned."""
+    def admits(self, rank: Rank, newest: Rank, num_running: int) -> bool:
+        """Whether the first of those that wait may be seated in the step being planned, if there is room.
 
-    def admitted(self) -> None:
-        """One was."""
+        Args:
+            rank: its own.
+            newest: of all that ever came, the last.
+            num_running: sequences that have a seat.
+        """
 
 
 class Fcfs:
@@ -33,11 +39,8 @@ class Fcfs:
     def rank(self, request: Request) -> float:
         return request.arrival_s
 
-    def open(self, num_running: int, num_waiting: int) -> int:
-        return num_waiting
-
-    def admitted(self) -> None:
-        pass
+    def admits(self, rank: Rank, newest: Rank, num_running: int) -> bool:
+        return True
 
 
 class Priority(Fcfs):
@@ -62,18 +65,20 @@ class Deadline(Fcfs):
 
 
 class Static(Fcfs):
-    """A batch is admitted when the one before is done: whoever waits at that moment makes up the next one."""
+    """A batch is admitted when the one before is done: whoever is there at that moment makes up the next one, all outputs of a request
+    included. They take seats as these come free; whoever is preempted is still one of them."""
 
     def __init__(self) -> None:
-        self._seats = 0
+        self._last: Rank = (0.0, -1)
 
-    def open(self, num_running: int, num_waiting: int) -> int:
-        if num_running == 0:
-            self._seats = num_waiting
-        return self._seats
+    def rank(self, request: Request) -> float:
+        # By arrival at the engine alone: nobody may come later and stand before one of the batch.
+        return 0.0
 
-    def admitted(self) -> None:
-        self._seats -= 1
+    def admits(self, rank: Rank, newest: Rank, num_running: int) -> bool:
+        if rank > self._last and not num_running:
+            self._last = newest
+        return rank <= self._last
 
 
 POLICIES: dict[str, type[Fcfs]] = {"fcfs": Fcfs, "priority": Priority, "deadline": Deadline, "static": Static}

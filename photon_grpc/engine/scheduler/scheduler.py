@@ -58,6 +58,8 @@ class Scheduler:
         self._left: list[int] = []
         #: Rank of the first running sequence that the budget did not reach: it is served first next time.
         self._resume_at: tuple[float, int] | None = None
+        #: Of the sequence that came last.
+        self._newest = (0.0, 0)
         #: Leader -> the siblings that wait for its prompt.
         self._siblings: dict[Sequence, list[Sequence]] = {}
 
@@ -66,6 +68,7 @@ class Scheduler:
     def add(self, seqs: list[Sequence]) -> None:
         """Takes the sequences of one request; the first computes the prompt that the others share."""
         leader, *siblings = seqs
+        self._newest = seqs[-1].rank
         self.waiting.push(leader)
         if not siblings:
             return
@@ -101,10 +104,9 @@ class Scheduler:
         if self._slot_fences:
             self._open_slot_fences()
         preemptions = self.num_preemptions
-        num_running = len(self.running)
         self._serve_running(plan, report)
         if len(self.waiting) and preemptions == self.num_preemptions:
-            self._admit_waiting(plan, num_running, now_s)
+            self._admit_waiting(plan, now_s)
         if not plan.rows:
             return None
         self._step = plan.step
@@ -198,18 +200,17 @@ class Scheduler:
 
     # -- admission ---------------------------------------------------------------------------------------------------------------------
 
-    def _admit_waiting(self, plan: Plan, num_running: int, now_s: float) -> None:
-        seats = min(self.policy.open(num_running, len(self.waiting)), len(self.waiting))
-        while seats > 0 and plan.budget > 0 and self._slots and len(self.waiting):
+    def _admit_waiting(self, plan: Plan, now_s: float) -> None:
+        while plan.budget > 0 and self._slots and len(self.waiting):
             seq = self.waiting.first()
+            if not self.policy.admits(seq.rank, self._newest, len(self.running)):
+                return
             if len(seq.ids) > plan.budget and not self.chunking.share(len(seq.ids), plan.budget, not plan.rows):
                 return
             copies = self._take_blocks(seq)
             if copies is None:
                 return
             self.waiting.remove(seq)
-            self.policy.admitted()
-            seats -= 1
             self._seat(plan, seq, copies, now_s)
 
     def _take_blocks(self, seq: Sequence) -> tuple[tuple[int, int], ...] | None:
