@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import faulthandler
 import logging
 import os
 import signal
@@ -27,6 +28,11 @@ _PR_SET_PDEATHSIG = 1
 
 #: What asks for an end, and reaches whole process groups: for the supervisor to hear, and not for its children.
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+#: Has a child print the stacks of its threads on stderr, whatever it does.
+_WHERE_SIGNAL = signal.SIGUSR1
+#: What it gets for that.
+_LAST_WORDS_S = 0.2
 
 #: A child that could not start says why over its control socket (CannotStart) and ends with this.
 CANNOT_START = 2
@@ -88,10 +94,14 @@ class Child:
         return await asyncio.shield(self._ended)
 
     def end_if_hung(self) -> None:
-        """Kills it where it is silent for longer than it allowed itself; to be called every heartbeat.TICK_S."""
+        """Kills it where it is silent for longer than it allowed itself, after it had a moment to print where each of its threads is.
+
+        To be called every heartbeat.TICK_S, on the event loop.
+        """
         if told := self._watchdog.tick():
             log.error("the %s %s: it hangs and is ended", self.name, told)
-            self.kill()
+            self.process.send_signal(_WHERE_SIGNAL)
+            asyncio.get_running_loop().call_later(_LAST_WORDS_S, self.kill)
 
     def kill(self) -> None:
         """Ends it now, whatever it does."""
@@ -147,6 +157,8 @@ def enter_child(argv: list[str]) -> Duty:
     """
     fd, heartbeat_fd, supervisor_pid = map(int, argv[1:])
     die_with(supervisor_pid)
+    faulthandler.enable()
+    faulthandler.register(_WHERE_SIGNAL)
     for signum in END_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)

@@ -29,9 +29,14 @@ def stand_ins_are_importable(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STAND_INS), str(ROOT)]))
 
 
-def new_service(frontends: int = 1, listen: tuple[str, ...] = ("127.0.0.1:0",), drain_timeout: float = 5.0) -> Service:
+def new_service(
+    frontends: int = 1,
+    listen: tuple[str, ...] = ("127.0.0.1:0",),
+    drain_timeout: float = 5.0,
+    stderr: int | None = None,
+) -> Service:
     config = ServeConfig(server=ServerConfig(listen=listen, frontends=frontends, drain_timeout=drain_timeout))
-    return Service(config, engine="stand_in_engine", frontend="stand_in_frontend")
+    return Service(config, engine="stand_in_engine", frontend="stand_in_frontend", stderr=stderr)
 
 
 class Run:
@@ -128,13 +133,16 @@ async def test_a_front_end_that_a_living_engine_has_dropped_is_joined_to_it_agai
 
 
 @pytest.mark.parametrize(("who", "name"), [("ENGINE", "engine"), ("FRONTEND", "front end 0")])
-async def test_a_child_whose_loop_hangs_is_replaced(caplog, monkeypatch, who, name):
+async def test_a_child_whose_loop_hangs_says_where_and_is_replaced(caplog, monkeypatch, tmp_path, who, name):
     monkeypatch.setenv(f"STAND_IN_{who}", "hangs")
-    async with running(new_service(), caplog) as run:
+    stderr = (tmp_path / "stderr").open("w+")
+    async with running(new_service(stderr=stderr.fileno()), caplog) as run:
         line = await run.until(f"the {name} has made no progress")
         assert line.endswith("s between steps, 1.0 s were allowed: it hangs and is ended")
         monkeypatch.delenv(f"STAND_IN_{who}")
         await run.until(f"the {name} was killed by SIGKILL; starting again")
+        text = (tmp_path / "stderr").read_text()
+        assert f"stand_in_{who.lower()}.py" in text
         await run.until("ready on", times=len(run.lines("ready on")) + 1)
         assert await run.signalled(signal.SIGTERM) == 0
 
