@@ -133,7 +133,7 @@ async def test_a_front_end_that_a_living_engine_has_dropped_is_joined_to_it_agai
 
 
 @pytest.mark.parametrize(("who", "name"), [("ENGINE", "engine"), ("FRONTEND", "front end 0")])
-async def test_a_child_whose_loop_hangs_says_where_and_is_replaced(caplog, monkeypatch, tmp_path, who, name):
+async def test_a_child_whose_loop_hangs_is_replaced(caplog, monkeypatch, tmp_path, who, name):
     monkeypatch.setenv(f"STAND_IN_{who}", "hangs")
     stderr = (tmp_path / "stderr").open("w+")
     async with running(new_service(stderr=stderr.fileno()), caplog) as run:
