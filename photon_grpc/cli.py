@@ -6,17 +6,19 @@ Imports little: `serve` must not load gRPC, `generate` must not load torch, `--h
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
+import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import click
 
 from photon_grpc import __version__
-from photon_grpc.config.resolve import Resolved, resolve
-from photon_grpc.config.settings import Setting, by_name, settings
+from photon_grpc.config.resolve import CLIENT_VARIABLES, Resolved, resolve
+from photon_grpc.config.settings import Setting, by_name, is_text, settings
 from photon_grpc.errors import ConfigError, PhotonError, StartupError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -29,8 +31,11 @@ _SERVER_LIBRARIES = ("torch", "numpy", "safetensors", "tokenizers", "jinja2", "m
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line; returns the exit code: 0, 1 for a call that failed, 2 for what was asked wrongly, 130 after Ctrl-C."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    _open_streams()
     try:
-        return int(cli.main(args=arguments, prog_name="photon-grpc", standalone_mode=False) or 0)
+        _refuse_bytes(arguments)
+        return int(cli.main(args=list(arguments), prog_name="photon-grpc", standalone_mode=False) or 0)
     except click.ClickException as error:
         error.show()
         return 2
@@ -42,6 +47,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PhotonError as error:
         _complain(f"{error.reason}: {error}{_advice(error)}")
         return 1
+    except OSError as error:
+        _complain(str(error))
+        return 1
+
+
+def _open_streams() -> None:
+    """A stream that the shell closed is nowhere; a character that stdout's encoding lacks is a question mark."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    elif isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+def _refuse_bytes(arguments: Sequence[str]) -> None:
+    """What was no text in the shell is none in a message: Python holds it as lone surrogates."""
+    for text in (*arguments, *(os.environ.get(name, "") for name in CLIENT_VARIABLES)):
+        if not is_text(text):
+            raise ConfigError(f"{text!r} holds bytes that are no text")
+
+
+@contextlib.contextmanager
+def _reading_stdin() -> Iterator[None]:
+    if sys.stdin is None:
+        raise ConfigError("stdin is closed")
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"stdin holds bytes that are no {error.encoding} text") from None
 
 
 # How the flags of `serve` come about -----------------------------------------------------------------------------------
@@ -209,7 +244,10 @@ def generate(prompt: str, target: str, as_chat: bool, system: str | None, as_jso
     """Stream text that continues PROMPT ('-': from stdin). Ctrl-C ends the request on the server, too."""
     from photon_grpc.gateway import terminal
 
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = prompt
+    if prompt == "-":
+        with _reading_stdin():
+            text = sys.stdin.read()
     asked: Any = text
     if as_chat or system is not None:
         asked = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": text}]
@@ -227,7 +265,8 @@ def chat(target: str, system: str, **options: Any) -> None:
     """Talk with the served model; /help says what else can be typed."""
     from photon_grpc.gateway import terminal
 
-    terminal.chat(target, _only_set(options), system)
+    with _reading_stdin():
+        terminal.chat(target, _only_set(options), system)
 
 
 @cli.command()

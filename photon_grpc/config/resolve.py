@@ -66,7 +66,10 @@ def check(config: ServeConfig, origins: Mapping[str, str]) -> None:
     """What no single value can tell. Raises ConfigError."""
     for address in config.server.listen:
         split_address(address, origins["listen"])
-    check_model(config.model.model, origins["model"], random_weights=config.model.load_format == "dummy")
+    try:
+        check_model(config.model.model, origins["model"], random_weights=config.model.load_format == "dummy")
+    except OSError as error:  # a name that is too long, a directory that may not be read
+        raise ConfigError(f"{origins['model']}: {error}", field="--model") from None
 
 
 def check_model(model: str, source: str = "--model", *, random_weights: bool = False) -> None:

@@ -163,7 +163,7 @@ def _parse(kind: type, text: str) -> Any:
     if kind is bool:
         return True if text.lower() in _TRUE else False if text.lower() in _FALSE else None
     if kind is str:
-        return text or None
+        return text if text and is_text(text) else None
     try:
         return _take(kind, kind(text))
     except ValueError:
@@ -175,8 +175,16 @@ def _take(kind: type, value: Any) -> Any:
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value) if math.isfinite(value) else None
     if kind is str and hasattr(value, "__fspath__"):
-        return str(value)
+        return _parse(str, str(value))
     return value if type(value) is kind else None
+
+
+def is_text(text: str) -> bool:
+    """Whether it can be a path and be sent to another process: no lone surrogate (bytes that were no text), no NUL."""
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:
+        return False
 
 
 def _plain(bound: float) -> str:

@@ -177,11 +177,12 @@ def _card(directory: Path) -> list[tuple[str, str]]:
 
 def _address_state(address: str) -> str:
     """Whether it could be bound now."""
-    if address.startswith("unix:"):
-        path = Path(address.removeprefix("unix:"))
-        return "exists already" if path.exists() else "free" if path.parent.is_dir() else "its directory does not exist"
     host, port = split_address(address)
     try:
+        if address.startswith("unix:"):
+            path = Path(address.removeprefix("unix:"))
+            free = "free" if path.parent.is_dir() else "its directory does not exist"
+            return "exists already" if path.exists() else free
         family, kind, _, _, where = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
