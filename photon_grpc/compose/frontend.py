@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import os
 import sys
@@ -31,11 +32,15 @@ _MAX_POOL_THREADS = 4
 #: How often the event loop shows that it turns, and how long it may be kept from it.
 _BEAT_INTERVAL_S = 0.5
 _LONGEST_TURN_S = 5.0
+#: mallopt(3).
+_M_MMAP_THRESHOLD = -3
+_LARGE_BLOCK_BYTES = 256 * 1024
 
 
 def main(argv: list[str]) -> int:
     """The exit code: 0 after a drain or when the supervisor is gone, CANNOT_START after a StartupError."""
     duty = enter_child(argv)
+    _map_large_blocks()
     log_to_stderr(duty.begin.config.server.log_level, f"front end {duty.begin.index}")
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -64,6 +69,13 @@ async def _serve(duty: Duty) -> None:
         timeout_s = await Orders(control, link, duty.said).until_drain()
         await server.drain_and_stop(timeout_s)
         link.close()
+
+
+def _map_large_blocks() -> None:
+    """Large blocks go back to the system when they are freed. glibc else keeps them once it has seen a few: gigabytes, after messages of 32 MiB."""
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError):  # another C library
+            ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
 
 
 def _keep_beating(heartbeat: Heartbeat) -> None:

@@ -12,6 +12,8 @@ from google.protobuf.descriptor import Descriptor
 
 from photon_grpc.errors import InvalidRequest, MalformedMessage
 
+#: A list of numbers, as bytes: far above any context's ids, and parsed in some 50 ms.
+MAX_LIST_BYTES = 2**22
 #: A conversation has three or four fields per message; lists of numbers are one field, however long.
 MAX_FIELDS = 2**16
 #: Messages and groups within one another, as protobuf itself has it.
@@ -19,14 +21,16 @@ _MAX_DEPTH = 100
 _VARINT, _FIXED64, _LENGTH, _GROUP, _END_GROUP, _FIXED32 = range(6)
 _MAX_TAG = 2**32
 
-#: Field number -> (name, the same of that message), of fields that are messages.
+#: Field number -> (name, the same of that message), of fields that are messages; None in its place: a list of numbers.
 _Nested = dict[int, tuple[str, Any]]
+_PLAIN = ("", None)
 
 
 def count_fields(message: bytes, descriptor: Descriptor, limit: int = MAX_FIELDS) -> int:
     """Fields of `message` and of all messages within it, unknown ones too.
 
-    Raises InvalidRequest naming the field with which there are more than `limit`, MalformedMessage where the bytes are no message.
+    Raises InvalidRequest naming the field with which there are more than `limit`, or a list that is too long; MalformedMessage where the
+    bytes are no message.
     """
     try:
         return _count(message, _nested_of(descriptor), limit)
@@ -68,9 +72,12 @@ def _count(message: bytes, nested: _Nested, limit: int) -> int:
                 length, position = _varint(message, position - 1)
             if length > end - position:
                 raise _malformed()
-            if number in nested:
-                above.append((end, group, nested, nested[number][0]))
-                end, group, nested = position + length, 0, nested[number][1]
+            name, inner = nested.get(number, _PLAIN)
+            if inner is not None:
+                above.append((end, group, nested, name))
+                end, group, nested = position + length, 0, inner
+            elif name and length > MAX_LIST_BYTES:
+                raise _too_long(above, name, length)
             else:
                 position += length
         elif kind == _VARINT:
@@ -110,15 +117,27 @@ def _nested_of(descriptor: Descriptor) -> _Nested:
             for field in of.fields:
                 if field.message_type is not None:
                     mine[field.number] = (field.name, table(field.message_type))
+                elif field.is_packed:
+                    mine[field.number] = (field.name, None)
         return known[of.full_name]
 
     return table(descriptor)
 
 
 def _too_many(above: list[tuple[int, int, _Nested, str]], nested: _Nested, number: int, limit: int) -> InvalidRequest:
-    path = ".".join([*(name for _, _, _, name in above), nested[number][0] if number in nested else str(number)])
+    path = _path(above, nested[number][0] if number in nested else str(number))
     message = f"with {path} the message has {limit + 1} fields or more; {limit} are allowed"
     return InvalidRequest(message, field=path, needed=limit + 1, limit=limit)
+
+
+def _too_long(above: list[tuple[int, int, _Nested, str]], name: str, num_bytes: int) -> InvalidRequest:
+    path = _path(above, name)
+    message = f"{path} has {num_bytes} bytes of numbers; {MAX_LIST_BYTES} are allowed"
+    return InvalidRequest(message, field=path, needed=num_bytes, limit=MAX_LIST_BYTES)
+
+
+def _path(above: list[tuple[int, int, _Nested, str]], name: str) -> str:
+    return ".".join([*(holder for _, _, _, holder in above), name])
 
 
 def _malformed() -> MalformedMessage:

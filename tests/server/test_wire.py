@@ -106,6 +106,13 @@ def test_more_fields_than_allowed_are_refused_at_the_field_with_both_numbers() -
     assert caught.value.field == "1023"
 
 
+def test_a_list_of_numbers_is_bounded_before_it_takes_four_times_its_bytes() -> None:
+    data = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1] * (2**22 + 1))).SerializeToString()
+    with pytest.raises(InvalidRequest) as caught:
+        count_fields(data, DESCRIPTOR)
+    assert (caught.value.field, caught.value.needed, caught.value.limit) == ("token_ids.ids", 2**22 + 1, 2**22)
+
+
 def test_long_lists_and_texts_are_one_field() -> None:
     data = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1] * 300_000)).SerializeToString()
     assert count_fields(data, DESCRIPTOR) == 2

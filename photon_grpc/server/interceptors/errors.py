@@ -128,6 +128,8 @@ async def _guard(fail_call: Callable[..., Awaitable[None]], context: Context, an
 async def _fail(method: str, failures: FailureLog, context: Context, started_s: float, error: Exception) -> None:
     status = call_status(error, metadata.request_id())
     failures.report(error, status, method, time.monotonic() - started_s)
+    # The frames it went through may hold megabytes of a message, and `abort` raises what refers in a circle to itself and to this.
+    error.__traceback__ = error.__context__ = None
     await _end(context, status)
 
 
