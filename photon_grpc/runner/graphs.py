@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -262,7 +263,7 @@ class CudaCapture:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._stream = _capture_stream(torch.cuda.current_device())
 
     def __call__(self, function: Callable[[], torch.Tensor]) -> Replay:
         # Once outside the graph: what is compiled, loaded or allocated at a first call cannot be captured.
@@ -275,3 +276,9 @@ class CudaCapture:
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             ids = function()
         return graph.replay, ids
+
+
+@cache
+def _capture_stream(device: int) -> torch.cuda.Stream:
+    """One for all captures of a process: the matrix library keeps 32 MiB for good for every stream that it has multiplied on."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

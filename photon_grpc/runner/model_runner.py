@@ -120,8 +120,6 @@ def free_unused() -> None:
     """Gives the device the memory that nothing in this process refers to any more."""
     gc.collect()
     if torch.cuda.is_initialized():
-        # The matrix library keeps 32 MiB for every thread and stream that it has multiplied for.
-        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
 
 

@@ -51,3 +51,17 @@ def test_memory_is_given_back_by_every_end(monkeypatch: pytest.MonkeyPatch, capl
             llm.close()
         assert torch.cuda.memory_allocated() - allocated < REST, end
         assert free - free_bytes() < REST, end
+
+
+def test_one_that_closes_leaves_the_graphs_of_another_alone() -> None:
+    flags = {"device": "cuda", "num_blocks": 64, "max_num_seqs": 4, "max_num_batched_tokens": 256}
+    asked = {"max_tokens": 64, "temperature": 0, "ignore_eos": True}
+    with LLM(**flags) as stays:
+        expected = stays.generate("def fib(n):", **asked)[0].token_ids
+        for _ in range(3):
+            with LLM(**flags) as goes:
+                assert goes.generate("def fib(n):", **asked)[0].token_ids == expected
+            # Whatever was given back is taken by somebody else, and written.
+            taken = torch.full((256 * MIB,), 255, dtype=torch.uint8, device="cuda")
+            assert stays.generate("def fib(n):", **asked)[0].token_ids == expected
+            del taken
