@@ -18,8 +18,8 @@ from tests.attack.victim import Victim, forget_peak, memory_mib
 
 #: Callers end by themselves after their time, their last call and the building of their messages.
 _LAST_CALL_S = 60.0
-#: The most that a front end may hold, bytes being received, parsed and tokenized in all.
-_MOST_MIB = 3_000
+#: What docs/operations.md states: the most that a front end holds above what it has at rest, whatever callers send.
+_MOST_MIB = 1_024
 
 
 @pytest.mark.parametrize(
@@ -31,18 +31,21 @@ def test_a_neighbour_of_hostile_callers_is_served(
 ) -> None:
     frontend = attacked.pids()["frontend"]
     forget_peak(frontend)
+    rest_mib = memory_mib(frontend)
     with attacked.unharmed():
         with neighbour(attacked.address) as beside:
             told = flooded(attacked.address, num_bytes, size.flood_s, size.flood_processes)
         lives = attacked.pids()["frontend"] == frontend
         peak_mib = memory_mib(frontend, "VmHWM") if lives else 0.0
-        left_behind = f"front end: {peak_mib:,.0f} MiB at most" if lives else "a front end was replaced"
+        left_behind = (
+            f"front end: {rest_mib:,.0f} MiB, at most {peak_mib:,.0f}" if lives else "a front end was replaced"
+        )
         sent = f"8 callers, {num_bytes >> 20} MiB each, {size.flood_s:g} s"
         figures.add("flood", sent, told, neighbour=beside.told(), left_behind=left_behind)
     assert beside.failed == []
     assert max(beside.generate_s) < size.neighbour_s
     assert max(beside.health_s) < size.neighbour_s
-    assert peak_mib < _MOST_MIB
+    assert peak_mib < rest_mib + _MOST_MIB
     assert not {"INTERNAL", "UNKNOWN", "INTERNAL_FAILURE"} & told.keys()
 
 
