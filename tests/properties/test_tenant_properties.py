@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from photon_grpc import LLM
-from photon_grpc.compose.local import make_ask
+from photon_grpc.compose.asks import make_ask
 from tests.properties.drawn_requests import OPTIONS, complete, drawn_requests, together, unshrunk
 
 
