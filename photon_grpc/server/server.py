@@ -101,6 +101,8 @@ def _options(max_message_bytes: int, reuse_port: bool) -> tuple[tuple[str, Any],
     return (
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
+        # It makes windows of megabytes: what calls hold whose message nobody reads yet. One that is read gets a window of its own size.
+        ("grpc.http2.bdp_probe", 0),
         # On by default: a second server would bind the same port and take half of the connections.
         ("grpc.so_reuseport", int(reuse_port)),
         # Above 1,000 calls that Python has not yet seen, gRPC would cancel some at random, with no reason given. QUEUE_FULL gives one.

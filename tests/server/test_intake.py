@@ -125,18 +125,38 @@ async def test_slow_senders_do_not_shut_others_out(
             error = await failure(call)
             assert (error.code(), info_of(error).reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
             assert trailer(error, "x-request-id")
-    assert not made._receiving and not made._permits.locked()
+    assert not made._receiving and made._num_free == 2
+
+
+async def test_the_newest_is_received_first(small_intake: Callable[..., intake.Intake]) -> None:
+    """Whoever comes while a hundred wait does not wait for a hundred."""
+    made = small_intake(max_receiving=1)
+    order: list[int] = []
+
+    async def receive(number: int) -> None:
+        await made._permit()
+        order.append(number)
+        made._release()
+
+    await made._permit()
+    tasks = [asyncio.create_task(receive(number)) for number in range(5)]
+    await asyncio.sleep(0)
+    tasks[3].cancel()
+    made._release()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert order == [4, 2, 1, 0]
+    assert made._num_free == 1
 
 
 async def test_a_cancelled_call_gives_its_place_back(small_intake: Callable[..., intake.Intake]) -> None:
     made = small_intake(max_receiving=1)
     async with serving(FakeFrontend()) as address, grpc.aio.insecure_channel(address) as channel:
         calls = [channel.stream_unary(GENERATE)(nothing(for_ever=True)) for _ in range(3)]
-        await until(lambda: made._num_waiting == 2)
+        await until(lambda: len(made._waiting) == 2)
         for call in calls:
             call.cancel()
         await asyncio.wait_for(inference_pb2_grpc.InferenceServiceStub(channel).Generate(ASK), 30)
-    assert made._num_waiting == 0 and not made._receiving
+    assert made._num_free == 1 and not made._waiting and not made._receiving
 
 
 @pytest.mark.parametrize("outcome", ["OK", "refused", "malformed"])

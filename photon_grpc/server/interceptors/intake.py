@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -20,13 +20,14 @@ from photon_grpc.errors import MalformedMessage, QueueFull
 from photon_grpc.server.metadata import Context
 from photon_grpc.server.wire import count_fields
 
-MAX_RECEIVING = 16
+MAX_RECEIVING = 8
 MAX_UNPARSED_BYTES = 2**27
 #: Parsed where it was received: less than a millisecond for what any field holds.
 _SMALL_BYTES = 16 * 1024
 #: How long a message may take while others wait; the more there are, the less.
 _GRACE_S = 1.0
 _LOOK_INTERVAL_S = 0.05
+_MIN_LOOKS = 2
 _RETRY_AFTER_S = 1.0
 
 Parse = Callable[[bytes], Any]
@@ -34,11 +35,13 @@ Parse = Callable[[bytes], Any]
 Fail = Callable[[Exception], Awaitable[None]]
 
 
-class _Receiving(NamedTuple):
-    since_s: float
+@dataclass(slots=True)
+class _Receiving:
     fail: Fail
     #: Of the call's own task.
     variables: contextvars.Context
+    #: How often it was seen while others waited. Not by a clock: where the loop was late, so is what it would have received.
+    num_looks: int = 0
 
 
 class Intake:
@@ -46,8 +49,8 @@ class Intake:
 
     def __init__(self, *, max_receiving: int = MAX_RECEIVING, max_unparsed_bytes: int = MAX_UNPARSED_BYTES) -> None:
         self._max_receiving = max_receiving
-        self._permits = asyncio.Semaphore(max_receiving)
-        self._num_waiting = 0
+        self._num_free = max_receiving
+        self._waiting: list[asyncio.Future[None]] = []
         self._receiving: dict[Context, _Receiving] = {}
         self._look: asyncio.TimerHandle | None = None
         self._cuts: set[asyncio.Task[None]] = set()
@@ -66,24 +69,38 @@ class Intake:
 
     async def _receive(self, context: Context, fail: Fail) -> Any:
         await self._permit()
-        self._receiving[context] = _Receiving(time.monotonic(), fail, contextvars.copy_context())
+        self._receiving[context] = _Receiving(fail, contextvars.copy_context())
         try:
             # Never cancelled from here: gRPC would go on writing to memory that is gone. To cut it off, the call is ended.
             return await context.read()
         finally:
             self._receiving.pop(context, None)
-            self._permits.release()
+            self._release()
 
     async def _permit(self) -> None:
-        if not self._permits.locked():
-            await self._permits.acquire()
+        """The newest is served first: behind a hundred large messages nobody small waits for all of them."""
+        if self._num_free:
+            self._num_free -= 1
             return
-        self._num_waiting += 1
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
         self._look_later()
         try:
-            await self._permits.acquire()
-        finally:
-            self._num_waiting -= 1
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._waiting.remove(turn)
+            else:
+                self._release()
+            raise
+
+    def _release(self) -> None:
+        for turn in reversed(self._waiting):
+            if not turn.done():  # one that was cancelled is about to leave
+                self._waiting.remove(turn)
+                turn.set_result(None)
+                return
+        self._num_free += 1
 
     def _look_later(self) -> None:
         if self._look is None:
@@ -92,12 +109,12 @@ class Intake:
     def _cut_off_the_slow(self) -> None:
         """While others wait, nobody receives for long; else whoever sends a byte a second shuts all others out."""
         self._look = None
-        if not self._num_waiting:
+        if not self._waiting:
             return
-        grace_s = _GRACE_S * self._max_receiving / (self._max_receiving + self._num_waiting)
-        begun_before_s = time.monotonic() - grace_s
+        grace_s = _GRACE_S * self._max_receiving / (self._max_receiving + len(self._waiting))
         for context, call in tuple(self._receiving.items()):
-            if call.since_s < begun_before_s:
+            call.num_looks += 1
+            if call.num_looks > max(grace_s / _LOOK_INTERVAL_S, _MIN_LOOKS):
                 del self._receiving[context]
                 cut = asyncio.get_running_loop().create_task(_cut_off(call, grace_s), context=call.variables)
                 self._cuts.add(cut)
