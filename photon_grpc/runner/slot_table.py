@@ -89,17 +89,18 @@ class SlotTable:
         self.banned.pop(slot, None)
 
     def _admit(self, admissions: Sequence[Admission]) -> None:
-        """Writes all of each slot, here and on the device: of whoever sat there before nothing is left to be read."""
+        """Writes all of each slot that can be read, here and on the device: every number; ids and blocks as far as the numbers reach, since
+        what lies behind is written before it is read; marks of banned ids where `min_length` says that they hold."""
         slots = self.to_device([admission.slot for admission in admissions], torch.int64)
-        for column in (self.token_ids, self.block_table, self.banned_ids):
-            column.index_fill_(0, slots, 0)
         for admission in admissions:
             slot, blocks = admission.slot, admission.blocks[0]
             self._remember(admission)
             self.token_ids[slot, : len(admission.ids)] = self.to_device(admission.ids, torch.int32)
             self.block_table[slot, : len(blocks)] = self.to_device(blocks, torch.int32)
             if slot in self.banned:
-                self.banned_ids[slot].index_fill_(0, self.to_device(admission.banned_until_min, torch.int64), True)
+                self.banned_ids[slot].zero_().index_fill_(
+                    0, self.to_device(admission.banned_until_min, torch.int64), True
+                )
         rows = [self._numbers(admission) for admission in admissions]
         floats = self.to_device([row[:_NUM_FLOATS] for row in rows], torch.float32)
         ints = self.to_device([row[_NUM_FLOATS:] for row in rows], torch.int64)
