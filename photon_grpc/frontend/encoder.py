@@ -50,6 +50,9 @@ class ThreadEncoder:
     async def prepare(
         self, input: TextInput | IdsInput | ChatInput, stop_strings: tuple[str, ...], max_tokens: int
     ) -> Prepared:
+        if isinstance(input, IdsInput) and not stop_strings:
+            # Nothing takes long. Beside a busy event loop a thread waits for the interpreter's lock, 5 ms at a time.
+            return Prepared(input.token_ids, None)
         model = self._model
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
