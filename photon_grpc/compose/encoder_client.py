@@ -48,6 +48,8 @@ _MAX_JOBS_BYTES = 2**27
 #: Ids of a long context take four bytes each; far above that.
 _MAX_ANSWER_BYTES = 2**28
 _RETRY_AFTER_S = 1.0
+#: Far above what a job's processor time may take beside others: what is silent for longer is stopped or hangs.
+_MAX_SILENCE_S = 120.0
 #: The end of a process is seen so much later at most than that of its sockets.
 _END_SEEN_S = 0.2
 
@@ -104,7 +106,12 @@ class EncoderProcess:
             child = self._child
             if child is None:
                 raise RuntimeError("an encoder is up and is none")
-            answer, num_sent = await _asked(child, job)
+            try:
+                async with asyncio.timeout(_MAX_SILENCE_S):
+                    answer, num_sent = await _asked(child, job)
+            except TimeoutError:
+                child.kill()
+                raise _restarting() from None
             if answer is None:
                 await _check_alive(child)
                 limit = max_memory_bytes(num_sent) >> 20
@@ -222,7 +229,11 @@ async def _check_alive(child: Child) -> None:
     """Raises EngineRestarting where not the job alone has ended."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(child.ended(), _END_SEEN_S)
-        raise EngineRestarting("the encoder is restarting; nothing was sent yet", retry_after_s=_RETRY_AFTER_S)
+        raise _restarting()
+
+
+def _restarting() -> EngineRestarting:
+    return EngineRestarting("the encoder is restarting; nothing was sent yet", retry_after_s=_RETRY_AFTER_S)
 
 
 def _texts(input: TextInput | ChatInput) -> Iterator[str]:

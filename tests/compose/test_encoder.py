@@ -147,6 +147,20 @@ async def test_a_killed_process_fails_what_it_did_and_is_replaced(encoder: Encod
     await until(lambda: not Path(f"/proc/{fork}/mem").exists() or _is_zombie(fork))
 
 
+async def test_a_stopped_process_is_replaced(encoder: EncoderProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = TextInput("a" * 40_000)
+    ids = await encoder.encode(text, 2**20)
+    assert encoder._child is not None
+    stopped = encoder._child.pid
+    os.kill(stopped, signal.SIGSTOP)
+    with monkeypatch.context() as patch:
+        patch.setattr("photon_grpc.compose.encoder_client._MAX_SILENCE_S", 0.5)
+        with pytest.raises(EngineRestarting):
+            await encoder.encode(text, 2**20)
+    await until(lambda: encoder._child is not None and encoder._child.pid != stopped)
+    assert await encoder.encode(text, 2**20) == ids
+
+
 async def test_a_killed_fork_fails_its_own_job_only(encoder: EncoderProcess) -> None:
     call = asyncio.create_task(encoder.encode(LONG, 2**30))
     await until(lambda: bool(forks(encoder)))
