@@ -60,6 +60,9 @@ def _open_streams() -> None:
         sys.stdout.reconfigure(errors="replace")
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        # The C and POSIX locales would let bytes that are no text through.
+        sys.stdin.reconfigure(errors="strict")
 
 
 def _refuse_bytes(arguments: Sequence[str]) -> None:

@@ -58,8 +58,13 @@ class Child:
         watchdog = Watchdog()
         passed = (theirs.fileno(), watchdog.fd)
         command = [sys.executable, "-m", module, *map(str, passed), str(os.getpid())]
-        with theirs, _blocked(*END_SIGNALS):
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=stderr, pass_fds=passed)
+        try:
+            with theirs, _blocked(*END_SIGNALS):
+                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=stderr, pass_fds=passed)
+        except OSError:
+            ours.close()
+            watchdog.close()
+            raise
         return cls(name, process, ControlChannel(ours), watchdog)
 
     @property
@@ -98,6 +103,8 @@ class Child:
 
         To be called every heartbeat.TICK_S, on the event loop.
         """
+        if self._ended.done():
+            return
         if told := self._watchdog.tick():
             log.error("the %s %s: it hangs and is ended", self.name, told)
             self.process.send_signal(_WHERE_SIGNAL)
@@ -165,7 +172,9 @@ def enter_child(argv: list[str]) -> Duty:
     os.set_inheritable(fd, False)
     control = ControlChannel(socket.socket(fileno=fd))
     try:
-        begin, *said = control.receive()
+        while not (messages := control.receive()):
+            pass  # a part of the first one
+        begin, *said = messages
     except EOFError:
         raise SystemExit(1) from None
     if not isinstance(begin, Begin):

@@ -29,6 +29,7 @@ from photon_grpc.models import registry, weights
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.models.fused import FusedDecoder, fuse
 from photon_grpc.runner.model_runner import ModelRunner
+from photon_grpc.runner.warm_up import warm_up
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ class Assembled:
     sizes: Sizes
     runner: Runner
     num_parameters: int
+    #: What one token takes.
+    token_s: float
 
     def engine(self, inbox: Inbox, outbox: Outbox, heartbeat: Heartbeat) -> Engine:
         cache, scheduling = self.config.cache, self.config.scheduler
@@ -49,7 +52,9 @@ class Assembled:
         limits = SchedulerLimits(self.sizes.max_num_seqs, self.sizes.max_num_batched_tokens)
         chunking = Chunked() if scheduling.enable_chunked_prefill else Whole()
         scheduler = Scheduler(limits, POLICIES[scheduling.scheduling_policy](), pool, chunking)
-        return Engine(scheduler, self.runner, inbox, outbox, self.facts, heartbeat)
+        engine = Engine(scheduler, self.runner, inbox, outbox, self.facts, heartbeat)
+        engine.pace.stepped(1, self.token_s)
+        return engine
 
 
 def assemble(config: ServeConfig, progress: Progress) -> Assembled:
@@ -66,9 +71,10 @@ def assemble(config: ServeConfig, progress: Progress) -> Assembled:
     decoder = _load(card, config, device, kernels, sizes, progress)
     progress("warm-up", 0, 1)
     runner = _runner(WarmStart(config, kernels, sizes, progress), decoder)
+    token_s = warm_up(runner)
     progress("warm-up", 1, 1)
     facts = _facts(card, decoder, runner, config, kernels, sizes)
-    return Assembled(facts, config, sizes, runner, decoder.num_parameters)
+    return Assembled(facts, config, sizes, runner, decoder.num_parameters, token_s)
 
 
 def _tell_unmet_defaults(card: ModelCard) -> None:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from photon_grpc.core.frames import Facts
 
@@ -35,14 +35,15 @@ def ready_line(addresses: tuple[str, ...], model: str, facts: Facts) -> str:
 class LoadingDisplay:
     """How far loading is: a bar on a terminal, else a line now and then."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
         self._bar: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._said_s = time.monotonic()
 
     def show(self, stage: str, done: int, total: int) -> None:
         """`weights` counts bytes, every other stage steps."""
-        if sys.stderr.isatty():
+        if self._stream.isatty():
             self._draw(stage, done, total)
         elif time.monotonic() - self._said_s >= _PROGRESS_INTERVAL_S:
             self._said_s = time.monotonic()
@@ -58,7 +59,7 @@ class LoadingDisplay:
 
     def _draw(self, stage: str, done: int, total: int) -> None:
         if self._bar is None:
-            self._bar = _new_bar()
+            self._bar = _new_bar(self._stream)
             self._bar.start()
         if stage not in self._tasks:
             self._tasks[stage] = self._bar.add_task(stage, total=total)
@@ -71,14 +72,14 @@ def bar_of(things: str, total: int, is_shown: bool) -> Iterator[Callable[[], Non
     if not is_shown:
         yield lambda: None
         return
-    with _new_bar() as bar:
+    with _new_bar(sys.stderr) as bar:
         task = bar.add_task(things, total=total)
         yield lambda: bar.advance(task)
 
 
-def _new_bar() -> Progress:
+def _new_bar(stream: TextIO) -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description:<10}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    return Progress(*columns, console=Console(file=stream), transient=True)

@@ -68,6 +68,8 @@ def _fork_for_ever(duty: Duty, model: ServedModel) -> NoReturn:
         for _ in filter(lambda message: isinstance(message, Link), said):
             with duty.control.take_socket() as sock:
                 if os.fork() == 0:
+                    # With it the sockets of the jobs behind this one, which are not this fork's to hold open.
+                    duty.control.close()
                     _live(parent, sock, max_frame_bytes(duty.begin.config.server.max_message_size), model)
         said = duty.control.receive()
 

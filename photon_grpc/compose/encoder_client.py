@@ -48,8 +48,10 @@ _MAX_JOBS_BYTES = 2**27
 #: Ids of a long context take four bytes each; far above that.
 _MAX_ANSWER_BYTES = 2**28
 _RETRY_AFTER_S = 1.0
+#: One turn of so many is the oldest's.
+_OLDEST_EVERY = 4
 #: Far above what a job's processor time may take beside others: what is silent for longer is stopped or hangs.
-_MAX_SILENCE_S = 120.0
+_MAX_SILENCE_S = 60.0
 #: The end of a process is seen so much later at most than that of its sockets.
 _END_SEEN_S = 0.2
 
@@ -156,7 +158,7 @@ class _Place:
 
 
 class Turns:
-    """Who may encode: the smallest first, so many at a time, of the large ones one."""
+    """Who may encode: the smallest first and now and then the oldest, so that none waits for ever; so many at a time, of the large ones one."""
 
     def __init__(self, num_workers: int, *, max_jobs: int = _MAX_JOBS, max_bytes: int = _MAX_JOBS_BYTES) -> None:
         self._num_workers = num_workers
@@ -165,6 +167,7 @@ class Turns:
         self._numbers = itertools.count()
         self._waiting: list[_Place] = []
         self._running: list[_Place] = []
+        self._num_turns = 0
 
     @contextlib.asynccontextmanager
     async def turn(self, num_bytes: int) -> AsyncIterator[None]:
@@ -189,15 +192,22 @@ class Turns:
             raise _full("bytes", present, present + num_bytes, self._max_bytes)
 
     def _call(self) -> None:
-        for place in tuple(self._waiting):
-            if len(self._running) >= self._num_workers:
-                return
-            if place.num_bytes > SMALL_JOB_BYTES and any(other.num_bytes > SMALL_JOB_BYTES for other in self._running):
+        while self._waiting and len(self._running) < self._num_workers:
+            place = self._next()
+            if place is None:
                 return
             self._waiting.remove(place)
             self._running.append(place)
+            self._num_turns += 1
             if not place.turn.done():  # cancelled a moment ago, it is about to leave
                 place.turn.set_result(None)
+
+    def _next(self) -> _Place | None:
+        has_large = any(place.num_bytes > SMALL_JOB_BYTES for place in self._running)
+        places = [place for place in self._waiting if not (has_large and place.num_bytes > SMALL_JOB_BYTES)]
+        if self._num_turns % _OLDEST_EVERY == _OLDEST_EVERY - 1:
+            return min(places, key=lambda place: place.number, default=None)
+        return places[0] if places else None
 
 
 def _full(what: str, present: int, needed: int, limit: int) -> QueueFull:

@@ -115,8 +115,8 @@ class Orders:
 
 
 def _report(control: ControlChannel, message: ControlMessage) -> None:
-    """A supervisor that is gone is told nothing; the end of its socket says so elsewhere."""
-    with contextlib.suppress(OSError):
+    """A supervisor that is gone, or reads nothing, is told nothing; the end of its socket says so elsewhere."""
+    with contextlib.suppress(OSError, BufferError):
         control.send(message)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import logging
 import os
 import select
@@ -78,6 +79,23 @@ class LogLines(logging.Handler):
             # Nobody will ever read it, and there is no other place to say so.
             return True
         return True
+
+
+class PipeStream(io.TextIOBase):
+    """What is drawn on the terminal behind the pipe, if that is one; what does not fit is not drawn."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._is_terminal = os.isatty(own_stderr())
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            for piece in _pieces(text.encode(errors="backslashreplace")):
+                os.write(self._fd, piece)
+        return len(text)
 
 
 class _LineFormatter(logging.Formatter):

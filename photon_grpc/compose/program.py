@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import queue
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -49,11 +51,13 @@ class Program:
         from photon_grpc.compose.assemble import assemble
 
         model = read_served_model(config)
-        display = LoadingDisplay()
+        display = LoadingDisplay(sys.stderr)
         try:
             assembled = assemble(config, display.show)
         finally:
             display.close()
+        #: Threads do not follow into a fork.
+        self._pid = os.getpid()
         self._facts = assembled.facts
         self._lock = threading.RLock()
         self._is_closed = False
@@ -140,7 +144,10 @@ class Program:
         self._host.close()
 
     def close(self) -> None:
-        """`end`, then waits until the threads are gone and what they held is given back; one of them does not wait for itself."""
+        """`end`, then waits until the threads are gone and what they held is given back; one of them does not wait for itself. In a fork
+        nothing is there to end."""
+        if os.getpid() != self._pid:
+            return
         self.end()
         if not getattr(_thread, "is_ours", False):
             for thread in self._threads:
@@ -149,6 +156,9 @@ class Program:
     # -- calls ---------------------------------------------------------------------------------------------------------------------------
 
     def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        if os.getpid() != self._pid:
+            coroutine.close()
+            raise Closed("this LLM belongs to the process that opened it; open another one here")
         # The lock: what is submitted is seen by `end`, or refused.
         with self._lock:
             try:

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
@@ -30,7 +31,7 @@ from photon_grpc.bridge.heartbeat import TICK_S
 from photon_grpc.bridge.supervisor import END_SIGNALS, Backoff, Child
 from photon_grpc.compose.console import LoadingDisplay, ready_line
 from photon_grpc.compose.listen import Listeners, UnixPath, plan_listeners
-from photon_grpc.compose.log_pipe import LogPipe, log_to_stderr, own_stderr
+from photon_grpc.compose.log_pipe import LogPipe, PipeStream, log_to_stderr, own_stderr
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.core.frames import Facts
 from photon_grpc.errors import StartupError
@@ -96,7 +97,14 @@ class Post:
         deaths = 0
         while True:
             started_s = time.monotonic()
-            self.child = Child.start(self.name, self._module, self._stderr)
+            try:
+                self.child = Child.start(self.name, self._module, self._stderr)
+            except OSError as error:
+                if not self.has_worked:
+                    raise
+                # For want of memory, processes or descriptors: perhaps not for long.
+                await self._pause(started_s, f"cannot be started ({error})")
+                continue
             self._on_start()
             reason = await self._listen(self.child)
             code = await self.child.ended()
@@ -106,9 +114,12 @@ class Post:
             deaths += 1
             if not self.has_worked:
                 self._judge(code, reason, deaths)
-            delay_s = self._backoff.after(time.monotonic() - started_s)
-            log.error("the %s %s; starting again in %.1f s", self.name, reason or how_it_ended(code), delay_s)
-            await asyncio.sleep(delay_s)
+            await self._pause(started_s, reason or how_it_ended(code))
+
+    async def _pause(self, started_s: float, told: str) -> None:
+        delay_s = self._backoff.after(time.monotonic() - started_s)
+        log.error("the %s %s; starting again in %.1f s", self.name, told, delay_s)
+        await asyncio.sleep(delay_s)
 
     async def _listen(self, child: Child) -> str:
         """Until it has ended; returns why it could not start, if it said so."""
@@ -159,7 +170,7 @@ class Service:
             on_end=self._engine_ended,
         )
         self._frontends = [self._frontend_post(index) for index in range(config.server.frontends)]
-        self._display = LoadingDisplay()
+        self._display = LoadingDisplay(sys.stderr if stderr is None else PipeStream(stderr))
         self._facts: Facts | None = None
         self._bound: dict[int, Bound] = {}
         self._serving: set[int] = set()

@@ -61,7 +61,8 @@ class Engine:
         self._inbox = inbox
         self._outbox = outbox
         self._heartbeat = heartbeat
-        self._pace = Pace()
+        #: Knows how long steps take; told of those before the first request by who made them.
+        self.pace = Pace()
         self._timers = Timers()
         self._census = Census()
         self._bulletin = Bulletin(self._census, scheduler, outbox, load_interval_s)
@@ -110,7 +111,7 @@ class Engine:
         """Before `num_tokens` more are computed, behind those that are not read."""
         for launched in self._launched:
             num_tokens += launched.num_tokens
-        self._heartbeat.beat(self._pace.allowance_s(num_tokens), num_tokens)
+        self._heartbeat.beat(self.pace.allowance_s(num_tokens), num_tokens)
 
     # -- coming in ---------------------------------------------------------------------------------------------------------------------
 
@@ -237,7 +238,7 @@ class Engine:
     def _settle_oldest(self, report: Report) -> None:
         launched = self._launched.popleft()
         output: StepOutput = launched.pending.result()
-        self._pace.stepped(launched.num_tokens, output.duration_s)
+        self.pace.stepped(launched.num_tokens, output.duration_s)
         self.scheduler.settle(output, report)
         self._census.stepped(output)
         self._bulletin.changed()

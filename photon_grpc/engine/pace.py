@@ -6,7 +6,7 @@ from __future__ import annotations
 _SHORTEST_S = 5.0
 #: A step may take so many times what is expected of it.
 _SLACK = 10.0
-#: Allowed for a step while none has been measured.
+#: Always allowed for a step larger than any that was measured.
 _UNMEASURED_S = 60.0
 #: How much of the estimate a faster step leaves: it rises at once and falls slowly, since steps of as many tokens differ in their contexts.
 _KEPT = 0.9
@@ -20,7 +20,9 @@ class Pace:
         self._step_s = [0.0] * _NUM_BUCKETS
 
     def stepped(self, num_tokens: int, duration_s: float) -> None:
-        """A step of so many tokens took so long, from its launch until it was read."""
+        """A step of so many tokens took so long, from its launch until it was read; no more of it counts than was allowed, since what took
+        longer was a pause of everybody or a compilation."""
+        duration_s = min(duration_s, self.allowance_s(num_tokens))
         bucket = num_tokens.bit_length()
         fallen_s = _KEPT * self._step_s[bucket] + (1 - _KEPT) * duration_s
         self._step_s[bucket] = max(duration_s, fallen_s)
@@ -29,16 +31,16 @@ class Pace:
         """How long it may take until steps of so many tokens are read; none: until the next turn of the loop."""
         if not num_tokens:
             return _SHORTEST_S
-        expected_s = self._expected_s(num_tokens)
-        return max(_SHORTEST_S, _SLACK * expected_s) if expected_s else _UNMEASURED_S
-
-    def _expected_s(self, num_tokens: int) -> float:
-        """0 while nothing is known."""
         bucket = num_tokens.bit_length()
-        if known_s := self._step_s[bucket]:
-            return known_s
-        for smaller in range(bucket - 1, 0, -1):
+        known_s = next((known_s for known_s in self._step_s[bucket:] if known_s), 0.0)
+        if known_s:
+            return max(_SHORTEST_S, _SLACK * known_s)
+        return max(_UNMEASURED_S, _SLACK * self._scaled_s(num_tokens))
+
+    def _scaled_s(self, num_tokens: int) -> float:
+        """From the largest steps that were measured, all smaller; 0 while there are none."""
+        for smaller in range(num_tokens.bit_length() - 1, 0, -1):
             if known_s := self._step_s[smaller]:
                 # In proportion to the fewest tokens that may have taken so long.
                 return known_s * num_tokens / (1 << (smaller - 1))
-        return next((known_s for known_s in self._step_s[bucket:] if known_s), 0.0)
+        return 0.0

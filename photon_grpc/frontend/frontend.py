@@ -10,6 +10,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from enum import Enum
 
@@ -33,7 +34,7 @@ from photon_grpc.errors import (
 )
 from photon_grpc.frontend import defaults
 from photon_grpc.frontend.ask import Ask, ChatInput, StreamAsk, TextInput
-from photon_grpc.frontend.encoder import Encoder
+from photon_grpc.frontend.encoder import Encoder, is_small
 from photon_grpc.frontend.engine_queue import EngineQueue, estimate_tokens
 from photon_grpc.frontend.model import ModelFacts, ServedModel
 from photon_grpc.frontend.output import Output
@@ -118,7 +119,7 @@ class Frontend:
         facts = self._facts()
         defaults.check(ask, self._model, facts)
         _check_deadline(ask)
-        with self._queue.place(estimate_tokens(ask, facts), facts):
+        with self._place(ask, facts):
             prepared = await self._prepare(ask, facts)
         facts = self._facts()  # the engine may have gone meanwhile
         _check_deadline(ask)
@@ -202,6 +203,15 @@ class Frontend:
         if facts is None or self._state is State.RESTARTING:
             raise EngineRestarting("the engine is restarting", retry_after_s=_RETRY_AFTER_S)
         return facts
+
+    def _place(self, ask: Ask, facts: Facts) -> AbstractContextManager[None]:
+        """In the engine's queue, while the prompt is prepared. What the Encoder lets wait is bounded there, and takes nobody's place here.
+        Raises QueueFull."""
+        num_tokens = estimate_tokens(ask, facts)
+        if ask.input is None or is_small(ask.input):
+            return self._queue.place(num_tokens, facts)
+        self._queue.check(num_tokens, facts)
+        return contextlib.nullcontext()
 
     async def _prepare(self, ask: Ask, facts: Facts) -> Prepared:
         if ask.input is None:

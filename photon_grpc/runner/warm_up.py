@@ -9,10 +9,10 @@ from photon_grpc.runner.graphs import DECODE_BUCKETS, LONG_BUCKETS
 from photon_grpc.runner.model_runner import ModelRunner
 
 
-def warm_up(runner: ModelRunner) -> None:
-    """One real token, and what the first call of everything costs. Raises as `compute`."""
+def warm_up(runner: ModelRunner) -> float:
+    """One real token, and what the first call of everything costs; the seconds it took. Raises as `compute`."""
     admission = Admission(1, (0,), 1, 0, ((1,),), SamplingParams(0.0))
-    compute(runner, Batch(0, (1,), (1,), (1,), admissions=(admission,)))
+    return compute(runner, Batch(0, (1,), (1,), (1,), admissions=(admission,)))
 
 
 def warm_up_mixed(runner: ModelRunner, *, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> None:
@@ -32,9 +32,10 @@ def warm_up_mixed(runner: ModelRunner, *, max_num_seqs: int, max_num_batched_tok
         compute(runner, Batch(0, slots, counts, (1,) * num_slots, admissions=(*prompts, *decoding)))
 
 
-def compute(runner: ModelRunner, batch: Batch) -> None:
-    """Raises ConfigError when it cannot be computed, NumericFailure when what comes out is no number."""
-    for fault in runner.submit(batch).result().faults.values():
+def compute(runner: ModelRunner, batch: Batch) -> float:
+    """The seconds it took. Raises ConfigError when it cannot be computed, NumericFailure when what comes out is no number."""
+    output = runner.submit(batch).result()
+    for fault in output.faults.values():
         step = f"a step of {len(batch.slots)} sequences and {sum(batch.counts)} tokens, computed before the start,"
         if fault.reason == NumericFailure.reason:
             raise NumericFailure(f"{step} gave NaN or infinite logits")
@@ -43,6 +44,7 @@ def compute(runner: ModelRunner, batch: Batch) -> None:
             "the log above has the cause; for want of memory lower --max-num-batched-tokens or --max-num-seqs",
             field="max_num_batched_tokens",
         )
+    return output.duration_s
 
 
 def _row(runner: ModelRunner, slot: int, length: int, num_computed: int) -> Admission:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,3 +140,16 @@ def test_stdout_that_cannot_say_it_or_is_closed(fake: FakeServer, monkeypatch: p
     for stream in (io.TextIOWrapper(io.BytesIO(), encoding="ascii"), None):
         monkeypatch.setattr(sys, "stdout", stream)
         assert cli.main(["generate", "x", "--target", fake.target]) == 0
+
+
+@pytest.mark.parametrize("locale", ["C.UTF-8", "POSIX"])
+def test_bytes_on_stdin_are_one_line_in_locales_that_let_them_through(locale: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "photon_grpc", "generate", "-"],
+        input=b"\xff\xfe\x00",
+        env=os.environ | {"LC_ALL": locale},
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert b"Traceback" not in done.stderr and b"no utf-8 text" in done.stderr

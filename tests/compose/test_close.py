@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from photon_grpc import LLM
 from photon_grpc.compose import warm_start
+from photon_grpc.core.batch import Batch
 from photon_grpc.errors import Closed, EngineFailure, ModelLoadError
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.runner.build import graph_runner
@@ -23,7 +25,6 @@ from photon_grpc.runner.graphs import GraphStep, PaddedStep
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
 from photon_grpc.runner.slot_table import SlotTable
-from tests.service.running import wait_until
 from tests.service.tiny import write_tiny_model
 
 #: Ends a test that would hang.
@@ -185,11 +186,18 @@ def test_ctrl_c_ends_the_call_and_not_the_program(open_llm: Callable[[], LLM]) -
 def test_a_close_that_was_interrupted_is_finished_by_the_next(
     open_llm: Callable[[], LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llm, may_end = open_llm(), threading.Event()
+    llm, has_begun, may_end = open_llm(), threading.Event(), threading.Event()
     submit = ModelRunner.submit
-    monkeypatch.setattr(ModelRunner, "submit", lambda self, batch: (may_end.wait(LIMIT_S), submit(self, batch))[1])
+
+    def submit_late(self: ModelRunner, batch: Batch) -> object:
+        has_begun.set()
+        may_end.wait(LIMIT_S)
+        return submit(self, batch)
+
+    monkeypatch.setattr(ModelRunner, "submit", submit_late)
     caller = Caller(lambda: llm.generate("a", **LONG))
-    wait_until(lambda: bool(llm._program._calls), "the call", LIMIT_S)
+    # Else `close` may end before it is interrupted.
+    assert has_begun.wait(LIMIT_S)
     interrupt_soon()
     with pytest.raises(KeyboardInterrupt):
         llm.close()
@@ -307,6 +315,31 @@ def test_nothing_of_the_model_outlives_its_program(
         llm.close()
     assert living(*kinds) == before
     del unread
+
+
+def test_a_fork_ends_and_is_told_whose_the_program_is() -> None:
+    code = textwrap.dedent("""
+        import os, signal, sys
+        from photon_grpc import LLM
+        from photon_grpc.errors import Closed
+        llm = LLM(device="cpu")
+        llm.generate("x", max_tokens=1)
+        for what in ("exit", "close", "generate"):
+            if (pid := os.fork()) == 0:
+                signal.alarm(20)
+                if what == "close":
+                    llm.close()
+                if what == "generate":
+                    try:
+                        llm.generate("x", max_tokens=1)
+                    except Closed:
+                        sys.exit(0)
+                    sys.exit(1)
+                sys.exit(0)
+            assert os.waitpid(pid, 0)[1] == 0, what
+        assert llm.generate("x", max_tokens=1)
+    """)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
 
 
 def test_twenty_programs_one_after_another_leave_no_thread_and_no_file(open_llm: Callable[[], LLM]) -> None:

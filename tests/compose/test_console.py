@@ -26,8 +26,7 @@ def test_the_ready_line_leaves_out_what_is_not_known():
 
 def test_without_a_terminal_loading_says_a_line_now_and_then(monkeypatch, caplog):
     caplog.set_level("INFO")
-    monkeypatch.setattr(console.sys, "stderr", Terminal(False))
-    display = console.LoadingDisplay()
+    display = console.LoadingDisplay(Terminal(False))
     for done in range(1000):
         display.show("weights", done, 1000)
     assert caplog.messages == []
@@ -40,8 +39,7 @@ def test_without_a_terminal_loading_says_a_line_now_and_then(monkeypatch, caplog
 
 def test_on_a_terminal_loading_is_a_bar(monkeypatch):
     terminal = Terminal(True)
-    monkeypatch.setattr(console.sys, "stderr", terminal)
-    display = console.LoadingDisplay()
+    display = console.LoadingDisplay(terminal)
     display.show("weights", 500, 1000)
     display.show("weights", 1000, 1000)
     display.close()

@@ -13,7 +13,7 @@ import threading
 import pytest
 
 from photon_grpc.compose import log_pipe
-from photon_grpc.compose.log_pipe import LogLines, LogPipe, log_to_stderr
+from photon_grpc.compose.log_pipe import LogLines, LogPipe, PipeStream, log_to_stderr
 
 
 @pytest.fixture(autouse=True)
@@ -195,3 +195,15 @@ def test_a_line_names_the_process_and_what_is_not_mere_information():
     record = logging.LogRecord("x", logging.WARNING, "", 0, "hot %d", (3,), None)
     text = log_pipe._LineFormatter("engine: ").format(record)
     assert text.endswith(" WARNING engine: hot 3")
+
+
+def test_what_is_drawn_where_nobody_reads_is_not_waited_for():
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    stream = PipeStream(writer)
+    text = "▰" * 10_000
+    for _ in range(20):
+        assert stream.write(text) == len(text)
+    assert os.read(reader, 3) == "▰".encode()
+    os.close(reader)
+    os.close(writer)

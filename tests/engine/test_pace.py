@@ -44,6 +44,19 @@ def test_a_step_smaller_than_any_measured_takes_no_longer_than_that():
     assert pace.allowance_s(3) == pytest.approx(27.0)
 
 
+def test_a_step_larger_than_any_measured_has_at_least_a_minute_and_what_the_largest_makes_likely():
+    pace = Pace()
+    pace.stepped(1, 0.001)
+    assert pace.allowance_s(8192) == pytest.approx(10 * 8.192) and pace.allowance_s(64) == 60.0
+
+
+def test_a_pause_in_a_step_counts_for_no_more_than_was_allowed():
+    pace = Pace()
+    pace.stepped(512, 0.1)
+    pace.stepped(512, 3600.0)
+    assert pace.allowance_s(512) == 50.0
+
+
 def test_slow_steps_count_at_once_and_are_forgotten_slowly():
     """Steps of one size grow with their contexts: each may take ten times what the longest did lately."""
     pace = Pace()

@@ -134,11 +134,11 @@ async def test_the_newest_is_received_first(small_intake: Callable[..., intake.I
     order: list[int] = []
 
     async def receive(number: int) -> None:
-        await made._permit()
+        await made._permit("a")
         order.append(number)
         made._release()
 
-    await made._permit()
+    await made._permit("a")
     tasks = [asyncio.create_task(receive(number)) for number in range(5)]
     await asyncio.sleep(0)
     tasks[3].cancel()
@@ -152,7 +152,7 @@ async def test_a_cancelled_call_gives_its_place_back(small_intake: Callable[...,
     made = small_intake(max_receiving=1)
     async with serving(FakeFrontend()) as address, grpc.aio.insecure_channel(address) as channel:
         calls = [channel.stream_unary(GENERATE)(nothing(for_ever=True)) for _ in range(3)]
-        await until(lambda: len(made._waiting) == 2)
+        await until(lambda: made._num_waiting == 2)
         for call in calls:
             call.cancel()
         await asyncio.wait_for(inference_pb2_grpc.InferenceServiceStub(channel).Generate(ASK), 30)
@@ -196,3 +196,62 @@ def varint(value: int) -> bytes:
         data += bytes([value & 0x7F | 0x80])
         value >>= 7
     return data + bytes([value])
+
+
+async def test_a_connection_that_opens_calls_without_end_shuts_out_its_own_alone(
+    small_intake: Callable[..., intake.Intake],
+) -> None:
+    made = small_intake(max_receiving=1)
+    order: list[str] = []
+
+    async def receive(connection: str, number: int) -> None:
+        await made._permit(connection)
+        order.append(f"{connection}{number}")
+        made._release()
+
+    await made._permit("a")
+    tasks = [asyncio.create_task(receive("a", number)) for number in range(4)]
+    await asyncio.sleep(0)
+    tasks += [asyncio.create_task(receive("b", number)) for number in range(2)]
+    await asyncio.sleep(0)
+    made._release()
+    await asyncio.gather(*tasks)
+    assert order == ["a3", "b1", "a2", "b0", "a1", "a0"]
+    assert made._num_free == 1 and not made._waiting and not made._num_waiting
+
+
+async def test_of_too_many_calls_that_wait_the_oldest_of_a_connection_is_refused(
+    small_intake: Callable[..., intake.Intake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "MAX_WAITING", 2)
+    made = small_intake(max_receiving=1)
+    await made._permit("a")
+    tasks = [asyncio.create_task(made._permit("b")) for _ in range(3)]
+    with pytest.raises(QueueFull) as refused:
+        await tasks[0]
+    assert (refused.value.needed, refused.value.limit) == (3, 2)
+    assert not tasks[1].done() and not tasks[2].done()
+    made._release()
+    await tasks[2]
+    made._release()
+    await tasks[1]
+    made._release()
+    assert made._num_free == 1 and not made._num_waiting
+
+
+async def test_calls_without_a_message_leave_others_served(address: str) -> None:
+    """More of them, from one connection, than may be received at a time or cut off."""
+    async with grpc.aio.insecure_channel(address) as hostile, grpc.aio.insecure_channel(address) as channel:
+        calls = [hostile.stream_unary(GENERATE)(nothing(for_ever=True)) for _ in range(200)]
+        await asyncio.sleep(0.1)
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        await asyncio.wait_for(asyncio.gather(*[stub.Generate(ASK) for _ in range(4)]), 10)
+        for call in calls:
+            call.cancel()
+
+
+async def test_a_large_message_of_a_stream_is_refused(channel: grpc.aio.Channel) -> None:
+    reflect = channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+    error = await failure(reflect(iter([b"x" * 70_000])))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert dict(info_of(error).metadata)["limit"] == "65536"

@@ -319,8 +319,10 @@ class Scheduler:
         # Steps launched behind this one stand on it.
         plans = (plan, *(later for _, later in self._flying))
         void = {block for each in plans for block in each.published_by(seq)}
-        void |= self.pool.forget(void)
         self._fail_one(seq, fault, report)
+        if not void:
+            return
+        void |= self.pool.forget(void)
         for other in self.running:
             if other.status is Status.RUNNING and not void.isdisjoint(other.table.groups[0]):
                 self._fail_one(other, fault, report)

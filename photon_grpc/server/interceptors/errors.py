@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from photon_grpc.errors import InvalidRequest
 from photon_grpc.server import metadata
 from photon_grpc.server.interceptors.failure_log import FailureLog
 from photon_grpc.server.interceptors.intake import Fail, Intake, Parse, parsed
@@ -65,9 +66,19 @@ def _message_reader(parse: Parse, intake: Intake) -> Read:
     return read
 
 
+#: Parsed on the event loop; reflection asks for names.
+MAX_STREAMED_BYTES = 64 * 1024
+
+
 def _stream_reader(parse: Parse) -> Read:
     async def parse_each(messages: AsyncIterator[bytes]) -> AsyncIterator[Any]:
         async for message in messages:
+            if len(message) > MAX_STREAMED_BYTES:
+                raise InvalidRequest(
+                    f"the message has {len(message)} bytes; {MAX_STREAMED_BYTES} are allowed in a stream of requests",
+                    needed=len(message),
+                    limit=MAX_STREAMED_BYTES,
+                )
             yield parsed(message, parse)
 
     async def read(messages: AsyncIterator[bytes], context: Context, fail: Fail) -> Any:

@@ -24,6 +24,8 @@ MAX_RECEIVING = 8
 MAX_UNPARSED_BYTES = 2**27
 #: Parsed where it was received: less than a millisecond for what any field holds.
 _SMALL_BYTES = 16 * 1024
+#: Calls that wait to send theirs; each costs a window at most.
+MAX_WAITING = 1024
 #: How long a message may take while others wait; the more there are, the less.
 _GRACE_S = 1.0
 _LOOK_INTERVAL_S = 0.05
@@ -50,7 +52,9 @@ class Intake:
     def __init__(self, *, max_receiving: int = MAX_RECEIVING, max_unparsed_bytes: int = MAX_UNPARSED_BYTES) -> None:
         self._max_receiving = max_receiving
         self._num_free = max_receiving
-        self._waiting: list[asyncio.Future[None]] = []
+        #: Connection -> its calls that wait, the oldest first. The first connection is the next one served.
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        self._num_waiting = 0
         self._receiving: dict[Context, _Receiving] = {}
         self._look: asyncio.TimerHandle | None = None
         self._cuts: set[asyncio.Task[None]] = set()
@@ -68,7 +72,7 @@ class Intake:
         return parsed(received, parse) if len(received) <= _SMALL_BYTES else await self._parse_beside(received, parse)
 
     async def _receive(self, context: Context, fail: Fail) -> Any:
-        await self._permit()
+        await self._permit(context.peer())
         self._receiving[context] = _Receiving(fail, contextvars.copy_context())
         try:
             # Never cancelled from here: gRPC would go on writing to memory that is gone. To cut it off, the call is ended.
@@ -77,28 +81,59 @@ class Intake:
             self._receiving.pop(context, None)
             self._release()
 
-    async def _permit(self) -> None:
-        """The newest is served first: behind a hundred large messages nobody small waits for all of them."""
+    async def _permit(self, connection: str) -> None:
+        """Connections take turns, so that one that opens calls without end shuts out none but its own; of one connection the newest call is
+        served first: behind a hundred large messages nobody small waits for all of them. Raises QueueFull."""
         if self._num_free:
             self._num_free -= 1
             return
         turn = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        calls = self._waiting.setdefault(connection, [])
+        calls.append(turn)
+        self._num_waiting += 1
+        self._refuse_surplus()
         self._look_later()
         try:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._waiting.remove(turn)
+                self._forget(connection, turn)
             else:
                 self._release()
             raise
 
+    def _refuse_surplus(self) -> None:
+        """The oldest call of the connection that has the most of them."""
+        if self._num_waiting <= MAX_WAITING:
+            return
+        calls = max(self._waiting.values(), key=len)
+        message = f"{self._num_waiting} calls wait to send their message; {MAX_WAITING} may"
+        oldest = next((turn for turn in calls if not turn.done()), None)
+        if oldest is not None:
+            calls.remove(oldest)
+            self._num_waiting -= 1
+            oldest.set_exception(
+                QueueFull(message, needed=MAX_WAITING + 1, limit=MAX_WAITING, retry_after_s=_RETRY_AFTER_S)
+            )
+
+    def _forget(self, connection: str, turn: asyncio.Future[None]) -> None:
+        calls = self._waiting.get(connection, [])
+        if turn in calls:
+            calls.remove(turn)
+            self._num_waiting -= 1
+        if not calls:
+            self._waiting.pop(connection, None)
+
     def _release(self) -> None:
-        for turn in reversed(self._waiting):
-            if not turn.done():  # one that was cancelled is about to leave
-                self._waiting.remove(turn)
+        for connection in tuple(self._waiting):
+            calls = self._waiting.pop(connection)
+            if turn := next((turn for turn in reversed(calls) if not turn.done()), None):
+                calls.remove(turn)
+                self._num_waiting -= 1
                 turn.set_result(None)
+            if calls:  # behind all others
+                self._waiting[connection] = calls
+            if turn is not None:
                 return
         self._num_free += 1
 
@@ -109,9 +144,9 @@ class Intake:
     def _cut_off_the_slow(self) -> None:
         """While others wait, nobody receives for long; else whoever sends a byte a second shuts all others out."""
         self._look = None
-        if not self._waiting:
+        if not self._num_waiting:
             return
-        grace_s = _GRACE_S * self._max_receiving / (self._max_receiving + len(self._waiting))
+        grace_s = _GRACE_S * self._max_receiving / (self._max_receiving + self._num_waiting)
         for context, call in tuple(self._receiving.items()):
             call.num_looks += 1
             if call.num_looks > max(grace_s / _LOOK_INTERVAL_S, _MIN_LOOKS):
