@@ -21,8 +21,8 @@ from photon_grpc.core.frames import Add, Down, Facts, Up
 from photon_grpc.core.kv import KVGroup, KVSpec
 from photon_grpc.core.request import Request, SamplingParams, StopParams
 from photon_grpc.core.stats import Load
+from photon_grpc.engine.blocks.allocation import GrowOnDemand
 from photon_grpc.engine.blocks.block_pool import BlockPool
-from photon_grpc.engine.blocks.growth import GrowOnDemand
 from photon_grpc.engine.blocks.prefix_index import RadixIndex
 from photon_grpc.engine.engine import Engine
 from photon_grpc.engine.scheduler.policy import Priority
@@ -55,7 +55,7 @@ class NullRunner:
         pass
 
 
-class Post:
+class Bridge:
     """A bridge to nowhere."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ def measure(num_seqs: int, num_steps: int, depth: int, prompt_tokens: int = 128)
     pool = BlockPool(num_blocks, BLOCK_SIZE, RadixIndex(BLOCK_SIZE), GrowOnDemand())
     scheduler = Scheduler(SchedulerLimits(num_seqs, 8192), Priority(), pool)
     facts = Facts(length, 1000, BLOCK_SIZE, num_blocks, num_seqs, 8192, 1024, 1 << 20, "none", "none")
-    post = Post()
+    post = Bridge()
     engine = Engine(scheduler, NullRunner(num_blocks, depth), post, post, facts, NoHeartbeat())
     for handle in range(num_seqs):
         prompt = tuple((handle * 7 + i) % 1000 for i in range(prompt_tokens))

@@ -34,7 +34,7 @@ GROUPS = (
         r"draw|cutoff|peak_kernel|tally|window_kernel|list_kernel|sampl|noise|gumbel|argmax|topk|softmax|sort|logits",
     ),
     ("attention", r"attention|attn|flash|fmha|sdpa|varlen|decode_kernel|merge_kernel"),
-    ("fused projections", r"ring_kernel|wide_kernel|fused_linear|gemv"),
+    ("fused projections", r"gemv_kernel|wgmma_kernel|fused_linear|gemv"),
     ("matrix products", r"gemm|nvjet|cutlass|cublas|matmul|splitk|aten::(add)?mm|aten::linear|aten::bmm|mkldnn"),
     ("norm, rotary, SwiGLU", r"norm|rotary|rotate|rope|swiglu|silu"),
     ("KV write, embedding", r"write_kv|embed|index_put|index_copy"),

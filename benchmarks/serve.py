@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from benchmarks import traffic, workloads
 from benchmarks.saved import add_save_flag, saved
 from benchmarks.service import model_flags, serving, vocab_size
-from photon_grpc.gateway.load import Answer, Load, Percentiles, Session, Summary, run_load, summarize
+from photon_grpc.cli.load import Answer, Percentiles, Session, Summary, Workload, run_load, summarize
 
 #: tok/s of vLLM 0.24.0 on one H200, measured apart from this run: its gRPC (ids only) and its Rust HTTP server.
 VLLM_1B = {1: (660, 765), 16: (8_100, 9_800), 64: (21_600, 29_000), 256: (40_000, 57_000)}
@@ -45,7 +45,7 @@ class Clients:
 
     def send(self, sessions: Sequence[Session]) -> list[Answer]:
         """Raises RuntimeError unless every request brought all its tokens."""
-        load = Load(
+        load = Workload(
             target=self._target,
             sessions=traffic.within(sessions, self._vocab_size),
             # What an earlier run has left in the cache of a service that goes on is not found.

@@ -26,7 +26,7 @@ from benchmarks import workloads
 from benchmarks.saved import add_save_flag, saved
 from benchmarks.service import serving
 from photon_grpc import demo
-from photon_grpc.gateway.load import Load, Session, Turn, run_load, summarize
+from photon_grpc.cli.load import Session, Turn, Workload, run_load, summarize
 
 PROMPT_TOKENS = 64
 
@@ -39,7 +39,7 @@ def prompts(count: int, vocab_size: int) -> list[list[int]]:
 def ours(address: str, asked: list[list[int]], num_tokens: int) -> float:
     """Output tokens per second of all requests started together, ids out."""
     sessions = [Session([Turn(prompt, num_tokens)]) for prompt in asked]
-    summary = summarize(asyncio.run(run_load(Load(address, sessions, text=False))))
+    summary = summarize(asyncio.run(run_load(Workload(address, sessions, text=False))))
     if summary.failed or summary.output_tokens != num_tokens * len(asked):
         raise RuntimeError(f"{summary.output_tokens} tokens instead of {num_tokens * len(asked)}; {summary.failures}")
     return summary.output_tokens_per_s

@@ -2,6 +2,6 @@
 
 import sys
 
-from photon_grpc.cli import main
+from photon_grpc.cli.main import main
 
 sys.exit(main())

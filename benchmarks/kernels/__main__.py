@@ -7,7 +7,6 @@ import argparse
 import torch
 
 from benchmarks.kernels import (
-    cutoff,
     decode_attention,
     fused_linear,
     noise,
@@ -15,6 +14,7 @@ from benchmarks.kernels import (
     rms_norm,
     rotary,
     swiglu,
+    topk_topp,
     write_kv,
 )
 from photon_grpc.kernels import select
@@ -27,7 +27,7 @@ TABLES = {
     "paged_attention": paged_attention.table,
     "decode_attention": decode_attention.table,
     "noise": noise.table,
-    "cutoff": cutoff.table,
+    "topk_topp": topk_topp.table,
     "fused_linear": fused_linear.table,
 }
 

@@ -8,8 +8,9 @@ from functools import partial
 import torch
 
 from benchmarks.kernels.timing import Shape, measure_us, num_copies, shapes
-from photon_grpc.kernels import AttentionMeta, Kernels, decode_attention, embed
-from photon_grpc.kernels.parts.gluon import can_fuse
+from photon_grpc.kernels import AttentionMetadata, Kernels, embed
+from photon_grpc.kernels.attention import decode_attention
+from photon_grpc.kernels.gluon import can_fuse
 
 READ_BYTES_PER_SECOND = 4.5e12
 ROWS = (1, 8, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -23,14 +24,14 @@ def contexts_of(rows: int, context: int | None) -> list[int]:
     return [context or generator.randint(64, 1500) for _ in range(rows)]
 
 
-def batch(shape: Shape, contexts: list[int], device: torch.device) -> AttentionMeta:
+def batch(shape: Shape, contexts: list[int], device: torch.device) -> AttentionMetadata:
     """Rows whose pages lie in random order."""
     pages = [-(-context // BLOCK_SIZE) for context in contexts]
     tables = torch.zeros(len(contexts), MAX_LEN // BLOCK_SIZE, dtype=torch.int32)
     blocks = (torch.randperm(sum(pages), dtype=torch.int32) + 1).split(pages)
     for row, of_row in zip(tables, blocks, strict=True):
         row[: len(of_row)] = of_row
-    return AttentionMeta(
+    return AttentionMetadata(
         query_start=torch.arange(len(contexts) + 1, dtype=torch.int32, device=device),
         context_len=torch.tensor(contexts, dtype=torch.int32, device=device),
         block_tables=tables.to(device),

@@ -1,6 +1,6 @@
 """The four fused projections of a layer and the head that draws, per bucket of rows: the matrix library's product alone, ours with everything, the floor.
 
-python -m benchmarks.kernels.fused_linear --sweep [--only head] [--buckets 8,64] [--out FILE]   # every tile, checked and timed; rows of kernels/parts/tiles.py
+python -m benchmarks.kernels.fused_linear --sweep [--only head] [--buckets 8,64] [--out FILE]   # every tile, checked and timed; rows of kernels/linear/tiles.py
 python -m benchmarks.kernels.fused_linear --warm 0/8             # only compiles that share of them, into Triton's cache
 """
 
@@ -18,10 +18,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.kernels.timing import Shape, measure_us, shapes
-from photon_grpc.kernels import Kernels, draw, fused_linear, head
-from photon_grpc.kernels.parts import tiles
-from photon_grpc.kernels.parts.rotation import Rotation
-from photon_grpc.kernels.parts.tiles import Tile
+from photon_grpc.kernels import Kernels
+from photon_grpc.kernels.linear import fused_linear, head, tiles
+from photon_grpc.kernels.linear.tiles import Tile
+from photon_grpc.kernels.rotary.rotation import Rotation
+from photon_grpc.kernels.sampling import draw
 
 # A streaming read of the weights, the fastest that one H200 was seen to do.
 READ_BYTES_PER_SECOND = 4.5e12
@@ -71,7 +72,7 @@ class Chain:
         self.rotation = Rotation(cos, sin, positions, torch.arange(rows, device=device) * 64 + 64)
         self.counters = torch.zeros(8192, dtype=torch.int32, device=device)
         number = torch.arange(rows, device=device)
-        self.chances = draw.Chances(number, number, torch.zeros(rows, device=device), number, number, number)
+        self.chances = draw.SamplingMetadata(number, number, torch.zeros(rows, device=device), number, number, number)
 
     def call(self, w: torch.Tensor, tile: Tile, *, reference: bool = False) -> torch.Tensor:
         """One projection; what it wrote."""
@@ -131,9 +132,9 @@ class Chain:
 def candidates(projection: Projection, rows: int) -> list[Tile]:
     """Tiles with enough bytes of W in flight, and no more programs than are of use."""
     p = projection
-    rings = itertools.product(("ring",), (16, 32), (64, 128, 256), (4, 8), (2, 3, 4, 6, 8))
+    rings = itertools.product(("gemv",), (16, 32), (64, 128, 256), (4, 8), (2, 3, 4, 6, 8))
     splits = (1, 2, 4, 8) if p.n < 8192 else (1,)
-    wides = itertools.product(("wide",), (64, 128), (64, 128), (4, 8), (3, 4, 6, 8), splits)
+    wides = itertools.product(("wgmma",), (64, 128), (64, 128), (4, 8), (3, 4, 6, 8), splits)
     wide = [Tile(*tile) for tile in wides if (tile[3] == 4 or tile[1] == 128)]  # type: ignore[arg-type]
     found = [Tile(*tile) for tile in rings] if rows <= 32 else []  # type: ignore[arg-type]
     found += wide if rows >= 16 else []
@@ -141,14 +142,14 @@ def candidates(projection: Projection, rows: int) -> list[Tile]:
 
 
 def _is_useful(tile: Tile, projection: Projection, rows: int) -> bool:
-    slices = tile.KW if tile.kind == "ring" else 1
+    slices = tile.KW if tile.kind == "gemv" else 1
     in_flight = 2 * tile.BN * tile.BK * slices * tile.NS
-    steps = projection.k // (tile.BK * (tile.KW if tile.kind == "ring" else tile.SPLITS))
+    steps = projection.k // (tile.BK * (tile.KW if tile.kind == "gemv" else tile.SPLITS))
     programs = projection.n // tile.BN * tile.SPLITS
     resident = min(programs, 132 * max(1, 220_000 // tiles.shared_bytes(tile, rows)))
     # Latency times bandwidth is about 4 MB; small registers files cannot hold 128 x 128 sums in four warps.
     enough = in_flight * resident >= 3 << 20 and 48 <= programs <= (8192 if projection.name == "head" else 2048)
-    return enough and max(steps, 2) >= tile.NS and (tile.kind == "ring" or rows * tile.BN <= 2048 * tile.KW)
+    return enough and max(steps, 2) >= tile.NS and (tile.kind == "gemv" or rows * tile.BN <= 2048 * tile.KW)
 
 
 def sweep(

@@ -19,8 +19,8 @@ import torch
 
 from benchmarks.kernels.timing import captured, measure_us
 from photon_grpc.config.model_dir import read_model_dir
-from photon_grpc.kernels import AttentionMeta, select
-from photon_grpc.kernels.draw import Chances
+from photon_grpc.kernels import AttentionMetadata, select
+from photon_grpc.kernels.sampling.draw import SamplingMetadata
 from photon_grpc.layers.context import StepContext
 from photon_grpc.models import Decoder, build, dummy
 from photon_grpc.models.fused import fuse
@@ -72,7 +72,7 @@ def step_context(decoder: Decoder, rows: int, cache: torch.Tensor) -> StepContex
     tables[:, :pages] = (torch.randperm(rows * pages, device="cuda") + 1).view(rows, pages)
     positions = torch.full((rows,), CONTEXT - 1, device="cuda")
     slots = tables[:, pages - 1].long() * BLOCK_SIZE + positions % BLOCK_SIZE
-    meta = AttentionMeta(
+    meta = AttentionMetadata(
         query_start=torch.arange(rows + 1, dtype=torch.int32, device="cuda"),
         context_len=torch.full((rows,), CONTEXT, dtype=torch.int32, device="cuda"),
         block_tables=tables,
@@ -117,7 +117,7 @@ def replayed_ms(parts: list[Callable[[], object]], repeats: int = 60) -> float:
 def split_ms(decoder: Decoder, ids: torch.Tensor, ctx: StepContext) -> tuple[float, float]:
     """(one graph, body and tail in one each)."""
     row = torch.arange(ids.shape[0], device=ids.device)
-    chances = Chances(row, row, torch.zeros(row.shape, device=ids.device), row, row, row)
+    chances = SamplingMetadata(row, row, torch.zeros(row.shape, device=ids.device), row, row, row)
     hidden = decoder.forward(ids, ctx).clone()
 
     def body() -> None:

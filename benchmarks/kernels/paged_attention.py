@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from benchmarks.kernels.timing import Shape, measure_us, num_copies, report, shapes
-from photon_grpc.kernels import AttentionMeta, Kernels
+from photon_grpc.kernels import AttentionMetadata, Kernels
 
 # (queries, context) of each row, a name, and on which device.
 DECODE = [(1, 272), (8, 272), (64, 272), (256, 272), (1, 4096), (64, 2048)]
@@ -28,11 +28,13 @@ CPU_DECODE = [(1, 100), (1, 300), (1, 2000), (16, 100), (16, 300), (16, 1000)]
 CPU_PROMPTS = [([32], [32]), ([512], [512]), ([64] + [1] * 15, [300] * 16)]
 
 
-def batch(shape: Shape, counts: list[int], contexts: list[int], block_size: int, device: torch.device) -> AttentionMeta:
+def batch(
+    shape: Shape, counts: list[int], contexts: list[int], block_size: int, device: torch.device
+) -> AttentionMetadata:
     """Rows whose pages lie in random order."""
     pages = -(-max(contexts) // block_size)
     tables = torch.randperm(len(counts) * pages, dtype=torch.int32).view(len(counts), pages) + 1
-    return AttentionMeta(
+    return AttentionMetadata(
         query_start=torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device=device),
         context_len=torch.tensor(contexts, dtype=torch.int32, device=device),
         block_tables=tables.to(device),

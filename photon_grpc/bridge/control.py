@@ -48,7 +48,7 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag=33):
     """To the engine: end now."""
 
 
-class Progress(msgspec.Struct, frozen=True, array_like=True, tag=40):
+class LoadingProgress(msgspec.Struct, frozen=True, array_like=True, tag=40):
     """From the engine: how far loading is."""
 
     stage: str
@@ -82,7 +82,7 @@ class CannotStart(msgspec.Struct, frozen=True, array_like=True, tag=44):
     message: str
 
 
-ControlMessage = Begin | Link | Drain | Stop | Progress | Ready | Bound | Serving | CannotStart
+ControlMessage = Begin | Link | Drain | Stop | LoadingProgress | Ready | Bound | Serving | CannotStart
 _DECODER: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Decoder(ControlMessage)
 
 

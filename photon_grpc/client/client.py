@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Sequence
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import grpc
 import grpc.aio
@@ -100,7 +100,7 @@ class Client:
 
     async def is_ready(self) -> bool:
         """Whether a request sent now would run. Raises Unreachable where nobody answers."""
-        stub = health_pb2_grpc.HealthStub(self._channel)
+        stub: Any = health_pb2_grpc.HealthStub(self._channel)
         response = await self._raised(stub.Check(health_pb2.HealthCheckRequest(service=READINESS)))
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 

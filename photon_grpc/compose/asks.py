@@ -30,7 +30,7 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 #: A prompt in a list, a turn in it, its texts.
 _DEPTH = 3
 #: A turn of a conversation: a ChatMessage that refuses what it has no field for.
-_Turn = msgspec.defstruct(
+_Turn: Any = msgspec.defstruct(
     "_Turn",
     [(each.name, str) if each.default is MISSING else (each.name, str, each.default) for each in fields(ChatMessage)],
     forbid_unknown_fields=True,
@@ -112,7 +112,7 @@ def _asks(prompts: Sequence[tuple[str, Any]], options: Mapping[str, Any]) -> lis
     for name in options.keys() - known.keys():
         raise TypeError(f"there is no option {name}; there are {', '.join(sorted(known.keys() - {'chat'}))}")
     given = {name: typed(name, value, known[name]) for name, value in options.items() if value is not None}
-    kind = str | list[_Turn] if given.get("chat") else str | list[int]
+    kind: Any = str | list[_Turn] if given.get("chat") else str | list[int]
     return [make_ask(typed(name, prompt, kind), **given) for name, prompt in prompts]
 
 

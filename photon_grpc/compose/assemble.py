@@ -10,14 +10,14 @@ import torch
 
 from photon_grpc import demo
 from photon_grpc.compose.sizes import Sizes, decide_sizes
-from photon_grpc.compose.warm_start import Progress, WarmStart
+from photon_grpc.compose.warm_start import OnStage, WarmStart
 from photon_grpc.config.flags import CacheConfig, ServeConfig
-from photon_grpc.config.model_dir import ModelCard, read_model_dir
+from photon_grpc.config.model_dir import ModelConfig, read_model_dir
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.ports import Heartbeat, Inbox, Outbox, Runner
+from photon_grpc.engine.blocks.allocation import AllocationPolicy, GrowOnDemand
 from photon_grpc.engine.blocks.block_pool import BlockPool
-from photon_grpc.engine.blocks.extent import ReserveContext
-from photon_grpc.engine.blocks.growth import GrowOnDemand, Growth
+from photon_grpc.engine.blocks.contiguous import ReserveContext
 from photon_grpc.engine.blocks.prefix_index import NoPrefixIndex, PrefixIndex, RadixIndex
 from photon_grpc.engine.engine import Engine
 from photon_grpc.engine.scheduler.chunking import Chunked, Whole
@@ -48,7 +48,7 @@ class Assembled:
 
     def engine(self, inbox: Inbox, outbox: Outbox, heartbeat: Heartbeat) -> Engine:
         cache, scheduling = self.config.cache, self.config.scheduler
-        pool = BlockPool(self.runner.num_blocks, self.sizes.block_size, _index(cache, self.sizes), _growth(cache))
+        pool = BlockPool(self.runner.num_blocks, self.sizes.block_size, _index(cache, self.sizes), _allocation(cache))
         limits = SchedulerLimits(self.sizes.max_num_seqs, self.sizes.max_num_batched_tokens)
         chunking = Chunked() if scheduling.enable_chunked_prefill else Whole()
         scheduler = Scheduler(limits, POLICIES[scheduling.scheduling_policy](), pool, chunking)
@@ -57,7 +57,7 @@ class Assembled:
         return engine
 
 
-def assemble(config: ServeConfig, progress: Progress) -> Assembled:
+def assemble(config: ServeConfig, progress: OnStage) -> Assembled:
     """Loads the model and makes everything that computes and decides.
 
     `progress(stage, done, total)` is called with stage "weights" (bytes), "warm-up" (steps) and "kernels" (those that must be compiled).
@@ -77,7 +77,7 @@ def assemble(config: ServeConfig, progress: Progress) -> Assembled:
     return Assembled(facts, config, sizes, runner, decoder.num_parameters, token_s)
 
 
-def _tell_unmet_defaults(card: ModelCard) -> None:
+def _tell_unmet_defaults(card: ModelConfig) -> None:
     """A default of the model that cannot be applied must not be lost silently."""
     penalty = card.generation.repetition_penalty
     if penalty not in (None, 1.0):
@@ -96,7 +96,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def _load(
-    card: ModelCard, config: ServeConfig, device: torch.device, kernels: Kernels, sizes: Sizes, progress: Progress
+    card: ModelConfig, config: ServeConfig, device: torch.device, kernels: Kernels, sizes: Sizes, progress: OnStage
 ) -> Decoder:
     dtype = getattr(torch, card.dtype if config.model.dtype == "auto" else config.model.dtype)
     decoder = registry.build(card, dtype=dtype, device=device, kernels=kernels, max_model_len=sizes.max_model_len)
@@ -128,7 +128,7 @@ def _kernels(config: ServeConfig, device: torch.device) -> Kernels:
         raise ConfigError(f"--kernels {kind}: {error}", field="kernels") from None
 
 
-def _growth(cache: CacheConfig) -> Growth:
+def _allocation(cache: CacheConfig) -> AllocationPolicy:
     return ReserveContext() if cache.kv_layout == "contiguous" else GrowOnDemand()
 
 
@@ -137,7 +137,7 @@ def _index(cache: CacheConfig, sizes: Sizes) -> PrefixIndex:
 
 
 def _facts(
-    card: ModelCard, decoder: Decoder, runner: ModelRunner, config: ServeConfig, kernels: Kernels, sizes: Sizes
+    card: ModelConfig, decoder: Decoder, runner: ModelRunner, config: ServeConfig, kernels: Kernels, sizes: Sizes
 ) -> Facts:
     scheduling = config.scheduler
     return Facts(

@@ -69,9 +69,8 @@ class LLM:
         for an option that there is none of.
         """
         asks = asks_for(prompts, {"chat": chat, **options})
-        if typed("show_progress", show_progress, bool | None) is None:
-            show_progress = len(asks) > 1 and sys.stderr.isatty()
-        with bar_of("prompts", len(asks), show_progress) as advance:
+        wanted: bool | None = typed("show_progress", show_progress, bool | None)
+        with bar_of("prompts", len(asks), _has_use(asks) if wanted is None else wanted) as advance:
             results = self._program.wait(self._program.generate(asks, advance))
         return [completion for index, result in enumerate(results) for completion in _completions(index, result)]
 
@@ -98,6 +97,11 @@ class LLM:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _has_use(asks: Sequence[Ask]) -> bool:
+    """Whether a progress bar is worth drawing."""
+    return len(asks) > 1 and sys.stderr.isatty()
 
 
 def _completions(prompt_index: int, result: Result) -> Iterator[Completion]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from photon_grpc.config.flags import ServeConfig
-from photon_grpc.config.model_dir import ModelCard
+from photon_grpc.config.model_dir import ModelConfig
 from photon_grpc.errors import ConfigError
 
 
@@ -22,7 +22,7 @@ class Sizes:
     depth: int
 
 
-def decide_sizes(card: ModelCard, device: torch.device, config: ServeConfig) -> Sizes:
+def decide_sizes(card: ModelConfig, device: torch.device, config: ServeConfig) -> Sizes:
     """Raises ConfigError when max_model_len exceeds what the model was made for."""
     on_cuda = device.type == "cuda"
     cache, scheduling = config.cache, config.scheduler

@@ -21,7 +21,7 @@ from photon_grpc.runner.rehearsal import call_once, one_layer_of_each_kind, rehe
 from photon_grpc.runner.warm_up import warm_up, warm_up_mixed
 
 #: stage, done, total.
-Progress = Callable[[str, int, int], None]
+OnStage = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class WarmStart:
     config: ServeConfig
     kernels: Kernels
     sizes: Sizes
-    progress: Progress
+    progress: OnStage
 
     def runner(self, decoder: Decoder) -> ModelRunner:
         """Raises ConfigError where memory does not suffice."""

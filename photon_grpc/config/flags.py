@@ -31,7 +31,7 @@ def flag(
 
 
 @dataclass(frozen=True, slots=True)
-class ModelConfig:
+class ModelFlags:
     """Model"""
 
     model: str = flag(
@@ -181,7 +181,7 @@ class ServerConfig:
 class ServeConfig:
     """All of them, as `serve` resolves them."""
 
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: ModelFlags = field(default_factory=ModelFlags)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)

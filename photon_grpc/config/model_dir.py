@@ -1,5 +1,5 @@
 """What a Hugging Face model directory says about its model: config.json, generation_config.json, the chat template and the
-headers of the safetensors files, as one frozen ModelCard. No torch; nothing of the directory is executed (`auto_map` is ignored).
+headers of the safetensors files, as one frozen ModelConfig. No torch; nothing of the directory is executed (`auto_map` is ignored).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class GenerationDefaults:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelCard:
+class ModelConfig:
     """Everything that the rest of the program knows of a model directory. Sizes are counts of elements or tokens."""
 
     path: Path
@@ -97,7 +97,7 @@ class ModelCard:
     revision: str
 
 
-def read_model_dir(path: str | Path) -> ModelCard:
+def read_model_dir(path: str | Path) -> ModelConfig:
     """Reads and checks the directory at `path`; weights themselves are not read (they may be absent: see load-format dummy).
 
     Accepts the spellings of transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and 5 (`rope_parameters`, `dtype`).
@@ -118,7 +118,7 @@ def read_model_dir(path: str | Path) -> ModelCard:
         [file.ids(key, vocab_size) for file in (generation, config)] for key in ("bos_token_id", "eos_token_id")
     )
     bos_token_ids = bos[0] or bos[1]
-    return ModelCard(
+    return ModelConfig(
         path=path,
         architecture=architecture,
         model_type=FAMILIES[architecture].model_type,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from photon_grpc.core.ports import Outbox
 from photon_grpc.core.stats import Load
-from photon_grpc.engine.census import Census
+from photon_grpc.engine.engine_stats import EngineStats
 from photon_grpc.engine.scheduler.scheduler import Scheduler
 
 
@@ -15,7 +15,7 @@ class Bulletin:
         interval_s: between two broadcasts. What changes within is told at its end: `due_s` bounds how long the engine may sleep.
     """
 
-    def __init__(self, census: Census, scheduler: Scheduler, outbox: Outbox, interval_s: float) -> None:
+    def __init__(self, census: EngineStats, scheduler: Scheduler, outbox: Outbox, interval_s: float) -> None:
         self._census = census
         self._scheduler = scheduler
         self._outbox = outbox

@@ -12,12 +12,12 @@ from photon_grpc.core.frames import Abort, Add, Control, Down, Facts, Failed, Re
 from photon_grpc.core.ports import Heartbeat, Inbox, Outbox, Pending, Runner
 from photon_grpc.core.request import FinishReason
 from photon_grpc.core.sequence import Sequence, Status
+from photon_grpc.engine.admission import AdmissionControl
 from photon_grpc.engine.bulletin import Bulletin
-from photon_grpc.engine.census import Census
-from photon_grpc.engine.door import Door
+from photon_grpc.engine.engine_stats import EngineStats
 from photon_grpc.engine.pace import Pace
-from photon_grpc.engine.scheduler.report import Report
 from photon_grpc.engine.scheduler.scheduler import Scheduler
+from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
 from photon_grpc.engine.scheduler.timers import Due, Timers
 
 _LOG = logging.getLogger(__name__)
@@ -64,9 +64,9 @@ class Engine:
         #: Knows how long steps take; told of those before the first request by who made them.
         self.pace = Pace()
         self._timers = Timers()
-        self._census = Census()
+        self._census = EngineStats()
         self._bulletin = Bulletin(self._census, scheduler, outbox, load_interval_s)
-        self._door = Door(scheduler, facts)
+        self._door = AdmissionControl(scheduler, facts)
         self._launched: deque[Launched] = deque()
         #: Those that came since the last step was chosen.
         self._arrived: set[Sequence] = set()
@@ -88,7 +88,7 @@ class Engine:
 
     def step(self) -> None:
         """One turn: read the inbox, launch the next step, settle what may not stay unread. Raises EOFError when everybody is gone."""
-        report = Report()
+        report = StepFrameBuilder()
         for frontend, frame in self._inbox.drain(self._patience_s()):
             self._receive(frontend, frame, report)
         now_s = time.monotonic()
@@ -145,7 +145,7 @@ class Engine:
             )
         self._num_missing = num_missing
 
-    def _receive(self, frontend: int, frame: Down, report: Report) -> None:
+    def _receive(self, frontend: int, frame: Down, report: StepFrameBuilder) -> None:
         self._bulletin.changed()
         if isinstance(frame, Add):
             self._add(frontend, frame, report)
@@ -154,7 +154,7 @@ class Engine:
         else:
             self._control(frontend, frame, report)
 
-    def _add(self, frontend: int, add: Add, report: Report) -> None:
+    def _add(self, frontend: int, add: Add, report: StepFrameBuilder) -> None:
         report.added(frontend, add.handle)
         refusal = self._door.refusal(add.request, self._census.retry_after_s(len(self.scheduler.waiting)))
         if refusal is not None:
@@ -178,7 +178,7 @@ class Engine:
                 self._door.forget(seq)
                 count()
 
-    def _control(self, frontend: int, control: Control, report: Report) -> None:
+    def _control(self, frontend: int, control: Control, report: StepFrameBuilder) -> None:
         if control.verb == "reset_prefix_cache":
             self._outbox.send(frontend, Reply(control.id, self.scheduler.pool.reset_prefixes()))
         elif control.verb == "abort_requests":
@@ -188,7 +188,7 @@ class Engine:
             _LOG.warning("unknown control verb %r", control.verb)
             self._outbox.send(frontend, Reply(control.id))
 
-    def _abort_requests(self, request_ids: tuple[str, ...], report: Report) -> tuple[str, ...]:
+    def _abort_requests(self, request_ids: tuple[str, ...], report: StepFrameBuilder) -> tuple[str, ...]:
         """An operator ends these requests (none named: all): by a finish where output began, else by an error."""
         wanted = set(request_ids)
         seqs = [seq for seq in self._door.live() if not wanted or seq.request.request_id in wanted]
@@ -199,7 +199,7 @@ class Engine:
                 self._fail(seq, "ABORTED_BY_ADMIN", "an operator aborted this request", report)
         return tuple(sorted({seq.request.request_id for seq in seqs}))
 
-    def _expire(self, now_s: float, report: Report) -> list[Sequence]:
+    def _expire(self, now_s: float, report: StepFrameBuilder) -> list[Sequence]:
         """Ends what has run out of time. Answers those whose time to wait is over though they have only just come: who may not wait at all
         may still be seated in this very step."""
         overdue: list[Sequence] = []
@@ -214,20 +214,20 @@ class Engine:
         self._refuse_waiting(overdue, report)
         return early
 
-    def _refuse_waiting(self, overdue: list[Sequence], report: Report) -> None:
+    def _refuse_waiting(self, overdue: list[Sequence], report: StepFrameBuilder) -> None:
         for seq in overdue:
             if (seq.leader or seq).first_scheduled_s is None and seq.status is not Status.FINISHED:
                 waited = self._census.retry_after_s(len(self.scheduler.waiting))
                 self._fail(seq, "QUEUE_TIMEOUT", "the request waited longer than max_queue_duration", report, waited)
 
-    def _finish(self, seq: Sequence, reason: FinishReason, report: Report) -> None:
+    def _finish(self, seq: Sequence, reason: FinishReason, report: StepFrameBuilder) -> None:
         self.scheduler.remove(seq, reason)
         # At once: whatever else this drain holds for it finds nobody, and it ends once.
         self._door.forget(seq)
         report.finished(seq)
 
     def _fail(
-        self, seq: Sequence, reason: str, message: str, report: Report, retry_after_s: float | None = None
+        self, seq: Sequence, reason: str, message: str, report: StepFrameBuilder, retry_after_s: float | None = None
     ) -> None:
         self.scheduler.remove(seq)
         self._door.forget(seq)
@@ -235,7 +235,7 @@ class Engine:
 
     # -- going out ---------------------------------------------------------------------------------------------------------------------
 
-    def _settle_oldest(self, report: Report) -> None:
+    def _settle_oldest(self, report: StepFrameBuilder) -> None:
         launched = self._launched.popleft()
         output: StepOutput = launched.pending.result()
         self.pace.stepped(launched.num_tokens, output.duration_s)
@@ -243,7 +243,7 @@ class Engine:
         self._census.stepped(output)
         self._bulletin.changed()
 
-    def _send(self, report: Report) -> None:
+    def _send(self, report: StepFrameBuilder) -> None:
         for seq in report.ended:
             self._door.forget(seq)
         self._census.count(report)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from photon_grpc.config.model_dir import TOKENIZER_FILE, ModelCard
+from photon_grpc.config.model_dir import TOKENIZER_FILE, ModelConfig
 from photon_grpc.core.frames import Facts
 from photon_grpc.frontend.ask import SamplingAsk
 from photon_grpc.frontend.chat import ChatTemplate
@@ -71,7 +71,7 @@ class ServedModel:
     @classmethod
     def from_card(
         cls,
-        card: ModelCard,
+        card: ModelConfig,
         names: tuple[str, ...] = (),
         *,
         max_model_len: int | None = None,
@@ -137,7 +137,7 @@ class ServedModel:
         return tuple(features)
 
 
-def _defaults(card: ModelCard) -> SamplingAsk:
+def _defaults(card: ModelConfig) -> SamplingAsk:
     given = card.generation
     # transformers writes 0 for "off".
     top_k = -1 if given.top_k is not None and given.top_k < 1 else given.top_k

@@ -14,9 +14,12 @@ from typing import Literal
 
 import torch
 
-from photon_grpc.kernels import cutoff, draw, noise, paged_attention, rms_norm, rotary, slot_state, swiglu, write_kv
+from photon_grpc.kernels import rms_norm, slot_state, swiglu
+from photon_grpc.kernels.attention import paged_attention, write_kv
+from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.jit import INTERPRETED, triton
-from photon_grpc.kernels.parts.attention_meta import AttentionMeta
+from photon_grpc.kernels.rotary import rotary
+from photon_grpc.kernels.sampling import draw, noise, topk_topp
 
 KernelKind = Literal["auto", "torch", "triton"]
 
@@ -30,10 +33,10 @@ class Kernels:
     rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     swiglu: Callable[[torch.Tensor], torch.Tensor]
     write_kv: Callable[..., None]
-    paged_attention: Callable[[torch.Tensor, torch.Tensor, int, AttentionMeta], torch.Tensor]
-    cutoff: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    paged_attention: Callable[[torch.Tensor, torch.Tensor, int, AttentionMetadata], torch.Tensor]
+    topk_topp: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
     gumbel_noise: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | int], torch.Tensor]
-    draw: Callable[[torch.Tensor, draw.Chances], torch.Tensor]
+    draw: Callable[[torch.Tensor, draw.SamplingMetadata], torch.Tensor]
     decode_inputs: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int], slot_state.Inputs]
     advance: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
     mixed_inputs: Callable[..., slot_state.MixedInputs]
@@ -47,7 +50,7 @@ TORCH = Kernels(
     swiglu=swiglu.reference,
     write_kv=write_kv.reference,
     paged_attention=paged_attention.reference,
-    cutoff=cutoff.reference,
+    topk_topp=topk_topp.reference,
     gumbel_noise=noise.reference,
     draw=draw.reference,
     decode_inputs=slot_state.decode_inputs_reference,
@@ -63,7 +66,7 @@ TRITON = Kernels(
     swiglu=swiglu.launch,
     write_kv=write_kv.launch,
     paged_attention=paged_attention.launch,
-    cutoff=cutoff.launch,
+    topk_topp=topk_topp.launch,
     gumbel_noise=noise.launch,
     draw=draw.launch,
     decode_inputs=slot_state.decode_inputs,
@@ -90,4 +93,4 @@ def select(kind: KernelKind, device: torch.device | str) -> Kernels:
     return TRITON
 
 
-__all__ = ["AttentionMeta", "KernelKind", "Kernels", "select"]
+__all__ = ["AttentionMetadata", "KernelKind", "Kernels", "select"]

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from photon_grpc.kernels.gluon import gdc_launch_dependents, has_dependent_launch
 from photon_grpc.kernels.jit import cdiv, jit, launches, tl
-from photon_grpc.kernels.parts.gluon import gdc_launch_dependents, has_dependent_launch
 
 
 def reference(table: torch.Tensor, token_ids: torch.Tensor, h: torch.Tensor) -> None:

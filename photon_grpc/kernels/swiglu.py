@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from photon_grpc.kernels.gluon import gdc_launch_dependents, gdc_wait, has_dependent_launch
 from photon_grpc.kernels.jit import cdiv, jit, launches, next_power_of_2, tl
-from photon_grpc.kernels.parts.gluon import gdc_launch_dependents, gdc_wait, has_dependent_launch
 
 
 def reference(gate_up: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from photon_grpc.kernels import AttentionMeta
+from photon_grpc.kernels import AttentionMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class StepContext:
     #: [num_blocks, layers, 2, Hkv, block_size, D] in the model's dtype.
     cache: torch.Tensor
     #: Which tokens belong to which row, and which blocks each row reads.
-    attention: AttentionMeta
+    attention: AttentionMetadata
     #: No row attends a key of this step but its own newest one (of a prefix that another row is only now computing, say):
     #: what is older may be read before this step's keys are written.
     history_is_settled: bool = False

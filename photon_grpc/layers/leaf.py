@@ -1,4 +1,4 @@
-"""Parts that own weights: born on the meta device, given memory one at a time while they are loaded."""
+"""DecoderBuilder that own weights: born on the meta device, given memory one at a time while they are loaded."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ import math
 import torch
 
 from photon_grpc.config.rope import RopeSpec
-from photon_grpc.kernels import Kernels, rotary
+from photon_grpc.kernels import Kernels
+from photon_grpc.kernels.rotary import rotary
 from photon_grpc.layers.context import StepContext
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from photon_grpc.core.kv import KVSpec
-from photon_grpc.kernels.draw import Chances
+from photon_grpc.kernels.sampling.draw import SamplingMetadata
 from photon_grpc.layers.attention import Attention
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.embedding import Embedding, LMHead
@@ -56,7 +56,7 @@ class Decoder:
         layers: Sequence[DecoderLayer],
         norm: RMSNorm,
         head: LMHead,
-        draw: Callable[[torch.Tensor, Chances], torch.Tensor],
+        draw: Callable[[torch.Tensor, SamplingMetadata], torch.Tensor],
         *,
         dtype: torch.dtype,
         device: torch.device,
@@ -91,8 +91,8 @@ class Decoder:
         """hidden [R, hidden_size], rows of what `forward` gave -> float32 [R, vocab_size]."""
         return self.head(hidden)
 
-    def draw(self, hidden: torch.Tensor, chances: Chances) -> torch.Tensor:
-        """int64 [R]: an id for each row of `hidden`, as `kernels/draw.py` draws it from their logits."""
+    def draw(self, hidden: torch.Tensor, chances: SamplingMetadata) -> torch.Tensor:
+        """int64 [R]: an id for each row of `hidden`, as `kernels/sampling/draw.py` draws it from their logits."""
         return self.draw_logits(self.logits(hidden), chances)
 
     def leaves(self) -> Iterator[Leaf]:

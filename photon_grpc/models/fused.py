@@ -2,7 +2,7 @@
 
 Each of a layer's four projections is multiplied either by a kernel of ours that does what stands before and behind it as well (norm and rotary
 and page write; residual; norm and SwiGLU), or by the matrix library: of the residual stream as it is and into it, with a kernel behind that
-catches up on the norm. Which one is a choice per bucket of tokens, from `kernels/parts/tiles.py`; the library's are all of more than 128. The
+catches up on the norm. Which one is a choice per bucket of tokens, from `kernels/linear/tiles.py`; the library's are all of more than 128. The
 head draws without writing its logits, where that wins.
 
 There is one set of weights. `fuse` multiplies the weight of every norm into the projection behind it, once and in place, and
@@ -15,13 +15,15 @@ from typing import NamedTuple
 
 import torch
 
-from photon_grpc.kernels import decode_attention, embed, head, paged_attention, rotate_store, swiglu
-from photon_grpc.kernels.draw import Chances
-from photon_grpc.kernels.fused_linear import add_launch, qkv_launch, swiglu_launch
-from photon_grpc.kernels.parts import tiles
-from photon_grpc.kernels.parts.gluon import can_fuse
-from photon_grpc.kernels.parts.rotation import Rotation
-from photon_grpc.kernels.parts.tiles import Tile
+from photon_grpc.kernels import embed, swiglu
+from photon_grpc.kernels.attention import decode_attention, paged_attention
+from photon_grpc.kernels.gluon import can_fuse
+from photon_grpc.kernels.linear import head, tiles
+from photon_grpc.kernels.linear.fused_linear import add_launch, qkv_launch, swiglu_launch
+from photon_grpc.kernels.linear.tiles import Tile
+from photon_grpc.kernels.rotary import rotate_store
+from photon_grpc.kernels.rotary.rotation import Rotation
+from photon_grpc.kernels.sampling.draw import SamplingMetadata
 from photon_grpc.layers.attention import Attention
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.linear import Linear, Unquantized
@@ -98,7 +100,7 @@ class FusedDecoder(Decoder):
         tile = self._head_tile(hidden)
         return super().logits(hidden) if tile is None else head.logits_launch(hidden, self.head.weight, tile)
 
-    def draw(self, hidden: torch.Tensor, chances: Chances) -> torch.Tensor:
+    def draw(self, hidden: torch.Tensor, chances: SamplingMetadata) -> torch.Tensor:
         """As Decoder.draw."""
         tile = self._head_tile(hidden)
         return (

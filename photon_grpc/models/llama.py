@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from photon_grpc.layers.attention import Attention
+from photon_grpc.models.builder import DecoderBuilder
 from photon_grpc.models.decoder import Decoder
-from photon_grpc.models.parts import Parts
 
 
-def llama(parts: Parts) -> Decoder:
+def llama(parts: DecoderBuilder) -> Decoder:
     def attention(layer: int) -> Attention:
         return parts.attention(layer, qkv_bias=parts.card.qkv_bias, output_bias=parts.card.output_bias)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from photon_grpc.layers.attention import Attention
+from photon_grpc.models.builder import DecoderBuilder
 from photon_grpc.models.decoder import Decoder
-from photon_grpc.models.parts import Parts
 
 
-def qwen2(parts: Parts) -> Decoder:
+def qwen2(parts: DecoderBuilder) -> Decoder:
     def attention(layer: int) -> Attention:
         return parts.attention(layer, qkv_bias=True, output_bias=False)
 

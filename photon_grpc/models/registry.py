@@ -6,19 +6,19 @@ from collections.abc import Callable
 
 import torch
 
-from photon_grpc.config.model_dir import ModelCard
+from photon_grpc.config.model_dir import ModelConfig
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels import Kernels
 from photon_grpc.layers.linear import QuantMethod, Unquantized
 from photon_grpc.layers.rotary import RotaryEmbedding
+from photon_grpc.models.builder import DecoderBuilder
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.models.llama import llama
-from photon_grpc.models.parts import Parts
 from photon_grpc.models.qwen2 import qwen2
 from photon_grpc.models.qwen3 import qwen3
 
 #: The names of `architectures` in config.json; `config/model_dir.py` knows the same ones.
-BUILDERS: dict[str, Callable[[Parts], Decoder]] = {
+BUILDERS: dict[str, Callable[[DecoderBuilder], Decoder]] = {
     "LlamaForCausalLM": llama,
     "Qwen2ForCausalLM": qwen2,
     "Qwen3ForCausalLM": qwen3,
@@ -26,7 +26,7 @@ BUILDERS: dict[str, Callable[[Parts], Decoder]] = {
 
 
 def build(
-    card: ModelCard,
+    card: ModelConfig,
     *,
     dtype: torch.dtype,
     device: torch.device | str,
@@ -45,5 +45,5 @@ def build(
     device = torch.device(device)
     rotary = RotaryEmbedding(card.rope, card.head_dim, max_model_len, device=device, kernels=kernels)
     return BUILDERS[card.architecture](
-        Parts(card, dtype, device, kernels, method or Unquantized(), rotary, max_model_len)
+        DecoderBuilder(card, dtype, device, kernels, method or Unquantized(), rotary, max_model_len)
     )

@@ -15,13 +15,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from photon_grpc.config.checkpoint import Checkpoint, TensorEntry, read_checkpoint
-from photon_grpc.config.model_dir import ModelCard
+from photon_grpc.config.model_dir import ModelConfig
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.layers.leaf import Leaf
 from photon_grpc.models.decoder import Decoder
 
 #: Called with (bytes done, bytes in all).
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 
 LOADABLE_DTYPES = ("F32", "BF16", "F16", "F64")
 MAX_NAMES_SHOWN = 5
@@ -31,7 +31,7 @@ DUMMY_STD = 0.02
 DUMMY_PERIOD = 1_048_583
 
 
-def load(decoder: Decoder, card: ModelCard, *, progress: Progress | None = None) -> None:
+def load(decoder: Decoder, card: ModelConfig, *, progress: OnProgress | None = None) -> None:
     """Loads the safetensors files of `card.path` into `decoder`, converting to its dtype.
 
     Raises ModelLoadError naming what is missing, surplus, of a wrong shape or dtype, or malformed.
@@ -67,7 +67,7 @@ def dummy(decoder: Decoder, seed: int = 0) -> None:
         leaf.after_load()
 
 
-def check(decoder: Decoder, checkpoint: Checkpoint, card: ModelCard) -> None:
+def check(decoder: Decoder, checkpoint: Checkpoint, card: ModelConfig) -> None:
     """Raises ModelLoadError unless the checkpoint has exactly the decoder's tensors, in their shapes and a floating dtype."""
     if not checkpoint.files:
         raise ModelLoadError(f"there is no .safetensors file in {card.path}")
@@ -121,7 +121,7 @@ def _needed_bytes(decoder: Decoder, checkpoint: Checkpoint) -> int:
     return sum(checkpoint.tensors[target.name].num_bytes for leaf in decoder.leaves() for target in leaf.targets())
 
 
-def _open(stack: ExitStack, card: ModelCard, name: str) -> Any:
+def _open(stack: ExitStack, card: ModelConfig, name: str) -> Any:
     try:
         return stack.enter_context(safe_open(card.path / name, framework="pt", device="cpu"))
     except (SafetensorError, OSError) as error:

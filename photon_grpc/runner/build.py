@@ -9,7 +9,7 @@ from photon_grpc.models.decoder import Decoder
 from photon_grpc.runner.graphs import Capture, CudaCapture, GraphStep, PaddedStep, decode_buckets, mixed_buckets
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
-from photon_grpc.runner.sampling.tail import Tail
+from photon_grpc.runner.sampler import Sampler
 from photon_grpc.runner.slot_table import SlotTable
 from photon_grpc.runner.step import EagerStep
 
@@ -19,7 +19,7 @@ def eager_runner(
 ) -> ModelRunner:
     """Every batch launched operation by operation."""
     table = SlotTable(max_num_seqs + 1, decoder.max_model_len, cache.block_size, decoder.vocab_size, decoder.device)
-    step = EagerStep(decoder, table, cache.pages, Tail(decoder, table, kernels))
+    step = EagerStep(decoder, table, cache.pages, Sampler(decoder, table, kernels))
     return ModelRunner(step, table, cache, depth=depth)
 
 
@@ -38,7 +38,7 @@ def graph_runner(
     `capture`: what makes the replays; CUDA graphs unless it is given.
     """
     table = SlotTable(max_num_seqs + 1, decoder.max_model_len, cache.block_size, decoder.vocab_size, decoder.device)
-    tail = Tail(decoder, table, kernels)
+    tail = Sampler(decoder, table, kernels)
     padded = PaddedStep(decoder, table, cache.pages, tail, kernels, max_rows=max(mixed_buckets(max_num_seqs)))
     eager = EagerStep(decoder, table, cache.pages, tail, row_buckets=decode_buckets(max_num_seqs))
     step = GraphStep(padded, eager, table, tail, capture or CudaCapture(), max_num_seqs)

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 import torch
 
 from photon_grpc.core.batch import Batch
-from photon_grpc.kernels import AttentionMeta, Kernels
+from photon_grpc.kernels import AttentionMetadata, Kernels
 from photon_grpc.layers.context import StepContext
 from photon_grpc.models.decoder import Decoder
-from photon_grpc.runner.sampling.tail import Tail, Width
+from photon_grpc.runner.sampler import Sampler, SamplingLevel
 from photon_grpc.runner.slot_table import SlotTable
-from photon_grpc.runner.step import Drawn, Step
+from photon_grpc.runner.step import SampledTokens, Step
 
 _LOG = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Shape(NamedTuple):
 
     num_tokens: int
     num_rows: int
-    width: Width
+    width: SamplingLevel
 
     @property
     def is_decode(self) -> bool:
@@ -71,7 +71,7 @@ class PaddedStep:
         decoder: Decoder,
         table: SlotTable,
         pages: torch.Tensor,
-        tail: Tail,
+        tail: Sampler,
         kernels: Kernels,
         max_rows: int,
     ) -> None:
@@ -132,8 +132,8 @@ class PaddedStep:
         block_tables: torch.Tensor,
         max_query_len: int,
         min_query_len: int = 1,
-    ) -> AttentionMeta:
-        return AttentionMeta(
+    ) -> AttentionMetadata:
+        return AttentionMetadata(
             query_start=query_start,
             context_len=context_len,
             block_tables=block_tables,
@@ -156,7 +156,7 @@ class GraphStep:
     """
 
     def __init__(
-        self, padded: PaddedStep, eager: Step, table: SlotTable, tail: Tail, capture: Capture, max_num_seqs: int
+        self, padded: PaddedStep, eager: Step, table: SlotTable, tail: Sampler, capture: Capture, max_num_seqs: int
     ) -> None:
         self._padded = padded
         self._eager = eager
@@ -168,7 +168,7 @@ class GraphStep:
         self._replays: dict[Shape, Replay | None] = {}
         self._slots: tuple[int, ...] = ()
 
-    def __call__(self, batch: Batch) -> Drawn:
+    def __call__(self, batch: Batch) -> SampledTokens:
         shape = self._shape(batch)
         if shape is None:
             return self._eager(batch)
@@ -184,7 +184,7 @@ class GraphStep:
             self._send_columns(batch, shape.num_rows)
             rows = [row for row, yields in enumerate(batch.yields) if yields]
         replay()
-        return Drawn(ids, rows)
+        return SampledTokens(ids, rows)
 
     def warm_up(self, progress: Callable[[int, int], None]) -> None:
         """Captures every shape, largest first, so that the smaller ones fit into the memory it took."""

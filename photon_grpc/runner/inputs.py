@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from photon_grpc.core.batch import Batch
-from photon_grpc.kernels import AttentionMeta
+from photon_grpc.kernels import AttentionMetadata
 from photon_grpc.layers.context import StepContext
 from photon_grpc.runner.slot_table import SlotTable
 
@@ -47,7 +47,7 @@ def prepare(batch: Batch, table: SlotTable, cache: torch.Tensor, scale: float) -
     context_len = before + counts
     query_start = torch.zeros(num_rows + 1, dtype=torch.int32, device=table.device)
     query_start[1:] = ends
-    attention = AttentionMeta(
+    attention = AttentionMetadata(
         query_start=query_start,
         context_len=context_len.int(),
         block_tables=table.block_table[slots, : -(-max(contexts) // table.block_size)],

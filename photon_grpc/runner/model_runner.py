@@ -15,11 +15,11 @@ from photon_grpc.core.batch import Batch, Fault, StepOutput
 from photon_grpc.core.kv import KVGroup
 from photon_grpc.core.ports import Pending
 from photon_grpc.errors import InternalFailure, NumericFailure
-from photon_grpc.kernels.draw import INVALID
+from photon_grpc.kernels.sampling.draw import INVALID
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.poisoned_slots import PoisonedSlots, SoundRows
 from photon_grpc.runner.slot_table import SlotTable
-from photon_grpc.runner.step import Drawn, Step
+from photon_grpc.runner.step import SampledTokens, Step
 
 _LOG = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class Landed:
 class InFlight:
     """A step on the device: its ids travel to pinned memory behind it."""
 
-    def __init__(self, batch: Batch, drawn: Drawn, start_s: float) -> None:
+    def __init__(self, batch: Batch, drawn: SampledTokens, start_s: float) -> None:
         self._batch = batch
         self._rows = drawn.rows
         self._start_s = start_s

@@ -15,14 +15,16 @@ from typing import Any
 
 import torch
 
-from photon_grpc.kernels.ahead import Progress, at_first_compilation, compile_side_by_side, launches_collected
+from photon_grpc.kernels.precompile import OnProgress, at_first_compilation, compile_side_by_side, launches_collected
 from photon_grpc.models.decoder import Decoder, DecoderLayer
 from photon_grpc.runner.graphs import Replay
 
 _LOG = logging.getLogger(__name__)
 
 
-def rehearse_on_demand(play: Callable[[], None], progress: Progress, num_workers: int) -> AbstractContextManager[None]:
+def rehearse_on_demand(
+    play: Callable[[], None], progress: OnProgress, num_workers: int
+) -> AbstractContextManager[None]:
     """While the block runs, the first kernel that has to be compiled has all others compiled as well.
 
     Args:
@@ -34,7 +36,7 @@ def rehearse_on_demand(play: Callable[[], None], progress: Progress, num_workers
     return at_first_compilation(lambda: _rehearse(play, progress, num_workers))
 
 
-def _rehearse(play: Callable[[], None], progress: Progress, num_workers: int) -> None:
+def _rehearse(play: Callable[[], None], progress: OnProgress, num_workers: int) -> None:
     start_s = time.perf_counter()
     try:
         with launches_collected() as jobs:

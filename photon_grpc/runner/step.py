@@ -10,11 +10,11 @@ import torch
 from photon_grpc.core.batch import Batch
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.runner.inputs import prepare
-from photon_grpc.runner.sampling.tail import Tail
+from photon_grpc.runner.sampler import Sampler
 from photon_grpc.runner.slot_table import SlotTable
 
 
-class Drawn(NamedTuple):
+class SampledTokens(NamedTuple):
     """What a step has put on the device: int64 ids, and which of them belong to the rows that yield, in order (None: all)."""
 
     ids: torch.Tensor
@@ -22,7 +22,7 @@ class Drawn(NamedTuple):
 
 
 class Step(Protocol):
-    def __call__(self, batch: Batch) -> Drawn:
+    def __call__(self, batch: Batch) -> SampledTokens:
         """Computes the batch, whose changes are applied already; does not wait for the device."""
 
 
@@ -40,7 +40,7 @@ class EagerStep:
         decoder: Decoder,
         table: SlotTable,
         pages: torch.Tensor,
-        tail: Tail,
+        tail: Sampler,
         row_buckets: tuple[int, ...] = (),
     ) -> None:
         self._row_buckets = row_buckets
@@ -49,13 +49,13 @@ class EagerStep:
         self._pages = pages
         self._tail = tail
 
-    def __call__(self, batch: Batch) -> Drawn:
+    def __call__(self, batch: Batch) -> SampledTokens:
         table = self._table
         inputs = prepare(batch, table, self._pages, self._decoder.attention_scale)
         hidden = self._decoder.forward(inputs.token_ids, inputs.ctx)
         table.num_computed[inputs.slots] = inputs.context_len
         if not inputs.last.numel():
-            return Drawn(inputs.last)
+            return SampledTokens(inputs.last)
         num_rows = inputs.last.numel()
         host_slots = [slot for slot, yields in zip(batch.slots, batch.yields, strict=True) if yields]
         slots, context_len = inputs.slots[inputs.drawing], inputs.context_len[inputs.drawing]
@@ -63,7 +63,7 @@ class EagerStep:
         ids = self._tail(hidden[last], padded_slots, lengths, self._tail.width(host_slots))[:num_rows]
         # An invalid id ends its sequence when it is read; until then the table must hold one that can be looked up.
         table.token_ids[slots, context_len] = ids.clamp(min=0).int()
-        return Drawn(ids)
+        return SampledTokens(ids)
 
     def _padded(self, column: torch.Tensor) -> torch.Tensor:
         """With surplus rows of token 0 and slot 0 up to the next bucket."""

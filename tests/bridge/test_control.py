@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from photon_grpc.bridge.control import CannotStart, ControlChannel, Link, Progress, Stop
+from photon_grpc.bridge.control import CannotStart, ControlChannel, Link, LoadingProgress, Stop
 
 #: Letters of a message; none: a Link with a socket. Some are longer than any buffer here.
 MESSAGES = st.lists(st.one_of(st.none(), st.integers(0, 300), st.integers(0, 60_000)), min_size=1, max_size=30)
@@ -38,7 +38,7 @@ def channels() -> Iterator[tuple[ControlChannel, ControlChannel]]:
 def send_all(sender: ControlChannel, messages: list[int | None]) -> None:
     for number, size in enumerate(messages):
         if size is not None:
-            sender.send(Progress("x" * size, number, 0))
+            sender.send(LoadingProgress("x" * size, number, 0))
             continue
         kept, passed = socket.socketpair()
         with kept, passed:
@@ -61,7 +61,7 @@ class Reading:
                 with self._receiver.take_socket() as sock:
                     assert int(sock.recv(100)) == len(self.messages), "the socket of another Link"
                 self.messages.append(None)
-            elif isinstance(message, Progress):
+            elif isinstance(message, LoadingProgress):
                 assert message.done == len(self.messages)
                 self.messages.append(len(message.stage))
             else:

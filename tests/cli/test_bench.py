@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from photon_grpc import cli
+from photon_grpc.cli.bench import BenchOptions, plan
+from photon_grpc.cli.load import Answer, Percentiles, Session, Turn, Workload, run_load, summarize
+from photon_grpc.cli import main
 from photon_grpc.client import Model
 from photon_grpc.errors import InternalFailure, PromptTooLong
-from photon_grpc.gateway.bench import BenchOptions, plan
-from photon_grpc.gateway.load import Answer, Load, Percentiles, Session, Turn, run_load, summarize
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.client.fake_server import FakeServer, Refusal, error_info, message, serving, serving_in_a_thread
 
@@ -28,7 +28,7 @@ MODEL = Model("m", (), "READY", 1024, 1000, (), ())
 def test_it_sends_what_was_asked_for_from_several_processes(capsys: pytest.CaptureFixture[str]) -> None:
     flags = "--concurrency 4 --requests 9 --input-tokens 20 --output-tokens 6 --processes 2 --no-text"
     with serving_in_a_thread(SCRIPT) as fake:
-        assert cli.main(["bench", "--target", fake.target, *flags.split()]) == 0
+        assert main.main(["bench", "--target", fake.target, *flags.split()]) == 0
     assert len(fake.requests) == 9
     prompts = {tuple(request.token_ids.ids) for request in fake.requests}
     assert len(prompts) == 9
@@ -49,7 +49,7 @@ def test_it_sends_what_was_asked_for_from_several_processes(capsys: pytest.Captu
 def test_between_the_messages_of_one_there_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     whole = [message("abc", start=True, finish=pb.FINISH_REASON_MAX_TOKENS)]
     with serving_in_a_thread(whole) as fake:
-        assert cli.main(["bench", "--target", fake.target, "--requests", "2", "--output-tokens", "1"]) == 0
+        assert main.main(["bench", "--target", fake.target, "--requests", "2", "--output-tokens", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = {line[:28].rstrip(): line[28:].split() for line in lines if line.startswith(("between", "whole"))}
     assert rows["between messages"] == ["–"] * 3
@@ -59,7 +59,7 @@ def test_between_the_messages_of_one_there_is_nothing(capsys: pytest.CaptureFixt
 def test_a_second_run_shares_no_prefix_with_the_first() -> None:
     with serving_in_a_thread(SCRIPT) as fake:
         for _ in range(2):
-            assert cli.main(["bench", "--target", fake.target, "--requests", "1"]) == 0
+            assert main.main(["bench", "--target", fake.target, "--requests", "1"]) == 0
     first, second = fake.requests
     assert first.token_ids == second.token_ids
     assert first.cache.salt != second.cache.salt
@@ -67,7 +67,7 @@ def test_a_second_run_shares_no_prefix_with_the_first() -> None:
 
 def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     with serving_in_a_thread(SCRIPT) as fake:
-        assert cli.main(["bench", "--target", fake.target, "--rate", "50", "--requests", "5", "--json"]) == 0
+        assert main.main(["bench", "--target", fake.target, "--rate", "50", "--requests", "5", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["options"]["rate"] == 50
     assert (told["completed"], told["failures"]) == (5, {})
@@ -78,9 +78,9 @@ def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
 def test_failures_are_counted_by_reason(capsys: pytest.CaptureFixture[str]) -> None:
     full = [Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "no room", [error_info("QUEUE_FULL")])]
     with serving_in_a_thread(SCRIPT, full, SCRIPT, full) as fake:
-        assert cli.main(["bench", "--target", fake.target, "--concurrency", "1", "--requests", "4"]) == 0
+        assert main.main(["bench", "--target", fake.target, "--concurrency", "1", "--requests", "4"]) == 0
         assert "2 failed with QUEUE_FULL: no room" in capsys.readouterr().out
-        assert cli.main(["bench", "--target", fake.target, "--requests", "2"]) == 1
+        assert main.main(["bench", "--target", fake.target, "--requests", "2"]) == 1
     assert "0 completed" in capsys.readouterr().out
 
 
@@ -95,7 +95,7 @@ def test_prompts_come_from_a_file(name: str, text: str, sent: list[Any], tmp_pat
     (tmp_path / name).write_text(text)
     flags = ["--prompt-file", str(tmp_path / name), "--requests", "3", "--concurrency", "1"]
     with serving_in_a_thread(SCRIPT) as fake:
-        assert cli.main(["bench", "--target", fake.target, *flags]) == 0
+        assert main.main(["bench", "--target", fake.target, *flags]) == 0
     assert [request.text or list(request.token_ids.ids) for request in fake.requests] == sent
 
 
@@ -106,12 +106,12 @@ def test_a_file_without_prompts_is_one_line_and_exit_code_2(
     path = tmp_path / "p.jsonl"
     path.write_text(text)
     with serving_in_a_thread(SCRIPT) as fake:
-        assert cli.main(["bench", "--target", fake.target, "--prompt-file", str(path)]) == 2
+        assert main.main(["bench", "--target", fake.target, "--prompt-file", str(path)]) == 2
     assert capsys.readouterr().err.startswith(f"photon-grpc: --prompt-file: {path}")
 
 
 def test_nobody_there_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "--target", f"unix:{tmp_path}/nobody"]) == 1
+    assert main.main(["bench", "--target", f"unix:{tmp_path}/nobody"]) == 1
     assert "photon-grpc serve" in capsys.readouterr().err
 
 
@@ -156,7 +156,7 @@ class Watched(FakeServer):
 
 async def test_no_more_run_at_a_time_than_there_are_places() -> None:
     async with serving(Watched()) as fake:
-        load = Load(fake.target, [Session([Turn([number], 3)]) for number in range(12)], concurrency=3)
+        load = Workload(fake.target, [Session([Turn([number], 3)]) for number in range(12)], concurrency=3)
         answers = await run_load(load, num_processes=2)
     assert isinstance(fake, Watched)
     assert fake.most <= 3
@@ -165,7 +165,7 @@ async def test_no_more_run_at_a_time_than_there_are_places() -> None:
 
 async def test_a_conversation_carries_its_history() -> None:
     async with serving(Watched()) as fake:
-        load = Load(fake.target, [Session([Turn([1, 2], 3), Turn([3], 3), Turn([4], 3)], keeps_history=True)])
+        load = Workload(fake.target, [Session([Turn([1, 2], 3), Turn([3], 3), Turn([4], 3)], keeps_history=True)])
         answers = await run_load(load)
     assert [answer.turn for answer in answers] == [0, 1, 2]
     prompts = [list(request.token_ids.ids) for request in fake.requests]
@@ -175,14 +175,14 @@ async def test_a_conversation_carries_its_history() -> None:
 async def test_a_conversation_ends_with_its_first_failure() -> None:
     async with serving(FakeServer([Refusal(grpc.StatusCode.INTERNAL, "broken")])) as fake:
         sessions = [Session([Turn([1], 3)] * 3, keeps_history=True), Session([Turn([1], 3)] * 3)]
-        answers = await run_load(Load(fake.target, sessions))
+        answers = await run_load(Workload(fake.target, sessions))
     assert sorted((answer.session, answer.turn) for answer in answers) == [(0, 0), (1, 0), (1, 1), (1, 2)]
     assert {answer.reason for answer in answers} == {"INTERNAL_FAILURE"}
 
 
 async def test_a_client_process_that_breaks_ends_the_load() -> None:
     with pytest.raises(InternalFailure, match="client process 0"):
-        await run_load(Load("127.0.0.1:1", [Session([Turn([-1], 3)])]))
+        await run_load(Workload("127.0.0.1:1", [Session([Turn([-1], 3)])]))
 
 
 @given(st.lists(st.floats(0, 1e3), max_size=300))

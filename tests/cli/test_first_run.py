@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from photon_grpc import errors
-from photon_grpc.gateway import first_run as module
-from photon_grpc.gateway.first_run import choose_address, first_run, target_of
+from photon_grpc.cli import first_run as module
+from photon_grpc.cli.first_run import choose_address, first_run, target_of
 
 ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = (sys.executable, "-m", "tests.cli.fake_serve")
@@ -53,7 +53,7 @@ def _interrupt_once_shown(read: object, shown: list[str]) -> None:
 
 
 def test_ctrl_c_while_loading_ends_it_cleanly() -> None:
-    command = "from photon_grpc.gateway import first_run as m; m.SERVE = {!r}; print(m.first_run(['--model=never-ready'], {!r}, once=True))"
+    command = "from photon_grpc.cli import first_run as m; m.SERVE = {!r}; print(m.first_run(['--model=never-ready'], {!r}, once=True))"
     program = command.format(STAND_IN, address := choose_address("127.0.0.1:0"))
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
         _wait_for_listener(address)

@@ -13,9 +13,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from photon_grpc import cli
+from photon_grpc.cli import main
+from photon_grpc.cli.terminal import Pace, printable
 from photon_grpc.client import Timing, Usage
-from photon_grpc.gateway.terminal import Pace, printable
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.client.fake_server import FakeServer, Refusal, error_info, message, serving_in_a_thread
 
@@ -25,7 +25,7 @@ SCRIPT = [message("def ", start=True), message("fib", finish=MAX_TOKENS)]
 
 def test_text_goes_to_stdout_and_the_summary_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     with serving_in_a_thread(SCRIPT) as fake:
-        assert cli.main(["generate", "x", "--target", fake.target]) == 0
+        assert main.main(["generate", "x", "--target", fake.target]) == 0
     captured = capsys.readouterr()
     assert captured.out == "def fib\n"
     assert captured.err.startswith("3 tokens · first after ")
@@ -37,8 +37,8 @@ def test_flags_land_in_the_request(capsys: pytest.CaptureFixture[str], monkeypat
     flags = "--max-tokens 5 --temperature 0 --top-p 0.5 --top-k -1 --min-p 0.1 --seed 3 --stop a --stop b --model m"
     with serving_in_a_thread(SCRIPT) as fake:
         monkeypatch.setenv("PHOTON_TARGET", fake.target)
-        assert cli.main(["generate", "-", *flags.split()]) == 0
-        assert cli.main(["generate", "hi", "--system", "be brief"]) == 0
+        assert main.main(["generate", "-", *flags.split()]) == 0
+        assert main.main(["generate", "hi", "--system", "be brief"]) == 0
     request, chat = fake.requests
     assert request.text == "from stdin"
     assert request.model == "m"
@@ -52,7 +52,7 @@ def test_flags_land_in_the_request(capsys: pytest.CaptureFixture[str], monkeypat
 
 def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     with serving_in_a_thread(SCRIPT) as fake:
-        assert cli.main(["generate", "x", "--json", "--target", fake.target]) == 0
+        assert main.main(["generate", "x", "--json", "--target", fake.target]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert "".join(line.get("text", "") for line in lines) == "def fib"
     assert lines[1]["finish"] == {"reason": "MAX_TOKENS"}
@@ -63,7 +63,7 @@ def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_several_outputs_are_shown_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
     script = [message("a", start=True), message("x", index=1), message("b"), message("y", finish=EOS, index=1)]
     with serving_in_a_thread(script) as fake:
-        assert cli.main(["generate", "x", "--num-outputs", "2", "--target", fake.target]) == 0
+        assert main.main(["generate", "x", "--num-outputs", "2", "--target", fake.target]) == 0
     assert capsys.readouterr().out == "ab\n── output 1 ──\nxy\n"
 
 
@@ -72,14 +72,14 @@ def test_a_refusal_is_told_with_its_reason_and_exit_code_1(capsys: pytest.Captur
         grpc.StatusCode.RESOURCE_EXHAUSTED, "no room", [error_info("QUEUE_FULL")], (("grpc-retry-pushback-ms", "1500"),)
     )
     with serving_in_a_thread([full]) as fake:
-        assert cli.main(["generate", "x", "--target", fake.target]) == 1
+        assert main.main(["generate", "x", "--target", fake.target]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == "photon-grpc: QUEUE_FULL: no room (again in 1.5 s)\n"
 
 
 def test_no_server_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["generate", "x", "--target", f"unix:{tmp_path}/nobody"]) == 1
+    assert main.main(["generate", "x", "--target", f"unix:{tmp_path}/nobody"]) == 1
     assert "photon-grpc serve" in capsys.readouterr().err
 
 
@@ -91,7 +91,7 @@ def test_ctrl_c_ends_the_request_on_the_server_and_exits_130() -> None:
             assert process.stdout.readline() == "begun\n"
             process.send_signal(signal.SIGINT)
             _, told = process.communicate(timeout=30)
-        assert process.returncode == cli.INTERRUPTED
+        assert process.returncode == main.INTERRUPTED
         assert "Traceback" not in told
         assert wait_for(fake)
 
@@ -121,7 +121,7 @@ def test_a_chat_remembers_forgets_and_keeps_its_instructions(
     typed = "hello\n\n/system be brief\nand now?\n/reset\nagain\n/help\n/quit\nnever sent\n"
     monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
     with serving_in_a_thread([message("hi", start=True, finish=EOS)]) as fake:
-        assert cli.main(["chat", "--target", fake.target, "--max-tokens", "9"]) == 0
+        assert main.main(["chat", "--target", fake.target, "--max-tokens", "9"]) == 0
     turns = [[(turn.role, turn.content) for turn in request.chat.messages] for request in fake.requests]
     assert turns == [
         [("user", "hello")],
@@ -137,7 +137,7 @@ def test_a_chat_goes_on_after_a_refusal(capsys: pytest.CaptureFixture[str], monk
     long = Refusal(grpc.StatusCode.INVALID_ARGUMENT, "too long", [error_info("PROMPT_TOO_LONG")])
     monkeypatch.setattr(sys, "stdin", io.StringIO("much\nless\n"))
     with serving_in_a_thread([long], [message("hi", start=True, finish=EOS)]) as fake:
-        assert cli.main(["chat", "--target", fake.target]) == 0
+        assert main.main(["chat", "--target", fake.target]) == 0
     assert [turn.content for turn in fake.requests[1].chat.messages] == ["less"]
     captured = capsys.readouterr()
     assert "PROMPT_TOO_LONG: too long (/reset makes room)" in captured.err

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from photon_grpc import cli
+from photon_grpc.cli import main
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.client.fake_server import FakeServer, message, serving_in_a_thread
 
@@ -31,7 +31,7 @@ class Said:
         with monkeypatch.context() as patch:
             for name, stream in (("stdin", given), ("stdout", out), ("stderr", err)):
                 patch.setattr(sys, name, stream)
-            self.code = cli.main(arguments)
+            self.code = main.main(arguments)
         err.seek(0)
         self.text = err.read()
         assert "Traceback" not in self.text
@@ -139,7 +139,7 @@ def test_stdout_that_cannot_say_it_or_is_closed(fake: FakeServer, monkeypatch: p
     fake.script = ([message("é🙂", start=True, finish=pb.FINISH_REASON_MAX_TOKENS)],)
     for stream in (io.TextIOWrapper(io.BytesIO(), encoding="ascii"), None):
         monkeypatch.setattr(sys, "stdout", stream)
-        assert cli.main(["generate", "x", "--target", fake.target]) == 0
+        assert main.main(["generate", "x", "--target", fake.target]) == 0
 
 
 @pytest.mark.parametrize("locale", ["C.UTF-8", "POSIX"])

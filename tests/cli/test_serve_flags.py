@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 import pytest
 
-from photon_grpc import __version__, cli
+from photon_grpc import __version__
+from photon_grpc.cli import main
 from photon_grpc.config.settings import Setting, sections, settings
 
 
@@ -23,14 +24,14 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """The ServeConfig that `serve` hands on, instead of a service."""
-    service = pytest.importorskip("photon_grpc.compose.service")
+    service = pytest.importorskip("photon_grpc.service.supervisor")
     configs: list[object] = []
     monkeypatch.setattr(service, "serve", lambda config: configs.append(config) or 7)
     return configs
 
 
 def test_help_shows_every_flag_under_its_heading_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["serve", "--help"]) == 0
+    assert main.main(["serve", "--help"]) == 0
     shown = capsys.readouterr().out
     lines = shown.splitlines()
     for title, group in sections().items():
@@ -41,7 +42,7 @@ def test_help_shows_every_flag_under_its_heading_with_its_default(capsys: pytest
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--version"]) == 0
+    assert main.main(["--version"]) == 0
     assert capsys.readouterr().out == f"photon-grpc {__version__}\n"
 
 
@@ -51,7 +52,7 @@ def test_serve_hands_on_what_was_said(
     monkeypatch.setenv("PHOTON_BLOCK_SIZE", "8")
     monkeypatch.setenv("PHOTON_BLOCKSIZE", "8")
     flags = ["--max-num-seqs", "3", "--no-enable-prefix-caching", "--listen", "127.0.0.1:0", "--listen", "unix:/tmp/s"]
-    assert cli.main(["serve", *flags]) == 7
+    assert main.main(["serve", *flags]) == 7
     (config,) = served
     assert config.scheduler.max_num_seqs == 3  # type: ignore[attr-defined]
     assert config.cache.block_size == 8  # type: ignore[attr-defined]
@@ -69,7 +70,7 @@ def test_an_absurd_number_is_refused_in_one_line_before_anything_starts(
 ) -> None:
     for text in ("-1", "-0.5", "nan", "inf", "-inf", "1e400", str(2**64), str(10**30), "9" * 5000, "1_", "", " ", "٣x"):
         said = setting.flag + "=" + text
-        assert cli.main(["serve", said]) == 2, said
+        assert main.main(["serve", said]) == 2, said
         captured = capsys.readouterr()
         assert captured.err.startswith(f"photon-grpc: {setting.flag}: "), said
         assert len(captured.err.splitlines()) == 1 and captured.out == ""
@@ -81,8 +82,8 @@ def test_every_number_has_an_upper_bound_that_is_taken_and_not_exceeded(
     setting: Setting, served: list[object], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert setting.at_most is not None
-    assert cli.main(["serve", f"{setting.flag}={setting.kind(setting.at_most)}"]) == 7
-    assert cli.main(["serve", f"{setting.flag}={setting.kind(setting.at_most) + 1}"]) == 2
+    assert main.main(["serve", f"{setting.flag}={setting.kind(setting.at_most)}"]) == 7
+    assert main.main(["serve", f"{setting.flag}={setting.kind(setting.at_most) + 1}"]) == 2
     assert len(served) == 1
 
 
@@ -98,7 +99,7 @@ def test_every_number_has_an_upper_bound_that_is_taken_and_not_exceeded(
 def test_a_bad_flag_is_one_line_and_exit_code_2(
     verb: str, flags: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main([verb, *flags]) == 2
+    assert main.main([verb, *flags]) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith(f"photon-grpc: {told}")
     assert len(captured.err.splitlines()) == 1
@@ -108,8 +109,8 @@ def test_a_bad_flag_is_one_line_and_exit_code_2(
 def test_without_the_server_libraries_serve_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "_SERVER_LIBRARIES", ("no_such_library_of_ours",))
-    assert cli.main(["serve"]) == 2
+    monkeypatch.setattr(main, "_SERVER_LIBRARIES", ("no_such_library_of_ours",))
+    assert main.main(["serve"]) == 2
     assert "pip install 'photon-grpc[serve]'" in capsys.readouterr().err
 
 
@@ -127,25 +128,25 @@ def test_flags_survive_the_way_to_another_process(served: list[object]) -> None:
         "enable_prefix_caching": False,
         "listen": ("a:1", "b:2"),
     }
-    flags = cli.as_flags(given)
-    assert cli.main(["serve", *flags]) == 7
-    with click.Context(cli.serve) as context:
-        cli.serve.parse_args(context, list(flags))
+    flags = main.as_flags(given)
+    assert main.main(["serve", *flags]) == 7
+    with click.Context(main.serve) as context:
+        main.serve.parse_args(context, list(flags))
         assert {name: context.params[name] for name in given} == given
 
 
 @pytest.mark.parametrize(
     ("program", "absent"),
     [
-        ("import photon_grpc.cli", ["grpc", "torch", "rich", "google"]),
-        ("from photon_grpc.cli import main; main(['serve', '--help'])", ["grpc", "torch", "rich"]),
-        ("from photon_grpc.cli import main; main(['doctor'])", ["torch", "transformers"]),
-        ("import photon_grpc.client, photon_grpc.gateway.terminal", ["torch", "numpy", "msgspec", "tokenizers"]),
+        ("import photon_grpc.cli.main", ["grpc", "torch", "rich", "google"]),
+        ("from photon_grpc.cli.main import main; main(['serve', '--help'])", ["grpc", "torch", "rich"]),
+        ("from photon_grpc.cli.main import main; main(['doctor'])", ["torch", "transformers"]),
+        ("import photon_grpc.client, photon_grpc.cli.terminal", ["torch", "numpy", "msgspec", "tokenizers"]),
         (
-            "import photon_grpc.gateway.bench, photon_grpc.gateway.load_client",
+            "import photon_grpc.cli.bench, photon_grpc.cli.load_client",
             ["torch", "numpy", "msgspec", "tokenizers", "rich"],
         ),
-        ("import photon_grpc.gateway.doctor, photon_grpc.gateway.first_run", ["torch", "numpy", "msgspec"]),
+        ("import photon_grpc.cli.doctor, photon_grpc.cli.first_run", ["torch", "numpy", "msgspec"]),
     ],
 )
 def test_what_a_verb_does_not_need_is_not_loaded(program: str, absent: list[str]) -> None:
@@ -162,8 +163,8 @@ def test_doctor_shows_values_and_where_they_come_from(
     monkeypatch.setenv("PHOTON_DTYPE", "float32")
     monkeypatch.setenv("PHOTON_DTYP", "float32")
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("photon_grpc.gateway.doctor.ask_torch", lambda: None)
-    assert cli.main(["doctor", "--max-num-seqs", "5", "--listen", f"unix:{tmp_path}/s"]) == 0
+    monkeypatch.setattr("photon_grpc.cli.doctor.ask_torch", lambda: None)
+    assert main.main(["doctor", "--max-num-seqs", "5", "--listen", f"unix:{tmp_path}/s"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["dtype", "float32", "PHOTON_DTYPE"] in rows
     assert ["max_num_seqs", "5", "--max-num-seqs"] in rows

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from photon_grpc import demo
+from photon_grpc.cli.first_run import choose_address
 from photon_grpc.client import SyncClient
-from photon_grpc.gateway.first_run import choose_address
 
 
 @pytest.fixture(scope="session")

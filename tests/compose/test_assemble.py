@@ -17,7 +17,7 @@ from photon_grpc.config.settings import settings
 from photon_grpc.core.frames import Add, StepFrame
 from photon_grpc.core.request import Request, SamplingParams, StopParams
 from photon_grpc.errors import ConfigError, ModelLoadError
-from tests.engine.fakes import Post
+from tests.engine.fakes import FakeBridge
 from tests.runner.models import model
 from tests.runner.served import Served
 
@@ -44,7 +44,7 @@ def test_every_size_that_is_taken_starts_and_serves_or_is_refused_in_one_line(na
     except ConfigError as error:
         assert error.field == name and "\n" not in str(error)
         return
-    post = Post()
+    post = FakeBridge()
     engine = assembled.engine(post, post, NoHeartbeat())
     prompt = (1,) if name == "max_model_len" else tuple(range(1, 40))
     engine._bulletin._interval_s = 0.0

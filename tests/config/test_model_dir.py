@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from photon_grpc.config.json_fields import JsonFields
-from photon_grpc.config.model_dir import FAMILIES, ModelCard, read_model_dir
+from photon_grpc.config.model_dir import FAMILIES, ModelConfig, read_model_dir
 from photon_grpc.config.rope import RopeSpec
 from photon_grpc.errors import ModelLoadError
 
@@ -69,7 +69,7 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-def without_revision(card: ModelCard) -> dict[str, Any]:
+def without_revision(card: ModelConfig) -> dict[str, Any]:
     return dataclasses.asdict(card) | {"revision": None, "path": None}
 
 
@@ -469,4 +469,4 @@ def test_any_bytes_are_refused(tmp_path_factory: pytest.TempPathFactory, content
 def test_a_card_crosses_processes_as_json(tmp_path: Path) -> None:
     card = read_model_dir(write(tmp_path))
     encoded = msgspec.json.encode(card, enc_hook=str)
-    assert msgspec.json.decode(encoded, type=ModelCard, dec_hook=lambda kind, value: kind(value)) == card
+    assert msgspec.json.decode(encoded, type=ModelConfig, dec_hook=lambda kind, value: kind(value)) == card

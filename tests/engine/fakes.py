@@ -190,7 +190,7 @@ class FakeRunner:
         return token
 
 
-class Post:
+class FakeBridge:
     """Inbox, outbox and heartbeat in one: frames put in are drained, frames sent and beats are kept."""
 
     def __init__(self) -> None:

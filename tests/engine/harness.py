@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 from photon_grpc.core.frames import Abort, Add, Facts, Failed, Finished, StepFrame
 from photon_grpc.core.request import Request, SamplingParams, StopParams
+from photon_grpc.engine.blocks.allocation import GrowOnDemand
 from photon_grpc.engine.blocks.block_pool import BlockPool
-from photon_grpc.engine.blocks.extent import ReserveContext
-from photon_grpc.engine.blocks.growth import GrowOnDemand
+from photon_grpc.engine.blocks.contiguous import ReserveContext
 from photon_grpc.engine.blocks.prefix_index import NoPrefixIndex, RadixIndex
 from photon_grpc.engine.engine import Engine
 from photon_grpc.engine.scheduler.chunking import Chunked, Whole
 from photon_grpc.engine.scheduler.policy import POLICIES
 from photon_grpc.engine.scheduler.scheduler import Scheduler, SchedulerLimits
-from tests.engine.fakes import FakeRunner, Post
+from tests.engine.fakes import FakeBridge, FakeRunner
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Harness:
         limits = SchedulerLimits(s.max_num_seqs, s.max_num_batched_tokens)
         chunking = Chunked() if s.chunked else Whole()
         self.scheduler = Scheduler(limits, POLICIES[s.policy](), self.pool, chunking)
-        self.post = Post()
+        self.post = FakeBridge()
         facts = Facts(
             s.max_model_len,
             97,

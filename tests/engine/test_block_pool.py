@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from photon_grpc.core.request import Request, SamplingParams, StopParams
 from photon_grpc.core.sequence import Sequence
+from photon_grpc.engine.blocks.allocation import GrowOnDemand
 from photon_grpc.engine.blocks.block_pool import BlockPool
-from photon_grpc.engine.blocks.growth import GrowOnDemand
 from photon_grpc.engine.blocks.prefix_index import RadixIndex
 
 ROOT = (0, "", "")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from photon_grpc.config.model_dir import GenerationDefaults, ModelCard, read_model_dir
+from photon_grpc.config.model_dir import GenerationDefaults, ModelConfig, read_model_dir
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.frontend.ask import ChatInput, ChatMessage, SamplingAsk
 from photon_grpc.frontend.model import ServedModel
@@ -23,7 +23,7 @@ DEMO = Path(__file__).parents[2] / "photon_grpc" / "demo" / "target"
 
 
 @pytest.fixture
-def card(tmp_path: Path) -> ModelCard:
+def card(tmp_path: Path) -> ModelConfig:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "hidden_size": 64,
@@ -44,7 +44,7 @@ def card(tmp_path: Path) -> ModelCard:
     return read_model_dir(tmp_path)
 
 
-def test_a_directory_gives_tokenizer_template_and_defaults(card: ModelCard) -> None:
+def test_a_directory_gives_tokenizer_template_and_defaults(card: ModelConfig) -> None:
     model = ServedModel.from_card(card, ("a", "b"), max_message_bytes=1000)
     facts = model.facts(None)
     assert (facts.name, facts.aliases, facts.max_context_tokens, facts.vocab_size) == ("a", ("b",), 256, 512)
@@ -58,27 +58,27 @@ def test_a_directory_gives_tokenizer_template_and_defaults(card: ModelCard) -> N
     assert spelled.startswith("<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>")
 
 
-def test_the_engine_has_the_last_word(card: ModelCard) -> None:
+def test_the_engine_has_the_last_word(card: ModelConfig) -> None:
     facts = ServedModel.from_card(card).facts(FACTS)
     assert facts.name == card.path.name
     assert (facts.max_context_tokens, facts.dtype, facts.limits.max_num_outputs) == (128, "float32", 8)
 
 
-def test_without_a_template_or_tokenizer_the_features_are_missing(card: ModelCard) -> None:
+def test_without_a_template_or_tokenizer_the_features_are_missing(card: ModelConfig) -> None:
     assert "CHAT" not in ServedModel.from_card(replace(card, chat_template=None)).facts(None).features
     bare = ServedModel.from_card(replace(card, has_tokenizer=False))
     assert bare.tokenizer is None
     assert bare.facts(None).features == ("NUM_OUTPUTS", "PREFIX_CACHE", "PRIORITY")
 
 
-def test_generation_defaults_that_are_unset_stay_neutral(card: ModelCard) -> None:
+def test_generation_defaults_that_are_unset_stay_neutral(card: ModelConfig) -> None:
     defaults = (
         ServedModel.from_card(replace(card, generation=GenerationDefaults(top_p=0.9))).facts(None).default_sampling
     )
     assert defaults == SamplingAsk(temperature=1.0, top_p=0.9, top_k=-1, min_p=0.0)
 
 
-def test_wrong_files_are_named(card: ModelCard) -> None:
+def test_wrong_files_are_named(card: ModelConfig) -> None:
     with pytest.raises(ModelLoadError, match="line 1"):
         ServedModel.from_card(replace(card, chat_template="{% if %}"))
     (card.path / "tokenizer.json").write_text("{}")

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from photon_grpc.config.model_dir import read_model_dir
-from photon_grpc.kernels import AttentionMeta, select
+from photon_grpc.kernels import AttentionMetadata, select
 from photon_grpc.layers.context import StepContext
 from photon_grpc.models import Decoder, build, load
 from photon_grpc.models.fused import FusedDecoder, fuse
@@ -90,7 +90,7 @@ class Rows:
         row = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)).cuda()
         slots = self.tables[row, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
         contexts = [f + n for f, n in zip(firsts, counts, strict=True)]
-        meta = AttentionMeta(
+        meta = AttentionMetadata(
             query_start=torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device="cuda"),
             context_len=torch.tensor(contexts, dtype=torch.int32, device="cuda"),
             block_tables=self.tables,

@@ -44,7 +44,7 @@ def test_an_empty_cache_is_filled_by_the_rehearsal(tmp_path: Path) -> None:
 # What no step before the start has met, in a cache that has nothing.
 UNFORESEEN = """
 import torch
-from photon_grpc.kernels.ahead import before_compilations
+from photon_grpc.kernels.precompile import before_compilations
 from photon_grpc.kernels.swiglu import launch
 
 told = []

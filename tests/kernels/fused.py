@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from photon_grpc.kernels.parts import tiles
-from photon_grpc.kernels.parts.rotation import Rotation
+from photon_grpc.kernels.linear import tiles
+from photon_grpc.kernels.rotary.rotation import Rotation
 
 EPS = 1e-5
 LAYER = 1

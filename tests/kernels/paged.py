@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from photon_grpc.kernels import AttentionMeta
+from photon_grpc.kernels import AttentionMetadata
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class PagedBatch:
     values: list[torch.Tensor]
     cache: torch.Tensor
     layer: int
-    meta: AttentionMeta
+    meta: AttentionMetadata
 
 
 def paged_batch(
@@ -61,7 +61,7 @@ def paged_batch(
         keys.append(dense[0].to(dtype))
         values.append(dense[1].to(dtype))
     projection = torch.randn((sum(counts), shape.q_heads + 2, shape.head_dim), generator=generator)
-    meta = AttentionMeta(
+    meta = AttentionMetadata(
         query_start=torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device=device),
         context_len=torch.tensor(contexts, dtype=torch.int32, device=device),
         block_tables=tables.to(device),

@@ -15,7 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from photon_grpc.kernels import cutoff, noise, paged_attention, rms_norm, rotary, rotate_store, swiglu, write_kv
+from photon_grpc.kernels import rms_norm, swiglu
+from photon_grpc.kernels.attention import paged_attention, write_kv
+from photon_grpc.kernels.rotary import rotary, rotate_store
+from photon_grpc.kernels.sampling import noise, topk_topp
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")
@@ -152,7 +155,7 @@ def test_cutoff(num_columns: int) -> None:
     floats = ["scaled", "top_p", "min_p", "peaks", "tallies", "windows", "places", "listed", "out"]
     types = dict.fromkeys(floats, "*fp32") | {"top_k": "*i64"}
     types |= dict.fromkeys(["num_columns", "num_splits", "stride", "list_stride"], "i32")
-    for kernel, constants in cutoff.stages(num_columns):
+    for kernel, constants in topk_topp.stages(num_columns):
         check(compiled(kernel, types, constants), "ld.global.v4" if "CHUNK" in constants else "ld.global")
 
 

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from photon_grpc.kernels import decode_attention, embed
-from photon_grpc.kernels.parts import tiles
-from photon_grpc.kernels.parts.decode_tile import decode_attention_kernel
-from photon_grpc.kernels.parts.projection import DRAWING, PAGED
-from photon_grpc.kernels.parts.ring import ring_kernel
-from photon_grpc.kernels.parts.tiles import Tile
-from photon_grpc.kernels.parts.wide import wide_kernel
+from photon_grpc.kernels import embed
+from photon_grpc.kernels.attention import decode_attention
+from photon_grpc.kernels.attention.decode_tile import decode_attention_kernel
+from photon_grpc.kernels.linear import tiles
+from photon_grpc.kernels.linear.gemv import gemv_kernel
+from photon_grpc.kernels.linear.projection import DRAWING, PAGED
+from photon_grpc.kernels.linear.tiles import Tile
+from photon_grpc.kernels.linear.wgmma import wgmma_kernel
 from tests.kernels.test_compile import MODELS, Compiled, check, compiled, one_page, ptxas_report
 
 triton = pytest.importorskip("triton")
@@ -61,10 +62,10 @@ def projection(epilogue: str, tile: Tile, rows: int, arch: int = 90, **constants
         del unused[name]
     constants = unused | constants
     types = {"y": "*fp32"} if of_head else {}
-    if tile.kind == "ring":
-        return compiled_gluon(ring_kernel, constants, tile.KW, arch, **types)
+    if tile.kind == "gemv":
+        return compiled_gluon(gemv_kernel, constants, tile.KW, arch, **types)
     constants |= {"SPLITS": tile.SPLITS} | ({} if tile.SPLITS > 1 else {"partial": None, "counters": None})
-    return compiled_gluon(wide_kernel, constants, tile.KW, arch, **types)
+    return compiled_gluon(wgmma_kernel, constants, tile.KW, arch, **types)
 
 
 @pytest.mark.parametrize("rows", tiles.BUCKETS)
@@ -84,7 +85,7 @@ def test_projections_of_the_table(name: str, rows: int) -> None:
         if tile is None:
             continue
         built = projection(epilogue, tile, rows, N=n, K=k, SPAN=span, **more)
-        check(built, "wgmma.mma_async" if tile.kind == "wide" else "mma.sync")
+        check(built, "wgmma.mma_async" if tile.kind == "wgmma" else "mma.sync")
         before_wait, behind = built.ptx.split("griddepcontrol.wait", 1)
         # Weights are on their way before the wait, and where there are enough of them eight neighbours are stored together.
         assert "cp.async.c" in before_wait
@@ -119,7 +120,7 @@ def test_head(hidden: int, rows: int, epilogue: str) -> None:
     built = projection(epilogue, tile, rows, N=128256, K=hidden, SPAN=0)
     # The noise of 128 rows wants a few registers more than there are; it is made only where somebody draws.
     spare = 160 if (epilogue, rows) == ("draw", 128) else 0
-    check(built, "wgmma.mma_async" if tile.kind == "wide" else "mma.sync", max_spilled_bytes=spare)
+    check(built, "wgmma.mma_async" if tile.kind == "wgmma" else "mma.sync", max_spilled_bytes=spare)
     assert "cp.async.c" in built.ptx.split("griddepcontrol.wait", 1)[0]
 
 

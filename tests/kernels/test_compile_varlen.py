@@ -8,8 +8,8 @@ import re
 import pytest
 import torch
 
-from photon_grpc.kernels.parts import varlen_launch
-from photon_grpc.kernels.parts.varlen_tile import page_layout, varlen_tile_kernel
+from photon_grpc.kernels.attention import varlen_launch
+from photon_grpc.kernels.attention.varlen_tile import page_layout, varlen_tile_kernel
 from tests.kernels.test_compile import MODELS, NAMES, check, one_page
 from tests.kernels.test_compile_fused import compiled_gluon
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from photon_grpc.kernels import decode_attention
-from photon_grpc.kernels.parts import decode_launch
+from photon_grpc.kernels.attention import decode_attention, decode_launch
 from tests.kernels.paged import Shape, expected, paged_batch, tolerance
 
 

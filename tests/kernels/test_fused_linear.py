@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from photon_grpc.kernels.fused_linear import add_launch, qkv_launch, swiglu_launch
-from photon_grpc.kernels.parts import tiles
-from photon_grpc.kernels.parts.tiles import Tile
+from photon_grpc.kernels.linear import tiles
+from photon_grpc.kernels.linear.fused_linear import add_launch, qkv_launch, swiglu_launch
+from photon_grpc.kernels.linear.tiles import Tile
 from tests.kernels.fused import EPS, LAYER, Problem, Sizes, assert_near
 
-TILE = Tile("ring", 16, 32, 1, 2)
+TILE = Tile("gemv", 16, 32, 1, 2)
 SIZES = Sizes(hidden=64, q_heads=4, kv_heads=2, head_dim=16, intermediate=48)
 each_bias = pytest.mark.parametrize("bias", [False, True])
 
@@ -61,9 +61,9 @@ def test_every_model_has_tiles_that_divide_it(shape: tuple[int, int, int], rows:
     tile = tiles.choose(n, k, rows, span, has_wgmma=has_wgmma)
     assert tile is not None
     assert n % tile.BN == 0
-    assert k % (tile.BK * (tile.KW if tile.kind == "ring" else tile.SPLITS)) == 0
+    assert k % (tile.BK * (tile.KW if tile.kind == "gemv" else tile.SPLITS)) == 0
     assert tiles.shared_bytes(tile, rows) <= 227 * 1024
-    assert has_wgmma or tile.kind == "ring"
+    assert has_wgmma or tile.kind == "gemv"
     if span:
         assert span % (tile.BN // 2) == 0
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from photon_grpc.kernels import noise
-from photon_grpc.kernels.parts import gumbel
-from photon_grpc.kernels.parts.philox import philox4x32
+from photon_grpc.kernels.sampling import gumbel, noise
+from photon_grpc.kernels.sampling.philox import philox4x32
 
 ONES = 0xFFFFFFFF
 # Random123's known answers for philox4x32-10: counter, key, words.

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from photon_grpc.kernels import select
-from photon_grpc.kernels.parts.attention_meta import MAX_GATHER_BYTES
+from photon_grpc.kernels.attention.metadata import MAX_GATHER_BYTES
 from tests.kernels.paged import PagedBatch, Shape, expected, paged_batch, tolerance
 
 kernels = select("torch", "cpu")

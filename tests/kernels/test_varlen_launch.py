@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from photon_grpc.kernels.parts import varlen_launch
+from photon_grpc.kernels.attention import varlen_launch
 
 Launched = list[tuple[torch.Tensor, torch.Tensor, int]]
 
@@ -24,9 +24,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launched]:
 
     monkeypatch.setattr(varlen_launch, "launch_tiles", note)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    varlen_launch.meet_both.cache_clear()
+    varlen_launch.preload.cache_clear()
     yield found
-    varlen_launch.meet_both.cache_clear()
+    varlen_launch.preload.cache_clear()
 
 
 def launch(q_heads: int = 8, num_queries: int = 300) -> torch.Tensor:

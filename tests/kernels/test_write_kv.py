@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from photon_grpc.kernels import select, write_kv
+from photon_grpc.kernels import select
+from photon_grpc.kernels.attention import write_kv
 
 kernels = select("torch", "cpu")
 

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from photon_grpc.config.model_dir import read_model_dir
-from photon_grpc.kernels import AttentionMeta, select
+from photon_grpc.kernels import AttentionMetadata, select
 from photon_grpc.layers.context import StepContext
 from photon_grpc.models import Decoder, build, load
 
@@ -140,7 +140,7 @@ def step_inputs(
     slots = [row.blocks[p // block_size] * block_size + p % block_size for row, span in spans for p in span]
     contexts = [row.computed + count for row, count in live]
     live_counts = [count for _, count in live]
-    meta = AttentionMeta(
+    meta = AttentionMetadata(
         query_start=torch.tensor([0, *itertools.accumulate(live_counts)], dtype=torch.int32),
         context_len=torch.tensor(contexts, dtype=torch.int32),
         block_tables=torch.tensor([row.blocks for row, _ in live], dtype=torch.int32),

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from photon_grpc.kernels import head
-from photon_grpc.kernels.parts.tiles import Tile
+from photon_grpc.kernels.linear import head
+from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.layers import embedding, linear
 from photon_grpc.models import Decoder
 from photon_grpc.models.fused import FusedDecoder, LayerTiles, fold_norms, fuse
 from tests.models.reference import load_decoder, make_model, paged_logits, prompts, reference_logits, save
 
 #: On a CPU nobody asks what is in it.
-TILES = LayerTiles(*[Tile("ring", 16, 32, 1, 2)] * 4)
+TILES = LayerTiles(*[Tile("gemv", 16, 32, 1, 2)] * 4)
 LAYER_TILES = {"library": {}, "tiles": {8: TILES}, "both": {8: TILES._replace(qkv=None, down=None)}}
 
 
@@ -53,7 +53,7 @@ def test_a_head_is_multiplied_by_the_tile_of_its_bucket(tmp_path: Path, monkeypa
     decoder = load_decoder(save(make_model("qwen2"), tmp_path))
     decoder.draw_logits = lambda logits, chances: torch.zeros(len(logits))
     # Of 33 to 64 rows and of none the library has it.
-    tiles = {rows: Tile("ring", rows, 32, 1, 2) for rows in (8, 16, 32, 128)}
+    tiles = {rows: Tile("gemv", rows, 32, 1, 2) for rows in (8, 16, 32, 128)}
     fused = FusedDecoder(decoder, {}, tiles)
     for num_rows, bucket in {0: 0, 1: 8, 8: 8, 9: 16, 16: 16, 17: 32, 33: 0, 64: 0, 65: 128, 128: 128, 129: 0}.items():
         taken.clear()

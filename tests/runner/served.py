@@ -9,10 +9,10 @@ from pathlib import Path
 
 from photon_grpc.bridge.heartbeat import NoHeartbeat
 from photon_grpc.compose.assemble import Assembled, assemble
-from photon_grpc.config.flags import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, ServeConfig
+from photon_grpc.config.flags import CacheConfig, DeviceConfig, ModelFlags, SchedulerConfig, ServeConfig
 from photon_grpc.core.frames import Add, Failed, Finished, StepFrame
 from photon_grpc.core.request import Request, SamplingParams, StopParams
-from tests.engine.fakes import Post
+from tests.engine.fakes import FakeBridge
 
 
 @dataclass
@@ -34,13 +34,13 @@ class Served:
         **model: object,
     ) -> None:
         config = ServeConfig(
-            model=ModelConfig(model=str(directory), **model),  # type: ignore[arg-type]
+            model=ModelFlags(model=str(directory), **model),  # type: ignore[arg-type]
             device=DeviceConfig(device=device, enforce_eager=eager),
             cache=cache or CacheConfig(num_blocks=64),
             scheduler=scheduler or SchedulerConfig(max_num_seqs=8),
         )
         self.assembled: Assembled = assemble(config, lambda stage, done, total: None)
-        self.post = Post()
+        self.post = FakeBridge()
         self.engine = self.assembled.engine(self.post, self.post, NoHeartbeat())
         # Nothing here sleeps, so the Load is told after every step that changed it.
         self.engine._bulletin._interval_s = 0.0

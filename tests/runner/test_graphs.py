@@ -27,7 +27,7 @@ from photon_grpc.runner.graphs import (
 )
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
-from photon_grpc.runner.sampling.tail import Tail, Width
+from photon_grpc.runner.sampler import Sampler, SamplingLevel
 from photon_grpc.runner.slot_table import SlotTable
 from photon_grpc.runner.step import EagerStep
 from tests.runner.models import greedy, model
@@ -74,7 +74,7 @@ def replayed_runner(num_seqs: int) -> tuple[ModelRunner, GraphStep, KVCache]:
     # What nobody wrote must not be read: it would be seen.
     cache.pages.fill_(float("nan"))
     table = SlotTable(num_seqs + 1, decoder.max_model_len, BLOCK_SIZE, decoder.vocab_size, device)
-    tail = Tail(decoder, table, kernels)
+    tail = Sampler(decoder, table, kernels)
     padded = PaddedStep(decoder, table, cache.pages, tail, kernels, max(mixed_buckets(num_seqs)))
 
     eager = EagerStep(decoder, table, cache.pages, tail)
@@ -134,7 +134,7 @@ def test_surplus_rows_change_nothing_but_block_0(num_rows: int) -> None:
     before = cache.pages.clone()
     output = runner.submit(Batch(2, slots, ones, ones)).result()
     bucket = next(b for b in DECODE_BUCKETS if b >= num_rows)
-    assert Shape(bucket, bucket, Width.GREEDY) in step._replays and (bucket > num_rows or num_rows == 1)
+    assert Shape(bucket, bucket, SamplingLevel.GREEDY) in step._replays and (bucket > num_rows or num_rows == 1)
     assert len(output.ids) == num_rows and not output.faults
     changed = (cache.pages.nan_to_num(7.0) != before.nan_to_num(7.0)).flatten(1).any(1).nonzero().flatten().tolist()
     assert set(changed) <= {0, *slots}
@@ -157,7 +157,7 @@ def test_surplus_tokens_of_a_mixed_step_change_nothing_but_block_0(num_rows: int
     # All but the end of a prompt, then the rows that decode: 9 and 23 tokens of 32.
     batch = Batch(2, (num_rows, *decoding), (8, *ones), (0, *ones), admissions=admissions[-1:])
     output = runner.submit(batch).result()
-    assert Shape(32, 16, Width.GREEDY) in step._replays and not output.faults
+    assert Shape(32, 16, SamplingLevel.GREEDY) in step._replays and not output.faults
     assert step._padded._table.num_computed.tolist() == [0, *(4 for _ in decoding), 8] + [0] * (16 - num_rows)
     is_old = before.isfinite()
     assert torch.equal(cache.pages[1:][is_old[1:]], before[1:][is_old[1:]])
@@ -197,7 +197,7 @@ def test_slots_are_sent_again_behind_a_mixed_step() -> None:
             Batch(0, (3, 1), (1, 1), (1, 1)),
         ],
     )
-    assert set(step._replays) == {Shape(32, 16, Width.GREEDY), Shape(2, 2, Width.GREEDY)}
+    assert set(step._replays) == {Shape(32, 16, SamplingLevel.GREEDY), Shape(2, 2, SamplingLevel.GREEDY)}
 
 
 def test_slots_are_sent_again_behind_a_capture_that_failed() -> None:
@@ -214,7 +214,7 @@ def test_slots_are_sent_again_behind_a_capture_that_failed() -> None:
 
     step._capture = refuse_decode_steps_of_one
     same_as_eager(runner, [Batch(0, (1, 2), (3, 3), (1, 1), admissions=admissions), both, one, both])
-    assert step._replays[Shape(1, 1, Width.GREEDY)] is None and step._replays[Shape(2, 2, Width.GREEDY)]
+    assert step._replays[Shape(1, 1, SamplingLevel.GREEDY)] is None and step._replays[Shape(2, 2, SamplingLevel.GREEDY)]
 
 
 @torch.inference_mode()
@@ -245,10 +245,10 @@ def test_a_prompt_of_one_token_and_a_chunk_of_one_are_no_decode_steps() -> None:
             Batch(0, (2,), (1,), (1,)),
         ],
     )
-    assert set(step._replays) == {Shape(32, 16, Width.GREEDY), Shape(1, 1, Width.GREEDY)}
+    assert set(step._replays) == {Shape(32, 16, SamplingLevel.GREEDY), Shape(1, 1, SamplingLevel.GREEDY)}
     # One that is admitted may need a key that another row of its step writes.
     runner.submit(Batch(0, (1, 3), (1, 1), (1, 1), admissions=(admission(3, (8,)),)))
-    assert Shape(2, 2, Width.GREEDY) not in step._replays
+    assert Shape(2, 2, SamplingLevel.GREEDY) not in step._replays
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_the_smallest_shape_that_holds_the_batch_is_taken(
     counts = (num_tokens - num_rows + 1, *(1,) * (num_rows - 1))
     # The first does not yield: no decode step.
     found = step._shape(Batch(0, tuple(range(1, num_rows + 1)), counts, (0, *(1,) * (num_rows - 1))))
-    assert found == (shape and Shape(*shape, Width.GREEDY))
+    assert found == (shape and Shape(*shape, SamplingLevel.GREEDY))
 
 
 def test_what_cannot_be_captured_is_computed_eagerly() -> None:

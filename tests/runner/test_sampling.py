@@ -1,4 +1,4 @@
-"""Drawn tokens: the filters equal transformers' warpers, the frequencies equal the softmax, and a token depends on nothing but its own row."""
+"""SampledTokens tokens: the filters equal transformers' warpers, the frequencies equal the softmax, and a token depends on nothing but its own row."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from photon_grpc.config.flags import SchedulerConfig
 from photon_grpc.core.batch import Admission, Batch
 from photon_grpc.core.request import FinishReason, SamplingParams
-from photon_grpc.kernels import draw, select
-from photon_grpc.kernels.cutoff import reference as cutoff
-from photon_grpc.kernels.draw import INVALID
-from photon_grpc.runner.sampling.tail import Tail, Width
+from photon_grpc.kernels import select
+from photon_grpc.kernels.sampling import draw
+from photon_grpc.kernels.sampling.draw import INVALID
+from photon_grpc.kernels.sampling.topk_topp import reference as cutoff
+from photon_grpc.runner.sampler import Sampler, SamplingLevel
 from photon_grpc.runner.slot_table import SlotTable
 from tests.runner.models import model
 from tests.runner.served import Served
@@ -51,18 +52,18 @@ class Identity:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden.clone()
 
-    def draw(self, hidden: torch.Tensor, chances: draw.Chances) -> torch.Tensor:
+    def draw(self, hidden: torch.Tensor, chances: draw.SamplingMetadata) -> torch.Tensor:
         return draw.reference(hidden, chances)
 
 
 def tail_of(
     samplings: list[SamplingParams], vocab_size: int, *, position: int = 0
-) -> tuple[Tail, torch.Tensor, torch.Tensor, Width]:
+) -> tuple[Sampler, torch.Tensor, torch.Tensor, SamplingLevel]:
     table = SlotTable(len(samplings) + 1, 64, 8, vocab_size, torch.device("cpu"))
     admissions = tuple(Admission(slot, (1,), 1, 0, ((1,),), sampling) for slot, sampling in enumerate(samplings, 1))
     slots = list(range(1, len(samplings) + 1))
     table.apply(Batch(1, tuple(slots), (1,) * len(slots), (1,) * len(slots), admissions=admissions))
-    tail = Tail(Identity(), table, select("torch", "cpu"))
+    tail = Sampler(Identity(), table, select("torch", "cpu"))
     return tail, torch.tensor(slots), torch.full((len(slots),), 1 + position), tail.width(slots)
 
 
@@ -109,14 +110,14 @@ def test_one_pass_over_the_head_draws_what_filters_that_keep_all_draw() -> None:
     tail._table.num_prompt[slots] = 5
     tail._table.output_index[slots] = torch.tensor([0, 1, 2], dtype=tail._table.output_index.dtype)
     context_len = torch.tensor([9, 5, 6])
-    one_pass = tail._draw_in_one(logits.clone(), slots, context_len, Width.NOISE)
-    assert torch.equal(one_pass, tail._draw_and_check(logits.clone(), slots, context_len, Width.FILTERED))
+    one_pass = tail._draw_in_one(logits.clone(), slots, context_len, SamplingLevel.NOISE)
+    assert torch.equal(one_pass, tail._draw_and_check(logits.clone(), slots, context_len, SamplingLevel.FILTERED))
 
 
 def test_ids_are_banned_up_to_min_tokens_and_for_their_request_alone() -> None:
     logits = torch.tensor([[0.0, 9.0, 1.0]])
     table = SlotTable(2, 64, 8, 3, torch.device("cpu"))
-    tail = Tail(Identity(), table, select("torch", "cpu"))
+    tail = Sampler(Identity(), table, select("torch", "cpu"))
     drawn = []
     for turn, banned in enumerate((1, 2)):
         admission = Admission(
@@ -125,7 +126,10 @@ def test_ids_are_banned_up_to_min_tokens_and_for_their_request_alone() -> None:
         table.apply(Batch(turn, (1,), (1,), (1,), admissions=(admission,)))
         # Before the token to draw: the prompt alone, then one and two tokens of the output.
         drawn.append(
-            [int(tail(logits.clone(), torch.tensor([1]), torch.tensor([n]), Width.FILTERED)[0]) for n in (1, 2, 3)]
+            [
+                int(tail(logits.clone(), torch.tensor([1]), torch.tensor([n]), SamplingLevel.FILTERED)[0])
+                for n in (1, 2, 3)
+            ]
         )
     assert drawn[0] == [2, 2, 1] and drawn[1] == [1, 1, 1]
 

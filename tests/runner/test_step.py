@@ -12,7 +12,7 @@ from photon_grpc.kernels import select
 from photon_grpc.models import Decoder, build, load
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
-from photon_grpc.runner.sampling.tail import Tail, Width
+from photon_grpc.runner.sampler import Sampler, SamplingLevel
 from photon_grpc.runner.slot_table import SlotTable
 from photon_grpc.runner.step import EagerStep
 from tests.runner.models import model
@@ -26,7 +26,7 @@ SAMPLINGS = [
 ]
 
 
-class Counted(Tail):
+class Counted(Sampler):
     """Remembers how many rows it was asked for."""
 
     def __init__(self, decoder: Decoder, table: SlotTable) -> None:
@@ -34,7 +34,7 @@ class Counted(Tail):
         self.num_rows: list[int] = []
 
     def __call__(
-        self, hidden: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, width: Width
+        self, hidden: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, width: SamplingLevel
     ) -> torch.Tensor:
         assert len(hidden) == len(slots) == len(context_len)
         self.num_rows.append(len(slots))

@@ -24,7 +24,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 _LAUNCH = (
     "import sys\n"
-    "from photon_grpc.compose.service import serve\n"
+    "from photon_grpc.service.supervisor import serve\n"
     "from photon_grpc.config.resolve import resolve\n"
     "model, listen, frontends = sys.argv[1], sys.argv[2].split(','), int(sys.argv[3])\n"
     "given = dict(model=model, load_format='dummy', device='cpu', listen=listen, frontends=frontends, num_blocks=512)\n"

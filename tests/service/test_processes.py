@@ -69,9 +69,12 @@ def test_a_service_generates_and_each_process_has_only_what_is_its_own(service, 
 @pytest.mark.parametrize(
     ("module", "foreign"),
     [
-        ("photon_grpc.compose.frontend", {"torch", "transformers", "triton", "numpy"}),
-        ("photon_grpc.compose.encoder", {"torch", "transformers", "triton", "numpy", "grpc", "google"}),
-        ("photon_grpc.compose.service", {"torch", "transformers", "triton", "numpy", "grpc", "google", "tokenizers"}),
+        ("photon_grpc.service.frontend", {"torch", "transformers", "triton", "numpy"}),
+        ("photon_grpc.service.encoder", {"torch", "transformers", "triton", "numpy", "grpc", "google"}),
+        (
+            "photon_grpc.service.supervisor",
+            {"torch", "transformers", "triton", "numpy", "grpc", "google", "tokenizers"},
+        ),
     ],
 )
 def test_modules_of_a_process_import_nothing_foreign(module, foreign):

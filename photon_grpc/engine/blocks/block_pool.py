@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from photon_grpc.core.batch import Growth as Grown
+from photon_grpc.core.batch import Growth
 from photon_grpc.core.kv import BlockTable
 from photon_grpc.core.sequence import Sequence
-from photon_grpc.engine.blocks.growth import Growth
+from photon_grpc.engine.blocks.allocation import AllocationPolicy
 from photon_grpc.engine.blocks.prefix_index import Parent, PrefixIndex
 
 #: `BlockTable.publish_at` of a table that publishes no more.
@@ -26,19 +26,19 @@ class BlockPool:
         num_blocks: blocks that requests may use: ids 1 ... num_blocks.
         block_size: tokens a block holds.
         index: what is known about the content of blocks.
-        growth: how much a sequence gets at admission.
+        allocation: how much a sequence gets at admission.
         num_groups: KVGroups; a table holds one list of blocks for each.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, index: PrefixIndex, growth: Growth, num_groups: int = 1
+        self, num_blocks: int, block_size: int, index: PrefixIndex, allocation: AllocationPolicy, num_groups: int = 1
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.growth = growth
+        self.allocation = allocation
         self._index = index
         self._num_groups = num_groups
-        self._free = growth.store(num_blocks)
+        self._free = allocation.store(num_blocks)
         self._references = [0] * (num_blocks + 1)
         #: Block -> the step that must settle first, and the same in order of release.
         self._limbo: dict[int, int] = {}
@@ -90,10 +90,10 @@ class BlockPool:
         no room.
         """
         hit = self._match(seq, root)
-        needed = self.blocks_for(self.growth.tokens_at_admission(seq)) - len(hit)
+        needed = self.blocks_for(self.allocation.tokens_at_admission(seq)) - len(hit)
         # What a hit wakes from rest is no longer there to be evicted: a resting block is never promised twice.
         waking = sum(1 for block in hit if not self._references[block] and block not in self._limbo)
-        if needed + self.growth.headroom(num_running) > self.num_available - waking:
+        if needed + self.allocation.headroom(num_running) > self.num_available - waking:
             return False
         for block in hit:
             self._reference(block)
@@ -120,8 +120,8 @@ class BlockPool:
         num_tokens = seq.num_prompt - 1
         whole = num_tokens // self.block_size
         shared = [group[:whole] for group in leader.table.groups]
-        needed = self.blocks_for(self.growth.tokens_at_admission(seq)) - whole * self._num_groups
-        if needed + self.growth.headroom(num_running) > self.num_available:
+        needed = self.blocks_for(self.allocation.tokens_at_admission(seq)) - whole * self._num_groups
+        if needed + self.allocation.headroom(num_running) > self.num_available:
             return None
         table = self._fresh_table(seq, leader.table.root)
         own = needed // self._num_groups
@@ -139,7 +139,7 @@ class BlockPool:
             (theirs[whole], ours[whole]) for theirs, ours in zip(leader.table.groups, table.groups, strict=True)
         )
 
-    def grow(self, seq: Sequence, num_tokens: int) -> list[Grown] | None:
+    def grow(self, seq: Sequence, num_tokens: int) -> list[Growth] | None:
         """Extends the table to hold `num_tokens`. None, and nothing taken, when there is no room."""
         table = seq.table
         missing = -(-(num_tokens - table.capacity) // self.block_size)
@@ -148,7 +148,7 @@ class BlockPool:
         grown = []
         for number, group in enumerate(table.groups):
             blocks = self._take(missing)
-            grown.append(Grown(seq.slot, number, len(group), tuple(blocks)))
+            grown.append(Growth(seq.slot, number, len(group), tuple(blocks)))
             group.extend(blocks)
         table.capacity += missing * self.block_size
         return grown
@@ -220,7 +220,7 @@ class BlockPool:
     # -- inside ------------------------------------------------------------------------------------------------------------------------
 
     def _match(self, seq: Sequence, root: Parent) -> list[int]:
-        if seq.request.bypass_prefix_cache or not self.growth.may_share:
+        if seq.request.bypass_prefix_cache or not self.allocation.may_share:
             return []
         return self._index.match(root, seq.ids, len(seq.ids) - 1)
 

@@ -15,11 +15,11 @@ from photon_grpc.core.batch import Admission, Batch, Fault, StepOutput
 from photon_grpc.core.request import FinishReason
 from photon_grpc.core.sequence import Flight, Sequence, Status
 from photon_grpc.engine.blocks.block_pool import BlockPool
+from photon_grpc.engine.scheduler.batch_builder import BatchBuilder
 from photon_grpc.engine.scheduler.chunking import Chunked, Chunking
-from photon_grpc.engine.scheduler.plan import Plan
 from photon_grpc.engine.scheduler.policy import Policy
 from photon_grpc.engine.scheduler.queue import WaitingQueue
-from photon_grpc.engine.scheduler.report import Report
+from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
 from photon_grpc.errors import NumericFailure
 
 
@@ -52,7 +52,7 @@ class Scheduler:
         self.num_preemptions = 0
         self._step = 0
         self._settled_step = 0
-        self._flying: deque[tuple[Batch, Plan]] = deque()
+        self._flying: deque[tuple[Batch, BatchBuilder]] = deque()
         self._slots = list(range(limits.max_num_seqs, 0, -1))
         self._slot_fences: deque[tuple[int, int]] = deque()
         self._left: list[int] = []
@@ -98,9 +98,9 @@ class Scheduler:
 
     # -- one step ----------------------------------------------------------------------------------------------------------------------
 
-    def schedule(self, now_s: float, report: Report) -> Batch | None:
+    def schedule(self, now_s: float, report: StepFrameBuilder) -> Batch | None:
         """The next Batch, or None when no sequence can compute anything now. Reports who gave way."""
-        plan = Plan(self._step + 1, self.limits.max_num_batched_tokens)
+        plan = BatchBuilder(self._step + 1, self.limits.max_num_batched_tokens)
         if self._slot_fences:
             self._open_slot_fences()
         preemptions = self.num_preemptions
@@ -124,7 +124,7 @@ class Scheduler:
         self._flying.append((batch, plan))
         return batch
 
-    def _serve_running(self, plan: Plan, report: Report) -> None:
+    def _serve_running(self, plan: BatchBuilder, report: StepFrameBuilder) -> None:
         for seq in self._in_turn():
             if plan.budget <= 0:
                 self._resume_at = seq.rank
@@ -155,7 +155,7 @@ class Scheduler:
         at = bisect_left(self.running, resume_at, key=_rank)
         return self.running[at:] + self.running[:at]
 
-    def _place(self, plan: Plan, seq: Sequence, count: int, end: int, yields: int) -> None:
+    def _place(self, plan: BatchBuilder, seq: Sequence, count: int, end: int, yields: int) -> None:
         plan.rows.append(seq)
         plan.slots.append(seq.slot)
         plan.counts.append(count)
@@ -167,7 +167,7 @@ class Scheduler:
             # Every id in these blocks is known and is written in this step, before any row of it attends.
             plan.published[len(plan.rows) - 1] = self.pool.publish(seq, end)
 
-    def _make_room(self, seq: Sequence, num_tokens: int, plan: Plan, report: Report) -> bool:
+    def _make_room(self, seq: Sequence, num_tokens: int, plan: BatchBuilder, report: StepFrameBuilder) -> bool:
         """Extends the table, preempting the worst rank if need be. False when this sequence must sit out or was preempted itself."""
         while True:
             grown = self.pool.grow(seq, num_tokens)
@@ -200,7 +200,7 @@ class Scheduler:
 
     # -- admission ---------------------------------------------------------------------------------------------------------------------
 
-    def _admit_waiting(self, plan: Plan, now_s: float) -> None:
+    def _admit_waiting(self, plan: BatchBuilder, now_s: float) -> None:
         while plan.budget > 0 and self._slots and len(self.waiting):
             seq = self.waiting.first()
             if not self.policy.admits(seq.rank, self._newest, len(self.running)):
@@ -216,7 +216,12 @@ class Scheduler:
     def _take_blocks(self, seq: Sequence) -> tuple[tuple[int, int], ...] | None:
         """Copies to make, after the sequence got its blocks; None when there is no room for it now."""
         leader = seq.leader
-        if leader is not None and self.pool.growth.may_share and seq.num_generated == 0 and self._has_prompt(leader):
+        if (
+            leader is not None
+            and self.pool.allocation.may_share
+            and seq.num_generated == 0
+            and self._has_prompt(leader)
+        ):
             return self.pool.fork(seq, leader, len(self.running))
         request = seq.request
         root = (request.adapter, request.owner, request.salt)
@@ -227,7 +232,7 @@ class Scheduler:
         is_written = leader.num_computed >= leader.num_prompt - 1 and leader.seated_step <= self._settled_step
         return leader.status is Status.RUNNING and is_written
 
-    def _seat(self, plan: Plan, seq: Sequence, copies: tuple[tuple[int, int], ...], now_s: float) -> None:
+    def _seat(self, plan: BatchBuilder, seq: Sequence, copies: tuple[tuple[int, int], ...], now_s: float) -> None:
         seq.slot = self._slots.pop()
         seq.seated_step = plan.step
         seq.status = Status.RUNNING
@@ -258,7 +263,7 @@ class Scheduler:
 
     # -- settling ----------------------------------------------------------------------------------------------------------------------
 
-    def settle(self, output: StepOutput, report: Report) -> None:
+    def settle(self, output: StepOutput, report: StepFrameBuilder) -> None:
         """Appends what the oldest step in flight produced, ends what ended, opens the fences behind it."""
         batch, plan = self._flying.popleft()
         yields, faults, ids = batch.yields, output.faults, iter(output.ids)
@@ -302,13 +307,13 @@ class Scheduler:
             return FinishReason.EOS
         return FinishReason.STOP_TOKEN if token in seq.stop_ids else seq.request.stop.limit_reason
 
-    def _finish(self, seq: Sequence, reason: FinishReason, report: Report) -> None:
+    def _finish(self, seq: Sequence, reason: FinishReason, report: StepFrameBuilder) -> None:
         if seq.status is Status.PARKED:
             self._unpark(seq)
         self._end(seq, reason)
         report.finished(seq)
 
-    def _fail(self, seq: Sequence, fault: Fault, plan: Plan, report: Report) -> None:
+    def _fail(self, seq: Sequence, fault: Fault, plan: BatchBuilder, report: StepFrameBuilder) -> None:
         """Ends a sequence whose row failed; what the row was to fill is no longer known to anybody."""
         if fault.reason == NumericFailure.reason:
             # The row was computed, and any block it read may hold what broke it. Whoever shares them sees in its own logits whether
@@ -327,7 +332,7 @@ class Scheduler:
             if other.status is Status.RUNNING and not void.isdisjoint(other.table.groups[0]):
                 self._fail_one(other, fault, report)
 
-    def _fail_one(self, seq: Sequence, fault: Fault, report: Report) -> None:
+    def _fail_one(self, seq: Sequence, fault: Fault, report: StepFrameBuilder) -> None:
         if seq.status is Status.FINISHED:
             return
         if seq.status is Status.PARKED:

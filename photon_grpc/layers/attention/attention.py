@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from photon_grpc.core.kv import KVSpec
-from photon_grpc.kernels import Kernels, write_kv
+from photon_grpc.kernels import Kernels
+from photon_grpc.kernels.attention import write_kv
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.leaf import Leaf
 from photon_grpc.layers.linear import Linear

@@ -10,8 +10,7 @@ import dataclasses
 import pytest
 import torch
 
-from photon_grpc.kernels import decode_attention, paged_attention
-from photon_grpc.kernels.parts import decode_launch
+from photon_grpc.kernels.attention import decode_attention, decode_launch, paged_attention
 from tests.kernels.paged import Shape, expected, paged_batch, tolerance
 
 pytestmark = pytest.mark.gpu

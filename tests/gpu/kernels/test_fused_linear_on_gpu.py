@@ -8,20 +8,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from photon_grpc.kernels import draw, head
-from photon_grpc.kernels.fused_linear import add_launch, qkv_launch, swiglu_launch
-from photon_grpc.kernels.parts import tiles
-from photon_grpc.kernels.parts.tiles import Tile
+from photon_grpc.kernels.linear import head, tiles
+from photon_grpc.kernels.linear.fused_linear import add_launch, qkv_launch, swiglu_launch
+from photon_grpc.kernels.linear.tiles import Tile
+from photon_grpc.kernels.sampling import draw
 from tests.kernels.fused import EPS, LAYER, Problem, Sizes, assert_near
 
 pytestmark = pytest.mark.gpu
 # Llama-3.2-1B; Qwen2.5-0.5B's; heads of 128 with few of them.
 SIZES = [Sizes(2048, 32, 8, 64, 8192), Sizes(896, 14, 2, 64, 4864, 64), Sizes(512, 4, 1, 128, 768)]
 TILES = {
-    "ring": Tile("ring", 16, 32, 4, 4),
-    "ring of wide tiles": Tile("ring", 32, 32, 2, 2),
-    "wide": Tile("wide", 64, 64, 4, 4),
-    "wide, shared out": Tile("wide", 64, 64, 4, 3, 2),
+    "gemv": Tile("gemv", 16, 32, 4, 4),
+    "ring of wide tiles": Tile("gemv", 32, 32, 2, 2),
+    "wgmma": Tile("wgmma", 64, 64, 4, 4),
+    "wide, shared out": Tile("wgmma", 64, 64, 4, 3, 2),
 }
 each_size = pytest.mark.parametrize("sizes", SIZES, ids=str)
 each_rows = pytest.mark.parametrize("rows", [1, 5, 8, 16, 33])
@@ -33,7 +33,7 @@ each_bias = pytest.mark.parametrize("bias", [False, True])
 def tile_for(kind: str, n: int, k: int, rows: int, span: int) -> Tile:
     tile = TILES[kind]
     bucket = tiles.bucket(rows)
-    if tile.kind == "wide" and bucket < 16:
+    if tile.kind == "wgmma" and bucket < 16:
         pytest.skip("wgmma has eight columns at least, this kernel sixteen rows")
     if not tiles.fits(tile, n, k, bucket, span):
         pytest.skip("the tile does not divide the shape")
@@ -90,7 +90,7 @@ def test_qkv(sizes: Sizes, rows: int, kind: str, dtype: torch.dtype, bias: bool)
     assert not problem.counters.any()
 
 
-@pytest.mark.parametrize("kind", ["ring", "wide, shared out"])
+@pytest.mark.parametrize("kind", ["gemv", "wide, shared out"])
 def test_the_same_every_time(kind: str) -> None:
     problem = Problem(2048, 8192, 16, torch.bfloat16, "cuda")
     start = problem.random(16, 2048)
@@ -102,7 +102,7 @@ def test_the_same_every_time(kind: str) -> None:
     assert all(torch.equal(result, results[0]) for result in results)
 
 
-HEAD_TILES = TILES | {"wide, two groups of warps": Tile("wide", 128, 64, 8, 4)}
+HEAD_TILES = TILES | {"wide, two groups of warps": Tile("wgmma", 128, 64, 8, 4)}
 
 
 @pytest.mark.parametrize("heat", [0.0, 0.8, None], ids=["greedy", "drawn", "both"])
@@ -114,7 +114,7 @@ def test_head_draws_from_the_logits_that_it_would_write(
 ) -> None:
     n, k = 4096, 512
     tile = HEAD_TILES[kind]
-    if tile.SPLITS > 1 or (tile.kind == "wide" and rows < 9) or (tile.kind == "ring" and rows > 32):
+    if tile.SPLITS > 1 or (tile.kind == "wgmma" and rows < 9) or (tile.kind == "gemv" and rows > 32):
         pytest.skip("the head's tiles are not shared out; wgmma wants rows, a ring few")
     generator = torch.Generator().manual_seed(rows)
     x, w = torch.randn((rows, k), generator=generator), torch.randn((n, k), generator=generator) * k**-0.5
@@ -122,7 +122,7 @@ def test_head_draws_from_the_logits_that_it_would_write(
     number = torch.arange(rows, device="cuda")
     temperature = torch.full((rows,), heat, device="cuda") if heat is not None else (number % 2) * 0.7
     slots = number.flip(0)
-    chances = draw.Chances(
+    chances = draw.SamplingMetadata(
         slots, (number + 9).int(), temperature.float(), number * 7 + (1 << 40), number % 2, number % 5
     )
     logits = head.logits_launch(x, w, tile)
@@ -136,5 +136,5 @@ def test_head_says_which_rows_are_not_finite() -> None:
     x[3, 7], x[5, 0] = torch.nan, torch.inf
     zeros, slots = torch.zeros(12, dtype=torch.int64, device="cuda"), torch.arange(12, device="cuda")
     temperature = torch.tensor([0.0, 0.9] * 6, device="cuda")
-    ids = head.draw_launch(x, w, draw.Chances(slots, zeros, temperature, zeros, zeros, zeros), TILES["ring"])
+    ids = head.draw_launch(x, w, draw.SamplingMetadata(slots, zeros, temperature, zeros, zeros, zeros), TILES["gemv"])
     assert [row for row, number in enumerate(ids.tolist()) if number == draw.INVALID] == [3, 5]

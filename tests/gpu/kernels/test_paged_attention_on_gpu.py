@@ -8,7 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from photon_grpc.kernels import TORCH, TRITON, AttentionMeta, paged_attention
+from photon_grpc.kernels import TORCH, TRITON, AttentionMetadata
+from photon_grpc.kernels.attention import paged_attention
 from tests.kernels.paged import Shape, expected, paged_batch, tolerance
 
 pytestmark = pytest.mark.gpu
@@ -55,7 +56,7 @@ def test_a_padded_graph_answers_like_eager_and_touches_block_0_alone() -> None:
     tables = torch.zeros((bucket, batch.meta.block_tables.shape[1]), dtype=torch.int32, device="cuda")
     contexts = torch.ones(bucket, dtype=torch.int32, device="cuda")
     slots = torch.zeros(bucket, dtype=torch.int64, device="cuda")
-    meta = AttentionMeta(
+    meta = AttentionMetadata(
         query_start=torch.arange(bucket + 1, dtype=torch.int32, device="cuda"),
         context_len=contexts,
         block_tables=tables,

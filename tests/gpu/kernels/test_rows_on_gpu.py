@@ -8,7 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from photon_grpc.kernels import TORCH, TRITON, cutoff, noise
+from photon_grpc.kernels import TORCH, TRITON
+from photon_grpc.kernels.sampling import noise, topk_topp
 
 pytestmark = pytest.mark.gpu
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -88,8 +89,8 @@ def test_cutoff_keeps_what_sorting_keeps(num_columns: int) -> None:
     number = torch.arange(40, device="cuda")
     top_k = torch.where(number % 3 == 0, -1, number * 7 + 1)
     top_p, min_p = 1.0 - (number % 4) * 0.2, (number % 5) * 0.03
-    kept = scaled >= cutoff.launch(scaled, top_k, top_p, min_p)[:, None]
-    expected = scaled >= cutoff.reference(scaled, top_k, top_p, min_p)[:, None]
+    kept = scaled >= topk_topp.launch(scaled, top_k, top_p, min_p)[:, None]
+    expected = scaled >= topk_topp.reference(scaled, top_k, top_p, min_p)[:, None]
     # A sum that meets top_p but for its rounding may go either way.
     assert ((kept != expected).sum(-1) <= 1).all()
 
@@ -104,9 +105,9 @@ def test_cutoff_of_hard_rows_in_a_graph(kind: str, num_rows: int) -> None:
     min_p = torch.tensor([0.0, 0.0, 0.05], device="cuda")[number % 3]
     scaled = torch.empty(num_rows, num_columns, device="cuda")
     graph = torch.cuda.CUDAGraph()
-    cutoff.launch(scaled.normal_(), top_k, top_p, min_p)
+    topk_topp.launch(scaled.normal_(), top_k, top_p, min_p)
     with torch.cuda.graph(graph):
-        out = cutoff.launch(scaled, top_k, top_p, min_p)
+        out = topk_topp.launch(scaled, top_k, top_p, min_p)
     scaled.normal_().mul_(3.0)
     if kind == "ties":
         scaled.mul_(2.0).round_().div_(2.0)
@@ -123,11 +124,11 @@ def test_cutoff_of_hard_rows_in_a_graph(kind: str, num_rows: int) -> None:
     kept = scaled >= out[:, None]
     # A sum that meets top_p but for its rounding may go either way; what rounds the same is kept or dropped together.
     least, most = (
-        cutoff.reference(scaled.double(), top_k, (top_p.double() * (1 + e)).clamp(max=1.0), min_p.double())
+        topk_topp.reference(scaled.double(), top_k, (top_p.double() * (1 + e)).clamp(max=1.0), min_p.double())
         for e in (-1e-5, 1e-5)
     )
     unweighed = top_p == 1.0
     assert (kept | (scaled < least.float()[:, None])).all()
     assert (~kept | (scaled >= most.float()[:, None])).all()
     assert (kept == (scaled >= most.float()[:, None]))[unweighed].all()
-    assert (out[min(1, num_rows - 1)] == cutoff.launch(scaled[:2], top_k[:2], top_p[:2], min_p[:2])[-1]).all()
+    assert (out[min(1, num_rows - 1)] == topk_topp.launch(scaled[:2], top_k[:2], top_p[:2], min_p[:2])[-1]).all()

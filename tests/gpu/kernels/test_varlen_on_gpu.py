@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from photon_grpc.kernels import TRITON, AttentionMeta
-from photon_grpc.kernels.parts import varlen_launch
+from photon_grpc.kernels import TRITON, AttentionMetadata
+from photon_grpc.kernels.attention import varlen_launch
 from tests.kernels.paged import PagedBatch, Shape, expected, paged_batch, tolerance
 
 pytestmark = pytest.mark.gpu
@@ -76,7 +76,7 @@ def test_a_graph_follows_lengths_that_change() -> None:
     cache = torch.zeros((blocks, *first.cache.shape[1:]), dtype=torch.bfloat16, device="cuda")
     tables = torch.zeros((2, pages), dtype=torch.int32, device="cuda")
     starts, contexts = first.meta.query_start.clone(), first.meta.context_len.clone()
-    meta = AttentionMeta(starts, contexts, tables, first.meta.scale, max_query_len=512, max_context_len=4096)
+    meta = AttentionMetadata(starts, contexts, tables, first.meta.scale, max_query_len=512, max_context_len=4096)
     q = torch.empty((512, 32, 128), dtype=torch.bfloat16, device="cuda")
     assert varlen_launch.suits(q, cache, meta)
 

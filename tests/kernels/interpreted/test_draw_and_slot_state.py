@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from photon_grpc.kernels import draw, slot_state
+from photon_grpc.kernels import slot_state
+from photon_grpc.kernels.sampling import draw
 
 
-def rows() -> draw.Chances:
+def rows() -> draw.SamplingMetadata:
     """Five rows at slots in another order."""
     temperature = torch.tensor([0.0, 0.7, 1.0, 2.5, 1e-6])
     number = torch.arange(5)
     slots, lengths = torch.tensor([0, 3, 2, 1, 4]), (number * 9).int()
-    return draw.Chances(slots, lengths, temperature, number - 2, number % 2, number * 2)
+    return draw.SamplingMetadata(slots, lengths, temperature, number - 2, number % 2, number * 2)
 
 
 def test_drawn_ids_are_equal() -> None:

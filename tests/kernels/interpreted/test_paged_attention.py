@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from photon_grpc.kernels import paged_attention, select
+from photon_grpc.kernels import select
+from photon_grpc.kernels.attention import paged_attention
 from tests.kernels.paged import PagedBatch, Shape, expected, paged_batch, tolerance
 
 TRITON = select("triton", "cpu")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from photon_grpc.kernels import TORCH, rotate_store, select, swiglu
-from photon_grpc.kernels.parts.rotation import Rotation
+from photon_grpc.kernels import TORCH, select, swiglu
+from photon_grpc.kernels.rotary import rotate_store
+from photon_grpc.kernels.rotary.rotation import Rotation
 
 TRITON = select("triton", "cpu")
 DTYPES = [torch.float32, torch.float16]

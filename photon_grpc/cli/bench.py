@@ -1,0 +1,255 @@
+"""`photon-grpc bench`: loads a running server and says how it kept up. What is asked for is made here; how it is asked, in `load.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from photon_grpc.cli.load import Answer, Percentiles, Session, Summary, Turn, Workload, run_load, summarize
+from photon_grpc.client import Client, Model
+from photon_grpc.errors import ConfigError, FeatureNotSupported, PromptTooLong
+
+DEFAULT_CONCURRENCY = 16
+#: Requests where none are named: so many for each place of a closed loop, or for so many seconds of an open one.
+_REQUESTS_PER_PLACE = 4
+_OPEN_LOOP_S = 10.0
+#: What one Python process takes without being the limit: streams at once, and tokens per second as messages of their own.
+_STREAMS_PER_PROCESS = 32
+_TOKENS_PER_S_PER_PROCESS = 10_000
+#: Requests sent later than this, at p99, were held back by us.
+_TOO_LATE_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """What the flags say; None and 0: decided by `BatchBuilder`."""
+
+    target: str
+    model: str = ""
+    concurrency: int | None = None
+    requests: int | None = None
+    input_tokens: int = 128
+    output_tokens: int = 128
+    #: Requests per second, with exponentially distributed distances; None: a closed loop.
+    rate: float | None = None
+    prompt_file: Path | None = None
+    text: bool = True
+    seed: int = 0
+    processes: int | None = None
+
+    @property
+    def places(self) -> int | None:
+        """Requests at a time; None: as many as arrive."""
+        return self.concurrency or (None if self.rate else DEFAULT_CONCURRENCY)
+
+    @property
+    def num_requests(self) -> int:
+        if self.requests:
+            return self.requests
+        return ceil(self.rate * _OPEN_LOOP_S) if self.rate else _REQUESTS_PER_PLACE * (self.places or 1)
+
+    @property
+    def num_processes(self) -> int:
+        if self.processes:
+            return self.processes
+        by_streams = (self.places or 0) / _STREAMS_PER_PROCESS
+        by_tokens = (self.rate or 0.0) * self.output_tokens / _TOKENS_PER_S_PER_PROCESS
+        return max(1, min(8, os.cpu_count() or 1, ceil(max(by_streams, by_tokens))))
+
+
+def bench(options: BenchOptions, *, as_json: bool = False) -> int:
+    """Runs the load and prints a report, or a JSON object; the exit code: 0, or 1 when no request was completed.
+
+    Raises PhotonError where nobody answers, and ConfigError for a file of prompts that cannot be read.
+    """
+    return asyncio.run(_bench(options, as_json=as_json))
+
+
+async def _bench(options: BenchOptions, *, as_json: bool) -> int:
+    async with Client(options.target) as client:
+        model = await client.model(options.model)
+    sessions = plan(options, model)
+    load = Workload(
+        target=options.target,
+        sessions=sessions,
+        concurrency=options.places,
+        model=options.model,
+        # A run finds nothing in the cache that an earlier one has left there.
+        salt=f"bench-{time.time_ns()}",
+        text=options.text,
+    )
+    with _progress(len(sessions)) as advance:
+        answers = await run_load(load, options.num_processes, advance)
+    summary = summarize(answers)
+    if as_json:
+        print(json.dumps({"options": _plain(options), "model": model.name, **asdict(summary)}))
+    else:
+        _report(options, model, summary)
+    return 0 if summary.completed else 1
+
+
+def plan(options: BenchOptions, model: Model) -> list[Session]:
+    """One session a request; in an open loop each has its time.
+
+    Raises PromptTooLong where the lengths exceed the context, and FeatureNotSupported where the server does not tell its vocabulary.
+    """
+    draw = random.Random(options.seed)
+    prompts = _prompts_of(options.prompt_file) if options.prompt_file else _random_prompts(options, model, draw)
+    start_s = 0.0
+    sessions = []
+    for index in range(options.num_requests):
+        start_s += draw.expovariate(options.rate) if options.rate else 0.0
+        sessions.append(Session([Turn(prompts[index % len(prompts)], options.output_tokens)], start_s))
+    return sessions
+
+
+def _random_prompts(options: BenchOptions, model: Model, draw: random.Random) -> list[list[int]]:
+    """Ids, a prompt of its own for every request."""
+    if not model.vocab_size:
+        raise FeatureNotSupported(
+            f"{model.name} does not say how large its vocabulary is; give texts with --prompt-file", field="vocab_size"
+        )
+    needed, limit = options.input_tokens + options.output_tokens, model.max_context_tokens
+    if limit and needed > limit:
+        raise PromptTooLong(
+            f"--input-tokens and --output-tokens make {needed}, {model.name} takes {limit}", needed=needed, limit=limit
+        )
+    return [
+        [draw.randrange(model.vocab_size) for _ in range(options.input_tokens)] for _ in range(options.num_requests)
+    ]
+
+
+def _prompts_of(path: Path) -> list[str | list[int]]:
+    """A prompt a line. In a `.jsonl` file a line is a JSON string, a list of ids, or an object that has either as "prompt"."""
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        prompts = [_prompt_of(json.loads(line)) for line in lines] if path.suffix == ".jsonl" else lines
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"--prompt-file: {path}: {error}", field="--prompt-file") from error
+    if not prompts:
+        raise ConfigError(f"--prompt-file: {path} has no prompts", field="--prompt-file")
+    return list(prompts)
+
+
+def _prompt_of(value: Any) -> str | list[int]:
+    """Raises ValueError."""
+    prompt = value.get("prompt") if isinstance(value, dict) else value
+    if isinstance(prompt, str) and prompt:
+        return prompt
+    if isinstance(prompt, list) and prompt and all(type(token) is int and 0 <= token < 2**32 for token in prompt):
+        return prompt
+    raise ValueError("a line is neither a text, nor a list of ids, nor an object with either as its prompt")
+
+
+# What is shown ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[Answer], None] | None]:
+    """A bar on a terminal, which counts requests; rates and failures beside it."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("requests"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[so_far]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("requests", total=total, so_far="")
+        begun_s, tokens, failed = time.monotonic(), 0, 0
+
+        def advance(answer: Answer) -> None:
+            nonlocal tokens, failed
+            tokens += answer.output_tokens
+            failed += bool(answer.reason)
+            rate = tokens / max(time.monotonic() - begun_s, 1e-9)
+            bar.update(task, advance=1, so_far=f"{rate:,.0f} tokens/s" + (f", {failed} failed" if failed else ""))
+
+        yield advance
+
+
+def _report(options: BenchOptions, model: Model, summary: Summary) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(_what_was_asked(options, model), markup=False)
+    console.print(_rates(summary), markup=False)
+    if summary.completed:
+        console.print(_table(summary))
+    for reason, failures in summary.failures.items():
+        console.print(f"{failures.count} failed with {reason}: {failures.message}", markup=False)
+    if summary.late_s.p99 > _TOO_LATE_S:
+        console.print(
+            f"requests were sent up to {summary.late_s.p99 * 1e3:.0f} ms late (p99): more --processes", markup=False
+        )
+
+
+def _what_was_asked(options: BenchOptions, model: Model) -> str:
+    prompts = f"prompts of {options.prompt_file}" if options.prompt_file else f"{options.input_tokens} ids in"
+    arrivals = f", {options.rate:g} arriving a second" if options.rate else ""
+    places = f", {options.places} at a time" if options.places else ""
+    parts = [
+        f"{model.name} at {options.target}",
+        f"{options.num_requests} requests{arrivals}{places}",
+        f"{prompts}, {options.output_tokens} tokens out",
+        f"{options.num_processes} client process{'' if options.num_processes == 1 else 'es'}",
+    ]
+    return " · ".join(parts)
+
+
+def _rates(summary: Summary) -> str:
+    parts = [
+        f"{summary.completed} completed in {summary.duration_s:.2f} s",
+        f"{summary.requests_per_s:,.2f} requests/s",
+        f"{summary.output_tokens_per_s:,.0f} output tokens/s",
+        f"{summary.prompt_tokens_per_s:,.0f} prompt tokens/s",
+        f"{summary.tokens_per_message:.2f} tokens a message",
+    ]
+    if summary.cached_prompt_tokens:
+        parts.append(f"{100 * summary.cached_prompt_tokens / summary.prompt_tokens:.0f} % of prompt tokens cached")
+    return " · ".join(parts)
+
+
+def _table(summary: Summary) -> Any:
+    from rich.table import Table
+
+    table = Table("milliseconds", box=None, header_style="bold", pad_edge=False)
+    for name in ("p50", "p90", "p99"):
+        table.add_column(name, justify="right", min_width=9)
+    rows: Sequence[tuple[str, Percentiles, int]] = (
+        ("to the first token", summary.ttft_s, 1),
+        ("per output token after it", summary.tpot_s, 2),
+        ("between messages", summary.gap_s, 2),
+        ("whole request", summary.total_s, 1),
+    )
+    for name, value, digits in rows:
+        # With one message an answer there is nothing between messages.
+        shown = [f"{seconds * 1e3:,.{digits}f}" for seconds in (value.p50, value.p90, value.p99)]
+        table.add_row(name, *(["–"] * 3 if value == Percentiles() else shown))
+    return table
+
+
+def _plain(options: BenchOptions) -> dict[str, Any]:
+    path = options.prompt_file
+    return asdict(options) | {
+        "prompt_file": str(path) if path else None,
+        "concurrency": options.places,
+        "requests": options.num_requests,
+        "processes": options.num_processes,
+    }

@@ -1,0 +1,247 @@
+"""`make run`: starts the service as a stranger would, watches it become ready, streams one generation through gRPC, says what to try next."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+from photon_grpc.cli.terminal import write_text
+from photon_grpc.client import Client, Options, Unreachable
+from photon_grpc.config.resolve import split_address
+from photon_grpc.errors import ConfigError
+
+PROMPT = "def fib(n):"
+DEFAULT_TARGET = "127.0.0.1:50051"
+#: A few functions long; the seed is one that the embedded model does well with.
+OPTIONS: Options = {"max_tokens": 128, "min_tokens": 80, "temperature": 0.6, "top_p": 0.95, "seed": 97}
+
+#: The command line of the service, without its flags.
+SERVE = (sys.executable, "-m", "photon_grpc", "serve")
+
+_READY_CHECK_S = 0.1
+_TROUBLE = re.compile("warning|error|critical|traceback", re.IGNORECASE)
+_CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def first_run(flags: Sequence[str], address: str, *, once: bool, prompt: str = PROMPT) -> int:
+    """Runs `photon-grpc serve` with `flags` on `address` until Ctrl-C, or with `once` until the generation is done; returns the exit code.
+
+    0 after a generation and a clean drain; the service's own code where it ended by itself. Raises PhotonError where the generation failed.
+    """
+    return asyncio.run(_first_run([*flags, "--listen", address], address, once=once, prompt=prompt))
+
+
+def choose_address(address: str) -> str:
+    """The same, with the number of a free port where it asks for any. Raises ConfigError where somebody listens there already."""
+    if address.startswith("unix:"):
+        return address
+    host, port = split_address(address)
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+            return f"{host}:{probe.getsockname()[1]}"
+    except OSError as error:
+        advice = "choose another with --listen HOST:PORT (port 0: any free one)"
+        raise ConfigError(f"--listen: {address}: {error.strerror}; {advice}", field="--listen") from error
+
+
+def target_of(address: str) -> str:
+    """What a client on this machine calls for a listener on all interfaces."""
+    return address.replace("0.0.0.0:", "127.0.0.1:", 1).replace("[::]:", "[::1]:", 1)
+
+
+async def _first_run(flags: list[str], address: str, *, once: bool, prompt: str) -> int:
+    console = Console(highlight=False)
+    target = target_of(address)
+    async with ServeProcess.started(flags) as service:
+        if not await _ready(service, target, console):
+            return await service.ended()
+        await _show_generation(target, prompt, console)
+        if not once:
+            _show_what_next(target, console)
+            service.speak()
+            await service.ended_or_stopped()
+        return await service.stop()
+
+
+class ServeProcess:
+    """`photon-grpc serve` in a child process: what it says, and how it ends.
+
+    It has a process group of its own: a Ctrl-C reaches it once, through us.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._lines: list[str] = []
+        self._is_quiet = True
+        self._stopping = asyncio.Event()
+        self._reading = asyncio.ensure_future(self._read())
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def started(cls, flags: Sequence[str]) -> AsyncIterator[ServeProcess]:
+        process = await asyncio.create_subprocess_exec(*SERVE, *flags, stderr=asyncio.subprocess.PIPE, process_group=0)
+        service = cls(process)
+        with service._signals_forwarded():
+            try:
+                yield service
+            finally:
+                await service.stop()
+
+    @property
+    def stage(self) -> str:
+        """The newest thing it said, without its time."""
+        return self._lines[-1].partition(" ")[2] if self._lines else "starting"
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.returncode is None
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    def speak(self) -> None:
+        """From now on what it says goes to stderr, after the troubles that it had so far."""
+        self._is_quiet = False
+        self._show(line for line in self._lines if _TROUBLE.search(line))
+
+    async def ended(self) -> int:
+        """Waits for it; what it said before it could work is shown. Returns its exit code, 1 where a signal ended it."""
+        code = await self._process.wait()
+        await self._reading
+        if self._is_quiet and not self.is_stopping:
+            self._show(self._lines)
+            self._lines.clear()
+        return code if code >= 0 else 1
+
+    async def ended_or_stopped(self) -> None:
+        """Until it ended by itself or somebody wants it to end."""
+        waits = [asyncio.ensure_future(self._process.wait()), asyncio.ensure_future(self._stopping.wait())]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+    async def stop(self) -> int:
+        """Asks it to drain, waits; returns its exit code."""
+        if self.is_running and not self.is_stopping:
+            self._ask_to_stop()
+        return await self.ended()
+
+    def _ask_to_stop(self) -> None:
+        """A second time makes the service end at once."""
+        self._stopping.set()
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+
+    @contextlib.contextmanager
+    def _signals_forwarded(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for signum in _CAUGHT:
+            loop.add_signal_handler(signum, self._ask_to_stop)
+        try:
+            yield
+        finally:
+            for signum in _CAUGHT:
+                loop.remove_signal_handler(signum)
+
+    async def _read(self) -> None:
+        assert self._process.stderr is not None
+        async for raw in self._process.stderr:
+            line = raw.decode(errors="replace").rstrip()
+            self._lines.append(line)
+            if not self._is_quiet:
+                self._lines.clear()
+                self._show([line])
+
+    def _show(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            print(line, file=sys.stderr, flush=True)
+
+
+async def _ready(service: ServeProcess, target: str, console: Console) -> bool:
+    """Shows what it is doing until health says that a request would run; False where it ended before."""
+    started_s = time.monotonic()
+    with console.status("") as status:
+        async with Client(target, retries=0) as client:
+            while service.is_running and not service.is_stopping:
+                if await _is_ready(client):
+                    console.print(await _introduction(client, time.monotonic() - started_s))
+                    return True
+                status.update(f"{escape(service.stage)} [dim]{time.monotonic() - started_s:.0f} s[/]")
+                await asyncio.sleep(_READY_CHECK_S)
+    return False
+
+
+async def _introduction(client: Client, seconds: float) -> str:
+    model = await client.model()
+    facts = f"{model.dtype}, context of {model.max_context_tokens:,} tokens"
+    return f"[green]✓[/] [bold]{escape(model.name)}[/] is ready after {seconds:.1f} s [dim]({escape(facts)})[/]"
+
+
+async def _is_ready(client: Client) -> bool:
+    try:
+        return await client.is_ready()
+    except Unreachable:
+        return False
+
+
+async def _show_generation(target: str, prompt: str, console: Console) -> None:
+    console.rule("[dim]photon_grpc.v1.InferenceService/StreamGenerate[/]", style="dim")
+    console.print(Text(prompt, style="bold cyan"), end="")
+    async with Client(target) as client, client.stream(prompt, **OPTIONS) as stream:
+        summary = await write_text(stream, sys.stdout)
+    console.rule(f"[dim]{summary}[/]", style="dim")
+
+
+def _show_what_next(target: str, console: Console) -> None:
+    """Without a frame at the sides, so that every line can be copied."""
+    command = command_path()
+    aimed = "" if target == DEFAULT_TARGET else f"--target {target} "
+    examples = [
+        ("another prompt", f'{command} generate {aimed}--max-tokens 64 --temperature 0 "class Stack:"'),
+        ("a conversation", f"{command} chat {aimed}".rstrip()),
+        ("any gRPC client", _grpcurl(target)),
+        ("from Python", _python(target)),
+    ]
+    console.print(f"[green]serving on [bold]{target}[/bold] until Ctrl-C[/]; meanwhile, in another terminal:\n")
+    for title, example in examples:
+        console.print(f"[dim]# {title}[/]")
+        console.print(Text(example), soft_wrap=True)
+    console.rule(style="dim")
+
+
+def _grpcurl(target: str) -> str:
+    request = '\'{"text": "import os", "stop": {"max_tokens": 32}}\''
+    return f"grpcurl -plaintext -d {request} \\\n  {target} photon_grpc.v1.InferenceService/StreamGenerate"
+
+
+def _python(target: str) -> str:
+    return (
+        "from photon_grpc.client import SyncClient\n"
+        f'for delta in SyncClient("{target}").stream("def fib(n):", max_tokens=64):\n'
+        '    print(delta.text, end="", flush=True)'
+    )
+
+
+def command_path() -> str:
+    """How the person at the terminal can call us."""
+    if shutil.which("photon-grpc"):
+        return "photon-grpc"
+    beside = Path(sys.executable).with_name("photon-grpc")
+    return os.path.relpath(beside) if beside.exists() else f"{os.path.relpath(sys.executable)} -m photon_grpc"

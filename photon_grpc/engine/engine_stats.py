@@ -1,0 +1,98 @@
+"""Counts and rates of the engine, as front ends are told them."""
+
+from __future__ import annotations
+
+import time
+
+from photon_grpc.core.batch import StepOutput
+from photon_grpc.core.stats import Load, drain_s
+from photon_grpc.engine.scheduler.scheduler import Scheduler
+from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
+
+#: Rates are averages over about this long.
+_WINDOW_S = 1.0
+
+
+class EngineStats:
+    """Filled step by step; `load` is a snapshot."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._step_s = 0.0
+        self._prompt = self._cached = self._output = self._overrun = 0
+        self._finished = self._failed = self._cancelled = 0
+        #: When the window began; None at rest.
+        self._since_s: float | None = None
+        self._mark = (0, 0, 0)
+        #: Output and prompt tokens per second.
+        self._rates = (0.0, 0.0)
+        self._ended_per_s = 0.0
+
+    def stepped(self, output: StepOutput) -> None:
+        self.steps += 1
+        self._step_s = output.duration_s
+
+    def count(self, report: StepFrameBuilder) -> None:
+        self._output += report.output_tokens
+        self._overrun += report.overrun_tokens
+        self._prompt += report.prompt_tokens
+        self._cached += report.cached_tokens
+        for columns in report.columns.values():
+            self._finished += len(columns.finished)
+            self._failed += len(columns.failed)
+
+    def stopped(self) -> None:
+        """An output was ended by its front end: a stop string."""
+        self._finished += 1
+
+    def cancelled(self) -> None:
+        """An output is wanted no longer."""
+        self._cancelled += 1
+
+    def retry_after_s(self, num_waiting: int) -> float:
+        """Seconds that one who finds so many waiting is told to wait."""
+        return drain_s(num_waiting, self._ended_per_s)
+
+    def load(self, scheduler: Scheduler) -> Load:
+        self._measure(scheduler)
+        pool = scheduler.pool
+        return Load(
+            running=len(scheduler.running),
+            queued=len(scheduler.waiting),
+            queued_prompt_tokens=scheduler.waiting.num_tokens,
+            total_blocks=pool.num_blocks,
+            owned_blocks=pool.num_owned,
+            cached_blocks=pool.num_cached,
+            free_blocks=pool.num_free,
+            limbo_blocks=pool.num_limbo,
+            step_s=self._step_s,
+            output_tokens_per_s=self._rates[0],
+            prompt_tokens_per_s=self._rates[1],
+            ended_per_s=self._ended_per_s,
+            steps=self.steps,
+            prompt_tokens=self._prompt,
+            cached_prompt_tokens=self._cached,
+            output_tokens=self._output,
+            overrun_tokens=self._overrun,
+            preemptions=scheduler.num_preemptions,
+            finished=self._finished,
+            failed=self._failed,
+            cancelled=self._cancelled,
+        )
+
+    def _measure(self, scheduler: Scheduler) -> None:
+        """Rates over windows in which there was work: hours of rest say nothing about how fast the queue drains."""
+        if not scheduler.has_work():
+            self._since_s, self._rates = None, (0.0, 0.0)
+            return
+        now_s = time.monotonic()
+        mark = (self._output, self._prompt, self._finished + self._cancelled)
+        if self._since_s is None:
+            self._since_s, self._mark = now_s, mark
+            return
+        elapsed_s = now_s - self._since_s
+        if elapsed_s < _WINDOW_S:
+            return
+        output, prompt, ended = (new - old for new, old in zip(mark, self._mark, strict=True))
+        self._rates, self._ended_per_s = (output / elapsed_s, prompt / elapsed_s), ended / elapsed_s
+        self._since_s, self._mark = now_s, mark

@@ -1,0 +1,101 @@
+"""What a step has to tell, gathered in columns per front end."""
+
+from __future__ import annotations
+
+from photon_grpc.core.frames import Failed, Finished, Started, StepFrame
+from photon_grpc.core.sequence import Sequence
+from photon_grpc.core.stats import Load
+
+
+class _Columns:
+    __slots__ = ("handles", "ids", "finished", "failed", "started", "preempted", "newest_added")
+
+    def __init__(self) -> None:
+        self.handles: list[int] = []
+        self.ids: list[int] = []
+        self.finished: list[Finished] = []
+        self.failed: list[Failed] = []
+        self.started: list[Started] = []
+        self.preempted: list[int] = []
+        self.newest_added = 0
+
+
+class StepFrameBuilder:
+    """Filled by the Scheduler and the Engine during one step, then sent as one StepFrame per front end."""
+
+    __slots__ = ("cached_tokens", "columns", "ended", "output_tokens", "overrun_tokens", "prompt_tokens")
+
+    def __init__(self) -> None:
+        self.columns: dict[int, _Columns] = {}
+        #: Sequences that need no entry in any map any more.
+        self.ended: list[Sequence] = []
+        self.output_tokens = 0
+        self.overrun_tokens = 0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+
+    def _of(self, frontend: int) -> _Columns:
+        columns = self.columns.get(frontend)
+        if columns is None:
+            columns = self.columns[frontend] = _Columns()
+        return columns
+
+    def token(self, seq: Sequence, token: int) -> None:
+        columns = self.columns.get(seq.frontend) or self._of(seq.frontend)
+        columns.handles.append(seq.handle)
+        columns.ids.append(token)
+        self.output_tokens += 1
+        if len(seq.ids) == seq.num_prompt + 1:
+            columns.started.append(Started(seq.handle, seq.num_cached, _queue_s(seq)))
+            self._prompt(seq)
+
+    def finished(self, seq: Sequence) -> None:
+        if not seq.num_generated:
+            self._prompt(seq)
+        done = Finished(seq.handle, seq.finish_reason, seq.num_generated, seq.num_cached, _queue_s(seq))
+        self._of(seq.frontend).finished.append(done)
+        self.ended.append(seq)
+
+    def failed(self, seq: Sequence, reason: str, message: str, *, retry_after_s: float | None = None) -> None:
+        self.refused(seq.frontend, Failed(seq.handle, reason, message, retry_after_s=retry_after_s))
+        self.ended.append(seq)
+
+    def refused(self, frontend: int, failed: Failed) -> None:
+        self._of(frontend).failed.append(failed)
+
+    def preempted(self, seq: Sequence) -> None:
+        self._of(seq.frontend).preempted.append(seq.handle)
+
+    def added(self, frontend: int, handle: int) -> None:
+        """An Add was read: its front end is told so in this step."""
+        self._of(frontend).newest_added = handle
+
+    def _prompt(self, seq: Sequence) -> None:
+        # Computed, and billed, once: for the first output.
+        if seq.index == 0:
+            self.prompt_tokens += seq.num_prompt
+            self.cached_tokens += seq.num_cached
+
+    def frames(self, step: int, load: Load) -> list[tuple[int, StepFrame]]:
+        return [
+            (
+                frontend,
+                StepFrame(
+                    step,
+                    tuple(c.handles),
+                    tuple(c.ids),
+                    tuple(c.finished),
+                    tuple(c.failed),
+                    load,
+                    tuple(c.started),
+                    tuple(c.preempted),
+                    c.newest_added,
+                ),
+            )
+            for frontend, c in self.columns.items()
+        ]
+
+
+def _queue_s(seq: Sequence) -> float:
+    arrival_s = seq.request.arrival_s
+    return max(0.0, (seq.first_scheduled_s or arrival_s) - arrival_s)

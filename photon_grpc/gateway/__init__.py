@@ -1,1 +1,0 @@
-"""Other ways in: a terminal in front of a gRPC server. Computes nothing and knows nothing of what is behind the wire."""

@@ -1,0 +1,265 @@
+"""Gluon kernel for attention of one query a row over paged keys; `decode_attention.py` has formula and launcher.
+
+One program takes a share of the keys of one (row, key head), each of its KW warps BN of KW · BN keys a step: products have
+rank 3 with the warps along the batch axis, so that a warp runs on its own until the warps' results are joined at the end.
+Products are transposed, keys (or the head's dimensions) in their 16 rows and the group of query heads in their 8 columns: the
+few heads of a group leave half as much of them empty as the other way round.
+
+Keys and values pass through a ring of NS steps, the page of a step looked up one step before its copy starts. The newest key
+comes from the kernel before: with EARLY all steps of the ring but a share's last are fetched before the programmatic wait.
+"""
+
+from __future__ import annotations
+
+from photon_grpc.kernels.gluon import async_copy, gdc_launch_dependents, gdc_wait, gl, gluon_jit, mma_v2
+
+
+@gluon_jit
+def look_up(
+    table, key, stop, BLOCK_SIZE: gl.constexpr, BN: gl.constexpr, KW: gl.constexpr, copy: gl.constexpr
+):  # fmt: skip
+    """Page of the keys from `key` on: one number where a step lies in one page, else [KW, 1 or BN, 1]."""
+    if BLOCK_SIZE % (KW * BN) == 0:
+        page = gl.load(table + key // BLOCK_SIZE, mask=key < stop, other=0)
+    else:
+        warp = gl.arange(0, KW, layout=gl.SliceLayout(1, gl.SliceLayout(2, copy)))[:, None, None]
+        row = gl.arange(0, BN, layout=gl.SliceLayout(0, gl.SliceLayout(2, copy)))[None, :, None]
+        keys = key + warp * BN
+        if BLOCK_SIZE % BN != 0:
+            keys += row
+        page = gl.load(table + keys // BLOCK_SIZE, mask=keys < stop, other=0)
+    return page
+
+
+@gluon_jit
+def fetch(
+    ks, vs, keys, page, key, stop, block_stride,
+    V_OFFSET: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr, BN: gl.constexpr, KW: gl.constexpr,
+    copy: gl.constexpr,
+):  # fmt: skip
+    """Starts the copies of KW · BN keys and values; zeros from `stop` on."""
+    warp = gl.arange(0, KW, layout=gl.SliceLayout(1, gl.SliceLayout(2, copy)))[:, None, None]
+    row = gl.arange(0, BN, layout=gl.SliceLayout(0, gl.SliceLayout(2, copy)))[None, :, None]
+    column = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, gl.SliceLayout(1, copy)))[None, None, :]
+    number = warp * BN + row
+    if BLOCK_SIZE % (KW * BN) == 0:
+        at = keys + page.to(gl.int64) * block_stride + key % BLOCK_SIZE * HEAD_DIM + (number * HEAD_DIM + column)
+    else:
+        at = keys + (page.to(gl.int64) * block_stride + (key + number) % BLOCK_SIZE * HEAD_DIM) + column
+    inside = (key + number < stop) & (column >= 0)
+    async_copy.async_copy_global_to_shared(ks, at, mask=inside)
+    async_copy.async_copy_global_to_shared(vs, at + V_OFFSET, mask=inside)
+
+
+@gluon_jit
+def attend(
+    ks, vs, query, high, total, acc, scale, num_keys,
+    BN: gl.constexpr, KW: gl.constexpr, HEADS: gl.constexpr, MASKED: gl.constexpr, mma: gl.constexpr,
+):  # fmt: skip
+    """One step over the first `num_keys` keys (with MASKED, else over all) of K and V [KW, BN, D], query [KW, D, HEADS].
+
+    Returns the new high [KW, HEADS] in units of q · k, total [KW, BN, HEADS] not yet summed over keys, acc [KW, D, HEADS].
+    """
+    left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
+    right: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
+    scores = mma_v2(ks.load(left), query, gl.zeros([KW, BN, HEADS], gl.float32, mma))
+    if MASKED:
+        warp = gl.arange(0, KW, layout=gl.SliceLayout(1, gl.SliceLayout(2, mma)))[:, None, None]
+        number = gl.arange(0, BN, layout=gl.SliceLayout(0, gl.SliceLayout(2, mma)))[None, :, None]
+        scores = gl.where(warp * BN + number < num_keys, scores, -float("inf"))
+    top = gl.maximum(high, gl.max(scores, 1))
+    base = top
+    if MASKED:
+        # A warp that has seen no key has no maximum to subtract.
+        base = gl.where(top == -float("inf"), 0.0, top)
+    p = gl.exp2(scores * scale - (base * scale)[:, None, :])
+    shrink = gl.exp2((high - base) * scale)
+    total = total * shrink[:, None, :] + p
+    acc = acc * shrink[:, None, :]
+    acc = mma_v2(vs.permute([0, 2, 1]).load(left), gl.convert_layout(p.to(query.dtype), right), acc)
+    return top, total, acc
+
+
+@gluon_jit
+def load_query(
+    q, is_one, GROUP: gl.constexpr, HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, KW: gl.constexpr, right: gl.constexpr
+):  # fmt: skip
+    """Queries of a group [KW, D, HEADS], the same for every warp; zeros where it is no row of one query."""
+    warp = gl.arange(0, KW, layout=gl.SliceLayout(1, gl.SliceLayout(2, right)))[:, None, None]
+    member = gl.arange(0, HEADS, layout=gl.SliceLayout(0, gl.SliceLayout(1, right)))[None, None, :]
+    column = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, gl.SliceLayout(2, right)))[None, :, None]
+    inside = is_one & (member < GROUP) & (column >= 0) & (warp >= 0)
+    return gl.load(q + (member * HEAD_DIM + column + warp * 0), mask=inside, other=0.0)
+
+
+@gluon_jit
+def decode_attention_kernel(
+    q, pages, out, partial, partial_weight, counters, query_start, context_len, block_tables,
+    scale, q_stride, block_stride, table_stride,
+    KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr,
+    SPLITS: gl.constexpr, MIN_SHARE: gl.constexpr, BN: gl.constexpr, KW: gl.constexpr, NS: gl.constexpr,
+    EARLY: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """One program for (key head, row, share of the keys).
+
+    HEADS is GROUP padded to 8 or 16. With `query_start` row b's query is the one at query_start[b], and rows of another number
+    of queries are left alone; without it row b's query is q[b].
+    """
+    mma: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[KW, 1, 1], instr_shape=[1, 16, 8])
+    right: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
+    TD: gl.constexpr = HEAD_DIM // 8
+    copy: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 32 // TD, TD], [KW, 1, 1], [2, 1, 0])
+    swizzle: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [2, 1, 0])
+    kind: gl.constexpr = q.dtype.element_ty
+    STEP: gl.constexpr = KW * BN
+    V_OFFSET: gl.constexpr = KV_HEADS * BLOCK_SIZE * HEAD_DIM
+    kv_head, row, split = gl.program_id(0), gl.program_id(1), gl.program_id(2)
+    if not EARLY and PDL:
+        gdc_wait()
+    # Lengths and tables are older than the kernel before, which began to write only when all before it was complete.
+    context = gl.load(context_len + row)
+    query_row = row
+    if query_start is not None:
+        query_row = gl.load(query_start + row)
+        context = gl.where(gl.load(query_start + row + 1) - query_row == 1, context, 0)
+    wanted = gl.maximum(gl.minimum((context + MIN_SHARE - 1) // MIN_SHARE, SPLITS), 1)
+    share = (context + wanted * STEP - 1) // (wanted * STEP) * STEP
+    num_shares = (context + share - 1) // gl.maximum(share, 1)
+    begin = split * share
+    stop = gl.minimum(begin + share, context)
+    num_steps = (gl.maximum(stop - begin, 0) + STEP - 1) // STEP
+    table = block_tables + row.to(gl.int64) * table_stride
+    keys = pages + kv_head * (BLOCK_SIZE * HEAD_DIM)
+    ks = gl.allocate_shared_memory(kind, [NS, KW, BN, HEAD_DIM], swizzle)
+    vs = gl.allocate_shared_memory(kind, [NS, KW, BN, HEAD_DIM], swizzle)
+    page = look_up(table, begin, stop, BLOCK_SIZE, BN, KW, copy)
+    num_early = 0
+    if EARLY:
+        num_early = gl.minimum(gl.maximum(num_steps - 1, 0), NS)
+        for s in range(num_early):
+            key = begin + s * STEP
+            fetch(
+                ks.index(s), vs.index(s), keys, page, key, stop, block_stride,
+                V_OFFSET, HEAD_DIM, BLOCK_SIZE, BN, KW, copy,
+            )  # fmt: skip
+            async_copy.commit_group()
+            page = look_up(table, key + STEP, stop, BLOCK_SIZE, BN, KW, copy)
+    if PDL:
+        if EARLY:
+            gdc_wait()
+        gdc_launch_dependents()
+    if split < num_shares:
+        its_query = q + (query_row.to(gl.int64) * q_stride + kv_head * (GROUP * HEAD_DIM))
+        query = load_query(its_query, context > 0, GROUP, HEADS, HEAD_DIM, KW, right)
+        for s in range(num_early, NS):
+            key = begin + s * STEP
+            if s < num_steps:
+                fetch(
+                    ks.index(s), vs.index(s), keys, page, key, stop, block_stride,
+                    V_OFFSET, HEAD_DIM, BLOCK_SIZE, BN, KW, copy,
+                )  # fmt: skip
+            async_copy.commit_group()
+            page = look_up(table, key + STEP, stop, BLOCK_SIZE, BN, KW, copy)
+        high = gl.full([KW, HEADS], -float("inf"), gl.float32, gl.SliceLayout(1, mma))
+        total = gl.zeros([KW, BN, HEADS], gl.float32, mma)
+        acc = gl.zeros([KW, HEAD_DIM, HEADS], gl.float32, mma)
+        slot = 0
+        for i in range(num_steps - 1):
+            async_copy.wait_group(NS - 1)
+            high, total, acc = attend(
+                ks.index(slot), vs.index(slot), query, high, total, acc, scale, 0, BN, KW, HEADS, False, mma
+            )
+            key = begin + (i + NS) * STEP
+            if key < stop:
+                fetch(
+                    ks.index(slot), vs.index(slot), keys, page, key, stop, block_stride,
+                    V_OFFSET, HEAD_DIM, BLOCK_SIZE, BN, KW, copy,
+                )  # fmt: skip
+            async_copy.commit_group()
+            page = look_up(table, key + STEP, stop, BLOCK_SIZE, BN, KW, copy)
+            slot = gl.where(slot == NS - 1, 0, slot + 1)
+        async_copy.wait_group(0)
+        num_keys = stop - begin - (num_steps - 1) * STEP
+        high, total, acc = attend(
+            ks.index(slot), vs.index(slot), query, high, total, acc, scale, num_keys, BN, KW, HEADS, True, mma
+        )
+        store_share(
+            high, total, acc, out, partial, partial_weight, counters, scale, query_row, kv_head, split, num_shares,
+            KV_HEADS, GROUP, HEADS, HEAD_DIM, SPLITS, mma,
+        )  # fmt: skip
+
+
+@gluon_jit
+def store_share(
+    high, total, acc, out, partial, partial_weight, counters, scale, row, kv_head, split, num_shares,
+    KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, SPLITS: gl.constexpr,
+    mma: gl.constexpr,
+):  # fmt: skip
+    """Joins the warps, and where there are several shares those, once the last has arrived."""
+    layout: gl.constexpr = gl.SliceLayout(0, mma)
+    total = gl.sum(total, 1)
+    top = gl.max(high, 0)
+    factor = gl.exp2((high - top[None, :]) * scale)
+    total = gl.convert_layout(gl.sum(total * factor, 0), gl.SliceLayout(0, layout))
+    weight = gl.convert_layout(top, gl.SliceLayout(0, layout)) * scale + gl.log2(total)
+    acc = gl.sum(acc * factor[:, None, :], 0) / total[None, :]
+    member = gl.arange(0, HEADS, layout=gl.SliceLayout(0, layout))
+    column = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(1, layout))
+    is_head = member < GROUP
+    head = row * (KV_HEADS * GROUP) + kv_head * GROUP + member
+    to = out + (row.to(gl.int64) * (KV_HEADS * GROUP * HEAD_DIM) + kv_head * (GROUP * HEAD_DIM))
+    to += member[None, :] * HEAD_DIM + column[:, None]
+    kind: gl.constexpr = out.dtype.element_ty
+    if SPLITS == 1:
+        gl.store(to, acc.to(kind), mask=is_head[None, :])
+    else:
+        if num_shares == 1:
+            gl.store(to, acc.to(kind), mask=is_head[None, :])
+        else:
+            place = head * SPLITS
+            gl.store(partial + (place + split)[None, :] * HEAD_DIM + column[:, None], acc, mask=is_head[None, :])
+            gl.store(partial_weight + place + split, weight, mask=is_head)
+            gl.thread_barrier()
+            counter = counters + row * KV_HEADS + kv_head
+            if gl.atomic_add(counter, 1, sem="acq_rel") == num_shares - 1:
+                gl.store(counter, 0)
+                sums, all_weight = join_shares(
+                    partial, partial_weight, place, num_shares, column, is_head, HEADS, HEAD_DIM, layout
+                )
+                gl.store(to, (sums / all_weight[None, :]).to(kind), mask=is_head[None, :])
+
+
+@gluon_jit
+def join_shares(
+    partial, partial_weight, place, num_shares, column, is_head,
+    HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """(acc [D, HEADS], total [HEADS]) over the shares' results in the order of their numbers."""
+    high = gl.full([HEADS], -float("inf"), gl.float32, gl.SliceLayout(0, layout))
+    total = gl.zeros([HEADS], gl.float32, gl.SliceLayout(0, layout))
+    acc = gl.zeros([HEAD_DIM, HEADS], gl.float32, layout)
+    for share in range(0, num_shares, 2):
+        # Two at a time: their loads are under way together.
+        weight, part = load_share(partial, partial_weight, place, share, num_shares, column, is_head, HEAD_DIM)
+        weight_2, part_2 = load_share(partial, partial_weight, place, share + 1, num_shares, column, is_head, HEAD_DIM)
+        high, total, acc = fold(high, total, acc, weight, part)
+        high, total, acc = fold(high, total, acc, weight_2, part_2)
+    return acc, total
+
+
+@gluon_jit
+def load_share(partial, partial_weight, place, share, num_shares, column, is_head, HEAD_DIM: gl.constexpr):
+    """(weight [HEADS], result [D, HEADS]) of one share, past the first-level cache; of no weight where there is none."""
+    there = is_head & (share < num_shares)
+    weight = gl.load(partial_weight + place + share, mask=there, other=0.0, cache_modifier=".cg")
+    at = partial + (place + share)[None, :] * HEAD_DIM + column[:, None]
+    part = gl.load(at, mask=there[None, :], other=0.0, cache_modifier=".cg")
+    return gl.where(share < num_shares, weight, -float("inf")), part
+
+
+@gluon_jit
+def fold(high, total, acc, weight, part):
+    """The running result with one more share's in it."""
+    top = gl.maximum(high, weight)
+    shrink, factor = gl.exp2(high - top), gl.exp2(weight - top)
+    return top, total * shrink + factor, acc * shrink[None, :] + part * factor[None, :]

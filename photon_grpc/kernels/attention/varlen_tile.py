@@ -1,0 +1,298 @@
+"""Gluon kernel for attention of several queries a row over paged keys (sm_90); `paged_attention.py` has formula and launcher.
+
+One program takes a tile of (query, head of the group) pairs of one row and one key head. Its warps are specialised: one
+fetches tiles of BN keys and values through the bulk copy engine into a ring of NS stages, CONSUMERS groups of four warps
+each take 64 of the tile's pairs against every stage. While one group computes its softmax another has the tensor cores.
+
+A pair's sums run over the same tiles of keys in the same order wherever it lies, so its result is the same, bit for bit,
+in any batch.
+"""
+
+from __future__ import annotations
+
+from photon_grpc.kernels.attention.find_tile import find_tile
+from photon_grpc.kernels.gluon import (
+    TensorDescriptor,
+    constexpr_function,
+    fence_async_shared,
+    gl,
+    gluon_jit,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+#: Pairs of one consumer: the rows of one wgmma.
+CONSUMER_PAIRS = 64
+
+
+@constexpr_function
+def page_layout():
+    """How a tile of 16-bit keys or values lies in shared memory."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+
+
+def descriptor(cache, box_rows: int):
+    """The bulk copy engine's view of the whole cache: rows [num_blocks · layers · 2 · Hkv · block_size, D]."""
+    rows = cache.view(-1, cache.shape[-1])
+    return TensorDescriptor(rows, list(rows.shape), list(rows.stride()), [box_rows, rows.shape[1]], page_layout())
+
+
+@gluon_jit
+def fetch(
+    cache, tiles, stage, ready, table, start, context, head_row, page_rows,
+    BLOCK_SIZE: gl.constexpr, BN: gl.constexpr,
+):  # fmt: skip
+    """Starts the copy of the keys (or values) start … start + BN - 1; zeros for pages from the context's end on."""
+    BOX: gl.constexpr = BLOCK_SIZE if BLOCK_SIZE < BN else BN
+    mbarrier.expect(ready, BN * tiles.shape[2] * 2)
+    for box in gl.static_range(BN // BOX):
+        key = start + box * BOX
+        page = gl.load(table + key // BLOCK_SIZE, mask=key < context, other=0)
+        # A row behind the last one of the cache reads as zeros.
+        at = gl.where(key < context, page * page_rows + head_row + key % BLOCK_SIZE, 0x7FFFFF00)
+        tma.async_copy_global_to_shared(cache, [at, 0], ready, tiles.index(stage).slice(box * BOX, BOX))
+
+
+@gluon_jit
+def clear_tail(tiles, stage, valid, BN: gl.constexpr):
+    """Zeros in the rows of a tile from `valid` on: what no row owns may be NaN, and 0 · NaN is NaN. For one warp."""
+    LANES: gl.constexpr = tiles.shape[2] // 8
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [1, 1], [1, 0])
+    row = gl.arange(0, 8, layout=gl.SliceLayout(1, layout))
+    for first in gl.static_range(0, BN, 8):
+        if first + 8 > valid:
+            rows = tiles.index(stage).slice(first, 8)
+            owned = rows.load(layout)
+            rows.store(gl.where((first + row < valid)[:, None], owned, 0.0))
+
+
+@gluon_jit
+def produce(
+    cache, landed, ring, pages, BLOCK_SIZE: gl.constexpr, BN: gl.constexpr, NS: gl.constexpr,
+):  # fmt: skip
+    """The fetching warp."""
+    ks, vs, k_ready, v_ready, k_free, v_free = ring
+    table, k_row, v_rows, page_rows, steps, context = pages
+    for j in range(steps):
+        stage = j % NS
+        phase = (j // NS + 1) & 1
+        mbarrier.wait(k_free.index(stage), phase)
+        fetch(cache, ks, stage, k_ready.index(stage), table, j * BN, context, k_row, page_rows, BLOCK_SIZE, BN)
+        mbarrier.wait(v_free.index(stage), phase)
+        ready = v_ready.index(stage)
+        if (j + 1) * BN <= context:
+            fetch(cache, vs, stage, ready, table, j * BN, context, k_row + v_rows, page_rows, BLOCK_SIZE, BN)
+        else:
+            fetch(cache, vs, stage, landed, table, j * BN, context, k_row + v_rows, page_rows, BLOCK_SIZE, BN)
+            mbarrier.wait(landed, 0)
+            clear_tail(vs, stage, context - j * BN, BN)
+            fence_async_shared()
+            mbarrier.arrive(ready, count=1)
+
+
+@gluon_jit
+def soften(scores, high, total, scale, key, position, MASKED: gl.constexpr):
+    """(weights, factor for what was summed before, new maximum in units of log2, new sum) of one tile of scores.
+
+    Key 0 is in the first tile and visible to all: no maximum is ever -inf behind it. `scale` > 0 includes log2(e).
+    """
+    if MASKED:
+        scores = gl.where(key[None, :] <= position[:, None], scores, -float("inf"))
+    top = gl.maximum(high, gl.max(scores, 1) * scale)
+    weights = gl.exp2(scores * scale - top[:, None])
+    shrink = gl.exp2(high - top)
+    return weights, shrink, top, total * shrink + gl.sum(weights, 1)
+
+
+@gluon_jit
+def step(
+    q, ring, acc, high, total, zero, j, scale, number, position, NS: gl.constexpr, MASKED: gl.constexpr,
+):  # fmt: skip
+    """Scores, softmax and weighted sum of tile j, one after another: the other groups fill the tensor cores' gaps."""
+    ks, vs, k_ready, v_ready, k_free, v_free = ring
+    stage = j % NS
+    mbarrier.wait(k_ready.index(stage), j // NS & 1)
+    scores = warpgroup_mma(q, ks.index(stage).permute([1, 0]), zero, use_acc=False, is_async=True)
+    scores = warpgroup_mma_wait(0, deps=[scores])
+    mbarrier.arrive(k_free.index(stage), count=1)
+    key = j * ks.shape[1] + number
+    weights, shrink, high, total = soften(scores, high, total, scale, key, position, MASKED)
+    acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
+    weights = gl.convert_layout(weights.to(vs.dtype), gl.DotOperandLayout(0, acc.type.layout, 2))
+    mbarrier.wait(v_ready.index(stage), j // NS & 1)
+    acc = warpgroup_mma(weights, vs.index(stage), acc, is_async=True)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(v_free.index(stage), count=1)
+    return acc, high, total
+
+
+@gluon_jit
+def ahead_step(
+    q, ring, acc, high, total, weights, zero, j, scale, number, position, NS: gl.constexpr, MASKED: gl.constexpr,
+):  # fmt: skip
+    """Scores and softmax of tile j, and beside the softmax the weighted sum of tile j - 1."""
+    ks, vs, k_ready, v_ready, k_free, v_free = ring
+    stage, older = j % NS, (j - 1) % NS
+    mbarrier.wait(k_ready.index(stage), j // NS & 1)
+    scores = warpgroup_mma(q, ks.index(stage).permute([1, 0]), zero, use_acc=False, is_async=True)
+    mbarrier.wait(v_ready.index(older), (j - 1) // NS & 1)
+    acc = warpgroup_mma(weights, vs.index(older), acc, is_async=True)
+    scores = warpgroup_mma_wait(1, deps=[scores])
+    mbarrier.arrive(k_free.index(stage), count=1)
+    key = j * ks.shape[1] + number
+    new_weights, shrink, high, total = soften(scores, high, total, scale, key, position, MASKED)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(v_free.index(older), count=1)
+    acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
+    weights = gl.convert_layout(new_weights.to(vs.dtype), gl.DotOperandLayout(0, acc.type.layout, 2))
+    return acc, high, total, weights
+
+
+@gluon_jit
+def attend_all(
+    q, ring, scale, position, full, steps,
+    BN: gl.constexpr, NS: gl.constexpr, AHEAD: gl.constexpr, out_mma: gl.constexpr, score_mma: gl.constexpr,
+):  # fmt: skip
+    """(acc [64, D], total [64]) of one group's pairs over all tiles; the first `full` of them need no mask."""
+    ks, vs, k_ready, v_ready, k_free, _ = ring
+    PAIRS: gl.constexpr = q.shape[0]
+    D: gl.constexpr = q.shape[1]
+    number = gl.arange(0, BN, layout=gl.SliceLayout(0, score_mma))
+    high = gl.full([PAIRS], -float("inf"), gl.float32, gl.SliceLayout(1, score_mma))
+    total = gl.zeros([PAIRS], gl.float32, gl.SliceLayout(1, score_mma))
+    acc = gl.zeros([PAIRS, D], gl.float32, out_mma)
+    zero = gl.zeros([PAIRS, BN], gl.float32, score_mma)
+    if AHEAD:
+        mbarrier.wait(k_ready.index(0), 0)
+        scores = warpgroup_mma(q, ks.index(0).permute([1, 0]), zero, use_acc=False, is_async=True)
+        scores = warpgroup_mma_wait(0, deps=[scores])
+        mbarrier.arrive(k_free.index(0), count=1)
+        first, _, high, total = soften(scores, high, total, scale, number, position, True)
+        weights = gl.convert_layout(first.to(vs.dtype), gl.DotOperandLayout(0, out_mma, 2))
+        for j in range(1, full):
+            acc, high, total, weights = ahead_step(
+                q, ring, acc, high, total, weights, zero, j, scale, number, position, NS, False,
+            )  # fmt: skip
+        for j in range(gl.maximum(full, 1), steps):
+            acc, high, total, weights = ahead_step(
+                q, ring, acc, high, total, weights, zero, j, scale, number, position, NS, True,
+            )  # fmt: skip
+        last = steps - 1
+        mbarrier.wait(v_ready.index(last % NS), last // NS & 1)
+        acc = warpgroup_mma(weights, vs.index(last % NS), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+    else:
+        for j in range(full):
+            acc, high, total = step(
+                q, ring, acc, high, total, zero, j, scale, number, position, NS, False,
+            )  # fmt: skip
+        for j in range(full, steps):
+            acc, high, total = step(
+                q, ring, acc, high, total, zero, j, scale, number, position, NS, True,
+            )  # fmt: skip
+    return acc, total
+
+
+@gluon_jit
+def consume(
+    q, out, qs, ring, tile,
+    GROUP_OF_WARPS: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, BN: gl.constexpr, NS: gl.constexpr,
+    AHEAD: gl.constexpr,
+):  # fmt: skip
+    """One group of four warps: pairs 64 · GROUP_OF_WARPS … of the tile."""
+    first_query, first, count, before, kv_head, q_stride, scale, full, steps = tile
+    PAIRS: gl.constexpr = qs.shape[1]
+    D: gl.constexpr = qs.shape[2]
+    LANES: gl.constexpr = D // 8
+    kind: gl.constexpr = qs.dtype
+    score_mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
+    out_mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
+    copy: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
+    pair = GROUP_OF_WARPS * PAIRS + gl.arange(0, PAIRS, layout=gl.SliceLayout(1, copy))
+    column = gl.arange(0, D, layout=gl.SliceLayout(0, copy))
+    token = first + pair // GROUP
+    inside = (token < count)[:, None] & (column >= 0)[None, :]
+    query = (first_query + token).to(gl.int64)
+    within = (kv_head * GROUP + pair % GROUP)[:, None] * D + column[None, :]
+    mine = qs.index(GROUP_OF_WARPS)
+    mine.store(gl.load(q + query[:, None] * q_stride + within, mask=inside, other=0.0))
+    fence_async_shared()
+    member = GROUP_OF_WARPS * PAIRS + gl.arange(0, PAIRS, layout=gl.SliceLayout(1, score_mma))
+    acc, total = attend_all(
+        mine, ring, scale, before + first + member // GROUP, full, steps,
+        BN, NS, AHEAD, out_mma, score_mma,
+    )  # fmt: skip
+    answer = acc / gl.convert_layout(total, gl.SliceLayout(1, out_mma))[:, None]
+    answer = gl.convert_layout(answer.to(kind), copy)
+    gl.store(out + query[:, None] * (KV_HEADS * GROUP * D) + within, answer, mask=inside)
+
+
+@gluon_jit
+def varlen_tile_kernel(
+    q, cache, out, query_start, context_len, block_tables, num_rows, scale, first_row, q_stride, table_stride,
+    page_rows, v_rows,
+    KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr,
+    CONSUMERS: gl.constexpr, PAIRS: gl.constexpr, BN: gl.constexpr, NS: gl.constexpr, AHEAD: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """Grid (KV_HEADS, tiles): tile t of row b is program query_start[b] // TILE + b + t from the end; four warps.
+
+    `first_row`, `v_rows`, `page_rows`: rows of the descriptor up to the layer's first key, from a key to its value,
+    and from page to page.
+    """
+    TILE: gl.constexpr = CONSUMERS * PAIRS // GROUP
+    kind: gl.constexpr = q.dtype.element_ty
+    kv_head = gl.program_id(0)
+    # From the last tile to the first: the last tiles of a prompt see the most keys and should not be begun last.
+    program = gl.num_programs(1) - 1 - gl.program_id(1)
+    row, first_query, count, first = find_tile(query_start, num_rows, program, TILE)
+    if (count == 1) | (first >= count):
+        return
+    context = gl.load(context_len + row)
+    before = context - count
+    steps = (before + gl.minimum(first + TILE, count) + BN - 1) // BN
+    full = (before + first + 1) // BN
+    layout: gl.constexpr = page_layout()
+    ks = gl.allocate_shared_memory(kind, [NS, BN, HEAD_DIM], layout)
+    vs = gl.allocate_shared_memory(kind, [NS, BN, HEAD_DIM], layout)
+    qs = gl.allocate_shared_memory(kind, [CONSUMERS, PAIRS, HEAD_DIM], layout)
+    k_ready = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
+    v_ready = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
+    k_free = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
+    v_free = gl.allocate_shared_memory(gl.int64, [NS, 1], mbarrier.MBarrierLayout())
+    landed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(NS):
+        mbarrier.init(k_ready.index(stage), count=1)
+        mbarrier.init(v_ready.index(stage), count=1)
+        mbarrier.init(k_free.index(stage), count=CONSUMERS)
+        mbarrier.init(v_free.index(stage), count=CONSUMERS)
+    mbarrier.init(landed, count=1)
+    fence_async_shared()
+    table = block_tables + row.to(gl.int64) * table_stride
+    k_row = first_row + kv_head * BLOCK_SIZE
+    ring = (ks, vs, k_ready, v_ready, k_free, v_free)
+    tile = (first_query, first, count, before, kv_head, q_stride, scale, full, steps)
+    pages = (table, k_row, v_rows, page_rows, steps, context)
+    if CONSUMERS == 2:
+        gl.warp_specialize(
+            [
+                (consume, (q, out, qs, ring, tile, 0, KV_HEADS, GROUP, BN, NS, AHEAD)),
+                (consume, (q, out, qs, ring, tile, 1, KV_HEADS, GROUP, BN, NS, AHEAD)),
+                (produce, (cache, landed, ring, pages, BLOCK_SIZE, BN, NS)),
+            ],
+            [4, 1],
+            [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (consume, (q, out, qs, ring, tile, 0, KV_HEADS, GROUP, BN, NS, AHEAD)),
+                (consume, (q, out, qs, ring, tile, 1, KV_HEADS, GROUP, BN, NS, AHEAD)),
+                (consume, (q, out, qs, ring, tile, 2, KV_HEADS, GROUP, BN, NS, AHEAD)),
+                (produce, (cache, landed, ring, pages, BLOCK_SIZE, BN, NS)),
+            ],
+            [4, 4, 1],
+            [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+        )

@@ -1,0 +1,1 @@
+"""Products with weights, and what stands before and behind them."""

@@ -1,0 +1,52 @@
+"""The head of a model and what is drawn from it, for few rows: logits are made tile by tile and need not be written.
+
+    logits:  x Wᵀ in float32
+    draw:    the id that `draw.py` would give for them
+
+A program takes a tile of the vocabulary for all rows, adds the noise of rows that want some and leaves the best of each row; a second
+kernel takes the best of those. Both ways multiply in the same order: filters see the logits that a plain draw saw.
+
+Shapes: x [R, H] contiguous, W [V, H], the rest as for `draw.py`. bf16 and fp16; R at most tiles.BUCKETS[-1].
+Bytes moved: V · H · itemsize.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from photon_grpc.kernels.jit import launches
+from photon_grpc.kernels.linear.projection import launch
+from photon_grpc.kernels.linear.tiles import Tile
+from photon_grpc.kernels.sampling import best
+from photon_grpc.kernels.sampling.best import SamplingMetadata
+
+
+def logits_reference(x: torch.Tensor, w: torch.Tensor, tile: Tile) -> torch.Tensor:
+    """logits in torch: float32 [R, V]."""
+    return x.float() @ w.float().T
+
+
+def draw_reference(x: torch.Tensor, w: torch.Tensor, chances: SamplingMetadata, tile: Tile) -> torch.Tensor:
+    """draw in torch: int64 [R]."""
+    return best.reference(logits_reference(x, w, tile), chances)
+
+
+def logits_launch(x: torch.Tensor, w: torch.Tensor, tile: Tile) -> torch.Tensor:
+    """float32 [R, V]."""
+    if not launches(w):
+        return logits_reference(x, w, tile)
+    logits = torch.empty((x.shape[0], w.shape[0]), dtype=torch.float32, device=x.device)
+    launch("logits", tile, w, None, x, logits, None, num_rows=x.shape[0], guard=True)
+    return logits
+
+
+def draw_launch(x: torch.Tensor, w: torch.Tensor, chances: SamplingMetadata, tile: Tile) -> torch.Tensor:
+    """int64 [R]."""
+    if not launches(w):
+        return draw_reference(x, w, chances, tile)
+    num_rows, num_tiles = x.shape[0], w.shape[0] // tile.BN
+    values, tops = torch.empty((2, num_rows, num_tiles), dtype=torch.float32, device=x.device)
+    ids = torch.empty((num_rows, num_tiles), dtype=torch.int32, device=x.device)
+    drawing = {"tops": tops, "ids": ids} | chances._asdict()
+    launch("draw", tile, w, None, x, values, None, num_rows=num_rows, guard=True, **drawing)
+    return best.merge(values, tops, ids)

@@ -1,0 +1,178 @@
+"""Which tiles multiply a weight of given shape with few rows: a table made by an offline sweep on an H200, defaults elsewhere.
+
+None in the table, and more rows than the largest bucket: the matrix library was faster, with the kernels that it needs beside it.
+
+`python -m benchmarks.kernels.fused_linear --sweep` prints the rows of TABLE. Nothing is tuned at run time.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+
+class Tile(NamedTuple):
+    """One way to multiply: `gemv` of gemv.py or `wgmma` of wgmma.py.
+
+    BN rows of W and BK columns a step, KW warps (each with BK columns of its own in gemv), NS steps in flight, K shared out over
+    SPLITS programs (wgmma only).
+    """
+
+    kind: Literal["gemv", "wgmma"]
+    BN: int
+    BK: int
+    KW: int
+    NS: int
+    SPLITS: int = 1
+
+
+#: Rows of x are padded to one of these.
+BUCKETS = (8, 16, 32, 64, 128)
+#: Of shapes that the table does not know, steps of more rows are left to the library.
+MAX_DEFAULT_ROWS = 64
+#: Bytes of shared memory that a program's rings may take on sm_90.
+SHARED_BYTES = 200_000
+#: What a program takes beside its rings, for exchanging sums between threads.
+EXCHANGE_BYTES = 32_448
+
+#: (rows of W, columns of W) -> bucket -> tile.
+TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
+    # Llama-3.2-1B: qkv
+    (3072, 2048): {
+        8: Tile("gemv", 32, 256, 4, 2),
+        16: Tile("gemv", 32, 256, 4, 2),
+        32: Tile("gemv", 32, 128, 4, 3),
+        64: Tile("wgmma", 64, 128, 4, 4),
+        128: None,
+    },
+    # output
+    (2048, 2048): {
+        8: Tile("gemv", 16, 64, 8, 4),
+        16: Tile("gemv", 32, 256, 4, 2),
+        32: Tile("gemv", 16, 128, 4, 3),
+        64: Tile("wgmma", 64, 128, 4, 6, 2),
+        128: None,
+    },
+    # gate and up
+    (16384, 2048): {
+        8: Tile("gemv", 16, 64, 4, 4),
+        16: Tile("gemv", 32, 64, 4, 2),
+        32: Tile("wgmma", 64, 128, 4, 4),
+        64: Tile("wgmma", 128, 64, 4, 8),
+        128: Tile("wgmma", 128, 64, 8, 6),
+    },
+    # down
+    (2048, 8192): {
+        8: Tile("gemv", 16, 256, 4, 4),
+        16: Tile("gemv", 16, 128, 4, 6),
+        32: Tile("gemv", 16, 64, 8, 3),
+        64: Tile("wgmma", 64, 128, 4, 6, 4),
+        128: None,
+    },
+    # Llama-3.1-8B: qkv
+    (6144, 4096): {
+        8: Tile("gemv", 16, 64, 4, 6),
+        16: Tile("gemv", 16, 64, 4, 4),
+        32: Tile("gemv", 32, 64, 4, 3),
+        64: Tile("wgmma", 64, 128, 4, 4),
+        128: None,
+    },
+    # output
+    (4096, 4096): {
+        8: Tile("gemv", 32, 64, 4, 8),
+        16: Tile("gemv", 32, 64, 8, 4),
+        32: Tile("gemv", 32, 64, 4, 4),
+        64: Tile("wgmma", 64, 128, 4, 6),
+        128: None,
+    },
+    # gate and up
+    (28672, 4096): {
+        8: Tile("gemv", 16, 64, 4, 8),
+        16: Tile("wgmma", 64, 128, 4, 4),
+        32: Tile("wgmma", 64, 128, 4, 4),
+        64: Tile("wgmma", 128, 128, 4, 4),
+        128: Tile("wgmma", 128, 64, 8, 3),
+    },
+    # down
+    (4096, 14336): {
+        8: Tile("gemv", 16, 64, 4, 8),
+        16: Tile("gemv", 32, 64, 4, 6),
+        32: Tile("gemv", 32, 64, 4, 6),
+        64: Tile("wgmma", 64, 64, 4, 8, 2),
+        128: None,
+    },
+    # Llama-3: head
+    (128256, 2048): {
+        8: Tile("gemv", 32, 128, 4, 2),
+        16: Tile("wgmma", 128, 128, 4, 3),
+        32: Tile("wgmma", 64, 64, 4, 4),
+        64: Tile("wgmma", 64, 64, 4, 4),
+        128: Tile("wgmma", 128, 64, 8, 6),
+    },
+    (128256, 4096): {
+        8: None,
+        16: None,
+        32: None,
+        64: Tile("wgmma", 128, 128, 8, 4),
+        128: None,
+    },
+}
+
+
+def bucket(num_rows: int) -> int | None:
+    """The smallest bucket that holds num_rows; None above them all."""
+    return next((size for size in BUCKETS if size >= num_rows), None)
+
+
+def shared_bytes(tile: Tile, rows: int) -> int:
+    """Of both rings, for 16-bit elements."""
+    slices = tile.KW if tile.kind == "gemv" else 1
+    return 2 * tile.NS * slices * tile.BK * (tile.BN + rows)
+
+
+def ring_bytes(shared_bytes_per_program: int) -> int:
+    """What rings may take on a device that gives a program so many bytes of shared memory: 227 KiB on sm_90, 163 on sm_80, 99 on sm_89."""
+    return min(SHARED_BYTES, shared_bytes_per_program - EXCHANGE_BYTES)
+
+
+def fits(tile: Tile, n: int, k: int, rows: int, span: int, max_bytes: int = SHARED_BYTES) -> bool:
+    """Whether a tile divides W [n, k] and its pairs at distance `span` (0: single rows), and fits into shared memory."""
+    step = tile.KW * tile.BK if tile.kind == "gemv" else tile.SPLITS * tile.BK
+    # A single step has nothing to loop over, which the compiler of Triton 3.6 does not bear.
+    divides = n % tile.BN == 0 and k % step == 0 and k >= 2 * step and (span == 0 or span % (tile.BN // 2) == 0)
+    return divides and shared_bytes(tile, rows) <= max_bytes
+
+
+def choose(
+    n: int,
+    k: int,
+    rows: int,
+    span: int,
+    *,
+    has_wgmma: bool = True,
+    may_share: bool = True,
+    max_bytes: int = SHARED_BYTES,
+) -> Tile | None:
+    """How W [n, k] is multiplied with `rows` of BUCKETS: from the table, or by the first default that fits. None: by the matrix library.
+
+    `may_share`: K may be shared out over several programs. `max_bytes`: `ring_bytes` of the device.
+    """
+    known = TABLE.get((n, k), {})
+    if has_wgmma and rows in known and _may_take(known[rows], n, k, rows, span, max_bytes):
+        return known[rows]
+    if rows > MAX_DEFAULT_ROWS:
+        return None
+    candidates = [tile for tile in defaults(rows, has_wgmma) if may_share or tile.SPLITS == 1]
+    return next((tile for tile in candidates if fits(tile, n, k, rows, span, max_bytes)), None)
+
+
+def _may_take(tile: Tile | None, n: int, k: int, rows: int, span: int, max_bytes: int) -> bool:
+    return tile is None or fits(tile, n, k, rows, span, max_bytes)
+
+
+def defaults(rows: int, has_wgmma: bool) -> list[Tile]:
+    """From the best to what always fits."""
+    rings = [Tile("gemv", 16, bk, kw, ns) for bk in (128, 64, 32) for kw in (4, 2, 1) for ns in (4, 3, 2)]
+    if rows <= 16 or not has_wgmma:
+        return rings
+    wides = [Tile("wgmma", bn, bk, 4, 4, splits) for splits in (2, 1) for bk in (128, 64) for bn in (64, 32)]
+    return [tile for tile in wides if tile.BN >= 64] + rings

@@ -1,1 +1,0 @@
-"""Device functions shared by kernels, and the plain data that describes their work."""

@@ -1,0 +1,1 @@
+"""From logits to ids: noise, filters, draws."""

@@ -1,0 +1,1 @@
+"""Processes: the supervisor, what it starts, and the programs that it starts."""

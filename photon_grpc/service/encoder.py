@@ -1,0 +1,139 @@
+"""An encoder process: what is too large for threads of a front end is encoded here, each job in a fork of its own. No torch, no gRPC.
+
+Started by a front end: `python -m photon_grpc.service.encoder CONTROL_FD HEARTBEAT_FD FRONTEND_PID`. A Link brings the socket of one job: it
+comes as one frame, its answer goes back as one, and whoever closes the other end ends the job. A fork starts in milliseconds with the
+tokenizer loaded, may be killed at any moment, and gives back all of its memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import NoReturn
+
+from photon_grpc.bridge.codec import FrameReader, encode, max_frame_bytes
+from photon_grpc.bridge.control import ControlMessage, Link
+from photon_grpc.compose.served_model import read_served_model
+from photon_grpc.errors import InvalidRequest
+from photon_grpc.frontend.encoder import JOB, Answer, Job, field_of, perform, refusal
+from photon_grpc.frontend.model import ServedModel
+from photon_grpc.service.child import Duty, die_with, enter_child
+
+#: Processor time of one job. Text takes 0.3 to 1.3 s per MiB.
+MAX_CPU_S = 10.0
+#: A job up to so long is small, and gets less memory. Text takes 100 to 300 times its bytes while it is encoded.
+SMALL_JOB_BYTES = 2**20
+MAX_SMALL_MEMORY_BYTES = 2**29
+MAX_MEMORY_BYTES = 2**31
+
+#: Behind everything that answers callers.
+_NICE = 10
+_WATCH_INTERVAL_S = 0.1
+#: First to go where memory is short.
+_OOM_SCORE = "1000"
+
+
+def main(argv: list[str]) -> int:
+    """The exit code: 0 when the front end is gone."""
+    duty = enter_child(argv)
+    os.nice(_NICE)
+    # The library's threads would not survive a fork.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    # Nobody waits for a fork: the system forgets it when it ends.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    model = read_served_model(duty.begin.config)
+    gc.freeze()
+    with contextlib.suppress(EOFError):
+        _fork_for_ever(duty, model)
+    return 0
+
+
+def max_memory_bytes(num_bytes: int) -> int:
+    """What a job of so many bytes may use beyond what it starts with."""
+    return MAX_SMALL_MEMORY_BYTES if num_bytes <= SMALL_JOB_BYTES else MAX_MEMORY_BYTES
+
+
+def _fork_for_ever(duty: Duty, model: ServedModel) -> NoReturn:
+    said: list[ControlMessage] = duty.said
+    parent = os.getpid()
+    while True:
+        for _ in filter(lambda message: isinstance(message, Link), said):
+            with duty.control.take_socket() as sock:
+                if os.fork() == 0:
+                    # With it the sockets of the jobs behind this one, which are not this fork's to hold open.
+                    duty.control.close()
+                    _live(parent, sock, max_frame_bytes(duty.begin.config.server.max_message_size), model)
+        said = duty.control.receive()
+
+
+def _live(parent: int, sock: socket.socket, max_bytes: int, model: ServedModel) -> NoReturn:
+    """All of a fork's life: one job. Ends without an answer where memory is short or nobody wants it."""
+    try:
+        die_with(parent)
+        # A library that ends the process for want of memory says so on stderr.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        job, num_bytes = _receive(sock, max_bytes)
+        reply = _Reply(sock)
+        threading.Thread(target=_watch, args=(sock, job, reply), daemon=True).start()
+        _limit_memory(max_memory_bytes(num_bytes))
+        reply.send(perform(job, model))
+    finally:
+        os._exit(1)
+
+
+class _Reply:
+    """One answer, by whichever thread has one first; with it the process ends."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._lock = threading.Lock()
+
+    def send(self, answer: Answer) -> NoReturn:
+        with self._lock:
+            self._socket.sendall(encode(answer))
+            os._exit(0)
+
+
+def _receive(sock: socket.socket, max_bytes: int) -> tuple[Job, int]:
+    """The job and its bytes. Raises EOFError where none comes."""
+    reader = FrameReader(JOB, max_bytes=max_bytes)
+    num_bytes = 0
+    while received := sock.recv_into(reader.room()):
+        num_bytes += received
+        for job in reader.advance(received):
+            return job, num_bytes
+    raise EOFError
+
+
+def _watch(sock: socket.socket, job: Job, reply: _Reply) -> None:
+    """Ends the process where its time is over or nobody is at the other end any more."""
+    hung_up = select.poll()
+    hung_up.register(sock, select.POLLIN)
+    while time.process_time() < MAX_CPU_S:
+        if hung_up.poll(_WATCH_INTERVAL_S * 1000):
+            os._exit(1)
+    message = f"encoding it takes more than {MAX_CPU_S:g} s of processor time"
+    reply.send(refusal(InvalidRequest(message, field=field_of(job))))
+
+
+def _limit_memory(num_bytes: int) -> None:
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write(_OOM_SCORE)
+    with open("/proc/self/statm") as file:
+        present = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (present + num_bytes,) * 2)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

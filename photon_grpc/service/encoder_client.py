@@ -1,0 +1,255 @@
+"""A front end's end of its encoder process: what goes there, in which order, and how it ends with its call."""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import contextlib
+import itertools
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from photon_grpc.bridge.codec import FrameReader, encode
+from photon_grpc.bridge.control import Begin, Link
+from photon_grpc.errors import EngineRestarting, InvalidRequest, QueueFull
+from photon_grpc.frontend.ask import ChatInput, IdsInput, TextInput
+from photon_grpc.frontend.encoder import (
+    ANSWER,
+    Answer,
+    DecodeIds,
+    EncodeChat,
+    EncodeText,
+    Ids,
+    Job,
+    Refusal,
+    Text,
+    ThreadEncoder,
+    are_few,
+    field_of,
+    is_small,
+    packed,
+    unpacked,
+)
+from photon_grpc.frontend.prompt import Prepared
+from photon_grpc.service.child import Backoff, Child
+from photon_grpc.service.encoder import SMALL_JOB_BYTES, max_memory_bytes
+
+log = logging.getLogger(__name__)
+
+_MODULE = "photon_grpc.service.encoder"
+_MAX_JOBS = 256
+#: As they lie in the front end's memory.
+_MAX_JOBS_BYTES = 2**27
+#: Ids of a long context take four bytes each; far above that.
+_MAX_ANSWER_BYTES = 2**28
+_RETRY_AFTER_S = 1.0
+#: One turn of so many is the oldest's.
+_OLDEST_EVERY = 4
+#: Far above what a job's processor time may take beside others: what is silent for longer is stopped or hangs.
+_MAX_SILENCE_S = 60.0
+#: The end of a process is seen so much later at most than that of its sockets.
+_END_SEEN_S = 0.2
+
+
+class EncoderProcess:
+    """Small inputs in threads, the others in a process that can be killed."""
+
+    def __init__(self, threads: ThreadEncoder, begin: Begin) -> None:
+        self._threads = threads
+        self._begin = begin
+        self._child: Child | None = None
+        self._is_up = asyncio.Event()
+        self._turns = Turns(max(1, min((os.cpu_count() or 1) // 2, 4)))
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[EncoderProcess]:
+        """Keeps the process alive meanwhile. In the main thread."""
+        keeper = asyncio.create_task(self._keep())
+        try:
+            yield self
+        finally:
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
+
+    async def prepare(
+        self, input: TextInput | IdsInput | ChatInput, stop_strings: tuple[str, ...], max_tokens: int
+    ) -> Prepared:
+        if not is_small(input) and not isinstance(input, IdsInput):
+            input = IdsInput(await self.encode(input, max_tokens))
+        return await self._threads.prepare(input, stop_strings, max_tokens)
+
+    async def encode(self, input: TextInput | ChatInput, max_tokens: int) -> tuple[int, ...]:
+        if is_small(input):
+            return await self._threads.encode(input, max_tokens)
+        job = EncodeText(input, max_tokens) if isinstance(input, TextInput) else EncodeChat(input, max_tokens)
+        answer = await self._perform(job, sum(map(sys.getsizeof, _texts(input))))
+        if not isinstance(answer, Ids):
+            raise RuntimeError(f"an encoder answered with {type(answer).__name__}")
+        return unpacked(answer.token_ids)
+
+    async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        if are_few(token_ids):
+            return await self._threads.decode(token_ids, skip_special_tokens)
+        job = DecodeIds(packed(token_ids), skip_special_tokens)
+        answer = await self._perform(job, len(job.token_ids))
+        if not isinstance(answer, Text):
+            raise RuntimeError(f"an encoder answered with {type(answer).__name__}")
+        return answer.text
+
+    async def _perform(self, job: Job, num_bytes: int) -> Answer:
+        """Cancelling it ends the work. Raises PhotonError."""
+        async with self._turns.turn(num_bytes):
+            await self._is_up.wait()
+            child = self._child
+            if child is None:
+                raise RuntimeError("an encoder is up and is none")
+            try:
+                async with asyncio.timeout(_MAX_SILENCE_S):
+                    answer, num_sent = await _asked(child, job)
+            except TimeoutError:
+                child.kill()
+                raise _restarting() from None
+            if answer is None:
+                await _check_alive(child)
+                limit = max_memory_bytes(num_sent) >> 20
+                raise InvalidRequest(f"encoding it takes more than {limit} MiB", field=field_of(job), limit=limit)
+        if isinstance(answer, Refusal):
+            if answer.frames:
+                log.error("encoding failed, %s", answer.frames)
+            raise answer.error()
+        return answer
+
+    async def _keep(self) -> None:
+        """Starts the process again and again."""
+        backoff = Backoff()
+        while True:
+            started_s = time.monotonic()
+            try:
+                told = f"ended ({await self._live()})"
+            except OSError as error:
+                told = f"cannot be started ({error})"
+            delay_s = backoff.after(time.monotonic() - started_s)
+            log.error("the encoder %s; next start in %.1f s", told, delay_s)
+            await asyncio.sleep(delay_s)
+
+    async def _live(self) -> int:
+        """One life of the process; its exit code."""
+        child = self._child = Child.start("encoder", _MODULE)
+        try:
+            child.tell(self._begin)
+            self._is_up.set()
+            return await child.ended()
+        finally:
+            self._is_up.clear()
+            child.kill()
+            child.close()
+
+
+@dataclass(order=True, slots=True)
+class _Place:
+    num_bytes: int
+    number: int
+    turn: asyncio.Future[None] = field(compare=False)
+
+
+class Turns:
+    """Who may encode: the smallest first and now and then the oldest, so that none waits for ever; so many at a time, of the large ones one."""
+
+    def __init__(self, num_workers: int, *, max_jobs: int = _MAX_JOBS, max_bytes: int = _MAX_JOBS_BYTES) -> None:
+        self._num_workers = num_workers
+        self._max_jobs = max_jobs
+        self._max_bytes = max_bytes
+        self._numbers = itertools.count()
+        self._waiting: list[_Place] = []
+        self._running: list[_Place] = []
+        self._num_turns = 0
+
+    @contextlib.asynccontextmanager
+    async def turn(self, num_bytes: int) -> AsyncIterator[None]:
+        """Waits for it; it ends with the block. Raises QueueFull."""
+        self._check_room(num_bytes)
+        place = _Place(num_bytes, next(self._numbers), asyncio.get_running_loop().create_future())
+        bisect.insort(self._waiting, place)
+        try:
+            self._call()
+            await place.turn
+            yield
+        finally:
+            (self._running if place in self._running else self._waiting).remove(place)
+            self._call()
+
+    def _check_room(self, num_bytes: int) -> None:
+        inside = (*self._waiting, *self._running)
+        if len(inside) >= self._max_jobs:
+            raise _full("inputs", len(inside), len(inside) + 1, self._max_jobs)
+        present = sum([place.num_bytes for place in inside])
+        if inside and present + num_bytes > self._max_bytes:
+            raise _full("bytes", present, present + num_bytes, self._max_bytes)
+
+    def _call(self) -> None:
+        while self._waiting and len(self._running) < self._num_workers:
+            place = self._next()
+            if place is None:
+                return
+            self._waiting.remove(place)
+            self._running.append(place)
+            self._num_turns += 1
+            if not place.turn.done():  # cancelled a moment ago, it is about to leave
+                place.turn.set_result(None)
+
+    def _next(self) -> _Place | None:
+        has_large = any(place.num_bytes > SMALL_JOB_BYTES for place in self._running)
+        places = [place for place in self._waiting if not (has_large and place.num_bytes > SMALL_JOB_BYTES)]
+        if self._num_turns % _OLDEST_EVERY == _OLDEST_EVERY - 1:
+            return min(places, key=lambda place: place.number, default=None)
+        return places[0] if places else None
+
+
+def _full(what: str, present: int, needed: int, limit: int) -> QueueFull:
+    message = f"{present} {what} wait to be encoded; {limit} may"
+    return QueueFull(message, needed=needed, limit=limit, retry_after_s=_RETRY_AFTER_S)
+
+
+async def _asked(child: Child, job: Job) -> tuple[Answer | None, int]:
+    """The answer over a socket of its own, None where it closed without one; the bytes that were sent."""
+    loop = asyncio.get_running_loop()
+    ours, theirs = socket.socketpair()
+    with ours:
+        ours.setblocking(False)
+        with theirs:
+            child.tell(Link(), theirs)
+        frame = encode(job)
+        num_sent = len(frame)
+        reader = FrameReader(ANSWER, max_bytes=_MAX_ANSWER_BYTES)
+        with contextlib.suppress(ConnectionError):
+            await loop.sock_sendall(ours, frame)
+            del frame  # megabytes, perhaps
+            while received := await loop.sock_recv_into(ours, reader.room()):
+                for answer in reader.advance(received):
+                    return answer, num_sent
+    return None, num_sent
+
+
+async def _check_alive(child: Child) -> None:
+    """Raises EngineRestarting where not the job alone has ended."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(child.ended(), _END_SEEN_S)
+        raise _restarting()
+
+
+def _restarting() -> EngineRestarting:
+    return EngineRestarting("the encoder is restarting; nothing was sent yet", retry_after_s=_RETRY_AFTER_S)
+
+
+def _texts(input: TextInput | ChatInput) -> Iterator[str]:
+    if isinstance(input, TextInput):
+        yield input.text
+        return
+    yield from (input.template_args_json, input.tools_json)
+    for message in input.messages:
+        yield from (message.role, message.content, message.name, message.tool_call_id, message.tool_calls_json)

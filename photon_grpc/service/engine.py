@@ -1,0 +1,88 @@
+"""The engine process: loads the model, then computes steps until nobody is left.
+
+Started by the supervisor: `python -m photon_grpc.service.engine CONTROL_FD HEARTBEAT_FD SUPERVISOR_PID`.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+
+from photon_grpc.bridge.codec import max_frame_bytes
+from photon_grpc.bridge.control import CannotStart, ControlChannel, LoadingProgress, Ready
+from photon_grpc.bridge.host import BridgeHost
+from photon_grpc.compose.threads import limit_threads, settle_threads
+from photon_grpc.errors import StartupError
+from photon_grpc.service.child import CANNOT_START, Duty, enter_child
+from photon_grpc.service.log_pipe import log_to_stderr
+
+log = logging.getLogger(__name__)
+
+#: Loading reports at most this often, and whenever a stage begins or ends.
+_REPORT_INTERVAL_S = 0.1
+#: What the engine's loop may take to its first turn.
+_FIRST_TURN_S = 60.0
+#: What a kernel may take that is met while serving.
+_COMPILATION_S = 600.0
+
+
+def main(argv: list[str]) -> int:
+    """The exit code: 0 when told to stop, CANNOT_START after a StartupError; what else is raised is a crash."""
+    duty = enter_child(argv)
+    control = duty.control
+    try:
+        _run(duty)
+    except StartupError as error:
+        control.send(CannotStart(str(error)))
+        return CANNOT_START
+    except EOFError:
+        return 0
+    except Exception:
+        log.exception("the engine cannot go on")
+        # Where a device is lost, releasing what it holds may hang; front ends are to see their sockets end now.
+        os._exit(1)
+    return 0
+
+
+def _run(duty: Duty) -> None:
+    control, config, heartbeat = duty.control, duty.begin.config, duty.heartbeat
+    log_to_stderr(config.server.log_level, "engine")
+    limit_threads()
+    # Only now: torch reads the number of threads when it is imported.
+    from photon_grpc.compose.assemble import assemble
+    from photon_grpc.kernels.precompile import before_compilations
+
+    assembled = assemble(config, _reporter(control))
+    settle_threads(assembled.num_parameters)
+    host = BridgeHost(control, max_frame_bytes=max_frame_bytes(config.server.max_message_size))
+    engine = assembled.engine(host, host, heartbeat)
+    before_compilations(lambda: heartbeat.beat(_COMPILATION_S))
+    # What is alive now stays: the collector need not look at weights, modules and graphs again.
+    gc.collect()
+    gc.freeze()
+    heartbeat.beat(_FIRST_TURN_S)
+    control.send(Ready(assembled.facts))
+    host.obey(duty.said)
+    host.announce(assembled.facts)
+    engine.run()
+
+
+def _reporter(control: ControlChannel) -> Callable[[str, int, int], None]:
+    last_s = 0.0
+
+    def progress(stage: str, done: int, total: int) -> None:
+        nonlocal last_s
+        if 0 < done < total and time.monotonic() - last_s < _REPORT_INTERVAL_S:
+            return
+        last_s = time.monotonic()
+        control.send(LoadingProgress(stage, done, total))
+
+    return progress
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,344 @@
+"""The supervisor: starts the engine and the front ends, joins them, starts again what dies, and ends them in order.
+
+No torch, no grpc: this process stays small and outlives the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TextIO, cast
+
+from photon_grpc.bridge.control import (
+    Begin,
+    Bound,
+    CannotStart,
+    ControlMessage,
+    Drain,
+    Link,
+    LoadingProgress,
+    Ready,
+    Serving,
+    Stop,
+)
+from photon_grpc.bridge.heartbeat import TICK_S
+from photon_grpc.compose.console import LoadingDisplay, ready_line
+from photon_grpc.config.flags import ServeConfig
+from photon_grpc.core.frames import Facts
+from photon_grpc.errors import StartupError
+from photon_grpc.service.child import END_SIGNALS, Backoff, Child
+from photon_grpc.service.listen import Listeners, UnixPath, plan_listeners
+from photon_grpc.service.log_pipe import LogPipe, PipeStream, log_to_stderr, own_stderr
+
+log = logging.getLogger("photon_grpc")
+
+#: What a front end gets on top of the drain timeout to answer its last calls.
+_FRONTEND_GRACE_S = 5.0
+_ENGINE_GRACE_S = 5.0
+#: Signals so close together are one wish, told twice: by the terminal and by whoever started us.
+_ONE_WISH_S = 0.5
+#: Deaths by a signal that are forgiven to a child that never worked; any other end before that is final.
+_EARLY_DEATHS = 3
+
+
+def serve(config: ServeConfig) -> int:
+    """Runs the service until SIGTERM, SIGHUP or Ctrl-C; from the main thread.
+
+    Returns the exit code: 0 after a drain, 2 when it cannot start (the reason is on stderr), 1 when a process crashed before it
+    ever worked, 128 + signal after a second signal.
+    """
+    pipe = LogPipe(own_stderr())
+    log_to_stderr(config.server.log_level, fd=pipe.fd)
+    try:
+        return asyncio.run(Supervisor(config, stderr=pipe.fd).run())
+    except StartupError as error:
+        log.error("cannot start: %s", error)
+        return 2
+    finally:
+        pipe.close()
+
+
+class ChildCrashed(Exception):
+    """A process ended before it ever worked; what it had to say is in the log."""
+
+
+class ManagedProcess:
+    """A place that a child fills; when it dies, the next one takes it."""
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        stderr: int | None,
+        *,
+        on_start: Callable[[], None],
+        on_message: Callable[[ControlMessage], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self.name = name
+        #: Said by the owner once a child has worked: from then on every end is followed by a new start.
+        self.has_worked = False
+        self.child: Child | None = None
+        self._module = module
+        self._stderr = stderr
+        self._on_start = on_start
+        self._on_message = on_message
+        self._on_end = on_end
+        self._backoff = Backoff()
+
+    async def keep(self) -> None:
+        """For ever. Raises StartupError or ChildCrashed when it makes no sense to go on."""
+        deaths = 0
+        while True:
+            started_s = time.monotonic()
+            try:
+                self.child = Child.start(self.name, self._module, self._stderr)
+            except OSError as error:
+                if not self.has_worked:
+                    raise
+                # For want of memory, processes or descriptors: perhaps not for long.
+                await self._pause(started_s, f"cannot be started ({error})")
+                continue
+            self._on_start()
+            reason = await self._listen(self.child)
+            code = await self.child.ended()
+            self.child.close()
+            self.child = None
+            self._on_end()
+            deaths += 1
+            if not self.has_worked:
+                self._judge(code, reason, deaths)
+            await self._pause(started_s, reason or how_it_ended(code))
+
+    async def _pause(self, started_s: float, told: str) -> None:
+        delay_s = self._backoff.after(time.monotonic() - started_s)
+        log.error("the %s %s; starting again in %.1f s", self.name, told, delay_s)
+        await asyncio.sleep(delay_s)
+
+    async def _listen(self, child: Child) -> str:
+        """Until it has ended; returns why it could not start, if it said so."""
+        reason = ""
+        async for message in child.messages():
+            if isinstance(message, CannotStart):
+                reason = message.message
+            else:
+                self._on_message(message)
+        return reason
+
+    def _judge(self, code: int, reason: str, deaths: int) -> None:
+        if reason:
+            raise StartupError(reason)
+        if code >= 0 or deaths >= _EARLY_DEATHS:
+            raise ChildCrashed(f"the {self.name} {how_it_ended(code)} before it was ready")
+
+
+def how_it_ended(code: int) -> str:
+    """`was killed by SIGKILL`, `ended with exit code 1`."""
+    return f"ended with exit code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+
+
+class Supervisor:
+    """One engine, its front ends, and who is joined to whom.
+
+    `engine` and `frontend` are the modules that their processes run, `stderr` is what they have as such (None: what this one has).
+    """
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        *,
+        engine: str = "photon_grpc.service.engine",
+        frontend: str = "photon_grpc.service.frontend",
+        stderr: int | None = None,
+    ) -> None:
+        self._config = config
+        self._stderr = stderr
+        self._frontend_module = frontend
+        self._listeners = Listeners(config.server.listen, reuse_port=False)
+        self._engine = ManagedProcess(
+            "engine",
+            engine,
+            stderr,
+            on_start=self._engine_started,
+            on_message=self._engine_said,
+            on_end=self._engine_ended,
+        )
+        self._frontends = [self._frontend_process(index) for index in range(config.server.frontends)]
+        self._display = LoadingDisplay(sys.stderr if stderr is None else cast(TextIO, PipeStream(stderr)))
+        self._facts: Facts | None = None
+        self._bound: dict[int, Bound] = {}
+        self._serving: set[int] = set()
+        self._unix_paths: set[UnixPath] = set()
+        self._signal_s = float("-inf")
+        self._code_of_haste = 0
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    async def run(self) -> int:
+        """See `serve`. Raises StartupError."""
+        self._listeners = plan_listeners(self._config.server.listen, self._config.server.frontends)
+        with self._signals_caught():
+            try:
+                await self._first_of(self._until_stopped(), self._watch())
+                await self._first_of(self._drain(), self._hurry.wait(), self._watch())
+            except ChildCrashed as error:
+                log.error("%s", error)
+                return 1
+            finally:
+                await self._leave_nothing()
+        return self._code_of_haste
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The processes alive: `engine`, `front end 0` ..."""
+        return {process.name: process.child.pid for process in (self._engine, *self._frontends) if process.child}
+
+    async def _until_stopped(self) -> None:
+        log.info("loading %s", self._config.model.model or "the embedded demo model")
+        processes = (process.keep() for process in (self._engine, *self._frontends))
+        await self._first_of(self._stop.wait(), *processes)
+
+    async def _watch(self) -> None:
+        """For ever: a child that hangs is as good as dead."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            for process in (self._engine, *self._frontends):
+                if process.child is not None:
+                    process.child.end_if_hung()
+
+    async def _first_of(self, *coroutines: Coroutine[Any, Any, object]) -> None:
+        """Until one has ended; the others are cancelled. Raises what that one raised."""
+        tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # The engine.
+
+    def _engine_started(self) -> None:
+        if engine := self._engine.child:
+            engine.tell(Begin(self._config))
+            for process in self._frontends:
+                self._join(engine, process.child)
+
+    def _engine_said(self, message: ControlMessage) -> None:
+        if isinstance(message, LoadingProgress):
+            self._display.show(message.stage, message.done, message.total)
+        elif isinstance(message, Ready):
+            self._display.close()
+            self._engine.has_worked = True
+            self._facts = message.facts
+
+    def _engine_ended(self) -> None:
+        self._display.close()
+        self._facts = None
+        self._serving.clear()
+
+    # The front ends.
+
+    def _frontend_process(self, index: int) -> ManagedProcess:
+        return ManagedProcess(
+            f"front end {index}",
+            self._frontend_module,
+            self._stderr,
+            on_start=lambda: self._frontend_started(index),
+            on_message=lambda message: self._frontend_said(index, message),
+            on_end=lambda: self._serving.discard(index),
+        )
+
+    def _frontend_started(self, index: int) -> None:
+        if child := self._frontends[index].child:
+            addresses = self._bound[index].addresses if index in self._bound else self._listeners.of(index)
+            child.tell(Begin(self._config, index, addresses, self._listeners.reuse_port))
+            if self._engine.child is not None:
+                self._join(self._engine.child, child)
+
+    def _frontend_said(self, index: int, message: ControlMessage) -> None:
+        if isinstance(message, Bound):
+            self._frontends[index].has_worked = True
+            self._bound[index] = message
+            self._unix_paths |= {path for address in message.addresses if (path := UnixPath.of(address))}
+        elif isinstance(message, Serving):
+            self._serving_changed(index, message.is_serving)
+            if not message.is_serving:
+                self._join_again(index)
+
+    def _serving_changed(self, index: int, is_serving: bool) -> None:
+        were_all = len(self._serving) == len(self._frontends)
+        (self._serving.add if is_serving else self._serving.discard)(index)
+        if not were_all and len(self._serving) == len(self._frontends) and self._facts and 0 in self._bound:
+            log.info("%s", ready_line(self._bound[0].addresses, self._bound[0].model, self._facts))
+
+    def _join_again(self, index: int) -> None:
+        """An engine drops a front end that reads nothing for long, and may well outlive that; one that is dead is not harmed."""
+        if self._engine.child is not None and self._facts is not None and not self._stop.is_set():
+            self._join(self._engine.child, self._frontends[index].child)
+
+    def _join(self, engine: Child, frontend: Child | None) -> None:
+        """A socket of their own for one engine and one front end, each of which may be any number of lives old."""
+        if frontend is None:
+            return
+        upper, lower = socket.socketpair()
+        with upper, lower:
+            engine.tell(Link(), lower)
+            frontend.tell(Link(), upper)
+
+    # The end.
+
+    @contextlib.contextmanager
+    def _signals_caught(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        # Started by nohup, it outlives its terminal.
+        ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+        caught = [signum for signum in END_SIGNALS if signum not in ignored]
+        for signum in caught:
+            loop.add_signal_handler(signum, self._signalled, signum)
+        try:
+            yield
+        finally:
+            for signum in caught:
+                loop.remove_signal_handler(signum)
+
+    def _signalled(self, signum: signal.Signals) -> None:
+        if not self._stop.is_set():
+            self._signal_s = time.monotonic()
+            self._stop.set()
+        elif time.monotonic() - self._signal_s > _ONE_WISH_S:
+            self._code_of_haste = 128 + signum
+            self._hurry.set()
+
+    async def _drain(self) -> None:
+        """Front ends first, which answer what is running; then the engine, which nobody needs any more."""
+        timeout_s = self._config.server.drain_timeout
+        frontends = [process.child for process in self._frontends if process.child]
+        log.info("draining: running requests get %g s (Ctrl-C again ends at once)", timeout_s)
+        for child in frontends:
+            child.tell(Drain(timeout_s))
+        await asyncio.gather(*(child.end_within(timeout_s + _FRONTEND_GRACE_S) for child in frontends))
+        if engine := self._engine.child:
+            engine.tell(Stop())
+            await engine.end_within(_ENGINE_GRACE_S if self._facts else 0.0)
+        log.info("stopped")
+
+    async def _leave_nothing(self) -> None:
+        """No process, no Unix socket, no reserved port."""
+        self._display.close()
+        for process in (self._engine, *self._frontends):
+            if process.child is not None:
+                process.child.kill()
+                await process.child.ended()
+                process.child.close()
+        for path in self._unix_paths:
+            path.remove()
+        self._listeners.close()

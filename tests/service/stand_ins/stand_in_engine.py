@@ -1,0 +1,49 @@
+"""An engine process without a model: told by STAND_IN_ENGINE how to behave."""
+
+import os
+import signal
+import sys
+import time
+
+from photon_grpc.bridge.codec import max_frame_bytes
+from photon_grpc.bridge.control import CannotStart, LoadingProgress, Ready
+from photon_grpc.bridge.host import BridgeHost
+from photon_grpc.core.frames import Facts
+from photon_grpc.service.child import CANNOT_START, enter_child
+
+FACTS = Facts(128, 256, 16, 8, 4, 64, 16, 1024, "cpu", "float32", kernels="torch")
+#: Silence allowed.
+ALLOWED_S = 1.0
+
+
+def main() -> None:
+    control, begin, said, heartbeat = enter_child(sys.argv)
+    behaviour = os.environ.get("STAND_IN_ENGINE", "")
+    control.send(LoadingProgress("weights", 1, 2))
+    if behaviour == "cannot start":
+        control.send(CannotStart("model.layers.0 is missing"))
+        sys.exit(CANNOT_START)
+    if behaviour == "crash":
+        sys.exit(1)
+    if behaviour == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    host = BridgeHost(control, max_frame_bytes=max_frame_bytes(begin.config.server.max_message_size))
+    control.send(Ready(FACTS))
+    try:
+        host.obey(said)
+        host.announce(FACTS)
+        if behaviour == "long step":
+            heartbeat.beat(60.0, 2048)
+            time.sleep(2 * ALLOWED_S)
+        if behaviour == "deaf":
+            time.sleep(60)
+        while True:
+            heartbeat.beat(ALLOWED_S)
+            host.drain(0.2)
+            while behaviour == "hangs":
+                pass
+    except EOFError:
+        pass
+
+
+main()

@@ -1,0 +1,225 @@
+"""What is large is encoded in a process: the same ids and errors as in a thread, and an end whenever its caller or a limit ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from photon_grpc.bridge.control import Begin
+from photon_grpc.compose.served_model import read_served_model
+from photon_grpc.config.flags import ServeConfig
+from photon_grpc.errors import EngineRestarting, InvalidRequest, PhotonError, QueueFull
+from photon_grpc.frontend.ask import ChatInput, ChatMessage, TextInput
+from photon_grpc.frontend.encoder import ThreadEncoder
+from photon_grpc.service.encoder_client import EncoderProcess, Turns
+
+STAND_INS = Path(__file__).parent / "stand_ins"
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = read_served_model(ServeConfig())
+MiB = 2**20
+#: Seconds of work.
+LONG = TextInput(" " * 16 * MiB)
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STAND_INS), str(ROOT)]))
+    monkeypatch.setattr("photon_grpc.service.encoder_client._MODULE", "stand_in_encoder")
+
+
+@pytest.fixture
+async def encoder(stand_in: None) -> AsyncIterator[EncoderProcess]:
+    async with running_encoder() as encoder:
+        yield encoder
+
+
+@contextlib.asynccontextmanager
+async def running_encoder() -> AsyncIterator[EncoderProcess]:
+    with ThreadPoolExecutor(1) as pool:
+        async with EncoderProcess(ThreadEncoder(MODEL, pool), Begin(ServeConfig())).running() as running:
+            yield running
+
+
+def forks(encoder: EncoderProcess) -> list[int]:
+    assert encoder._child is not None
+    pid = encoder._child.pid
+    return [int(fork) for fork in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not is_true():  # noqa: ASYNC110  # what another process does
+            await asyncio.sleep(0.01)
+
+
+async def outcome(work: Awaitable[object]) -> object:
+    try:
+        return await work
+    except PhotonError as error:
+        return error.reason, error.message, error.field, error.needed, error.limit
+
+
+async def test_everything_is_as_in_a_thread(encoder: EncoderProcess) -> None:
+    json = "[" + '{"a": [1, "x"]},' * 3000 + "0]"
+    chats = [
+        ChatInput((ChatMessage("user", "é <|im_end|> 🙂 " * 5000), ChatMessage("assistant", "ok"))),
+        ChatInput((ChatMessage("user", "?"), ChatMessage("assistant", "", tool_calls_json=json)), tools_json=json),
+        ChatInput((ChatMessage("user", "x" * 40_000),), template_args_json='{"unheard_of": 1}'),
+        ChatInput((ChatMessage("user", "x" * 40_000, tool_calls_json="[" * 100 + "]" * 100),)),
+        ChatInput(tuple([ChatMessage("user", "hi")] * 300)),
+    ]
+    texts = [TextInput("naïve 日本 🙂 def f():\n" * 3000), TextInput("<|im_end|>" * 9000, parse_special_tokens=True)]
+    threads = encoder._threads
+    for limit in (2**20, 100):
+        for input in (*texts, *chats):
+            assert await outcome(encoder.encode(input, limit)) == await outcome(threads.encode(input, limit)), input
+    ids = tuple(range(5, 500)) * 30
+    for skip in (True, False):
+        assert await encoder.decode(ids, skip) == await threads.decode(ids, skip)
+    mine, theirs = [await either.prepare(texts[0], ("stop",), 2**20) for either in (encoder, threads)]
+    assert (mine.prompt_ids, mine.stops.texts) == (theirs.prompt_ids, theirs.stops.texts)
+
+
+async def test_small_inputs_do_not_wait_for_the_process(encoder: EncoderProcess) -> None:
+    long = asyncio.create_task(encoder.encode(LONG, 2**30))
+    await until(lambda: bool(forks(encoder)))
+    assert encoder._child is not None
+    os.kill(encoder._child.pid, signal.SIGSTOP)
+    for text in ("hello", "x" * 32 * 1024):
+        assert await encoder.encode(TextInput(text), 2**20) == MODEL.tokenizer.encode(text)
+    assert not long.done()
+    long.cancel()
+
+
+async def test_work_ends_with_its_call_and_the_process_stays(encoder: EncoderProcess) -> None:
+    text = TextInput("word " * 10_000)
+    expected = await encoder.encode(text, 2**20)
+    pid = encoder._child.pid
+    for _ in range(3):
+        call = asyncio.create_task(encoder.encode(LONG, 2**30))
+        await until(lambda: bool(forks(encoder)))
+        call.cancel()
+        await until(lambda: not forks(encoder))
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert await encoder.encode(text, 2**20) == expected
+    assert encoder._child.pid == pid
+
+
+async def test_work_that_takes_too_long_is_refused_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAND_IN_CPU_S", "0.3")
+    async with running_encoder() as encoder:
+        with pytest.raises(InvalidRequest, match=r"more than 0.3 s of processor time") as caught:
+            await encoder.encode(LONG, 2**30)
+        assert caught.value.field == "text"
+        assert await encoder.encode(TextInput("a" * 40_000), 2**20)
+
+
+async def test_work_that_needs_too_much_memory_is_refused_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library ends its process where memory is short."""
+    monkeypatch.setenv("STAND_IN_MEMORY_BYTES", str(96 * MiB))
+    monkeypatch.setattr("photon_grpc.service.encoder_client.max_memory_bytes", lambda num_bytes: 96 * MiB)
+    async with running_encoder() as encoder:
+        for input, field in ((LONG, "text"), (ChatInput((ChatMessage("user", "ab" * 4 * MiB),)), "chat")):
+            with pytest.raises(InvalidRequest, match="more than 96 MiB") as caught:
+                await encoder.encode(input, 2**30)
+            assert (caught.value.field, caught.value.limit) == (field, 96)
+        assert await encoder.encode(TextInput("a" * 40_000), 2**20)
+
+
+async def test_a_killed_process_fails_what_it_did_and_is_replaced(encoder: EncoderProcess) -> None:
+    call = asyncio.create_task(encoder.encode(LONG, 2**30))
+    await until(lambda: bool(forks(encoder)))
+    (fork,) = forks(encoder)
+    killed = encoder._child.pid
+    os.kill(killed, signal.SIGKILL)
+    with pytest.raises(EngineRestarting):
+        await call
+    assert await encoder.encode(TextInput("a" * 40_000), 2**20)
+    assert encoder._child.pid != killed
+    await until(lambda: not Path(f"/proc/{fork}/mem").exists() or _is_zombie(fork))
+
+
+async def test_a_stopped_process_is_replaced(encoder: EncoderProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = TextInput("a" * 40_000)
+    ids = await encoder.encode(text, 2**20)
+    assert encoder._child is not None
+    stopped = encoder._child.pid
+    os.kill(stopped, signal.SIGSTOP)
+    with monkeypatch.context() as patch:
+        patch.setattr("photon_grpc.service.encoder_client._MAX_SILENCE_S", 0.5)
+        with pytest.raises(EngineRestarting):
+            await encoder.encode(text, 2**20)
+    await until(lambda: encoder._child is not None and encoder._child.pid != stopped)
+    assert await encoder.encode(text, 2**20) == ids
+
+
+async def test_a_killed_fork_fails_its_own_job_only(encoder: EncoderProcess) -> None:
+    call = asyncio.create_task(encoder.encode(LONG, 2**30))
+    await until(lambda: bool(forks(encoder)))
+    os.kill(forks(encoder)[0], signal.SIGKILL)
+    with pytest.raises(InvalidRequest, match="MiB"):
+        await call
+    assert await encoder.encode(TextInput("a" * 40_000), 2**20)
+
+
+async def test_the_smallest_comes_first_and_of_the_large_ones_one_at_a_time() -> None:
+    turns = Turns(2)
+    begun: list[int] = []
+    gates: dict[int, asyncio.Event] = {}
+
+    async def job(num_bytes: int) -> None:
+        async with turns.turn(num_bytes):
+            begun.append(num_bytes)
+            await gates.setdefault(num_bytes, asyncio.Event()).wait()
+
+    tasks = {size: asyncio.create_task(job(size)) for size in (9 * MiB, 3 * MiB, 5, 8 * MiB, 7, 6)}
+    await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
+    assert begun == [9 * MiB, 5]  # who came first found room; of the large ones no second
+    gates[5].set()
+    await until(lambda: len(begun) == 3)
+    tasks[7].cancel()
+    gates[6].set()
+    gates.setdefault(9 * MiB, asyncio.Event()).set()
+    await until(lambda: len(begun) == 4)
+    assert begun == [9 * MiB, 5, 6, 3 * MiB]
+    tasks[3 * MiB].cancel()
+    await until(lambda: len(begun) == 5)
+    assert begun[-1] == 8 * MiB
+    gates[8 * MiB].set()
+    await asyncio.gather(*tasks.values(), return_exceptions=True)
+    assert not turns._waiting and not turns._running
+
+
+async def test_what_waits_is_bounded_in_jobs_and_bytes() -> None:
+    turns = Turns(1, max_jobs=3, max_bytes=100)
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(turns.turn(1000))  # alone, anything
+        with pytest.raises(QueueFull, match="bytes") as caught:
+            await stack.enter_async_context(turns.turn(1))
+        assert (caught.value.needed, caught.value.limit) == (1001, 100)
+        assert caught.value.retry_after_s
+    waiting = []
+    async with turns.turn(1):
+        waiting = [asyncio.create_task(turns.turn(1).__aenter__()) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFull, match="inputs") as caught:
+            await stack.enter_async_context(turns.turn(1))
+        assert (caught.value.needed, caught.value.limit) == (4, 3)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    async with turns.turn(100):
+        pass
+
+
+def _is_zombie(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from photon_grpc.errors import ConfigError
+from photon_grpc.service.listen import UnixPath, plan_listeners
+
+
+def listening(port: int = 0, *, shared: bool) -> socket.socket:
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(shared))
+    sock.bind(("127.0.0.1", port))
+    sock.listen()
+    return sock
+
+
+def test_one_front_end_binds_what_was_written():
+    plan = plan_listeners(("127.0.0.1:0", "unix:/tmp/x"), 1)
+    assert plan.of(0) == ("127.0.0.1:0", "unix:/tmp/x")
+    assert not plan.reuse_port
+
+
+def test_several_share_a_number_that_is_kept_and_the_first_owns_unix_sockets():
+    plan = plan_listeners(("127.0.0.1:0", "unix:/tmp/x"), 3)
+    address = plan.of(2)[0]
+    assert plan.of(0) == (address, "unix:/tmp/x")
+    assert plan.of(1) == plan.of(2) == (address,)
+    port = int(address.rpartition(":")[2])
+    with listening(port, shared=True), listening(port, shared=True), pytest.raises(OSError, match="in use"):
+        listening(port, shared=False)
+    plan.close()
+    listening(port, shared=False).close()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_port_of_somebody_else_is_not_shared(shared):
+    with listening(shared=shared) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=rf"cannot listen on {address}.*in use.*--listen"):
+            plan_listeners((address,), 2)
+
+
+def test_a_unix_path_is_removed_only_while_it_is_ours(tmp_path):
+    path = tmp_path / "photon.sock"
+    assert UnixPath.of(f"unix:{path}") is None
+    ours = socket.socket(socket.AF_UNIX)
+    ours.bind(str(path))
+    bound = UnixPath.of(f"unix:{path}")
+    path.rename(tmp_path / "old")
+    with socket.socket(socket.AF_UNIX) as theirs:
+        theirs.bind(str(path))
+        bound.remove()
+        assert path.exists()
+    UnixPath.of(f"unix:{path}").remove()
+    assert not path.exists()
+    bound.remove()
+    ours.close()
