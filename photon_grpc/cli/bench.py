@@ -32,7 +32,7 @@ _TOO_LATE_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """What the flags say; None and 0: decided by `BatchBuilder`."""
+    """What the flags say; None and 0: decided by `plan`."""
 
     target: str
     model: str = ""

@@ -69,7 +69,7 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     """What one step produced."""
 
     step: int
-    #: SampledTokens ids, flattened over the yielding rows in Batch order.
+    #: Drawn ids, flattened over the yielding rows in Batch order.
     ids: tuple[int, ...]
     #: Row -> what went wrong; such a row's id means nothing.
     faults: dict[int, Fault] = {}

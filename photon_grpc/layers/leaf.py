@@ -1,4 +1,4 @@
-"""DecoderBuilder that own weights: born on the meta device, given memory one at a time while they are loaded."""
+"""Parts that own weights: born on the meta device, given memory one at a time while they are loaded."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-class SampledTokens(NamedTuple):
+class DrawnRequest(NamedTuple):
     prompt: str | list[int]
     options: Mapping[str, Any]
 
@@ -52,11 +52,11 @@ class Output(NamedTuple):
     finish: str
 
 
-def _drawn(prompt: str | list[int], **options: Any) -> SampledTokens:
+def _drawn(prompt: str | list[int], **options: Any) -> DrawnRequest:
     given = {name: value for name, value in options.items() if value is not None}
     if "min_tokens" in given:
         given["min_tokens"] = min(given["min_tokens"], given["max_tokens"])
-    return SampledTokens(prompt, given)
+    return DrawnRequest(prompt, given)
 
 
 drawn_requests = st.lists(st.builds(_drawn, prompts, **OPTIONS), min_size=5, max_size=8)
@@ -64,13 +64,13 @@ drawn_requests = st.lists(st.builds(_drawn, prompts, **OPTIONS), min_size=5, max
 unshrunk = settings(max_examples=12, phases=(Phase.generate,))
 
 
-def complete(llm: LLM, one: SampledTokens) -> list[Output]:
+def complete(llm: LLM, one: DrawnRequest) -> list[Output]:
     """Its outputs, in order."""
     completions = llm.generate([one.prompt], **one.options)
     return [Output(each.token_ids, each.text, each.finish_reason.name) for each in completions]
 
 
-def together(llm: LLM, many: Sequence[SampledTokens]) -> list[list[Output]]:
+def together(llm: LLM, many: Sequence[DrawnRequest]) -> list[list[Output]]:
     """All of them at once, as callers of their own."""
     with ThreadPoolExecutor(len(many)) as callers:
         return list(callers.map(partial(complete, llm), many))

@@ -8,7 +8,7 @@ import sys
 PROGRAM = """
 import atexit, time
 from types import SimpleNamespace
-from photon_grpc.compose import engine
+from photon_grpc.service import engine
 
 def run(*args):
     raise error

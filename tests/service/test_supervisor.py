@@ -268,7 +268,7 @@ async def test_unix_sockets_cannot_be_shared(caplog):
 def in_a_process(environ: dict[str, str] | None = None) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A service of stand-ins that is ready, and the process ids of its three children."""
     program = (
-        "import asyncio, test_service as t\n"
+        "import asyncio, test_supervisor as t\n"
         "async def main():\n"
         "    service = t.new_service(frontends=2)\n"
         "    task = asyncio.create_task(service.run())\n"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from photon_grpc import LLM
 from photon_grpc.client import Client
-from tests.properties.drawn_requests import Output, SampledTokens, complete, drawn_requests, unshrunk
+from tests.properties.drawn_requests import DrawnRequest, Output, complete, drawn_requests, unshrunk
 from tests.service.running import serving
 
 
@@ -28,10 +28,10 @@ def alone() -> Iterator[LLM]:
         yield llm
 
 
-async def together(address: str, many: list[SampledTokens]) -> list[list[Output]]:
+async def together(address: str, many: list[DrawnRequest]) -> list[list[Output]]:
     async with Client(address) as client:
 
-        async def one(drawn: SampledTokens) -> list[Output]:
+        async def one(drawn: DrawnRequest) -> list[Output]:
             options = {name.removesuffix("_s"): value for name, value in drawn.options.items()}
             generation = await client.generate(drawn.prompt, token_ids=True, **options)
             return [Output(each.token_ids, each.text, each.finish.reason) for each in generation.outputs]
@@ -41,5 +41,5 @@ async def together(address: str, many: list[SampledTokens]) -> list[list[Output]
 
 @given(drawn_requests)
 @settings(unshrunk, max_examples=12, derandomize=True)
-def test_what_a_server_says_is_what_the_request_gets_alone(address: str, alone: LLM, many: list[SampledTokens]) -> None:
+def test_what_a_server_says_is_what_the_request_gets_alone(address: str, alone: LLM, many: list[DrawnRequest]) -> None:
     assert asyncio.run(together(address, many)) == [complete(alone, one) for one in many]

@@ -9,7 +9,7 @@ import torch
 from photon_grpc.kernels.jit import jit, next_power_of_2, tl
 from photon_grpc.kernels.sampling.gumbel import reference as noise_reference
 
-#: SampledTokens for a row whose logits are not finite.
+#: Drawn for a row whose logits are not finite.
 INVALID = -1
 #: Below it a temperature is 0.
 MIN_TEMPERATURE = 1e-5
