@@ -21,7 +21,7 @@ from benchmarks.kernels.timing import captured, measure_us
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.kernels import AttentionMetadata, select
 from photon_grpc.kernels.sampling.draw import SamplingMetadata
-from photon_grpc.layers.context import StepContext
+from photon_grpc.layers.context import GroupContext, StepContext
 from photon_grpc.models import Decoder, build, dummy
 from photon_grpc.models.fused import fuse
 
@@ -80,7 +80,7 @@ def step_context(decoder: Decoder, rows: int, cache: torch.Tensor) -> StepContex
         max_query_len=1,
         max_context_len=MAX_LEN,
     )
-    return StepContext(positions, slots, cache, meta, history_is_settled=True)
+    return StepContext(positions, (GroupContext(cache, slots, meta),), history_is_settled=True)
 
 
 def floor_us(decoder: Decoder, rows: int) -> float:

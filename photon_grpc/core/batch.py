@@ -52,10 +52,12 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     grown: tuple[Growth, ...] = ()
     #: (source, destination) blocks to duplicate before anything is computed.
     copies: tuple[tuple[int, int], ...] = ()
-    #: Draft tokens wanted of every decode row.
-    num_drafts: int = 0
-    #: Rows (not slots) whose draw waits for a mask.
+    #: Tokens drafted for every decode row; its count includes them.
+    drafts: int = 0
+    #: Rows (not slots) whose draw waits for a mask, ascending.
     masked: tuple[int, ...] = ()
+    #: (row, first position) of rows whose prompt is scored from that position on.
+    scored: tuple[tuple[int, int], ...] = ()
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -75,3 +77,7 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     faults: dict[int, Fault] = {}
     #: Seconds from submit to result.
     duration_s: float = 0.0
+    #: Ids of each yielding row, in Batch order; () is one each.
+    lengths: tuple[int, ...] = ()
+    #: Scores of drawn ids and of prompts, packed; the front end unpacks them.
+    scores: bytes = b""

@@ -11,17 +11,25 @@ from photon_grpc.kernels import AttentionMetadata
 
 
 @dataclass(frozen=True, slots=True)
+class GroupContext:
+    """What the layers of one KVGroup write to and attend over in one step of T tokens."""
+
+    #: [num_blocks, planes, 2, Hkv, block_size, D] in the model's dtype; a layer's plane is its place in its group.
+    pages: torch.Tensor
+    #: [T] int64: block · block_size + offset, where each token's key and value go.
+    slot_mapping: torch.Tensor
+    #: Which tokens belong to which row, and which blocks each row reads.
+    attention: AttentionMetadata
+
+
+@dataclass(frozen=True, slots=True)
 class StepContext:
     """One step of T tokens over the paged KV cache."""
 
     #: [T] int64: each token's position in its sequence.
     positions: torch.Tensor
-    #: [T] int64: block · block_size + offset, where each token's key and value go.
-    slot_mapping: torch.Tensor
-    #: [num_blocks, layers, 2, Hkv, block_size, D] in the model's dtype.
-    cache: torch.Tensor
-    #: Which tokens belong to which row, and which blocks each row reads.
-    attention: AttentionMetadata
+    #: One per KVGroup, in the order of the KVPlan.
+    kv: tuple[GroupContext, ...]
     #: No row attends a key of this step but its own newest one (of a prefix that another row is only now computing, say):
     #: what is older may be read before this step's keys are written.
     history_is_settled: bool = False

@@ -80,7 +80,7 @@ class Decoder:
         self.num_parameters = sum(target.tensor.numel() for leaf in self.leaves() for target in leaf.targets())
 
     def forward(self, token_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor:
-        """token_ids [T] int64 -> hidden [T, hidden_size] behind the final norm. Writes the T tokens' keys and values to ctx.cache."""
+        """token_ids [T] int64 -> hidden [T, hidden_size] behind the final norm. Writes the T tokens' keys and values to the pages of ctx.kv."""
         x: torch.Tensor = self.embedding(token_ids)
         residual: torch.Tensor | None = None
         for layer in self.layers:

@@ -85,7 +85,7 @@ class FusedDecoder(Decoder):
         if not num_tokens or (None in chosen and not self._may_multiply_raw):
             return super().forward(token_ids, ctx)
         h, q, attended, y = self._buffers(num_tokens, rows or num_tokens)
-        rotation = Rotation(self._rotary.cos, self._rotary.sin, ctx.positions, ctx.slot_mapping.long())
+        rotation = Rotation(self._rotary.cos, self._rotary.sin, ctx.positions, ctx.kv[0].slot_mapping.long())
         embed.launch(self.embedding.weight, token_ids, h)
         for layer in self.layers:
             self._project_qkv(layer, h, q, ctx, rotation, chosen.qkv)
@@ -119,21 +119,27 @@ class FusedDecoder(Decoder):
         attention, eps = layer.attention, layer.input_norm.eps
         weight, bias = attention.qkv.weight, attention.qkv.bias
         if tile is not None:
-            qkv_launch(h, weight, bias, eps, q, ctx.cache, attention.layer, rotation, tile, self._counters)
+            qkv_launch(h, weight, bias, eps, q, ctx.kv[0].pages, attention.plane, rotation, tile, self._counters)
             return
         norms = attention.qk_norm and (attention.qk_norm.q.weight, attention.qk_norm.k.weight)
-        rotate_store.launch(h @ weight.t(), h, bias, norms, eps, q, ctx.cache, attention.layer, rotation)
+        rotate_store.launch(h @ weight.t(), h, bias, norms, eps, q, ctx.kv[0].pages, attention.plane, rotation)
 
     def _attend(self, attention: Attention, q: torch.Tensor, ctx: StepContext, out: torch.Tensor) -> None:
         """Fills out from q, both [T, Hq · D]."""
-        meta = ctx.attention
+        meta = ctx.kv[0].attention
         if meta.max_query_len == 1 and q.shape[0] <= MAX_DECODE_ROWS and self._has_decode_attention:
             decode_attention.launch(
-                q, ctx.cache, attention.layer, meta, out, self._counters, history_is_settled=ctx.history_is_settled
+                q,
+                ctx.kv[0].pages,
+                attention.plane,
+                meta,
+                out,
+                self._counters,
+                history_is_settled=ctx.history_is_settled,
             )
             return
         heads = q.shape[0], -1, attention.spec.head_dim
-        paged_attention.launch(q.view(heads), ctx.cache, attention.layer, meta, out.view(heads))
+        paged_attention.launch(q.view(heads), ctx.kv[0].pages, attention.plane, meta, out.view(heads))
 
     def _gate_up(self, layer: DecoderLayer, h: torch.Tensor, y: torch.Tensor, tile: Tile | None) -> None:
         """Fills y."""

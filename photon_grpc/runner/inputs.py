@@ -8,7 +8,7 @@ import torch
 
 from photon_grpc.core.batch import Batch
 from photon_grpc.kernels import AttentionMetadata
-from photon_grpc.layers.context import StepContext
+from photon_grpc.layers.context import GroupContext, StepContext
 from photon_grpc.runner.slot_table import SlotTable
 
 
@@ -64,5 +64,8 @@ def prepare(batch: Batch, table: SlotTable, cache: torch.Tensor, scale: float) -
         context_len=context_len,
         last=ends[drawing] - 1,
         drawing=drawing,
-        ctx=StepContext(positions, blocks.long() * table.block_size + positions % table.block_size, cache, attention),
+        ctx=StepContext(
+            positions,
+            (GroupContext(cache, blocks.long() * table.block_size + positions % table.block_size, attention),),
+        ),
     )

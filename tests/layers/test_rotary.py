@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 from photon_grpc.config.json_fields import JsonFields
 from photon_grpc.config.rope import read_rope
 from photon_grpc.kernels import select
-from photon_grpc.layers.context import StepContext
+from photon_grpc.layers.context import GroupContext, StepContext
 from photon_grpc.layers.rotary import RotaryEmbedding, inverse_frequencies
 
 THETA = st.sampled_from([10000.0, 500000.0, 1e6, 75.5])
@@ -74,7 +74,7 @@ def test_rotation_equals_transformers_up_to_the_last_position(head_dim: int) -> 
     spec = read_rope(JsonFields({"rope_parameters": rope}, "config.json"), 4096)
     rotary = RotaryEmbedding(spec, head_dim, 4096, device=torch.device("cpu"), kernels=select("torch", "cpu"))
     empty = torch.empty(0)
-    ctx = StepContext(positions, empty, empty, None)  # type: ignore[arg-type]
+    ctx = StepContext(positions, (GroupContext(empty, empty, None),))  # type: ignore[arg-type]
     found_q, found_k = rotary(q.clone(), k.clone(), ctx)
     torch.testing.assert_close(found_q, expected_q[0].transpose(0, 1), atol=2e-5, rtol=0)
     torch.testing.assert_close(found_k, expected_k[0].transpose(0, 1), atol=2e-5, rtol=0)

@@ -25,7 +25,7 @@ class QKNorm:
 
 
 class Attention:
-    """Hq query heads share Hkv key-value heads of head_dim D; `layer` is this layer's plane in the cache."""
+    """Hq query heads share Hkv key-value heads of head_dim D; `layer` counts from 0 over the model."""
 
     def __init__(
         self,
@@ -39,7 +39,9 @@ class Attention:
         kernels: Kernels,
         qk_norm: QKNorm | None = None,
     ) -> None:
-        self.layer = layer
+        #: Its KVGroup, and its place among the group's layers.
+        self.group = 0
+        self.plane = layer
         self.spec = spec
         self.qkv = qkv
         self.output = output
@@ -59,18 +61,21 @@ class Attention:
             q, k = self.qk_norm.q(q), self.qk_norm.k(k)
         q, k = self.rotary(q, k, ctx)
         self._write(k, v, ctx)
-        attended = self._paged_attention(q, ctx.cache, self.layer, ctx.attention)
+        kv = ctx.kv[self.group]
+        attended = self._paged_attention(q, kv.pages, self.plane, kv.attention)
         return self.output(attended.view(num_tokens, self.output.in_features))
 
     def _write_slots(self, k: torch.Tensor, v: torch.Tensor, ctx: StepContext) -> None:
-        self._kernel(k, v, ctx.cache, self.layer, ctx.slot_mapping)
+        kv = ctx.kv[self.group]
+        self._kernel(k, v, kv.pages, self.plane, kv.slot_mapping)
 
     def _write_rows(self, k: torch.Tensor, v: torch.Tensor, ctx: StepContext) -> None:
-        """Where the step's tokens go is worked out in the first layer."""
-        places = ctx.memo.get(write_kv)
+        """Where the step's tokens go is worked out in a group's first layer."""
+        kv = ctx.kv[self.group]
+        places = ctx.memo.get((write_kv, self.group))
         if places is None:
-            places = ctx.memo[write_kv] = write_kv.rows(ctx.slot_mapping, ctx.cache)
-        write_kv.write_rows(k, v, ctx.cache, self.layer, places)
+            places = ctx.memo[write_kv, self.group] = write_kv.rows(kv.slot_mapping, kv.pages)
+        write_kv.write_rows(k, v, kv.pages, self.plane, places)
 
     def leaves(self) -> tuple[Leaf, ...]:
         norms = () if self.qk_norm is None else (self.qk_norm.q, self.qk_norm.k)
