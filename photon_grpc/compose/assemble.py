@@ -25,7 +25,7 @@ from photon_grpc.engine.scheduler.policy import POLICIES
 from photon_grpc.engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from photon_grpc.errors import ConfigError, ModelLoadError, NumericFailure
 from photon_grpc.kernels import TORCH, Kernels, select
-from photon_grpc.models import registry, weights
+from photon_grpc.models import build, weights
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.models.fused import FusedDecoder, fuse
 from photon_grpc.runner.model_runner import ModelRunner
@@ -99,7 +99,7 @@ def _load(
     card: ModelConfig, config: ServeConfig, device: torch.device, kernels: Kernels, sizes: Sizes, progress: OnStage
 ) -> Decoder:
     dtype = getattr(torch, card.dtype if config.model.dtype == "auto" else config.model.dtype)
-    decoder = registry.build(card, dtype=dtype, device=device, kernels=kernels, max_model_len=sizes.max_model_len)
+    decoder = build(card, dtype=dtype, device=device, kernels=kernels, max_model_len=sizes.max_model_len)
     if config.model.load_format == "dummy":
         weights.dummy(decoder, config.model.seed)
     else:

@@ -28,7 +28,7 @@ _DTYPE_OF_HEADER = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What an architecture adds to config.json: the values its keys have in the family's own code."""
+    """The facts that an architecture's own code adds to config.json."""
 
     model_type: str
     #: Bias of the q, k and v projections; None: what `attention_bias` says.
@@ -41,7 +41,7 @@ class Family:
     head_dim: int = 0
 
 
-#: Architectures that can be served; `models/registry.py` builds them.
+#: Architectures that can be served; `models/builder.py` builds each from its ModelConfig.
 FAMILIES = {
     "LlamaForCausalLM": Family("llama"),
     "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, output_bias=False),

@@ -1,7 +1,7 @@
-"""Whole networks: a decoder per family, and how its weights come into it."""
+"""Whole networks: a decoder, its builder, and how its weights come into it."""
 
+from photon_grpc.models.builder import build
 from photon_grpc.models.decoder import Decoder
-from photon_grpc.models.registry import build
 from photon_grpc.models.weights import dummy, load
 
 __all__ = ["Decoder", "build", "dummy", "load"]

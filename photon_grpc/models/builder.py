@@ -1,8 +1,10 @@
-"""Makes a decoder's parts under the names that Hugging Face checkpoints of the Llama line give them."""
+"""Makes a decoder of the Llama line from a ModelConfig, under the names that Hugging Face checkpoints give its weights.
+
+Families whose difference config.json and the table FAMILIES of `config/model_dir.py` say (biases, norms of heads, sizes) need nothing here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,18 +14,36 @@ from photon_grpc.core.kv import KVSpec
 from photon_grpc.kernels import Kernels
 from photon_grpc.layers.attention import Attention, QKNorm
 from photon_grpc.layers.embedding import Embedding, LMHead
-from photon_grpc.layers.linear import Linear, QuantMethod
+from photon_grpc.layers.linear import Linear, QuantMethod, Unquantized
 from photon_grpc.layers.mlp import GatedMLP
 from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.rotary import RotaryEmbedding
 from photon_grpc.models.decoder import Decoder, DecoderLayer
 
 
+def build(
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    kernels: Kernels,
+    max_model_len: int,
+    method: QuantMethod | None = None,
+) -> Decoder:
+    """The model's decoder for positions below `max_model_len`, its weights not yet allocated (see `models/weights.py`).
+
+    Takes memory for the rotary tables only.
+    """
+    device = torch.device(device)
+    rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len, device=device, kernels=kernels)
+    return DecoderBuilder(config, dtype, device, kernels, method or Unquantized(), rotary, max_model_len).decoder()
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderBuilder:
-    """What every part of one decoder is made from."""
+    """The sizes, dtype, kernels and tables that all layers of one decoder are made from."""
 
-    card: ModelConfig
+    config: ModelConfig
     dtype: torch.dtype
     device: torch.device
     kernels: Kernels
@@ -31,69 +51,59 @@ class DecoderBuilder:
     rotary: RotaryEmbedding
     max_model_len: int
 
-    def decoder(self, attention: Callable[[int], Attention], mlp: Callable[[int], GatedMLP]) -> Decoder:
-        """All layers alike; `attention` and `mlp` are given the layer's number."""
-        card = self.card
-        embedding = Embedding("model.embed_tokens.weight", card.vocab_size, card.hidden_size, dtype=self.dtype)
-        layers = [
-            DecoderLayer(
-                self.norm(f"model.layers.{layer}.input_layernorm"),
-                attention(layer),
-                self.norm(f"model.layers.{layer}.post_attention_layernorm"),
-                mlp(layer),
-            )
-            for layer in range(card.num_layers)
-        ]
-        head = LMHead("lm_head.weight", embedding, tied=card.tie_word_embeddings)
+    def decoder(self) -> Decoder:
+        config = self.config
+        embedding = Embedding("model.embed_tokens.weight", config.vocab_size, config.hidden_size, dtype=self.dtype)
         return Decoder(
             embedding,
-            layers,
+            [self.layer(layer) for layer in range(config.num_layers)],
             self.norm("model.norm"),
-            head,
+            LMHead("lm_head.weight", embedding, tied=config.tie_word_embeddings),
             self.kernels.draw,
             dtype=self.dtype,
             device=self.device,
             max_model_len=self.max_model_len,
         )
 
-    def attention(self, layer: int, *, qkv_bias: bool, output_bias: bool, qk_norm: bool = False) -> Attention:
-        card, prefix = self.card, f"model.layers.{layer}.self_attn."
-        q_size, kv_size = card.num_heads * card.head_dim, card.num_kv_heads * card.head_dim
-        norms = (
-            QKNorm(self.norm(prefix + "q_norm", card.head_dim), self.norm(prefix + "k_norm", card.head_dim))
-            if qk_norm
-            else None
+    def layer(self, layer: int) -> DecoderLayer:
+        """`layer` counts from 0."""
+        prefix = f"model.layers.{layer}."
+        return DecoderLayer(
+            self.norm(prefix + "input_layernorm"),
+            self.attention(layer, prefix + "self_attn."),
+            self.norm(prefix + "post_attention_layernorm"),
+            self.gated_mlp(prefix + "mlp."),
         )
+
+    def attention(self, layer: int, prefix: str) -> Attention:
+        config = self.config
+        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        outputs = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
         return Attention(
             layer,
-            card.num_heads,
-            KVSpec(card.num_kv_heads, card.head_dim),
-            qkv=self.linear(
-                prefix, card.hidden_size, {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}, bias=qkv_bias
-            ),
-            output=self.linear(prefix, q_size, {"o_proj": card.hidden_size}, bias=output_bias),
+            config.num_heads,
+            KVSpec(config.num_kv_heads, config.head_dim),
+            qkv=self.linear(prefix, config.hidden_size, outputs, bias=config.qkv_bias),
+            output=self.linear(prefix, q_size, {"o_proj": config.hidden_size}, bias=config.output_bias),
             rotary=self.rotary,
             kernels=self.kernels,
-            qk_norm=norms,
+            qk_norm=self.qk_norm(prefix) if config.qk_norm else None,
         )
 
-    def gated_mlp(self, layer: int) -> GatedMLP:
-        card, prefix = self.card, f"model.layers.{layer}.mlp."
-        size = card.intermediate_size
-        gate_up = self.linear(prefix, card.hidden_size, {"gate_proj": size, "up_proj": size}, bias=card.mlp_bias)
-        return GatedMLP(
-            gate_up, self.linear(prefix, size, {"down_proj": card.hidden_size}, bias=card.mlp_bias), self.kernels
-        )
+    def qk_norm(self, prefix: str) -> QKNorm:
+        head_dim = self.config.head_dim
+        return QKNorm(self.norm(prefix + "q_norm", head_dim), self.norm(prefix + "k_norm", head_dim))
+
+    def gated_mlp(self, prefix: str) -> GatedMLP:
+        config = self.config
+        size, bias = config.intermediate_size, config.mlp_bias
+        gate_up = self.linear(prefix, config.hidden_size, {"gate_proj": size, "up_proj": size}, bias=bias)
+        return GatedMLP(gate_up, self.linear(prefix, size, {"down_proj": config.hidden_size}, bias=bias), self.kernels)
 
     def norm(self, name: str, size: int | None = None) -> RMSNorm:
-        """Over `size` elements, hidden_size where not said."""
-        return RMSNorm(
-            name + ".weight",
-            size or self.card.hidden_size,
-            self.card.rms_norm_eps,
-            dtype=self.dtype,
-            kernels=self.kernels,
-        )
+        """Over `size` elements; hidden_size by default."""
+        size = size or self.config.hidden_size
+        return RMSNorm(name + ".weight", size, self.config.rms_norm_eps, dtype=self.dtype, kernels=self.kernels)
 
     def linear(self, prefix: str, in_features: int, outputs: dict[str, int], *, bias: bool) -> Linear:
         return Linear(prefix, in_features, outputs, bias=bias, dtype=self.dtype, method=self.method)

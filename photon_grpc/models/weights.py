@@ -31,15 +31,15 @@ DUMMY_STD = 0.02
 DUMMY_PERIOD = 1_048_583
 
 
-def load(decoder: Decoder, card: ModelConfig, *, progress: OnProgress | None = None) -> None:
-    """Loads the safetensors files of `card.path` into `decoder`, converting to its dtype.
+def load(decoder: Decoder, config: ModelConfig, *, progress: OnProgress | None = None) -> None:
+    """Loads the safetensors files of `config.path` into `decoder`, converting to its dtype.
 
     Raises ModelLoadError naming what is missing, surplus, of a wrong shape or dtype, or malformed.
     """
-    checkpoint = read_checkpoint(card.path)
-    check(decoder, checkpoint, card)
+    checkpoint = read_checkpoint(config.path)
+    check(decoder, checkpoint, config)
     with ExitStack() as stack:
-        files = {name: _open(stack, card, name) for name, _, _ in checkpoint.files}
+        files = {name: _open(stack, config, name) for name, _, _ in checkpoint.files}
         _check_tied_head(decoder, checkpoint, files)
         done, total = 0, _needed_bytes(decoder, checkpoint)
         for leaf in decoder.leaves():
@@ -67,14 +67,14 @@ def dummy(decoder: Decoder, seed: int = 0) -> None:
         leaf.after_load()
 
 
-def check(decoder: Decoder, checkpoint: Checkpoint, card: ModelConfig) -> None:
+def check(decoder: Decoder, checkpoint: Checkpoint, config: ModelConfig) -> None:
     """Raises ModelLoadError unless the checkpoint has exactly the decoder's tensors, in their shapes and a floating dtype."""
     if not checkpoint.files:
-        raise ModelLoadError(f"there is no .safetensors file in {card.path}")
+        raise ModelLoadError(f"there is no .safetensors file in {config.path}")
     shapes = {target.name: tuple(target.tensor.shape) for leaf in decoder.leaves() for target in leaf.targets()}
     _refuse_names("are missing", shapes.keys() - checkpoint.tensors.keys())
     surplus = (name for name in checkpoint.tensors.keys() - shapes.keys() if not _is_tolerated(name, decoder))
-    _refuse_names(f"do not belong to {card.architecture}", surplus)
+    _refuse_names(f"do not belong to {config.architecture}", surplus)
     for name, shape in shapes.items():
         _check_entry(name, checkpoint.tensors[name], shape)
 
@@ -121,9 +121,9 @@ def _needed_bytes(decoder: Decoder, checkpoint: Checkpoint) -> int:
     return sum(checkpoint.tensors[target.name].num_bytes for leaf in decoder.leaves() for target in leaf.targets())
 
 
-def _open(stack: ExitStack, card: ModelConfig, name: str) -> Any:
+def _open(stack: ExitStack, config: ModelConfig, name: str) -> Any:
     try:
-        return stack.enter_context(safe_open(card.path / name, framework="pt", device="cpu"))
+        return stack.enter_context(safe_open(config.path / name, framework="pt", device="cpu"))
     except (SafetensorError, OSError) as error:
         raise ModelLoadError(f"{name}: cannot be opened ({error})") from None
 
