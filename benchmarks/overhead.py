@@ -35,6 +35,12 @@ class _Landed:
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
 
+    def drafts(self) -> tuple[int, ...]:
+        return ()
+
+    def sample(self, masks: memoryview) -> None:
+        pass
+
     def result(self) -> StepOutput:
         return StepOutput(self._batch.step, (5,) * sum(self._batch.yields))
 

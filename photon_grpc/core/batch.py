@@ -5,6 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from photon_grpc.core.request import SamplingParams
+from photon_grpc.errors import InvalidConstraint, NumericFailure
+
+#: A runner's answer in place of an id: the logits hold NaN or +infinity; every logit is -infinity, after bans and masks.
+NAN_LOGITS, NOTHING_TO_DRAW = -1, -2
 
 
 class Admission(msgspec.Struct, frozen=True, array_like=True):
@@ -38,13 +42,15 @@ class Growth(msgspec.Struct, frozen=True, array_like=True):
 class Batch(msgspec.Struct, frozen=True, array_like=True):
     """One step: columns over its rows, then what changed since the step before.
 
-    The runner applies, in this order: left, admissions, grown, copies; then it computes `counts[i]` further tokens of `slots[i]`.
+    The runner applies, in this order: left, admissions, grown, copies; then it computes `counts[i]` further tokens of `slots[i]`: those that
+    the slot knows, then `yields[i] - 1` drafts of its own. Of the ids drawn behind the last known token and behind every draft it keeps the
+    first, and each next one while the draft before it equals the id kept there; so the kept ids are those of a runner without drafts.
     """
 
     step: int
     slots: tuple[int, ...]
     counts: tuple[int, ...]
-    #: 1 where the row's last token is followed by a drawn one, 0 in the middle of a prefill.
+    #: Ids that the row may yield: 0 in the middle of a prefill; 1; 1 + its drafts in a decode row that verifies some.
     yields: tuple[int, ...]
     #: Slots whose sequence is gone.
     left: tuple[int, ...] = ()
@@ -52,9 +58,9 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     grown: tuple[Growth, ...] = ()
     #: (source, destination) blocks to duplicate before anything is computed.
     copies: tuple[tuple[int, int], ...] = ()
-    #: Tokens drafted for every decode row; its count includes them.
+    #: Drafts of one decode row at most, k; a row near its end has fewer. Every count includes the row's own.
     drafts: int = 0
-    #: Rows (not slots) whose draw waits for a mask, ascending.
+    #: Rows (not slots) that yield and whose draw waits for a mask, ascending.
     masked: tuple[int, ...] = ()
     #: (row, first position) of rows whose prompt is scored from that position on.
     scored: tuple[tuple[int, int], ...] = ()
@@ -67,17 +73,27 @@ class Fault(msgspec.Struct, frozen=True, array_like=True, gc=False):
     message: str
 
 
+#: What NAN_LOGITS and NOTHING_TO_DRAW are as faults. One in place of a row's first id is the row's fault; behind kept ids it only ends them.
+FAULTS = {
+    NAN_LOGITS: Fault(NumericFailure.reason, "the model gave NaN or infinite logits for this request"),
+    NOTHING_TO_DRAW: Fault(
+        InvalidConstraint.reason,
+        "the ids that the request bans and those that its constraint allows leave none to draw",
+    ),
+}
+
+
 class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     """What one step produced."""
 
     step: int
-    #: Drawn ids, flattened over the yielding rows in Batch order.
+    #: Kept ids, flattened over the yielding rows in Batch order.
     ids: tuple[int, ...]
-    #: Row -> what went wrong; such a row's id means nothing.
+    #: Row -> what went wrong; such a row's ids mean nothing.
     faults: dict[int, Fault] = {}
     #: Seconds from submit to result.
     duration_s: float = 0.0
-    #: Ids of each yielding row, in Batch order; () is one each.
+    #: Ids of each yielding row, in Batch order, at most its `yields`; () is one each.
     lengths: tuple[int, ...] = ()
     #: Scores of drawn ids and of prompts, packed; the front end unpacks them.
     scores: bytes = b""

@@ -12,10 +12,27 @@ from photon_grpc.core.stats import Load
 
 
 class Pending(Protocol):
-    """A launched step."""
+    """A launched step. Where its Batch has masked rows the draw of all rows is held back until `sample`.
+
+    Every method raises only when the device is lost: then nothing in this process can compute any more. Whatever else fails is a fault of
+    the rows in `result`.
+    """
+
+    def drafts(self) -> tuple[int, ...]:
+        """Drafts of the masked rows: `batch.drafts` ids for each in Batch order, -1 where a row has fewer. () where nothing is drafted or
+        the launch failed. Waits for the drafts only, not for the step."""
+
+    def sample(self, masks: memoryview) -> None:
+        """Launches what was held back and returns at once; called once, before `result`, and only if `batch.masked`.
+
+        Args:
+            masks: which ids may be drawn, `batch.drafts + 1` bitmasks for each masked row in Batch order: mask j is for the id behind j
+                drafts. A bitmask is ceil(vocab_size / 32) little-endian words of 32 bits: bit i of word w stands for id 32 w + i (the layout
+                of llguidance and XGrammar). The caller leaves it unchanged afterwards.
+        """
 
     def result(self) -> StepOutput:
-        """Waits for the step. Never raises: what failed is a fault of its rows."""
+        """Waits for the step."""
 
 
 class RunnerFacts(Protocol):
@@ -37,7 +54,8 @@ class Runner(RunnerFacts, Protocol):
     """Computes Batches in the order of submission."""
 
     def submit(self, batch: Batch) -> Pending:
-        """Launches one step and returns at once (with depth 0: when it is computed). Never raises."""
+        """Launches one step and returns at once (with depth 0: when it is computed). Raises only when the device is lost; a launch that fails
+        otherwise is a fault of every row in the result."""
 
     def close(self) -> None: ...
 

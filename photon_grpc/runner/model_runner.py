@@ -90,10 +90,16 @@ class ModelRunner:
 
 
 class Landed:
-    """A step that is already computed."""
+    """A step that is already computed, or cannot be."""
 
     def __init__(self, output: StepOutput) -> None:
         self._output = output
+
+    def drafts(self) -> tuple[int, ...]:
+        return ()
+
+    def sample(self, masks: memoryview) -> None:
+        """Does nothing: nothing is held back."""
 
     def result(self) -> StepOutput:
         return self._output
@@ -110,6 +116,12 @@ class InFlight:
         self._ids.copy_(drawn.ids, non_blocking=True)
         self._landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._landed.record()
+
+    def drafts(self) -> tuple[int, ...]:
+        return ()
+
+    def sample(self, masks: memoryview) -> None:
+        """Does nothing: nothing is held back."""
 
     def result(self) -> StepOutput:
         self._landed.synchronize()

@@ -7,6 +7,8 @@ its rows are faults and are not computed, and the other rows of their batches ar
 
 from __future__ import annotations
 
+from itertools import islice, repeat
+
 import msgspec
 
 from photon_grpc.core.batch import Batch, Fault, StepOutput
@@ -36,12 +38,15 @@ class PoisonedSlots:
         if self._slots.isdisjoint(batch.slots):
             return batch
         rows = [row for row, slot in enumerate(batch.slots) if slot not in self._slots]
+        place = {row: at for at, row in enumerate(rows)}
         return msgspec.structs.replace(
             batch,
             slots=tuple(batch.slots[row] for row in rows),
             counts=tuple(batch.counts[row] for row in rows),
             yields=tuple(batch.yields[row] for row in rows),
             grown=tuple(growth for growth in batch.grown if growth.slot not in self._slots),
+            masked=tuple(place[row] for row in batch.masked if row in place),
+            scored=tuple((place[row], first) for row, first in batch.scored if row in place),
         )
 
 
@@ -59,12 +64,34 @@ class SoundRows:
         self._batch = batch
         self._slots = set(sound.slots)
 
+    def drafts(self) -> tuple[int, ...]:
+        drafts = self._pending.drafts()
+        if not drafts:
+            return ()
+        found, count = iter(drafts), self._batch.drafts
+        rows = (islice(found, count) if is_sound else repeat(-1, count) for is_sound in self._masked_rows())
+        return tuple(draft for row in rows for draft in row)
+
+    def sample(self, masks: memoryview) -> None:
+        width = len(masks) // len(self._batch.masked)
+        sound = [at * width for at, is_sound in enumerate(self._masked_rows()) if is_sound]
+        if sound:
+            self._pending.sample(memoryview(b"".join(masks[start : start + width] for start in sound)))
+
     def result(self) -> StepOutput:
         output = self._pending.result()
         slots, yields = self._batch.slots, self._batch.yields
-        drawn = iter(output.ids)
-        ids = [next(drawn) if slot in self._slots else 0 for slot, wants in zip(slots, yields, strict=True) if wants]
+        drawn, given = iter(output.ids), iter(output.lengths) if output.lengths else repeat(1)
+        ids: list[int] = []
+        lengths: list[int] = []
+        for slot in (slot for slot, wants in zip(slots, yields, strict=True) if wants):
+            lengths.append(next(given) if slot in self._slots else 1)
+            ids += islice(drawn, lengths[-1]) if slot in self._slots else (0,)
         rows = [row for row, slot in enumerate(slots) if slot in self._slots]
         faults = {row: STANDS_ON_FAILED for row, slot in enumerate(slots) if slot not in self._slots}
         faults |= {rows[row]: fault for row, fault in output.faults.items()}
-        return StepOutput(output.step, tuple(ids), faults, output.duration_s)
+        return StepOutput(output.step, tuple(ids), faults, output.duration_s, tuple(lengths) if output.lengths else ())
+
+    def _masked_rows(self) -> list[bool]:
+        """For each masked row of the whole batch, whether it is sound."""
+        return [self._batch.slots[row] in self._slots for row in self._batch.masked]
