@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from photon_grpc.core.fault import Fault
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.errors import InvalidConstraint, NumericFailure
 
@@ -66,19 +67,11 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     scored: tuple[tuple[int, int], ...] = ()
 
 
-class Fault(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What went wrong with one row."""
-
-    reason: str
-    message: str
-
-
 #: What NAN_LOGITS and NOTHING_TO_DRAW are as faults. One in place of a row's first id is the row's fault; behind kept ids it only ends them.
 FAULTS = {
-    NAN_LOGITS: Fault(NumericFailure.reason, "the model gave NaN or infinite logits for this request"),
-    NOTHING_TO_DRAW: Fault(
-        InvalidConstraint.reason,
-        "the ids that the request bans and those that its constraint allows leave none to draw",
+    NAN_LOGITS: Fault.of(NumericFailure("the model gave NaN or infinite logits for this request")),
+    NOTHING_TO_DRAW: Fault.of(
+        InvalidConstraint("the ids that the request bans and those that its constraint allows leave none to draw")
     ),
 }
 

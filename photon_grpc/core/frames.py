@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import msgspec
 
+from photon_grpc.core.fault import Fault
 from photon_grpc.core.request import FinishReason, Request
 from photon_grpc.core.stats import Load
+from photon_grpc.errors import PhotonError
 
 
 class Add(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -74,15 +76,14 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True):
-    """One output was refused or failed: the fields of errors.PhotonError."""
+    """One output was refused or failed."""
 
     handle: int
-    reason: str
-    message: str
-    field: str = ""
-    needed: int | None = None
-    limit: int | None = None
-    retry_after_s: float | None = None
+    fault: Fault
+
+    @classmethod
+    def of(cls, handle: int, error: PhotonError) -> Failed:
+        return cls(handle, Fault.of(error))
 
 
 class StepFrame(msgspec.Struct, frozen=True, array_like=True, tag=11):

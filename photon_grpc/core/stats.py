@@ -1,16 +1,11 @@
-"""What is counted. Named for Prometheus in `server/metrics.py` only."""
+"""The engine's counters and gauges at one moment."""
 
 from __future__ import annotations
 
 import msgspec
 
-#: Bounds of what anybody is told to wait, and the guess while no rate is known.
+#: Bounds of a retry's delay, and the delay while no rate is known.
 _LEAST_WAIT_S, _MOST_WAIT_S, _UNKNOWN_WAIT_S = 0.1, 30.0, 1.0
-
-
-def drain_s(num_waiting: int, ended_per_s: float) -> float:
-    """Seconds until so many have left the queue at the measured rate; between 0.1 and 30."""
-    return min(_MOST_WAIT_S, max(_LEAST_WAIT_S, num_waiting / ended_per_s)) if ended_per_s else _UNKNOWN_WAIT_S
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=13):
@@ -45,6 +40,9 @@ class Load(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=13):
     failed: int = 0
     cancelled: int = 0
 
-    def retry_after_s(self, num_waiting: int) -> float:
-        """Seconds that one who finds so many waiting is told to wait."""
-        return drain_s(num_waiting, self.ended_per_s)
+    @property
+    def retry_after_s(self) -> float:
+        """Seconds until the queue has drained at the measured rate, between 0.1 and 30; 1 until there is a rate."""
+        if not self.ended_per_s:
+            return _UNKNOWN_WAIT_S
+        return min(_MOST_WAIT_S, max(_LEAST_WAIT_S, self.queued / self.ended_per_s))

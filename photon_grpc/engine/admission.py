@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from photon_grpc.core.frames import Add, Facts, Failed
+from photon_grpc.core.admission import check_output, check_queue
+from photon_grpc.core.frames import Add, Facts
 from photon_grpc.core.request import Request
 from photon_grpc.core.sequence import Sequence
+from photon_grpc.core.stats import Load
 from photon_grpc.engine.scheduler.scheduler import Scheduler
+from photon_grpc.errors import DuplicateRequestId
 
 
 class AdmissionControl:
@@ -30,12 +33,14 @@ class AdmissionControl:
         return tuple(self._by_handle.values())
 
     def replaced(self, request: Request) -> list[Sequence]:
-        """The sequences of an earlier attempt of the same call; after `refusal` has found no other request under its id."""
+        """The sequences of an earlier attempt of the same call; after `check` has found no other request under its id."""
         return list(self._by_id.get((request.owner, request.request_id), ()))
 
-    def refusal(self, request: Request, retry_after_s: float) -> Failed | None:
-        """Why this request cannot come in, or None. Its handle is the caller's to set."""
-        return self._duplicate(request) or self._too_large(request) or self._queue_full(request, retry_after_s)
+    def check(self, request: Request, load: Load) -> None:
+        """Raise DuplicateRequestId, PromptTooLong, KVCapacity or QueueFull; `load` counts the queue without `request`."""
+        self._check_duplicate(request)
+        check_output(len(request.prompt_ids), request.stop.max_tokens, self._facts)
+        check_queue(len(request.prompt_ids), load, self._facts)
 
     def admit(self, frontend: int, add: Add) -> list[Sequence]:
         """The sequences of a request, one per output, known by handle and by id."""
@@ -59,37 +64,9 @@ class AdmissionControl:
         if not siblings:
             del self._by_id[key]
 
-    def _duplicate(self, request: Request) -> Failed | None:
+    def _check_duplicate(self, request: Request) -> None:
         live = self._by_id.get((request.owner, request.request_id))
-        # Whoever knows an id may say that he tries again; only who asks the same takes the place of what runs.
-        if live is None or (request.replaces and request.is_attempt_of(live[0].request)):
-            return None
-        return Failed(
-            0, "DUPLICATE_REQUEST_ID", f"request id {request.request_id!r} is in flight already", "request_id"
-        )
-
-    def _too_large(self, request: Request) -> Failed | None:
-        num_tokens = len(request.prompt_ids) + request.stop.max_tokens
-        if num_tokens > self._facts.max_model_len:
-            message = f"prompt + max_tokens are {num_tokens} tokens; the context holds {self._facts.max_model_len}"
-            return Failed(0, "PROMPT_TOO_LONG", message, "stop.max_tokens", num_tokens, self._facts.max_model_len)
-        pool = self._scheduler.pool
-        # The last token drawn is never written.
-        needed = pool.blocks_for(num_tokens - 1)
-        if needed > pool.num_blocks:
-            message = (
-                f"prompt + max_tokens need {needed} KV blocks of {pool.block_size} tokens; there are {pool.num_blocks}"
-            )
-            return Failed(0, "KV_CAPACITY", message, "stop.max_tokens", needed, pool.num_blocks)
-        return None
-
-    def _queue_full(self, request: Request, retry_after_s: float) -> Failed | None:
-        waiting = self._scheduler.waiting
-        if len(waiting) >= self._facts.max_queue_size:
-            message = f"{len(waiting)} requests are waiting; the queue holds {self._facts.max_queue_size}"
-            return Failed(0, "QUEUE_FULL", message, "", len(waiting) + 1, self._facts.max_queue_size, retry_after_s)
-        tokens = waiting.num_tokens + len(request.prompt_ids)
-        if tokens > self._facts.max_queued_tokens and len(waiting):
-            message = f"{waiting.num_tokens} prompt tokens are waiting; the queue holds {self._facts.max_queued_tokens}"
-            return Failed(0, "QUEUE_FULL", message, "", tokens, self._facts.max_queued_tokens, retry_after_s)
-        return None
+        # Any caller may claim to retry an id; only an equal request takes the place of the one in flight.
+        if live is not None and not (request.replaces and request.is_attempt_of(live[0].request)):
+            message = f"request id {request.request_id!r} is in flight already"
+            raise DuplicateRequestId(message, field="request_id")

@@ -8,6 +8,7 @@ from collections import deque
 from typing import NamedTuple
 
 from photon_grpc.core.batch import Batch, StepOutput
+from photon_grpc.core.fault import Fault
 from photon_grpc.core.frames import Abort, Add, Control, Down, Facts, Failed, Reply
 from photon_grpc.core.ports import Heartbeat, Inbox, Outbox, Pending, Runner
 from photon_grpc.core.request import FinishReason
@@ -19,6 +20,7 @@ from photon_grpc.engine.pace import Pace
 from photon_grpc.engine.scheduler.scheduler import Scheduler
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
 from photon_grpc.engine.scheduler.timers import Due, Timers
+from photon_grpc.errors import AbortedByAdmin, DeadlinePassed, DuplicateRequestId, QueueTimeout, RequestError
 
 _LOG = logging.getLogger(__name__)
 
@@ -156,13 +158,14 @@ class Engine:
 
     def _add(self, frontend: int, add: Add, report: StepFrameBuilder) -> None:
         report.added(frontend, add.handle)
-        refusal = self._door.refusal(add.request, self._census.retry_after_s(len(self.scheduler.waiting)))
-        if refusal is not None:
+        try:
+            self._door.check(add.request, self._census.load(self.scheduler))
+        except RequestError as error:
             for index in range(max(add.request.num_outputs, 1)):
-                report.refused(frontend, _failed(add.handle + index, refusal))
+                report.refused(frontend, Failed.of(add.handle + index, error))
             return
         for seq in self._door.replaced(add.request):
-            self._fail(seq, "DUPLICATE_REQUEST_ID", "a later attempt of the same call took its place", report)
+            self._fail(seq, DuplicateRequestId("a later attempt of the same call took its place"), report)
         seqs = self._door.admit(frontend, add)
         self._arrived.update(seqs)
         self.scheduler.add(seqs)
@@ -196,7 +199,7 @@ class Engine:
             if seq.num_generated:
                 self._finish(seq, FinishReason.ABORTED, report)
             else:
-                self._fail(seq, "ABORTED_BY_ADMIN", "an operator aborted this request", report)
+                self._fail(seq, AbortedByAdmin("an operator aborted this request"), report)
         return tuple(sorted({seq.request.request_id for seq in seqs}))
 
     def _expire(self, now_s: float, report: StepFrameBuilder) -> list[Sequence]:
@@ -206,7 +209,7 @@ class Engine:
         early: list[Sequence] = []
         for due, seq in self._timers.pop_due(now_s):
             if due is Due.DEADLINE:
-                self._fail(seq, "DEADLINE_PASSED", "the deadline passed before the output was complete", report)
+                self._fail(seq, DeadlinePassed("the deadline passed before the output was complete"), report)
             elif due is Due.TIME_LIMIT:
                 self._finish(seq, FinishReason.TIME_LIMIT, report)
             else:
@@ -217,8 +220,9 @@ class Engine:
     def _refuse_waiting(self, overdue: list[Sequence], report: StepFrameBuilder) -> None:
         for seq in overdue:
             if (seq.leader or seq).first_scheduled_s is None and seq.status is not Status.FINISHED:
-                waited = self._census.retry_after_s(len(self.scheduler.waiting))
-                self._fail(seq, "QUEUE_TIMEOUT", "the request waited longer than max_queue_duration", report, waited)
+                retry_after_s = self._census.load(self.scheduler).retry_after_s
+                message = "the request waited longer than max_queue_duration"
+                self._fail(seq, QueueTimeout(message, retry_after_s=retry_after_s), report)
 
     def _finish(self, seq: Sequence, reason: FinishReason, report: StepFrameBuilder) -> None:
         self.scheduler.remove(seq, reason)
@@ -226,12 +230,10 @@ class Engine:
         self._door.forget(seq)
         report.finished(seq)
 
-    def _fail(
-        self, seq: Sequence, reason: str, message: str, report: StepFrameBuilder, retry_after_s: float | None = None
-    ) -> None:
+    def _fail(self, seq: Sequence, error: RequestError, report: StepFrameBuilder) -> None:
         self.scheduler.remove(seq)
         self._door.forget(seq)
-        report.failed(seq, reason, message, retry_after_s=retry_after_s)
+        report.failed(seq, Fault.of(error))
 
     # -- going out ---------------------------------------------------------------------------------------------------------------------
 
@@ -254,9 +256,3 @@ class Engine:
             for frontend, frame in report.frames(self._census.steps, load):
                 self._outbox.send(frontend, frame)
         self._bulletin.tell(time.monotonic())
-
-
-def _failed(handle: int, refusal: Failed) -> Failed:
-    return Failed(
-        handle, refusal.reason, refusal.message, refusal.field, refusal.needed, refusal.limit, refusal.retry_after_s
-    )

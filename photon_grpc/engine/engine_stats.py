@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from photon_grpc.core.batch import StepOutput
-from photon_grpc.core.stats import Load, drain_s
+from photon_grpc.core.stats import Load
 from photon_grpc.engine.scheduler.scheduler import Scheduler
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
 
@@ -48,10 +48,6 @@ class EngineStats:
     def cancelled(self) -> None:
         """An output is wanted no longer."""
         self._cancelled += 1
-
-    def retry_after_s(self, num_waiting: int) -> float:
-        """Seconds that one who finds so many waiting is told to wait."""
-        return drain_s(num_waiting, self._ended_per_s)
 
     def load(self, scheduler: Scheduler) -> Load:
         self._measure(scheduler)

@@ -6,12 +6,19 @@ Every refusal names the field as the API spells it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TypeVar
 
+from photon_grpc.core.admission import (
+    check_count,
+    check_ids,
+    check_kv,
+    check_output,
+    check_prompt,
+    max_output_tokens,
+)
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.request import FinishReason, Request, SamplingParams, StopParams
-from photon_grpc.errors import FeatureNotSupported, InvalidRequest, KVCapacity, PromptTooLong
+from photon_grpc.errors import FeatureNotSupported, InvalidRequest
 from photon_grpc.frontend.ask import Ask, ChatInput, IdsInput, SamplingAsk, StopAsk, StreamAsk, TextInput
 from photon_grpc.frontend.chat import check_json
 from photon_grpc.frontend.model import Limits, ServedModel
@@ -21,7 +28,7 @@ _T = TypeVar("_T")
 
 
 def check(ask: Ask, model: ServedModel, facts: Facts) -> None:
-    """Everything that can be said before the prompt's ids are known. Raises InvalidRequest, FeatureNotSupported, PromptTooLong."""
+    """Check what does not depend on the prompt's ids. Raise InvalidRequest, FeatureNotSupported, PromptTooLong."""
     limits = model.facts(facts).limits
     check_request_id(ask.request_id)
     check_input(ask.input, model, facts)
@@ -51,7 +58,7 @@ def check_input(input: TextInput | IdsInput | ChatInput | None, model: ServedMod
     if isinstance(input, IdsInput):
         if not input.token_ids:
             raise _invalid("token_ids.ids", "must not be empty")
-        check_context(len(input.token_ids), facts, "token_ids.ids")
+        check_prompt(len(input.token_ids), facts.max_model_len, "token_ids.ids")
         check_ids(input.token_ids, facts.vocab_size, "token_ids.ids")
     else:
         check_text_input(input, model)
@@ -72,19 +79,6 @@ def check_text_input(input: TextInput | ChatInput, model: ServedModel) -> None:
         check_json(input)
 
 
-def check_ids(ids: Sequence[int], vocab_size: int, field: str) -> None:
-    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
-        wrong = next(id for id in ids if not 0 <= id < vocab_size)
-        raise _invalid(field, f"holds the id {wrong}; ids are below {vocab_size}", needed=wrong, limit=vocab_size - 1)
-
-
-def check_context(num_prompt: int, facts: Facts, field: str) -> None:
-    """A prompt needs room for one token after it."""
-    if num_prompt >= facts.max_model_len:
-        message = f"the prompt has {num_prompt} tokens; the context holds {facts.max_model_len} with the output"
-        raise PromptTooLong(message, field=field, needed=num_prompt + 1, limit=facts.max_model_len)
-
-
 def to_request(
     ask: Ask, model: ServedModel, facts: Facts, prompt_ids: tuple[int, ...], *, request_id: str, drawn_seed: int
 ) -> Request:
@@ -96,7 +90,7 @@ def to_request(
     if not prompt_ids:
         raise _invalid(field, "gives no tokens")
     check_ids(prompt_ids, facts.vocab_size, field)
-    check_context(len(prompt_ids), facts, field)
+    check_prompt(len(prompt_ids), facts.max_model_len, field)
     return Request(
         request_id=request_id,
         prompt_ids=prompt_ids,
@@ -163,9 +157,7 @@ def _check_stop(ask: StopAsk, limits: Limits, facts: Facts) -> None:
 
 
 def _check_stop_strings(texts: tuple[str, ...], limits: Limits) -> None:
-    if len(texts) > limits.max_stop_strings:
-        message = f"there are {len(texts)}; {limits.max_stop_strings} are allowed"
-        raise _invalid("stop.stop_strings", message, needed=len(texts), limit=limits.max_stop_strings)
+    check_count(len(texts), limits.max_stop_strings, "stop.stop_strings")
     for i, text in enumerate(texts):
         field = f"stop.stop_strings[{i}]"
         if not text:
@@ -228,23 +220,12 @@ def _stop(ask: StopAsk, model: ServedModel, facts: Facts, num_prompt: int, field
 
 
 def _max_tokens(asked: int | None, facts: Facts, num_prompt: int, field: str) -> int:
-    """The output's limit. Its last token is drawn but never stored, so KV blocks hold prompt + max_tokens - 1."""
-    if asked is not None and num_prompt + asked > facts.max_model_len:
-        needed = num_prompt + asked
-        message = (
-            f"{num_prompt} prompt tokens and max_tokens {asked} are {needed}; the context holds {facts.max_model_len}"
-        )
-        raise PromptTooLong(message, field="stop.max_tokens", needed=needed, limit=facts.max_model_len)
-    num_stored = num_prompt + _or(asked, 1) - 1
-    num_blocks = -(-num_stored // facts.block_size)
-    if num_blocks > facts.num_blocks:
-        message = f"{num_stored} tokens need {num_blocks} KV blocks; there are {facts.num_blocks}"
-        raise KVCapacity(
-            message, field=field if asked is None else "stop.max_tokens", needed=num_blocks, limit=facts.num_blocks
-        )
-    if asked is not None:
-        return asked
-    return min(facts.max_model_len, facts.num_blocks * facts.block_size + 1) - num_prompt
+    """Unset: all that fits after the prompt, one token at least. `field` is the prompt's."""
+    if asked is None:
+        check_kv(num_prompt, 1, facts, field)
+        return max_output_tokens(num_prompt, facts)
+    check_output(num_prompt, asked, facts)
+    return asked
 
 
 def _after(start_s: float, duration_s: float | None) -> float | None:

@@ -13,7 +13,8 @@ from typing import Protocol
 
 import msgspec
 
-from photon_grpc.errors import InternalFailure, PhotonError, frames_of, from_reason
+from photon_grpc.core.fault import Fault
+from photon_grpc.errors import InternalFailure, PhotonError, frames_of
 from photon_grpc.frontend.ask import ChatInput, IdsInput, TextInput
 from photon_grpc.frontend.model import ServedModel
 from photon_grpc.frontend.prompt import Prepared, prepare
@@ -121,18 +122,9 @@ class Text(msgspec.Struct, frozen=True, array_like=True, tag=61):
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True, tag=62):
-    """A PhotonError."""
-
-    reason: str
-    message: str
-    field: str = ""
-    needed: int | None = None
-    limit: int | None = None
-    #: Where something failed that nobody foresaw, for the log.
+    fault: Fault
+    #: An unforeseen failure's traceback without its text, for the log.
     frames: str = ""
-
-    def error(self) -> PhotonError:
-        return from_reason(self.reason, self.message, field=self.field, needed=self.needed, limit=self.limit)
 
 
 Job = EncodeText | EncodeChat | DecodeIds
@@ -169,15 +161,15 @@ def perform(job: Job, model: ServedModel) -> Answer:
     except MemoryError:
         raise
     except Exception as error:
-        # The frames, but not the text, of what nobody foresaw: it may quote a prompt.
+        # The frames of an unforeseen exception, but not its text: it may quote a prompt.
         frames = f"{type(error).__name__}\n{frames_of(error)}"
-        return Refusal(InternalFailure.reason, "the server failed to encode this input", frames=frames)
+        return Refusal(Fault.of(InternalFailure("internal error while encoding the input")), frames)
 
 
 def refusal(error: PhotonError) -> Refusal:
-    # A template's own words may hold what is no Unicode.
+    # A template's own words may hold a lone surrogate, which msgpack cannot carry.
     message = error.message.encode(errors="replace").decode()
-    return Refusal(error.reason, message, error.field, error.needed, error.limit)
+    return Refusal(msgspec.structs.replace(Fault.of(error), message=message))
 
 
 def _decode(model: ServedModel, token_ids: Sequence[int], skip_special_tokens: bool) -> str:

@@ -6,9 +6,11 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import msgspec
+
+from photon_grpc.core.admission import check_queue
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.stats import Load
-from photon_grpc.errors import QueueFull
 from photon_grpc.frontend.ask import Ask, ChatInput, IdsInput, TextInput
 
 #: A guess of the tokens in a text that is not tokenized yet; for English it is about right.
@@ -44,13 +46,13 @@ class EngineQueue:
             self._num_preparing_tokens -= num_tokens
 
     def check(self, num_tokens: int, facts: Facts) -> None:
-        """Raises QueueFull where one more request, of `num_tokens`, would exceed what may wait. An empty queue takes any."""
-        num_waiting = self.load.queued + len(self._sent) + self._num_preparing
-        if num_waiting >= facts.max_queue_size:
-            raise self._full("requests", num_waiting, num_waiting, num_waiting + 1, facts.max_queue_size)
-        waiting = self.load.queued_prompt_tokens + self._num_sent_tokens + self._num_preparing_tokens
-        if num_waiting and waiting + num_tokens > facts.max_queued_tokens:
-            raise self._full("prompt tokens", num_waiting, waiting, waiting + num_tokens, facts.max_queued_tokens)
+        """Raise QueueFull where one more request, of `num_tokens`, exceeds what may wait."""
+        expected = msgspec.structs.replace(
+            self.load,
+            queued=self.load.queued + len(self._sent) + self._num_preparing,
+            queued_prompt_tokens=self.load.queued_prompt_tokens + self._num_sent_tokens + self._num_preparing_tokens,
+        )
+        check_queue(num_tokens, expected, facts)
 
     def sent(self, handle: int, num_tokens: int) -> None:
         """A request is on its way to the engine."""
@@ -68,10 +70,6 @@ class EngineQueue:
         self.load = Load()
         self._sent.clear()
         self._num_sent_tokens = 0
-
-    def _full(self, what: str, num_waiting: int, waiting: int, needed: int, limit: int) -> QueueFull:
-        message = f"{waiting} {what} are waiting; the queue holds {limit}"
-        return QueueFull(message, needed=needed, limit=limit, retry_after_s=self.load.retry_after_s(num_waiting))
 
 
 def estimate_tokens(ask: Ask, facts: Facts) -> int:

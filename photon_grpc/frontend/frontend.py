@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from enum import Enum
 
+from photon_grpc.core.admission import check_ids
 from photon_grpc.core.frames import Abort, Add, Facts, StepFrame, Up
 from photon_grpc.core.ports import EngineLink
 from photon_grpc.core.request import Request
@@ -30,7 +31,6 @@ from photon_grpc.errors import (
     PromptTooLong,
     Unavailable,
     frames_of,
-    from_reason,
 )
 from photon_grpc.frontend import defaults
 from photon_grpc.frontend.ask import Ask, ChatInput, StreamAsk, TextInput
@@ -160,7 +160,7 @@ class Frontend:
     async def detokenize(self, model: str, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """The text that ids release. Raises PhotonError."""
         facts = self.model(model)
-        defaults.check_ids(token_ids, facts.vocab_size, "token_ids.ids")
+        check_ids(token_ids, facts.vocab_size, "token_ids.ids")
         if self._model.tokenizer is None:
             raise FeatureNotSupported("token_ids: this model has no tokenizer (feature TEXT)", field="token_ids")
         return await self._encoder.decode(token_ids, skip_special_tokens)
@@ -304,15 +304,7 @@ class Frontend:
             entry = running.pop(failed.handle, None)
             if entry is not None:
                 self._abort(entry[0])
-                refusal = from_reason(
-                    failed.reason,
-                    failed.message,
-                    field=failed.field,
-                    needed=failed.needed,
-                    limit=failed.limit,
-                    retry_after_s=failed.retry_after_s,
-                )
-                entry[0].fail(refusal)
+                entry[0].fail(failed.fault.error())
         self._queue.told(frame.load, frame.newest_added)
 
     def _on_lost(self) -> None:

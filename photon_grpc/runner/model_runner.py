@@ -11,7 +11,8 @@ import time
 
 import torch
 
-from photon_grpc.core.batch import Batch, Fault, StepOutput
+from photon_grpc.core.batch import Batch, StepOutput
+from photon_grpc.core.fault import Fault
 from photon_grpc.core.kv import KVGroup
 from photon_grpc.core.ports import Pending
 from photon_grpc.errors import InternalFailure, NumericFailure
@@ -141,11 +142,11 @@ def _output(batch: Batch, ids: torch.Tensor, wanted: list[int] | None, duration_
     if INVALID not in numbers:
         return StepOutput(batch.step, numbers, {}, duration_s)
     rows = [row for row, yields in enumerate(batch.yields) if yields]
-    fault = Fault(NumericFailure.reason, "the model gave NaN or infinite logits for this request")
+    fault = Fault.of(NumericFailure("the model gave NaN or infinite logits for this request"))
     faults = {row: fault for row, number in zip(rows, numbers, strict=True) if number == INVALID}
     return StepOutput(batch.step, numbers, faults, duration_s)
 
 
 def _all_faulty(batch: Batch) -> StepOutput:
-    fault = Fault(InternalFailure.reason, "the step could not be computed")
+    fault = Fault.of(InternalFailure("the step could not be computed"))
     return StepOutput(batch.step, (INVALID,) * sum(batch.yields), dict.fromkeys(range(len(batch.slots)), fault))

@@ -11,11 +11,12 @@ from itertools import islice, repeat
 
 import msgspec
 
-from photon_grpc.core.batch import Batch, Fault, StepOutput
+from photon_grpc.core.batch import Batch, StepOutput
+from photon_grpc.core.fault import Fault
 from photon_grpc.core.ports import Pending
 from photon_grpc.errors import InternalFailure
 
-STANDS_ON_FAILED = Fault(InternalFailure.reason, "a step before this one could not be computed")
+STANDS_ON_FAILED = Fault.of(InternalFailure("a step before this one could not be computed"))
 
 
 class PoisonedSlots:

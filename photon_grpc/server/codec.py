@@ -7,7 +7,8 @@ from typing import cast
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from photon_grpc.errors import InvalidRequest, PromptTooLong
+from photon_grpc.core.admission import check_count, check_prompt
+from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.ask import (
     Ask,
     CacheAsk,
@@ -69,25 +70,17 @@ def ask_of(
     )
 
 
-def check_count(field: str, count: int, limit: int) -> None:
-    """Refuses a list before it becomes objects: 32 MiB hold ten million of them, and the loop would stand still."""
-    if count > limit:
-        raise InvalidRequest(f"{field} has {count} entries; at most {limit}", field=field, needed=count, limit=limit)
-
-
 def check_messages(chat: pb.ChatInput, facts: ModelFacts) -> None:
     # Every message of a conversation renders to one token at least.
-    check_count("chat.messages", len(chat.messages), min(facts.max_context_tokens, _MAX_MESSAGES))
+    check_count(len(chat.messages), min(facts.max_context_tokens, _MAX_MESSAGES), "chat.messages")
 
 
 def _check_counts(request: pb.GenerateRequest, facts: ModelFacts) -> None:
-    num_ids = len(request.token_ids.ids)
-    if num_ids >= facts.max_context_tokens:
-        text = f"the prompt has {num_ids} tokens; the context holds {facts.max_context_tokens} with the output"
-        raise PromptTooLong(text, field="token_ids.ids", needed=num_ids + 1, limit=facts.max_context_tokens)
+    """Refuse a list before it becomes objects: 32 MiB hold ten million of them, which would block the event loop."""
+    check_prompt(len(request.token_ids.ids), facts.max_context_tokens, "token_ids.ids")
     check_messages(request.chat, facts)
-    check_count("stop.stop_strings", len(request.stop.stop_strings), facts.limits.max_stop_strings)
-    check_count("stop.stop_token_ids", len(request.stop.stop_token_ids), facts.vocab_size)
+    check_count(len(request.stop.stop_strings), facts.limits.max_stop_strings, "stop.stop_strings")
+    check_count(len(request.stop.stop_token_ids), facts.vocab_size, "stop.stop_token_ids")
 
 
 def _input(request: pb.GenerateRequest) -> TextInput | IdsInput | ChatInput | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from photon_grpc.core.admission import check_count
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.ask import ChatInput, SamplingAsk, TextInput
 from photon_grpc.frontend.frontend import Frontend, State
@@ -60,7 +61,7 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         facts = self._frontend.model(request.model)
         if not request.token_ids.ids:
             raise InvalidRequest("token_ids.ids must not be empty", field="token_ids.ids")
-        codec.check_count("token_ids.ids", len(request.token_ids.ids), facts.max_context_tokens)
+        check_count(len(request.token_ids.ids), facts.max_context_tokens, "token_ids.ids")
         token_ids = tuple(request.token_ids.ids)
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         response = pb.DetokenizeResponse(text=await self._frontend.detokenize(request.model, token_ids, skip))

@@ -121,7 +121,7 @@ class EncoderProcess:
         if isinstance(answer, Refusal):
             if answer.frames:
                 log.error("encoding failed, %s", answer.frames)
-            raise answer.error()
+            raise answer.fault.error()
         return answer
 
     async def _keep(self) -> None:

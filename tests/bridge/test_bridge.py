@@ -29,7 +29,7 @@ def add(handle: int, num_outputs: int = 1, num_ids: int = 3) -> Add:
 
 def step(handles: tuple[int, ...] = (), finished: tuple[int, ...] = (), failed: tuple[int, ...] = ()) -> StepFrame:
     ends = tuple(Finished(handle, FinishReason.EOS, 1, 0, 0.0) for handle in finished)
-    return StepFrame(1, handles, handles, ends, tuple(Failed(handle, "QUEUE_FULL", "") for handle in failed), Load())
+    return StepFrame(1, handles, handles, ends, tuple(Failed.of(handle, QueueFull("")) for handle in failed), Load())
 
 
 @pytest.fixture

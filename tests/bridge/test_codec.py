@@ -10,6 +10,7 @@ from photon_grpc.bridge.codec import DOWN, UP, FrameError, FrameReader, encode, 
 from photon_grpc.core.frames import Abort, Add, Control, Facts, Failed, Finished, Reply, StepFrame
 from photon_grpc.core.request import FinishReason, Request, SamplingParams, StopParams
 from photon_grpc.core.stats import Load
+from photon_grpc.errors import QueueFull
 
 MAX_BYTES = max_frame_bytes(32 * 1024 * 1024)
 
@@ -32,7 +33,7 @@ UPS = [
         (7, 8, 8),
         (1, 2, 3),
         (Finished(7, FinishReason.EOS, 1, 0, 0.25),),
-        (Failed(9, "QUEUE_FULL", "full", needed=5, limit=4, retry_after_s=0.5),),
+        (Failed.of(9, QueueFull("full", needed=5, limit=4, retry_after_s=0.5)),),
         Load(running=2, step_s=0.01),
     ),
     StepFrame(10, (), (), (), (), Load(), preempted=(3, 3), newest_added=8),

@@ -54,7 +54,7 @@ def test_every_size_that_is_taken_starts_and_serves_or_is_refused_in_one_line(na
             engine.step()
     ends = [frame for _, frame in post.sent if isinstance(frame, StepFrame) and (frame.finished or frame.failed)]
     (end,) = ends
-    assert len(end.ids) == 1 or end.failed[0].reason == "KV_CAPACITY"
+    assert len(end.ids) == 1 or end.failed[0].fault.reason == "KV_CAPACITY"
 
 
 @pytest.mark.parametrize(("penalty", "is_told"), [(1.1, True), (1.0, False)])

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from photon_grpc.core.batch import Admission, Batch, Fault, Growth, StepOutput
+from photon_grpc.core.batch import Admission, Batch, Growth, StepOutput
+from photon_grpc.core.fault import Fault
 from photon_grpc.core.frames import Down, Up
 from photon_grpc.core.kv import KVGroup, KVSpec
 from photon_grpc.core.ports import Pending

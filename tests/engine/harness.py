@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from photon_grpc.core.frames import Abort, Add, Facts, Failed, Finished, StepFrame
+from photon_grpc.core.fault import Fault
+from photon_grpc.core.frames import Abort, Add, Facts, Finished, StepFrame
 from photon_grpc.core.request import Request, SamplingParams, StopParams
 from photon_grpc.engine.blocks.allocation import GrowOnDemand
 from photon_grpc.engine.blocks.block_pool import BlockPool
@@ -40,7 +41,7 @@ class Setting:
 class Outcome:
     ids: list[int] = field(default_factory=list)
     finished: Finished | None = None
-    failed: Failed | None = None
+    failed: Fault | None = None
     num_preemptions: int = 0
 
 
@@ -138,5 +139,5 @@ class Harness:
             for finished in frame.finished:
                 self.outcomes[finished.handle].finished = finished
             for failed in frame.failed:
-                self.outcomes[failed.handle].failed = failed
+                self.outcomes[failed.handle].failed = failed.fault
         self._read = len(self.post.sent)

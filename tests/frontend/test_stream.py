@@ -350,7 +350,11 @@ async def test_failures_of_the_engine_reach_their_own_stream_only(pair: tuple[Fr
     front, link = pair
     bad = await front.stream(ask(sampling=SamplingAsk(num_outputs=2)))
     good = await front.stream(ask())
-    link.step((1, ids("a")[0]), (3, ids("b")[0]), failed=(Failed(2, "DEADLINE_PASSED", "too late", "f", 1, 2, 3.0),))
+    link.step(
+        (1, ids("a")[0]),
+        (3, ids("b")[0]),
+        failed=(Failed.of(2, DeadlinePassed("too late", field="f", needed=1, limit=2, retry_after_s=3.0)),),
+    )
     assert text_of([await bad.__anext__()]) == "a", "what came before is still told"
     with pytest.raises(DeadlinePassed) as caught:
         await bad.__anext__()
@@ -372,7 +376,7 @@ async def test_preemptions_of_all_outputs_are_told(pair: tuple[Frontend, FakeLin
 async def test_one_output_that_fails_ends_its_request(pair: tuple[Frontend, FakeLink]) -> None:
     front, link = pair
     stream = await front.stream(ask(sampling=SamplingAsk(num_outputs=3)))
-    link.step(failed=(Failed(2, "NUMERIC_FAILURE", "NaN"),))
+    link.step(failed=(Failed.of(2, NumericFailure("NaN")),))
     assert sorted(link.aborted) == [1, 3]
     link.step((1, 5), (3, 5))
     with pytest.raises(NumericFailure):

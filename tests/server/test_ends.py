@@ -13,6 +13,7 @@ import pytest
 
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.core.frames import Failed
+from photon_grpc.errors import KVCapacity
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.server.server import Server
@@ -168,7 +169,7 @@ async def test_a_call_at_the_limit_of_a_drain(service: Service, phase: str, meth
 @pytest.mark.parametrize("phase", PHASES[1:])
 async def test_a_call_that_the_engine_fails(service: Service, phase: str, method: str) -> None:
     caller = await service.call_in(phase, method)
-    service.link.step(failed=(Failed(1, "KV_CAPACITY", "too many blocks", needed=9, limit=6),))
+    service.link.step(failed=(Failed.of(1, KVCapacity("too many blocks", needed=9, limit=6)),))
     assert await caller == (grpc.StatusCode.FAILED_PRECONDITION, "too many blocks")
 
 

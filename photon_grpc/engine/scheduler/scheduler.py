@@ -11,7 +11,8 @@ from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
 
-from photon_grpc.core.batch import Admission, Batch, Fault, StepOutput
+from photon_grpc.core.batch import Admission, Batch, StepOutput
+from photon_grpc.core.fault import Fault
 from photon_grpc.core.request import FinishReason
 from photon_grpc.core.sequence import Flight, Sequence, Status
 from photon_grpc.engine.blocks.block_pool import BlockPool
@@ -338,7 +339,7 @@ class Scheduler:
         if seq.status is Status.PARKED:
             self._unpark(seq)
         self._end(seq, FinishReason.UNSPECIFIED)
-        report.failed(seq, fault.reason, fault.message)
+        report.failed(seq, fault)
 
     def _end(self, seq: Sequence, reason: FinishReason) -> None:
         if seq.status is Status.RUNNING:

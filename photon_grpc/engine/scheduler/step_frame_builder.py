@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from photon_grpc.core.fault import Fault
 from photon_grpc.core.frames import Failed, Finished, Started, StepFrame
 from photon_grpc.core.sequence import Sequence
 from photon_grpc.core.stats import Load
@@ -56,8 +57,8 @@ class StepFrameBuilder:
         self._of(seq.frontend).finished.append(done)
         self.ended.append(seq)
 
-    def failed(self, seq: Sequence, reason: str, message: str, *, retry_after_s: float | None = None) -> None:
-        self.refused(seq.frontend, Failed(seq.handle, reason, message, retry_after_s=retry_after_s))
+    def failed(self, seq: Sequence, fault: Fault) -> None:
+        self.refused(seq.frontend, Failed(seq.handle, fault))
         self.ended.append(seq)
 
     def refused(self, frontend: int, failed: Failed) -> None:

@@ -1,0 +1,83 @@
+"""Whether a request fits the model, the KV cache and the queue. One check and one message each, for front ends and engine.
+
+Pure: numbers in, an error of `photon_grpc.errors` raised or nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from photon_grpc.core.frames import Facts
+from photon_grpc.core.stats import Load
+from photon_grpc.errors import InvalidRequest, KVCapacity, PromptTooLong, QueueFull
+
+_MAX_TOKENS = "stop.max_tokens"
+
+
+def check_prompt(num_prompt: int, max_model_len: int, field: str) -> None:
+    """Raise PromptTooLong where the context has no room for one token after the prompt; `field` holds the prompt."""
+    if num_prompt >= max_model_len:
+        message = f"the prompt has {num_prompt} tokens; the context holds {max_model_len} with the output: shorten it"
+        raise PromptTooLong(message, field=field, needed=num_prompt + 1, limit=max_model_len)
+
+
+def check_output(num_prompt: int, max_tokens: int, facts: Facts) -> None:
+    """Raise PromptTooLong where prompt and output exceed the context, KVCapacity where they exceed the KV cache."""
+    needed = num_prompt + max_tokens
+    if needed > facts.max_model_len:
+        message = (
+            f"{num_prompt} prompt tokens and max_tokens {max_tokens} are {needed}; "
+            f"the context holds {facts.max_model_len}: lower max_tokens or shorten the prompt"
+        )
+        raise PromptTooLong(message, field=_MAX_TOKENS, needed=needed, limit=facts.max_model_len)
+    check_kv(num_prompt, max_tokens, facts, _MAX_TOKENS)
+
+
+def check_kv(num_prompt: int, max_tokens: int, facts: Facts, field: str) -> None:
+    """Raise KVCapacity where all KV blocks together cannot hold the request."""
+    num_tokens = _num_stored(num_prompt, max_tokens)
+    needed = -(-num_tokens // facts.block_size)
+    if needed > facts.num_blocks:
+        message = (
+            f"prompt and output need {needed} KV blocks of {facts.block_size} tokens; "
+            f"the cache has {facts.num_blocks}: ask for fewer tokens"
+        )
+        raise KVCapacity(message, field=field, needed=needed, limit=facts.num_blocks)
+
+
+def max_output_tokens(num_prompt: int, facts: Facts) -> int:
+    """Tokens that context and KV cache hold after the prompt: the largest `max_tokens` that `check_output` lets through."""
+    return min(facts.max_model_len, facts.num_blocks * facts.block_size + 1) - num_prompt
+
+
+def check_queue(num_prompt: int, load: Load, facts: Facts) -> None:
+    """Raise QueueFull where one more request, of `num_prompt` tokens, exceeds what may wait. An empty queue takes any."""
+    if load.queued >= facts.max_queue_size:
+        raise _queue_full("requests", load.queued, 1, facts.max_queue_size, load)
+    if load.queued and load.queued_prompt_tokens + num_prompt > facts.max_queued_tokens:
+        raise _queue_full("prompt tokens", load.queued_prompt_tokens, num_prompt, facts.max_queued_tokens, load)
+
+
+def check_ids(ids: Sequence[int], vocab_size: int, field: str) -> None:
+    """Raise InvalidRequest for an id outside the vocabulary."""
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        wrong = next(id for id in ids if not 0 <= id < vocab_size)
+        message = f"{field}: holds the id {wrong}; ids are below {vocab_size}"
+        raise InvalidRequest(message, field=field, needed=wrong, limit=vocab_size - 1)
+
+
+def check_count(count: int, limit: int, field: str) -> None:
+    """Raise InvalidRequest for a list with more than `limit` entries."""
+    if count > limit:
+        message = f"{field}: has {count} entries; {limit} are allowed"
+        raise InvalidRequest(message, field=field, needed=count, limit=limit)
+
+
+def _num_stored(num_prompt: int, max_tokens: int) -> int:
+    """Tokens whose keys and values are written: the last one is drawn and never stored."""
+    return num_prompt + max_tokens - 1
+
+
+def _queue_full(what: str, waiting: int, more: int, limit: int, load: Load) -> QueueFull:
+    message = f"{waiting} {what} are waiting; the queue holds {limit}"
+    return QueueFull(message, needed=waiting + more, limit=limit, retry_after_s=load.retry_after_s)

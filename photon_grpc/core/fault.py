@@ -1,0 +1,33 @@
+"""A PhotonError as plain data: what a row of a step, a request over the bridge and a job of the encoder fail with."""
+
+from __future__ import annotations
+
+import msgspec
+
+from photon_grpc.errors import PhotonError, from_reason
+
+
+class Fault(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The fields of errors.PhotonError; `reason` names the class."""
+
+    reason: str
+    message: str
+    field: str = ""
+    needed: int | None = None
+    limit: int | None = None
+    retry_after_s: float | None = None
+
+    @classmethod
+    def of(cls, error: PhotonError) -> Fault:
+        return cls(error.reason, error.message, error.field, error.needed, error.limit, error.retry_after_s)
+
+    def error(self) -> PhotonError:
+        """The inverse of `of`; InternalFailure where no class has the reason."""
+        return from_reason(
+            self.reason,
+            self.message,
+            field=self.field,
+            needed=self.needed,
+            limit=self.limit,
+            retry_after_s=self.retry_after_s,
+        )
