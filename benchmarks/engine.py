@@ -41,7 +41,7 @@ def loaded(shape: str, flags: Sequence[str] = ()) -> Iterator[Work]:
         assembled = assemble(config_of([*model, *flags]), lambda stage, done, total: None)
     facts = assembled.facts
     print(
-        f"\n## {shape} on {facts.device}, {facts.dtype}, {facts.num_blocks} KV blocks of {facts.block_size}, kernels {facts.kernels}, "
+        f"\n## {shape} on {facts.device}, {facts.dtype}, {facts.num_blocks} KV blocks of {facts.kv.block_size}, kernels {facts.kernels}, "
         f"loaded in {time.perf_counter() - start_s:.1f} s{'; flags: ' + ' '.join(flags) if flags else ''}",
         flush=True,
     )

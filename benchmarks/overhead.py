@@ -18,7 +18,7 @@ from benchmarks.saved import add_save_flag, saved
 from photon_grpc.bridge.heartbeat import NoHeartbeat
 from photon_grpc.core.batch import Batch, StepOutput
 from photon_grpc.core.frames import Add, Down, Facts, Up
-from photon_grpc.core.kv import KVGroup, KVSpec
+from photon_grpc.core.kv import KVGroup, KVPlan, PageFormat
 from photon_grpc.core.request import Request, SamplingParams, StopParams
 from photon_grpc.core.stats import Load
 from photon_grpc.engine.blocks.allocation import GrowOnDemand
@@ -29,6 +29,7 @@ from photon_grpc.engine.scheduler.policy import Priority
 from photon_grpc.engine.scheduler.scheduler import Scheduler, SchedulerLimits
 
 BLOCK_SIZE = 16
+PLAN = KVPlan((KVGroup(PageFormat(1, 1, "float32"), (0,)),), BLOCK_SIZE)
 
 
 class _Landed:
@@ -48,7 +49,7 @@ class _Landed:
 class NullRunner:
     """Draws the same id for every row, at once."""
 
-    kv_groups = (KVGroup(KVSpec(1, 1), (0,)),)
+    kv = PLAN
 
     def __init__(self, num_blocks: int, depth: int) -> None:
         self.num_blocks = num_blocks
@@ -82,9 +83,9 @@ def measure(num_seqs: int, num_steps: int, depth: int, prompt_tokens: int = 128)
     """Seconds of each step."""
     length = prompt_tokens + num_steps + 200
     num_blocks = num_seqs * (length // BLOCK_SIZE + 2)
-    pool = BlockPool(num_blocks, BLOCK_SIZE, RadixIndex(BLOCK_SIZE), GrowOnDemand())
+    pool = BlockPool(PLAN, num_blocks, RadixIndex(BLOCK_SIZE), GrowOnDemand())
     scheduler = Scheduler(SchedulerLimits(num_seqs, 8192), Priority(), pool)
-    facts = Facts(length, 1000, BLOCK_SIZE, num_blocks, num_seqs, 8192, 1024, 1 << 20, "none", "none")
+    facts = Facts(length, 1000, PLAN, num_blocks, num_seqs, 8192, 1024, 1 << 20, "none", "none")
     post = Bridge()
     engine = Engine(scheduler, NullRunner(num_blocks, depth), post, post, facts, NoHeartbeat())
     for handle in range(num_seqs):

@@ -84,8 +84,8 @@ def step_context(decoder: Decoder, rows: int, cache: torch.Tensor) -> StepContex
 
 
 def floor_us(decoder: Decoder, rows: int) -> float:
-    spec = decoder.kv_specs[0]
-    keys = rows * CONTEXT * len(decoder.kv_specs) * 2 * spec.num_kv_heads * spec.head_dim
+    kept = decoder.kv_groups[0].format
+    keys = rows * CONTEXT * len(decoder.layers) * 2 * kept.heads * kept.width
     rest = 0 if decoder.head.is_tied else decoder.embedding.weight.numel()
     return (decoder.num_parameters - rest + keys) * 2 / READ_BYTES_PER_SECOND * 1e6
 
@@ -136,11 +136,9 @@ def measure(name: str, all_rows: list[int]) -> None:
     decoder = model(name)
     fused = fuse(decoder)
     assert fused is not None
-    spec = decoder.kv_specs[0]
+    kept = decoder.kv_groups[0].format
     pages = max(all_rows) * -(-CONTEXT // BLOCK_SIZE) + 1
-    cache = torch.randn(
-        pages, len(decoder.kv_specs), 2, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim, device="cuda"
-    ).bfloat16()
+    cache = torch.randn(pages, len(decoder.layers), 2, kept.heads, BLOCK_SIZE, kept.width, device="cuda").bfloat16()
     for rows in all_rows:
         ctx = step_context(decoder, rows, cache)
         ids = torch.randint(0, 128256, (rows,), device="cuda")

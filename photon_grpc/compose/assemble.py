@@ -48,7 +48,7 @@ class Assembled:
 
     def engine(self, inbox: Inbox, outbox: Outbox, heartbeat: Heartbeat) -> Engine:
         cache, scheduling = self.config.cache, self.config.scheduler
-        pool = BlockPool(self.runner.num_blocks, self.sizes.block_size, _index(cache, self.sizes), _allocation(cache))
+        pool = BlockPool(self.runner.kv, self.runner.num_blocks, _index(cache, self.sizes), _allocation(cache))
         limits = SchedulerLimits(self.sizes.max_num_seqs, self.sizes.max_num_batched_tokens)
         chunking = Chunked() if scheduling.enable_chunked_prefill else Whole()
         scheduler = Scheduler(limits, POLICIES[scheduling.scheduling_policy](), pool, chunking)
@@ -143,7 +143,7 @@ def _facts(
     return Facts(
         max_model_len=sizes.max_model_len,
         vocab_size=card.vocab_size,
-        block_size=sizes.block_size,
+        kv=runner.kv,
         num_blocks=runner.num_blocks,
         max_num_seqs=sizes.max_num_seqs,
         max_num_batched_tokens=sizes.max_num_batched_tokens,

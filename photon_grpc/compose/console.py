@@ -26,7 +26,7 @@ def ready_line(addresses: tuple[str, ...], model: str, facts: Facts) -> str:
         f"ready on {', '.join(addresses)}",
         model,
         f"{facts.device} {facts.quantization or facts.dtype}",
-        f"{facts.num_blocks} KV blocks of {facts.block_size} tokens",
+        f"{facts.num_blocks} KV blocks of {facts.kv.block_size} tokens",
         f"kernels {facts.kernels}" if facts.kernels else "",
     ]
     return " · ".join(part for part in parts if part)

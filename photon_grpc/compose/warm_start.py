@@ -9,7 +9,8 @@ from functools import partial
 from photon_grpc.compose.sizes import Sizes
 from photon_grpc.compose.threads import available_cores
 from photon_grpc.config.flags import ServeConfig
-from photon_grpc.errors import ConfigError
+from photon_grpc.core.kv import KVPlan
+from photon_grpc.errors import ConfigError, ModelLoadError
 from photon_grpc.kernels import Kernels
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.runner.build import eager_runner, graph_runner
@@ -80,27 +81,29 @@ class WarmStart:
             capture=capture,
         )
 
+    def _plan(self, decoder: Decoder) -> KVPlan:
+        if len(decoder.kv_groups) > 1 or decoder.kv_groups[0].window:
+            raise ModelLoadError("layers with sliding windows are not supported")
+        return KVPlan(decoder.kv_groups, self.sizes.block_size)
+
     def _kv_cache(self, decoder: Decoder, num_blocks: int) -> KVCache:
-        block_size = self.sizes.block_size
         try:
-            return KVCache(decoder.kv_specs, num_blocks, block_size, decoder.dtype, decoder.device)
+            return KVCache(self._plan(decoder), num_blocks, decoder.device)
         except RuntimeError:  # torch's word for memory that is not there, whatever the device
-            message = (
-                f"{num_blocks} KV blocks of {block_size} tokens do not fit into memory; set a smaller --num-blocks"
-            )
+            message = f"{num_blocks} KV blocks of {self.sizes.block_size} tokens do not fit into memory; set a smaller --num-blocks"
             raise ConfigError(message, field="num_blocks", needed=num_blocks) from None
 
     def _num_blocks_on_cpu(self, decoder: Decoder) -> int:
         sizes = self.sizes
         return self.config.cache.num_blocks or blocks_on_cpu(
-            decoder.kv_specs, sizes.block_size, decoder.dtype, sizes.max_num_seqs, sizes.max_model_len
+            self._plan(decoder), sizes.max_num_seqs, sizes.max_model_len
         )
 
     def _num_blocks_on_cuda(self, decoder: Decoder) -> int:
         return self.config.cache.num_blocks or blocks_on_cuda(
             decoder,
             self.kernels,
-            self.sizes.block_size,
+            self._plan(decoder),
             self.config.device.gpu_memory_utilization,
             self.sizes.max_num_seqs,
             self.sizes.max_num_batched_tokens,
@@ -108,4 +111,4 @@ class WarmStart:
 
     def _largest_step(self, decoder: Decoder) -> None:
         sizes = self.sizes
-        largest_step(decoder, self.kernels, sizes.block_size, sizes.max_num_seqs, sizes.max_num_batched_tokens)
+        largest_step(decoder, self.kernels, self._plan(decoder), sizes.max_num_seqs, sizes.max_num_batched_tokens)

@@ -36,10 +36,10 @@ def check_output(num_prompt: int, max_tokens: int, facts: Facts) -> None:
 def check_kv(num_prompt: int, max_tokens: int, facts: Facts, field: str) -> None:
     """Raise KVCapacity where all KV blocks together cannot hold the request."""
     num_tokens = _num_stored(num_prompt, max_tokens)
-    needed = -(-num_tokens // facts.block_size)
+    needed = facts.kv.blocks(num_tokens)
     if needed > facts.num_blocks:
         message = (
-            f"prompt and output need {needed} KV blocks of {facts.block_size} tokens; "
+            f"prompt and output need {needed} KV blocks of {facts.kv.block_size} tokens; "
             f"the cache has {facts.num_blocks}: ask for fewer tokens"
         )
         raise KVCapacity(message, field=field, needed=needed, limit=facts.num_blocks)
@@ -47,7 +47,7 @@ def check_kv(num_prompt: int, max_tokens: int, facts: Facts, field: str) -> None
 
 def max_output_tokens(num_prompt: int, facts: Facts) -> int:
     """Tokens that context and KV cache hold after the prompt: the largest `max_tokens` that `check_output` lets through."""
-    return min(facts.max_model_len, facts.num_blocks * facts.block_size + 1) - num_prompt
+    return min(facts.max_model_len, facts.kv.tokens(facts.num_blocks) + 1) - num_prompt
 
 
 def check_queue(num_prompt: int, load: Load, facts: Facts) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from photon_grpc.core.fault import Fault
+from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.request import FinishReason, Request
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import PhotonError
@@ -40,7 +41,7 @@ class Facts(msgspec.Struct, frozen=True, array_like=True, tag=10):
 
     max_model_len: int
     vocab_size: int
-    block_size: int
+    kv: KVPlan
     #: Blocks that requests may use (the reserved one not counted).
     num_blocks: int
     max_num_seqs: int

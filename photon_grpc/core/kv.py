@@ -1,26 +1,110 @@
-"""Which memory a sequence's keys and values live in, as numbers: blocks of tokens, never bytes."""
+"""Which memory a sequence's keys and values live in, as numbers. The only arithmetic of blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Sequence
 
 import msgspec
 
+from photon_grpc.errors import ModelLoadError
 
-class KVSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What one layer keeps per token."""
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-    num_kv_heads: int
-    head_dim: int
-    #: Tokens a layer looks back; 0 is all of them.
+
+class PageFormat(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one layer keeps per token: planes × heads × width numbers."""
+
+    heads: int
+    width: int
+    #: As torch names it.
+    dtype: str
+    #: Keys and values.
+    planes: int = 2
+
+    @property
+    def token_bytes(self) -> int:
+        return self.planes * self.heads * self.width * _BYTES[self.dtype]
+
+
+class LayerKV(msgspec.Struct, frozen=True, array_like=True):
+    """What a layer says of its keys and values."""
+
+    format: PageFormat
+    #: Keys that a token attends, its own included; 0 is all before it.
     window: int = 0
 
 
 class KVGroup(msgspec.Struct, frozen=True, array_like=True):
-    """Layers with equal page bytes and the same window: they share block ids."""
+    """Layers with the same window whose pages of one block lie side by side: they share a block table."""
 
-    spec: KVSpec
+    format: PageFormat
+    #: A layer's place here is its plane in the group's pages.
     layers: tuple[int, ...]
+    window: int = 0
+
+
+class KVPlan(msgspec.Struct, frozen=True, array_like=True):
+    """How a model's keys and values are laid out in blocks. Every group takes its blocks from one space of ids.
+
+    Groups that attend everything come first.
+    """
+
+    groups: tuple[KVGroup, ...]
+    #: Tokens a block holds, of the layers of one group.
+    block_size: int
+
+    @property
+    def format(self) -> PageFormat:
+        """That of all groups."""
+        return self.groups[0].format
+
+    @property
+    def layers_per_block(self) -> int:
+        """Layers a block has room for; a group of fewer leaves the rest unused."""
+        return max(len(group.layers) for group in self.groups)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.layers_per_block * self.format.token_bytes * self.block_size
+
+    def columns(self, num_tokens: int) -> int:
+        """Entries of a group's block table that hold this many tokens of one sequence."""
+        return -(-num_tokens // self.block_size)
+
+    def blocks(self, num_tokens: int) -> int:
+        """Blocks that hold this many tokens of one sequence, over all groups."""
+        return -(-num_tokens // self.block_size) * len(self.groups)
+
+    def tokens(self, num_blocks: int) -> int:
+        """Tokens of one sequence that so many blocks hold."""
+        return num_blocks // len(self.groups) * self.block_size
+
+
+def kv_groups(layers: Sequence[LayerKV]) -> tuple[KVGroup, ...]:
+    """Groups of layers with the same window, of equal size but for places left unused, those without a window first.
+
+    Where windows have unequal numbers of layers, the size is the one of these numbers that leaves the fewest places unused: 4 full and 22
+    sliding layers become one full group and six sliding ones of 4, the last with two places unused.
+
+    Raises ModelLoadError where layers differ in what they keep per token.
+    """
+    if len({layer.format for layer in layers}) != 1:
+        raise ModelLoadError("layers that keep different keys and values per token are not supported")
+    members: dict[int, list[int]] = {}
+    for number, layer in enumerate(layers):
+        members.setdefault(layer.window, []).append(number)
+    counts = [len(numbers) for numbers in members.values()]
+    size = min(counts, key=lambda size: (sum(-(-count // size) * size for count in counts), -size))
+    return tuple(
+        KVGroup(layers[0].format, tuple(numbers[first : first + size]), window)
+        for window, numbers in sorted(members.items())
+        for first in range(0, len(numbers), size)
+    )
+
+
+def place(groups: Iterable[KVGroup], layer: int) -> tuple[int, int]:
+    """(group, plane) of a layer."""
+    return next((number, group.layers.index(layer)) for number, group in enumerate(groups) if layer in group.layers)
 
 
 class BlockTable:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from photon_grpc.core.batch import Batch, StepOutput
 from photon_grpc.core.frames import Down, Facts, Up
-from photon_grpc.core.kv import KVGroup
+from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.stats import Load
 
 
@@ -43,7 +43,7 @@ class RunnerFacts(Protocol):
         """Blocks that requests may use: ids 1 ... num_blocks. Block 0 is reserved for padding."""
 
     @property
-    def kv_groups(self) -> tuple[KVGroup, ...]: ...
+    def kv(self) -> KVPlan: ...
 
     @property
     def depth(self) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from photon_grpc.config.model_dir import ModelConfig
-from photon_grpc.core.kv import KVSpec
+from photon_grpc.core.kv import LayerKV, PageFormat
 from photon_grpc.kernels import Kernels
 from photon_grpc.layers.attention import Attention, QKNorm
 from photon_grpc.layers.embedding import Embedding, LMHead
@@ -82,7 +82,7 @@ class DecoderBuilder:
         return Attention(
             layer,
             config.num_heads,
-            KVSpec(config.num_kv_heads, config.head_dim),
+            LayerKV(PageFormat(config.num_kv_heads, config.head_dim, str(self.dtype).removeprefix("torch."))),
             qkv=self.linear(prefix, config.hidden_size, outputs, bias=config.qkv_bias),
             output=self.linear(prefix, q_size, {"o_proj": config.hidden_size}, bias=config.output_bias),
             rotary=self.rotary,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from photon_grpc.core.kv import KVSpec
+from photon_grpc.core.kv import KVGroup, kv_groups, place
 from photon_grpc.kernels.sampling.draw import SamplingMetadata
 from photon_grpc.layers.attention import Attention
 from photon_grpc.layers.context import StepContext
@@ -71,11 +71,12 @@ class Decoder:
         self.device = device
         #: Positions stay below this.
         self.max_model_len = max_model_len
-        #: What each layer keeps per token; its index is the layer's plane in the cache.
-        self.kv_specs: tuple[KVSpec, ...] = tuple(layer.attention.spec for layer in self.layers)
+        self.kv_groups: tuple[KVGroup, ...] = kv_groups([layer.attention.kv for layer in self.layers])
+        for number, layer in enumerate(self.layers):
+            layer.attention.group, layer.attention.plane = place(self.kv_groups, number)
         self.vocab_size = embedding.weight.shape[0]
         #: Factor of q · k in every layer.
-        self.attention_scale = self.kv_specs[0].head_dim ** -0.5
+        self.attention_scale = self.kv_groups[0].format.width ** -0.5
         #: Tied weights count once.
         self.num_parameters = sum(target.tensor.numel() for leaf in self.leaves() for target in leaf.targets())
 

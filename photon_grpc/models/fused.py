@@ -71,9 +71,9 @@ class FusedDecoder(Decoder):
         self._rotary = decoder.layers[0].attention.rotary
         # The residual stream's products before it is normalised may be large: float16 ends at 65,504.
         self._may_multiply_raw = decoder.dtype != torch.float16
-        spec, num_heads = decoder.kv_specs[0], decoder.layers[0].attention.output.in_features
-        group = num_heads // spec.head_dim // spec.num_kv_heads
-        self._has_decode_attention = spec.head_dim in decode_attention.HEAD_DIMS and group <= decode_attention.MAX_GROUP
+        kept, num_heads = decoder.kv_groups[0].format, decoder.layers[0].attention.output.in_features
+        group = num_heads // kept.width // kept.heads
+        self._has_decode_attention = kept.width in decode_attention.HEAD_DIMS and group <= decode_attention.MAX_GROUP
         # Zero before and after every kernel that counts its programs; each kernel of a step waits for the one before.
         self._counters = torch.zeros(self._num_counters(), dtype=torch.int32, device=decoder.device)
 
@@ -138,7 +138,7 @@ class FusedDecoder(Decoder):
                 history_is_settled=ctx.history_is_settled,
             )
             return
-        heads = q.shape[0], -1, attention.spec.head_dim
+        heads = q.shape[0], -1, attention.kv.format.width
         paged_attention.launch(q.view(heads), ctx.kv[0].pages, attention.plane, meta, out.view(heads))
 
     def _gate_up(self, layer: DecoderLayer, h: torch.Tensor, y: torch.Tensor, tile: Tile | None) -> None:
@@ -167,7 +167,7 @@ class FusedDecoder(Decoder):
 
     def _num_counters(self) -> int:
         widest = max(leaf.out_features for leaf in self.layers[0].leaves() if isinstance(leaf, Linear))
-        return max(widest // 16, MAX_DECODE_ROWS * self.kv_specs[0].num_kv_heads)
+        return max(widest // 16, MAX_DECODE_ROWS * self.kv_groups[0].format.heads)
 
 
 def fuse(decoder: Decoder) -> FusedDecoder | None:
@@ -190,7 +190,7 @@ def fuse(decoder: Decoder) -> FusedDecoder | None:
 
 def choose_tiles(decoder: Decoder, has_wgmma: bool, max_bytes: int = tiles.SHARED_BYTES) -> dict[int, LayerTiles]:
     """For every bucket. The library multiplies what has no tile, and qkv where heads are normalised: a tile would have to hold one whole."""
-    layer, head_dim = decoder.layers[0], decoder.kv_specs[0].head_dim
+    layer, head_dim = decoder.layers[0], decoder.kv_groups[0].format.width
     linears = layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down
     spans = head_dim // 2, 0, layer.mlp.down.in_features, 0
     chosen = {}

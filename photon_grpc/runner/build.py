@@ -18,7 +18,7 @@ def eager_runner(
     decoder: Decoder, cache: KVCache, kernels: Kernels, *, max_num_seqs: int, depth: int = 0
 ) -> ModelRunner:
     """Every batch launched operation by operation."""
-    table = SlotTable(max_num_seqs + 1, decoder.max_model_len, cache.block_size, decoder.vocab_size, decoder.device)
+    table = SlotTable(max_num_seqs + 1, decoder.max_model_len, cache.plan, decoder.vocab_size, decoder.device)
     step = EagerStep(decoder, table, cache.pages, Sampler(decoder, table, kernels))
     return ModelRunner(step, table, cache, depth=depth)
 
@@ -37,7 +37,7 @@ def graph_runner(
 
     `capture`: what makes the replays; CUDA graphs unless it is given.
     """
-    table = SlotTable(max_num_seqs + 1, decoder.max_model_len, cache.block_size, decoder.vocab_size, decoder.device)
+    table = SlotTable(max_num_seqs + 1, decoder.max_model_len, cache.plan, decoder.vocab_size, decoder.device)
     tail = Sampler(decoder, table, kernels)
     padded = PaddedStep(decoder, table, cache.pages, tail, kernels, max_rows=max(mixed_buckets(max_num_seqs)))
     eager = EagerStep(decoder, table, cache.pages, tail, row_buckets=decode_buckets(max_num_seqs))

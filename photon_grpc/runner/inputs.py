@@ -50,7 +50,7 @@ def prepare(batch: Batch, table: SlotTable, cache: torch.Tensor, scale: float) -
     attention = AttentionMetadata(
         query_start=query_start,
         context_len=context_len.int(),
-        block_tables=table.block_table[slots, : -(-max(contexts) // table.block_size)],
+        block_tables=table.block_table[slots, : table.plan.columns(max(contexts))],
         scale=scale,
         max_query_len=max(batch.counts),
         max_context_len=max(contexts),

@@ -6,28 +6,24 @@ from collections.abc import Sequence
 
 import torch
 
-from photon_grpc.core.kv import KVGroup, KVSpec
-from photon_grpc.errors import ModelLoadError
+from photon_grpc.core.kv import KVPlan
 from photon_grpc.runner.upload import to_device
 
 
 class KVCache:
-    """pages [num_blocks + 1, layers, 2, num_kv_heads, block_size, head_dim]: one block of all layers is one run of memory.
+    """pages [num_blocks + 1, layers of a group, planes, heads, block_size, width]: one block of a group's layers is one run of memory.
 
-    Block 0 is reserved: padding writes there and nobody reads it.
+    Groups share the pages: a block is of the group whose table holds it. Block 0 is reserved: padding writes there and nobody reads it.
     """
 
-    def __init__(
-        self, specs: Sequence[KVSpec], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self.groups = kv_groups(specs)
+    def __init__(self, plan: KVPlan, num_blocks: int, device: torch.device) -> None:
+        self.plan = plan
         self.num_blocks = num_blocks
-        self.block_size = block_size
-        spec = specs[0]
-        shape = (num_blocks + 1, len(specs), 2, spec.num_kv_heads, block_size, spec.head_dim)
+        kept = plan.format
+        shape = (num_blocks + 1, plan.layers_per_block, kept.planes, kept.heads, plan.block_size, kept.width)
         # Fresh pages of a CPU's memory cost nothing until they are written; a device's memory is not fresh.
         make = torch.empty if device.type == "cpu" else torch.zeros
-        self.pages = make(shape, dtype=dtype, device=device)
+        self.pages = make(shape, dtype=getattr(torch, kept.dtype), device=device)
 
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
         """Duplicates blocks, (source, destination) pairs, without waiting for the device."""
@@ -35,15 +31,3 @@ class KVCache:
             return
         sources, destinations = to_device(copies, torch.int64, self.pages.device).T
         self.pages[destinations] = self.pages[sources]
-
-
-def kv_groups(specs: Sequence[KVSpec]) -> tuple[KVGroup, ...]:
-    """All layers in one group. Raises ModelLoadError where layers differ in what they keep."""
-    if len(set(specs)) != 1 or specs[0].window:
-        raise ModelLoadError("layers that keep different keys and values are not supported")
-    return (KVGroup(specs[0], tuple(range(len(specs)))),)
-
-
-def block_bytes(specs: Sequence[KVSpec], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers."""
-    return sum(2 * spec.num_kv_heads * spec.head_dim for spec in specs) * block_size * dtype.itemsize

@@ -13,7 +13,7 @@ import torch
 
 from photon_grpc.core.batch import Batch, StepOutput
 from photon_grpc.core.fault import Fault
-from photon_grpc.core.kv import KVGroup
+from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.ports import Pending
 from photon_grpc.errors import InternalFailure, NumericFailure
 from photon_grpc.kernels.sampling.draw import INVALID
@@ -47,12 +47,8 @@ class ModelRunner:
         return self._cache.num_blocks
 
     @property
-    def block_size(self) -> int:
-        return self._cache.block_size
-
-    @property
-    def kv_groups(self) -> tuple[KVGroup, ...]:
-        return self._cache.groups
+    def kv(self) -> KVPlan:
+        return self._cache.plan
 
     @torch.inference_mode()
     def submit(self, batch: Batch) -> Pending:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from photon_grpc.core.batch import Admission, Batch
+from photon_grpc.core.kv import KVPlan
 from photon_grpc.runner.upload import Numbers, to_device
 
 
@@ -41,12 +42,11 @@ class SlotTable:
     min_length: int64 [S], length below which the ids marked in banned_ids, bool [S, V], cannot be drawn; 0 where none is marked.
     """
 
-    def __init__(
-        self, num_slots: int, max_model_len: int, block_size: int, vocab_size: int, device: torch.device
-    ) -> None:
+    def __init__(self, num_slots: int, max_model_len: int, plan: KVPlan, vocab_size: int, device: torch.device) -> None:
         self.device = device
-        self.block_size = block_size
-        max_blocks = -(-max_model_len // block_size)
+        self.plan = plan
+        self.block_size = plan.block_size
+        max_blocks = plan.columns(max_model_len)
         self.token_ids = torch.zeros((num_slots, max_model_len), dtype=torch.int32, device=device)
         self.block_table = torch.zeros((num_slots, max_blocks), dtype=torch.int32, device=device)
         self.banned_ids = torch.zeros((num_slots, vocab_size), dtype=torch.bool, device=device)

@@ -11,7 +11,7 @@ from photon_grpc.runner.model_runner import ModelRunner
 
 def warm_up(runner: ModelRunner) -> float:
     """One real token, and what the first call of everything costs; the seconds it took. Raises as `compute`."""
-    admission = Admission(1, (0,), 1, 0, ((1,),), SamplingParams(0.0))
+    admission = _row(runner, 1, 1, 0)
     return compute(runner, Batch(0, (1,), (1,), (1,), admissions=(admission,)))
 
 
@@ -49,5 +49,5 @@ def compute(runner: ModelRunner, batch: Batch) -> float:
 
 def _row(runner: ModelRunner, slot: int, length: int, num_computed: int) -> Admission:
     """Everything in block 1, which no request has yet."""
-    blocks = (1,) * -(-length // runner.block_size)
-    return Admission(slot, (0,) * length, length, num_computed, (blocks,), SamplingParams(0.0))
+    blocks = ((1,) * runner.kv.columns(length),) * len(runner.kv.groups)
+    return Admission(slot, (0,) * length, length, num_computed, blocks, SamplingParams(0.0))

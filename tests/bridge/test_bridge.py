@@ -16,9 +16,10 @@ from photon_grpc.core.frames import Abort, Add, Facts, Failed, Finished, StepFra
 from photon_grpc.core.request import FinishReason, Request, SamplingParams, StopParams
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import EngineRestarting, ModelLoading, QueueFull
+from tests.kv_plans import kv_plan
 
 MAX_BYTES = max_frame_bytes(1 << 20)
-FACTS = Facts(4096, 4096, 16, 100, 64, 2048, 1024, 1 << 20, "cpu", "float32")
+FACTS = Facts(4096, 4096, kv_plan(16), 100, 64, 2048, 1024, 1 << 20, "cpu", "float32")
 
 
 def add(handle: int, num_outputs: int = 1, num_ids: int = 3) -> Add:

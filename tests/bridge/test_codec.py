@@ -11,6 +11,7 @@ from photon_grpc.core.frames import Abort, Add, Control, Facts, Failed, Finished
 from photon_grpc.core.request import FinishReason, Request, SamplingParams, StopParams
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import QueueFull
+from tests.kv_plans import kv_plan
 
 MAX_BYTES = max_frame_bytes(32 * 1024 * 1024)
 
@@ -27,7 +28,7 @@ DOWNS = [
     Control(1, "reset_prefix_cache", ("a", "ü")),
 ]
 UPS = [
-    Facts(4096, 4096, 16, 100, 64, 2048, 1024, 1 << 20, "cpu", "float32"),
+    Facts(4096, 4096, kv_plan(16, 0, 128), 100, 64, 2048, 1024, 1 << 20, "cpu", "float32"),
     StepFrame(
         9,
         (7, 8, 8),
@@ -88,7 +89,7 @@ def test_an_unfinished_frame_is_known():
         (struct.pack("<I", 2**31), "2147483648 bytes is announced"),
         (b"\x05\x00\x00\x00hello", "5 bytes are no frame"),
         (b"\x00\x00\x00\x00", "0 bytes are no frame"),
-        (encode(Facts(1, 1, 1, 1, 1, 1, 1, 1, "cpu", "float32")), "no frame"),
+        (encode(Facts(1, 1, kv_plan(1), 1, 1, 1, 1, 1, "cpu", "float32")), "no frame"),
         (encode([1, "not a handle", None]), "no frame"),
     ],
 )

@@ -10,8 +10,9 @@ from photon_grpc.bridge.local import LocalClient
 from photon_grpc.core.frames import Abort, Facts, Reply
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import EngineFailure
+from tests.kv_plans import kv_plan
 
-FACTS = Facts(4096, 4096, 16, 100, 64, 2048, 1024, 1 << 20, "cpu", "float32")
+FACTS = Facts(4096, 4096, kv_plan(16), 100, 64, 2048, 1024, 1 << 20, "cpu", "float32")
 
 
 async def test_frames_go_down_to_a_thread_and_up_to_the_loop():

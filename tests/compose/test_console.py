@@ -6,8 +6,9 @@ import pytest
 
 from photon_grpc.compose import console
 from photon_grpc.core.frames import Facts
+from tests.kv_plans import kv_plan
 
-FACTS = Facts(128, 256, 16, 8, 4, 64, 16, 1024, "NVIDIA H200", "bfloat16")
+FACTS = Facts(128, 256, kv_plan(16), 8, 4, 64, 16, 1024, "NVIDIA H200", "bfloat16")
 
 
 class Terminal(io.StringIO):

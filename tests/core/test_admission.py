@@ -11,11 +11,12 @@ from photon_grpc.core import admission
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import InvalidRequest, KVCapacity, PhotonError, PromptTooLong, QueueFull
+from tests.kv_plans import kv_plan
 
 FACTS = Facts(
     max_model_len=128,
     vocab_size=512,
-    block_size=16,
+    kv=kv_plan(16),
     num_blocks=6,
     max_num_seqs=8,
     max_num_batched_tokens=64,
@@ -106,3 +107,11 @@ def test_ids_and_counts_name_the_field_and_both_numbers() -> None:
         65,
         64,
     )
+
+
+def test_every_group_of_layers_needs_blocks_of_its_own() -> None:
+    facts = msgspec.structs.replace(FACTS, kv=kv_plan(16, 0, 64))
+    assert admission.max_output_tokens(40, facts) == 3 * 16 + 1 - 40
+    admission.check_output(40, 9, facts)
+    error = raised(admission.check_output, 40, 10, facts)
+    assert isinstance(error, KVCapacity) and (error.needed, error.limit) == (8, 6)

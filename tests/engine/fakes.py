@@ -15,7 +15,7 @@ from functools import partial
 from photon_grpc.core.batch import Admission, Batch, Growth, StepOutput
 from photon_grpc.core.fault import Fault
 from photon_grpc.core.frames import Down, Up
-from photon_grpc.core.kv import KVGroup, KVSpec
+from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.ports import Pending
 from photon_grpc.core.stats import Load
 from photon_grpc.runner.poisoned_slots import PoisonedSlots, SoundRows
@@ -78,11 +78,11 @@ class FakeRunner:
     applies part of its changes, and rows that are computed then read and write through whatever the table says of their slots.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, depth: int = 0) -> None:
+    def __init__(self, plan: KVPlan, num_blocks: int, depth: int = 0) -> None:
+        self.kv = plan
         self.num_blocks = num_blocks
-        self.block_size = block_size
+        self.block_size = block_size = plan.block_size
         self.depth = depth
-        self.kv_groups = (KVGroup(KVSpec(1, 1), (0,)),)
         self.cells = [[-1] * block_size for _ in range(num_blocks + 1)]
         self.slots: defaultdict[int, _Slot] = defaultdict(_Slot)
         #: What the scheduler believes of every slot, whether it was applied or not.
@@ -116,7 +116,7 @@ class FakeRunner:
             assert not any(admission.slot in slots for slots, _ in self.unread.values()), (
                 "a slot in flight was given away"
             )
-            self._check_unused(admission.blocks[0][-(-admission.num_computed // self.block_size) :])
+            self._check_unused(admission.blocks[0][self.kv.columns(admission.num_computed) :])
             self.seats[admission.slot] = _Seat(list(admission.blocks[0]), admission.num_computed)
         for growth in batch.grown:
             blocks = self.seats[growth.slot].blocks

@@ -17,6 +17,7 @@ from photon_grpc.engine.scheduler.chunking import Chunked, Whole
 from photon_grpc.engine.scheduler.policy import POLICIES
 from photon_grpc.engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from tests.engine.fakes import FakeBridge, FakeRunner
+from tests.kv_plans import kv_plan
 
 
 @dataclass
@@ -48,9 +49,10 @@ class Outcome:
 class Harness:
     def __init__(self, setting: Setting | None = None) -> None:
         self.setting = s = setting or Setting()
-        self.runner = FakeRunner(s.num_blocks, s.block_size, s.depth)
+        plan = kv_plan(s.block_size)
+        self.runner = FakeRunner(plan, s.num_blocks, s.depth)
         index = RadixIndex(s.block_size) if s.prefix_caching and not s.contiguous else NoPrefixIndex()
-        self.pool = BlockPool(s.num_blocks, s.block_size, index, ReserveContext() if s.contiguous else GrowOnDemand())
+        self.pool = BlockPool(plan, s.num_blocks, index, ReserveContext() if s.contiguous else GrowOnDemand())
         limits = SchedulerLimits(s.max_num_seqs, s.max_num_batched_tokens)
         chunking = Chunked() if s.chunked else Whole()
         self.scheduler = Scheduler(limits, POLICIES[s.policy](), self.pool, chunking)
@@ -58,7 +60,7 @@ class Harness:
         facts = Facts(
             s.max_model_len,
             97,
-            s.block_size,
+            plan,
             s.num_blocks,
             s.max_num_seqs,
             s.max_num_batched_tokens,

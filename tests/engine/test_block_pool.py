@@ -7,12 +7,13 @@ from photon_grpc.core.sequence import Sequence
 from photon_grpc.engine.blocks.allocation import GrowOnDemand
 from photon_grpc.engine.blocks.block_pool import BlockPool
 from photon_grpc.engine.blocks.prefix_index import RadixIndex
+from tests.kv_plans import kv_plan
 
 ROOT = (0, "", "")
 
 
 def new_pool(num_blocks: int) -> BlockPool:
-    return BlockPool(num_blocks, 2, RadixIndex(2), GrowOnDemand())
+    return BlockPool(kv_plan(2), num_blocks, RadixIndex(2), GrowOnDemand())
 
 
 def admitted(pool: BlockPool, ids: tuple[int, ...]) -> Sequence:

@@ -19,12 +19,13 @@ from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.model import ServedModel
 from photon_grpc.frontend.tokenizer import Tokenizer
 from tests.frontend.small_tokenizers import definition
+from tests.kv_plans import kv_plan
 
 VOCAB_SIZE = 512
 FACTS = Facts(
     max_model_len=128,
     vocab_size=VOCAB_SIZE,
-    block_size=16,
+    kv=kv_plan(16),
     num_blocks=6,
     max_num_seqs=8,
     max_num_batched_tokens=64,

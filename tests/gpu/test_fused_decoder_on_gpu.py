@@ -80,8 +80,8 @@ class Rows:
             torch.randint(0, 512, (5 + 7 * row % 61,), generator=generator).tolist() for row in range(num_rows)
         ]
         self.tables = (torch.randperm(num_rows * PAGES, generator=generator) + 1).view(num_rows, PAGES).int().cuda()
-        spec = decoder.kv_specs[0]
-        shape = (num_rows * PAGES + 1, len(decoder.kv_specs), 2, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
+        kept = decoder.kv_groups[0].format
+        shape = (num_rows * PAGES + 1, len(decoder.layers), 2, kept.heads, BLOCK_SIZE, kept.width)
         self.cache = torch.full(shape, torch.nan, dtype=decoder.dtype, device="cuda")
 
     def context(self, firsts: list[int], counts: list[int]) -> StepContext:

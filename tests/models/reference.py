@@ -115,8 +115,8 @@ def paged_logits(
     per_row = -(-MAX_LEN // block_size)
     order = torch.randperm(len(batch) * per_row, generator=torch.Generator().manual_seed(1)) + 1
     rows = [Row(list(ids), order[i * per_row : (i + 1) * per_row].tolist()) for i, ids in enumerate(batch)]
-    spec = decoder.kv_specs[0]
-    shape = (len(order) + 1, len(decoder.kv_specs), 2, spec.num_kv_heads, block_size, spec.head_dim)
+    kept = decoder.kv_groups[0].format
+    shape = (len(order) + 1, len(decoder.layers), 2, kept.heads, block_size, kept.width)
     cache = torch.full(shape, torch.nan, dtype=decoder.dtype)  # who reads what nobody wrote is found out
     sizes = itertools.cycle(chunks)
     found: list[list[torch.Tensor]] = [[] for _ in rows]

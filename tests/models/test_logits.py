@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from photon_grpc.config.model_dir import FAMILIES
+from photon_grpc.core.kv import KVGroup, PageFormat
 from photon_grpc.models import Decoder
 from tests.models import reference
 
@@ -78,7 +79,7 @@ def test_no_rows_need_logits(pair: Any) -> None:
 
 def test_decoder_tells_what_it_is(pair: Any) -> None:
     model, decoder, _ = pair("qwen3")
-    assert [(spec.num_kv_heads, spec.head_dim, spec.window) for spec in decoder.kv_specs] == [(2, 24, 0)] * 3
+    assert decoder.kv_groups == (KVGroup(PageFormat(2, 24, "float32"), (0, 1, 2)),)
     assert decoder.attention_scale == pytest.approx(24**-0.5)
     assert decoder.num_parameters == model.num_parameters()
 

@@ -12,6 +12,7 @@ from photon_grpc.bridge.heartbeat import NoHeartbeat
 from photon_grpc.config.flags import CacheConfig, SchedulerConfig
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.core.batch import Admission, Batch
+from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.kernels import select
 from photon_grpc.models import Decoder, build, load
@@ -70,10 +71,10 @@ def loaded() -> Decoder:
 
 def replayed_runner(num_seqs: int) -> tuple[ModelRunner, GraphStep, KVCache]:
     decoder, device, kernels = loaded(), torch.device("cpu"), select("torch", "cpu")
-    cache = KVCache(decoder.kv_specs, 100, BLOCK_SIZE, decoder.dtype, device)
+    cache = KVCache(KVPlan(decoder.kv_groups, BLOCK_SIZE), 100, device)
     # What nobody wrote must not be read: it would be seen.
     cache.pages.fill_(float("nan"))
-    table = SlotTable(num_seqs + 1, decoder.max_model_len, BLOCK_SIZE, decoder.vocab_size, device)
+    table = SlotTable(num_seqs + 1, decoder.max_model_len, cache.plan, decoder.vocab_size, device)
     tail = Sampler(decoder, table, kernels)
     padded = PaddedStep(decoder, table, cache.pages, tail, kernels, max(mixed_buckets(num_seqs)))
 
@@ -174,7 +175,7 @@ def admission(slot: int, ids: tuple[int, ...], num_prompt: int | None = None) ->
 
 def same_as_eager(runner: ModelRunner, batches: list[Batch]) -> None:
     """Each batch gives the ids of a runner that launches operation by operation, and leaves the same behind."""
-    cache = KVCache(loaded().kv_specs, 100, BLOCK_SIZE, torch.float32, torch.device("cpu"))
+    cache = KVCache(KVPlan(loaded().kv_groups, BLOCK_SIZE), 100, torch.device("cpu"))
     eager = eager_runner(loaded(), cache, select("torch", "cpu"), max_num_seqs=runner._table.num_computed.shape[0] - 1)
     for batch in batches:
         mine, theirs = (each.submit(batch).result() for each in (runner, eager))

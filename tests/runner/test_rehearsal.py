@@ -14,6 +14,7 @@ import torch
 
 from photon_grpc.config.flags import SchedulerConfig
 from photon_grpc.config.model_dir import read_model_dir
+from photon_grpc.core.kv import KVPlan
 from photon_grpc.kernels import select
 from photon_grpc.models import build, load
 from photon_grpc.runner import rehearsal
@@ -91,7 +92,7 @@ def test_a_play_on_objects_of_its_own_changes_no_output() -> None:
     short = one_layer_of_each_kind(decoder)
     runner = graph_runner(
         short,
-        KVCache(decoder.kv_specs, 1, 16, torch.float32, device),
+        KVCache(KVPlan(decoder.kv_groups, 16), 1, device),
         kernels,
         max_num_seqs=8,
         depth=1,
@@ -114,7 +115,7 @@ def test_layers_of_one_shape_are_played_once() -> None:
     assert len(decoder.layers) > 1
     short = one_layer_of_each_kind(decoder)
     assert short.layers == decoder.layers[:1]
-    assert short.kv_specs == decoder.kv_specs and len(decoder.layers) == len(decoder.kv_specs)
+    assert short.kv_groups == decoder.kv_groups and len(decoder.layers) == len(decoder.kv_groups[0].layers)
     wider = decoder.layers[1].mlp.down
     wider.in_features *= 2
     assert len(one_layer_of_each_kind(decoder).layers) == 2

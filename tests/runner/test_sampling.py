@@ -15,6 +15,7 @@ from photon_grpc.kernels.sampling.draw import INVALID
 from photon_grpc.kernels.sampling.topk_topp import reference as cutoff
 from photon_grpc.runner.sampler import Sampler, SamplingLevel
 from photon_grpc.runner.slot_table import SlotTable
+from tests.kv_plans import kv_plan
 from tests.runner.models import model
 from tests.runner.served import Served
 
@@ -59,7 +60,7 @@ class Identity:
 def tail_of(
     samplings: list[SamplingParams], vocab_size: int, *, position: int = 0
 ) -> tuple[Sampler, torch.Tensor, torch.Tensor, SamplingLevel]:
-    table = SlotTable(len(samplings) + 1, 64, 8, vocab_size, torch.device("cpu"))
+    table = SlotTable(len(samplings) + 1, 64, kv_plan(8), vocab_size, torch.device("cpu"))
     admissions = tuple(Admission(slot, (1,), 1, 0, ((1,),), sampling) for slot, sampling in enumerate(samplings, 1))
     slots = list(range(1, len(samplings) + 1))
     table.apply(Batch(1, tuple(slots), (1,) * len(slots), (1,) * len(slots), admissions=admissions))
@@ -116,7 +117,7 @@ def test_one_pass_over_the_head_draws_what_filters_that_keep_all_draw() -> None:
 
 def test_ids_are_banned_up_to_min_tokens_and_for_their_request_alone() -> None:
     logits = torch.tensor([[0.0, 9.0, 1.0]])
-    table = SlotTable(2, 64, 8, 3, torch.device("cpu"))
+    table = SlotTable(2, 64, kv_plan(8), 3, torch.device("cpu"))
     tail = Sampler(Identity(), table, select("torch", "cpu"))
     drawn = []
     for turn, banned in enumerate((1, 2)):

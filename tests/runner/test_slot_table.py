@@ -7,6 +7,7 @@ import torch
 from photon_grpc.core.batch import Admission, Batch
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.runner.slot_table import SlotTable
+from tests.kv_plans import kv_plan
 
 SLOT = 1
 
@@ -23,7 +24,7 @@ def launch(table: SlotTable, count: int, **changes: object) -> None:
 
 
 def test_a_ban_lasts_exactly_as_long_as_it_can_apply() -> None:
-    table = SlotTable(2, 32, 8, 50, torch.device("cpu"))
+    table = SlotTable(2, 32, kv_plan(8), 50, torch.device("cpu"))
     launch(table, 3, admissions=(admission((1, 2, 3), min_tokens=3),))
     # The first of three tokens is drawn; two more steps draw below the minimum.
     assert SLOT in table.banned
@@ -34,13 +35,13 @@ def test_a_ban_lasts_exactly_as_long_as_it_can_apply() -> None:
 
 
 def test_what_resumes_above_its_minimum_is_not_banned() -> None:
-    table = SlotTable(2, 32, 8, 50, torch.device("cpu"))
+    table = SlotTable(2, 32, kv_plan(8), 50, torch.device("cpu"))
     table.apply(Batch(1, (SLOT,), (6,), (1,), admissions=(admission((1, 2, 3, 4, 5, 6), min_tokens=3),)))
     assert not table.banned
 
 
 def test_a_slot_that_is_left_is_forgotten() -> None:
-    table = SlotTable(2, 32, 8, 50, torch.device("cpu"))
+    table = SlotTable(2, 32, kv_plan(8), 50, torch.device("cpu"))
     launch(table, 3, admissions=(admission((1, 2, 3), min_tokens=20),))
     assert (table.drawing, table.filtered, set(table.banned)) == ({SLOT}, {SLOT}, {SLOT})
     table.apply(Batch(2, (), (), (), left=(SLOT,)))

@@ -7,6 +7,7 @@ import torch
 
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.core.batch import Admission, Batch, StepOutput
+from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.kernels import select
 from photon_grpc.models import Decoder, build, load
@@ -47,8 +48,8 @@ def play(row_buckets: tuple[int, ...], batches: list[Batch]) -> tuple[list[StepO
     card = read_model_dir(model("llama")[0])
     decoder = build(card, dtype=torch.float32, device=device, kernels=kernels, max_model_len=64)
     load(decoder, card)
-    cache = KVCache(decoder.kv_specs, 20, 8, decoder.dtype, device)
-    table = SlotTable(len(SAMPLINGS) + 1, 64, 8, decoder.vocab_size, device)
+    cache = KVCache(KVPlan(decoder.kv_groups, 8), 20, device)
+    table = SlotTable(len(SAMPLINGS) + 1, 64, cache.plan, decoder.vocab_size, device)
     tail = Counted(decoder, table)
     runner = ModelRunner(EagerStep(decoder, table, cache.pages, tail, row_buckets), table, cache, depth=0)
     outputs = [runner.submit(batch).result() for batch in batches]

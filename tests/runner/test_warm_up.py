@@ -10,6 +10,7 @@ import torch
 
 from photon_grpc.config.flags import SchedulerConfig
 from photon_grpc.config.model_dir import read_model_dir
+from photon_grpc.core.kv import KVPlan
 from photon_grpc.errors import ConfigError
 from photon_grpc.kernels import select
 from photon_grpc.models import build, load
@@ -62,7 +63,7 @@ def test_a_largest_step_that_cannot_be_computed_is_told_with_its_flag(monkeypatc
     load(decoder, card)
     monkeypatch.setattr(decoder, "forward", lambda *args: 1 / 0)
     with pytest.raises(ConfigError, match=r"4 sequences and 64 tokens.*--max-num-batched-tokens"):
-        largest_step(decoder, kernels, 16, 4, 64)
+        largest_step(decoder, kernels, KVPlan(decoder.kv_groups, 16), 4, 64)
 
 
 def test_a_runner_that_is_let_go_leaves_no_tensors_to_the_collector() -> None:

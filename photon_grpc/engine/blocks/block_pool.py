@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 
 from photon_grpc.core.batch import Growth
-from photon_grpc.core.kv import BlockTable
+from photon_grpc.core.kv import BlockTable, KVPlan
 from photon_grpc.core.sequence import Sequence
 from photon_grpc.engine.blocks.allocation import AllocationPolicy
 from photon_grpc.engine.blocks.prefix_index import Parent, PrefixIndex
@@ -23,21 +23,19 @@ class BlockPool:
     """Allocates, shares, frees behind a fence, evicts.
 
     Args:
+        plan: the groups that a table holds a list of blocks for, and the arithmetic of blocks.
         num_blocks: blocks that requests may use: ids 1 ... num_blocks.
-        block_size: tokens a block holds.
         index: what is known about the content of blocks.
         allocation: how much a sequence gets at admission.
-        num_groups: KVGroups; a table holds one list of blocks for each.
     """
 
-    def __init__(
-        self, num_blocks: int, block_size: int, index: PrefixIndex, allocation: AllocationPolicy, num_groups: int = 1
-    ) -> None:
+    def __init__(self, plan: KVPlan, num_blocks: int, index: PrefixIndex, allocation: AllocationPolicy) -> None:
+        self.plan = plan
         self.num_blocks = num_blocks
-        self.block_size = block_size
+        self.block_size = plan.block_size
         self.allocation = allocation
         self._index = index
-        self._num_groups = num_groups
+        self._num_groups = len(plan.groups)
         self._free = allocation.store(num_blocks)
         self._references = [0] * (num_blocks + 1)
         #: Block -> the step that must settle first, and the same in order of release.
@@ -78,9 +76,6 @@ class BlockPool:
                 f"+ limbo {self.num_limbo} != total {self.num_blocks}"
             )
 
-    def blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size) * self._num_groups
-
     # -- allocation --------------------------------------------------------------------------------------------------------------------
 
     def admit(self, seq: Sequence, root: Parent, num_running: int) -> bool:
@@ -90,7 +85,7 @@ class BlockPool:
         no room.
         """
         hit = self._match(seq, root)
-        needed = self.blocks_for(self.allocation.tokens_at_admission(seq)) - len(hit)
+        needed = self.plan.blocks(self.allocation.tokens_at_admission(seq)) - len(hit)
         # What a hit wakes from rest is no longer there to be evicted: a resting block is never promised twice.
         waking = sum(1 for block in hit if not self._references[block] and block not in self._limbo)
         if needed + self.allocation.headroom(num_running) > self.num_available - waking:
@@ -120,7 +115,7 @@ class BlockPool:
         num_tokens = seq.num_prompt - 1
         whole = num_tokens // self.block_size
         shared = [group[:whole] for group in leader.table.groups]
-        needed = self.blocks_for(self.allocation.tokens_at_admission(seq)) - whole * self._num_groups
+        needed = self.plan.blocks(self.allocation.tokens_at_admission(seq)) - whole * self._num_groups
         if needed + self.allocation.headroom(num_running) > self.num_available:
             return None
         table = self._fresh_table(seq, leader.table.root)
@@ -142,7 +137,7 @@ class BlockPool:
     def grow(self, seq: Sequence, num_tokens: int) -> list[Growth] | None:
         """Extends the table to hold `num_tokens`. None, and nothing taken, when there is no room."""
         table = seq.table
-        missing = -(-(num_tokens - table.capacity) // self.block_size)
+        missing = self.plan.columns(num_tokens - table.capacity)
         if missing * self._num_groups > self.num_available:
             return None
         grown = []
@@ -155,8 +150,7 @@ class BlockPool:
 
     def limbo_covers(self, num_tokens: int, seq: Sequence) -> bool:
         """Whether waiting for the steps in flight will free enough to hold `num_tokens` of `seq`."""
-        missing = -(-(num_tokens - seq.table.capacity) // self.block_size) * self._num_groups
-        return missing <= self.num_available + self.num_limbo
+        return self.plan.blocks(num_tokens - seq.table.capacity) <= self.num_available + self.num_limbo
 
     def release(self, table: BlockTable, fence: int) -> None:
         """Takes all blocks back; those that nobody else references wait until step `fence` has settled (0: none is in flight)."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from photon_grpc.core.kv import KVSpec
+from photon_grpc.core.kv import LayerKV
 from photon_grpc.kernels import Kernels
 from photon_grpc.kernels.attention import write_kv
 from photon_grpc.layers.context import StepContext
@@ -31,7 +31,7 @@ class Attention:
         self,
         layer: int,
         num_heads: int,
-        spec: KVSpec,
+        kv: LayerKV,
         *,
         qkv: Linear,
         output: Linear,
@@ -39,16 +39,16 @@ class Attention:
         kernels: Kernels,
         qk_norm: QKNorm | None = None,
     ) -> None:
-        #: Its KVGroup, and its place among the group's layers.
+        #: Its KVGroup, and its plane in the group's pages: given by the decoder, which knows all layers.
         self.group = 0
         self.plane = layer
-        self.spec = spec
+        self.kv = kv
         self.qkv = qkv
         self.output = output
         self.rotary = rotary
         self.qk_norm = qk_norm
-        self._heads = (num_heads, spec.num_kv_heads, spec.num_kv_heads)
-        self._qkv_shape = (sum(self._heads), spec.head_dim)
+        self._heads = (num_heads, kv.format.heads, kv.format.heads)
+        self._qkv_shape = (sum(self._heads), kv.format.width)
         self._kernel = kernels.write_kv
         self._write = self._write_rows if rotary.cos.device.type == "cpu" else self._write_slots
         self._paged_attention = kernels.paged_attention
