@@ -6,6 +6,8 @@ A handle stands for one output of one front end's request; it is never reused. A
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from photon_grpc.core.fault import Fault
@@ -29,10 +31,11 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Control(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """An operator's wish: `verb` is drain, reset_prefix_cache or abort_requests; answered by a Reply with the same id."""
+    """An operator's order, answered by a Reply with the same id."""
 
     id: int
-    verb: str
+    verb: Literal["reset_prefix_cache", "abort_requests"]
+    #: Of abort_requests; none: all.
     request_ids: tuple[str, ...] = ()
 
 

@@ -184,12 +184,9 @@ class Engine:
     def _control(self, frontend: int, control: Control, report: StepFrameBuilder) -> None:
         if control.verb == "reset_prefix_cache":
             self._outbox.send(frontend, Reply(control.id, self.scheduler.pool.reset_prefixes()))
-        elif control.verb == "abort_requests":
+        else:
             aborted = self._abort_requests(control.request_ids, report)
             self._outbox.send(frontend, Reply(control.id, len(aborted), aborted))
-        else:
-            _LOG.warning("unknown control verb %r", control.verb)
-            self._outbox.send(frontend, Reply(control.id))
 
     def _abort_requests(self, request_ids: tuple[str, ...], report: StepFrameBuilder) -> tuple[str, ...]:
         """An operator ends these requests (none named: all): by a finish where output began, else by an error."""

@@ -146,11 +146,6 @@ class TokenStream:
             output.drop()
         self._has_news = self._is_urgent = False
 
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more comes from the engine."""
-        return self.num_running <= 0
-
     def usage(self) -> Usage:
         """Up to now."""
         return Usage(self._num_prompt, self._num_cached, sum(output.num_tokens for output in self.outputs))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,27 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_files_that_are_named_exist(page: Path) -> None:
     for name in re.findall(r"`([a-z0-9_]+(?:/[a-z0-9_]+)+\.(?:py|proto|md)|[a-z]+/)`", page.read_text()):
         assert (PACKAGE / name).exists() or (ROOT / name).exists(), name
+
+
+def test_python_files_that_the_code_names_exist() -> None:
+    for source in PACKAGE.rglob("*.py"):
+        check_python_files(source)
+
+
+@pages
+def test_python_files_that_a_page_names_exist(page: Path) -> None:
+    check_python_files(page)
+
+
+def check_python_files(path: Path) -> None:
+    for name in re.findall(r"(?<![\w*./])[a-z_][\w/]*\.py\b", path.read_text()):
+        assert any(known.endswith(f"/{name}") for known in python_files()), f"{path}: {name}"
+
+
+@cache
+def python_files() -> tuple[str, ...]:
+    rooms = ("photon_grpc", "tests", "benchmarks", "clients", "docs", "protos")
+    return tuple(f"/{path.relative_to(ROOT).as_posix()}" for room in rooms for path in (ROOT / room).rglob("*.py"))
 
 
 @pages

@@ -1,4 +1,4 @@
-"""How a sequence gets its blocks: as it grows, or all at once as one run (`extent.py`)."""
+"""How a sequence gets its blocks: as it grows, or all at once as one run (`contiguous.py`)."""
 
 from __future__ import annotations
 
