@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from benchmarks import traffic, workloads
 from benchmarks.saved import add_save_flag, saved
 from benchmarks.service import model_flags, serving, vocab_size
-from photon_grpc.cli.load import Answer, Percentiles, Session, Summary, Workload, run_load, summarize
+from photon_grpc.cli.load import Percentiles, RequestResult, Session, Summary, Workload, run_load, summarize
 
 #: tok/s of vLLM 0.24.0 on one H200, measured apart from this run: its gRPC (ids only) and its Rust HTTP server.
 VLLM_1B = {1: (660, 765), 16: (8_100, 9_800), 64: (21_600, 29_000), 256: (40_000, 57_000)}
@@ -43,7 +43,7 @@ class Clients:
         self._runs += 1
         return self._runs
 
-    def send(self, sessions: Sequence[Session]) -> list[Answer]:
+    def send(self, sessions: Sequence[Session]) -> list[RequestResult]:
         """Raises RuntimeError unless every request brought all its tokens."""
         load = Workload(
             target=self._target,
@@ -117,7 +117,7 @@ def _row(label: str, summary: Summary) -> str:
     )
 
 
-def sessions_of_agents(answers: Sequence[Answer]) -> str:
+def sessions_of_agents(answers: Sequence[RequestResult]) -> str:
     """Turn latency, session time, and how much of the history was found in the cache."""
     ends: dict[int, float] = {}
     starts: dict[int, float] = {}

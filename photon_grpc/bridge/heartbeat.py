@@ -18,7 +18,7 @@ _BEAT = struct.Struct("@QdQ")
 TICK_S = 0.25
 
 
-class Heartbeat:
+class SharedHeartbeat:
     """The child's end, over the file descriptor it was given."""
 
     def __init__(self, fd: int) -> None:

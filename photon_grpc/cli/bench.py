@@ -15,7 +15,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from photon_grpc.cli.load import Answer, Percentiles, Session, Summary, Turn, Workload, run_load, summarize
+from photon_grpc.cli.load import Percentiles, RequestResult, Session, Summary, Turn, Workload, run_load, summarize
 from photon_grpc.client import Client, Model
 from photon_grpc.errors import ConfigError, FeatureNotSupported, PromptTooLong
 
@@ -155,7 +155,7 @@ def _prompt_of(value: Any) -> str | list[int]:
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Callable[[Answer], None] | None]:
+def _progress(total: int) -> Iterator[Callable[[RequestResult], None] | None]:
     """A bar on a terminal, which counts requests; rates and failures beside it."""
     if not sys.stderr.isatty():
         yield None
@@ -174,7 +174,7 @@ def _progress(total: int) -> Iterator[Callable[[Answer], None] | None]:
         task = bar.add_task("requests", total=total, so_far="")
         begun_s, tokens, failed = time.monotonic(), 0, 0
 
-        def advance(answer: Answer) -> None:
+        def advance(answer: RequestResult) -> None:
             nonlocal tokens, failed
             tokens += answer.output_tokens
             failed += bool(answer.reason)

@@ -1,7 +1,7 @@
 """A load on a server, from client processes of its own: sessions of requests in, when what came back out. No torch, no rich.
 
 A closed loop is as many sessions as there are slots, or more sessions and a limit; an open loop is sessions that start when they were planned
-to; a conversation is a session that keeps its history. What a figure means is said at `Answer` and `Summary`.
+to; a conversation is a session that keeps its history. What a figure means is said at `RequestResult` and `Summary`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RequestResult:
     """What one request brought. Seconds from the start of the load, or of the request.
 
     A failed one has a `reason` (of `photon_grpc.errors`) and a `message`, and may have the times of what came before.
@@ -140,7 +140,7 @@ class Summary:
         return sum(failures.count for failures in self.failures.values())
 
 
-def summarize(answers: Sequence[Answer]) -> Summary:
+def summarize(answers: Sequence[RequestResult]) -> Summary:
     done = [answer for answer in answers if not answer.reason]
     duration_s = _duration_s(answers)
     num_messages = sum(1 + len(answer.gaps_s) for answer in done)
@@ -169,13 +169,13 @@ def summarize(answers: Sequence[Answer]) -> Summary:
     )
 
 
-def _duration_s(answers: Sequence[Answer]) -> float:
+def _duration_s(answers: Sequence[RequestResult]) -> float:
     if not answers:
         return 0.0
     return max(answer.sent_s + answer.total_s for answer in answers) - min(answer.sent_s for answer in answers)
 
 
-def _failures(answers: Sequence[Answer]) -> dict[str, Failures]:
+def _failures(answers: Sequence[RequestResult]) -> dict[str, Failures]:
     told: dict[str, list[str]] = {}
     for answer in answers:
         if answer.reason:
@@ -184,17 +184,17 @@ def _failures(answers: Sequence[Answer]) -> dict[str, Failures]:
 
 
 async def run_load(
-    load: Workload, num_processes: int = 1, on_answer: Callable[[Answer], None] | None = None
-) -> list[Answer]:
+    load: Workload, num_processes: int = 1, on_answer: Callable[[RequestResult], None] | None = None
+) -> list[RequestResult]:
     """Every answer, in the order in which they ended; `on_answer` sees each as it comes.
 
     The sessions are dealt out to the processes in turn. Each has one connection; all start together once all are connected. Raises
     InternalFailure when one of them breaks.
     """
     num_processes = max(1, min(num_processes, len(load.sessions), load.concurrency or len(load.sessions)))
-    answers: list[Answer] = []
+    answers: list[RequestResult] = []
 
-    def collect(answer: Answer) -> None:
+    def collect(answer: RequestResult) -> None:
         answers.append(answer)
         if on_answer is not None:
             on_answer(answer)
@@ -256,13 +256,13 @@ class _ClientProcess:
         await self._tell(json.dumps(load, default=as_json))
         await self._heard()
 
-    async def play(self, start_at_s: float, collect: Callable[[Answer], None]) -> None:
+    async def play(self, start_at_s: float, collect: Callable[[RequestResult], None]) -> None:
         await self._tell(json.dumps(start_at_s))
         while line := await self._heard():
-            answer = Answer(**json.loads(line))
+            answer = RequestResult(**json.loads(line))
             # It numbers its own sessions.
-            others = {item.name: getattr(answer, item.name) for item in fields(Answer)}
-            collect(Answer(**others | {"session": self.index + answer.session * self._stride}))
+            others = {item.name: getattr(answer, item.name) for item in fields(RequestResult)}
+            collect(RequestResult(**others | {"session": self.index + answer.session * self._stride}))
 
     async def end(self) -> None:
         if self._is_done:

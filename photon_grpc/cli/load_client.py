@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from photon_grpc.cli.load import Answer, Session, Turn, Workload, as_json
+from photon_grpc.cli.load import RequestResult, Session, Turn, Workload, as_json
 from photon_grpc.client.channel import open_channel
 from photon_grpc.client.status import to_error
 from photon_grpc.v1 import inference_pb2, inference_pb2_grpc
@@ -94,7 +94,7 @@ class LoadClient:
         turn: int,
         planned_s: float | None,
         history: list[int] | None,
-    ) -> Answer:
+    ) -> RequestResult:
         times: list[float] = []
         usage, failure = inference_pb2.Usage(), ("", "")
         sent = time.perf_counter()
@@ -111,7 +111,7 @@ class LoadClient:
             failure = (problem.reason, str(problem))
         ended = time.perf_counter()
         sent_s = sent - self._zero_s
-        return Answer(
+        return RequestResult(
             session=session,
             turn=turn,
             sent_s=sent_s,

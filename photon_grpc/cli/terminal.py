@@ -17,7 +17,7 @@ from photon_grpc.errors import PhotonError
 _CHAT_HELP = "/reset forgets the conversation · /system TEXT sets the instructions · /quit or Ctrl-D leaves · Ctrl-C stops an answer"
 
 
-class Pace:
+class Stopwatch:
     """How fast a stream came: the first token on this side of the wire, the rate on the server's clock.
 
     Messages gather tokens, so their distances on this side say little.
@@ -54,16 +54,16 @@ async def generate(target: str, prompt: Prompt, options: Options, *, as_json: bo
 
 async def write_text(stream: Stream, out: TextIO) -> str:
     """The texts of a stream as they come, a line end after them; returns the summary. Several outputs are told apart by their number."""
-    pace, reasons, written = Pace(), {}, Written(out)
+    stopwatch, reasons, written = Stopwatch(), {}, Written(out)
     try:
         async for delta in stream:
-            pace.message()
+            stopwatch.message()
             written.add(delta)
             if delta.finish:
                 reasons[delta.index] = delta.finish.reason
     finally:
         written.end()
-    return pace.summary(stream.usage, stream.timing, ", ".join(dict.fromkeys(reasons.values())))
+    return stopwatch.summary(stream.usage, stream.timing, ", ".join(dict.fromkeys(reasons.values())))
 
 
 class Written:
@@ -160,17 +160,17 @@ class Chat:
             self.history.pop()
 
     def _stream(self, answered: list[str]) -> None:
-        pace, written, reason = Pace(), Written(sys.stdout), ""
+        stopwatch, written, reason = Stopwatch(), Written(sys.stdout), ""
         with self._client.stream(self._messages(), **self._options) as stream:
             try:
                 for delta in stream:
-                    pace.message()
+                    stopwatch.message()
                     written.add(delta)
                     answered.append(delta.text)
                     reason = delta.finish.reason if delta.finish else reason
             finally:
                 written.end()
-        _remark(pace.summary(stream.usage, stream.timing, reason))
+        _remark(stopwatch.summary(stream.usage, stream.timing, reason))
 
     def _messages(self) -> list[dict[str, str]]:
         opening = [{"role": "system", "content": self.system}] if self.system else []

@@ -10,12 +10,13 @@ Failures are the exceptions of `photon_grpc.errors`, rebuilt from the status's d
 """
 
 from photon_grpc.client.client import Client
-from photon_grpc.client.generation import Delta, Finish, Generation, Output, Start, Timing, Usage
+from photon_grpc.client.generation import Delta, Finish, Generation, Output
 from photon_grpc.client.model import Model
-from photon_grpc.client.options import Options, Prompt
+from photon_grpc.client.options import Options
 from photon_grpc.client.status import Unreachable
 from photon_grpc.client.stream import Stream
 from photon_grpc.client.sync import SyncClient, SyncStream
+from photon_grpc.core.generation import Prompt, Start, Timing, Usage
 
 __all__ = [
     "Client",

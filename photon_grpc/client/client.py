@@ -15,9 +15,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from photon_grpc.client.channel import MAX_RETRIES, open_channel
 from photon_grpc.client.generation import Generation, read_generation
 from photon_grpc.client.model import Model, read_model
-from photon_grpc.client.options import Options, Prompt, build_request, write_prompt
+from photon_grpc.client.options import Options, build_request, write_prompt
 from photon_grpc.client.status import Unreachable, to_error
 from photon_grpc.client.stream import Stream
+from photon_grpc.core.generation import Prompt
 from photon_grpc.errors import ModelLoading, PhotonError
 from photon_grpc.v1 import inference_pb2_grpc, model_pb2, model_pb2_grpc
 

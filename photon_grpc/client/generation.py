@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from google.protobuf.duration_pb2 import Duration
 
+from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.v1 import inference_pb2 as pb
 
 _REASON_PREFIX = "FINISH_REASON_"
@@ -30,37 +31,6 @@ class Delta:
     #: Only with token_ids=True.
     token_ids: tuple[int, ...] = ()
     finish: Finish | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """What is known with the first token."""
-
-    request_id: str
-    model: str
-    #: Also when the server drew it.
-    seed: int
-    #: Seconds since the epoch.
-    create_time_s: float
-    #: Only with prompt_token_ids=True.
-    prompt_token_ids: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    output_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """On the server's clock, from arrival."""
-
-    queue_s: float = 0.0
-    first_token_s: float = 0.0
-    total_s: float = 0.0
-    preemption_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)

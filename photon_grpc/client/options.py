@@ -11,11 +11,9 @@ from typing import Any, TypedDict, cast
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
+from photon_grpc.core.generation import Prompt
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.v1 import inference_pb2 as pb
-
-#: Text; or the messages of a chat, `{"role": "user", "content": "..."}`; or token ids.
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 
 class Options(TypedDict, total=False):

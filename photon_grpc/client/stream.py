@@ -9,8 +9,9 @@ from typing import Self
 
 import grpc.aio
 
-from photon_grpc.client.generation import Delta, Start, Timing, Usage, read_delta, read_start, read_timing, read_usage
+from photon_grpc.client.generation import Delta, read_delta, read_start, read_timing, read_usage
 from photon_grpc.client.status import to_error
+from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.v1 import inference_pb2 as pb
 
 

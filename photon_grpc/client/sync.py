@@ -11,10 +11,11 @@ import grpc
 
 from photon_grpc.client.channel import MAX_RETRIES
 from photon_grpc.client.client import Client
-from photon_grpc.client.generation import Delta, Generation, Start, Timing, Usage
+from photon_grpc.client.generation import Delta, Generation
 from photon_grpc.client.model import Model
-from photon_grpc.client.options import Options, Prompt
+from photon_grpc.client.options import Options
 from photon_grpc.client.stream import Stream
+from photon_grpc.core.generation import Prompt, Start, Timing, Usage
 
 T = TypeVar("T")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from photon_grpc.core.generation import Prompt
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.ask import (
     Ask,
@@ -23,9 +24,6 @@ from photon_grpc.frontend.ask import (
     StopAsk,
     TextInput,
 )
-
-#: One prompt: text, ids, or (with chat) a conversation of {"role": ..., "content": ...}.
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 #: A prompt in a list, a turn in it, its texts.
 _DEPTH = 3

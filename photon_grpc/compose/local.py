@@ -9,14 +9,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from photon_grpc.compose.asks import Prompt, ask_for, asks_for, typed
+from photon_grpc.compose.asks import ask_for, asks_for, typed
 from photon_grpc.compose.console import bar_of
 from photon_grpc.compose.program import Program
 from photon_grpc.config.download import fetch_model
 from photon_grpc.config.resolve import resolve_program
+from photon_grpc.core.generation import Prompt
 from photon_grpc.core.request import FinishReason
 from photon_grpc.frontend.ask import Ask
-from photon_grpc.frontend.update import Delta, Result
+from photon_grpc.frontend.update import OutputDelta, Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class LLM:
             results = self._program.wait(self._program.generate(asks, advance))
         return [completion for index, result in enumerate(results) for completion in _completions(index, result)]
 
-    def stream(self, prompt: Prompt, *, chat: bool = False, **options: Any) -> Iterator[Delta]:
+    def stream(self, prompt: Prompt, *, chat: bool = False, **options: Any) -> Iterator[OutputDelta]:
         """What is new, as it is generated: `for delta in llm.stream("def "): print(delta.text, end="")`.
 
         Leaving the loop aborts the rest. Options as for `generate`; raises PhotonError.
@@ -88,7 +89,7 @@ class LLM:
         """
         self._program.close()
 
-    def _deltas(self, ask: Ask) -> Iterator[Delta]:
+    def _deltas(self, ask: Ask) -> Iterator[OutputDelta]:
         # Its frame refers to this LLM, which a stream that is being read keeps open.
         yield from self._program.iterate(self._program.stream(ask))
 

@@ -28,7 +28,7 @@ from photon_grpc.errors import Closed, QueueFull
 from photon_grpc.frontend.ask import Ask
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
-from photon_grpc.frontend.update import Delta, Result
+from photon_grpc.frontend.update import OutputDelta, Result
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class Program:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def stream(self, ask: Ask) -> AsyncIterator[Delta]:
+    async def stream(self, ask: Ask) -> AsyncIterator[OutputDelta]:
         """Everything new, output by output."""
         stream = await self._frontend.stream(ask)
         try:

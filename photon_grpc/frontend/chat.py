@@ -147,7 +147,7 @@ class _Budget:
         return ""
 
 
-class _Generation(Extension):
+class _GenerationTag(Extension):
     """`{% generation %}` marks what an assistant wrote, for training; here it is its content."""
 
     tags = {"generation"}  # noqa: RUF012
@@ -165,7 +165,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     MAX_SIZE = 2**26
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"])
         self.filters["tojson"] = _to_json
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now

@@ -16,6 +16,7 @@ from enum import Enum
 
 from photon_grpc.core.admission import check_ids
 from photon_grpc.core.frames import Abort, Add, Facts, StepFrame, Up
+from photon_grpc.core.generation import Start
 from photon_grpc.core.ports import EngineLink
 from photon_grpc.core.request import Request
 from photon_grpc.core.stats import Load
@@ -37,11 +38,11 @@ from photon_grpc.frontend.ask import Ask, ChatInput, StreamAsk, TextInput
 from photon_grpc.frontend.encoder import Encoder, is_small
 from photon_grpc.frontend.engine_queue import EngineQueue, estimate_tokens
 from photon_grpc.frontend.model import ModelFacts, ServedModel
-from photon_grpc.frontend.output import Output
+from photon_grpc.frontend.output import OutputText
 from photon_grpc.frontend.prompt import Prepared
 from photon_grpc.frontend.stop_strings import StopMatcher
 from photon_grpc.frontend.stream import TokenStream
-from photon_grpc.frontend.update import Delta, Result, Start, Update
+from photon_grpc.frontend.update import OutputDelta, Result, Update
 
 _LOG = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class Frontend:
         self._encoder = encoder
         self._seeds = random.Random(seed) if seed else random.SystemRandom()
         self._handles = itertools.count(1)
-        self._running: dict[int, tuple[TokenStream, Output]] = {}
+        self._running: dict[int, tuple[TokenStream, OutputText]] = {}
         self._first_handles: dict[TokenStream, int] = {}
         self._queue = EngineQueue()
         self._num_late_tokens = 0
@@ -235,7 +236,7 @@ class Frontend:
         self._first_handles[stream] = first
         return stream
 
-    def _output(self, index: int, ask: Ask, request: Request, prepared: Prepared) -> Output:
+    def _output(self, index: int, ask: Ask, request: Request, prepared: Prepared) -> OutputText:
         tokenizer = self._model.tokenizer
         wants_text = tokenizer is not None and ask.output.text is not False
         detokenizer = None
@@ -243,7 +244,7 @@ class Frontend:
             skip = ask.output.skip_special_tokens
             detokenizer = tokenizer.detokenizer(skip_special_tokens=skip, prompt_ids=request.prompt_ids)
         include_stop = ask.stop.include_stop_in_text
-        return Output(
+        return OutputText(
             index,
             detokenizer=detokenizer,
             matcher=StopMatcher(prepared.stops, include_stop_in_text=include_stop)
@@ -380,12 +381,12 @@ def _gathering(ask: Ask) -> Ask:
 
 
 def _result(start: Start, updates: list[Update]) -> Result:
-    texts: dict[int, list[Delta]] = {}
+    texts: dict[int, list[OutputDelta]] = {}
     for update in updates:
         for delta in update.deltas:
             texts.setdefault(delta.index, []).append(delta)
     outputs = tuple(
-        Delta(
+        OutputDelta(
             index,
             "".join([delta.text for delta in deltas]),
             tuple(itertools.chain.from_iterable(delta.token_ids for delta in deltas)),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from photon_grpc.core.request import FinishReason
 from photon_grpc.frontend.detokenizer import Detokenizer
 from photon_grpc.frontend.stop_strings import StopMatcher
-from photon_grpc.frontend.update import Delta, Finish
+from photon_grpc.frontend.update import OutputDelta, OutputFinish
 
 
-class Output:
+class OutputText:
     """Detokenizes, looks for stop strings, gathers what has not been read, counts what is delivered."""
 
     __slots__ = (
@@ -46,7 +46,7 @@ class Output:
         #: Ids delivered, up to and including the one that ended it.
         self.num_tokens = 0
         self.last_id: int | None = None
-        self.finish: Finish | None = None
+        self.finish: OutputFinish | None = None
         #: Whether `finish` has been taken.
         self.is_told = False
         self._detokenizer = detokenizer
@@ -83,14 +83,16 @@ class Output:
         eos = self.last_id if reason is FinishReason.EOS else None
         if self._detokenizer is not None:
             self._flush(self._detokenizer, self._include_stop or (eos is None and stop is None))
-        self.finish = Finish(reason, stop_token_id=stop, eos_token_id=eos)
+        self.finish = OutputFinish(reason, stop_token_id=stop, eos_token_id=eos)
 
     def has_news(self) -> bool:
         return bool(self._parts or self._ids or (self.finish is not None and not self.is_told))
 
-    def take(self) -> Delta:
+    def take(self) -> OutputDelta:
         """All that has gathered."""
-        delta = Delta(self.index, "".join(self._parts), tuple(self._ids), self.finish if not self.is_told else None)
+        delta = OutputDelta(
+            self.index, "".join(self._parts), tuple(self._ids), self.finish if not self.is_told else None
+        )
         self._parts = []
         self._ids = []
         self.is_told = self.finish is not None
@@ -106,7 +108,7 @@ class Output:
         if matcher is not None and text:
             text = matcher.push(text, self.num_tokens >= self._min_tokens)
             if matcher.matched is not None:
-                self.finish = Finish(FinishReason.STOP_STRING, stop_string=matcher.matched)
+                self.finish = OutputFinish(FinishReason.STOP_STRING, stop_string=matcher.matched)
         if text and self._wants_text:
             self._parts.append(text)
         return self.finish is not None

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from types import TracebackType
 
 from photon_grpc.core.frames import Finished, Started
+from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.errors import EngineFailure, EngineRestarting, PhotonError
 from photon_grpc.frontend.ask import StreamAsk
-from photon_grpc.frontend.output import Output
-from photon_grpc.frontend.update import Start, Timing, Update, Usage
+from photon_grpc.frontend.output import OutputText
+from photon_grpc.frontend.update import Update
 
 
 class TokenStream:
@@ -23,7 +24,7 @@ class TokenStream:
     def __init__(
         self,
         start: Start,
-        outputs: tuple[Output, ...],
+        outputs: tuple[OutputText, ...],
         *,
         num_prompt: int,
         arrival_s: float,
@@ -92,7 +93,7 @@ class TokenStream:
 
     # The engine's side, by way of the Frontend.
 
-    def push(self, output: Output, token_id: int) -> bool:
+    def push(self, output: OutputText, token_id: int) -> bool:
         """The next id of one of `outputs`. True when it ended the output: the engine must be told."""
         is_first = output.num_tokens == 0
         is_over = output.push(token_id)
@@ -110,14 +111,14 @@ class TokenStream:
             self._look_up()
         return is_over
 
-    def started(self, output: Output, started: Started) -> None:
+    def started(self, output: OutputText, started: Started) -> None:
         self._note(output, started.num_cached_prompt, started.queue_s)
 
     def preempted(self) -> None:
         """One of `outputs` lost its KV blocks to others and will be computed again."""
         self._num_preemptions += 1
 
-    def end(self, output: Output, finished: Finished) -> None:
+    def end(self, output: OutputText, finished: Finished) -> None:
         """The engine ended one of `outputs`."""
         self._note(output, finished.num_cached_prompt, finished.queue_s)
         output.end(finished.reason)
@@ -150,7 +151,7 @@ class TokenStream:
         """Up to now."""
         return Usage(self._num_prompt, self._num_cached, sum(output.num_tokens for output in self.outputs))
 
-    def _note(self, output: Output, num_cached: int, queue_s: float) -> None:
+    def _note(self, output: OutputText, num_cached: int, queue_s: float) -> None:
         # The prompt is computed, and billed, once: for the first output.
         if output.index == 0:
             self._num_cached = num_cached

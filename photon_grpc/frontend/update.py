@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.core.request import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class OutputFinish:
     reason: FinishReason
     #: What ended it; at most one is set.
     stop_string: str | None = None
@@ -17,49 +18,21 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class OutputDelta:
     """What is new for one output: ids and the text that they release belong together."""
 
     index: int
     text: str = ""
     #: Empty unless OutputOptions.token_ids asks for them.
     token_ids: tuple[int, ...] = ()
-    finish: Finish | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    output_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    queue_s: float = 0.0
-    first_token_s: float = 0.0
-    total_s: float = 0.0
-    preemption_count: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Known when a request is admitted."""
-
-    request_id: str
-    model: str
-    #: Wall-clock seconds since the epoch.
-    create_time_s: float
-    seed: int
-    #: Empty unless OutputOptions.prompt_token_ids asks for them.
-    prompt_token_ids: tuple[int, ...] = ()
+    finish: OutputFinish | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
     """One message's worth of a stream. `timing` is set on the last one only."""
 
-    deltas: tuple[Delta, ...]
+    deltas: tuple[OutputDelta, ...]
     #: On the last one, or on every one with continuous_usage.
     usage: Usage | None = None
     timing: Timing | None = None
@@ -74,6 +47,6 @@ class Result:
     """The whole of a generation."""
 
     start: Start
-    outputs: tuple[Delta, ...]
+    outputs: tuple[OutputDelta, ...]
     usage: Usage = field(default_factory=Usage)
     timing: Timing = field(default_factory=Timing)

@@ -8,6 +8,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from photon_grpc.core.admission import check_count, check_prompt
+from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.ask import (
     Ask,
@@ -23,7 +24,7 @@ from photon_grpc.frontend.ask import (
     TextInput,
 )
 from photon_grpc.frontend.model import ModelFacts
-from photon_grpc.frontend.update import Delta, Finish, Result, Start, Timing, Update, Usage
+from photon_grpc.frontend.update import OutputDelta, OutputFinish, Result, Update
 from photon_grpc.server.features import refuse_unsupported
 from photon_grpc.v1 import inference_pb2 as pb
 
@@ -216,7 +217,7 @@ def _fill_start(message: pb.GenerationStart, start: Start) -> None:
         message.prompt.token_ids.extend(start.prompt_token_ids)
 
 
-def _delta(delta: Delta) -> pb.Output:
+def _delta(delta: OutputDelta) -> pb.Output:
     if delta.finish is None and not delta.token_ids:
         return pb.Output(index=delta.index, text=delta.text)
     output = pb.Output(index=delta.index, text=delta.text, token_ids=delta.token_ids)
@@ -225,7 +226,7 @@ def _delta(delta: Delta) -> pb.Output:
     return output
 
 
-def _finish(finish: Finish) -> pb.Finish:
+def _finish(finish: OutputFinish) -> pb.Finish:
     message = pb.Finish(reason=cast("pb.FinishReason.ValueType", finish.reason))
     if finish.stop_string is not None:
         message.stop_string = finish.stop_string

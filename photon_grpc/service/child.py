@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from photon_grpc.bridge.codec import FrameError
 from photon_grpc.bridge.control import Begin, ControlChannel, ControlMessage
-from photon_grpc.bridge.heartbeat import Heartbeat, Watchdog
+from photon_grpc.bridge.heartbeat import SharedHeartbeat, Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class Duty(NamedTuple):
     begin: Begin
     #: What else was said already.
     said: list[ControlMessage]
-    heartbeat: Heartbeat
+    heartbeat: SharedHeartbeat
 
 
 class Backoff:
@@ -179,7 +179,7 @@ def enter_child(argv: list[str]) -> Duty:
         raise SystemExit(1) from None
     if not isinstance(begin, Begin):
         raise FrameError(f"the supervisor began with {begin}")
-    return Duty(control, begin, said, Heartbeat(heartbeat_fd))
+    return Duty(control, begin, said, SharedHeartbeat(heartbeat_fd))
 
 
 def die_with(parent_pid: int) -> None:

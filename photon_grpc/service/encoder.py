@@ -82,7 +82,7 @@ def _live(parent: int, sock: socket.socket, max_bytes: int, model: ServedModel) 
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         job, num_bytes = _receive(sock, max_bytes)
-        reply = _Reply(sock)
+        reply = _AnswerOnce(sock)
         threading.Thread(target=_watch, args=(sock, job, reply), daemon=True).start()
         _limit_memory(max_memory_bytes(num_bytes))
         reply.send(perform(job, model))
@@ -90,7 +90,7 @@ def _live(parent: int, sock: socket.socket, max_bytes: int, model: ServedModel) 
         os._exit(1)
 
 
-class _Reply:
+class _AnswerOnce:
     """One answer, by whichever thread has one first; with it the process ends."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -114,7 +114,7 @@ def _receive(sock: socket.socket, max_bytes: int) -> tuple[Job, int]:
     raise EOFError
 
 
-def _watch(sock: socket.socket, job: Job, reply: _Reply) -> None:
+def _watch(sock: socket.socket, job: Job, reply: _AnswerOnce) -> None:
     """Ends the process where its time is over or nobody is at the other end any more."""
     hung_up = select.poll()
     hung_up.register(sock, select.POLLIN)

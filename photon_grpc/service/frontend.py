@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from photon_grpc.bridge.client import BridgeClient
 from photon_grpc.bridge.codec import max_frame_bytes
 from photon_grpc.bridge.control import Bound, CannotStart, ControlChannel, ControlMessage, Drain, Link, Serving
-from photon_grpc.bridge.heartbeat import Heartbeat
+from photon_grpc.bridge.heartbeat import SharedHeartbeat
 from photon_grpc.compose.served_model import read_served_model
 from photon_grpc.errors import StartupError
 from photon_grpc.frontend.encoder import ThreadEncoder
@@ -78,7 +78,7 @@ def _map_large_blocks() -> None:
             ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
 
 
-def _keep_beating(heartbeat: Heartbeat) -> None:
+def _keep_beating(heartbeat: SharedHeartbeat) -> None:
     """With every beat the event loop itself says that it still turns."""
     heartbeat.beat(_LONGEST_TURN_S)
     asyncio.get_running_loop().call_later(_BEAT_INTERVAL_S, _keep_beating, heartbeat)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from photon_grpc.bridge import heartbeat
-from photon_grpc.bridge.heartbeat import TICK_S, Heartbeat, Watchdog
+from photon_grpc.bridge.heartbeat import TICK_S, SharedHeartbeat, Watchdog
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def watchdog():
 
 @pytest.fixture
 def child(watchdog):
-    return Heartbeat(os.dup(watchdog.fd))
+    return SharedHeartbeat(os.dup(watchdog.fd))
 
 
 def ticks(watchdog: Watchdog, seconds: float) -> list[str]:
@@ -58,7 +58,7 @@ def test_a_beat_crosses_to_another_process(monkeypatch, has_memfd):
     if not has_memfd:
         monkeypatch.delattr(heartbeat.os, "memfd_create", raising=False)
     watchdog = Watchdog()
-    program = "import sys; from photon_grpc.bridge.heartbeat import Heartbeat; Heartbeat(int(sys.argv[1])).beat(1.0, 7)"
+    program = "import sys; from photon_grpc.bridge.heartbeat import SharedHeartbeat; SharedHeartbeat(int(sys.argv[1])).beat(1.0, 7)"
     subprocess.run([sys.executable, "-c", program, str(watchdog.fd)], pass_fds=(watchdog.fd,), check=True)
     (told,) = ticks(watchdog, 2.0)
     assert "7 tokens" in told

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from photon_grpc.cli import main
 from photon_grpc.cli.bench import BenchOptions, plan
-from photon_grpc.cli.load import Answer, Percentiles, Session, Turn, Workload, run_load, summarize
+from photon_grpc.cli.load import Percentiles, RequestResult, Session, Turn, Workload, run_load, summarize
 from photon_grpc.client import Model
 from photon_grpc.errors import InternalFailure, PromptTooLong
 from photon_grpc.v1 import inference_pb2 as pb
@@ -198,11 +198,15 @@ def test_percentiles(values: list[float]) -> None:
 
 def test_rates_are_over_the_time_from_the_first_send_to_the_last_end() -> None:
     answers = [
-        Answer(
+        RequestResult(
             0, 0, sent_s=1.0, late_s=0, first_s=0.5, gaps_s=[0.25, 0.25], total_s=1.0, prompt_tokens=10, output_tokens=5
         ),
-        Answer(1, 0, sent_s=2.0, late_s=0, first_s=0.5, gaps_s=[], total_s=3.0, prompt_tokens=10, output_tokens=1),
-        Answer(2, 0, sent_s=2.0, late_s=0, first_s=0.1, gaps_s=[], total_s=0.1, reason="QUEUE_FULL", message="full"),
+        RequestResult(
+            1, 0, sent_s=2.0, late_s=0, first_s=0.5, gaps_s=[], total_s=3.0, prompt_tokens=10, output_tokens=1
+        ),
+        RequestResult(
+            2, 0, sent_s=2.0, late_s=0, first_s=0.1, gaps_s=[], total_s=0.1, reason="QUEUE_FULL", message="full"
+        ),
     ]
     found = summarize(answers)
     assert (found.completed, found.failed, found.duration_s) == (2, 1, 4.0)

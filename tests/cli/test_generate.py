@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from photon_grpc.cli import main
-from photon_grpc.cli.terminal import Pace, printable
+from photon_grpc.cli.terminal import Stopwatch, printable
 from photon_grpc.client import Timing, Usage
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.client.fake_server import FakeServer, Refusal, error_info, message, serving_in_a_thread
@@ -149,10 +149,10 @@ def test_what_a_model_writes_does_not_steer_the_terminal() -> None:
 
 
 def test_the_summary() -> None:
-    pace, timing = Pace(), Timing(first_token_s=0.5, total_s=1.5)
-    assert pace.summary(None, None, "") == "0 tokens"
-    assert pace.summary(Usage(output_tokens=1), timing, "EOS") == "1 token · EOS"
-    pace.message()
-    told = pace.summary(Usage(output_tokens=101), timing, "EOS")
+    stopwatch, timing = Stopwatch(), Timing(first_token_s=0.5, total_s=1.5)
+    assert stopwatch.summary(None, None, "") == "0 tokens"
+    assert stopwatch.summary(Usage(output_tokens=1), timing, "EOS") == "1 token · EOS"
+    stopwatch.message()
+    told = stopwatch.summary(Usage(output_tokens=101), timing, "EOS")
     assert told.startswith("101 tokens · first after ")
     assert told.endswith(" ms · 100 tokens/s · EOS")

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from photon_grpc.core.frames import Failed, Started
+from photon_grpc.core.generation import Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import (
     DeadlinePassed,
@@ -23,7 +24,7 @@ from photon_grpc.errors import (
 from photon_grpc.frontend.ask import OutputAsk, SamplingAsk, StopAsk, StreamAsk, TextInput
 from photon_grpc.frontend.frontend import Frontend, State
 from photon_grpc.frontend.stream import TokenStream
-from photon_grpc.frontend.update import Update, Usage
+from photon_grpc.frontend.update import Update
 from tests.frontend.fake_engine import FACTS, FakeLink, ask, done, frontend, served
 
 MODEL = served()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Reference
 
 from photon_grpc.core.request import FinishReason
-from photon_grpc.frontend.output import Output
+from photon_grpc.frontend.output import OutputText
 from photon_grpc.frontend.stop_strings import StopMatcher, StopStrings
 from photon_grpc.frontend.tokenizer import Tokenizer
 from tests.frontend.small_tokenizers import definition
@@ -55,7 +55,7 @@ def test_text_stop_and_count(data: st.DataObject, skip: bool, min_tokens: int) -
     whole = pair()[1].decode(ids, skip_special_tokens=skip) or "x"
     cut = st.tuples(st.integers(0, len(whole) - 1), st.integers(1, 4)).map(lambda at: whole[at[0] : at[0] + at[1]])
     stops = data.draw(st.lists(st.one_of(cut, st.text("ab ", min_size=1, max_size=3)), min_size=1, max_size=3))
-    output = Output(
+    output = OutputText(
         0,
         detokenizer=pair()[0].detokenizer(skip_special_tokens=skip),
         matcher=StopMatcher(StopStrings(tuple(stops))),

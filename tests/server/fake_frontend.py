@@ -11,12 +11,13 @@ from typing import Any
 import grpc
 
 from photon_grpc.config.flags import ServerConfig
+from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import Draining, ModelNotFound
 from photon_grpc.frontend.ask import Ask, ChatInput, SamplingAsk, TextInput
 from photon_grpc.frontend.frontend import State
 from photon_grpc.frontend.model import Limits, ModelFacts
-from photon_grpc.frontend.update import Delta, Finish, Result, Start, Timing, Update, Usage
+from photon_grpc.frontend.update import OutputDelta, OutputFinish, Result, Update
 from photon_grpc.server.server import Server
 from photon_grpc.v1 import inference_pb2 as pb
 
@@ -30,9 +31,11 @@ LIMITS = Limits(
     max_message_bytes=1 << 25,
 )
 LAST = Update(
-    (Delta(0, "!", finish=Finish(FinishReason.EOS, eos_token_id=2)),), Usage(3, 1, 3), Timing(0.25, 0.5, 1.5, 2)
+    (OutputDelta(0, "!", finish=OutputFinish(FinishReason.EOS, eos_token_id=2)),),
+    Usage(3, 1, 3),
+    Timing(0.25, 0.5, 1.5, 2),
 )
-HELLO = (Update((Delta(0, "hel"),)), Update((Delta(0, "lo"),)), LAST)
+HELLO = (Update((OutputDelta(0, "hel"),)), Update((OutputDelta(0, "lo"),)), LAST)
 
 
 def facts(name: str, *, aliases: tuple[str, ...] = ()) -> ModelFacts:
@@ -77,7 +80,7 @@ class FakeStream:
 
 def start_of(ask: Ask) -> Start:
     prompt = (5, 6) if ask.output.prompt_token_ids else ()
-    return Start(ask.request_id, ask.model or "demo", 1_700_000_000.25, ask.sampling.seed or 7, prompt)
+    return Start(ask.request_id, ask.model or "demo", ask.sampling.seed or 7, 1_700_000_000.25, prompt)
 
 
 async def for_ever() -> None:
@@ -121,7 +124,7 @@ class FakeFrontend:
                 text += update.deltas[0].text
         finally:
             stream.close()
-        return Result(stream.start, (Delta(0, text, (1, 2), LAST.deltas[0].finish),), LAST.usage, LAST.timing)
+        return Result(stream.start, (OutputDelta(0, text, (1, 2), LAST.deltas[0].finish),), LAST.usage, LAST.timing)
 
     async def tokenize(self, model: str, input: TextInput | ChatInput) -> tuple[int, ...]:
         self.tokenized.append((model, input))

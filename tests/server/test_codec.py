@@ -8,15 +8,16 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
+from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import FeatureNotSupported, InvalidRequest, PromptTooLong
 from photon_grpc.frontend.ask import Ask, ChatInput, ChatMessage, IdsInput, TextInput
-from photon_grpc.frontend.update import Delta, Finish, Result, Start, Timing, Update, Usage
+from photon_grpc.frontend.update import OutputDelta, OutputFinish, Result, Update
 from photon_grpc.server import codec, features
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.server.fake_frontend import facts
 
-START = Start("r1", "demo", 1_700_000_000.25, 2**64 - 1, (4, 5))
+START = Start("r1", "demo", 2**64 - 1, 1_700_000_000.25, (4, 5))
 
 
 def ask_of(request: pb.GenerateRequest) -> Ask:
@@ -231,7 +232,7 @@ def test_finish_reasons_have_the_wires_numbers() -> None:
 
 @pytest.mark.parametrize("reason", [reason for reason in FinishReason if reason])
 def test_a_finish_keeps_its_reason(reason: FinishReason) -> None:
-    message = codec.stream_message(Update((Delta(0, finish=Finish(reason)),)), 1, None)
+    message = codec.stream_message(Update((OutputDelta(0, finish=OutputFinish(reason)),)), 1, None)
     assert message.deltas[0].finish.reason == reason.value
     assert message.deltas[0].finish.WhichOneof("matched") is None
 
@@ -239,19 +240,19 @@ def test_a_finish_keeps_its_reason(reason: FinishReason) -> None:
 @pytest.mark.parametrize(
     ("finish", "matched"),
     [
-        (Finish(FinishReason.STOP_STRING, stop_string="\n\n"), ("stop_string", "\n\n")),
-        (Finish(FinishReason.STOP_TOKEN, stop_token_id=0), ("stop_token_id", 0)),
-        (Finish(FinishReason.EOS, eos_token_id=0), ("eos_token_id", 0)),
+        (OutputFinish(FinishReason.STOP_STRING, stop_string="\n\n"), ("stop_string", "\n\n")),
+        (OutputFinish(FinishReason.STOP_TOKEN, stop_token_id=0), ("stop_token_id", 0)),
+        (OutputFinish(FinishReason.EOS, eos_token_id=0), ("eos_token_id", 0)),
     ],
 )
-def test_a_finish_tells_what_was_met(finish: Finish, matched: tuple[str, object]) -> None:
-    message = codec.stream_message(Update((Delta(0, finish=finish),)), 1, None).deltas[0].finish
+def test_a_finish_tells_what_was_met(finish: OutputFinish, matched: tuple[str, object]) -> None:
+    message = codec.stream_message(Update((OutputDelta(0, finish=finish),)), 1, None).deltas[0].finish
     kind = message.WhichOneof("matched")
     assert (kind, getattr(message, kind)) == matched
 
 
 def test_a_stream_message_says_only_what_is_new() -> None:
-    message = codec.stream_message(Update((Delta(0, "é"), Delta(3, "", (7, 8)))), 9, None)
+    message = codec.stream_message(Update((OutputDelta(0, "é"), OutputDelta(3, "", (7, 8)))), 9, None)
     expected = pb.StreamGenerateResponse(
         deltas=[pb.Output(index=0, text="é"), pb.Output(index=3, token_ids=[7, 8])], sequence=9
     )
@@ -259,7 +260,7 @@ def test_a_stream_message_says_only_what_is_new() -> None:
 
 
 def test_first_and_last_message() -> None:
-    update = Update((Delta(0, "a"),), Usage(1, 2, 3), Timing(0.25, 0.5, 1.75, 4))
+    update = Update((OutputDelta(0, "a"),), Usage(1, 2, 3), Timing(0.25, 0.5, 1.75, 4))
     message = codec.stream_message(update, 1, START)
     assert (message.start.request_id, message.start.model, message.start.seed) == ("r1", "demo", 2**64 - 1)
     assert message.start.create_time.ToMilliseconds() == 1_700_000_000_250
@@ -271,12 +272,17 @@ def test_first_and_last_message() -> None:
 
 
 def test_the_whole_result_has_everything() -> None:
-    result = Result(START, (Delta(0, "a", (1,), Finish(FinishReason.EOS)), Delta(1, "b")), Usage(1, 0, 2), Timing())
+    result = Result(
+        START,
+        (OutputDelta(0, "a", (1,), OutputFinish(FinishReason.EOS)), OutputDelta(1, "b")),
+        Usage(1, 0, 2),
+        Timing(),
+    )
     response = codec.generate_response(result)
     assert (response.request_id, response.model, response.seed) == ("r1", "demo", 2**64 - 1)
     assert [(output.index, output.text) for output in response.outputs] == [(0, "a"), (1, "b")]
     assert response.usage.output_tokens == 2
     assert response.HasField("timing")
     assert list(response.prompt.token_ids) == [4, 5]
-    bare = codec.generate_response(Result(Start("r", "m", 0.0, 1), ()))
+    bare = codec.generate_response(Result(Start("r", "m", 1, 0.0), ()))
     assert not bare.HasField("prompt")

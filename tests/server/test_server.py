@@ -11,7 +11,7 @@ import pytest
 
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.errors import ConfigError, Draining
-from photon_grpc.frontend.update import Delta, Update
+from photon_grpc.frontend.update import OutputDelta, Update
 from photon_grpc.server import health
 from photon_grpc.server.server import Server
 from photon_grpc.v1 import inference_pb2 as pb
@@ -201,7 +201,7 @@ async def test_more_than_gRPCs_default_limit_is_accepted(address: str) -> None:
 
 async def test_a_reader_that_takes_nothing_is_cut_off() -> None:
     frontend = FakeFrontend()
-    frontend.script = [Update((Delta(0, "x" * 1_000_000),))] * 200
+    frontend.script = [Update((OutputDelta(0, "x" * 1_000_000),))] * 200
     async with serving(frontend, stall_limit_s=0.2) as address, grpc.aio.insecure_channel(address) as channel:
         call = inference_pb2_grpc.InferenceServiceStub(channel).StreamGenerate(ASK)
         await call.read()

@@ -25,9 +25,9 @@ from photon_grpc.server.status import CallStatus, call_status
 MethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 #: Awaits what a method is given: its one message, or all of them as a stream.
 Read = Callable[[AsyncIterator[bytes], Context, Fail], Awaitable[Any]]
-Answer = Callable[[Fail], Awaitable[Any]]
+Respond = Callable[[Fail], Awaitable[Any]]
 #: Awaits a call, and ends it where it fails.
-Guard = Callable[[Context, Answer], Awaitable[Any]]
+Guard = Callable[[Context, Respond], Awaitable[Any]]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -122,7 +122,7 @@ def _writing(generate: Callable[[Any, Context], AsyncIterator[Any]]) -> Callable
     return call
 
 
-async def _guard(fail_call: Callable[..., Awaitable[None]], context: Context, answer: Answer) -> Any:
+async def _guard(fail_call: Callable[..., Awaitable[None]], context: Context, answer: Respond) -> Any:
     fail = partial(fail_call, context, time.monotonic())
     try:
         metadata.name_call(context)

@@ -1,0 +1,44 @@
+"""A generation's plain data that is the same inside and outside: the client has it from the wire, the front end puts it there.
+
+Standard library only: the client installs without msgspec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+#: Text; or the messages of a chat, `{"role": "user", "content": "..."}`; or token ids.
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Known when a request is admitted; told with the first token."""
+
+    request_id: str
+    model: str
+    #: Also when the server drew it.
+    seed: int
+    #: Wall-clock seconds since the epoch.
+    create_time_s: float
+    #: Empty unless OutputOptions.prompt_token_ids asks for them.
+    prompt_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """On the server's clock, from arrival."""
+
+    queue_s: float = 0.0
+    first_token_s: float = 0.0
+    total_s: float = 0.0
+    preemption_count: int = 0
