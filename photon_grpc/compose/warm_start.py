@@ -12,14 +12,14 @@ from photon_grpc.config.flags import ServeConfig
 from photon_grpc.core.kv import KVPlan
 from photon_grpc.errors import ConfigError, ModelLoadError
 from photon_grpc.kernels import Kernels
+from photon_grpc.kernels.precompile import precompile_on_demand
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.runner.build import eager_runner, graph_runner
 from photon_grpc.runner.capacity import blocks_on_cpu, blocks_on_cuda, largest_step
 from photon_grpc.runner.graphs import Capture
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
-from photon_grpc.runner.rehearsal import call_once, one_layer_of_each_kind, rehearse_on_demand
-from photon_grpc.runner.warm_up import warm_up, warm_up_mixed
+from photon_grpc.runner.warm_up import call_once, one_layer_of_each_kind, warm_up, warm_up_mixed
 
 #: stage, done, total.
 OnStage = Callable[[str, int, int], None]
@@ -41,14 +41,15 @@ class WarmStart:
             warm_up(runner)
             return runner
         short = one_layer_of_each_kind(decoder)
-        with rehearse_on_demand(lambda: self._play(short), partial(self.progress, "kernels"), available_cores()):
+        with precompile_on_demand(lambda: self._dry_run(short), partial(self.progress, "kernels"), available_cores()):
             # The first kernel that is missing is met here, where nothing is measured.
             self._largest_step(short)
             runner = self._runner(decoder, self._num_blocks_on_cuda(decoder))
             self._warm(runner)
             return runner
 
-    def _play(self, short: Decoder) -> None:
+    def _dry_run(self, short: Decoder) -> None:
+        """What `runner` computes, on objects of its own."""
         self._largest_step(short)
         quiet = WarmStart(self.config, self.kernels, self.sizes, lambda stage, done, total: None)
         runner = quiet._runner(short, 1, call_once)

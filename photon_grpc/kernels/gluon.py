@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
-from photon_grpc.kernels.jit import INTERPRETED, KERNELS, UNSPECIALIZED, triton
+from photon_grpc.kernels.jit import INTERPRETED, UNSPECIALIZED, Launchable, triton
 
 try:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon._runtime import GluonJITFunction
     from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
     from triton.experimental.gluon.language.nvidia.hopper import (
         fence_async_shared,
@@ -40,12 +41,12 @@ def constexpr_function(function: Callable[..., Any]) -> Any:
     return function if gluon is None or triton is None else gluon.constexpr_function(function)
 
 
+GluonKernel = None if gluon is None or triton is None else type("GluonKernel", (Launchable, GluonJITFunction), {})
+
+
 def gluon_jit(function: Callable[..., Any]) -> Any:
     """A Gluon kernel or device function; the Python function itself where Gluon is missing."""
-    if gluon is None or triton is None:
-        return function
-    KERNELS.append(gluon.jit(function, do_not_specialize=UNSPECIALIZED))
-    return KERNELS[-1]
+    return function if GluonKernel is None else GluonKernel(function, do_not_specialize=UNSPECIALIZED)
 
 
 @functools.cache

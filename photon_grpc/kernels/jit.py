@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -29,26 +30,45 @@ INTERPRETED = triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
 #: Arguments that change from step to step. Triton compiles a kernel of its own where a number is 1 or a multiple of 16.
 UNSPECIALIZED = ["num_rows", "table_stride"]
 
-#: Every kernel and device function that was made, Gluon's too.
-KERNELS: list[Any] = []
+#: Whether the launches of this thread run nothing and only ask for their compilation.
+DRY_RUN: ContextVar[bool] = ContextVar("dry_run", default=False)
+#: Called in this thread before a kernel of ours is compiled, or read from Triton's cache on disk. Triton's own hook cannot be told of kernels
+#: whose constants are functions.
+BEFORE_COMPILATION: ContextVar[Callable[[], None]] = ContextVar("before_compilation", default=lambda: None)
+
+
+class Launchable:
+    """Triton's kernel, whose launches obey the two variables above; mixed into JITFunction."""
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self.run(*args, grid=grid, warmup=DRY_RUN.get(), **kwargs)
+
+    def _do_compile(self, *args: Any, **kwargs: Any) -> Any:
+        BEFORE_COMPILATION.get()()
+        return super()._do_compile(*args, **kwargs)
+
+
+TritonKernel = None if triton is None else type("TritonKernel", (Launchable, triton.JITFunction), {})
 
 
 def jit(function: Callable[..., Any]) -> Any:
     """A Triton kernel or device function; the Python function itself where Triton is missing."""
-    if triton is None:
+    if TritonKernel is None:
         return function
-    KERNELS.append(triton.jit(function, do_not_specialize=UNSPECIALIZED))
-    return KERNELS[-1]
-
-
-#: What remembers that it has launched kernels.
-ONCE: list[Any] = []
+    kernel = triton.jit if INTERPRETED else TritonKernel
+    return kernel(function, do_not_specialize=UNSPECIALIZED)
 
 
 def once(function: Callable[..., None]) -> Any:
-    """functools.cache of a function that launches kernels; forgotten where launches ran nothing."""
-    ONCE.append(functools.cache(function))
-    return ONCE[-1]
+    """functools.cache of a function that launches kernels; a dry run, which launches nothing, is not remembered."""
+    cached = functools.cache(function)
+
+    @functools.wraps(cached)
+    def launched_once(*args: Any) -> None:
+        (function if DRY_RUN.get() else cached)(*args)
+
+    launched_once.cache_clear = cached.cache_clear
+    return launched_once
 
 
 def launches(tensor: torch.Tensor) -> bool:

@@ -1,11 +1,18 @@
-"""Steps before the first request, for what a first call of everything costs."""
+"""Steps before the first request, for what a first call of everything costs; and what a dry run of them needs less of."""
 
 from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
 
 from photon_grpc.core.batch import Admission, Batch
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.errors import ConfigError, NumericFailure
-from photon_grpc.runner.graphs import DECODE_BUCKETS, LONG_BUCKETS
+from photon_grpc.models.decoder import Decoder, DecoderLayer
+from photon_grpc.runner.graphs import DECODE_BUCKETS, LONG_BUCKETS, Replay
 from photon_grpc.runner.model_runner import ModelRunner
 
 
@@ -51,3 +58,28 @@ def _row(runner: ModelRunner, slot: int, length: int, num_computed: int) -> Admi
     """Everything in block 1, which no request has yet."""
     blocks = ((1,) * runner.kv.columns(length),) * len(runner.kv.groups)
     return Admission(slot, (0,) * length, length, num_computed, blocks, SamplingParams(0.0))
+
+
+def call_once(function: Callable[[], torch.Tensor]) -> Replay:
+    """A Capture that captures nothing: the function is called, its replay does nothing."""
+    ids = function()
+    return lambda: None, ids
+
+
+def one_layer_of_each_kind(decoder: Decoder) -> Decoder:
+    """The decoder without layers that are made as an earlier one is, which launch the same kernels; the cache keeps its shape."""
+    short = copy.copy(decoder)
+    kinds = {_kind(layer): layer for layer in reversed(decoder.layers)}
+    short.layers = tuple(layer for layer in decoder.layers if kinds[_kind(layer)] is layer)
+    return short
+
+
+def _kind(layer: DecoderLayer) -> tuple[Hashable, ...]:
+    """Types, shapes and numbers of everything that owns weights; what is text there is names of weights."""
+    return tuple((type(leaf), *map(_trait, vars(leaf).values())) for leaf in layer.leaves())
+
+
+def _trait(value: Any) -> Hashable:
+    if isinstance(value, torch.Tensor):
+        return value.dtype, *value.shape
+    return value if isinstance(value, int | float) else type(value)

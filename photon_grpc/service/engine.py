@@ -54,13 +54,13 @@ def _run(duty: Duty) -> None:
     limit_threads()
     # Only now: torch reads the number of threads when it is imported.
     from photon_grpc.compose.assemble import assemble
-    from photon_grpc.kernels.precompile import before_compilations
+    from photon_grpc.kernels.jit import BEFORE_COMPILATION
 
     assembled = assemble(config, _reporter(control))
     settle_threads(assembled.num_parameters)
     host = BridgeHost(control, max_frame_bytes=max_frame_bytes(config.server.max_message_size))
     engine = assembled.engine(host, host, heartbeat)
-    before_compilations(lambda: heartbeat.beat(_COMPILATION_S))
+    BEFORE_COMPILATION.set(lambda: heartbeat.beat(_COMPILATION_S))
     # What is alive now stays: the collector need not look at weights, modules and graphs again.
     gc.collect()
     gc.freeze()

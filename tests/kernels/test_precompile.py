@@ -1,127 +1,41 @@
-"""Compilations are found without running a kernel, made in other processes, and a failing one hurts nobody."""
+"""Kernels are found without running one, compiled elsewhere, and found by the launches that follow; a dry run that fails is a warning."""
 
 from __future__ import annotations
 
+import logging
 import os
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 import torch
 
 from photon_grpc.kernels import precompile
-from photon_grpc.kernels.jit import once
-from photon_grpc.kernels.precompile import (
-    at_first_compilation,
-    before_compilations,
-    compile_side_by_side,
-    launches_collected,
-)
+from photon_grpc.kernels.forks import run_in_forks
+from photon_grpc.kernels.gluon import gl, gluon_jit
+from photon_grpc.kernels.jit import BEFORE_COMPILATION, DRY_RUN, Launchable, jit, once, tl
+from photon_grpc.kernels.precompile import at_first_compilation, launches_collected, precompile_on_demand
 
 triton = pytest.importorskip("triton")
+needs_compiler = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")
 
 
-def test_every_job_is_done_once_and_in_another_process(tmp_path: Path) -> None:
-    def job(name: str) -> Callable[[], None]:
-        def run() -> None:
-            with (tmp_path / name).open("a") as file:
-                file.write(f"{os.getpid()} ")
-
-        return run
-
-    def fail() -> None:
-        raise ValueError("cannot be compiled")
-
-    told: list[tuple[int, int]] = []
-    jobs = [job(str(number)) for number in range(20)]
-    done = compile_side_by_side([fail, *jobs, fail], num_workers=3, progress=lambda *now: told.append(now))
-    assert done == 20
-    assert told[0] == (0, 22) and told[-1] == (22, 22)
-    processes = [(tmp_path / str(number)).read_text().split() for number in range(20)]
-    assert all(len(ran) == 1 for ran in processes)
-    workers = {int(ran[0]) for ran in processes}
-    assert os.getpid() not in workers
-    for worker in workers:
-        assert_is_gone(worker)
-
-
-def test_what_hangs_is_left_and_ended(tmp_path: Path) -> None:
-    def hang() -> None:
-        (tmp_path / "worker").write_text(str(os.getpid()))
-        time.sleep(600)
-
-    assert compile_side_by_side([hang, lambda: None], num_workers=2, silence_s=2.0) == 1
-    assert_is_gone(int((tmp_path / "worker").read_text()))
-
-
-def assert_is_gone(worker: int) -> None:
-    """It has ended and was waited for."""
-    with pytest.raises(ChildProcessError):
-        os.waitpid(worker, os.WNOHANG)
-
-
-def test_a_worker_that_dies_takes_only_its_job(tmp_path: Path) -> None:
-    jobs = [lambda: os._exit(1), *[(tmp_path / str(number)).touch for number in range(4)]]
-    assert compile_side_by_side(jobs, num_workers=2) == 4
-
-
-ORPHANS = """
-import os, sys, time
-from pathlib import Path
-from photon_grpc.kernels.precompile import compile_side_by_side
-
-def job(number):
-    def run():
-        Path(sys.argv[1], str(number)).write_text(str(os.getpid()))
-        time.sleep(0.3)
-    return run
-
-compile_side_by_side([job(number) for number in range(100)], num_workers=2)
-"""
-
-
-def test_workers_end_soon_after_their_parent(tmp_path: Path) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", ORPHANS, str(tmp_path)])
-    wait_until(lambda: len(list(tmp_path.iterdir())) > 4)
-    parent.kill()
-    parent.wait()
-    workers = {int(path.read_text()) for path in tmp_path.iterdir()}
-    assert len(workers) == 2
-    wait_until(lambda: not any(is_running(worker) for worker in workers))
-    assert len(list(tmp_path.iterdir())) < 100
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    for _ in range(600):
-        if holds():
-            return
-        time.sleep(0.05)
-    pytest.fail("not within 30 s")
-
-
-def is_running(process: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-
-
-def test_no_jobs_are_done_at_once() -> None:
-    assert compile_side_by_side([], num_workers=4) == 0
-
-
-class FakeKernel:
-    """Hands its compilations over as Triton's does, and fills `out` when it is really launched."""
+class Compiled:
+    """Hands its compilations over as Triton's JITFunction does, and fills `out` when it is really launched."""
 
     def __init__(self) -> None:
         self.compiled: list[str] = []
 
     def run(self, out: torch.Tensor, *, grid: object, warmup: bool, kind: str) -> None:
+        if kind not in self.compiled:
+            self._do_compile(kind)
+        if not warmup:
+            out.fill_(7)
+
+    def _do_compile(self, kind: str) -> None:
         from triton.runtime import _async_compile
 
         mode = _async_compile.active_mode.get()
@@ -129,18 +43,15 @@ class FakeKernel:
             self.compiled.append(kind)
         else:
             mode.submit(kind, lambda: self.compiled.append(kind), lambda kernel: None)
-        if not warmup:
-            out.fill_(7)
 
-    def __getitem__(self, grid: object) -> Callable[..., None]:
-        return lambda *args, **kwargs: self.run(*args, grid=grid, warmup=False, **kwargs)
+
+class FakeKernel(Launchable, Compiled):
+    pass
 
 
 @pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> FakeKernel:
-    kernel = FakeKernel()
-    monkeypatch.setattr(precompile, "KERNELS", [kernel])
-    return kernel
+def kernel() -> FakeKernel:
+    return FakeKernel()
 
 
 def test_launches_become_jobs_and_run_nothing(kernel: FakeKernel) -> None:
@@ -161,7 +72,16 @@ def test_launches_become_jobs_and_run_nothing(kernel: FakeKernel) -> None:
     assert out.tolist() == [7, 7, 7] and kernel.compiled[-1] == "c"
 
 
-def test_what_was_to_be_launched_once_is_launched_after_a_rehearsal(kernel: FakeKernel) -> None:
+def test_the_launches_of_another_thread_run_during_a_dry_run(kernel: FakeKernel) -> None:
+    out = torch.zeros(1)
+    with launches_collected() as jobs:
+        serving = Thread(target=lambda: kernel[(1,)](out, kind="a"))
+        serving.start()
+        serving.join()
+    assert out.item() == 7 and kernel.compiled == ["a"] and jobs == []
+
+
+def test_what_was_to_be_launched_once_is_launched_after_a_dry_run(kernel: FakeKernel) -> None:
     out = torch.zeros(1)
     meet = once(lambda: kernel[(1,)](out, kind="a"))
     with launches_collected():
@@ -172,7 +92,9 @@ def test_what_was_to_be_launched_once_is_launched_after_a_rehearsal(kernel: Fake
     out.zero_()
     meet()
     assert not out.any()
-    precompile.ONCE.remove(meet)
+    with launches_collected() as jobs:
+        meet()
+    assert len(jobs) == 0 and kernel.compiled == ["a"]
 
 
 def test_launches_run_again_after_a_failure(kernel: FakeKernel) -> None:
@@ -183,13 +105,15 @@ def test_launches_run_again_after_a_failure(kernel: FakeKernel) -> None:
     assert out.item() == 7 and kernel.compiled == ["a"]
 
 
-def test_every_kernel_of_ours_is_known() -> None:
-    from photon_grpc.kernels.attention.decode_attention import decode_attention_kernel
-    from photon_grpc.kernels.jit import KERNELS
-    from photon_grpc.kernels.rms_norm import rms_norm_kernel
-
-    assert any(kernel is rms_norm_kernel for kernel in KERNELS)
-    assert any(kernel is decode_attention_kernel for kernel in KERNELS)
+def test_compilations_are_told_of_before_they_begin(kernel: FakeKernel) -> None:
+    told: list[list[str]] = []
+    before = BEFORE_COMPILATION.set(lambda: told.append(list(kernel.compiled)))
+    try:
+        for kind in ("a", "b", "a"):
+            kernel[(1,)](torch.zeros(1), kind=kind)
+    finally:
+        BEFORE_COMPILATION.reset(before)
+    assert told == [[], ["a"]]
 
 
 @contextmanager
@@ -202,6 +126,52 @@ def cache_in(directory: Path) -> Iterator[None]:
         triton.knobs.cache.dir = before
 
 
+class SM90:
+    """A driver that compiles for a device which is not there."""
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@pytest.fixture
+def sm_90(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton.runtime.driver, "_active", SM90())
+
+
+def fill_kernel(out):  # type: ignore[no-untyped-def]
+    tl.store(out, 7)
+
+
+def gluon_fill_kernel(out):  # type: ignore[no-untyped-def]
+    gl.store(out, 7)
+
+
+@needs_compiler
+@pytest.mark.parametrize("make", [lambda: jit(fill_kernel), lambda: gluon_jit(gluon_fill_kernel)])
+def test_what_a_dry_run_found_and_a_fork_compiled_is_in_the_cache(
+    make: Callable[[], Any], sm_90: None, tmp_path: Path
+) -> None:
+    out = torch.zeros(1)
+    with cache_in(tmp_path):
+        with launches_collected() as jobs:
+            for launched in (out, out, out.int(), out[:0]):
+                make()[(1,)](launched)
+        assert run_in_forks(jobs, num_workers=2) == len(jobs) == 2
+        dry = DRY_RUN.set(True)
+        with at_first_compilation(lambda: pytest.fail("compiled here")):
+            assert make()[(1,)](out).asm["cubin"]
+        DRY_RUN.reset(dry)
+    assert not out.any()
+
+
 def compile_one() -> Any:
     from tests.kernels.test_compile import compiled
 
@@ -211,11 +181,11 @@ def compile_one() -> Any:
     return compiled(swiglu_kernel, types, {"SIZE": 64, "BLOCK": 64})
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")
-def test_what_another_process_compiled_is_found_here(tmp_path: Path) -> None:
+@needs_compiler
+def test_only_what_is_missing_in_the_cache_is_told(tmp_path: Path) -> None:
     calls: list[str] = []
     with cache_in(tmp_path):
-        assert compile_side_by_side([compile_one], num_workers=1) == 1
+        assert run_in_forks([compile_one], num_workers=1) == 1
         with at_first_compilation(lambda: calls.append("found")):
             compile_one()
         assert calls == []
@@ -225,7 +195,7 @@ def test_what_another_process_compiled_is_found_here(tmp_path: Path) -> None:
     assert triton.knobs.compilation.listener is None
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")
+@needs_compiler
 def test_the_callback_may_compile_and_is_called_once(tmp_path: Path) -> None:
     calls: list[int] = []
 
@@ -245,23 +215,53 @@ def test_a_triton_that_does_not_tell_is_left_alone(monkeypatch: pytest.MonkeyPat
         pass
 
 
-def test_compilations_are_told_of_before_they_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-
-    class Compiling:
-        def _do_compile(self, kind: str) -> str:
-            told.append(f"{kind} begins")
-            return kind
-
-    kernel = Compiling()
-    monkeypatch.setattr(precompile, "KERNELS", [kernel, FakeKernel()])
-    before_compilations(lambda: told.append("told"))
-    assert kernel._do_compile("a") == "a"
-    assert told == ["told", "a begins"]
+@contextmanager
+def missing(callback: Callable[[], None]) -> Iterator[None]:
+    """A cache that lacks the first kernel asked for."""
+    callback()
+    yield
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")
-def test_this_triton_compiles_where_it_is_listened_to() -> None:
-    from photon_grpc.kernels.rms_norm import rms_norm_kernel
+@pytest.fixture
+def cold(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What is given to the compilers; nothing is compiled."""
+    given: list[object] = []
 
-    assert callable(rms_norm_kernel._do_compile)
+    @contextmanager
+    def collected() -> Iterator[list[object]]:
+        yield ["first", "last"]
+
+    monkeypatch.setattr(precompile, "at_first_compilation", missing)
+    monkeypatch.setattr(precompile, "launches_collected", collected)
+    monkeypatch.setattr(precompile, "run_in_forks", lambda jobs, **_: given.extend(jobs) or len(jobs))
+    return given
+
+
+def precompiled_by(dry_run: Callable[[], None]) -> AbstractContextManager[None]:
+    return precompile_on_demand(dry_run, lambda done, total: None, num_workers=2)
+
+
+def test_a_cold_start_compiles_before_it_goes_on(cold: list[object], caplog: pytest.LogCaptureFixture) -> None:
+    runs: list[int] = []
+    with caplog.at_level(logging.INFO), precompiled_by(lambda: runs.append(1)):
+        assert runs == [1]
+        assert sorted(map(str, cold)) == ["first", "last"]
+    assert "2 of 2 kernels" in caplog.text
+
+
+def test_a_warm_start_has_no_dry_run() -> None:
+    with precompiled_by(lambda: pytest.fail("nothing is missing")):
+        pass
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("no memory"), AttributeError("AsyncCompileMode"), OSError("no process")]
+)
+def test_a_failing_dry_run_is_a_warning(error: Exception, cold: list[object], caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise error
+
+    with precompiled_by(fail):
+        pass
+    assert "one after the other" in caplog.text and str(error) in caplog.text
+    assert cold == []

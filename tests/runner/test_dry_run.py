@@ -1,15 +1,11 @@
-"""A rehearsal leaves what follows as it was, and one that fails is a warning."""
+"""A dry run of the start leaves what follows as it was, and computes each kind of layer once."""
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 
-import pytest
 import torch
 
 from photon_grpc.config.flags import SchedulerConfig
@@ -17,71 +13,15 @@ from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.core.kv import KVPlan
 from photon_grpc.kernels import select
 from photon_grpc.models import build, load
-from photon_grpc.runner import rehearsal
 from photon_grpc.runner.build import graph_runner
 from photon_grpc.runner.kv_cache import KVCache
-from photon_grpc.runner.rehearsal import call_once, one_layer_of_each_kind, rehearse_on_demand
-from photon_grpc.runner.warm_up import warm_up
+from photon_grpc.runner.warm_up import call_once, one_layer_of_each_kind, warm_up
 from tests.runner.models import greedy, model
 from tests.runner.served import Served
 from tests.runner.test_greedy import prompts
 
 
-@contextmanager
-def missing(callback: Callable[[], None]) -> Iterator[None]:
-    """A cache that lacks the first kernel asked for."""
-    callback()
-    yield
-
-
-@pytest.fixture
-def cold(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What is given to the compilers; nothing is compiled."""
-    given: list[object] = []
-
-    @contextmanager
-    def collected() -> Iterator[list[object]]:
-        yield ["first", "last"]
-
-    monkeypatch.setattr(rehearsal, "at_first_compilation", missing)
-    monkeypatch.setattr(rehearsal, "launches_collected", collected)
-    monkeypatch.setattr(rehearsal, "compile_side_by_side", lambda jobs, **_: given.extend(jobs) or len(jobs))
-    return given
-
-
-def rehearsal_of(play: Callable[[], None]) -> AbstractContextManager[None]:
-    return rehearse_on_demand(play, lambda done, total: None, num_workers=2)
-
-
-def test_a_cold_start_is_played_before_it_goes_on(cold: list[object], caplog: pytest.LogCaptureFixture) -> None:
-    played: list[int] = []
-    with caplog.at_level(logging.INFO), rehearsal_of(lambda: played.append(1)):
-        assert played == [1]
-        assert sorted(map(str, cold)) == ["first", "last"]
-    assert "2 of 2 kernels" in caplog.text
-
-
-def test_a_warm_start_plays_nothing() -> None:
-    with rehearsal_of(lambda: pytest.fail("nothing is missing")):
-        pass
-
-
-@pytest.mark.parametrize(
-    "error", [RuntimeError("no memory"), AttributeError("AsyncCompileMode"), OSError("no process")]
-)
-def test_a_failing_rehearsal_is_a_warning(
-    error: Exception, cold: list[object], caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail() -> None:
-        raise error
-
-    with rehearsal_of(fail):
-        pass
-    assert "one after the other" in caplog.text and str(error) in caplog.text
-    assert cold == []
-
-
-def test_a_play_on_objects_of_its_own_changes_no_output() -> None:
+def test_a_dry_run_on_objects_of_its_own_changes_no_output() -> None:
     directory, reference = model("llama")
     device, kernels = torch.device("cpu"), select("torch", "cpu")
     card = read_model_dir(directory)
@@ -106,7 +46,7 @@ def test_a_play_on_objects_of_its_own_changes_no_output() -> None:
     assert served.complete(asked, 8) == [greedy(reference, prompt, 8) for prompt in asked]
 
 
-def test_layers_of_one_shape_are_played_once() -> None:
+def test_layers_of_one_shape_are_run_once() -> None:
     directory, _ = model("llama")
     card = read_model_dir(directory)
     kernels = select("torch", "cpu")

@@ -1,4 +1,4 @@
-"""With an empty cache of kernels, this process compiles one: the rest is found by the rehearsal and compiled beside it."""
+"""With an empty cache of kernels, this process compiles one: the rest is found by the dry run and compiled beside it."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ knobs.compilation.listener = listener
 assemble(ServeConfig(scheduler=SchedulerConfig(max_num_seqs=24)), lambda stage, done, total: stages.append((stage, done, total)))
 kernels = [(done, total) for stage, done, total in stages if stage == "kernels"]
 print(len(compiled), "compiled here", compiled)
-print("rehearsed", bool(kernels) and kernels[-1][0] == kernels[-1][1] > 10)
+print("precompiled", bool(kernels) and kernels[-1][0] == kernels[-1][1] > 10)
 """
 
 
-def test_an_empty_cache_is_filled_by_the_rehearsal(tmp_path: Path) -> None:
+def test_an_empty_cache_is_filled_by_a_dry_run(tmp_path: Path) -> None:
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
-    for compiled, rehearsed in ((1, True), (0, False)):
+    for compiled, precompiled in ((1, True), (0, False)):
         said = subprocess.run(
             [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=100, check=False
         )
         assert f"{compiled} compiled here" in said.stdout, said.stdout + said.stderr
-        assert f"rehearsed {rehearsed}" in said.stdout
+        assert f"precompiled {precompiled}" in said.stdout
 
 
 # What no step before the start has met, in a cache that has nothing.
 UNFORESEEN = """
 import torch
-from photon_grpc.kernels.precompile import before_compilations
+from photon_grpc.kernels.jit import BEFORE_COMPILATION
 from photon_grpc.kernels.swiglu import launch
 
 told = []
-before_compilations(lambda: told.append(1))
+BEFORE_COMPILATION.set(lambda: told.append(1))
 for _ in range(2):
     launch(torch.ones(3, 128, dtype=torch.bfloat16, device="cuda"))
 print(len(told), "told")
