@@ -6,6 +6,7 @@ Needs Triton and its ptxas, no GPU.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,77 +15,105 @@ import torch
 from photon_grpc.kernels import embed
 from photon_grpc.kernels.attention import decode_attention
 from photon_grpc.kernels.attention.decode_tile import decode_attention_kernel
-from photon_grpc.kernels.linear import tiles
+from photon_grpc.kernels.linear import epilogue, tiles
 from photon_grpc.kernels.linear.gemv import gemv_kernel
-from photon_grpc.kernels.linear.projection import DRAWING, PAGED
-from photon_grpc.kernels.linear.tiles import Tile
+from photon_grpc.kernels.linear.tiles import Heads, Problem, Tile
 from photon_grpc.kernels.linear.wgmma import wgmma_kernel
-from tests.kernels.test_compile import MODELS, Compiled, check, compiled, one_page, ptxas_report
+from photon_grpc.kernels.rotary.rotation import Rotation
+from photon_grpc.kernels.sampling.best import SamplingMetadata
+from tests.kernels.test_compile import MODELS, Compiled, Model, check, compiled, one_page, ptxas_report
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")
 
 POINTERS = dict.fromkeys(["w", "bias", "x", "y", "pages", "q", "out"], "*bf16")
-POINTERS |= dict.fromkeys(["cos", "sin", "partial", "partial_weight", "temperature", "tops"], "*fp32")
-POINTERS |= dict.fromkeys(["positions", "slot_mapping", "slots", "seed", "output_index", "num_prompt"], "*i64")
-POINTERS |= dict.fromkeys(["counters", "query_start", "context_len", "block_tables", "ids"], "*i32")
+POINTERS |= dict.fromkeys(["partial", "partial_weight"], "*fp32")
+POINTERS |= dict.fromkeys(["counters", "query_start", "context_len", "block_tables"], "*i32")
 SCALARS = {"num_rows": "i32", "eps": "fp32", "scale": "fp32", "block_stride": "i32", "table_stride": "i32"}
 SCALARS |= {"q_stride": "i32"}
+EPILOGUES = {
+    "add": (epilogue.load_residual, epilogue.add_residual),
+    "swiglu": (epilogue.load_nothing, epilogue.store_swiglu),
+    "rotary": (epilogue.load_angles, epilogue.store_heads),
+    "logits": (epilogue.load_nothing, epilogue.store_logits),
+    "draw": (epilogue.load_nothing, epilogue.store_best),
+}
+METADATA = SamplingMetadata("*i64", "*i32", "*fp32", "*i64", "*i64", "*i64")
+OPERANDS = {
+    "rotary": (Rotation("*fp32", "*fp32", "*i64", "*i64"), "*bf16", "i32"),
+    "draw": (METADATA, "*fp32", "*i32"),
+}
 
 
-def compiled_gluon(kernel: Any, constants: dict[str, Any], num_warps: int, arch: int = 90, **types_of: str) -> Compiled:
-    """Compile as the launcher would: pointers and strides are multiples of 16, the number of rows is anything."""
+def compiled_gluon(kernel: Any, constants: dict[str, Any], num_warps: int, arch: int = 90, **types_of: Any) -> Compiled:
+    """Compile as the launcher would: pointers and strides are multiples of 16, the number of rows is anything.
+
+    A tuple's type is the tuple of its types; numbers in it are strides.
+    """
     from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon._runtime import GluonASTSource
 
     types = POINTERS | SCALARS | types_of
     signature = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}
-    aligned = [i for i, (name, kind) in enumerate(signature.items()) if kind[0] == "*" or name.endswith("stride")]
-    attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
+    leaves = {path: kind for i, kind in enumerate(signature.values()) for path, kind in leaves_of(kind, (i,))}
+    is_stride = {(i,): name.endswith("stride") for i, name in enumerate(signature)}
+    aligned = [path for path, kind in leaves.items() if kind[0] == "*" or is_stride.get(path, True)]
+    attributes = {path: [["tt.divisibility", 16]] for path in aligned}
     source = GluonASTSource(kernel, signature, constexprs=constants, attrs=attributes)
     built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": num_warps})
     registers, spilled = ptxas_report(built.asm["ptx"])
     return Compiled(built.asm["ptx"], built.metadata.shared, spilled, registers)
 
 
-def projection(epilogue: str, tile: Tile, rows: int, arch: int = 90, **constants: Any) -> Compiled:
-    constants |= {"EPILOGUE": epilogue, "BM": rows, "BN": tile.BN, "BK": tile.BK, "KW": tile.KW, "NS": tile.NS}
-    of_head = epilogue in ("draw", "logits")
-    constants |= {
-        "bias": None,
-        "NORM": epilogue in ("rotary", "swiglu"),
-        "PDL": arch >= 90,
-        "BLOCK_SIZE": 64,
-        "GUARD": of_head,
-    }
-    unused = dict.fromkeys((*PAGED, *DRAWING)) | {"Q_HEADS": 0, "KV_HEADS": 0}
-    for name in {"rotary": PAGED, "draw": DRAWING}.get(epilogue, ()):
-        del unused[name]
-    constants = unused | constants
-    types = {"y": "*fp32"} if of_head else {}
+def leaves_of(kind: Any, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], str]]:
+    if isinstance(kind, str):
+        yield path, kind
+        return
+    for i, part in enumerate(kind):
+        yield from leaves_of(part, (*path, i))
+
+
+def projection(end: str, tile: Tile, problem: Problem, arch: int = 90) -> Compiled:
+    load, store = EPILOGUES[end]
+    constants = {"bias": None, "LOAD": load, "STORE": store, "P": problem, "TILE": tile, "PDL": arch >= 90}
+    types: dict[str, Any] = {"y": "*fp32"} if end in ("draw", "logits") else {}
+    if end in OPERANDS:
+        types["operands"] = OPERANDS[end]
+    else:
+        constants["operands"] = None
+    if end not in ("rotary", "swiglu"):
+        constants["eps"] = None
     if tile.kind == "gemv":
         return compiled_gluon(gemv_kernel, constants, tile.KW, arch, **types)
-    constants |= {"SPLITS": tile.SPLITS} | ({} if tile.SPLITS > 1 else {"partial": None, "counters": None})
+    if tile.SPLITS > 1:
+        types["shares"] = ("*fp32", "*i32")
+    else:
+        constants["shares"] = None
     return compiled_gluon(wgmma_kernel, constants, tile.KW, arch, **types)
+
+
+def qkv_problem(model: Model, rows: int) -> Problem:
+    heads = Heads(model.q_heads, model.kv_heads, model.block_size)
+    n = (model.q_heads + 2 * model.kv_heads) * model.head_dim
+    return Problem(n, model.hidden, rows, model.head_dim // 2, HEADS=heads)
 
 
 @pytest.mark.parametrize("rows", tiles.BUCKETS)
 @pytest.mark.parametrize("name", ["1B", "8B"])
 def test_projections_of_the_table(name: str, rows: int) -> None:
     model = MODELS[name]
-    heads = {"Q_HEADS": model.q_heads, "KV_HEADS": model.kv_heads}
-    shapes = [
-        ("rotary", (model.q_heads + 2 * model.kv_heads) * model.head_dim, model.hidden, model.head_dim // 2, heads),
-        ("add", model.hidden, model.q_heads * model.head_dim, 0, {}),
-        ("swiglu", 2 * model.intermediate, model.hidden, model.intermediate, {}),
-        ("add", model.hidden, model.intermediate, 0, {}),
+    problems = [
+        ("rotary", qkv_problem(model, rows)),
+        ("add", Problem(model.hidden, model.q_heads * model.head_dim, rows)),
+        ("swiglu", Problem(2 * model.intermediate, model.hidden, rows, model.intermediate)),
+        ("add", Problem(model.hidden, model.intermediate, rows)),
     ]
-    for epilogue, n, k, span, more in shapes:
-        tile = tiles.choose(n, k, rows, span)
-        assert tile == tiles.TABLE[n, k][rows]
+    for end, problem in problems:
+        tile = tiles.choose(problem.N, problem.K, rows, problem.SPAN)
+        assert tile == tiles.TABLE[problem.N, problem.K][rows]
         if tile is None:
             continue
-        built = projection(epilogue, tile, rows, N=n, K=k, SPAN=span, **more)
+        built = projection(end, tile, problem)
         check(built, "wgmma.mma_async" if tile.kind == "wgmma" else "mma.sync")
         before_wait, behind = built.ptx.split("griddepcontrol.wait", 1)
         # Weights are on their way before the wait, and where there are enough of them eight neighbours are stored together.
@@ -98,28 +127,27 @@ def test_projections_of_the_table(name: str, rows: int) -> None:
 def test_defaults_have_room_on_devices_with_less_shared_memory(rows: int, arch: int, shared_bytes: int) -> None:
     model = MODELS["1B"]
     limit = tiles.ring_bytes(shared_bytes)
-    heads = {"Q_HEADS": model.q_heads, "KV_HEADS": model.kv_heads}
-    shapes = [
-        ("rotary", (model.q_heads + 2 * model.kv_heads) * model.head_dim, model.head_dim // 2, heads),
-        ("swiglu", 2 * model.intermediate, model.intermediate, {}),
+    problems = [
+        ("rotary", qkv_problem(model, rows)),
+        ("swiglu", Problem(2 * model.intermediate, model.hidden, rows, model.intermediate)),
     ]
-    for epilogue, n, span, more in shapes:
-        tile = tiles.choose(n, model.hidden, rows, span, has_wgmma=False, max_bytes=limit)
+    for end, problem in problems:
+        tile = tiles.choose(problem.N, problem.K, rows, problem.SPAN, has_wgmma=False, max_bytes=limit)
         assert tile is not None
-        built = projection(epilogue, tile, rows, arch, N=n, K=model.hidden, SPAN=span, **more)
+        built = projection(end, tile, problem, arch)
         assert built.shared_bytes <= shared_bytes
 
 
-@pytest.mark.parametrize("epilogue", ["draw", "logits"])
+@pytest.mark.parametrize("end", ["draw", "logits"])
 @pytest.mark.parametrize("rows", tiles.BUCKETS)
 @pytest.mark.parametrize("hidden", [2048, 4096])
-def test_head(hidden: int, rows: int, epilogue: str) -> None:
+def test_head(hidden: int, rows: int, end: str) -> None:
     tile = tiles.choose(128256, hidden, rows, 0, may_share=False)
     if tile is None:
         pytest.skip("the library's")
-    built = projection(epilogue, tile, rows, N=128256, K=hidden, SPAN=0)
+    built = projection(end, tile, Problem(128256, hidden, rows, GUARD=True))
     # The noise of 128 rows wants a few registers more than there are; it is made only where somebody draws.
-    spare = 160 if (epilogue, rows) == ("draw", 128) else 0
+    spare = 160 if (end, rows) == ("draw", 128) else 0
     check(built, "wgmma.mma_async" if tile.kind == "wgmma" else "mma.sync", max_spilled_bytes=spare)
     assert "cp.async.c" in built.ptx.split("griddepcontrol.wait", 1)[0]
 

@@ -1,9 +1,13 @@
 """What a fused projection does with its sums: add to the residual, SwiGLU, rotate and store queries, keys and values; or, of logits,
 store them or keep the best of the tile.
 
-Gluon device functions over a tile [BN rows of W, BM rows of x] in float32. Sums arrive in the layout of their matrix product,
-where a thread's neighbours are far apart in memory; they are exchanged once, into `tile_layout`, and from there on every
-thread loads and stores up to eight neighbours at once.
+Gluon device functions over a tile [BN rows of W, BM rows of x] in float32, handed to `gemv_kernel` and `wgmma_kernel` in pairs:
+
+    ahead = load(y, operands, num_rows, P, TILE)            asked for before the product, so that it arrives while that runs
+    store(tile, ahead, y, operands, num_rows, P, TILE)      rows of x from num_rows on store nothing
+
+`operands` is a tuple of the pair's own. Sums arrive in the layout of their matrix product, where a thread's neighbours are far apart in
+memory; they are exchanged once, into `tile_layout`, and from there on every thread loads and stores up to eight neighbours at once.
 
 Row r of a tile of pairs is half (r % 16) // 8 of pair 8 · (r // 16) + r % 8. `tile_layout` keeps both halves in one thread, so
 that rotary and SwiGLU cost no exchange.
@@ -51,6 +55,12 @@ def _bases(rows: int, tokens: int, warps: int) -> tuple[list[list[int]], list[li
     return registers + rest[5 + num_warp_bits :], threads[:5], threads[5:]
 
 
+@constexpr_function
+def output_layout(rows: int, tokens: int, warps: int, span: int) -> Any:
+    """Of a tile's result: [rows, tokens], or of pairs at distance `span` [rows // 2, tokens]."""
+    return row_layout(rows // 2 if span else rows, tokens, warps)
+
+
 @gluon_jit
 def tile_rows(program, BN: gl.constexpr, SPAN: gl.constexpr, layout: gl.constexpr):
     """int32 [BN], the rows of W in a program's tile: BN in order where SPAN is 0, else BN // 2 pairs.
@@ -67,119 +77,142 @@ def tile_rows(program, BN: gl.constexpr, SPAN: gl.constexpr, layout: gl.constexp
 
 
 @gluon_jit
-def split_pairs(tile, BN: gl.constexpr, BM: gl.constexpr, halves: gl.constexpr):
-    """[BN, BM] in a paired `tile_layout` -> first and second halves of its pairs, [BN // 2, BM] each."""
+def split_pairs(tile, P: gl.constexpr, TILE: gl.constexpr):
+    """[BN, BM] in a paired `tile_layout` -> first and second halves of its pairs, [BN // 2, BM] each in `output_layout`."""
+    BM: gl.constexpr = P.BM
+    BN: gl.constexpr = TILE.BN
+    halves: gl.constexpr = output_layout(BN, BM, TILE.KW, P.SPAN)
     first, second = gl.split(tile.reshape([BN // 16, 2, 8, BM]).permute([0, 2, 3, 1]))
     first = gl.convert_layout(first.reshape([BN // 2, BM]), halves, assert_trivial=True)
     return first, gl.convert_layout(second.reshape([BN // 2, BM]), halves, assert_trivial=True)
 
 
 @gluon_jit
-def load_ahead(
-    y, cos, sin, positions, num_rows,
-    EPILOGUE: gl.constexpr, N: gl.constexpr, SPAN: gl.constexpr,
-    BM: gl.constexpr, BN: gl.constexpr, KW: gl.constexpr,
-):  # fmt: skip
-    """Two tiles for `finish`, asked for before the product so that they arrive while it runs.
-
-    "rotary": cos and sin [BN // 2, BM]; "add": the residual [BN, BM], twice; "swiglu": zeros.
-    """
-    ROWS: gl.constexpr = BN if SPAN == 0 else BN // 2
-    at: gl.constexpr = row_layout(ROWS, BM, KW)
-    row = gl.program_id(0) * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, at))
-    token = gl.arange(0, BM, layout=gl.SliceLayout(0, at))
-    valid = (token < num_rows)[None, :]
-    first = gl.zeros([ROWS, BM], gl.float32, at)
-    second = first
-    if EPILOGUE == "add":
-        first = gl.load(y + token[None, :] * N + row[:, None], mask=valid, other=0.0).to(gl.float32)
-    if EPILOGUE == "rotary":
-        position = gl.load(positions + token, mask=token < num_rows, other=0).to(gl.int32)
-        angle = position[None, :] * SPAN + (row % SPAN)[:, None]
-        first = gl.load(cos + angle, mask=valid, other=0.0)
-        second = gl.load(sin + angle, mask=valid, other=0.0)
-    return first, second
-
-
-@gluon_jit
-def finish(
-    tile, first, second, bias, y, pages, slot_mapping, num_rows, block_stride,
-    slots, context_len, temperature, seed, output_index, num_prompt, tops, ids,
-    EPILOGUE: gl.constexpr, N: gl.constexpr, SPAN: gl.constexpr, Q_HEADS: gl.constexpr, KV_HEADS: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, KW: gl.constexpr,
-):  # fmt: skip
-    """Stores a tile of sums in its `tile_layout`; `first` and `second` are what `load_ahead` gave.
-
-    Rows of x from num_rows on store nothing.
-    """
-    ROWS: gl.constexpr = BN if SPAN == 0 else BN // 2
-    at: gl.constexpr = row_layout(ROWS, BM, KW)
-    whole: gl.constexpr = tile_layout(BN, BM, KW, SPAN > 0)
-    kind: gl.constexpr = y.dtype.element_ty
-    program = gl.program_id(0)
-    row = program * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, at))
-    token = gl.arange(0, BM, layout=gl.SliceLayout(0, at))
-    valid = (token < num_rows)[None, :]
+def add_bias(tile, bias, P: gl.constexpr, TILE: gl.constexpr):
+    """tile + b, where there is a bias [N]."""
     if bias is not None:
-        tile += gl.load(bias + tile_rows(program, BN, SPAN, gl.SliceLayout(1, whole))).to(gl.float32)[:, None]
-    if EPILOGUE == "logits":
-        gl.store(y + token[None, :] * N + row[:, None], tile, mask=valid)
-    if EPILOGUE == "draw":
-        keep_best(
-            tile, y, slots, context_len, temperature, seed, output_index, num_prompt, tops, ids, num_rows,
-            N // BN, BM, BN, whole,
-        )  # fmt: skip
-    if EPILOGUE == "add":
-        gl.store(y + token[None, :] * N + row[:, None], (tile + first).to(kind), mask=valid)
-    if EPILOGUE == "swiglu":
-        gate, up = split_pairs(tile, BN, BM, at)
-        product = gate / (1.0 + gl.exp(-gate)) * up
-        gl.store(y + token[None, :] * SPAN + row[:, None], product.to(kind), mask=valid)
-    if EPILOGUE == "rotary":
-        a, b = split_pairs(tile, BN, BM, at)
-        # A program's rows are all of one head.
-        head = program * (BN // 2) // SPAN
-        column = row % SPAN
-        if head < Q_HEADS:
-            to = y + token[None, :] * (Q_HEADS * 2 * SPAN) + (head * 2 * SPAN + column)[:, None]
-            gl.store(to, (a * first - b * second).to(kind), mask=valid)
-            gl.store(to + SPAN, (b * first + a * second).to(kind), mask=valid)
-        else:
-            slot = gl.load(slot_mapping + token, mask=token < num_rows, other=0)
-            # Keys and values of a block are 2 · KV_HEADS planes in the order of their heads in W.
-            in_pages = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * (2 * SPAN)
-            plane = (head - Q_HEADS) * (BLOCK_SIZE * 2 * SPAN) + column
-            to = pages + in_pages[None, :] + plane[:, None]
-            is_key = head < Q_HEADS + KV_HEADS
-            gl.store(to, gl.where(is_key, a * first - b * second, a).to(kind), mask=valid)
-            gl.store(to + SPAN, gl.where(is_key, b * first + a * second, b).to(kind), mask=valid)
+        whole: gl.constexpr = tile_layout(TILE.BN, P.BM, TILE.KW, P.SPAN > 0)
+        row = tile_rows(gl.program_id(0), TILE.BN, P.SPAN, gl.SliceLayout(1, whole))
+        tile += gl.load(bias + row).to(gl.float32)[:, None]
+    return tile
 
 
 @gluon_jit
-def keep_best(
-    logits, values, slots, context_len, temperature, seed, output_index, num_prompt, tops, ids, num_rows,
-    TILES: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, layout: gl.constexpr,
-):  # fmt: skip
-    """Of every token: the best value of the tile and its id, and the highest logit (infinite where one is NaN), as `draw.py` has them."""
+def output_indices(P: gl.constexpr, TILE: gl.constexpr):
+    """int32: the program's rows of the result [BN], or [BN // 2] of pairs, and the tokens [BM], in slices of `output_layout`."""
+    ROWS: gl.constexpr = TILE.BN // 2 if P.SPAN else TILE.BN
+    at: gl.constexpr = output_layout(TILE.BN, P.BM, TILE.KW, P.SPAN)
+    row = gl.program_id(0) * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, at))
+    return row, gl.arange(0, P.BM, layout=gl.SliceLayout(0, at))
+
+
+@gluon_jit
+def load_nothing(y, operands, num_rows, P: gl.constexpr, TILE: gl.constexpr):
+    """The sums are all that is stored."""
+
+
+@gluon_jit
+def load_residual(y, operands, num_rows, P: gl.constexpr, TILE: gl.constexpr):
+    """y [BN, BM] float32."""
+    row, token = output_indices(P, TILE)
+    return gl.load(y + token[None, :] * P.N + row[:, None], mask=(token < num_rows)[None, :], other=0.0).to(gl.float32)
+
+
+@gluon_jit
+def add_residual(tile, residual, y, operands, num_rows, P: gl.constexpr, TILE: gl.constexpr):
+    """y = residual + tile."""
+    row, token = output_indices(P, TILE)
+    to = y + token[None, :] * P.N + row[:, None]
+    gl.store(to, (tile + residual).to(y.dtype.element_ty), mask=(token < num_rows)[None, :])
+
+
+@gluon_jit
+def store_swiglu(tile, ahead, y, operands, num_rows, P: gl.constexpr, TILE: gl.constexpr):
+    """y [num_rows, SPAN] = silu(gate) · up."""
+    row, token = output_indices(P, TILE)
+    gate, up = split_pairs(tile, P, TILE)
+    product = gate / (1.0 + gl.exp(-gate)) * up
+    to = y + token[None, :] * P.SPAN + row[:, None]
+    gl.store(to, product.to(y.dtype.element_ty), mask=(token < num_rows)[None, :])
+
+
+@gluon_jit
+def load_angles(y, operands, num_rows, P: gl.constexpr, TILE: gl.constexpr):
+    """cos and sin [BN // 2, BM]; operands: Rotation, pages, elements of one block."""
+    rotation = operands[0]
+    row, token = output_indices(P, TILE)
+    valid = (token < num_rows)[None, :]
+    position = gl.load(rotation.positions + token, mask=token < num_rows, other=0).to(gl.int32)
+    angle = position[None, :] * P.SPAN + (row % P.SPAN)[:, None]
+    cos = gl.load(rotation.cos + angle, mask=valid, other=0.0)
+    return cos, gl.load(rotation.sin + angle, mask=valid, other=0.0)
+
+
+@gluon_jit
+def store_heads(tile, angles, y, operands, num_rows, P: gl.constexpr, TILE: gl.constexpr):
+    """Rotated queries to y [num_rows, Q_HEADS · D]; rotated keys and values as they are to their pages."""
+    cos, sin = angles
+    rotation, pages, block_stride = operands
+    row, token = output_indices(P, TILE)
+    valid = (token < num_rows)[None, :]
+    kind: gl.constexpr = y.dtype.element_ty
+    a, b = split_pairs(tile, P, TILE)
+    # A program's rows are all of one head.
+    head = gl.program_id(0) * (TILE.BN // 2) // P.SPAN
+    column = row % P.SPAN
+    if head < P.HEADS.Q:
+        to = y + token[None, :] * (P.HEADS.Q * 2 * P.SPAN) + (head * 2 * P.SPAN + column)[:, None]
+        gl.store(to, (a * cos - b * sin).to(kind), mask=valid)
+        gl.store(to + P.SPAN, (b * cos + a * sin).to(kind), mask=valid)
+    else:
+        slot = gl.load(rotation.slot_mapping + token, mask=token < num_rows, other=0)
+        # Keys and values of a block are 2 · KV planes in the order of their heads in W.
+        in_pages = slot // P.HEADS.BLOCK_SIZE * block_stride + slot % P.HEADS.BLOCK_SIZE * (2 * P.SPAN)
+        plane = (head - P.HEADS.Q) * (P.HEADS.BLOCK_SIZE * 2 * P.SPAN) + column
+        to = pages + in_pages[None, :] + plane[:, None]
+        is_key = head < P.HEADS.Q + P.HEADS.KV
+        gl.store(to, gl.where(is_key, a * cos - b * sin, a).to(kind), mask=valid)
+        gl.store(to + P.SPAN, gl.where(is_key, b * cos + a * sin, b).to(kind), mask=valid)
+
+
+@gluon_jit
+def store_logits(tile, ahead, y, operands, num_rows, P: gl.constexpr, TILE: gl.constexpr):
+    """y [num_rows, N] float32."""
+    row, token = output_indices(P, TILE)
+    gl.store(y + token[None, :] * P.N + row[:, None], tile, mask=(token < num_rows)[None, :])
+
+
+@gluon_jit
+def store_best(logits, ahead, values, operands, num_rows, P: gl.constexpr, TILE: gl.constexpr):
+    """Of every token: the best value of the tile and its id, and the highest logit (infinite where one is NaN), as `draw.py` has them.
+
+    operands: SamplingMetadata, tops, ids.
+    """
+    metadata, tops, ids = operands
+    BM: gl.constexpr = P.BM
+    BN: gl.constexpr = TILE.BN
+    layout: gl.constexpr = tile_layout(BN, BM, TILE.KW, False)
     program = gl.program_id(0)
     number = program * BN + gl.arange(0, BN, layout=gl.SliceLayout(1, layout))
     token = gl.arange(0, BM, layout=gl.SliceLayout(0, layout))
     is_row = token < num_rows
-    slot = gl.load(slots + token, mask=is_row, other=0)
-    heat = gl.load(temperature + slot, mask=is_row, other=0.0)
+    slot = gl.load(metadata.slots + token, mask=is_row, other=0)
+    temperature = gl.load(metadata.temperature + slot, mask=is_row, other=0.0)
     top = gl.max(gl.where(logits != logits, float("inf"), logits), 0)
     value = logits
-    if gl.max(heat, 0) >= 1e-5:
-        key = gl.load(seed + slot, mask=is_row, other=0)
-        at = gl.load(context_len + token, mask=is_row, other=0) - gl.load(num_prompt + slot, mask=is_row, other=0)
-        index = gl.load(output_index + slot, mask=is_row, other=0)
+    if gl.max(temperature, 0) >= 1e-5:
+        seed = gl.load(metadata.seed + slot, mask=is_row, other=0)
+        position = gl.load(metadata.context_len + token, mask=is_row, other=0)
+        position -= gl.load(metadata.num_prompt + slot, mask=is_row, other=0)
+        index = gl.load(metadata.output_index + slot, mask=is_row, other=0)
         numbers = number[:, None] + gl.zeros([BN, BM], gl.int32, layout)
-        noise = gumbel(key[None, :], at[None, :], index[None, :], numbers)
-        is_drawn = (heat >= 1e-5)[None, :]
-        value = gl.where(is_drawn, gl.div_rn(logits, gl.where(heat >= 1e-5, heat, 1.0)[None, :]) + noise, logits)
+        noise = gumbel(seed[None, :], position[None, :], index[None, :], numbers)
+        is_drawn = (temperature >= 1e-5)[None, :]
+        scaled = gl.div_rn(logits, gl.where(temperature >= 1e-5, temperature, 1.0)[None, :])
+        value = gl.where(is_drawn, scaled + noise, logits)
     value = gl.where(value == value, value, -float("inf"))
     best = gl.max(value, 0)
-    place = token * TILES + program
+    place = token * (P.N // BN) + program
     gl.store(values + place, best, mask=is_row)
     gl.store(tops + place, top, mask=is_row)
     gl.store(ids + place, gl.min(gl.where(value == best[None, :], number[:, None], 2147483647), 0), mask=is_row)

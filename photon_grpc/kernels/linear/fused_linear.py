@@ -16,13 +16,30 @@ Bytes moved: N · K · itemsize, all else is small.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 
+from photon_grpc.kernels.gluon import has_dependent_launch
 from photon_grpc.kernels.jit import launches
-from photon_grpc.kernels.linear.projection import launch
-from photon_grpc.kernels.linear.tiles import Tile
+from photon_grpc.kernels.linear import epilogue
+from photon_grpc.kernels.linear.gemv import gemv_kernel
+from photon_grpc.kernels.linear.tiles import Heads, Problem, Tile, bucket
+from photon_grpc.kernels.linear.wgmma import wgmma_kernel
 from photon_grpc.kernels.rotary import rotation as rotating
 from photon_grpc.kernels.rotary.rotation import Rotation
+
+
+class Epilogue(NamedTuple):
+    """A pair of `epilogue.py`, and the operands of one launch."""
+
+    load: Any
+    store: Any
+    operands: tuple[Any, ...] | None = None
+
+
+ADD = Epilogue(epilogue.load_residual, epilogue.add_residual)
+SWIGLU = Epilogue(epilogue.load_nothing, epilogue.store_swiglu)
 
 
 def add_reference(
@@ -64,7 +81,7 @@ def add_launch(
     """Changes h; `counters` int32 [>= N // tile.BN], zero before and after."""
     if not launches(w):
         return add_reference(h, a, w, b, tile, counters)
-    return launch("add", tile, w, b, a, h, counters, num_rows=h.shape[0])
+    return launch(ADD, tile, w, b, a, h, counters)
 
 
 def swiglu_launch(
@@ -74,7 +91,7 @@ def swiglu_launch(
     """Fills y."""
     if not launches(w):
         return swiglu_reference(h, w, b, eps, y, tile, counters)
-    return launch("swiglu", tile, w, b, h, y, counters, num_rows=h.shape[0], eps=eps, span=w.shape[0] // 2)
+    return launch(SWIGLU, tile, w, b, h, y, counters, eps=eps, span=w.shape[0] // 2)
 
 
 def qkv_launch(
@@ -85,15 +102,30 @@ def qkv_launch(
     if not launches(w):
         return qkv_reference(h, w, b, eps, q, cache, layer, rotation, tile, counters)
     _, _, _, kv_heads, block_size, head_dim = cache.shape
-    tensors = {
-        "pages": cache[:, layer],
-        "cos": rotation.cos,
-        "sin": rotation.sin,
-        "positions": rotation.positions,
-        "slot_mapping": rotation.slot_mapping,
-        "block_stride": cache.stride(0),
-    }
-    heads = {"Q_HEADS": q.shape[1] // head_dim, "KV_HEADS": kv_heads, "BLOCK_SIZE": block_size}
-    return launch(
-        "rotary", tile, w, b, h, q, counters, num_rows=h.shape[0], eps=eps, span=head_dim // 2, **tensors, **heads
-    )
+    heads = Heads(q.shape[1] // head_dim, kv_heads, block_size)
+    rotary = Epilogue(epilogue.load_angles, epilogue.store_heads, (rotation, cache[:, layer], cache.stride(0)))
+    return launch(rotary, tile, w, b, h, q, counters, eps=eps, span=head_dim // 2, heads=heads)
+
+
+def launch(
+    end: Epilogue, tile: Tile, w: torch.Tensor, b: torch.Tensor | None, x: torch.Tensor, y: torch.Tensor,
+    counters: torch.Tensor | None = None, *, eps: float | None = None, span: int = 0, guard: bool = False,
+    heads: Heads | None = None,
+) -> None:  # fmt: skip
+    """One of the two kernels; `guard`: x ends behind its rows."""
+    num_rows, (n, k) = x.shape[0], w.shape
+    rows = bucket(num_rows)
+    if not num_rows or rows is None:
+        return
+    pdl = has_dependent_launch(w.device)
+    options = {"num_warps": tile.KW, "launch_pdl": True} if pdl else {"num_warps": tile.KW}
+    constants = end.load, end.store, Problem(n, k, rows, span, guard, heads), tile, pdl
+    tiles = n // tile.BN
+    if tile.kind == "gemv":
+        gemv_kernel[(tiles,)](w, b, x, y, num_rows, eps, end.operands, *constants, **options)
+        return
+    shares = None
+    if tile.SPLITS > 1:
+        partial = torch.empty(tiles * tile.SPLITS * rows * (tile.BN + 1), dtype=torch.float32, device=w.device)
+        shares = partial, counters
+    wgmma_kernel[(tiles, tile.SPLITS)](w, b, x, y, num_rows, eps, end.operands, shares, *constants, **options)

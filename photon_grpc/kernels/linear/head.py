@@ -15,10 +15,13 @@ from __future__ import annotations
 import torch
 
 from photon_grpc.kernels.jit import launches
-from photon_grpc.kernels.linear.projection import launch
+from photon_grpc.kernels.linear import epilogue
+from photon_grpc.kernels.linear.fused_linear import Epilogue, launch
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.kernels.sampling import best
 from photon_grpc.kernels.sampling.best import SamplingMetadata
+
+LOGITS = Epilogue(epilogue.load_nothing, epilogue.store_logits)
 
 
 def logits_reference(x: torch.Tensor, w: torch.Tensor, tile: Tile) -> torch.Tensor:
@@ -26,9 +29,9 @@ def logits_reference(x: torch.Tensor, w: torch.Tensor, tile: Tile) -> torch.Tens
     return x.float() @ w.float().T
 
 
-def draw_reference(x: torch.Tensor, w: torch.Tensor, chances: SamplingMetadata, tile: Tile) -> torch.Tensor:
+def draw_reference(x: torch.Tensor, w: torch.Tensor, metadata: SamplingMetadata, tile: Tile) -> torch.Tensor:
     """draw in torch: int64 [R]."""
-    return best.reference(logits_reference(x, w, tile), chances)
+    return best.reference(logits_reference(x, w, tile), metadata)
 
 
 def logits_launch(x: torch.Tensor, w: torch.Tensor, tile: Tile) -> torch.Tensor:
@@ -36,17 +39,17 @@ def logits_launch(x: torch.Tensor, w: torch.Tensor, tile: Tile) -> torch.Tensor:
     if not launches(w):
         return logits_reference(x, w, tile)
     logits = torch.empty((x.shape[0], w.shape[0]), dtype=torch.float32, device=x.device)
-    launch("logits", tile, w, None, x, logits, None, num_rows=x.shape[0], guard=True)
+    launch(LOGITS, tile, w, None, x, logits, guard=True)
     return logits
 
 
-def draw_launch(x: torch.Tensor, w: torch.Tensor, chances: SamplingMetadata, tile: Tile) -> torch.Tensor:
+def draw_launch(x: torch.Tensor, w: torch.Tensor, metadata: SamplingMetadata, tile: Tile) -> torch.Tensor:
     """int64 [R]."""
     if not launches(w):
-        return draw_reference(x, w, chances, tile)
+        return draw_reference(x, w, metadata, tile)
     num_rows, num_tiles = x.shape[0], w.shape[0] // tile.BN
     values, tops = torch.empty((2, num_rows, num_tiles), dtype=torch.float32, device=x.device)
     ids = torch.empty((num_rows, num_tiles), dtype=torch.int32, device=x.device)
-    drawing = {"tops": tops, "ids": ids} | chances._asdict()
-    launch("draw", tile, w, None, x, values, None, num_rows=num_rows, guard=True, **drawing)
+    best_of_tile = Epilogue(epilogue.load_nothing, epilogue.store_best, (metadata, tops, ids))
+    launch(best_of_tile, tile, w, None, x, values, guard=True)
     return best.merge(values, tops, ids)

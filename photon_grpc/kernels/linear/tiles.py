@@ -25,6 +25,28 @@ class Tile(NamedTuple):
     SPLITS: int = 1
 
 
+class Heads(NamedTuple):
+    """The rows of W of a projection to queries, keys and values, and how pages hold the latter."""
+
+    Q: int
+    KV: int
+    BLOCK_SIZE: int
+
+
+class Problem(NamedTuple):
+    """What a kernel is compiled for: W [N, K] and BM rows of x.
+
+    SPAN: distance of W's paired rows, 0: they are not paired. GUARD: x ends behind its rows, which may be fewer than BM.
+    """
+
+    N: int
+    K: int
+    BM: int
+    SPAN: int = 0
+    GUARD: bool = False
+    HEADS: Heads | None = None
+
+
 #: Rows of x are padded to one of these.
 BUCKETS = (8, 16, 32, 64, 128)
 #: Of shapes that the table does not know, steps of more rows are left to the library.

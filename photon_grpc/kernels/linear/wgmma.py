@@ -2,7 +2,7 @@
 launchers.
 
 One program takes BN rows of W over one of SPLITS shares of K. As in `gemv.py`, NS tiles of W are in flight before the
-programmatic wait and x follows behind it in a ring of its own. With several shares each stores its sums in float32, and the
+programmatic wait and x follows behind it in a pipeline of its own. With several shares each stores its sums in float32, and the
 last to arrive adds them all in the order of their numbers: the result is the same every time.
 """
 
@@ -18,25 +18,27 @@ from photon_grpc.kernels.gluon import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from photon_grpc.kernels.linear.epilogue import finish, load_ahead, tile_layout, tile_rows
+from photon_grpc.kernels.linear.epilogue import add_bias, tile_layout, tile_rows
 
 
 @gluon_jit
-def merge_shares(
-    tile, squares, partial, counters,
-    SPLITS: gl.constexpr, NORM: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, whole: gl.constexpr,
-):  # fmt: skip
+def merge_shares(tile, squares, shares, NORM: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr):
     """(is last, sums [BN, BM], squares [BM]): stores this share, and reads all of them where it arrived last.
 
     partial float32 [tiles, SPLITS, BN · BM + BM]; counters int32 [tiles], zero before and after.
     """
+    partial, counters = shares
+    BM: gl.constexpr = P.BM
+    BN: gl.constexpr = TILE.BN
+    SPLITS: gl.constexpr = TILE.SPLITS
     SIZE: gl.constexpr = BN * BM + BM
+    whole: gl.constexpr = tile_layout(BN, BM, TILE.KW, P.SPAN > 0)
     program = gl.program_id(0)
     row = gl.arange(0, BN, layout=gl.SliceLayout(1, whole))
     token = gl.arange(0, BM, layout=gl.SliceLayout(0, whole))
     within = token[None, :] * BN + row[:, None]
-    shares = partial + program * (SPLITS * SIZE)
-    mine = shares + gl.program_id(1) * SIZE
+    of_tile = partial + program * (SPLITS * SIZE)
+    mine = of_tile + gl.program_id(1) * SIZE
     gl.store(mine + within, tile)
     if NORM:
         gl.store(mine + BN * BM + token, squares)
@@ -45,41 +47,47 @@ def merge_shares(
     is_last = arrived == SPLITS - 1
     if is_last:
         gl.store(counters + program, 0)
-        tile = gl.load(shares + within, cache_modifier=".cg")
+        tile = gl.load(of_tile + within, cache_modifier=".cg")
         for share in gl.static_range(1, SPLITS):
-            tile += gl.load(shares + share * SIZE + within, cache_modifier=".cg")
+            tile += gl.load(of_tile + share * SIZE + within, cache_modifier=".cg")
         if NORM:
-            squares = gl.load(shares + BN * BM + token, cache_modifier=".cg")
+            squares = gl.load(of_tile + BN * BM + token, cache_modifier=".cg")
             for share in gl.static_range(1, SPLITS):
-                squares += gl.load(shares + share * SIZE + BN * BM + token, cache_modifier=".cg")
+                squares += gl.load(of_tile + share * SIZE + BN * BM + token, cache_modifier=".cg")
     return is_last, tile, squares
 
 
 @gluon_jit
 def wgmma_kernel(
-    w, bias, x, y, pages, cos, sin, positions, slot_mapping, num_rows, eps, block_stride,
-    slots, context_len, temperature, seed, output_index, num_prompt, tops, ids,
-    partial, counters,
-    EPILOGUE: gl.constexpr, N: gl.constexpr, K: gl.constexpr, SPAN: gl.constexpr, Q_HEADS: gl.constexpr,
-    KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, NORM: gl.constexpr, PDL: gl.constexpr,
-    GUARD: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, KW: gl.constexpr, NS: gl.constexpr, SPLITS: gl.constexpr,
+    w, bias, x, y, num_rows, eps, operands, shares,
+    LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """W [N, K], x [>= BM, K], with GUARD [num_rows, K]; grid (N // BN, SPLITS), KW = 4 warps, or 8 with BN 128. K is a multiple of SPLITS · BK."""
+    """W [N, K], x [>= BM, K], with GUARD [num_rows, K]; grid (N // BN, SPLITS), KW = 4 warps, or 8 with BN 128.
+
+    K is a multiple of SPLITS · BK. LOAD and STORE are a pair of `epilogue.py`, `operands` what they take; P is a Problem, TILE a Tile.
+    eps: None without a norm. shares: partial and counters of `merge_shares`, None with SPLITS 1.
+    """
+    K: gl.constexpr = P.K
+    BM: gl.constexpr = P.BM
+    BN: gl.constexpr = TILE.BN
+    BK: gl.constexpr = TILE.BK
+    KW: gl.constexpr = TILE.KW
+    NS: gl.constexpr = TILE.NS
     out: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[KW, 1], instr_shape=[16, BM, 16])
     TK: gl.constexpr = BK // 8 if BK // 8 < 32 else 32
     copy: gl.constexpr = gl.BlockedLayout([1, 8], [32 // TK, TK], [KW, 1], [1, 0])
     kind: gl.constexpr = w.dtype.element_ty
     swizzle: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    STEPS: gl.constexpr = K // (SPLITS * BK)
+    STEPS: gl.constexpr = K // (TILE.SPLITS * BK)
     ws = gl.allocate_shared_memory(kind, [NS, BN, BK], swizzle)
     xs = gl.allocate_shared_memory(kind, [NS, BM, BK], swizzle)
-    row = tile_rows(gl.program_id(0), BN, SPAN, gl.SliceLayout(1, copy))
+    row = tile_rows(gl.program_id(0), BN, P.SPAN, gl.SliceLayout(1, copy))
     token = gl.arange(0, BM, layout=gl.SliceLayout(1, copy))
     column = gl.program_id(1) * (STEPS * BK) + gl.arange(0, BK, layout=gl.SliceLayout(0, copy))
     wp = w + row[:, None] * K + column[None, :]
     xp = x + token[:, None] * K + column[None, :]
     # Whole tiles where x has memory for them, which spares the masks.
-    real = (token[:, None] < num_rows) & (column >= 0)[None, :] if GUARD else None
+    real = (token[:, None] < num_rows) & (column >= 0)[None, :] if P.GUARD else None
     for s in gl.static_range(NS - 1):
         if s < STEPS:
             async_copy.async_copy_global_to_shared(ws.index(s), wp + s * BK)
@@ -94,7 +102,7 @@ def wgmma_kernel(
     # Tiles that would take half of the registers are asked for when the product has left them.
     AHEAD: gl.constexpr = BM * BN <= KW * 1024
     if AHEAD:
-        first, second = load_ahead(y, cos, sin, positions, num_rows, EPILOGUE, N, SPAN, BM, BN, KW)
+        ahead = LOAD(y, operands, num_rows, P, TILE)
     acc = gl.zeros([BN, BM], gl.float32, out)
     squares = gl.zeros([BM, BK], gl.float32, copy)
     for i in range(STEPS):
@@ -106,23 +114,19 @@ def wgmma_kernel(
             async_copy.async_copy_global_to_shared(ws.index((i + NS - 1) % NS), wp + (i + NS - 1) * BK)
             async_copy.async_copy_global_to_shared(xs.index((i + NS - 1) % NS), xp + (i + NS - 1) * BK, mask=real)
         async_copy.commit_group()
-        if NORM:
-            wide = xs.index(i % NS).load(copy).to(gl.float32)
-            squares += wide * wide
+        if eps is not None:
+            x_float = xs.index(i % NS).load(copy).to(gl.float32)
+            squares += x_float * x_float
         acc = warpgroup_mma_wait(0, deps=[acc])
-    whole: gl.constexpr = tile_layout(BN, BM, KW, SPAN > 0)
+    whole: gl.constexpr = tile_layout(BN, BM, KW, P.SPAN > 0)
     sums = gl.convert_layout(acc, whole)
     total = gl.convert_layout(gl.sum(squares, 1), gl.SliceLayout(0, whole))
     is_last = True
-    if SPLITS > 1:
-        is_last, sums, total = merge_shares(sums, total, partial, counters, SPLITS, NORM, BM, BN, whole)
+    if TILE.SPLITS > 1:
+        is_last, sums, total = merge_shares(sums, total, shares, eps is not None, P, TILE)
     if is_last:
-        if NORM:
+        if eps is not None:
             sums = sums * gl.rsqrt(total / K + eps)[None, :]
         if not AHEAD:
-            first, second = load_ahead(y, cos, sin, positions, num_rows, EPILOGUE, N, SPAN, BM, BN, KW)
-        finish(
-            sums, first, second, bias, y, pages, slot_mapping, num_rows, block_stride,
-            slots, context_len, temperature, seed, output_index, num_prompt, tops, ids,
-            EPILOGUE, N, SPAN, Q_HEADS, KV_HEADS, BLOCK_SIZE, BM, BN, KW,
-        )  # fmt: skip
+            ahead = LOAD(y, operands, num_rows, P, TILE)
+        STORE(add_bias(sums, bias, P, TILE), ahead, y, operands, num_rows, P, TILE)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 
-@dataclass(frozen=True, slots=True)
-class Rotation:
+class Rotation(NamedTuple):
     """One for all layers of a step.
 
     cos, sin: float32 [max_position, D/2]. positions, slot_mapping: int64 [M].
