@@ -15,7 +15,7 @@ import torch
 
 from benchmarks import workloads
 from photon_grpc.bridge.heartbeat import NoHeartbeat
-from photon_grpc.cli import main
+from photon_grpc.cli import serve
 from photon_grpc.compose.assemble import Assembled, assemble
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.config.resolve import resolve
@@ -26,8 +26,8 @@ from photon_grpc.core.stats import Load
 
 def config_of(flags: Sequence[str]) -> ServeConfig:
     """What `photon-grpc serve` would run with. Raises ConfigError and click.ClickException."""
-    with click.Context(main.serve) as context:
-        main.serve.parse_args(context, list(flags))
+    with click.Context(serve.serve) as context:
+        serve.serve.parse_args(context, list(flags))
         return resolve(context.params, {}).config
 
 

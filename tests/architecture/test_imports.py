@@ -99,11 +99,3 @@ def test_importing_the_package_loads_neither_torch_nor_grpc() -> None:
     code = "import sys, photon_grpc; photon_grpc.__version__; print(*{'torch', 'grpc', 'numpy'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == ""
-
-
-def test_the_client_needs_only_what_it_installs_with() -> None:
-    """pip install photon-grpc, without [serve]."""
-    serving = "{'torch', 'numpy', 'msgspec', 'tokenizers', 'jinja2', 'safetensors'}"
-    code = f"import sys, photon_grpc.client; print(*{serving} & set(sys.modules))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == ""

@@ -11,7 +11,7 @@ import click
 import pytest
 
 from photon_grpc import __version__
-from photon_grpc.cli import main
+from photon_grpc.cli import main, serve, settings_flags
 from photon_grpc.config.settings import Setting, sections, settings
 
 
@@ -109,7 +109,7 @@ def test_a_bad_flag_is_one_line_and_exit_code_2(
 def test_without_the_server_libraries_serve_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(main, "_SERVER_LIBRARIES", ("no_such_library_of_ours",))
+    monkeypatch.setattr(serve, "SERVER_LIBRARIES", ("no_such_library_of_ours",))
     assert main.main(["serve"]) == 2
     assert "pip install 'photon-grpc[serve]'" in capsys.readouterr().err
 
@@ -128,10 +128,10 @@ def test_flags_survive_the_way_to_another_process(served: list[object]) -> None:
         "enable_prefix_caching": False,
         "listen": ("a:1", "b:2"),
     }
-    flags = main.as_flags(given)
+    flags = settings_flags.as_flags(given)
     assert main.main(["serve", *flags]) == 7
-    with click.Context(main.serve) as context:
-        main.serve.parse_args(context, list(flags))
+    with click.Context(serve.serve) as context:
+        serve.serve.parse_args(context, list(flags))
         assert {name: context.params[name] for name in given} == given
 
 

@@ -1,0 +1,72 @@
+"""The flags of `bench`. What it does is in `bench.py`, imported when it is called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from photon_grpc.cli.generate import with_target
+
+
+@click.command()
+@with_target
+@click.option("--model", default="", metavar="NAME", help="A model that it serves; unset: its default.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Requests at a time. Unset: 16; with --rate, all that arrive.",
+)
+@click.option(
+    "--requests",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Requests in all. Unset: 4 × concurrency; with --rate, those of 10 s.",
+)
+@click.option(
+    "--input-tokens",
+    type=click.IntRange(1),
+    default=128,
+    show_default=True,
+    metavar="N",
+    help="Length of the prompts: random ids, each prompt its own.",
+)
+@click.option(
+    "--output-tokens",
+    type=click.IntRange(1),
+    default=128,
+    show_default=True,
+    metavar="N",
+    help="Tokens of every answer; EOS does not end it.",
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(0, min_open=True),
+    metavar="R",
+    help="Open loop: R requests a second on average, at random times (Poisson), whether or not earlier ones are done.",
+)
+@click.option(
+    "--prompt-file",
+    type=click.Path(),
+    metavar="FILE",
+    help="Texts instead of random ids, a line each, taken in turn; in a .jsonl file JSON strings, lists of ids, or "
+    'objects with a "prompt".',
+)
+@click.option("--text/--no-text", default=True, help="Ask for text; off: for ids.  [default: on]")
+@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Draws prompts and arrival times.")
+@click.option(
+    "--processes",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Client processes. Unset: one for 32 streams, at most 8 and one a core.",
+)
+@click.option("--json", "as_json", is_flag=True, help="The result as one JSON object; durations in seconds.")
+def bench(as_json: bool, prompt_file: str | None, **options: Any) -> int:
+    """Load a running server and report throughput and latencies. Greedy; the exit code is 1 when nothing was completed."""
+    from photon_grpc.cli.bench import BenchOptions
+    from photon_grpc.cli.bench import bench as run_bench
+
+    path = Path(prompt_file) if prompt_file else None
+    return run_bench(BenchOptions(prompt_file=path, **options), as_json=as_json)

@@ -1,0 +1,112 @@
+"""`generate` and `chat`: the verbs that ask a running server for text. What they do is in `terminal.py`, imported when they are called."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import click
+
+from photon_grpc.errors import ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+with_target = click.option(
+    "--target",
+    envvar="PHOTON_TARGET",
+    default="127.0.0.1:50051",
+    show_default=True,
+    metavar="ADDR",
+    help="Server: HOST:PORT or unix:PATH.",
+)
+
+
+def with_generation(function: F) -> F:
+    """Flags that `generate` and `chat` share; unset ones are left to the model's defaults."""
+    options = (
+        with_target,
+        click.option("--model", metavar="NAME", help="A model that it serves; unset: its default."),
+        click.option(
+            "--max-tokens",
+            type=click.IntRange(1),
+            metavar="N",
+            help="Tokens to produce at most; unset: what the context holds.",
+        ),
+        click.option("--temperature", type=click.FloatRange(0), metavar="X", help="0 is greedy."),
+        click.option(
+            "--top-p", type=float, metavar="X", help="Draw from the likeliest tokens with this share of probability."
+        ),
+        click.option(
+            "--top-k", type=int, metavar="N", help="Draw from this many of the likeliest tokens; -1: from all."
+        ),
+        click.option(
+            "--min-p",
+            type=click.FloatRange(0, 1),
+            metavar="X",
+            help="Draw from tokens at least this likely relative to the likeliest.",
+        ),
+        click.option("--seed", type=int, metavar="N", help="The same seed gives the same text."),
+        click.option(
+            "--stop", "stop_strings", multiple=True, metavar="TEXT", help="End before this text appears; repeatable."
+        ),
+        click.option(
+            "--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="Give up after so long."
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@click.command()
+@click.argument("prompt")
+@with_generation
+@click.option("--chat", "as_chat", is_flag=True, help="The prompt is a user's message: use the model's chat template.")
+@click.option("--system", metavar="TEXT", help="Instructions before the message (implies --chat).")
+@click.option("--num-outputs", type=click.IntRange(1), metavar="N", help="Independent outputs of the one prompt.")
+@click.option("--json", "as_json", is_flag=True, help="A JSON object per line: deltas, then start, usage and timing.")
+def generate(prompt: str, target: str, as_chat: bool, system: str | None, as_json: bool, **options: Any) -> None:
+    """Stream text that continues PROMPT ('-': from stdin). Ctrl-C ends the request on the server, too."""
+    from photon_grpc.cli import terminal
+
+    text = prompt
+    if prompt == "-":
+        with reading_stdin():
+            text = sys.stdin.read()
+    asked: Any = text
+    if as_chat or system is not None:
+        asked = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": text}]
+    try:
+        asyncio.run(terminal.generate(target, asked, _only_set(options), as_json=as_json))
+    except BrokenPipeError:
+        # `photon-grpc generate ... | head`: the reader is gone. Python must not flush into the pipe at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@click.command()
+@with_generation
+@click.option("--system", default="", metavar="TEXT", help="Instructions before the conversation.")
+def chat(target: str, system: str, **options: Any) -> None:
+    """Talk with the served model; /help says what else can be typed."""
+    from photon_grpc.cli import terminal
+
+    with reading_stdin():
+        terminal.chat(target, _only_set(options), system)
+
+
+@contextlib.contextmanager
+def reading_stdin() -> Iterator[None]:
+    if sys.stdin is None:
+        raise ConfigError("stdin is closed")
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"stdin holds bytes that are no {error.encoding} text") from None
+
+
+def _only_set(options: dict[str, Any]) -> Any:
+    return {name: value for name, value in options.items() if value is not None and value != ()}

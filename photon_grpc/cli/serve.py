@@ -1,0 +1,53 @@
+"""`serve`, `run` and `doctor`: the verbs that take every setting. Each imports its work when it is called."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import click
+
+from photon_grpc.cli.settings_flags import EPILOG, SettingsCommand, as_flags, resolve_flags
+from photon_grpc.errors import StartupError
+
+#: Of the extra `serve`; the client side installs without them.
+SERVER_LIBRARIES = ("torch", "numpy", "safetensors", "tokenizers", "jinja2", "msgspec", "grpc_reflection")
+
+
+@click.command(cls=SettingsCommand, epilog=EPILOG)
+def serve(**given: Any) -> int:
+    """Serve a model until SIGTERM or Ctrl-C, then drain."""
+    resolved = resolve_flags(given)
+    need_server()
+    from photon_grpc.config.download import fetch_model
+    from photon_grpc.service.supervisor import serve as serve_until_stopped
+
+    return serve_until_stopped(fetch_model(resolved.config))
+
+
+@click.command(cls=SettingsCommand, hidden=True, epilog=EPILOG)
+@click.option("--once", is_flag=True, help="On a free port, and end after the generation.")
+def run(once: bool, **given: Any) -> int:
+    """Serve, stream one generation to the terminal, and keep serving until Ctrl-C."""
+    config = resolve_flags(given, quiet=True).config
+    need_server()
+    from photon_grpc.cli.first_run import choose_address, first_run
+
+    asked = "127.0.0.1:0" if once and not given["listen"] else config.server.listen[0]
+    return first_run(as_flags({**given, "listen": ()}), choose_address(asked), once=once)
+
+
+@click.command(cls=SettingsCommand, epilog=EPILOG)
+def doctor(**given: Any) -> None:
+    """Show what `serve` would run with: settings and where they come from, versions, devices, the model."""
+    from photon_grpc.cli.doctor import doctor as show
+
+    show(resolve_flags(given, quiet=True))
+
+
+def need_server() -> None:
+    missing = [name for name in SERVER_LIBRARIES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise StartupError(
+            f"serving needs more than the client side ({', '.join(missing)} missing): pip install 'photon-grpc[serve]'"
+        )

@@ -1,0 +1,97 @@
+"""A flag for every setting: derived from `config`, resolved by it, and written out again for another process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from photon_grpc.config.resolve import Resolved, resolve
+from photon_grpc.config.settings import Setting, by_name, settings
+from photon_grpc.errors import ConfigError
+
+EPILOG = (
+    "Every flag is also a variable: --max-num-seqs is PHOTON_MAX_NUM_SEQS; flags win. "
+    "`photon-grpc doctor` shows the result."
+)
+
+
+class SettingOption(click.Option):
+    """A flag made from a Setting. Its text is handed on as it is: `resolve` alone knows what is allowed."""
+
+    def __init__(self, setting: Setting) -> None:
+        is_switch = setting.kind is bool
+        names = f"{setting.flag}/{setting.no_flag}" if is_switch else setting.flag
+        super().__init__(
+            [setting.name, names],
+            default=None,
+            multiple=setting.many,
+            type=None if is_switch else click.STRING,
+            metavar=None if is_switch else _metavar(setting),
+            help=f"{setting.help}{_default(setting)}",
+        )
+        self.setting = setting
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """`--[no-]enforce-eager` says in half a line what both spellings side by side say in two."""
+        record = super().get_help_record(ctx)
+        is_switch = self.setting.kind is bool and record is not None
+        return (f"--[no-]{self.setting.flag[2:]}", record[1]) if is_switch and record else record
+
+
+class SettingsCommand(click.Command):
+    """A command that takes every setting as a flag, its help grouped under the headings of `config/flags.py`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params += [SettingOption(setting) for setting in settings()]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                title = param.setting.title if isinstance(param, SettingOption) else "Other"
+                groups.setdefault(title, []).append(record)
+        for title, records in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(records, col_max=34)
+
+
+def _metavar(setting: Setting) -> str:
+    if setting.choices:
+        return f"[{'|'.join(setting.choices)}]"
+    return setting.metavar or {int: "N", float: "X", str: "TEXT"}[setting.kind]
+
+
+def _default(setting: Setting) -> str:
+    if setting.default is None or setting.default in ("", ()):
+        return ""
+    if setting.kind is bool:
+        return f"  [default: {'on' if setting.default else 'off'}]"
+    shown = ", ".join(setting.default) if setting.many else setting.default
+    return f"  [default: {shown:g}]" if setting.kind is float else f"  [default: {shown}]"
+
+
+def as_flags(given: dict[str, Any]) -> list[str]:
+    """The command line that says `given`, for a process of its own."""
+    flags: list[str] = []
+    for name, value in given.items():
+        setting = by_name()[name]
+        if isinstance(value, bool):
+            flags.append(setting.flag if value else setting.no_flag)
+        elif value is not None:
+            flags += [f"{setting.flag}={each}" for each in (value if setting.many else [value])]
+    return flags
+
+
+def resolve_flags(given: dict[str, Any], *, quiet: bool = False) -> Resolved:
+    try:
+        resolved = resolve(given, os.environ)
+    except ConfigError as error:
+        raise ConfigError(f"{error} (photon-grpc serve --help)", field=error.field) from None
+    for warning in () if quiet else resolved.warnings:
+        print(f"photon-grpc: warning: {warning}", file=sys.stderr)
+    return resolved
