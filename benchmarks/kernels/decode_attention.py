@@ -8,8 +8,8 @@ from functools import partial
 import torch
 
 from benchmarks.kernels.timing import Shape, measure_us, num_copies, shapes
-from photon_grpc.kernels import AttentionMetadata, Kernels, embed
-from photon_grpc.kernels.attention import decode_attention
+from photon_grpc.kernels import AttentionMetadata, DependentChain, Kernels, embed
+from photon_grpc.kernels.attention import gluon_decode
 from photon_grpc.kernels.gluon import can_fuse
 
 READ_BYTES_PER_SECOND = 4.5e12
@@ -53,10 +53,12 @@ def row_us(shape: Shape, contexts: list[int], device: torch.device) -> float:
     ids = torch.arange(rows, dtype=torch.int32, device=device)
     q, out = torch.empty_like(table), torch.empty_like(table)
     counters = torch.zeros(rows * shape.kv_heads, dtype=torch.int32, device=device)
+    chain = DependentChain(counters, history_is_settled=True)
+    heads = rows, shape.q_heads, shape.head_dim
 
     def step(layer: int) -> None:
         embed.launch(table, ids, q)
-        decode_attention.launch(q, cache, layer, meta, out, counters, history_is_settled=True)
+        gluon_decode.launch(q.view(heads), cache, layer, meta, out.view(heads), chain=chain)
 
     before = measure_us([partial(embed.launch, table, ids, q)] * layers, device)
     return measure_us([partial(step, layer) for layer in range(layers)], device) - before

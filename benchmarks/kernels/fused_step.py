@@ -21,7 +21,7 @@ from benchmarks.kernels.timing import captured, measure_us
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.kernels import AttentionMetadata, select
 from photon_grpc.kernels.sampling.draw import SamplingMetadata
-from photon_grpc.layers.context import GroupContext, StepContext
+from photon_grpc.layers.context import StepContext
 from photon_grpc.models import Decoder, build, dummy
 from photon_grpc.models.fused import fuse
 
@@ -80,7 +80,7 @@ def step_context(decoder: Decoder, rows: int, cache: torch.Tensor) -> StepContex
         max_query_len=1,
         max_context_len=MAX_LEN,
     )
-    return StepContext(positions, (GroupContext(cache, slots, meta),), history_is_settled=True)
+    return StepContext(positions, (decoder.group_context(cache, slots, meta, history_is_settled=True),))
 
 
 def floor_us(decoder: Decoder, rows: int) -> float:
@@ -140,11 +140,11 @@ def measure(name: str, all_rows: list[int]) -> None:
     pages = max(all_rows) * -(-CONTEXT // BLOCK_SIZE) + 1
     cache = torch.randn(pages, len(decoder.layers), 2, kept.heads, BLOCK_SIZE, kept.width, device="cuda").bfloat16()
     for rows in all_rows:
-        ctx = step_context(decoder, rows, cache)
+        ctx = step_context(fused, rows, cache)
         ids = torch.randint(0, 128256, (rows,), device="cuda")
 
-        forwards = [Decoder.forward.__get__(fused), fused.forward]
-        results = [step_ms(decoder, forward, ids, ctx, head) for forward in forwards for head in (True, False)]
+        forwards = [(decoder.forward, step_context(decoder, rows, cache)), (fused.forward, ctx)]
+        results = [step_ms(decoder, forward, ids, given, head) for forward, given in forwards for head in (True, False)]
         print(
             f"{name} rows {rows:4d}   plain {results[0]:7.3f} (layers {results[1]:7.3f})   fused {results[2]:7.3f} "
             f"(layers {results[3]:7.3f}) ms   floor {floor_us(decoder, rows) / 1e3:7.3f}",

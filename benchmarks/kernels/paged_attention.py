@@ -59,7 +59,9 @@ def row(
         num_blocks, layers, 2, shape.kv_heads, page, shape.head_dim, dtype=shape.dtype, device=device
     ).normal_()
     q = torch.randn(sum(counts), shape.heads, shape.head_dim, device=device).to(shape.dtype)[:, : shape.q_heads]
-    us = measure_us([partial(kernels.paged_attention, q, cache, layer, meta) for layer in range(layers)], device)
+    slots = torch.zeros(q.shape[0], dtype=torch.int64, device=device)
+    attend = kernels.attention(meta, cache, slots, shape.q_heads).attend
+    us = measure_us([partial(attend, q, layer) for layer in range(layers)], device)
     prompts = [n for n in counts if n > 1]
     rows = f"{len(prompts)}x{prompts[0]} + {len(counts) - len(prompts)}" if prompts else f"decode {len(counts)}"
     report("paged_attention", f"{name} {rows} context {contexts[0]} page {page}", us, num_bytes, device, flops)

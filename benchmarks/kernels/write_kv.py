@@ -8,6 +8,7 @@ import torch
 
 from benchmarks.kernels.timing import measure_us, num_copies, report, shapes
 from photon_grpc.kernels import Kernels
+from photon_grpc.kernels.attention import write_kv
 
 
 def table(kernels: Kernels, device: torch.device) -> None:
@@ -21,5 +22,5 @@ def table(kernels: Kernels, device: torch.device) -> None:
             slots = (torch.randperm(tokens, device=device) + 1) * 16
             projection = torch.randn(tokens, shape.heads, shape.head_dim, device=device).to(shape.dtype)
             _, k, v = projection.split((shape.q_heads, shape.kv_heads, shape.kv_heads), dim=1)
-            calls = [partial(kernels.write_kv, k, v, cache, layer, slots) for layer in range(layers)]
+            calls = [partial(write_kv.launch, k, v, cache, layer, slots) for layer in range(layers)]
             report("write_kv", f"{name} tokens {tokens}", measure_us(calls, device), num_bytes, device)

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 
 from photon_grpc.kernels import rms_norm, slot_state, swiglu
-from photon_grpc.kernels.attention import paged_attention, write_kv
+from photon_grpc.kernels.attention.dispatch import DependentChain, GroupAttention, dispatch, torch_backend
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.jit import INTERPRETED, triton
 from photon_grpc.kernels.rotary import rotary
@@ -32,8 +32,7 @@ class Kernels:
     add_rms_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
     rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     swiglu: Callable[[torch.Tensor], torch.Tensor]
-    write_kv: Callable[..., None]
-    paged_attention: Callable[[torch.Tensor, torch.Tensor, int, AttentionMetadata], torch.Tensor]
+    attention: Callable[..., GroupAttention]
     topk_topp: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
     gumbel_noise: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | int], torch.Tensor]
     draw: Callable[[torch.Tensor, draw.SamplingMetadata], torch.Tensor]
@@ -48,8 +47,7 @@ TORCH = Kernels(
     add_rms_norm=rms_norm.add_reference,
     rotary=rotary.reference,
     swiglu=swiglu.reference,
-    write_kv=write_kv.reference,
-    paged_attention=paged_attention.reference,
+    attention=torch_backend,
     topk_topp=topk_topp.reference,
     gumbel_noise=noise.reference,
     draw=draw.reference,
@@ -64,8 +62,7 @@ TRITON = Kernels(
     add_rms_norm=rms_norm.add_launch,
     rotary=rotary.launch,
     swiglu=swiglu.launch,
-    write_kv=write_kv.launch,
-    paged_attention=paged_attention.launch,
+    attention=dispatch,
     topk_topp=topk_topp.launch,
     gumbel_noise=noise.launch,
     draw=draw.launch,
@@ -93,4 +90,4 @@ def select(kind: KernelKind, device: torch.device | str) -> Kernels:
     return TRITON
 
 
-__all__ = ["AttentionMetadata", "KernelKind", "Kernels", "select"]
+__all__ = ["AttentionMetadata", "DependentChain", "GroupAttention", "KernelKind", "Kernels", "select"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from photon_grpc.kernels import AttentionMetadata
+from photon_grpc.kernels import GroupAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +18,8 @@ class GroupContext:
     pages: torch.Tensor
     #: [T] int64: block · block_size + offset, where each token's key and value go.
     slot_mapping: torch.Tensor
-    #: Which tokens belong to which row, and which blocks each row reads.
-    attention: AttentionMetadata
+    #: Writes and attends for every layer of the group.
+    attention: GroupAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,5 @@ class StepContext:
     positions: torch.Tensor
     #: One per KVGroup, in the order of the KVPlan.
     kv: tuple[GroupContext, ...]
-    #: No row attends a key of this step but its own newest one (of a prefix that another row is only now computing, say):
-    #: what is older may be read before this step's keys are written.
-    history_is_settled: bool = False
     #: What the first layer worked out and the others use again, by who did.
     memo: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)

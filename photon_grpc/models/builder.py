@@ -59,7 +59,7 @@ class DecoderBuilder:
             [self.layer(layer) for layer in range(config.num_layers)],
             self.norm("model.norm"),
             LMHead("lm_head.weight", embedding, tied=config.tie_word_embeddings),
-            self.kernels.draw,
+            self.kernels,
             dtype=self.dtype,
             device=self.device,
             max_model_len=self.max_model_len,
@@ -86,7 +86,6 @@ class DecoderBuilder:
             qkv=self.linear(prefix, config.hidden_size, outputs, bias=config.qkv_bias),
             output=self.linear(prefix, q_size, {"o_proj": config.hidden_size}, bias=config.output_bias),
             rotary=self.rotary,
-            kernels=self.kernels,
             qk_norm=self.qk_norm(prefix) if config.qk_norm else None,
         )
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from photon_grpc.core.kv import KVGroup, kv_groups, place
+from photon_grpc.kernels import AttentionMetadata, DependentChain, Kernels
 from photon_grpc.kernels.sampling.draw import SamplingMetadata
 from photon_grpc.layers.attention import Attention
-from photon_grpc.layers.context import StepContext
+from photon_grpc.layers.context import GroupContext, StepContext
 from photon_grpc.layers.embedding import Embedding, LMHead
 from photon_grpc.layers.leaf import Leaf
 from photon_grpc.layers.mlp import GatedMLP
@@ -45,10 +46,7 @@ class DecoderLayer:
 
 
 class Decoder:
-    """Born without memory for its weights: `load` or `dummy` of `models/weights.py` allocates and fills them.
-
-    `draw` is that of the kernels.
-    """
+    """Born without memory for its weights: `load` or `dummy` of `models/weights.py` allocates and fills them."""
 
     def __init__(
         self,
@@ -56,7 +54,7 @@ class Decoder:
         layers: Sequence[DecoderLayer],
         norm: RMSNorm,
         head: LMHead,
-        draw: Callable[[torch.Tensor, SamplingMetadata], torch.Tensor],
+        kernels: Kernels,
         *,
         dtype: torch.dtype,
         device: torch.device,
@@ -66,7 +64,7 @@ class Decoder:
         self.layers = tuple(layers)
         self.norm = norm
         self.head = head
-        self.draw_logits = draw
+        self.kernels = kernels
         self.dtype = dtype
         self.device = device
         #: Positions stay below this.
@@ -79,6 +77,23 @@ class Decoder:
         self.attention_scale = self.kv_groups[0].format.width ** -0.5
         #: Tied weights count once.
         self.num_parameters = sum(target.tensor.numel() for leaf in self.leaves() for target in leaf.targets())
+
+    def group_context(
+        self, pages: torch.Tensor, slot_mapping: torch.Tensor, meta: AttentionMetadata, *,
+        history_is_settled: bool = False,
+    ) -> GroupContext:  # fmt: skip
+        """What `forward` is given for one KVGroup and the T tokens of `slot_mapping`; the kernels that attend are chosen here.
+
+        `history_is_settled`: no row attends a key of this step but its own newest one (of a prefix that another row is only now computing,
+        say): older keys may be read before this step's are written.
+        """
+        chain = self._chain(slot_mapping.shape[0], history_is_settled)
+        num_heads = self.layers[0].attention.num_heads
+        return GroupContext(pages, slot_mapping, self.kernels.attention(meta, pages, slot_mapping, num_heads, chain))
+
+    def _chain(self, num_tokens: int, history_is_settled: bool) -> DependentChain | None:
+        """That of a step's kernels; None where each waits for the one before."""
+        return None
 
     def forward(self, token_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         """token_ids [T] int64 -> hidden [T, hidden_size] behind the final norm. Writes the T tokens' keys and values to the pages of ctx.kv."""
@@ -94,7 +109,7 @@ class Decoder:
 
     def draw(self, hidden: torch.Tensor, chances: SamplingMetadata) -> torch.Tensor:
         """int64 [R]: an id for each row of `hidden`, as `kernels/sampling/draw.py` draws it from their logits."""
-        return self.draw_logits(self.logits(hidden), chances)
+        return self.kernels.draw(self.logits(hidden), chances)
 
     def leaves(self) -> Iterator[Leaf]:
         """Everything that owns weights, in the order it is to be loaded (a tied head behind the embedding)."""

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 import torch
 
-from photon_grpc.kernels import embed, swiglu
-from photon_grpc.kernels.attention import decode_attention, paged_attention
+from photon_grpc.kernels import DependentChain, embed, swiglu
+from photon_grpc.kernels.attention import gluon_decode
+from photon_grpc.kernels.attention.dispatch import MAX_DECODE_ROWS
 from photon_grpc.kernels.gluon import can_fuse
 from photon_grpc.kernels.linear import head, tiles
 from photon_grpc.kernels.linear.fused_linear import add_launch, qkv_launch, swiglu_launch
@@ -29,9 +30,6 @@ from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.linear import Linear, Unquantized
 from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.models.decoder import Decoder, DecoderLayer
-
-#: Decode steps of more rows than this attend as prompts do.
-MAX_DECODE_ROWS = 4096
 
 
 class LayerTiles(NamedTuple):
@@ -61,7 +59,7 @@ class FusedDecoder(Decoder):
             decoder.layers,
             decoder.norm,
             decoder.head,
-            decoder.draw_logits,
+            decoder.kernels,
             dtype=decoder.dtype,
             device=decoder.device,
             max_model_len=decoder.max_model_len,
@@ -71,19 +69,16 @@ class FusedDecoder(Decoder):
         self._rotary = decoder.layers[0].attention.rotary
         # The residual stream's products before it is normalised may be large: float16 ends at 65,504.
         self._may_multiply_raw = decoder.dtype != torch.float16
-        kept, num_heads = decoder.kv_groups[0].format, decoder.layers[0].attention.output.in_features
-        group = num_heads // kept.width // kept.heads
-        self._has_decode_attention = kept.width in decode_attention.HEAD_DIMS and group <= decode_attention.MAX_GROUP
         # Zero before and after every kernel that counts its programs; each kernel of a step waits for the one before.
         self._counters = torch.zeros(self._num_counters(), dtype=torch.int32, device=decoder.device)
 
     def forward(self, token_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         """As Decoder.forward. Allocates by the step's shape alone and can be captured."""
         num_tokens = token_ids.shape[0]
-        rows = tiles.bucket(num_tokens)
-        chosen = self._tiles.get(rows or 0, BY_LIBRARY)
-        if not num_tokens or (None in chosen and not self._may_multiply_raw):
+        chosen = self._chosen(num_tokens)
+        if chosen is None:
             return super().forward(token_ids, ctx)
+        rows = tiles.bucket(num_tokens)
         h, q, attended, y = self._buffers(num_tokens, rows or num_tokens)
         rotation = Rotation(self._rotary.cos, self._rotary.sin, ctx.positions, ctx.kv[0].slot_mapping.long())
         embed.launch(self.embedding.weight, token_ids, h)
@@ -94,6 +89,14 @@ class FusedDecoder(Decoder):
             self._gate_up(layer, h, y, chosen.gate_up)
             self._add(h, y, layer.mlp.down, chosen.down)
         return self.norm(h)
+
+    def _chosen(self, num_tokens: int) -> LayerTiles | None:
+        """None where the decoder as it was computes the step."""
+        chosen = self._tiles.get(tiles.bucket(num_tokens) or 0, BY_LIBRARY)
+        return chosen if num_tokens and (None not in chosen or self._may_multiply_raw) else None
+
+    def _chain(self, num_tokens: int, history_is_settled: bool) -> DependentChain | None:
+        return None if self._chosen(num_tokens) is None else DependentChain(self._counters, history_is_settled)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """As Decoder.logits."""
@@ -126,20 +129,8 @@ class FusedDecoder(Decoder):
 
     def _attend(self, attention: Attention, q: torch.Tensor, ctx: StepContext, out: torch.Tensor) -> None:
         """Fills out from q, both [T, Hq · D]."""
-        meta = ctx.kv[0].attention
-        if meta.max_query_len == 1 and q.shape[0] <= MAX_DECODE_ROWS and self._has_decode_attention:
-            decode_attention.launch(
-                q,
-                ctx.kv[0].pages,
-                attention.plane,
-                meta,
-                out,
-                self._counters,
-                history_is_settled=ctx.history_is_settled,
-            )
-            return
         heads = q.shape[0], -1, attention.kv.format.width
-        paged_attention.launch(q.view(heads), ctx.kv[0].pages, attention.plane, meta, out.view(heads))
+        ctx.kv[0].attention.attend(q.view(heads), attention.plane, out.view(heads))
 
     def _gate_up(self, layer: DecoderLayer, h: torch.Tensor, y: torch.Tensor, tile: Tile | None) -> None:
         """Fills y."""
@@ -199,7 +190,7 @@ def choose_tiles(decoder: Decoder, has_wgmma: bool, max_bytes: int = tiles.SHARE
             tiles.choose(linear.out_features, linear.in_features, rows, span, has_wgmma=has_wgmma, max_bytes=max_bytes)
             for linear, span in zip(linears, spans, strict=True)
         ]
-        if layer.attention.qk_norm is not None or head_dim not in decode_attention.HEAD_DIMS:
+        if layer.attention.qk_norm is not None or head_dim not in gluon_decode.HEAD_DIMS:
             found[0] = None
         chosen[rows] = LayerTiles(*found)
     return chosen

@@ -21,7 +21,7 @@ import torch
 
 from photon_grpc.core.batch import Batch
 from photon_grpc.kernels import AttentionMetadata, Kernels
-from photon_grpc.layers.context import GroupContext, StepContext
+from photon_grpc.layers.context import StepContext
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.runner.sampler import Sampler, SamplingLevel
 from photon_grpc.runner.slot_table import SlotTable
@@ -105,8 +105,8 @@ class PaddedStep:
         )
         attention = self._meta(self._starts[: num_rows + 1], context_len, block_tables, max_query_len=1)
         # No row of such a step is new: only its own newest key is written while it attends.
-        ctx = StepContext(position, (GroupContext(self._pages, slot_mapping, attention),), history_is_settled=True)
-        hidden = self._decoder.forward(token, ctx)
+        kv = self._decoder.group_context(self._pages, slot_mapping, attention, history_is_settled=True)
+        hidden = self._decoder.forward(token, StepContext(position, (kv,)))
         ids = self._tail(hidden, slots, context_len, shape.width)
         self._kernels.advance(slots, ids, table.token_ids, table.num_computed)
         return ids
@@ -120,9 +120,8 @@ class PaddedStep:
         )
         fewest = 2 if num_rows == 1 else 1
         attention = self._meta(query_start, context_len, block_tables, max_query_len=num_tokens, min_query_len=fewest)
-        hidden = self._decoder.forward(
-            token, StepContext(position, (GroupContext(self._pages, slot_mapping, attention),))
-        )
+        kv = self._decoder.group_context(self._pages, slot_mapping, attention)
+        hidden = self._decoder.forward(token, StepContext(position, (kv,)))
         ids = self._tail(hidden[last], slots, context_len, width)
         self._kernels.advance_mixed(slots, counts, yields, ids, table.token_ids, table.num_computed)
         return ids

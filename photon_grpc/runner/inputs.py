@@ -8,7 +8,8 @@ import torch
 
 from photon_grpc.core.batch import Batch
 from photon_grpc.kernels import AttentionMetadata
-from photon_grpc.layers.context import GroupContext, StepContext
+from photon_grpc.layers.context import StepContext
+from photon_grpc.models.decoder import Decoder
 from photon_grpc.runner.slot_table import SlotTable
 
 
@@ -28,7 +29,7 @@ class Inputs:
     ctx: StepContext
 
 
-def prepare(batch: Batch, table: SlotTable, cache: torch.Tensor, scale: float) -> Inputs:
+def prepare(batch: Batch, table: SlotTable, cache: torch.Tensor, decoder: Decoder) -> Inputs:
     """Everything about the rows' content comes from the device; the host contributes slots, counts and bounds."""
     num_rows, num_tokens = len(batch.slots), sum(batch.counts)
     yielding = [row for row, yields in enumerate(batch.yields) if yields]
@@ -51,21 +52,19 @@ def prepare(batch: Batch, table: SlotTable, cache: torch.Tensor, scale: float) -
         query_start=query_start,
         context_len=context_len.int(),
         block_tables=table.block_table[slots, : table.plan.columns(max(contexts))],
-        scale=scale,
+        scale=decoder.attention_scale,
         max_query_len=max(batch.counts),
         max_context_len=max(contexts),
         min_query_len=min(batch.counts),
         counts=batch.counts,
         contexts=contexts,
     )
+    slot_mapping = blocks.long() * table.block_size + positions % table.block_size
     return Inputs(
         slots=slots,
         token_ids=table.token_ids[tokens_slots, positions],
         context_len=context_len,
         last=ends[drawing] - 1,
         drawing=drawing,
-        ctx=StepContext(
-            positions,
-            (GroupContext(cache, blocks.long() * table.block_size + positions % table.block_size, attention),),
-        ),
+        ctx=StepContext(positions, (decoder.group_context(cache, slot_mapping, attention),)),
     )

@@ -51,7 +51,7 @@ class EagerStep:
 
     def __call__(self, batch: Batch) -> SampledTokens:
         table = self._table
-        inputs = prepare(batch, table, self._pages, self._decoder.attention_scale)
+        inputs = prepare(batch, table, self._pages, self._decoder)
         hidden = self._decoder.forward(inputs.token_ids, inputs.ctx)
         table.num_computed[inputs.slots] = inputs.context_len
         if not inputs.last.numel():

@@ -15,7 +15,7 @@ import transformers
 
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.kernels import AttentionMetadata, select
-from photon_grpc.layers.context import GroupContext, StepContext
+from photon_grpc.layers.context import StepContext
 from photon_grpc.models import Decoder, build, load
 from photon_grpc.models.fused import FusedDecoder, fuse
 
@@ -100,7 +100,8 @@ class Rows:
             counts=counts,
             contexts=contexts,
         )
-        return StepContext(positions, (GroupContext(self.cache, slots, meta),), history_is_settled=True)
+        kv = self.decoder.group_context(self.cache, slots, meta, history_is_settled=True)
+        return StepContext(positions, (kv,))
 
     def prefill(self) -> None:
         """All but the last token of every prompt."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from photon_grpc.kernels import AttentionMetadata
+from photon_grpc.kernels import AttentionMetadata, Kernels
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,12 @@ def paged_batch(
     )
     q = projection.to(dtype).to(device)[:, : shape.q_heads]
     return PagedBatch(q, keys, values, cache.to(dtype).to(device), 1, meta)
+
+
+def attend(kernels: Kernels, q: torch.Tensor, pages: torch.Tensor, plane: int, meta: AttentionMetadata) -> torch.Tensor:
+    """What the kernels that are chosen for a step of these rows make of one layer's q [T, Hq, D]."""
+    slot_mapping = torch.zeros(q.shape[0], dtype=torch.int64, device=q.device)
+    return kernels.attention(meta, pages, slot_mapping, q.shape[1]).attend(q, plane)
 
 
 def expected(batch: PagedBatch) -> torch.Tensor:

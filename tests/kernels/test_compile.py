@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from photon_grpc.kernels import rms_norm, swiglu
-from photon_grpc.kernels.attention import paged_attention, write_kv
+from photon_grpc.kernels.attention import triton_decode, triton_varlen, write_kv
 from photon_grpc.kernels.rotary import rotary, rotate_store
 from photon_grpc.kernels.sampling import noise, topk_topp
 
@@ -186,9 +186,9 @@ def one_page(model: Model, dtype: torch.dtype, block_size: int) -> torch.Tensor:
 @each_model
 def test_decode_attention(name: str, dtype: torch.dtype, splits: int, block_size: int) -> None:
     model = MODELS[name]
-    config = paged_attention.decode_config(model.q_heads, one_page(model, dtype, block_size))
+    config = triton_decode.config(model.q_heads, one_page(model, dtype, block_size))
     unused = {"partial": None, "partial_weight": None} if splits == 1 else {}
-    built = compiled(paged_attention.decode_kernel, attention_types(dtype), {"SPLITS": splits} | unused | config)
+    built = compiled(triton_decode.decode_kernel, attention_types(dtype), {"SPLITS": splits} | unused | config)
     check(built, "mma.sync" if dtype in HALF else "fma.rn.f32")
     # Keys come through shared memory, 16 bytes a thread, several tiles ahead.
     assert re.search(r"cp\.async\.cg\.shared\.global .*, 0x10", built.ptx)
@@ -198,8 +198,8 @@ def test_decode_attention(name: str, dtype: torch.dtype, splits: int, block_size
 @each_model
 def test_varlen_attention(name: str, dtype: torch.dtype, block_size: int) -> None:
     model = MODELS[name]
-    config = paged_attention.varlen_config(model.q_heads, one_page(model, dtype, block_size))
-    built = compiled(paged_attention.varlen_kernel, attention_types(dtype), config)
+    config = triton_varlen.config(model.q_heads, one_page(model, dtype, block_size))
+    built = compiled(triton_varlen.varlen_kernel, attention_types(dtype), config)
     check(built, "wgmma.mma_async" if dtype in HALF else "fma.rn.f32")
 
 
@@ -209,9 +209,7 @@ def test_merge(name: str, dtype: torch.dtype) -> None:
     constants = {"HEADS": model.q_heads, "HEAD_DIM": model.head_dim, "HEAD_PAD": model.head_dim}
     for splits in (2, 16):
         check(
-            compiled(
-                paged_attention.merge_kernel, attention_types(dtype), constants | {"SPLITS": splits, "num_warps": 1}
-            )
+            compiled(triton_decode.merge_kernel, attention_types(dtype), constants | {"SPLITS": splits, "num_warps": 1})
         )
 
 

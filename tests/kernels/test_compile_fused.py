@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from photon_grpc.kernels import embed
-from photon_grpc.kernels.attention import decode_attention
-from photon_grpc.kernels.attention.decode_tile import decode_attention_kernel
+from photon_grpc.kernels.attention import gluon_decode
+from photon_grpc.kernels.attention.gluon_decode import decode_attention_kernel
 from photon_grpc.kernels.linear import epilogue, tiles
 from photon_grpc.kernels.linear.gemv import gemv_kernel
 from photon_grpc.kernels.linear.tiles import Heads, Problem, Tile
@@ -158,7 +158,7 @@ def test_head(hidden: int, rows: int, end: str) -> None:
 def test_decode_attention(name: str, rows: int, early: bool) -> None:
     model = MODELS[name]
     cache = one_page(model, torch.bfloat16, model.block_size)
-    constants = decode_attention.config(rows * model.kv_heads, model.q_heads // model.kv_heads, cache)
+    constants = gluon_decode.config(rows * model.kv_heads, model.q_heads // model.kv_heads, cache)
     num_warps = constants.pop("num_warps")
     for splits in (1, 8):
         unused = {"query_start": None} | ({"partial": None, "partial_weight": None} if splits == 1 else {})
@@ -173,7 +173,7 @@ def test_decode_attention(name: str, rows: int, early: bool) -> None:
 def test_decode_attention_of_a_mixed_batch(name: str) -> None:
     model = MODELS[name]
     cache = one_page(model, torch.bfloat16, model.block_size)
-    constants = decode_attention.config(256 * model.kv_heads, model.q_heads // model.kv_heads, cache)
+    constants = gluon_decode.config(256 * model.kv_heads, model.q_heads // model.kv_heads, cache)
     unused = dict.fromkeys(["partial", "partial_weight", "counters"])
     num_warps = constants.pop("num_warps")
     more = {"SPLITS": 1, "EARLY": False, "PDL": False}

@@ -8,14 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from photon_grpc.kernels import select
-from photon_grpc.kernels.attention.metadata import MAX_GATHER_BYTES
-from tests.kernels.paged import PagedBatch, Shape, expected, paged_batch, tolerance
+from photon_grpc.kernels.attention import write_kv
+from photon_grpc.kernels.attention.torch_attention import MAX_GATHER_BYTES, GatherPlan
+from tests.kernels.paged import PagedBatch, Shape, attend, expected, paged_batch, tolerance
 
 kernels = select("torch", "cpu")
 
 
-def attend(batch: PagedBatch) -> torch.Tensor:
-    return kernels.paged_attention(batch.q, batch.cache, batch.layer, batch.meta)
+def answer(batch: PagedBatch) -> torch.Tensor:
+    return attend(kernels, batch.q, batch.cache, batch.layer, batch.meta)
 
 
 shapes = st.builds(
@@ -37,19 +38,19 @@ def test_any_mix_of_rows_equals_dense_attention(
     counts = [count for count, _ in rows]
     contexts = [count + before for count, before in rows]
     batch = paged_batch(shape, counts, contexts, seed=seed, host_lengths=host_lengths)
-    torch.testing.assert_close(attend(batch).double(), expected(batch), **tolerance(torch.float32))
+    torch.testing.assert_close(answer(batch).double(), expected(batch), **tolerance(torch.float32))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_keeps_float32_sums(dtype: torch.dtype) -> None:
     batch = paged_batch(Shape(8, 2, 64, 16), [1, 40, 1], [300, 100, 17], dtype)
-    torch.testing.assert_close(attend(batch).double(), expected(batch), **tolerance(dtype))
+    torch.testing.assert_close(answer(batch).double(), expected(batch), **tolerance(dtype))
 
 
 def test_a_row_is_the_same_alone_and_in_a_batch() -> None:
     shape = Shape(4, 2, 64, 16)
     batch = paged_batch(shape, [1, 1, 1, 9], [30, 200, 77, 50])
-    together = attend(batch)
+    together = answer(batch)
     starts = batch.meta.query_start.tolist()
     for row in range(4):
         meta = type(batch.meta)(
@@ -61,29 +62,29 @@ def test_a_row_is_the_same_alone_and_in_a_batch() -> None:
             max_context_len=200,
         )
         queries = slice(starts[row], starts[row + 1])
-        alone = kernels.paged_attention(batch.q[queries], batch.cache, batch.layer, meta)
+        alone = attend(kernels, batch.q[queries], batch.cache, batch.layer, meta)
         torch.testing.assert_close(alone, together[queries], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("contexts", [[20] * 8, [20] * 7 + [600], [4000] * 3], ids=["together", "ragged", "long"])
 def test_decode_rows_gathered_together_or_alone_give_the_same(contexts: list[int]) -> None:
     batch = paged_batch(Shape(4, 2, 64, 16), [1] * len(contexts), contexts)
-    plan = batch.meta.gather_plan(batch.cache)
+    plan = GatherPlan(batch.meta, batch.cache)
     padded_bytes = 2 * len(contexts) * max(contexts) * 2 * 64 * 4
     assert plan.covers_all == (padded_bytes <= MAX_GATHER_BYTES and max(contexts) == min(contexts))
-    torch.testing.assert_close(attend(batch).double(), expected(batch), **tolerance(torch.float32))
+    torch.testing.assert_close(answer(batch).double(), expected(batch), **tolerance(torch.float32))
 
 
 def test_empty_rows_are_passed_over() -> None:
     batch = paged_batch(Shape(4, 2, 64, 16), [2, 0, 1], [5, 3, 9])
-    torch.testing.assert_close(attend(batch).double(), expected(batch), **tolerance(torch.float32))
+    torch.testing.assert_close(answer(batch).double(), expected(batch), **tolerance(torch.float32))
 
 
 @pytest.mark.parametrize("counts", [[1, 1], [2, 1], [2, 3]])
 def test_queries_that_belong_to_no_row_are_passed_over(counts: list[int]) -> None:
     batch = paged_batch(Shape(4, 2, 64, 16), counts, [5, 9])
     padded = torch.nn.functional.pad(batch.q, (0, 0, 0, 0, 0, 3), value=torch.nan)
-    out = kernels.paged_attention(padded, batch.cache, batch.layer, batch.meta)
+    out = attend(kernels, padded, batch.cache, batch.layer, batch.meta)
     assert out.shape == padded.shape
     torch.testing.assert_close(out[:-3].double(), expected(batch), **tolerance(torch.float32))
 
@@ -96,7 +97,7 @@ def test_keys_written_a_chunk_at_a_time_answer_like_one_prompt() -> None:
     for start, stop in ((0, 20), (20, 21), (21, 50)):
         at = torch.arange(start, stop)
         slots = whole.meta.block_tables[0].long()[at // 8] * 8 + at % 8
-        kernels.write_kv(whole.keys[0][start:stop], whole.values[0][start:stop], cache, 1, slots)
+        write_kv.reference(whole.keys[0][start:stop], whole.values[0][start:stop], cache, 1, slots)
         meta = type(whole.meta)(
             query_start=torch.tensor([0, stop - start], dtype=torch.int32),
             context_len=torch.tensor([stop], dtype=torch.int32),
@@ -105,5 +106,5 @@ def test_keys_written_a_chunk_at_a_time_answer_like_one_prompt() -> None:
             max_query_len=stop - start,
             max_context_len=stop,
         )
-        parts.append(kernels.paged_attention(whole.q[start:stop], cache, 1, meta))
+        parts.append(attend(kernels, whole.q[start:stop], cache, 1, meta))
     torch.testing.assert_close(torch.cat(parts).double(), expected(whole), **tolerance(torch.float32))

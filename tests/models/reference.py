@@ -14,7 +14,7 @@ import transformers
 
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.kernels import AttentionMetadata, select
-from photon_grpc.layers.context import GroupContext, StepContext
+from photon_grpc.layers.context import StepContext
 from photon_grpc.models import Decoder, build, load
 
 MAX_LEN = 96
@@ -150,4 +150,4 @@ def step_inputs(
     )
     positions = torch.tensor([p for _, span in spans for p in span])
     token_ids = torch.tensor([row.ids[p] for row, span in spans for p in span])
-    return token_ids, StepContext(positions, (GroupContext(cache, torch.tensor(slots), meta),))
+    return token_ids, StepContext(positions, (decoder.group_context(cache, torch.tensor(slots), meta),))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def test_a_head_is_multiplied_by_the_tile_of_its_bucket(tmp_path: Path, monkeypa
     monkeypatch.setattr(head, "logits_launch", lambda hidden, weight, tile: taken.append(tile))
     monkeypatch.setattr(head, "draw_launch", lambda hidden, weight, chances, tile: taken.append(tile))
     decoder = load_decoder(save(make_model("qwen2"), tmp_path))
-    decoder.draw_logits = lambda logits, chances: torch.zeros(len(logits))
+    decoder.kernels = replace(decoder.kernels, draw=lambda logits, chances: torch.zeros(len(logits)))
     # Of 33 to 64 rows and of none the library has it.
     tiles = {rows: Tile("gemv", rows, 32, 1, 2) for rows in (8, 16, 32, 128)}
     fused = FusedDecoder(decoder, {}, tiles)

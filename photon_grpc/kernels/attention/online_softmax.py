@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from photon_grpc.kernels.jit import jit, tl
+from typing import Any
+
+import torch
+
+from photon_grpc.kernels.jit import jit, next_power_of_2, tl
 
 
 @jit
@@ -62,3 +66,17 @@ def load_rows(at, in_context, column, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.const
     else:
         tile = tl.load(at)
     return tile
+
+
+def shape_config(q_heads: int, pages: torch.Tensor) -> dict[str, Any]:
+    """Compile-time arguments that follow from the shapes."""
+    _, _, _, kv_heads, block_size, head_dim = pages.shape
+    return {
+        "KV_HEADS": kv_heads,
+        "GROUP": q_heads // kv_heads,
+        "HEAD_DIM": head_dim,
+        "HEAD_PAD": next_power_of_2(head_dim),
+        "BLOCK_SIZE": block_size,
+        # float32 means float32: the tensor cores' tf32 would lose half of the digits.
+        "PRECISION": "ieee" if pages.dtype == torch.float32 else "tf32",
+    }

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from photon_grpc.core.kv import LayerKV
-from photon_grpc.kernels import Kernels
-from photon_grpc.kernels.attention import write_kv
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.leaf import Leaf
 from photon_grpc.layers.linear import Linear
@@ -36,7 +34,6 @@ class Attention:
         qkv: Linear,
         output: Linear,
         rotary: RotaryEmbedding,
-        kernels: Kernels,
         qk_norm: QKNorm | None = None,
     ) -> None:
         #: Its KVGroup, and its plane in the group's pages: given by the decoder, which knows all layers.
@@ -47,11 +44,9 @@ class Attention:
         self.output = output
         self.rotary = rotary
         self.qk_norm = qk_norm
+        self.num_heads = num_heads
         self._heads = (num_heads, kv.format.heads, kv.format.heads)
         self._qkv_shape = (sum(self._heads), kv.format.width)
-        self._kernel = kernels.write_kv
-        self._write = self._write_rows if rotary.cos.device.type == "cpu" else self._write_slots
-        self._paged_attention = kernels.paged_attention
 
     def __call__(self, x: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]; writes this layer's keys and values of the T tokens before any of them attends."""
@@ -60,22 +55,10 @@ class Attention:
         if self.qk_norm is not None:
             q, k = self.qk_norm.q(q), self.qk_norm.k(k)
         q, k = self.rotary(q, k, ctx)
-        self._write(k, v, ctx)
-        kv = ctx.kv[self.group]
-        attended = self._paged_attention(q, kv.pages, self.plane, kv.attention)
+        attention = ctx.kv[self.group].attention
+        attention.write(k, v, self.plane)
+        attended = attention.attend(q, self.plane)
         return self.output(attended.view(num_tokens, self.output.in_features))
-
-    def _write_slots(self, k: torch.Tensor, v: torch.Tensor, ctx: StepContext) -> None:
-        kv = ctx.kv[self.group]
-        self._kernel(k, v, kv.pages, self.plane, kv.slot_mapping)
-
-    def _write_rows(self, k: torch.Tensor, v: torch.Tensor, ctx: StepContext) -> None:
-        """Where the step's tokens go is worked out in a group's first layer."""
-        kv = ctx.kv[self.group]
-        places = ctx.memo.get((write_kv, self.group))
-        if places is None:
-            places = ctx.memo[write_kv, self.group] = write_kv.rows(kv.slot_mapping, kv.pages)
-        write_kv.write_rows(k, v, kv.pages, self.plane, places)
 
     def leaves(self) -> tuple[Leaf, ...]:
         norms = () if self.qk_norm is None else (self.qk_norm.q, self.qk_norm.k)

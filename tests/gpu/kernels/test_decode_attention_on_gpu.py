@@ -10,8 +10,10 @@ import dataclasses
 import pytest
 import torch
 
-from photon_grpc.kernels.attention import decode_attention, decode_launch, paged_attention
-from tests.kernels.paged import Shape, expected, paged_batch, tolerance
+from photon_grpc.kernels import TRITON, DependentChain
+from photon_grpc.kernels.attention import gluon_decode
+from photon_grpc.kernels.attention.dispatch import KernelAttention
+from tests.kernels.paged import Shape, attend, expected, paged_batch, tolerance
 
 pytestmark = pytest.mark.gpu
 # (query heads, key heads, head size)
@@ -36,12 +38,13 @@ def test_equals_dense_attention(
     batch = paged_batch(Shape(*heads, block_size), [1] * len(contexts), contexts, dtype, "cuda")
     rows = len(contexts)
     counters = torch.zeros(rows * heads[1], dtype=torch.int32, device="cuda")
-    q = torch.full((rows + 1, heads[0] * heads[2]), torch.nan, dtype=dtype, device="cuda")
-    q[:rows] = batch.q.reshape(rows, -1)
+    q = torch.full((rows + 1, heads[0], heads[2]), torch.nan, dtype=dtype, device="cuda")
+    q[:rows] = batch.q
     out = torch.full_like(q, torch.nan)
+    chain = DependentChain(counters, history_is_settled=early)
     for _ in range(2):
-        decode_attention.launch(q, batch.cache, batch.layer, batch.meta, out, counters, history_is_settled=early)
-    torch.testing.assert_close(out[:rows].view(batch.q.shape).double().cpu(), expected(batch), **tolerance(dtype))
+        gluon_decode.launch(q, batch.cache, batch.layer, batch.meta, out, chain=chain)
+    torch.testing.assert_close(out[:rows].double().cpu(), expected(batch), **tolerance(dtype))
     assert out[rows:].isnan().all()
     assert not counters.any()
 
@@ -51,12 +54,13 @@ def test_a_row_does_not_depend_on_its_neighbours(heads: tuple[int, int, int]) ->
     contexts = [1025, 7, 272, 2000, 64, 1500, 333, 90]
     batch = paged_batch(Shape(*heads, 64), [1] * 8, contexts, torch.bfloat16, "cuda")
     counters = torch.zeros(8 * heads[1], dtype=torch.int32, device="cuda")
-    q = batch.q.reshape(8, -1).contiguous()
+    q = batch.q.contiguous()
+    chain = DependentChain(counters)
     outs = torch.full_like(q, torch.nan), torch.full_like(q, torch.nan)
-    decode_attention.launch(q, batch.cache, batch.layer, batch.meta, outs[0], counters)
+    gluon_decode.launch(q, batch.cache, batch.layer, batch.meta, outs[0], chain=chain)
     others = torch.arange(8, device="cuda") % 2 == 1
     shorter = dataclasses.replace(batch.meta, context_len=batch.meta.context_len.where(others, 1))
-    decode_attention.launch(q, batch.cache, batch.layer, shorter, outs[1], counters)
+    gluon_decode.launch(q, batch.cache, batch.layer, shorter, outs[1], chain=chain)
     assert torch.equal(outs[0][others], outs[1][others])
 
 
@@ -65,11 +69,15 @@ def test_a_row_does_not_depend_on_its_neighbours(heads: tuple[int, int, int]) ->
 def test_rows_of_one_query_among_prompts(heads: tuple[int, int, int], dtype: torch.dtype) -> None:
     counts, contexts = [1, 5, 1, 17] * 10, [270, 5, 1, 64] * 10
     batch = paged_batch(Shape(*heads, 64), counts, contexts, dtype, "cuda")
-    assert decode_launch.fills_device(batch.q, batch.cache, len(counts))
+    slots = torch.zeros(sum(counts), dtype=torch.int64, device="cuda")
+    chosen = TRITON.attention(batch.meta, batch.cache, slots, heads[0])
+    assert isinstance(chosen, KernelAttention)
+    if torch.cuda.get_device_capability()[0] == 9:
+        assert chosen.launches[1] is gluon_decode.launch_rows_of_one
     out = torch.full(batch.q.shape, torch.nan, dtype=dtype, device="cuda")
-    decode_launch.launch_rows_of_one(batch.q, batch.cache, batch.layer, batch.meta, out)
+    gluon_decode.launch_rows_of_one(batch.q, batch.cache, batch.layer, batch.meta, out)
     ones = torch.tensor([count == 1 for count in counts for _ in range(count)])
     torch.testing.assert_close(out[ones].double().cpu(), expected(batch)[ones], **tolerance(dtype))
     assert out[~ones].isnan().all()
-    whole = paged_attention.launch(batch.q, batch.cache, batch.layer, batch.meta)
+    whole = attend(TRITON, batch.q, batch.cache, batch.layer, batch.meta)
     torch.testing.assert_close(whole.double().cpu(), expected(batch), **tolerance(dtype))

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from photon_grpc.kernels import TORCH, TRITON, AttentionMetadata
-from photon_grpc.kernels.attention import paged_attention
-from tests.kernels.paged import Shape, expected, paged_batch, tolerance
+from photon_grpc.kernels.attention import triton_decode, write_kv
+from tests.kernels.paged import Shape, attend, expected, paged_batch, tolerance
 
 pytestmark = pytest.mark.gpu
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -25,7 +25,7 @@ HEADS = [(32, 8, 64), (32, 8, 128), (4, 2, 64), (6, 2, 96), (7, 1, 32)]
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 def test_mixed_rows_equal_dense_attention(heads: tuple[int, int, int], dtype: torch.dtype, block_size: int) -> None:
     batch = paged_batch(Shape(*heads, block_size), [1, 40, 1, 3, 130], [270, 90, 1, 3, 200], dtype, "cuda")
-    out = TRITON.paged_attention(batch.q, batch.cache, batch.layer, batch.meta)
+    out = attend(TRITON, batch.q, batch.cache, batch.layer, batch.meta)
     torch.testing.assert_close(out.double().cpu(), expected(batch), **tolerance(dtype))
 
 
@@ -35,7 +35,7 @@ def test_every_number_of_shares(dtype: torch.dtype, splits: int) -> None:
     contexts = [1, 63, 64, 65, 700, 2000]
     batch = paged_batch(Shape(8, 2, 128, 16), [1] * len(contexts), contexts, dtype, "cuda")
     out = torch.full(batch.q.shape, torch.nan, dtype=dtype, device="cuda")
-    paged_attention.launch_decode(batch.q, batch.cache, batch.layer, batch.meta, out, splits)
+    triton_decode.launch(batch.q, batch.cache, batch.layer, batch.meta, out, splits=splits)
     torch.testing.assert_close(out.double().cpu(), expected(batch), **tolerance(dtype))
 
 
@@ -44,8 +44,8 @@ def test_every_number_of_shares(dtype: torch.dtype, splits: int) -> None:
 def test_long_rows_equal_the_reference(heads: tuple[int, int, int], dtype: torch.dtype) -> None:
     counts, contexts = [1] * 20 + [2048, 777], [4096, 1] + [272] * 18 + [2048, 4000]
     batch = paged_batch(Shape(*heads, 16), counts, contexts, dtype, "cuda")
-    mine = TRITON.paged_attention(batch.q, batch.cache, batch.layer, batch.meta)
-    theirs = TORCH.paged_attention(batch.q, batch.cache, batch.layer, batch.meta)
+    mine = attend(TRITON, batch.q, batch.cache, batch.layer, batch.meta)
+    theirs = attend(TORCH, batch.q, batch.cache, batch.layer, batch.meta)
     torch.testing.assert_close(mine, theirs, **tolerance(dtype))
 
 
@@ -68,8 +68,8 @@ def test_a_padded_graph_answers_like_eager_and_touches_block_0_alone() -> None:
     cache = batch.cache.clone()
 
     def body() -> torch.Tensor:
-        TRITON.write_kv(k, v, cache, batch.layer, slots)
-        return TRITON.paged_attention(q, cache, batch.layer, meta)
+        write_kv.launch(k, v, cache, batch.layer, slots)
+        return attend(TRITON, q, cache, batch.layer, meta)
 
     body()
     torch.cuda.synchronize()
@@ -82,7 +82,7 @@ def test_a_padded_graph_answers_like_eager_and_touches_block_0_alone() -> None:
     slots[:3] = tables[:3].gather(1, (last // 16).unsqueeze(1)).squeeze(1).long() * 16 + last % 16
     graph.replay()
     want_cache = batch.cache.clone()
-    TORCH.write_kv(k[:3], v[:3], want_cache, batch.layer, slots[:3])
+    write_kv.reference(k[:3], v[:3], want_cache, batch.layer, slots[:3])
     torch.testing.assert_close(cache[1:], want_cache[1:], rtol=0, atol=0, equal_nan=True)
-    want = TORCH.paged_attention(q[:3], want_cache, batch.layer, batch.meta)
+    want = attend(TORCH, q[:3], want_cache, batch.layer, batch.meta)
     torch.testing.assert_close(out[:3], want, **tolerance(torch.bfloat16))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from photon_grpc.kernels import TORCH, TRITON
+from photon_grpc.kernels.attention import write_kv
 from photon_grpc.kernels.sampling import noise, topk_topp
 
 pytestmark = pytest.mark.gpu
@@ -54,10 +55,11 @@ def test_rotary_and_write_kv(dtype: torch.dtype, shape: tuple[int, ...], tokens:
     positions = torch.randint(0, 4096, (tokens,), device="cuda")
     slots = torch.randperm(tokens * 3, device="cuda")[:tokens] + 16
     caches = torch.zeros(2, 2 + tokens * 3 // 16, 2, 2, kv_heads, 16, size, dtype=dtype, device="cuda")
-    for kernels, tensor, cache in ((TRITON, projection, caches[0]), (TORCH, same, caches[1])):
+    writes = write_kv.launch, write_kv.reference
+    for kernels, write, tensor, cache in zip((TRITON, TORCH), writes, (projection, same), caches, strict=True):
         q, k, v = tensor.split((q_heads, kv_heads, kv_heads), dim=1)
         kernels.rotary(q, k, cos, sin, positions)
-        kernels.write_kv(k, v, cache, 1, slots)
+        write(k, v, cache, 1, slots)
     torch.testing.assert_close(projection, same, **close(dtype))
     torch.testing.assert_close(caches[0], caches[1], **close(dtype))
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import triton
 
-from photon_grpc.kernels.attention import varlen_launch
+from photon_grpc.kernels.attention import hopper_varlen
 from tests.kernels.paged import Shape, paged_batch
 
 pytestmark = pytest.mark.gpu
@@ -24,11 +24,11 @@ def test_stand_ins_load_the_kernels_of_what_follows(
         pytest.skip("the kernel is Hopper's")
     batch = paged_batch(Shape(32, 8, head_dim, block_size), [200, 37], [200, 301], torch.bfloat16, "cuda")
     out = torch.empty(batch.q.shape, dtype=batch.q.dtype, device="cuda")
-    varlen_launch.preload.cache_clear()
-    varlen_launch.preload(batch.q.device, batch.cache.dtype, 32, 8, block_size, head_dim)
+    hopper_varlen.preload.cache_clear()
+    hopper_varlen.preload(batch.q.device, batch.cache.dtype, 32, 8, block_size, head_dim)
     loaded: list[object] = []
     monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **told: loaded.append(told))
     for consumers in (2, 3):
-        varlen_launch.launch_tiles(batch.q, batch.cache, batch.layer, batch.meta, out, consumers)
+        hopper_varlen.launch(batch.q, batch.cache, batch.layer, batch.meta, out, consumers=consumers)
     torch.cuda.synchronize()
     assert loaded == []

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from photon_grpc.kernels import TRITON, AttentionMetadata
-from photon_grpc.kernels.attention import varlen_launch
-from tests.kernels.paged import PagedBatch, Shape, expected, paged_batch, tolerance
+from photon_grpc.kernels.attention import hopper_varlen
+from photon_grpc.kernels.attention.dispatch import KernelAttention
+from tests.kernels.paged import PagedBatch, Shape, attend, expected, paged_batch, tolerance
 
 pytestmark = pytest.mark.gpu
 HEADS = [(32, 8, 64), (32, 8, 128), (8, 8, 64), (16, 2, 128)]
@@ -26,9 +27,9 @@ def hopper() -> None:
         pytest.skip("the kernel is Hopper's")
 
 
-def attend(batch: PagedBatch, consumers: int) -> torch.Tensor:
+def by_hopper(batch: PagedBatch, consumers: int) -> torch.Tensor:
     out = torch.full(batch.q.shape, torch.nan, dtype=batch.q.dtype, device="cuda")
-    varlen_launch.launch_tiles(batch.q, batch.cache, batch.layer, batch.meta, out, consumers)
+    hopper_varlen.launch(batch.q, batch.cache, batch.layer, batch.meta, out, consumers=consumers)
     return out
 
 
@@ -41,7 +42,7 @@ def test_rows_of_several_queries_equal_dense_attention(
 ) -> None:
     counts, contexts = [1, 40, 1, 3, 130, 2, 0, 49], [270, 90, 1, 3, 200, 129, 7, 320]
     batch = paged_batch(Shape(*heads, block_size), counts, contexts, dtype, "cuda")
-    out = attend(batch, consumers)
+    out = by_hopper(batch, consumers)
     several = torch.tensor([n > 1 for n in counts]).repeat_interleave(torch.tensor(counts))
     torch.testing.assert_close(out.double().cpu()[several], expected(batch)[several], **tolerance(dtype))
     assert out[~several.cuda()].isnan().all()
@@ -53,7 +54,7 @@ def test_a_row_is_the_same_to_the_bit_alone_and_in_a_batch_however_shared(
     heads: tuple[int, int, int], consumers: int
 ) -> None:
     batch = paged_batch(Shape(*heads, 64), [37, 200, 90], [101, 200, 515], torch.bfloat16, "cuda")
-    together = attend(batch, consumers)
+    together = by_hopper(batch, consumers)
     starts = batch.meta.query_start.tolist()
     for row in range(3):
         queries = slice(starts[row], starts[row + 1])
@@ -63,7 +64,7 @@ def test_a_row_is_the_same_to_the_bit_alone_and_in_a_batch_however_shared(
             context_len=batch.meta.context_len[row : row + 1],
             block_tables=batch.meta.block_tables[row : row + 1],
         )
-        alone = attend(replace(batch, q=batch.q[queries], meta=meta), 5 - consumers)
+        alone = by_hopper(replace(batch, q=batch.q[queries], meta=meta), 5 - consumers)
         torch.testing.assert_close(alone, together[queries], rtol=0, atol=0)
 
 
@@ -78,7 +79,10 @@ def test_a_graph_follows_lengths_that_change() -> None:
     starts, contexts = first.meta.query_start.clone(), first.meta.context_len.clone()
     meta = AttentionMetadata(starts, contexts, tables, first.meta.scale, max_query_len=512, max_context_len=4096)
     q = torch.empty((512, 32, 128), dtype=torch.bfloat16, device="cuda")
-    assert varlen_launch.suits(q, cache, meta)
+    slots = torch.zeros(512, dtype=torch.int64, device="cuda")
+    chosen = TRITON.attention(meta, cache, slots, 32)
+    assert isinstance(chosen, KernelAttention)
+    assert chosen.launches[0].func is hopper_varlen.launch
 
     def load(batch: PagedBatch) -> None:
         q.copy_(batch.q)
@@ -88,11 +92,11 @@ def test_a_graph_follows_lengths_that_change() -> None:
         contexts.copy_(batch.meta.context_len)
 
     load(first)
-    TRITON.paged_attention(q, cache, 1, meta)
+    attend(TRITON, q, cache, 1, meta)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = TRITON.paged_attention(q, cache, 1, meta)
+        out = attend(TRITON, q, cache, 1, meta)
     for batch in (second, first):
         load(batch)
         graph.replay()

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from photon_grpc.kernels import select
-from photon_grpc.kernels.attention import paged_attention
-from tests.kernels.paged import PagedBatch, Shape, expected, paged_batch, tolerance
+from photon_grpc.kernels.attention import triton_decode
+from tests.kernels.paged import PagedBatch, Shape, attend, expected, paged_batch, tolerance
 
 TRITON = select("triton", "cpu")
 
@@ -22,20 +22,20 @@ def check(batch: PagedBatch, out: torch.Tensor) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_decode_and_prompts_at_every_block_size(block_size: int, dtype: torch.dtype) -> None:
     batch = paged_batch(Shape(4, 2, 32, block_size), [1, 40, 1, 3], [70, 90, 1, 3], dtype, seed=block_size)
-    check(batch, TRITON.paged_attention(batch.q, batch.cache, batch.layer, batch.meta))
+    check(batch, attend(TRITON, batch.q, batch.cache, batch.layer, batch.meta))
 
 
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(8, 2, 64), (6, 2, 96), (7, 1, 32), (2, 2, 128)])
 def test_groups_and_head_sizes(q_heads: int, kv_heads: int, head_dim: int) -> None:
     batch = paged_batch(Shape(q_heads, kv_heads, head_dim, 16), [5, 1, 33], [50, 33, 40])
-    check(batch, TRITON.paged_attention(batch.q, batch.cache, batch.layer, batch.meta))
+    check(batch, attend(TRITON, batch.q, batch.cache, batch.layer, batch.meta))
 
 
 @pytest.mark.parametrize("splits", [1, 2, 8])
 def test_shares_of_the_keys_merge_also_where_some_are_empty(splits: int) -> None:
     batch = paged_batch(Shape(4, 2, 32, 16), [1, 1, 1], [1, 200, 65])
     out = torch.full(batch.q.shape, torch.nan)
-    paged_attention.launch_decode(batch.q, batch.cache, batch.layer, batch.meta, out, splits)
+    triton_decode.launch(batch.q, batch.cache, batch.layer, batch.meta, out, splits=splits)
     check(batch, out)
 
 
@@ -49,11 +49,11 @@ def test_any_mix_of_rows(block_size: int, rows: list[tuple[int, int]], seed: int
     counts = [count for count, _ in rows]
     contexts = [count + before for count, before in rows]
     batch = paged_batch(Shape(2, 1, 32, block_size), counts, contexts, seed=seed, host_lengths=bool(seed % 2))
-    check(batch, TRITON.paged_attention(batch.q, batch.cache, batch.layer, batch.meta))
+    check(batch, attend(TRITON, batch.q, batch.cache, batch.layer, batch.meta))
 
 
 @pytest.mark.parametrize(
     ("pairs", "context", "splits"), [(8, 272, 8), (8, 4096, 16), (256, 4096, 2), (512, 4096, 1), (64, 40, 2)]
 )
 def test_splits_fill_the_device_and_no_share_is_shorter_than_a_tile(pairs: int, context: int, splits: int) -> None:
-    assert paged_attention.num_splits(pairs, context, 132, 32) == splits
+    assert triton_decode.num_splits(pairs, context, 132) == splits

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from photon_grpc.kernels import TORCH, select, swiglu
+from photon_grpc.kernels.attention import write_kv
 from photon_grpc.kernels.rotary import rotate_store
 from photon_grpc.kernels.rotary.rotation import Rotation
 
@@ -98,8 +99,8 @@ def test_write_kv(kv_heads: int, size: int, block_size: int) -> None:
     k, v = projection[:, kv_heads : 2 * kv_heads], projection[:, 2 * kv_heads :]
     slots = torch.randperm(4 * block_size)[:6] + block_size
     mine, theirs = torch.zeros(2, 5, 2, 2, kv_heads, block_size, size)
-    TRITON.write_kv(k, v, mine, 1, slots)
-    TORCH.write_kv(k, v, theirs, 1, slots)
+    write_kv.launch(k, v, mine, 1, slots)
+    write_kv.reference(k, v, theirs, 1, slots)
     assert torch.equal(mine, theirs)
 
 

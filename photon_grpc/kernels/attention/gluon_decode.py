@@ -1,4 +1,15 @@
-"""Gluon kernel for attention of one query a row over paged keys; `decode_attention.py` has formula and launcher.
+"""Attention of one query a row over a paged KV cache, in one Gluon kernel (sm_80 up).
+
+    out[b] = softmax(scale · q[b] · K[: context_len[b]]ᵀ) · V[: context_len[b]]
+
+Long rows are shared out over at most `splits` programs; each leaves its partial result, and the last to arrive joins them in the order
+of their numbers, so that the result is the same every time. A share is about MIN_SHARE keys long at least: the other programs of a
+short row leave at once. How a row is cut depends on its own length and, through `splits` and MIN_SHARE, on the number of rows (a
+captured step's bucket), never on the other rows' lengths. `torch_attention.py` is the reference.
+
+Shapes: q [M, Hq, D], pages [num_blocks, planes, 2, Hkv, block_size, D], AttentionMetadata of B rows -> out [M, Hq, D]. bf16 and
+fp16; D in HEAD_DIMS, at most MAX_GROUP query heads for a key head.
+Bytes moved: 2 · Hkv · D · itemsize for every key of every row.
 
 One program takes a share of the keys of one (row, key head), each of its KW warps BN of KW · BN keys a step: products have
 rank 3 with the warps along the batch axis, so that a warp runs on its own until the warps' results are joined at the end.
@@ -11,7 +22,56 @@ comes from the kernel before: with EARLY all steps of the ring but a share's las
 
 from __future__ import annotations
 
-from photon_grpc.kernels.gluon import async_copy, gdc_launch_dependents, gdc_wait, gl, gluon_jit, mma_v2
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from photon_grpc.kernels.attention.metadata import AttentionMetadata
+from photon_grpc.kernels.gluon import (
+    async_copy,
+    gdc_launch_dependents,
+    gdc_wait,
+    gl,
+    gluon_jit,
+    has_dependent_launch,
+    mma_v2,
+)
+from photon_grpc.kernels.jit import num_multiprocessors
+
+MAX_SPLITS = 16
+HEAD_DIMS = (32, 64, 128)
+MAX_GROUP = 16
+# head_dim -> (most (row, key head) pairs, tile). Sweeps on an H200, each at contexts of 272, 2,000 and 64 … 1,500 mixed, 8 key heads.
+TILES = {
+    64: (
+        (64, (4, 32, 3, 512)),
+        (256, (2, 32, 3, 512)),
+        (384, (1, 64, 3, 512)),
+        (512, (1, 64, 2, 512)),
+        (768, (1, 32, 4, 512)),
+        (1024, (1, 32, 3, 512)),
+        (math.inf, (1, 64, 2, 512)),
+    ),
+    128: (
+        (512, (1, 32, 3, 96)),
+        (math.inf, (2, 32, 2, 96)),
+    ),
+}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class DependentChain:
+    """Callers whose kernels follow one another by programmatic dependent launch.
+
+    counters: int32 [>= B · Hkv], zero before and after every kernel.
+    history_is_settled: nothing but a row's newest key was written since the chain began: older keys are fetched while the kernel before
+        still runs.
+    """
+
+    counters: torch.Tensor
+    history_is_settled: bool = False
 
 
 @gluon_jit
@@ -263,3 +323,82 @@ def fold(high, total, acc, weight, part):
     top = gl.maximum(high, weight)
     shrink, factor = gl.exp2(high - top), gl.exp2(weight - top)
     return top, total * shrink + factor, acc * shrink[None, :] + part * factor[None, :]
+
+
+def config(num_pairs: int, group: int, pages: torch.Tensor) -> dict[str, Any]:
+    """Compile-time arguments for `num_pairs` (row, key head) pairs, all but SPLITS, EARLY and PDL.
+
+    Few pairs want many keys in flight each, many pairs small programs.
+    """
+    _, _, _, kv_heads, block_size, head_dim = pages.shape
+    warps, keys, steps, share = tile(num_pairs, head_dim)
+    return {
+        "KV_HEADS": kv_heads,
+        "GROUP": group,
+        "HEADS": 8 if group <= 8 else 16,
+        "HEAD_DIM": head_dim,
+        "BLOCK_SIZE": block_size,
+        "MIN_SHARE": share,
+        "BN": keys,
+        "KW": warps,
+        "NS": steps,
+        "num_warps": warps,
+    }
+
+
+def tile(num_pairs: int, head_dim: int) -> tuple[int, int, int, int]:
+    """(warps, keys a step of one of them, steps under way, least keys of a share)."""
+    return next(found for most_pairs, found in TILES[max(head_dim, 64)] if num_pairs <= most_pairs)
+
+
+def num_splits(num_pairs: int, max_context_len: int, multiprocessors: int, min_share: int) -> int:
+    """Most shares of each of `num_pairs` (row, key head) pairs: a power of two that fills the device with long rows."""
+    splits = 1
+    while splits < MAX_SPLITS and splits * num_pairs < 2 * multiprocessors and splits * min_share < max_context_len:
+        splits *= 2
+    return splits
+
+
+def launch(
+    q: torch.Tensor,
+    pages: torch.Tensor,
+    plane: int,
+    meta: AttentionMetadata,
+    out: torch.Tensor,
+    *,
+    chain: DependentChain,
+) -> None:
+    """Row b's query is q[b]; rows of q [M, Hq, D] and out from B on are left alone. A kernel of a chain of dependent launches."""
+    num_rows, kv_heads, head_dim = meta.context_len.shape[0], pages.shape[3], pages.shape[5]
+    q_heads = q.shape[1]
+    num_pairs = num_rows * kv_heads
+    constants = config(num_pairs, q_heads // kv_heads, pages)
+    splits = num_splits(num_pairs, meta.max_context_len, num_multiprocessors(q.device), constants["MIN_SHARE"])
+    partial = weight = None
+    if splits > 1:
+        partial = torch.empty((num_rows, q_heads, splits, head_dim), dtype=torch.float32, device=q.device)
+        weight = torch.empty((num_rows, q_heads, splits), dtype=torch.float32, device=q.device)
+    pdl = has_dependent_launch(q.device)
+    options = {"launch_pdl": True} if pdl else {}
+    rows = None, meta.context_len, meta.block_tables
+    numbers = meta.log2_scale, q.stride(0), pages.stride(0), meta.block_tables.stride(0)
+    decode_attention_kernel[(kv_heads, num_rows, splits)](
+        q, pages[:, plane], out, partial, weight, chain.counters, *rows, *numbers,
+        SPLITS=splits, EARLY=chain.history_is_settled, PDL=pdl, **constants, **options,
+    )  # fmt: skip
+
+
+def launch_rows_of_one(
+    q: torch.Tensor, pages: torch.Tensor, plane: int, meta: AttentionMetadata, out: torch.Tensor
+) -> None:
+    """The rows of one query of a mixed batch, q [T, Hq, D] (tokens may be strided) -> their places in out [T, Hq, D].
+
+    For batches with so many rows that none is shared out.
+    """
+    num_rows, kv_heads = meta.context_len.shape[0], pages.shape[3]
+    constants = config(num_rows * kv_heads, q.shape[1] // kv_heads, pages)
+    rows = meta.query_start, meta.context_len, meta.block_tables
+    numbers = meta.log2_scale, q.stride(0), pages.stride(0), meta.block_tables.stride(0)
+    decode_attention_kernel[(kv_heads, num_rows, 1)](
+        q, pages[:, plane], out, None, None, None, *rows, *numbers, SPLITS=1, EARLY=False, PDL=False, **constants
+    )

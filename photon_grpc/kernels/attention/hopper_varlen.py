@@ -1,4 +1,10 @@
-"""Gluon kernel for attention of several queries a row over paged keys (sm_90); `paged_attention.py` has formula and launcher.
+"""Attention of several queries a row over a paged KV cache, in one Gluon kernel (sm_90), for long prompts.
+
+    out[t] = softmax(scale · q[t] · K[: p + 1]ᵀ) · V[: p + 1],  p the position of token t in its row
+
+Shapes: q [T, Hq, D] (tokens may be strided), pages [num_blocks, planes, 2, Hkv, block_size, D] contiguous, AttentionMetadata of the rows
+-> the rows of several queries in out [T, Hq, D]. bf16 and fp16; D in TILES, block_size a power of two from 64 on. `torch_attention.py` is
+the reference.
 
 One program takes a tile of (query, head of the group) pairs of one row and one key head. Its warps are specialised: one
 fetches tiles of BN keys and values through the bulk copy engine into a ring of NS stages, CONSUMERS groups of four warps
@@ -10,7 +16,12 @@ in any batch.
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
 from photon_grpc.kernels.attention.find_tile import find_tile
+from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.gluon import (
     TensorDescriptor,
     constexpr_function,
@@ -22,9 +33,21 @@ from photon_grpc.kernels.gluon import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from photon_grpc.kernels.jit import once
 
 #: Pairs of one consumer: the rows of one wgmma.
 CONSUMER_PAIRS = 64
+#: Rows of the cache that the bulk copy engine can number; one behind them means zeros.
+MAX_CACHE_ROWS = 0x7FFFFF00
+# head_dim -> fewest queries a row, on average: a program takes a multiprocessor, which short prompts and decode rows do not repay.
+# On an H200, µs of varlen_kernel / this one: D 64: 8 x 512 45 / 53, 2,048 68 / 52; D 128: 128 7 / 8, 512 15.4 / 13.9, 4 x 2,048 406 / 266.
+MIN_QUERIES_PER_ROW = {64: 1024, 128: 256}
+# head_dim -> (keys a tile, tiles under way, whether scores are computed a tile ahead).
+# Sweep on an H200, 4 x 2,048 and 1 x 2,048 tokens, 512 behind 3,584, and eight prompts of 64 to 1,000.
+TILES = {64: (128, 3, False), 128: (64, 3, True)}
+# (head_dim, consumers) -> registers of a consumer's and of the producer's threads, together all of a multiprocessor's. The
+# producer clears the tail of a tile of values, which takes more of them where a value is wider.
+REGISTERS = {(64, 2): (240, 24), (64, 3): (160, 24), (128, 2): (232, 40), (128, 3): (160, 32)}
 
 
 @constexpr_function
@@ -296,3 +319,64 @@ def varlen_tile_kernel(
             [4, 4, 1],
             [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS],
         )
+
+
+def num_consumers(num_pairs: int, kv_heads: int, multiprocessors: int) -> int:
+    """Groups of warps that share each tile of keys: three where `num_pairs` (query, head of a group) pairs have tiles for two waves, else two."""
+    tiles = num_pairs // (3 * CONSUMER_PAIRS) * kv_heads
+    return 3 if tiles >= 2 * multiprocessors else 2
+
+
+def config(q_heads: int, pages: torch.Tensor, consumers: int) -> dict[str, Any]:
+    """Compile-time arguments."""
+    _, _, _, kv_heads, block_size, head_dim = pages.shape
+    keys, stages, ahead = TILES[head_dim]
+    consumer_registers, producer_registers = REGISTERS[head_dim, consumers]
+    return {
+        "KV_HEADS": kv_heads,
+        "GROUP": q_heads // kv_heads,
+        "HEAD_DIM": head_dim,
+        "BLOCK_SIZE": block_size,
+        "CONSUMERS": consumers,
+        "PAIRS": CONSUMER_PAIRS,
+        "BN": keys,
+        "NS": stages,
+        "AHEAD": ahead,
+        "CONSUMER_REGISTERS": consumer_registers,
+        "PRODUCER_REGISTERS": producer_registers,
+        "num_warps": 4,
+    }
+
+
+def launch(
+    q: torch.Tensor, pages: torch.Tensor, plane: int, meta: AttentionMetadata, out: torch.Tensor, *, consumers: int
+) -> None:
+    """The rows of several queries, q [T, Hq, D] (tokens may be strided) -> their places in out [T, Hq, D]."""
+    _, planes, _, kv_heads, block_size, _ = pages.shape
+    constants = config(q.shape[1], pages, consumers)
+    num_rows = meta.context_len.shape[0]
+    tile = consumers * CONSUMER_PAIRS // constants["GROUP"]
+    rows = kv_heads * block_size
+    varlen_tile_kernel[(kv_heads, q.shape[0] // tile + num_rows)](
+        q, descriptor(pages, min(block_size, constants["BN"])), out,
+        meta.query_start, meta.context_len, meta.block_tables, num_rows, meta.log2_scale,
+        plane * 2 * rows, q.stride(0), meta.block_tables.stride(0), planes * 2 * rows, rows, **constants,
+    )  # fmt: skip
+
+
+@once
+def preload(
+    device: torch.device, dtype: torch.dtype, q_heads: int, kv_heads: int, block_size: int, head_dim: int
+) -> None:
+    """Launch the kernel with either number of consumers, for two queries and a cache of one page: compiles and loads both.
+
+    What the kernel is specialised for follows from these shapes: every stride of q and of the cache is a multiple of 16.
+    """
+    q, out = torch.zeros((2, 2, q_heads, head_dim), dtype=dtype, device=device)
+    pages = torch.zeros((1, 1, 2, kv_heads, block_size, head_dim), dtype=dtype, device=device)
+    context_len = torch.full((1,), 2, dtype=torch.int32, device=device)
+    query_start = torch.nn.functional.pad(context_len, (1, 0))
+    block_tables = torch.zeros((1, 1), dtype=torch.int32, device=device)
+    meta = AttentionMetadata(query_start, context_len, block_tables, 1.0, max_query_len=2, max_context_len=2)
+    for consumers in (2, 3):
+        launch(q, pages, 0, meta, out, consumers=consumers)

@@ -1,0 +1,211 @@
+"""Chooses the kernels that attend: once a step and KVGroup, for all layers of the group.
+
+    attention = kernels.attention(meta, pages, slot_mapping, num_heads)     # as a step begins
+    attention.write(k, v, plane)                                            # in every layer
+    attended = attention.attend(q, plane)
+
+| rows of      | where                                                                                | kernels            |
+|--------------|--------------------------------------------------------------------------------------|--------------------|
+| any          | no Triton, or tensors of a CPU                                                       | torch_attention    |
+| one query    | a step of them alone in a chain of dependent launches                                | gluon_decode       |
+| one query    | Hopper, 16 bits, enough rows to fill the device unshared                             | gluon_decode       |
+| one query    | else                                                                                 | triton_decode      |
+| several      | Hopper, 16 bits, pages of 64 tokens or more, many queries a row                      | hopper_varlen      |
+| several      | else                                                                                 | triton_varlen      |
+
+Gluon kernels take no window. A batch of both kinds of rows is two launches, the rows of several queries first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from photon_grpc.kernels.attention import (
+    gluon_decode,
+    hopper_varlen,
+    torch_attention,
+    triton_decode,
+    triton_varlen,
+    write_kv,
+)
+from photon_grpc.kernels.attention.gluon_decode import DependentChain
+from photon_grpc.kernels.attention.metadata import AttentionMetadata
+from photon_grpc.kernels.gluon import can_fuse
+from photon_grpc.kernels.jit import launches, num_multiprocessors
+
+#: Steps of more rows of one query than this attend as mixed batches do.
+MAX_DECODE_ROWS = 4096
+
+#: Fills its rows of out [T, Hq, D] from q [T, Hq, D] and one plane of the pages.
+Launch = Callable[[torch.Tensor, torch.Tensor, int, AttentionMetadata, torch.Tensor], None]
+
+
+class GroupAttention(Protocol):
+    """One step's attention over the pages of one KVGroup; `plane` is a layer's place in the group."""
+
+    def write(self, k: torch.Tensor, v: torch.Tensor, plane: int) -> None:
+        """k, v [T, Hkv, D] (tokens may be strided) to the step's slots; every layer writes before it attends."""
+
+    def attend(self, q: torch.Tensor, plane: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """q [T, Hq, D] (tokens may be strided) -> out [T, Hq, D] contiguous, new where it is not given.
+
+        Tokens that belong to no row are left undefined.
+        """
+
+
+class TorchAttention:
+    """Any device, dtype and shape. Where keys go and where they are read from is worked out once for all layers."""
+
+    def __init__(self, meta: AttentionMetadata, pages: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        self._meta = meta
+        self._pages = pages
+        self._rows = write_kv.rows(slot_mapping, pages)
+        self._plan = torch_attention.GatherPlan(meta, pages)
+
+    def write(self, k: torch.Tensor, v: torch.Tensor, plane: int) -> None:
+        write_kv.write_rows(k, v, self._pages, plane, self._rows)
+
+    def attend(self, q: torch.Tensor, plane: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        answer = torch_attention.attend(q, self._pages, plane, self._meta, self._plan)
+        return answer if out is None else out.copy_(answer)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelAttention:
+    """The kernels of a step, in the order of their launches."""
+
+    meta: AttentionMetadata
+    pages: torch.Tensor
+    slot_mapping: torch.Tensor
+    launches: tuple[Launch, ...]
+
+    def write(self, k: torch.Tensor, v: torch.Tensor, plane: int) -> None:
+        write_kv.launch(k, v, self.pages, plane, self.slot_mapping)
+
+    def attend(self, q: torch.Tensor, plane: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        if out is None:
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        for launch in self.launches:
+            launch(q, self.pages, plane, self.meta, out)
+        return out
+
+
+def torch_backend(
+    meta: AttentionMetadata, pages: torch.Tensor, slot_mapping: torch.Tensor, num_heads: int,
+    chain: DependentChain | None = None,
+) -> GroupAttention:  # fmt: skip
+    """Torch, whatever the device; arguments as for `dispatch`."""
+    return TorchAttention(meta, pages, slot_mapping)
+
+
+def dispatch(
+    meta: AttentionMetadata, pages: torch.Tensor, slot_mapping: torch.Tensor, num_heads: int,
+    chain: DependentChain | None = None,
+) -> GroupAttention:  # fmt: skip
+    """The fastest kernels for a step.
+
+    Args:
+        meta: the rows.
+        pages: [num_blocks, planes, 2, Hkv, block_size, D].
+        slot_mapping: int64 [T], block · block_size + offset of every token.
+        num_heads: Hq.
+        chain: of the caller, whose q is then contiguous; None where every kernel waits for the one before.
+    """
+    if not launches(pages):
+        return TorchAttention(meta, pages, slot_mapping)
+    step = _Step(meta, pages, slot_mapping.shape[0], num_heads // pages.shape[3])
+    return KernelAttention(meta, pages, slot_mapping, tuple(_choose(step, chain)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Step:
+    """What the choice depends on; `group`: query heads of a key head."""
+
+    meta: AttentionMetadata
+    pages: torch.Tensor
+    num_tokens: int
+    group: int
+
+    @property
+    def num_pairs(self) -> int:
+        """(row, key head) pairs."""
+        return self.meta.context_len.shape[0] * self.pages.shape[3]
+
+    @property
+    def multiprocessors(self) -> int:
+        return num_multiprocessors(self.pages.device)
+
+
+def _choose(step: _Step, chain: DependentChain | None) -> Iterator[Launch]:
+    meta = step.meta
+    if not step.num_pairs or not step.num_tokens:
+        return
+    if chain is not None and _is_decode(step) and _suits_gluon_decode(step):
+        yield partial(gluon_decode.launch, chain=chain)
+        return
+    if meta.max_query_len > 1:
+        yield _several_queries(step)
+    if meta.min_query_len == 1:
+        yield _one_query(step)
+
+
+def _is_decode(step: _Step) -> bool:
+    return step.meta.max_query_len == 1 and step.num_tokens <= MAX_DECODE_ROWS
+
+
+def _several_queries(step: _Step) -> Launch:
+    pages, kv_heads = step.pages, step.pages.shape[3]
+    if not _suits_hopper_varlen(step):
+        return triton_varlen.launch
+    if not torch.cuda.is_current_stream_capturing():
+        # In a warm-up, before the first long prompt. Results are the same to the bit.
+        hopper_varlen.preload(pages.device, pages.dtype, step.group * kv_heads, *pages.shape[3:])
+    num_pairs = step.num_tokens * step.group
+    consumers = hopper_varlen.num_consumers(num_pairs, kv_heads, step.multiprocessors)
+    return partial(hopper_varlen.launch, consumers=consumers)
+
+
+def _one_query(step: _Step) -> Launch:
+    fills_device = step.num_pairs >= 2 * step.multiprocessors
+    if fills_device and _is_hopper(step.pages) and _suits_gluon_decode(step):
+        return gluon_decode.launch_rows_of_one
+    max_keys = step.meta.max_context_len
+    splits = triton_decode.num_splits(step.num_pairs, max_keys, step.multiprocessors)
+    return partial(triton_decode.launch, splits=splits)
+
+
+def _suits_gluon_decode(step: _Step) -> bool:
+    return (
+        can_fuse(step.pages.device)
+        and step.pages.dtype in (torch.bfloat16, torch.float16)
+        and step.pages.shape[5] in gluon_decode.HEAD_DIMS
+        and step.group <= gluon_decode.MAX_GROUP
+    )
+
+
+def _suits_hopper_varlen(step: _Step) -> bool:
+    """Prompts rather than decode rows."""
+    meta, pages = step.meta, step.pages
+    block_size, head_dim = pages.shape[4:]
+    return (
+        _is_hopper(pages)
+        and pages.dtype in (torch.bfloat16, torch.float16)
+        and head_dim in hopper_varlen.TILES
+        and hopper_varlen.CONSUMER_PAIRS % step.group == 0
+        and block_size % 64 == 0
+        and block_size & (block_size - 1) == 0
+        and pages.is_contiguous()
+        and pages.numel() // head_dim < hopper_varlen.MAX_CACHE_ROWS
+        and meta.scale > 0
+        and step.num_tokens >= hopper_varlen.MIN_QUERIES_PER_ROW[head_dim] * meta.context_len.shape[0]
+    )
+
+
+def _is_hopper(pages: torch.Tensor) -> bool:
+    """Whether Gluon's kernels run, on capability 9."""
+    return can_fuse(pages.device) and torch.cuda.get_device_capability(pages.device)[0] == 9

@@ -1,0 +1,147 @@
+"""Attention of one query a row over a paged KV cache, in plain Triton: any dtype, any head_dim, any block size.
+
+    out[b] = softmax(scale · q[b] · K[: context_len[b]]ᵀ) · V[: context_len[b]]
+
+The query group of a key head is folded into the rows of the matrix product. The keys are shared out over `splits` programs, whose
+partial results `merge_kernel` joins. Softmax and sums in float32; `torch_attention.py` is the reference.
+
+Shapes: q [T, Hq, D] (tokens may be strided), pages [num_blocks, planes, 2, Hkv, block_size, D], AttentionMetadata of the rows
+-> the rows of one query in out [T, Hq, D].
+Bytes moved: 2 · Hkv · D · itemsize for every key of every row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from photon_grpc.kernels.attention.metadata import AttentionMetadata
+from photon_grpc.kernels.attention.online_softmax import attend, key_offsets, shape_config
+from photon_grpc.kernels.jit import cdiv, jit, next_power_of_2, tl
+
+MAX_SPLITS = 16
+#: Keys of a step of a program.
+BLOCK_N = 32
+
+
+@jit
+def decode_kernel(
+    q, pages, out, partial, partial_weight, query_start, context_len, block_tables,
+    scale, q_stride, block_stride, table_stride,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program for (row, key head, share of the keys); rows of several queries are left to `varlen`.
+
+    Writes out [T, Hq, D] where SPLITS is 1, else partial float32 [B, Hq, SPLITS, D] and its log2 weight [B, Hq, SPLITS].
+    """
+    row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    query = tl.load(query_start + row)
+    if tl.load(query_start + row + 1) - query != 1:
+        return
+    context = tl.load(context_len + row)
+    share = tl.cdiv(tl.cdiv(context, BLOCK_N), SPLITS) * BLOCK_N
+    begin = split * share
+    stop = tl.minimum(begin + share, context)
+
+    member = tl.arange(0, BLOCK_M)
+    column = tl.arange(0, HEAD_PAD)
+    inside = (member < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
+    head = kv_head * GROUP + member
+    within = head[:, None] * HEAD_DIM + column[None, :]
+    tile = tl.load(q + query.to(tl.int64) * q_stride + within, mask=inside, other=0.0)
+    keys = pages + kv_head * (BLOCK_SIZE * HEAD_DIM)
+    values = keys + KV_HEADS * BLOCK_SIZE * HEAD_DIM
+    table = block_tables + row.to(tl.int64) * table_stride
+
+    high = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
+    for start in range(begin, stop, BLOCK_N):
+        offsets = key_offsets(table, start, stop, block_stride, BLOCK_SIZE, BLOCK_N, HEAD_DIM)
+        in_context = start + tl.arange(0, BLOCK_N) < stop
+        high, total, acc = attend(
+            tile, keys, values, offsets, in_context, in_context[None, :], high, total, acc, scale,
+            HEAD_DIM, HEAD_PAD, PRECISION, True,
+        )  # fmt: skip
+    answer = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    if SPLITS == 1:
+        tl.store(out + query.to(tl.int64) * (KV_HEADS * GROUP * HEAD_DIM) + within, answer.to(tile.dtype), mask=inside)
+    else:
+        place = (row.to(tl.int64) * (KV_HEADS * GROUP) + head) * SPLITS + split
+        tl.store(partial + place[:, None] * HEAD_DIM + column[None, :], answer, mask=inside)
+        tl.store(partial_weight + place, high + tl.log2(total), mask=member < GROUP)
+
+
+@jit
+def merge_kernel(
+    partial, partial_weight, out, query_start,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """out of one (row, query head) from its SPLITS partial results; SPLITS is a power of two."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    query = tl.load(query_start + row)
+    if tl.load(query_start + row + 1) - query != 1:
+        return
+    split = tl.arange(0, SPLITS)
+    column = tl.arange(0, HEAD_PAD)
+    place = (row.to(tl.int64) * HEADS + head) * SPLITS + split
+    weight = tl.load(partial_weight + place)
+    high = tl.max(weight, axis=0)
+    weight = tl.exp2(weight - tl.where(high == -float("inf"), 0.0, high))
+    parts = tl.load(partial + place[:, None] * HEAD_DIM + column[None, :], mask=(column < HEAD_DIM)[None, :], other=0.0)
+    total = tl.sum(weight, axis=0)
+    answer = tl.sum(parts * weight[:, None], axis=0) / tl.where(total == 0.0, 1.0, total)
+    to = out + (query.to(tl.int64) * HEADS + head) * HEAD_DIM + column
+    tl.store(to, answer.to(out.dtype.element_ty), mask=column < HEAD_DIM)
+
+
+def config(q_heads: int, pages: torch.Tensor) -> dict[str, Any]:
+    """Compile-time arguments of `decode_kernel`, all but SPLITS."""
+    shape = shape_config(q_heads, pages)
+    wide = pages.dtype == torch.float32
+    return shape | {
+        "BLOCK_M": max(16, next_power_of_2(shape["GROUP"])),
+        "BLOCK_N": BLOCK_N,
+        # Without tensor cores the tiles of a float32 product live in registers: fewer warps spill them.
+        "num_warps": 8 if wide else (1 if shape["HEAD_PAD"] <= 64 else 2),
+        "num_stages": 2 if wide else 3,
+    }
+
+
+def num_splits(num_pairs: int, max_context_len: int, multiprocessors: int) -> int:
+    """Shares of the keys of each of `num_pairs` (row, key head) pairs: a power of two that fills the device.
+
+    Up to four programs for each multiprocessor: with more, the merge costs what the shares gain (measured on an H200 at
+    1 to 256 rows of 272 to 4,096 keys). A share is at least one tile of the longest possible context.
+    """
+    splits = 1
+    while (
+        splits < MAX_SPLITS
+        and 2 * splits * num_pairs <= 4 * multiprocessors
+        and 2 * splits <= cdiv(max_context_len, BLOCK_N)
+    ):
+        splits *= 2
+    return splits
+
+
+def launch(
+    q: torch.Tensor, pages: torch.Tensor, plane: int, meta: AttentionMetadata, out: torch.Tensor, *, splits: int
+) -> None:
+    """Fill the rows of `out` that have one query."""
+    num_rows, q_heads = meta.context_len.shape[0], q.shape[1]
+    constants = config(q_heads, pages)
+    kv_heads, head_dim = constants["KV_HEADS"], constants["HEAD_DIM"]
+    partial = weight = None
+    if splits > 1:
+        partial = torch.empty((num_rows, q_heads, splits, head_dim), dtype=torch.float32, device=q.device)
+        weight = torch.empty((num_rows, q_heads, splits), dtype=torch.float32, device=q.device)
+    rows = meta.query_start, meta.context_len, meta.block_tables
+    numbers = meta.log2_scale, q.stride(0), pages.stride(0), meta.block_tables.stride(0)
+    grid = (num_rows, kv_heads, splits)
+    decode_kernel[grid](q, pages[:, plane], out, partial, weight, *rows, *numbers, SPLITS=splits, **constants)
+    if splits > 1:
+        shape = {"HEADS": q_heads, "HEAD_DIM": head_dim, "HEAD_PAD": constants["HEAD_PAD"], "SPLITS": splits}
+        merge_kernel[(num_rows, q_heads)](partial, weight, out, meta.query_start, num_warps=1, **shape)

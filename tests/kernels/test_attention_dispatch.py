@@ -1,0 +1,174 @@
+"""Which kernels attend in which step: a table of shapes, as a GPU of 132 multiprocessors would be asked; nothing is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from photon_grpc.kernels import AttentionMetadata, DependentChain, select
+from photon_grpc.kernels.attention import dispatch as routes
+from photon_grpc.kernels.attention import gluon_decode, hopper_varlen, torch_attention, triton_decode, triton_varlen
+from tests.kernels.paged import Shape, expected, paged_batch, tolerance
+
+ONE_B, EIGHT_B = Shape(32, 8, 64, 64), Shape(32, 8, 128, 64)
+CHAIN = DependentChain(torch.zeros(1, dtype=torch.int32), history_is_settled=True)
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of a CPU are answered for as those of an H200."""
+    monkeypatch.setattr(routes, "launches", lambda tensor: True)
+    monkeypatch.setattr(routes, "can_fuse", lambda device: True)
+    monkeypatch.setattr(routes, "num_multiprocessors", lambda device: 132)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+
+
+def chosen(
+    shape: Shape, counts: list[int], *, chain: DependentChain | None = None, dtype: torch.dtype = torch.bfloat16,
+    fewest: int | None = None, window: int = 0,
+) -> tuple[Any, ...]:  # fmt: skip
+    """What is launched, in order, for rows of `counts` queries at contexts of at most 4,096."""
+    pages = torch.zeros((2, 3, 2, shape.kv_heads, shape.block_size, shape.head_dim), dtype=dtype)
+    lengths = torch.zeros(len(counts), dtype=torch.int32)
+    meta = AttentionMetadata(
+        lengths, lengths, lengths, 0.1, max(counts), 4096, min_query_len=fewest or min(counts), window=window
+    )
+    slots = torch.zeros(sum(counts), dtype=torch.int64)
+    found = routes.dispatch(meta, pages, slots, shape.q_heads, chain)
+    assert isinstance(found, routes.KernelAttention)
+    return found.launches
+
+
+def named(launches: tuple[Any, ...]) -> list[Any]:
+    return [launch.func if isinstance(launch, partial) else launch for launch in launches]
+
+
+@pytest.mark.usefixtures("hopper")
+def test_decode_steps_of_a_chain_are_one_dependent_kernel() -> None:
+    (launch,) = chosen(ONE_B, [1] * 3, chain=CHAIN)
+    assert launch.func is gluon_decode.launch and launch.keywords == {"chain": CHAIN}
+    assert named(chosen(ONE_B, [1] * 4096, chain=CHAIN)) == [gluon_decode.launch]
+    assert named(chosen(ONE_B, [1] * 4097, chain=CHAIN)) == [gluon_decode.launch_rows_of_one]
+    assert named(chosen(Shape(32, 8, 96, 16), [1] * 3, chain=CHAIN)) == [triton_decode.launch]
+    assert named(chosen(Shape(32, 1, 64, 16), [1] * 3, chain=CHAIN)) == [triton_decode.launch]
+
+
+@pytest.mark.usefixtures("hopper")
+def test_rows_of_one_query_take_the_dependent_kernel_alone_where_they_fill_the_device() -> None:
+    assert named(chosen(ONE_B, [1] * 32)) == [triton_decode.launch]
+    assert named(chosen(ONE_B, [1] * 33)) == [gluon_decode.launch_rows_of_one]
+    assert named(chosen(ONE_B, [1] * 33, dtype=torch.float32)) == [triton_decode.launch]
+    assert chosen(ONE_B, [1] * 32)[0].keywords == {"splits": triton_decode.num_splits(256, 4096, 132)}
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("chain", [None, CHAIN])
+def test_mixed_steps_attend_rows_of_several_queries_first(chain: DependentChain | None) -> None:
+    assert named(chosen(ONE_B, [900, 1], chain=chain)) == [triton_varlen.launch, triton_decode.launch]
+    assert named(chosen(EIGHT_B, [600, 1], chain=chain)) == [hopper_varlen.launch, triton_decode.launch]
+    assert named(chosen(EIGHT_B, [600, 1, *[1] * 40], chain=chain)) == [
+        triton_varlen.launch,
+        gluon_decode.launch_rows_of_one,
+    ]
+    assert named(chosen(EIGHT_B, [600, 1], chain=chain, fewest=2)) == [hopper_varlen.launch]
+    # A lone row of a captured shape: a bound of several, though it is one.
+    assert named(chosen(ONE_B, [1024], chain=chain, fewest=2)) == [hopper_varlen.launch]
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        (Shape(32, 8, 128, 16), torch.bfloat16),
+        (Shape(32, 8, 128, 192), torch.bfloat16),
+        (Shape(24, 8, 128, 64), torch.bfloat16),
+        (Shape(32, 8, 96, 64), torch.bfloat16),
+        (EIGHT_B, torch.float32),
+    ],
+)
+def test_shapes_that_hopper_has_no_kernel_for_take_plain_triton(shape: Shape, dtype: torch.dtype) -> None:
+    assert named(chosen(shape, [2048], dtype=dtype)) == [triton_varlen.launch]
+
+
+@pytest.mark.usefixtures("hopper")
+def test_other_devices_take_plain_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert named(chosen(EIGHT_B, [2048] + [1] * 60)) == [triton_varlen.launch, triton_decode.launch]
+    assert named(chosen(EIGHT_B, [1] * 60, chain=CHAIN)) == [gluon_decode.launch]
+    monkeypatch.setattr(routes, "can_fuse", lambda device: False)
+    assert named(chosen(EIGHT_B, [1] * 60)) == [triton_decode.launch]
+
+
+@pytest.mark.usefixtures("hopper")
+def test_no_tokens_launch_nothing() -> None:
+    pages = torch.zeros((2, 3, 2, 8, 64, 64))
+    empty = torch.zeros(0, dtype=torch.int32)
+    meta = AttentionMetadata(empty, empty, empty, 0.1, max_query_len=1, max_context_len=1)
+    q = torch.zeros(0, 32, 64)
+    assert routes.dispatch(meta, pages, empty, 32, CHAIN).attend(q, 0).shape == q.shape
+
+
+def test_a_cpu_and_kernels_of_torch_attend_in_torch() -> None:
+    batch = paged_batch(Shape(6, 2, 32, 8), [1] * 4, [1, 5, 16, 33])
+    slots = torch.zeros(4, dtype=torch.int64)
+    found = select("torch", "cpu").attention(batch.meta, batch.cache, slots, 6, CHAIN)
+    assert isinstance(found, routes.TorchAttention)
+    out = torch.full(batch.q.shape, torch.nan)
+    assert found.attend(batch.q, batch.layer, out) is out
+    torch.testing.assert_close(out.double(), expected(batch), **tolerance(torch.float32))
+    torch.testing.assert_close(out, torch_attention.attend(batch.q, batch.cache, batch.layer, batch.meta))
+
+
+def test_short_contexts_and_large_batches_are_not_shared_out() -> None:
+    assert gluon_decode.num_splits(8, 512, 132, 512) == 1
+    assert gluon_decode.num_splits(64 * 8, 131072, 132, 128) == 1
+    assert gluon_decode.num_splits(8, 131072, 132, 512) == 16
+    assert gluon_decode.num_splits(8, 1024, 132, 512) == 2
+
+
+Preloaded = list[tuple[torch.Tensor, torch.Tensor, int]]
+
+
+@pytest.fixture
+def preloaded(hopper: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Preloaded]:
+    """(q, pages, consumers) of every launch of Hopper's kernel; nothing runs."""
+    found: Preloaded = []
+
+    def note(q: torch.Tensor, pages: torch.Tensor, plane: int, meta: Any, out: torch.Tensor, *, consumers: int) -> None:
+        assert out.shape == q.shape and out.dtype == q.dtype == pages.dtype
+        found.append((q, pages, consumers))
+
+    monkeypatch.setattr(hopper_varlen, "launch", note)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    hopper_varlen.preload.cache_clear()
+    yield found
+    hopper_varlen.preload.cache_clear()
+
+
+def test_the_first_step_of_a_shape_loads_the_kernels_of_both_numbers_of_consumers(preloaded: Preloaded) -> None:
+    chosen(ONE_B, [1024])
+    assert [consumers for _, _, consumers in preloaded] == [2, 3]
+    chosen(ONE_B, [2048])
+    assert len(preloaded) == 2
+    chosen(Shape(16, 8, 64, 64), [2048])
+    assert len(preloaded) == 4
+
+
+def test_stand_ins_are_compiled_as_what_follows(preloaded: Preloaded) -> None:
+    chosen(ONE_B, [1024])
+    pages = torch.zeros((2, 3, 2, 8, 64, 64), dtype=torch.bfloat16)
+    for stand_in, page, consumers in preloaded:
+        assert hopper_varlen.config(32, pages, consumers) == hopper_varlen.config(stand_in.shape[1], page, consumers)
+        assert stand_in.stride(0) % 16 == 0
+        assert all(stride % 16 == 0 for stride in (*page.stride()[:-1], *pages.stride()[:-1]))
+
+
+def test_a_capture_holds_the_launch_alone(preloaded: Preloaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert named(chosen(ONE_B, [1024])) == [hopper_varlen.launch]
+    assert preloaded == []
