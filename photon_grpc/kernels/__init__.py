@@ -36,10 +36,9 @@ class Kernels:
     topk_topp: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
     gumbel_noise: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | int], torch.Tensor]
     draw: Callable[[torch.Tensor, draw.SamplingMetadata], torch.Tensor]
-    decode_inputs: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int], slot_state.Inputs]
-    advance: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
-    mixed_inputs: Callable[..., slot_state.MixedInputs]
-    advance_mixed: Callable[..., None]
+    decode_inputs: Callable[[torch.Tensor, torch.Tensor, slot_state.SlotState, int], slot_state.Inputs]
+    mixed_inputs: Callable[..., slot_state.Inputs]
+    advance: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, slot_state.SlotState], None]
 
 
 TORCH = Kernels(
@@ -52,9 +51,8 @@ TORCH = Kernels(
     gumbel_noise=noise.reference,
     draw=draw.reference,
     decode_inputs=slot_state.decode_inputs_reference,
-    advance=slot_state.advance_reference,
     mixed_inputs=slot_state.mixed_inputs_reference,
-    advance_mixed=slot_state.advance_mixed_reference,
+    advance=slot_state.advance_reference,
 )
 
 TRITON = Kernels(
@@ -67,9 +65,8 @@ TRITON = Kernels(
     gumbel_noise=noise.launch,
     draw=draw.launch,
     decode_inputs=slot_state.decode_inputs,
-    advance=slot_state.advance,
     mixed_inputs=slot_state.mixed_inputs,
-    advance_mixed=slot_state.advance_mixed,
+    advance=slot_state.advance,
 )
 
 

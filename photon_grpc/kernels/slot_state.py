@@ -1,98 +1,112 @@
 """A step's way out of the slot table and back into it.
 
     decode_inputs: of each slot the last token, its position, where its key goes, how many keys it sees, which pages they are in
-    advance:       the drawn id behind the last token, one token more computed; slot 0 (padding) stays as it is
     mixed_inputs:  of each slot its next `counts` tokens, one row's behind the other's; what is left of T tokens is the first of slot 0
-    advance_mixed: `counts` tokens more computed, and the drawn id behind them where the row yields
+    advance:       `counts` tokens more computed, and the drawn id behind them where the row yields; slot 0 (padding) stays as it is
 
-Shapes: slots, counts, yields int64 [B], token_ids int32 [S, L], num_computed int64 [S], block_table int32 [S, M]
--> token int32 [T], position int64 [T], slot_mapping int64 [T], context_len int32 [B], block_tables int32 [B, M], and of mixed steps
-query_start int32 [B + 1], last int64 [B], each row's last token. T is B in decode steps.
+Shapes: slots, counts, yields int64 [B], context_len int32 [B], SlotState of S slots -> token int32 [T], position int64 [T],
+slot_mapping int64 [T], block_tables int32 [B, M], and of mixed steps query_start int32 [B + 1], last int64 [B], each row's last token.
+T is B in decode steps. `context_len` is filled: the keys that each row sees, the new ones included.
 Bytes moved: 8 · B · M and a few for each row and token.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from photon_grpc.kernels.jit import jit, launches, next_power_of_2, tl
 
-Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-#: Those of a decode step, then query_start and last.
-MixedInputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+class SlotState(NamedTuple):
+    """What a step reads of the slot table, and changes: token_ids int32 [S, L], num_computed int64 [S], block_table int32 [S, M]."""
+
+    token_ids: torch.Tensor
+    num_computed: torch.Tensor
+    block_table: torch.Tensor
+
+
+class Inputs(NamedTuple):
+    """Of T tokens and B rows; a decode step has no use for the last two."""
+
+    token: torch.Tensor
+    position: torch.Tensor
+    slot_mapping: torch.Tensor
+    block_tables: torch.Tensor
+    query_start: torch.Tensor | None = None
+    last: torch.Tensor | None = None
 
 
 def decode_inputs_reference(
-    slots: torch.Tensor,
-    token_ids: torch.Tensor,
-    num_computed: torch.Tensor,
-    block_table: torch.Tensor,
-    block_size: int,
+    slots: torch.Tensor, context_len: torch.Tensor, state: SlotState, block_size: int
 ) -> Inputs:
-    """decode_inputs in torch: (token, position, slot_mapping, context_len, block_tables)."""
-    position = num_computed[slots]
-    tables = block_table[slots]
+    """decode_inputs in torch."""
+    position = state.num_computed[slots]
+    tables = state.block_table[slots]
     block = tables.gather(1, (position // block_size)[:, None])[:, 0].long()
-    return (
-        token_ids[slots, position],
-        position,
-        block * block_size + position % block_size,
-        (position + 1).int(),
-        tables,
-    )
-
-
-def advance_reference(
-    slots: torch.Tensor, ids: torch.Tensor, token_ids: torch.Tensor, num_computed: torch.Tensor
-) -> None:
-    """advance in torch: changes token_ids and num_computed. An invalid id is kept as 0: it must be one that can be looked up."""
-    behind = num_computed[slots] + 1
-    token_ids[slots, behind] = ids.clamp(min=0).int()
-    num_computed[slots] = behind
-    num_computed[:1].zero_()
+    torch.add(position, 1, out=context_len)
+    return Inputs(state.token_ids[slots, position], position, block * block_size + position % block_size, tables)
 
 
 def mixed_inputs_reference(
     slots: torch.Tensor,
     counts: torch.Tensor,
+    context_len: torch.Tensor,
     num_tokens: int,
-    token_ids: torch.Tensor,
-    num_computed: torch.Tensor,
-    block_table: torch.Tensor,
+    state: SlotState,
     block_size: int,
-) -> MixedInputs:
-    """mixed_inputs in torch: (token, position, slot_mapping, context_len, block_tables, query_start, last)."""
-    ends, before = counts.cumsum(0), num_computed[slots]
+) -> Inputs:
+    """mixed_inputs in torch."""
+    ends, before = counts.cumsum(0), state.num_computed[slots]
     number = torch.arange(num_tokens, device=slots.device)
     row = torch.searchsorted(ends, number, right=True).clamp(max=slots.shape[0] - 1)
     is_real = number < ends[-1]
     slot = torch.where(is_real, slots[row], 0)
     position = torch.where(is_real, number + (before - ends + counts)[row], 0)
-    block = block_table[slot, position // block_size].long()
-    return (
-        token_ids[slot, position],
+    block = state.block_table[slot, position // block_size].long()
+    context_len.copy_(before + counts)
+    return Inputs(
+        state.token_ids[slot, position],
         position,
         block * block_size + position % block_size,
-        (before + counts).int(),
-        block_table[slots],
+        state.block_table[slots],
         torch.nn.functional.pad(ends, (1, 0)).int(),
         (ends - 1).clamp(min=0),
     )
 
 
-def advance_mixed_reference(
-    slots: torch.Tensor,
-    counts: torch.Tensor,
-    yields: torch.Tensor,
-    ids: torch.Tensor,
-    token_ids: torch.Tensor,
-    num_computed: torch.Tensor,
+def advance_reference(
+    slots: torch.Tensor, counts: torch.Tensor, yields: torch.Tensor, ids: torch.Tensor, state: SlotState
 ) -> None:
-    """advance_mixed in torch: changes token_ids and num_computed. A row in the middle of its prompt keeps the id that it has there."""
+    """advance in torch. An invalid id is kept as 0, since it must be one that can be looked up; a row that does not yield keeps what it has."""
+    token_ids, num_computed, _ = state
     behind = num_computed[slots] + counts
     token_ids[slots, behind] = torch.where(yields > 0, ids.clamp(min=0).int(), token_ids[slots, behind])
     num_computed[slots] = behind
     num_computed[:1].zero_()
+
+
+@jit
+def decode_inputs_kernel(
+    slots, token_ids, num_computed, block_table, token, position, slot_mapping, context_len, tables,
+    token_stride, table_stride, num_columns, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program a row."""
+    row = tl.program_id(0)
+    slot = tl.load(slots + row)
+    at = tl.load(num_computed + slot)
+    block = tl.load(block_table + slot * table_stride + at // BLOCK_SIZE).to(tl.int64)
+    tl.store(token + row, tl.load(token_ids + slot * token_stride + at))
+    tl.store(position + row, at)
+    tl.store(slot_mapping + row, block * BLOCK_SIZE + at % BLOCK_SIZE)
+    tl.store(context_len + row, (at + 1).to(tl.int32))
+    # Pages behind the last one are not read by anybody.
+    for start in range(0, at // BLOCK_SIZE + 1, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        inside = column < num_columns
+        page = tl.load(block_table + slot * table_stride + column, mask=inside, other=0)
+        tl.store(tables + row.to(tl.int64) * num_columns + column, page, mask=inside)
 
 
 @jit
@@ -138,7 +152,7 @@ def mixed_inputs_kernel(
 
 
 @jit
-def advance_mixed_kernel(slots, counts, yields, ids, token_ids, num_computed, token_stride):
+def advance_kernel(slots, counts, yields, ids, token_ids, num_computed, token_stride):
     """One program a row."""
     row = tl.program_id(0)
     slot = tl.load(slots + row)
@@ -150,109 +164,55 @@ def advance_mixed_kernel(slots, counts, yields, ids, token_ids, num_computed, to
     tl.store(num_computed + slot, behind)
 
 
-@jit
-def decode_inputs_kernel(
-    slots, token_ids, num_computed, block_table, token, position, slot_mapping, context_len, tables,
-    token_stride, table_stride, num_columns, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """One program a row."""
-    row = tl.program_id(0)
-    slot = tl.load(slots + row)
-    at = tl.load(num_computed + slot)
-    block = tl.load(block_table + slot * table_stride + at // BLOCK_SIZE).to(tl.int64)
-    tl.store(token + row, tl.load(token_ids + slot * token_stride + at))
-    tl.store(position + row, at)
-    tl.store(slot_mapping + row, block * BLOCK_SIZE + at % BLOCK_SIZE)
-    tl.store(context_len + row, (at + 1).to(tl.int32))
-    # Pages behind the last one are not read by anybody.
-    for start in range(0, at // BLOCK_SIZE + 1, BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        inside = column < num_columns
-        page = tl.load(block_table + slot * table_stride + column, mask=inside, other=0)
-        tl.store(tables + row.to(tl.int64) * num_columns + column, page, mask=inside)
-
-
-@jit
-def advance_kernel(slots, ids, token_ids, num_computed, token_stride):
-    """One program a row."""
-    row = tl.program_id(0)
-    slot = tl.load(slots + row)
-    if slot == 0:
-        return
-    behind = tl.load(num_computed + slot) + 1
-    tl.store(token_ids + slot * token_stride + behind, tl.maximum(tl.load(ids + row), 0).to(tl.int32))
-    tl.store(num_computed + slot, behind)
-
-
-def decode_inputs(
-    slots: torch.Tensor,
-    token_ids: torch.Tensor,
-    num_computed: torch.Tensor,
-    block_table: torch.Tensor,
-    block_size: int,
-) -> Inputs:
-    """(token, position, slot_mapping, context_len, block_tables); what lies behind a row's last page is undefined."""
+def decode_inputs(slots: torch.Tensor, context_len: torch.Tensor, state: SlotState, block_size: int) -> Inputs:
+    """As `decode_inputs_reference`; what lies behind a row's last page is undefined."""
     if not launches(slots):
-        return decode_inputs_reference(slots, token_ids, num_computed, block_table, block_size)
-    num_rows, num_columns = slots.shape[0], block_table.shape[1]
-    token, context_len = torch.empty((2, num_rows), dtype=torch.int32, device=slots.device)
+        return decode_inputs_reference(slots, context_len, state, block_size)
+    num_rows, num_columns = slots.shape[0], state.block_table.shape[1]
+    token = torch.empty(num_rows, dtype=torch.int32, device=slots.device)
     position, slot_mapping = torch.empty((2, num_rows), dtype=torch.int64, device=slots.device)
     tables = torch.empty((num_rows, num_columns), dtype=torch.int32, device=slots.device)
     decode_inputs_kernel[(num_rows,)](
-        slots, token_ids, num_computed, block_table, token, position, slot_mapping, context_len, tables,
-        token_ids.stride(0), block_table.stride(0), num_columns, BLOCK_SIZE=block_size, BLOCK=64, num_warps=1,
+        slots, *state, token, position, slot_mapping, context_len, tables,
+        state.token_ids.stride(0), state.block_table.stride(0), num_columns,
+        BLOCK_SIZE=block_size, BLOCK=64, num_warps=1,
     )  # fmt: skip
-    return token, position, slot_mapping, context_len, tables
-
-
-def advance(slots: torch.Tensor, ids: torch.Tensor, token_ids: torch.Tensor, num_computed: torch.Tensor) -> None:
-    """Changes token_ids and num_computed; no slot but 0 may stand twice in `slots`."""
-    if not launches(slots):
-        advance_reference(slots, ids, token_ids, num_computed)
-        return
-    advance_kernel[(slots.shape[0],)](slots, ids, token_ids, num_computed, token_ids.stride(0), num_warps=1)
+    return Inputs(token, position, slot_mapping, tables)
 
 
 def mixed_inputs(
     slots: torch.Tensor,
     counts: torch.Tensor,
+    context_len: torch.Tensor,
     num_tokens: int,
-    token_ids: torch.Tensor,
-    num_computed: torch.Tensor,
-    block_table: torch.Tensor,
+    state: SlotState,
     block_size: int,
-) -> MixedInputs:
+) -> Inputs:
     """As `mixed_inputs_reference`; what lies behind a row's last page is undefined."""
     if not launches(slots):
-        return mixed_inputs_reference(slots, counts, num_tokens, token_ids, num_computed, block_table, block_size)
-    num_rows, num_columns, device = slots.shape[0], block_table.shape[1], slots.device
+        return mixed_inputs_reference(slots, counts, context_len, num_tokens, state, block_size)
+    num_rows, num_columns, device = slots.shape[0], state.block_table.shape[1], slots.device
     token = torch.empty(num_tokens, dtype=torch.int32, device=device)
     position, slot_mapping = torch.empty((2, num_tokens), dtype=torch.int64, device=device)
-    context_len = torch.empty(num_rows, dtype=torch.int32, device=device)
     query_start = torch.empty(num_rows + 1, dtype=torch.int32, device=device)
     last = torch.empty(num_rows, dtype=torch.int64, device=device)
     tables = torch.empty((num_rows, num_columns), dtype=torch.int32, device=device)
     mixed_inputs_kernel[(num_rows + 1,)](
-        slots, counts, token_ids, num_computed, block_table,
-        token, position, slot_mapping, context_len, tables, query_start, last,
-        token_ids.stride(0), block_table.stride(0), num_columns, num_rows, num_tokens,
+        slots, counts, *state, token, position, slot_mapping, context_len, tables, query_start, last,
+        state.token_ids.stride(0), state.block_table.stride(0), num_columns, num_rows, num_tokens,
         ROWS_PAD=next_power_of_2(num_rows), BLOCK_SIZE=block_size, BLOCK=128, num_warps=4,
     )  # fmt: skip
-    return token, position, slot_mapping, context_len, tables, query_start, last
+    return Inputs(token, position, slot_mapping, tables, query_start, last)
 
 
-def advance_mixed(
-    slots: torch.Tensor,
-    counts: torch.Tensor,
-    yields: torch.Tensor,
-    ids: torch.Tensor,
-    token_ids: torch.Tensor,
-    num_computed: torch.Tensor,
+def advance(
+    slots: torch.Tensor, counts: torch.Tensor, yields: torch.Tensor, ids: torch.Tensor, state: SlotState
 ) -> None:
-    """As `advance_mixed_reference`; no slot but 0 may stand twice in `slots`."""
+    """As `advance_reference`: changes token_ids and num_computed; no slot but 0 may stand twice in `slots`."""
     if not launches(slots):
-        advance_mixed_reference(slots, counts, yields, ids, token_ids, num_computed)
+        advance_reference(slots, counts, yields, ids, state)
         return
-    advance_mixed_kernel[(slots.shape[0],)](
+    token_ids, num_computed, _ = state
+    advance_kernel[(slots.shape[0],)](
         slots, counts, yields, ids, token_ids, num_computed, token_ids.stride(0), num_warps=1
     )

@@ -1,4 +1,4 @@
-"""Puts a runner together. The only place that knows which step goes with which device."""
+"""Puts a runner together. The only place that knows which launch goes with which device."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 from photon_grpc.kernels import Kernels
 from photon_grpc.models.decoder import Decoder
-from photon_grpc.runner.graphs import Capture, CudaCapture, GraphStep, PaddedStep, decode_buckets, mixed_buckets
+from photon_grpc.runner.buckets import Buckets
+from photon_grpc.runner.eager import EagerLaunch
+from photon_grpc.runner.graphs import Capture, CudaCapture, GraphLaunch
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
-from photon_grpc.runner.sampler import Sampler
 from photon_grpc.runner.slot_table import SlotTable
-from photon_grpc.runner.step import EagerStep
+from photon_grpc.runner.step import Step
 
 
 def eager_runner(
@@ -19,8 +20,8 @@ def eager_runner(
 ) -> ModelRunner:
     """Every batch launched operation by operation."""
     table = SlotTable(max_num_seqs + 1, decoder.max_model_len, cache.plan, decoder.vocab_size, decoder.device)
-    step = EagerStep(decoder, table, cache.pages, Sampler(decoder, table, kernels))
-    return ModelRunner(step, table, cache, depth=depth)
+    step = Step(decoder, table, cache.pages, kernels, max_num_seqs)
+    return ModelRunner(EagerLaunch(step), table, cache, depth=depth)
 
 
 def graph_runner(
@@ -38,9 +39,8 @@ def graph_runner(
     `capture`: what makes the replays; CUDA graphs unless it is given.
     """
     table = SlotTable(max_num_seqs + 1, decoder.max_model_len, cache.plan, decoder.vocab_size, decoder.device)
-    tail = Sampler(decoder, table, kernels)
-    padded = PaddedStep(decoder, table, cache.pages, tail, kernels, max_rows=max(mixed_buckets(max_num_seqs)))
-    eager = EagerStep(decoder, table, cache.pages, tail, row_buckets=decode_buckets(max_num_seqs))
-    step = GraphStep(padded, eager, table, tail, capture or CudaCapture(), max_num_seqs)
-    step.warm_up(progress)
-    return ModelRunner(step, table, cache, depth=depth)
+    buckets = Buckets(max_num_seqs)
+    step = Step(decoder, table, cache.pages, kernels, max(max_num_seqs, *buckets.mixed))
+    launch = GraphLaunch(step, EagerLaunch(step, buckets.rows), buckets, capture or CudaCapture())
+    launch.warm_up(progress)
+    return ModelRunner(launch, table, cache, depth=depth)

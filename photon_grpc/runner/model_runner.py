@@ -20,7 +20,7 @@ from photon_grpc.kernels.sampling.draw import INVALID
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.poisoned_slots import PoisonedSlots, SoundRows
 from photon_grpc.runner.slot_table import SlotTable
-from photon_grpc.runner.step import SampledTokens, Step
+from photon_grpc.runner.step import Launch, SampledTokens
 
 _LOG = logging.getLogger(__name__)
 
@@ -29,15 +29,15 @@ class ModelRunner:
     """Knows no requests and no text.
 
     Args:
-        step: computes a batch.
+        launch: computes a batch.
         table: the slots that batches speak of.
         cache: the pages that their blocks are.
         depth: steps that may stay unread when the next is submitted.
     """
 
-    def __init__(self, step: Step, table: SlotTable, cache: KVCache, *, depth: int) -> None:
+    def __init__(self, launch: Launch, table: SlotTable, cache: KVCache, *, depth: int) -> None:
         self.depth = depth
-        self._step = step
+        self._launch_body = launch
         self._table = table
         self._cache = cache
         self._poisoned = PoisonedSlots()
@@ -67,7 +67,7 @@ class ModelRunner:
             self._cache.copy(batch.copies)
             if not batch.slots:
                 return Landed(StepOutput(batch.step, ()))
-            drawn = self._step(batch)
+            drawn = self._launch_body(batch)()
             if drawn.ids.device.type == "cuda":
                 return InFlight(batch, drawn, start_s)
         except torch.AcceleratorError:

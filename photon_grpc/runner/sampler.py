@@ -1,40 +1,42 @@
-"""The end of a step: the hidden states of the rows that yield become ids.
+"""The draw at the end of a step: the hidden states of the rows that yield become ids.
 
-Three widths, chosen per batch by what its rows ask for, with the same logits and the same noise, so that a neighbour's top_k never changes
-your token: an argmax; noise over everything; noise over what the filters kept. Drawing is by the Gumbel-max trick: the argmax of
-logits / temperature + noise is a sample of the softmax (Gumbel 1954; Maddison, Tarlow and Minka 2014).
+The level is chosen per batch by what its rows ask for, with the same logits and the same noise, so that a neighbour's top_k never changes your
+token. Drawing is by the Gumbel-max trick: the argmax of logits / temperature + noise is a sample of the softmax (Gumbel 1954; Maddison, Tarlow
+and Minka 2014).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import IntEnum
 from typing import Protocol
 
 import torch
 
+from photon_grpc.core.batch import Batch
 from photon_grpc.kernels import Kernels
-from photon_grpc.kernels.sampling.draw import INVALID, MIN_TEMPERATURE, SamplingMetadata
+from photon_grpc.kernels.sampling.draw import INVALID, SamplingMetadata
 from photon_grpc.kernels.sampling.noise import MAX_GUMBEL, MIN_GUMBEL
 from photon_grpc.runner.slot_table import SlotTable
 
 
 class SamplingLevel(IntEnum):
-    """How much the rows of a batch ask of the tail; each does what the ones before it do."""
+    """Asked of a tail by the rows of a batch; each level does what the ones before it do."""
 
-    GREEDY = 0
-    NOISE = 1
-    #: Bans, then filters.
-    FILTERED = 2
+    #: An argmax, or noise over everything.
+    PLAIN = 0
+    #: top_k, top_p, min_p.
+    FILTERED = 1
+    #: Ids that cannot be drawn.
+    SHAPED = 2
 
 
 class Head(Protocol):
-    """What a model's last hidden states are turned into; a Decoder."""
+    """Turns a model's last hidden states into logits or ids; a Decoder."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, hidden_size] -> float32 [R, V]."""
 
-    def draw(self, hidden: torch.Tensor, chances: SamplingMetadata) -> torch.Tensor:
+    def draw(self, hidden: torch.Tensor, metadata: SamplingMetadata, /) -> torch.Tensor:
         """int64 [R]; `kernels.draw` of the same logits, which need not exist."""
 
 
@@ -52,24 +54,21 @@ class Sampler:
         self._table = table
         self._noise = kernels.gumbel_noise
         self._topk_topp = kernels.topk_topp
-        # On a device one kernel over all logits, with noise or without; on a CPU noise for what can win only.
+        # A device draws all rows of a plain step in one kernel. On a CPU noise for a large vocabulary costs milliseconds a row.
         self._on_cpu = table.device.type == "cpu"
-        self._narrowest = SamplingLevel.GREEDY if self._on_cpu else SamplingLevel.NOISE
 
-    @property
-    def widths(self) -> tuple[SamplingLevel, ...]:
-        """All that `width` may answer."""
-        return tuple(width for width in SamplingLevel if width >= self._narrowest)
-
-    def width(self, slots: Sequence[int]) -> SamplingLevel:
-        """What these slots need."""
+    def level(self, batch: Batch) -> SamplingLevel:
+        """The lowest that gives every yielding row what it asks for."""
         table = self._table
-        if not table.filtered.isdisjoint(slots) or not table.banned.keys().isdisjoint(slots):
-            return SamplingLevel.FILTERED
-        return self._narrowest if table.drawing.isdisjoint(slots) else SamplingLevel.NOISE
+        if not (table.filtered or table.banned):
+            return SamplingLevel.PLAIN
+        slots = [slot for slot, yields in zip(batch.slots, batch.yields, strict=True) if yields]
+        if not table.banned.keys().isdisjoint(slots):
+            return SamplingLevel.SHAPED
+        return SamplingLevel.PLAIN if table.filtered.isdisjoint(slots) else SamplingLevel.FILTERED
 
     def __call__(
-        self, hidden: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, width: SamplingLevel
+        self, hidden: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, level: SamplingLevel
     ) -> torch.Tensor:
         """int64 [R], INVALID where the logits are not finite.
 
@@ -78,77 +77,56 @@ class Sampler:
             slots: int64 [R].
             context_len: int32 or int64 [R], tokens before the one to draw.
         """
-        draw = self._draw_and_check if self._on_cpu or width is SamplingLevel.FILTERED else self._draw_in_one
-        return draw(hidden, slots, context_len, width)
-
-    def _draw_in_one(
-        self, hidden: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, width: SamplingLevel
-    ) -> torch.Tensor:
         table = self._table
-        rows = slots, context_len
-        return self._head.draw(
-            hidden, SamplingMetadata(*rows, table.temperature, table.seed, table.output_index, table.num_prompt)
+        metadata = SamplingMetadata(
+            slots, context_len, table.temperature, table.seed, table.output_index, table.num_prompt
         )
-
-    def _draw_and_check(
-        self, hidden: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, width: SamplingLevel
-    ) -> torch.Tensor:
+        if level is SamplingLevel.PLAIN and not self._on_cpu:
+            return self._head.draw(hidden, metadata)
         logits = self._head.logits(hidden)
-        if width is SamplingLevel.FILTERED:
-            # Below min_tokens the ids that would end the output cannot be drawn.
-            early = context_len < self._table.min_length[slots]
-            logits.masked_fill_(self._table.banned_ids[slots] & early[:, None], -torch.inf)
-        best, ids = logits.max(-1)
-        if width is not SamplingLevel.GREEDY:
-            ids = self._sample(logits, slots, context_len, ids, width)
-        return torch.where(best.isfinite(), ids, INVALID)
+        if level is SamplingLevel.SHAPED:
+            self._shape(logits, metadata)
+        best, greedy = logits.max(-1)
+        return torch.where(best.isfinite(), self._sample(logits, greedy, metadata, level), INVALID)
+
+    def _shape(self, logits: torch.Tensor, metadata: SamplingMetadata) -> None:
+        """Below min_tokens the ids that would end the output cannot be drawn."""
+        early = metadata.context_len < self._table.min_length[metadata.slots]
+        logits.masked_fill_(self._table.banned_ids[metadata.slots] & early[:, None], -torch.inf)
 
     def _sample(
-        self,
-        logits: torch.Tensor,
-        slots: torch.Tensor,
-        context_len: torch.Tensor,
-        greedy: torch.Tensor,
-        width: SamplingLevel,
+        self, logits: torch.Tensor, greedy: torch.Tensor, metadata: SamplingMetadata, level: SamplingLevel
     ) -> torch.Tensor:
-        table = self._table
-        temperature = table.temperature[slots]
-        is_greedy = temperature < MIN_TEMPERATURE
+        table, slots = self._table, metadata.slots
+        temperature = metadata.temperature[slots]
+        is_greedy = temperature <= 0.0
+        if self._on_cpu and is_greedy.all():
+            return greedy
         scaled = logits.div_(torch.where(is_greedy, 1.0, temperature)[:, None])
         # A token this far below the best cannot win, whatever the noise.
         smallest = scaled.amax(-1) - (MAX_GUMBEL - MIN_GUMBEL)
-        if width is SamplingLevel.FILTERED:
+        if level is not SamplingLevel.PLAIN:
             kept = self._topk_topp(scaled, table.top_k[slots], table.top_p[slots], table.min_p[slots])
             smallest = torch.maximum(smallest, kept)
-        position = context_len - table.num_prompt[slots]
         draw = self._draw_kept if self._on_cpu else self._draw_all
-        drawn = draw(scaled, smallest, table.seed[slots], position, table.output_index[slots])
-        return torch.where(is_greedy, greedy, drawn)
+        return torch.where(is_greedy, greedy, draw(scaled, smallest, metadata))
 
-    def _draw_all(
-        self,
-        scaled: torch.Tensor,
-        smallest: torch.Tensor,
-        seed: torch.Tensor,
-        position: torch.Tensor,
-        index: torch.Tensor,
-    ) -> torch.Tensor:
-        noise = self._noise(seed, position, index, scaled.shape[1])
+    def _draw_all(self, scaled: torch.Tensor, smallest: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
+        noise = self._noise(*_noise_keys(metadata), scaled.shape[1])
         return noise.add_(scaled).masked_fill_(scaled < smallest[:, None], -torch.inf).argmax(-1)
 
-    def _draw_kept(
-        self,
-        scaled: torch.Tensor,
-        smallest: torch.Tensor,
-        seed: torch.Tensor,
-        position: torch.Tensor,
-        index: torch.Tensor,
-    ) -> torch.Tensor:
-        """The same, with noise for the kept tokens only: on a CPU noise for a large vocabulary costs milliseconds a row."""
-        drawn = []
+    def _draw_kept(self, scaled: torch.Tensor, smallest: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
+        """The same, with noise for the kept tokens only."""
+        keys, drawn = _noise_keys(metadata), []
         for row in range(scaled.shape[0]):
             kept = (scaled[row] >= smallest[row]).nonzero().view(1, -1)
-            one = slice(row, row + 1)
-            noise = self._noise(seed[one], position[one], index[one], kept)
+            noise = self._noise(*(key[row : row + 1] for key in keys), kept)
             drawn.append(kept[0, (noise[0] + scaled[row, kept[0]]).argmax()] if kept.numel() else kept.new_zeros(()))
         return torch.stack(drawn)
+
+
+def _noise_keys(metadata: SamplingMetadata) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of each row: seed, generated position, output index."""
+    slots = metadata.slots
+    position = metadata.context_len - metadata.num_prompt[slots]
+    return metadata.seed[slots], position, metadata.output_index[slots]

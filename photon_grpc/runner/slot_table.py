@@ -12,6 +12,7 @@ import torch
 
 from photon_grpc.core.batch import Admission, Batch
 from photon_grpc.core.kv import KVPlan
+from photon_grpc.kernels.slot_state import SlotState
 from photon_grpc.runner.upload import Numbers, to_device
 
 
@@ -54,13 +55,18 @@ class SlotTable:
         self._ints = torch.zeros((_NUM_INTS, num_slots), dtype=torch.int64, device=device)
         self.temperature, self.top_p, self.min_p = self._floats
         self.num_computed, self.top_k, self.seed, self.output_index, self.num_prompt, self.min_length = self._ints
-        #: Host mirror of num_computed, to bound sizes without asking the device.
-        self.launched = [0] * num_slots
+        #: On the host, upper bounds of num_computed, to bound sizes without asking the device: drafts may be refused.
+        self.max_computed = [0] * num_slots
         #: Slots whose sampling is more than an argmax, and more than that plus noise.
         self.drawing: set[int] = set()
         self.filtered: set[int] = set()
         #: Slots with banned ids -> the length from which they may be drawn.
         self.banned: dict[int, int] = {}
+
+    @property
+    def state(self) -> SlotState:
+        """What every step reads and changes."""
+        return SlotState(self.token_ids, self.num_computed, self.block_table)
 
     def apply(self, batch: Batch) -> None:
         """Who left, who came, whose table grew."""
@@ -74,9 +80,9 @@ class SlotTable:
     def advance(self, batch: Batch) -> None:
         """The host's side of a launched step."""
         for slot, count in zip(batch.slots, batch.counts, strict=True):
-            self.launched[slot] += count
-        # Bans take the widest tail: they are dropped as soon as they cannot apply any more.
-        for slot in [slot for slot, until in self.banned.items() if self.launched[slot] + 1 >= until]:
+            self.max_computed[slot] += count
+        # Bans take another tail: they are dropped as soon as they cannot apply any more.
+        for slot in [slot for slot, until in self.banned.items() if self.max_computed[slot] + 1 >= until]:
             del self.banned[slot]
 
     def to_device(self, values: Numbers, dtype: torch.dtype) -> torch.Tensor:
@@ -109,7 +115,7 @@ class SlotTable:
     def _remember(self, admission: Admission) -> None:
         slot, sampling = admission.slot, admission.sampling
         self._forget(slot)
-        self.launched[slot] = admission.num_computed
+        self.max_computed[slot] = admission.num_computed
         if not sampling.is_greedy:
             self.drawing.add(slot)
             if sampling.is_filtered:
@@ -121,7 +127,7 @@ class SlotTable:
     def _numbers(self, admission: Admission) -> _Numbers:
         sampling = admission.sampling
         return _Numbers(
-            temperature=sampling.temperature,
+            temperature=0.0 if sampling.is_greedy else sampling.temperature,
             top_p=sampling.top_p,
             min_p=sampling.min_p,
             num_computed=admission.num_computed,

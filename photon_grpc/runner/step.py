@@ -1,74 +1,154 @@
-"""One step on tensors: inputs, body, tail, state. `EagerStep` launches operation by operation; `graphs.py` replays the same."""
+"""One step on tensors: a body, from the slot table to the hidden rows to draw from, and a tail, to the drawn ids and back into the table.
+
+    states = step.body(rows, shape, bounds)
+    ids = step.tail(rows, states, level)
+
+`eager.py` calls both with the exact shape of a batch, `graphs.py` captures both in padded shapes and replays them.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import torch
 
 from photon_grpc.core.batch import Batch
+from photon_grpc.kernels import AttentionMetadata, Kernels
+from photon_grpc.kernels.slot_state import Inputs
+from photon_grpc.layers.context import StepContext
 from photon_grpc.models.decoder import Decoder
-from photon_grpc.runner.inputs import prepare
-from photon_grpc.runner.sampler import Sampler
+from photon_grpc.runner.sampler import Sampler, SamplingLevel
 from photon_grpc.runner.slot_table import SlotTable
 
 
+class Shape(NamedTuple):
+    """Of a body. In a decode step every row is one token, and no row is new."""
+
+    kind: Literal["decode", "mixed"]
+    num_tokens: int
+    num_rows: int
+
+
+class Bounds(NamedTuple):
+    """Known to the host of the rows' lengths, so that nothing waits for the device to say them."""
+
+    max_query_len: int
+    min_query_len: int
+    max_context_len: int
+
+
+class Rows(NamedTuple):
+    """The R rows of a step. A padding row has slot 0, computes nothing and yields nothing.
+
+    slots, counts (tokens to compute), yields (1 where an id is drawn): int64 [R], of the host.
+    context_len: int32 [R], tokens before the id to draw; filled by the body.
+    """
+
+    slots: torch.Tensor
+    counts: torch.Tensor
+    yields: torch.Tensor
+    context_len: torch.Tensor
+
+    def first(self, num_rows: int) -> Rows:
+        """Views of the first rows."""
+        return Rows(*(column[:num_rows] for column in self))
+
+
+class Drawing(NamedTuple):
+    """Rows to draw for, int64: the first `num_real` of them; the others fill up a shape."""
+
+    rows: torch.Tensor
+    num_real: int
+
+
 class SampledTokens(NamedTuple):
-    """What a step has put on the device: int64 ids, and which of them belong to the rows that yield, in order (None: all)."""
+    """Ids that a step has put on the device, int64, and those of its rows that yield, in order (None: all)."""
 
     ids: torch.Tensor
     rows: list[int] | None = None
 
 
-class Step(Protocol):
-    def __call__(self, batch: Batch) -> SampledTokens:
-        """Computes the batch, whose changes are applied already; does not wait for the device."""
+#: Launches the tail of a step whose body is launched.
+Tail = Callable[[], SampledTokens]
+#: Launches the body of a batch whose changes are applied; does not wait for the device.
+Launch = Callable[[Batch], Tail]
 
 
-class EagerStep:
-    """Any batch, launched operation by operation.
-
+class Step:
+    """
     Args:
-        decoder, table, pages, tail: the model, the slots, the KV cache, the end of the step.
-        row_buckets: how many rows of logits are computed at a time; the next one up is taken. A device loads a kernel when it first meets a
-            shape, which takes longer than the step. None: as many as are needed.
+        decoder, table, pages: the model, the slots, the KV cache.
+        kernels: the way out of the slot table and back, and what draws.
+        max_rows: the most rows, padding included.
     """
 
     def __init__(
-        self,
-        decoder: Decoder,
-        table: SlotTable,
-        pages: torch.Tensor,
-        tail: Sampler,
-        row_buckets: tuple[int, ...] = (),
+        self, decoder: Decoder, table: SlotTable, pages: torch.Tensor, kernels: Kernels, max_rows: int
     ) -> None:
-        self._row_buckets = row_buckets
+        self.table = table
+        self.sampler = Sampler(decoder, table, kernels)
+        self.max_rows = max_rows
+        self.max_model_len = decoder.max_model_len
         self._decoder = decoder
-        self._table = table
         self._pages = pages
-        self._tail = tail
+        self._kernels = kernels
+        self._starts = torch.arange(max_rows + 1, dtype=torch.int32, device=table.device)
 
-    def __call__(self, batch: Batch) -> SampledTokens:
-        table = self._table
-        inputs = prepare(batch, table, self._pages, self._decoder)
-        hidden = self._decoder.forward(inputs.token_ids, inputs.ctx)
-        table.num_computed[inputs.slots] = inputs.context_len
-        if not inputs.last.numel():
-            return SampledTokens(inputs.last)
-        num_rows = inputs.last.numel()
-        host_slots = [slot for slot, yields in zip(batch.slots, batch.yields, strict=True) if yields]
-        slots, context_len = inputs.slots[inputs.drawing], inputs.context_len[inputs.drawing]
-        last, padded_slots, lengths = (self._padded(column) for column in (inputs.last, slots, context_len))
-        ids = self._tail(hidden[last], padded_slots, lengths, self._tail.width(host_slots))[:num_rows]
-        # An invalid id ends its sequence when it is read; until then the table must hold one that can be looked up.
-        table.token_ids[slots, context_len] = ids.clamp(min=0).int()
-        return SampledTokens(ids)
+    def body(self, rows: Rows, shape: Shape, bounds: Bounds, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[R, hidden_size]: the hidden state of each row's last token, of a mixed step in `out` where it is given."""
+        return self._decode(rows, bounds) if shape.kind == "decode" else self._mixed(rows, shape, bounds, out)
 
-    def _padded(self, column: torch.Tensor) -> torch.Tensor:
-        """With surplus rows of token 0 and slot 0 up to the next bucket."""
-        num_rows = column.shape[0]
-        at = bisect_left(self._row_buckets, num_rows)
-        if at == len(self._row_buckets) or self._row_buckets[at] == num_rows:
-            return column
-        return torch.nn.functional.pad(column, (0, self._row_buckets[at] - num_rows))
+    def tail(
+        self, rows: Rows, states: torch.Tensor, level: SamplingLevel, drawing: Drawing | None = None
+    ) -> torch.Tensor:
+        """int64 [R]: the drawn ids, which the slot table has then too; that of a row that does not yield means nothing.
+
+        Args:
+            drawing: the rows to draw for, all that yield among them; None: all.
+        """
+        ids = self._draw(rows, states, level, drawing)
+        self._kernels.advance(rows.slots, rows.counts, rows.yields, ids, self.table.state)
+        return ids
+
+    def _decode(self, rows: Rows, bounds: Bounds) -> torch.Tensor:
+        table, query_start = self.table, self._starts[: rows.slots.shape[0] + 1]
+        found = self._kernels.decode_inputs(rows.slots, rows.context_len, table.state, table.block_size)
+        # No row of such a step is new: only its own newest key is written while it attends.
+        ctx = self._context(found._replace(query_start=query_start), rows, bounds, history_is_settled=True)
+        return self._decoder.forward(found.token, ctx)
+
+    def _mixed(self, rows: Rows, shape: Shape, bounds: Bounds, out: torch.Tensor | None) -> torch.Tensor:
+        table = self.table
+        found = self._kernels.mixed_inputs(
+            rows.slots, rows.counts, rows.context_len, shape.num_tokens, table.state, table.block_size
+        )
+        hidden = self._decoder.forward(found.token, self._context(found, rows, bounds, history_is_settled=False))
+        return torch.index_select(hidden, 0, found.last, out=out)
+
+    def _context(self, found: Inputs, rows: Rows, bounds: Bounds, *, history_is_settled: bool) -> StepContext:
+        meta = AttentionMetadata(
+            query_start=found.query_start,
+            context_len=rows.context_len,
+            block_tables=found.block_tables,
+            scale=self._decoder.attention_scale,
+            **bounds._asdict(),
+        )
+        group = self._decoder.group_context(
+            self._pages, found.slot_mapping, meta, history_is_settled=history_is_settled
+        )
+        return StepContext(found.position, (group,))
+
+    def _draw(self, rows: Rows, states: torch.Tensor, level: SamplingLevel, drawing: Drawing | None) -> torch.Tensor:
+        if drawing is None:
+            return self.sampler(states, rows.slots, rows.context_len, level)
+        ids, (chosen, num_real) = torch.zeros_like(rows.slots), drawing
+        if num_real:
+            drawn = self.sampler(states[chosen], rows.slots[chosen], rows.context_len[chosen], level)
+            ids[chosen[:num_real]] = drawn[:num_real]
+        return ids
+
+
+def is_decode(batch: Batch) -> bool:
+    """Whether every row is one token, draws, and reads no key that another row of the batch writes."""
+    return not batch.admissions and len(batch.slots) == sum(batch.counts) and 0 not in batch.yields

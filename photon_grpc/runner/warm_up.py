@@ -12,7 +12,8 @@ from photon_grpc.core.batch import Admission, Batch
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.errors import ConfigError, NumericFailure
 from photon_grpc.models.decoder import Decoder, DecoderLayer
-from photon_grpc.runner.graphs import DECODE_BUCKETS, LONG_BUCKETS, Replay
+from photon_grpc.runner.buckets import DECODE_BUCKETS, LONG_BUCKETS
+from photon_grpc.runner.graphs import Replay
 from photon_grpc.runner.model_runner import ModelRunner
 
 

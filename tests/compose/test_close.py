@@ -21,10 +21,11 @@ from photon_grpc.core.batch import Batch
 from photon_grpc.errors import Closed, EngineFailure, ModelLoadError
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.runner.build import graph_runner
-from photon_grpc.runner.graphs import GraphStep, PaddedStep
+from photon_grpc.runner.graphs import GraphLaunch
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
 from photon_grpc.runner.slot_table import SlotTable
+from photon_grpc.runner.step import Step
 from tests.service.tiny import write_tiny_model
 
 #: Ends a test that would hang.
@@ -296,7 +297,7 @@ def test_nothing_of_the_model_outlives_its_program(
 
         return graph_runner(*args, **options, progress=lambda done, total: None, capture=capture)  # type: ignore[arg-type]
 
-    kinds = (Decoder, KVCache, SlotTable, GraphStep, PaddedStep, ModelRunner)
+    kinds = (Decoder, KVCache, SlotTable, GraphLaunch, Step, ModelRunner)
     before = living(*kinds)
     monkeypatch.setattr(warm_start, "eager_runner", replaying)
     llm = LLM(model, load_format="dummy", device="cpu", num_blocks=64, max_num_seqs=2, max_num_batched_tokens=64)

@@ -73,7 +73,7 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16(family: str) ->
     prompt = prompts(9, (50,))[0]
     served = Served(directory, device="cuda", dtype="bfloat16", eager=True)
     logits: list[torch.Tensor] = []
-    decoder = served.assembled.runner._step._decoder  # type: ignore[attr-defined]
+    decoder = served.assembled.runner._launch_body._step._decoder  # type: ignore[attr-defined]
     draw = decoder.draw
     decoder.draw = lambda hidden, chances: logits.append(decoder.logits(hidden)) or draw(hidden, chances)
     served.complete([prompt], 1)

@@ -7,6 +7,7 @@ import random
 import torch
 
 from photon_grpc.core.batch import Admission, Batch, Growth
+from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.runner.model_runner import ModelRunner
 from photon_grpc.runner.slot_table import SlotTable
@@ -33,14 +34,14 @@ def poison(table: SlotTable, slot: int, draw: random.Random) -> None:
     """Whatever the table holds of this slot, on the device and on the host, becomes something else that could stand there."""
     for name, value in vars(table).items():
         if isinstance(value, torch.Tensor):
-            (dim,) = (dim for dim, size in enumerate(value.shape) if size == len(table.launched))
+            (dim,) = (dim for dim, size in enumerate(value.shape) if size == len(table.max_computed))
             _overwrite(name, value.select(dim, slot), draw)
         elif isinstance(value, list | dict):
             value[slot] = draw.randrange(2**40)
         elif isinstance(value, set):
             (value.add if draw.random() < 0.5 else value.discard)(slot)
         else:
-            assert isinstance(value, torch.device | int), f"{name}: say here what may be left in it"
+            assert isinstance(value, torch.device | KVPlan | int), f"{name}: say here what may be left in it"
 
 
 def _overwrite(name: str, place: torch.Tensor, draw: random.Random) -> None:

@@ -45,8 +45,8 @@ POINTS = [
     ("_table", "_grow", False),
     ("_table", "apply", True),
     ("_cache", "copy", False),
-    ("", "_step", False),
-    ("", "_step", True),
+    ("", "_launch_body", False),
+    ("", "_launch_body", True),
 ]
 
 

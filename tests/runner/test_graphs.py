@@ -16,21 +16,14 @@ from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.kernels import select
 from photon_grpc.models import Decoder, build, load
+from photon_grpc.runner.buckets import DECODE_BUCKETS, Buckets, decode_buckets, decode_shape, mixed_buckets
 from photon_grpc.runner.build import eager_runner
-from photon_grpc.runner.graphs import (
-    DECODE_BUCKETS,
-    GraphStep,
-    PaddedStep,
-    Replay,
-    Shape,
-    decode_buckets,
-    mixed_buckets,
-)
+from photon_grpc.runner.eager import EagerLaunch
+from photon_grpc.runner.graphs import GraphLaunch, Replay
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
-from photon_grpc.runner.sampler import Sampler, SamplingLevel
 from photon_grpc.runner.slot_table import SlotTable
-from photon_grpc.runner.step import EagerStep
+from photon_grpc.runner.step import Shape, Step
 from tests.runner.models import greedy, model
 from tests.runner.served import Served
 from tests.runner.test_greedy import prompts
@@ -54,7 +47,7 @@ class Replayed(Served):
             cache=CacheConfig(block_size=BLOCK_SIZE, num_blocks=100),
             scheduler=SchedulerConfig(max_num_seqs=num_seqs, max_num_batched_tokens=budget),
         )
-        self.runner, self.step_, self.cache = replayed_runner(num_seqs)
+        self.runner, self.launch, self.cache = replayed_runner(num_seqs)
         object.__setattr__(self.assembled, "runner", self.runner)
         self.engine = self.assembled.engine(self.post, self.post, NoHeartbeat())
 
@@ -69,18 +62,16 @@ def loaded() -> Decoder:
     return decoder
 
 
-def replayed_runner(num_seqs: int) -> tuple[ModelRunner, GraphStep, KVCache]:
+def replayed_runner(num_seqs: int) -> tuple[ModelRunner, GraphLaunch, KVCache]:
     decoder, device, kernels = loaded(), torch.device("cpu"), select("torch", "cpu")
     cache = KVCache(KVPlan(decoder.kv_groups, BLOCK_SIZE), 100, device)
     # What nobody wrote must not be read: it would be seen.
     cache.pages.fill_(float("nan"))
     table = SlotTable(num_seqs + 1, decoder.max_model_len, cache.plan, decoder.vocab_size, device)
-    tail = Sampler(decoder, table, kernels)
-    padded = PaddedStep(decoder, table, cache.pages, tail, kernels, max(mixed_buckets(num_seqs)))
-
-    eager = EagerStep(decoder, table, cache.pages, tail)
-    step = GraphStep(padded, eager, table, tail, torch.inference_mode()(plain_call), num_seqs)
-    return ModelRunner(step, table, cache, depth=0), step, cache
+    buckets = Buckets(num_seqs)
+    step = Step(decoder, table, cache.pages, kernels, max(num_seqs, *buckets.mixed))
+    launch = GraphLaunch(step, EagerLaunch(step), buckets, torch.inference_mode()(plain_call))
+    return ModelRunner(launch, table, cache, depth=0), launch, cache
 
 
 def test_replayed_output_equals_transformers() -> None:
@@ -88,7 +79,7 @@ def test_replayed_output_equals_transformers() -> None:
     asked = prompts(8)
     served = Replayed()
     assert served.complete(asked, 24) == [greedy(reference, prompt, 24) for prompt in asked]
-    assert {shape.is_decode for shape in served.step_._replays} == {True, False}
+    assert {shape.kind for shape in served.launch._bodies} == {"decode", "mixed"}
 
 
 def test_a_prompt_alone_is_replayed_in_a_shape_of_one_row() -> None:
@@ -97,7 +88,7 @@ def test_a_prompt_alone_is_replayed_in_a_shape_of_one_row() -> None:
     for length in (2, 5, 31, 32, 33, 70):
         prompt = [7 + (3 * token + length) % 90 for token in range(length)]
         assert served.complete([prompt], 3) == [greedy(reference, prompt, 3)]
-    assert {shape.num_tokens for shape in served.step_._replays if shape.num_rows == 1} == {1, 32, 64}
+    assert {shape.num_tokens for shape in served.launch._bodies if shape.num_rows == 1} == {1, 32, 64}
 
 
 def test_long_chunks_beside_many_rows_are_replayed_too() -> None:
@@ -105,7 +96,7 @@ def test_long_chunks_beside_many_rows_are_replayed_too() -> None:
     asked = prompts(9, tuple(range(5, 28)))
     served = Replayed(num_seqs=24, budget=200)
     assert served.complete(asked, 8) == [greedy(reference, prompt, 8) for prompt in asked]
-    assert any(shape.num_rows == 64 and not shape.is_decode for shape in served.step_._replays)
+    assert any(shape.num_rows == 64 and shape.kind == "mixed" for shape in served.launch._bodies)
 
 
 def test_drawn_ids_are_those_of_the_eager_step() -> None:
@@ -126,7 +117,7 @@ def test_drawn_ids_are_those_of_the_eager_step() -> None:
 
 @pytest.mark.parametrize("num_rows", [1, 5, 7, 11, 15])
 def test_surplus_rows_change_nothing_but_block_0(num_rows: int) -> None:
-    runner, step, cache = replayed_runner(16)
+    runner, launch, cache = replayed_runner(16)
     admissions = tuple(
         Admission(slot, (slot, 5, 9), 3, 0, ((slot,),), SamplingParams(0.0)) for slot in range(1, num_rows + 1)
     )
@@ -135,7 +126,7 @@ def test_surplus_rows_change_nothing_but_block_0(num_rows: int) -> None:
     before = cache.pages.clone()
     output = runner.submit(Batch(2, slots, ones, ones)).result()
     bucket = next(b for b in DECODE_BUCKETS if b >= num_rows)
-    assert Shape(bucket, bucket, SamplingLevel.GREEDY) in step._replays and (bucket > num_rows or num_rows == 1)
+    assert decode_shape(bucket) in launch._bodies and (bucket > num_rows or num_rows == 1)
     assert len(output.ids) == num_rows and not output.faults
     changed = (cache.pages.nan_to_num(7.0) != before.nan_to_num(7.0)).flatten(1).any(1).nonzero().flatten().tolist()
     assert set(changed) <= {0, *slots}
@@ -147,7 +138,7 @@ def test_surplus_rows_change_nothing_but_block_0(num_rows: int) -> None:
 @pytest.mark.parametrize("num_rows", [2, 16])
 def test_surplus_tokens_of_a_mixed_step_change_nothing_but_block_0(num_rows: int) -> None:
     """Also where no row is padding, and the last one stands before the surplus tokens."""
-    runner, step, cache = replayed_runner(16)
+    runner, launch, cache = replayed_runner(16)
     admissions = tuple(
         Admission(slot, (slot, 5, 9) * (length // 3), length, 0, ((2 * slot, 2 * slot + 1),), SamplingParams(0.0))
         for slot, length in enumerate((3,) * (num_rows - 1) + (9,), 1)
@@ -158,8 +149,8 @@ def test_surplus_tokens_of_a_mixed_step_change_nothing_but_block_0(num_rows: int
     # All but the end of a prompt, then the rows that decode: 9 and 23 tokens of 32.
     batch = Batch(2, (num_rows, *decoding), (8, *ones), (0, *ones), admissions=admissions[-1:])
     output = runner.submit(batch).result()
-    assert Shape(32, 16, SamplingLevel.GREEDY) in step._replays and not output.faults
-    assert step._padded._table.num_computed.tolist() == [0, *(4 for _ in decoding), 8] + [0] * (16 - num_rows)
+    assert Shape("mixed", 32, 16) in launch._bodies and not output.faults
+    assert runner._table.num_computed.tolist() == [0, *(4 for _ in decoding), 8] + [0] * (16 - num_rows)
     is_old = before.isfinite()
     assert torch.equal(cache.pages[1:][is_old[1:]], before[1:][is_old[1:]])
     written = (cache.pages.isfinite() & ~is_old).flatten(1, 3)[..., 0].any(1)
@@ -185,7 +176,7 @@ def same_as_eager(runner: ModelRunner, batches: list[Batch]) -> None:
 
 
 def test_slots_are_sent_again_behind_a_mixed_step() -> None:
-    runner, step, _ = replayed_runner(8)
+    runner, launch, _ = replayed_runner(8)
     first, second, third = (admission(slot, (slot, 5, 9)) for slot in (1, 2, 3))
     decode = Batch(0, (1, 2), (1, 1), (1, 1))
     same_as_eager(
@@ -198,14 +189,14 @@ def test_slots_are_sent_again_behind_a_mixed_step() -> None:
             Batch(0, (3, 1), (1, 1), (1, 1)),
         ],
     )
-    assert set(step._replays) == {Shape(32, 16, SamplingLevel.GREEDY), Shape(2, 2, SamplingLevel.GREEDY)}
+    assert set(launch._bodies) == {Shape("mixed", 32, 16), decode_shape(16), decode_shape(2)}
 
 
 def test_slots_are_sent_again_behind_a_capture_that_failed() -> None:
-    runner, step, _ = replayed_runner(8)
+    runner, launch, _ = replayed_runner(8)
     both, one = Batch(0, (1, 2), (1, 1), (1, 1)), Batch(0, (2,), (1,), (1,))
     admissions = tuple(admission(slot, (slot, 5, 9)) for slot in (1, 2))
-    capture = step._capture
+    capture = launch._capture
 
     def refuse_decode_steps_of_one(function: Callable[[], torch.Tensor]) -> Replay:
         replay, ids = capture(function)
@@ -213,29 +204,29 @@ def test_slots_are_sent_again_behind_a_capture_that_failed() -> None:
             raise torch.OutOfMemoryError("no memory for a graph")
         return replay, ids
 
-    step._capture = refuse_decode_steps_of_one
+    launch._capture = refuse_decode_steps_of_one
     same_as_eager(runner, [Batch(0, (1, 2), (3, 3), (1, 1), admissions=admissions), both, one, both])
-    assert step._replays[Shape(1, 1, SamplingLevel.GREEDY)] is None and step._replays[Shape(2, 2, SamplingLevel.GREEDY)]
+    assert launch._bodies[decode_shape(1)] is None and launch._bodies[decode_shape(2)]
 
 
 @torch.inference_mode()
 def test_slots_are_sent_again_behind_a_step_that_could_not_send_them() -> None:
-    runner, step, _ = replayed_runner(8)
+    runner, launch, _ = replayed_runner(8)
     admissions = tuple(admission(slot, (slot, 5, 9)) for slot in (1, 2, 3))
     both, other = Batch(0, (1, 2), (1, 1), (1, 1)), Batch(0, (3, 2), (1, 1), (1, 1))
     same_as_eager(runner, [Batch(0, (1, 2, 3), (3, 3, 3), (1, 1, 1), admissions=admissions), both])
     table = runner._table
     to_device, table.to_device = table.to_device, lambda *_: 1 / 0  # type: ignore[method-assign,assignment,return-value]
     with pytest.raises(ZeroDivisionError):
-        step(other)
+        launch(other)()
     table.to_device = to_device  # type: ignore[method-assign]
     before = table.num_computed.clone()
-    step(other)
+    launch(other)()
     assert (table.num_computed - before).tolist()[:4] == [0, 0, 1, 1]
 
 
 def test_a_prompt_of_one_token_and_a_chunk_of_one_are_no_decode_steps() -> None:
-    runner, step, _ = replayed_runner(8)
+    runner, launch, _ = replayed_runner(8)
     chunk = Batch(0, (2,), (1,), (0,))
     same_as_eager(
         runner,
@@ -246,10 +237,10 @@ def test_a_prompt_of_one_token_and_a_chunk_of_one_are_no_decode_steps() -> None:
             Batch(0, (2,), (1,), (1,)),
         ],
     )
-    assert set(step._replays) == {Shape(32, 16, SamplingLevel.GREEDY), Shape(1, 1, SamplingLevel.GREEDY)}
+    assert set(launch._bodies) == {Shape("mixed", 32, 16), decode_shape(16), decode_shape(1)}
     # One that is admitted may need a key that another row of its step writes.
     runner.submit(Batch(0, (1, 3), (1, 1), (1, 1), admissions=(admission(3, (8,)),)))
-    assert Shape(2, 2, SamplingLevel.GREEDY) not in step._replays
+    assert decode_shape(2) not in launch._bodies
 
 
 @pytest.mark.parametrize(
@@ -274,11 +265,11 @@ def test_a_prompt_of_one_token_and_a_chunk_of_one_are_no_decode_steps() -> None:
 def test_the_smallest_shape_that_holds_the_batch_is_taken(
     num_rows: int, num_tokens: int, shape: tuple[int, int] | None
 ) -> None:
-    _, step, _ = replayed_runner(80)
+    _, launch, _ = replayed_runner(80)
     counts = (num_tokens - num_rows + 1, *(1,) * (num_rows - 1))
     # The first does not yield: no decode step.
-    found = step._shape(Batch(0, tuple(range(1, num_rows + 1)), counts, (0, *(1,) * (num_rows - 1))))
-    assert found == (shape and Shape(*shape, SamplingLevel.GREEDY))
+    found = launch._buckets.shape(Batch(0, tuple(range(1, num_rows + 1)), counts, (0, *(1,) * (num_rows - 1))))
+    assert found == (shape and Shape("mixed", *shape))
 
 
 def test_what_cannot_be_captured_is_computed_eagerly() -> None:
@@ -288,10 +279,10 @@ def test_what_cannot_be_captured_is_computed_eagerly() -> None:
     def refuse(function: object) -> None:
         raise torch.OutOfMemoryError("no memory for a graph")
 
-    served.step_._capture = refuse  # type: ignore[assignment]
+    served.launch._capture = refuse  # type: ignore[assignment]
     asked = prompts(8)
     assert served.complete(asked, 6) == [greedy(reference, prompt, 6) for prompt in asked]
-    assert set(served.step_._replays.values()) == {None}
+    assert set(served.launch._bodies.values()) == {None}
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 8, 16, 17, 64, 65, 256, 512, 600])

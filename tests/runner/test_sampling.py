@@ -53,26 +53,28 @@ class Identity:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden.clone()
 
-    def draw(self, hidden: torch.Tensor, chances: draw.SamplingMetadata) -> torch.Tensor:
-        return draw.reference(hidden, chances)
+    def draw(self, hidden: torch.Tensor, metadata: draw.SamplingMetadata) -> torch.Tensor:
+        return draw.reference(hidden, metadata)
 
 
-def tail_of(
+def sampler_of(
     samplings: list[SamplingParams], vocab_size: int, *, position: int = 0
 ) -> tuple[Sampler, torch.Tensor, torch.Tensor, SamplingLevel]:
     table = SlotTable(len(samplings) + 1, 64, kv_plan(8), vocab_size, torch.device("cpu"))
     admissions = tuple(Admission(slot, (1,), 1, 0, ((1,),), sampling) for slot, sampling in enumerate(samplings, 1))
     slots = list(range(1, len(samplings) + 1))
-    table.apply(Batch(1, tuple(slots), (1,) * len(slots), (1,) * len(slots), admissions=admissions))
-    tail = Sampler(Identity(), table, select("torch", "cpu"))
-    return tail, torch.tensor(slots), torch.full((len(slots),), 1 + position), tail.width(slots)
+    batch = Batch(1, tuple(slots), (1,) * len(slots), (1,) * len(slots), admissions=admissions)
+    table.apply(batch)
+    sampler = Sampler(Identity(), table, select("torch", "cpu"))
+    lengths = torch.full((len(slots),), 1 + position)
+    return sampler, torch.tensor(slots), lengths, sampler.level(batch)
 
 
 @pytest.mark.parametrize("more", [{}, {"top_k": 4}, {"top_p": 0.8}])
 def test_frequencies_are_those_of_the_softmax(more: dict[str, float]) -> None:
     num_draws, temperature = 8000, 0.7
     logits = torch.tensor([[1.0, 2.0, 0.5, -1.0, 2.2, 0.0, -3.0]])
-    tail = tail_of([SamplingParams(temperature=temperature, seed=seed, **more) for seed in range(num_draws)], 7)  # type: ignore[arg-type]
+    tail = sampler_of([SamplingParams(temperature=temperature, seed=seed, **more) for seed in range(num_draws)], 7)  # type: ignore[arg-type]
     ids = tail[0](logits.repeat(num_draws, 1), *tail[1:])
     warped = logits / temperature
     if "top_k" in more:
@@ -107,18 +109,19 @@ def test_one_pass_over_the_head_draws_what_filters_that_keep_all_draw() -> None:
     torch.manual_seed(11)
     logits = torch.randn(3, 200) * 2
     samplings = [SamplingParams(temperature=0.8, seed=7), SamplingParams(temperature=0.0), SamplingParams(seed=9)]
-    tail, slots, _, _ = tail_of(samplings, 200)
+    tail, slots, _, _ = sampler_of(samplings, 200)
     tail._table.num_prompt[slots] = 5
     tail._table.output_index[slots] = torch.tensor([0, 1, 2], dtype=tail._table.output_index.dtype)
     context_len = torch.tensor([9, 5, 6])
-    one_pass = tail._draw_in_one(logits.clone(), slots, context_len, SamplingLevel.NOISE)
-    assert torch.equal(one_pass, tail._draw_and_check(logits.clone(), slots, context_len, SamplingLevel.FILTERED))
+    by_filters = tail(logits.clone(), slots, context_len, SamplingLevel.FILTERED)
+    tail._on_cpu = False
+    assert torch.equal(tail(logits.clone(), slots, context_len, SamplingLevel.PLAIN), by_filters)
 
 
 def test_ids_are_banned_up_to_min_tokens_and_for_their_request_alone() -> None:
     logits = torch.tensor([[0.0, 9.0, 1.0]])
     table = SlotTable(2, 64, kv_plan(8), 3, torch.device("cpu"))
-    tail = Sampler(Identity(), table, select("torch", "cpu"))
+    sampler = Sampler(Identity(), table, select("torch", "cpu"))
     drawn = []
     for turn, banned in enumerate((1, 2)):
         admission = Admission(
@@ -128,7 +131,7 @@ def test_ids_are_banned_up_to_min_tokens_and_for_their_request_alone() -> None:
         # Before the token to draw: the prompt alone, then one and two tokens of the output.
         drawn.append(
             [
-                int(tail(logits.clone(), torch.tensor([1]), torch.tensor([n]), SamplingLevel.FILTERED)[0])
+                int(sampler(logits.clone(), torch.tensor([1]), torch.tensor([n]), SamplingLevel.SHAPED)[0])
                 for n in (1, 2, 3)
             ]
         )
@@ -139,8 +142,8 @@ def test_a_neighbour_s_parameters_never_change_a_token() -> None:
     torch.manual_seed(5)
     logits = torch.randn(4, 300) * 2
     mine = [SamplingParams(temperature=0.9, seed=2**64 - 1 - i) for i in range(3)]
-    plain = tail_of([*mine, SamplingParams(temperature=0.0)], 300)
-    mixed = tail_of([*mine, SamplingParams(temperature=1.3, top_k=3, top_p=0.5, min_p=0.1)], 300)
+    plain = sampler_of([*mine, SamplingParams(temperature=0.0)], 300)
+    mixed = sampler_of([*mine, SamplingParams(temperature=1.3, top_k=3, top_p=0.5, min_p=0.1)], 300)
     assert torch.equal(plain[0](logits.clone(), *plain[1:])[:3], mixed[0](logits.clone(), *mixed[1:])[:3])
     assert plain[0](logits.clone(), *plain[1:])[3] == logits[3].argmax()
 
@@ -150,7 +153,7 @@ def test_noise_changes_with_seed_and_position() -> None:
     draws = [
         tail[0](logits.clone(), *tail[1:]).tolist()
         for tail in (
-            tail_of([SamplingParams(seed=s + shift) for s in range(50)], 1000, position=p)
+            sampler_of([SamplingParams(seed=s + shift) for s in range(50)], 1000, position=p)
             for shift, p in ((0, 0), (1000, 0), (0, 1))
         )
     ]
@@ -160,14 +163,14 @@ def test_noise_changes_with_seed_and_position() -> None:
 def test_every_bit_of_a_seed_matters() -> None:
     """A seed is a uint64, in a column of int64."""
     logits, seeds = torch.zeros(1, 1000), [3, *(3 + 2**bit for bit in (3, 31, 32, 62, 63)), 2**64 - 1, 2**63 - 1]
-    tail = tail_of([SamplingParams(seed=seed) for seed in seeds], 1000)
+    tail = sampler_of([SamplingParams(seed=seed) for seed in seeds], 1000)
     ids = [tail[0](logits.repeat(len(seeds), 1), tail[1], tail[2] + at, tail[3]) for at in range(4)]
     assert len(set(map(tuple, torch.stack(ids, dim=1).tolist()))) == len(seeds)
 
 
 def test_filters_that_keep_one_token_are_greedy() -> None:
     logits = torch.randn(2, 200)
-    tail = tail_of([SamplingParams(top_k=1, seed=1), SamplingParams(top_p=1e-9, seed=2)], 200)
+    tail = sampler_of([SamplingParams(top_k=1, seed=1), SamplingParams(top_p=1e-9, seed=2)], 200)
     assert torch.equal(tail[0](logits.clone(), *tail[1:]), logits.argmax(-1))
 
 
@@ -178,8 +181,8 @@ def test_drawing_all_and_drawing_kept_agree() -> None:
         SamplingParams(temperature=t, top_k=k, seed=s)
         for s, (t, k) in enumerate([(0.5, -1), (1.0, 40), (2.0, -1), (0.0, -1), (5.0, 7), (1.0, -1)])
     ]
-    kept, everything = tail_of(samplings, 500), tail_of(samplings, 500)
-    everything[0]._draw = everything[0]._draw_all
+    kept, everything = sampler_of(samplings, 500), sampler_of(samplings, 500)
+    everything[0]._draw_kept = everything[0]._draw_all
     assert torch.equal(kept[0](logits.clone(), *kept[1:]), everything[0](logits.clone(), *everything[1:]))
 
 
@@ -187,7 +190,7 @@ def test_drawing_all_and_drawing_kept_agree() -> None:
 def test_logits_that_are_not_finite_fail_their_row_alone(poison: float) -> None:
     logits = torch.randn(3, 50)
     logits[1, 7] = poison
-    tail = tail_of([SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(seed=3)], 50)
+    tail = sampler_of([SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(seed=3)], 50)
     ids = tail[0](logits, *tail[1:])
     assert ids[1] == INVALID and ids[0] >= 0 and ids[2] >= 0
 

@@ -11,11 +11,12 @@ from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.kernels import select
 from photon_grpc.models import Decoder, build, load
+from photon_grpc.runner.eager import EagerLaunch
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
 from photon_grpc.runner.sampler import Sampler, SamplingLevel
 from photon_grpc.runner.slot_table import SlotTable
-from photon_grpc.runner.step import EagerStep
+from photon_grpc.runner.step import Step
 from tests.runner.models import model
 
 SAMPLINGS = [
@@ -35,11 +36,11 @@ class Counted(Sampler):
         self.num_rows: list[int] = []
 
     def __call__(
-        self, hidden: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, width: SamplingLevel
+        self, hidden: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, level: SamplingLevel
     ) -> torch.Tensor:
         assert len(hidden) == len(slots) == len(context_len)
         self.num_rows.append(len(slots))
-        return super().__call__(hidden, slots, context_len, width)
+        return super().__call__(hidden, slots, context_len, level)
 
 
 def play(row_buckets: tuple[int, ...], batches: list[Batch]) -> tuple[list[StepOutput], SlotTable, list[int]]:
@@ -50,10 +51,11 @@ def play(row_buckets: tuple[int, ...], batches: list[Batch]) -> tuple[list[StepO
     load(decoder, card)
     cache = KVCache(KVPlan(decoder.kv_groups, 8), 20, device)
     table = SlotTable(len(SAMPLINGS) + 1, 64, cache.plan, decoder.vocab_size, device)
-    tail = Counted(decoder, table)
-    runner = ModelRunner(EagerStep(decoder, table, cache.pages, tail, row_buckets), table, cache, depth=0)
+    step = Step(decoder, table, cache.pages, kernels, max_rows=len(SAMPLINGS))
+    step.sampler = sampler = Counted(decoder, table)
+    runner = ModelRunner(EagerLaunch(step, row_buckets), table, cache, depth=0)
     outputs = [runner.submit(batch).result() for batch in batches]
-    return outputs, table, tail.num_rows
+    return outputs, table, sampler.num_rows
 
 
 @pytest.mark.parametrize(

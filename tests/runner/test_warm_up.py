@@ -14,8 +14,8 @@ from photon_grpc.core.kv import KVPlan
 from photon_grpc.errors import ConfigError
 from photon_grpc.kernels import select
 from photon_grpc.models import build, load
+from photon_grpc.runner.buckets import LONG_BUCKETS
 from photon_grpc.runner.capacity import largest_step
-from photon_grpc.runner.graphs import LONG_BUCKETS
 from photon_grpc.runner.warm_up import warm_up, warm_up_mixed
 from tests.runner.models import greedy, model
 from tests.runner.served import Served
@@ -49,7 +49,7 @@ def test_a_step_that_cannot_be_computed_ends_the_start() -> None:
     def no_memory(batch: object) -> None:
         raise RuntimeError("no memory")
 
-    runner._step = no_memory  # type: ignore[assignment]
+    runner._launch_body = no_memory  # type: ignore[assignment]
     with pytest.raises(ConfigError, match="1 sequences and 1 tokens"):
         warm_up(runner)
     with pytest.raises(ConfigError, match="--max-num-batched-tokens"):

@@ -34,41 +34,48 @@ def test_ties_are_the_lowest_id_and_rows_without_finite_logits_are_invalid() -> 
     assert torch.equal(draw.launch(logits, rows()), expected)
 
 
-def test_a_slot_s_inputs_and_its_advance_are_equal() -> None:
+def state_of(max_len: int, pages: int) -> slot_state.SlotState:
+    """Seven slots."""
+    return slot_state.SlotState(
+        torch.randint(0, 90, (7, max_len), dtype=torch.int32),
+        torch.tensor([0, 5, 9, 17, 2, 3, 30]),
+        torch.randint(1, 50, (7, pages), dtype=torch.int32),
+    )
+
+
+def assert_equal_inputs(mine: slot_state.Inputs, theirs: slot_state.Inputs, lengths: torch.Tensor) -> None:
+    for name, a, b in zip(mine._fields, mine, theirs, strict=True):
+        if name == "block_tables":
+            for row, length in enumerate(lengths.tolist()):
+                assert torch.equal(a[row, : -(-length // 4)], b[row, : -(-length // 4)])
+        else:
+            assert (a is None and b is None) or (a.dtype == b.dtype and torch.equal(a, b)), name
+
+
+def test_inputs_of_a_decode_step_are_equal() -> None:
     torch.manual_seed(1)
-    slots = torch.tensor([3, 1, 0, 6, 0])
-    state = torch.randint(0, 90, (7, 40), dtype=torch.int32), torch.tensor([0, 5, 9, 17, 2, 3, 30])
-    table = torch.randint(1, 50, (7, 10), dtype=torch.int32)
-    mine = slot_state.decode_inputs(slots, *state, table, 4)
-    theirs = slot_state.decode_inputs_reference(slots, *state, table, 4)
-    for a, b in zip(mine[:4], theirs[:4], strict=True):
-        assert torch.equal(a, b)
-    for row, position in enumerate(mine[1].tolist()):
-        assert torch.equal(mine[4][row, : position // 4 + 1], theirs[4][row, : position // 4 + 1])
-    ids = torch.tensor([11, -1, 13, 14, 15])
-    copies = [[tensor.clone() for tensor in state] for _ in range(2)]
-    slot_state.advance(slots, ids, *copies[0])
-    slot_state.advance_reference(slots, ids, *copies[1])
-    assert torch.equal(copies[0][0][1:], copies[1][0][1:]) and torch.equal(copies[0][1], copies[1][1])
-    assert copies[0][1].tolist() == [0, 6, 9, 18, 2, 3, 31]
+    slots, state = torch.tensor([3, 1, 0, 6, 0]), state_of(40, 10)
+    lengths = torch.zeros(2, 5, dtype=torch.int32)
+    mine = slot_state.decode_inputs(slots, lengths[0], state, 4)
+    theirs = slot_state.decode_inputs_reference(slots, lengths[1], state, 4)
+    assert_equal_inputs(mine, theirs, lengths[1])
+    assert lengths.tolist() == [[18, 6, 1, 31, 1]] * 2
 
 
-def test_a_mixed_step_s_inputs_and_its_advance_are_equal() -> None:
+def test_inputs_of_a_mixed_step_are_equal_and_so_is_what_it_leaves() -> None:
     torch.manual_seed(2)
     slots, counts = torch.tensor([3, 1, 0, 6, 5, 0]), torch.tensor([5, 1, 0, 150, 0, 0])
-    state = torch.randint(0, 90, (7, 300), dtype=torch.int32), torch.tensor([0, 5, 9, 17, 2, 3, 30])
-    table = torch.randint(1, 50, (7, 75), dtype=torch.int32)
-    mine = slot_state.mixed_inputs(slots, counts, 320, *state, table, 4)
-    theirs = slot_state.mixed_inputs_reference(slots, counts, 320, *state, table, 4)
-    for place, (a, b) in enumerate(zip(mine, theirs, strict=True)):
-        assert a.dtype == b.dtype and (place == 4 or torch.equal(a, b)), place
-    for row, length in enumerate(mine[3].tolist()):
-        pages = -(-length // 4)
-        assert torch.equal(mine[4][row, :pages], theirs[4][row, :pages])
+    state, lengths = state_of(300, 75), torch.zeros(2, 6, dtype=torch.int32)
+    mine = slot_state.mixed_inputs(slots, counts, lengths[0], 320, state, 4)
+    theirs = slot_state.mixed_inputs_reference(slots, counts, lengths[1], 320, state, 4)
+    assert_equal_inputs(mine, theirs, lengths[1])
+    assert torch.equal(lengths[0], lengths[1])
     ids, yields = torch.tensor([11, -1, 13, 14, 15, 16]), torch.tensor([1, 1, 0, 0, 1, 0])
-    copies = [[tensor.clone() for tensor in state] for _ in range(2)]
-    slot_state.advance_mixed(slots, counts, yields, ids, *copies[0])
-    slot_state.advance_mixed_reference(slots, counts, yields, ids, *copies[1])
-    assert torch.equal(copies[0][0][1:], copies[1][0][1:]) and torch.equal(copies[0][1], copies[1][1])
-    assert copies[0][1].tolist() == [0, 6, 9, 22, 2, 3, 180]
-    assert copies[0][0][3, 22] == 11 and copies[0][0][1, 6] == 0 and copies[0][0][6, 180] == state[0][6, 180]
+    copies = [slot_state.SlotState(*(tensor.clone() for tensor in state)) for _ in range(2)]
+    slot_state.advance(slots, counts, yields, ids, copies[0])
+    slot_state.advance_reference(slots, counts, yields, ids, copies[1])
+    assert torch.equal(copies[0].token_ids[1:], copies[1].token_ids[1:])
+    assert torch.equal(copies[0].num_computed, copies[1].num_computed)
+    assert copies[0].num_computed.tolist() == [0, 6, 9, 22, 2, 3, 180]
+    tokens = copies[0].token_ids
+    assert tokens[3, 22] == 11 and tokens[1, 6] == 0 and tokens[6, 180] == state.token_ids[6, 180]

@@ -1,0 +1,59 @@
+"""The exact shape of a batch, launched operation by operation."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import torch
+
+from photon_grpc.core.batch import Batch
+from photon_grpc.runner.step import Bounds, Drawing, Rows, SampledTokens, Shape, Step, Tail, is_decode
+
+
+class EagerLaunch:
+    """Any batch.
+
+    Args:
+        step: the step that is launched.
+        row_buckets: how many rows are drawn for at a time; the next one up is taken. A device loads a kernel when it first meets a shape,
+            which takes longer than the step. Empty: as many as yield.
+    """
+
+    def __init__(self, step: Step, row_buckets: tuple[int, ...] = ()) -> None:
+        self._step = step
+        self._row_buckets = row_buckets
+
+    def __call__(self, batch: Batch) -> Tail:
+        step, level = self._step, self._step.sampler.level(batch)
+        yielding = [row for row, yields in enumerate(batch.yields) if yields]
+        rows, drawing = self._send(batch, yielding)
+        shape = Shape("decode" if is_decode(batch) else "mixed", sum(batch.counts), len(batch.slots))
+        states = step.body(rows, shape, self._bounds(batch))
+
+        def tail() -> SampledTokens:
+            return SampledTokens(step.tail(rows, states, level, drawing), drawing and yielding)
+
+        return tail
+
+    def _send(self, batch: Batch, yielding: list[int]) -> tuple[Rows, Drawing | None]:
+        """The batch's columns on the device, and the rows to draw for where they are not all rows once."""
+        num_rows, num_drawn = len(batch.slots), self._bucket(len(yielding))
+        has_all = num_rows == len(yielding) == num_drawn
+        chosen = () if has_all else (*yielding, *(0,) * (num_drawn - len(yielding)))
+        # Every column begins at a multiple of 16 bytes: a kernel is compiled anew for pointers that do not.
+        odd = (0,) * (num_rows % 2)
+        columns = (*batch.slots, *odd, *batch.counts, *odd, *batch.yields, *odd, *chosen)
+        sent = self._step.table.to_device(columns, torch.int64)
+        size = num_rows + len(odd)
+        context_len = torch.empty(num_rows, dtype=torch.int32, device=sent.device)
+        rows = Rows(*sent[: 3 * size].view(3, size)[:, :num_rows], context_len)
+        return rows, None if has_all else Drawing(sent[3 * size :], len(yielding))
+
+    def _bounds(self, batch: Batch) -> Bounds:
+        computed = self._step.table.max_computed
+        longest = max(computed[slot] + count for slot, count in zip(batch.slots, batch.counts, strict=True))
+        return Bounds(max(batch.counts), min(batch.counts), longest)
+
+    def _bucket(self, num_rows: int) -> int:
+        at = bisect_left(self._row_buckets, num_rows)
+        return self._row_buckets[at] if num_rows and at < len(self._row_buckets) else num_rows
