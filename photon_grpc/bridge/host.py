@@ -15,7 +15,9 @@ from collections.abc import Sequence
 
 from photon_grpc.bridge.codec import DOWN, FrameError, FrameReader, encode
 from photon_grpc.bridge.control import ControlChannel, ControlMessage, Link, Stop
+from photon_grpc.bridge.wakeup import Wakeup
 from photon_grpc.core.frames import Abort, Add, Down, Facts, StepFrame, Up
+from photon_grpc.core.ports import Event
 from photon_grpc.core.stats import Load
 
 log = logging.getLogger(__name__)
@@ -112,7 +114,9 @@ class BridgeHost:
         self._connections: dict[int, Connection] = {}
         self._next_frontend = 0
         self._aborts: list[tuple[int, Down]] = []
+        self._wakeup = Wakeup()
         self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wakeup, _READ, self._wakeup)
         if control is not None:
             self._selector.register(control.fileno(), _READ, control)
 
@@ -134,17 +138,23 @@ class BridgeHost:
         for frontend in tuple(self._connections):
             self.send(frontend, facts)
 
-    def drain(self, timeout_s: float | None) -> list[tuple[int, Down]]:
+    def wake(self, event: Event) -> None:
+        """As core.ports.Inbox."""
+        self._wakeup.ring(event)
+
+    def drain(self, timeout_s: float | None) -> list[tuple[int, Down | Event]]:
         """As core.ports.Inbox. Raises EOFError when the supervisor says stop, or when nobody is left who could ask."""
         if self._aborts or self._is_deserted:
             timeout_s = 0.0
         events = self._selector.select(_REST_S if timeout_s is None else min(timeout_s, _REST_S))
         if not (events or self._aborts or self._is_deserted):
             return []
-        frames: list[tuple[int, Down]] = []
+        frames: list[tuple[int, Down | Event]] = []
         for key, mask in events:
             if isinstance(key.data, Connection):
                 self._serve(key.data, mask, frames)
+            elif isinstance(key.data, Wakeup):
+                frames += [(-1, event) for event in key.data.take()]
             else:
                 self._read_control(key.data)
         if self._aborts:
@@ -178,6 +188,7 @@ class BridgeHost:
         """Closes every socket; front ends see the end of the stream."""
         for connection in tuple(self._connections.values()):
             self._disconnect(connection)
+        self._wakeup.close()
         self._selector.close()
 
     def obey(self, messages: Sequence[ControlMessage]) -> None:
@@ -202,7 +213,7 @@ class BridgeHost:
             return
         self.obey(messages)
 
-    def _serve(self, connection: Connection, mask: int, frames: list[tuple[int, Down]]) -> None:
+    def _serve(self, connection: Connection, mask: int, frames: list[tuple[int, Down | Event]]) -> None:
         try:
             if mask & selectors.EVENT_WRITE:
                 connection.flush()

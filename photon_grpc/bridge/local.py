@@ -7,6 +7,7 @@ import queue
 from collections.abc import Callable
 
 from photon_grpc.core.frames import Down, Facts, Up
+from photon_grpc.core.ports import Event
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import EngineFailure
 
@@ -17,7 +18,7 @@ class LocalClient:
     def __init__(self, loop: asyncio.AbstractEventLoop, facts: Facts) -> None:
         self._loop = loop
         self._facts: Facts | None = facts
-        self._down: queue.SimpleQueue[Down | None] = queue.SimpleQueue()
+        self._down: queue.SimpleQueue[Down | Event | None] = queue.SimpleQueue()
         self._on_frame: Callable[[Up], None] = lambda frame: None
         self._on_lost: Callable[[], None] = lambda: None
 
@@ -54,19 +55,23 @@ class LocalHost:
     """core.ports.Inbox and Outbox; `drain` and `send` belong to the engine's thread. The only front end is number 0."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, down: queue.SimpleQueue[Down | None], client: LocalClient
+        self, loop: asyncio.AbstractEventLoop, down: queue.SimpleQueue[Down | Event | None], client: LocalClient
     ) -> None:
         self._loop = loop
         self._down = down
         self._client = client
 
-    def drain(self, timeout_s: float | None) -> list[tuple[int, Down]]:
+    def wake(self, event: Event) -> None:
+        """As core.ports.Inbox."""
+        self._down.put(event)
+
+    def drain(self, timeout_s: float | None) -> list[tuple[int, Down | Event]]:
         """As core.ports.Inbox. Raises EOFError after `close`."""
-        frames: list[tuple[int, Down]] = []
+        frames: list[tuple[int, Down | Event]] = []
         try:
             frame = self._down.get(timeout=timeout_s) if timeout_s else self._down.get(block=timeout_s is None)
             while frame is not None:
-                frames.append((0, frame))
+                frames.append((-1 if isinstance(frame, Event) else 0, frame))
                 frame = self._down.get_nowait()
         except queue.Empty:
             return frames

@@ -60,14 +60,24 @@ class Runner(RunnerFacts, Protocol):
     def close(self) -> None: ...
 
 
+class Event:
+    """Something that sequences wait for and another thread of the engine's process does: a grammar is compiled. Equal to itself only."""
+
+    __slots__ = ()
+
+
 class Inbox(Protocol):
     """The engine's end of the bridge, downward."""
 
-    def drain(self, timeout_s: float | None) -> list[tuple[int, Down]]:
+    def drain(self, timeout_s: float | None) -> list[tuple[int, Down | Event]]:
         """(front end, frame) pairs that came; waits up to `timeout_s` for the first, None: for ever, 0: not at all.
 
-        May come back with nothing sooner, so that the loop of the engine shows that it goes on.
+        An Event comes as the frame of front end -1. May come back with nothing sooner, so that the loop of the engine shows that it goes on.
         """
+
+    def wake(self, event: Event) -> None:
+        """Says that `event` has happened: a `drain` that waits comes back with it, else the next one brings it. From any thread; never
+        waits, never raises."""
 
 
 class Outbox(Protocol):

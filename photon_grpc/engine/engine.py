@@ -10,7 +10,7 @@ from typing import NamedTuple
 from photon_grpc.core.batch import Batch, StepOutput
 from photon_grpc.core.fault import Fault
 from photon_grpc.core.frames import Abort, Add, Control, Down, Facts, Failed, Reply
-from photon_grpc.core.ports import Heartbeat, Inbox, Outbox, Pending, Runner
+from photon_grpc.core.ports import Event, Heartbeat, Inbox, Outbox, Pending, Runner
 from photon_grpc.core.request import FinishReason
 from photon_grpc.core.sequence import Sequence, Status
 from photon_grpc.engine.admission import AdmissionControl
@@ -105,6 +105,10 @@ class Engine:
         self._stalled = not self._launched
         while len(self._launched) > max(self._runner.depth, 1):
             self._settle_oldest(report)
+        if batch is not None and batch.masked:
+            # Behind the settling: masks follow from the ids before.
+            pending = self._launched[-1].pending
+            pending.sample(self.scheduler.masks(pending.drafts(), report))
         if self._launched and (batch is None or self._runner.depth == 0):
             self._settle_oldest(report)
         self._send(report)
@@ -147,10 +151,13 @@ class Engine:
             )
         self._num_missing = num_missing
 
-    def _receive(self, frontend: int, frame: Down, report: StepFrameBuilder) -> None:
+    def _receive(self, frontend: int, frame: Down | Event, report: StepFrameBuilder) -> None:
         self._bulletin.changed()
         if isinstance(frame, Add):
             self._add(frontend, frame, report)
+        elif isinstance(frame, Event):
+            self.scheduler.happened(frame, report)
+            self._forget_ended(report)
         elif isinstance(frame, Abort):
             self._abort(frontend, frame)
         else:
@@ -168,9 +175,15 @@ class Engine:
             self._fail(seq, DuplicateRequestId("a later attempt of the same call took its place"), report)
         seqs = self._door.admit(frontend, add)
         self._arrived.update(seqs)
-        self.scheduler.add(seqs)
+        self.scheduler.add(seqs, report)
+        self._forget_ended(report)
         for seq in seqs:
             self._timers.add(seq)
+
+    def _forget_ended(self, report: StepFrameBuilder) -> None:
+        """At once after what the scheduler has ended: what else this drain holds for it finds nothing, so that it ends once."""
+        for seq in report.ended:
+            self._door.forget(seq)
 
     def _abort(self, frontend: int, abort: Abort) -> None:
         count = self._census.stopped if abort.by_stop_string else self._census.cancelled
@@ -223,7 +236,6 @@ class Engine:
 
     def _finish(self, seq: Sequence, reason: FinishReason, report: StepFrameBuilder) -> None:
         self.scheduler.remove(seq, reason)
-        # At once: whatever else this drain holds for it finds nobody, and it ends once.
         self._door.forget(seq)
         report.finished(seq)
 
@@ -243,8 +255,7 @@ class Engine:
         self._bulletin.changed()
 
     def _send(self, report: StepFrameBuilder) -> None:
-        for seq in report.ended:
-            self._door.forget(seq)
+        self._forget_ended(report)
         self._census.count(report)
         self._timers.sweep(len(self._door))
         if report.columns:

@@ -33,11 +33,11 @@ class EngineStats:
         self._step_s = output.duration_s
 
     def count(self, report: StepFrameBuilder) -> None:
-        self._output += report.output_tokens
         self._overrun += report.overrun_tokens
         self._prompt += report.prompt_tokens
         self._cached += report.cached_tokens
         for columns in report.columns.values():
+            self._output += len(columns.ids)
             self._finished += len(columns.finished)
             self._failed += len(columns.failed)
 
@@ -54,8 +54,8 @@ class EngineStats:
         pool = scheduler.pool
         return Load(
             running=len(scheduler.running),
-            queued=len(scheduler.waiting),
-            queued_prompt_tokens=scheduler.waiting.num_tokens,
+            queued=scheduler.num_queued,
+            queued_prompt_tokens=scheduler.num_queued_tokens,
             total_blocks=pool.num_blocks,
             owned_blocks=pool.num_owned,
             cached_blocks=pool.num_cached,

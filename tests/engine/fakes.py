@@ -2,27 +2,31 @@
 
 Every block is a list of cells holding the id written there. A token is drawn from the ids *read back through the block table*, so a wrong
 block table, a block shared and then written, or one given away too early changes the output. `complete` is the independent oracle: the
-same function of the plain list of ids.
+same function of the plain list of ids. Drafts are written into cells and stay there when they are not kept; of what the masks allow the
+first id from `next_id` on is drawn.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 
-from photon_grpc.core.batch import Admission, Batch, Growth, StepOutput
+from photon_grpc.core.batch import FAULTS, NAN_LOGITS, NOTHING_TO_DRAW, Admission, Batch, Growth, StepOutput
 from photon_grpc.core.fault import Fault
 from photon_grpc.core.frames import Down, Up
 from photon_grpc.core.kv import KVPlan
-from photon_grpc.core.ports import Pending
+from photon_grpc.core.ports import Event, Pending
 from photon_grpc.core.stats import Load
 from photon_grpc.runner.poisoned_slots import PoisonedSlots, SoundRows
+from tests.engine.tables import Table
 
 VOCAB = 97
+MASK_BYTES = 4 * -(-VOCAB // 32)
 #: In a cell: what was written there is no number.
-NAN = -2
+NAN = -3
 
 
 def next_id(ids: Sequence[int], seed: int = 0, index: int = 0) -> int:
@@ -33,15 +37,36 @@ def next_id(ids: Sequence[int], seed: int = 0, index: int = 0) -> int:
     return state % VOCAB
 
 
+def draw(ids: Sequence[int], seed: int, index: int, allows: Callable[[int], bool]) -> int:
+    """Of the ids that may be drawn the first from `next_id` on."""
+    first = next_id(ids, seed, index)
+    return next((token for token in (*range(first, VOCAB), *range(first)) if allows(token)), NOTHING_TO_DRAW)
+
+
 def complete(
-    prompt: Sequence[int], num_tokens: int, seed: int = 0, index: int = 0, stop: frozenset[int] = frozenset()
+    prompt: Sequence[int],
+    num_tokens: int,
+    seed: int = 0,
+    index: int = 0,
+    stop: frozenset[int] = frozenset(),
+    table: Table | None = None,
 ) -> list[int]:
-    ids = list(prompt)
+    """The whole output; shorter than its end where the table leaves nothing to draw."""
+    ids: list[int] = []
     for _ in range(num_tokens):
-        ids.append(next_id(ids, seed, index))
-        if ids[-1] in stop:
+        token = _follow([*prompt, *ids], len(prompt), seed, index, table)
+        if token == NOTHING_TO_DRAW:
             break
-    return ids[len(prompt) :]
+        ids.append(token)
+        if token in stop or (table is not None and table.is_complete(ids)):
+            break
+    return ids
+
+
+def _follow(ids: Sequence[int], num_prompt: int, seed: int, index: int, table: Table | None) -> int:
+    if table is None:
+        return next_id(ids, seed, index)
+    return draw(ids, seed, index, table.allowed(ids[num_prompt:]).__contains__)
 
 
 class _Slot:
@@ -51,28 +76,75 @@ class _Slot:
         self.ids: list[int] = []
         self.computed = 0
         self.blocks: list[int] = []
+        self.num_prompt = 0
         self.seed = 0
         self.index = 0
 
 
 @dataclass
 class _Seat:
+    """What the scheduler may believe of a seat: tokens launched if every draft is refused, and if every one is kept."""
+
     blocks: list[int]
-    launched: int
+    least: int
+    most: int
 
 
 class Landed:
-    def __init__(self, output: StepOutput, read: Callable[[], object] = lambda: None) -> None:
+    """A step that could not be launched, or is computed."""
+
+    def __init__(self, output: StepOutput) -> None:
         self._output = output
-        self._read = read
+
+    def drafts(self) -> tuple[int, ...]:
+        return ()
+
+    def sample(self, masks: memoryview) -> None:
+        pass
 
     def result(self) -> StepOutput:
-        self._read()
         return self._output
 
 
+class _Open:
+    """A step whose body is computed. `tail` draws: at once, or with the masks."""
+
+    def __init__(self, batch: Batch, drafts: list[list[int]], tail: Callable[[list[bytes]], StepOutput]) -> None:
+        self._batch = batch
+        self._drafts = drafts
+        self._tail = tail
+        self._output = None if batch.masked else tail([])
+
+    def drafts(self) -> tuple[int, ...]:
+        k = self._batch.drafts
+        return tuple(draft for row in self._batch.masked for draft in [*self._drafts[row], *[-1] * k][:k])
+
+    def sample(self, masks: memoryview) -> None:
+        assert self._output is None, "sampled twice, or though no row is masked"
+        assert len(masks) == len(self._batch.masked) * (self._batch.drafts + 1) * MASK_BYTES
+        self._output = self._tail([bytes(masks[at : at + MASK_BYTES]) for at in range(0, len(masks), MASK_BYTES)])
+
+    def result(self) -> StepOutput:
+        assert self._output is not None, "read before the masks came"
+        return self._output
+
+
+class _Unread:
+    """Between the engine and a step: notes that it was read."""
+
+    def __init__(self, pending: Pending, read: Callable[[StepOutput], object]) -> None:
+        self.drafts, self.sample = pending.drafts, pending.sample
+        self._pending = pending
+        self._read = read
+
+    def result(self) -> StepOutput:
+        output = self._pending.result()
+        self._read(output)
+        return output
+
+
 class FakeRunner:
-    """Computes at submission, in order; `depth` only lets the engine launch before it reads.
+    """Computes at submission, or draws when the masks come, in order; `depth` only lets the engine launch before it reads.
 
     Slots and blocks that an unread step uses may not be given to anybody else, though here it would do no harm. A step that is to fail
     applies part of its changes, and rows that are computed then read and write through whatever the table says of their slots.
@@ -94,15 +166,35 @@ class FakeRunner:
         self.fail_steps: dict[int, int] = {}
         #: Step -> a row that writes NaN; every row that reads it fails.
         self.nan_rows: dict[int, int] = {}
+        #: Steps whose tail fails as a whole.
+        self.fail_tails: set[int] = set()
+        #: How far each next draft lies from what will be drawn; 0 is kept.
+        self.misses: Iterator[int] = repeat(0)
+        #: Seed -> the table that a draft obeys; what is drawn obeys the masks alone.
+        self.tables: dict[int, Table] = {}
+        #: Drafts that were verified, and those kept.
+        self.num_drafts = self.num_kept = 0
         self._poisoned = PoisonedSlots()
 
     def submit(self, batch: Batch) -> Pending:
         self.batches.append(batch)
         self._check(batch)
-        self.unread[batch.step] = (set(batch.slots), self._launched(batch))
+        seats = [self.seats[number] for number in batch.slots]
+        self.unread[batch.step] = (set(batch.slots), self._launched(batch, seats))
         sound = self._poisoned.sound(batch)
         pending = self._compute(sound)
-        return Landed(SoundRows(pending, batch, sound).result(), lambda: self.unread.pop(batch.step))
+        whole = pending if sound is batch else SoundRows(pending, batch, sound)
+        return _Unread(whole, partial(self._read, batch, seats))
+
+    def _read(self, batch: Batch, seats: list[_Seat], output: StepOutput) -> None:
+        del self.unread[batch.step]
+        lengths = iter(output.lengths or repeat(1))
+        for seat, yields in zip(seats, batch.yields, strict=True):
+            if yields:
+                length = next(lengths)
+                assert length <= yields
+                seat.least += length - 1
+                seat.most -= yields - length
 
     def close(self) -> None:
         pass
@@ -116,8 +208,9 @@ class FakeRunner:
             assert not any(admission.slot in slots for slots, _ in self.unread.values()), (
                 "a slot in flight was given away"
             )
-            self._check_unused(admission.blocks[0][self.kv.columns(admission.num_computed) :])
-            self.seats[admission.slot] = _Seat(list(admission.blocks[0]), admission.num_computed)
+            num_computed = admission.num_computed
+            self._check_unused(admission.blocks[0][self.kv.columns(num_computed) :])
+            self.seats[admission.slot] = _Seat(list(admission.blocks[0]), num_computed, num_computed)
         for growth in batch.grown:
             blocks = self.seats[growth.slot].blocks
             assert len(blocks) == growth.offset
@@ -129,30 +222,46 @@ class FakeRunner:
         for _, written in self.unread.values():
             assert written.isdisjoint(blocks), "a block that a step in flight writes was given to another sequence"
 
-    def _launched(self, batch: Batch) -> set[int]:
-        """The blocks that the scheduler has the rows write."""
+    def _launched(self, batch: Batch, seats: list[_Seat]) -> set[int]:
+        """The blocks that the scheduler has the rows write, whatever becomes of drafts."""
         written: set[int] = set()
-        for number, count in zip(batch.slots, batch.counts, strict=True):
-            seat = self.seats[number]
-            first, last = seat.launched, seat.launched + count - 1
+        for seat, count, yields in zip(seats, batch.counts, batch.yields, strict=True):
+            assert yields <= 1 + batch.drafts
+            first, last = seat.least, seat.most + count - 1
             written.update(seat.blocks[first // self.block_size : last // self.block_size + 1])
-            seat.launched += count
+            seat.least += count - max(yields - 1, 0)
+            seat.most += count
         return written
 
-    def _compute(self, batch: Batch) -> Landed:
+    def _compute(self, batch: Batch) -> Pending:
         changes = self._changes(batch)
         for change in changes[: self.fail_steps.get(batch.step)]:
             change()
         if batch.step in self.fail_steps:
-            self._poisoned.failed(batch)
-            faults = {row: Fault("INTERNAL_FAILURE", "launch failed") for row in range(len(batch.slots))}
-            return Landed(StepOutput(batch.step, tuple(0 for y in batch.yields if y), faults))
+            return Landed(self._failed(batch))
+        drafts = [self._draft(slot, yields - 1) for slot, yields in zip(batch.slots, batch.yields, strict=True)]
         for row, (slot, count) in enumerate(zip(batch.slots, batch.counts, strict=True)):
-            self._write(slot, count, is_nan=self.nan_rows.get(batch.step) == row)
-        ids = [self._draw(slot) for slot, yields in zip(batch.slots, batch.yields, strict=True) if yields]
-        rows = [row for row, yields in enumerate(batch.yields) if yields]
-        faults = {row: Fault("NUMERIC_FAILURE", "NaN") for row, token in zip(rows, ids, strict=True) if token == NAN}
-        return Landed(StepOutput(batch.step, tuple(ids), faults))
+            self._write(slot, count, drafts[row], is_nan=self.nan_rows.get(batch.step) == row)
+        return _Open(batch, drafts, partial(self._tail, batch, drafts))
+
+    def _failed(self, batch: Batch) -> StepOutput:
+        self._poisoned.failed(batch)
+        faults = {row: Fault("INTERNAL_FAILURE", "launch failed") for row in range(len(batch.slots))}
+        return StepOutput(batch.step, tuple(0 for y in batch.yields if y), faults)
+
+    def _tail(self, batch: Batch, drafts: list[list[int]], masks: list[bytes]) -> StepOutput:
+        if batch.step in self.fail_tails:
+            return self._failed(batch)
+        stride = batch.drafts + 1
+        masks_of = {row: masks[at * stride : (at + 1) * stride] for at, row in enumerate(batch.masked)}
+        kept = {
+            row: self._keep(batch.slots[row], drafts[row], masks_of.get(row))
+            for row, yields in enumerate(batch.yields)
+            if yields
+        }
+        faults = {row: FAULTS[ids[0]] for row, ids in kept.items() if ids[0] < 0}
+        lengths = tuple(len(ids) for ids in kept.values()) if batch.drafts else ()
+        return StepOutput(batch.step, tuple(token for ids in kept.values() for token in ids), faults, lengths=lengths)
 
     def _changes(self, batch: Batch) -> list[Callable[[], None]]:
         """One by one, in the order in which they are to be applied."""
@@ -166,7 +275,7 @@ class FakeRunner:
         slot = self.slots[admission.slot]
         slot.ids, slot.computed = list(admission.ids), admission.num_computed
         slot.blocks = list(admission.blocks[0])
-        slot.seed, slot.index = admission.sampling.seed, admission.output_index
+        slot.num_prompt, slot.seed, slot.index = admission.num_prompt, admission.sampling.seed, admission.output_index
 
     def _grow(self, growth: Growth) -> None:
         self.slots[growth.slot].blocks[growth.offset :] = growth.blocks
@@ -174,28 +283,54 @@ class FakeRunner:
     def _copy(self, source: int, destination: int) -> None:
         self.cells[destination] = list(self.cells[source])
 
-    def _write(self, number: int, count: int, is_nan: bool) -> None:
+    def _draft(self, number: int, count: int) -> list[int]:
+        slot, drafts = self.slots[number], []
+        for _ in range(count):
+            ids = [*slot.ids, *drafts]
+            token = _follow(ids, slot.num_prompt, slot.seed, slot.index, self.tables.get(slot.seed))
+            drafts.append((max(token, 0) + next(self.misses)) % VOCAB)
+        return drafts
+
+    def _write(self, number: int, count: int, drafts: list[int], is_nan: bool) -> None:
         slot = self.slots[number]
+        ids = [*slot.ids, *drafts]
         for position in range(slot.computed, slot.computed + count):
             block = slot.blocks[position // self.block_size]
             assert block in self.seats[number].blocks, "a row writes into a block that is not its own"
-            self.cells[block][position % self.block_size] = NAN if is_nan else slot.ids[position]
+            self.cells[block][position % self.block_size] = NAN if is_nan else ids[position]
         slot.computed += count
 
-    def _draw(self, number: int) -> int:
-        slot = self.slots[number]
-        assert slot.computed == len(slot.ids), "a row yields before all it knows is computed"
+    def _keep(self, number: int, drafts: list[int], masks: list[bytes] | None) -> list[int]:
+        """The ids that a row yields: drawn behind its last id, and behind every draft that equals the id kept there."""
+        slot, known, kept = self.slots[number], len(self.slots[number].ids), []
+        assert slot.computed == known + len(drafts), "a row yields before all it knows is computed"
         read = [self.cells[slot.blocks[p // self.block_size]][p % self.block_size] for p in range(slot.computed)]
-        token = NAN if NAN in read else next_id(read, slot.seed, slot.index)
-        slot.ids.append(token)
-        return token
+        for j, draft in enumerate([*drafts, -1]):
+            token = self._drawn(slot, read[: known + j], masks and masks[j])
+            if token < 0 and kept:
+                break
+            kept.append(token)
+            if token != draft:
+                break
+        self.num_drafts += len(drafts)
+        self.num_kept += len(kept) - 1
+        slot.ids += kept
+        slot.computed = known + len(kept) - 1
+        return kept
+
+    def _drawn(self, slot: _Slot, read: list[int], mask: bytes | None) -> int:
+        if NAN in read:
+            return NAN_LOGITS
+        if mask is None:
+            return next_id(read, slot.seed, slot.index)
+        return draw(read, slot.seed, slot.index, lambda token: bool(mask[token // 8] >> token % 8 & 1))
 
 
 class FakeBridge:
     """Inbox, outbox and heartbeat in one: frames put in are drained, frames sent and beats are kept."""
 
     def __init__(self) -> None:
-        self.inbox: list[tuple[int, Down]] = []
+        self.inbox: list[tuple[int, Down | Event]] = []
         self.sent: list[tuple[int, Up]] = []
         #: Told to every front end.
         self.loads: list[Load] = []
@@ -206,7 +341,10 @@ class FakeBridge:
     def put(self, frame: Down, frontend: int = 0) -> None:
         self.inbox.append((frontend, frame))
 
-    def drain(self, timeout_s: float | None) -> list[tuple[int, Down]]:
+    def wake(self, event: Event) -> None:
+        self.inbox.append((-1, event))
+
+    def drain(self, timeout_s: float | None) -> list[tuple[int, Down | Event]]:
         self.waits.append(timeout_s)
         frames, self.inbox = self.inbox, []
         if not frames and timeout_s is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from itertools import cycle
 
 from photon_grpc.core.fault import Fault
 from photon_grpc.core.frames import Abort, Add, Facts, Finished, StepFrame
@@ -13,10 +14,12 @@ from photon_grpc.engine.blocks.block_pool import BlockPool
 from photon_grpc.engine.blocks.contiguous import ReserveContext
 from photon_grpc.engine.blocks.prefix_index import NoPrefixIndex, RadixIndex
 from photon_grpc.engine.engine import Engine
+from photon_grpc.engine.grammar import Constraints
 from photon_grpc.engine.scheduler.chunking import Chunked, Whole
 from photon_grpc.engine.scheduler.policy import POLICIES
 from photon_grpc.engine.scheduler.scheduler import Scheduler, SchedulerLimits
-from tests.engine.fakes import FakeBridge, FakeRunner
+from tests.engine.fakes import VOCAB, FakeBridge, FakeRunner
+from tests.engine.tables import Table, TableGrammars
 from tests.kv_plans import kv_plan
 
 
@@ -31,6 +34,8 @@ class Setting:
     contiguous: bool = False
     policy: str = "priority"
     depth: int = 0
+    #: k of one step after the other, over and over.
+    drafts: tuple[int, ...] = (0,)
     max_model_len: int = 256
     max_queue_size: int = 1024
     max_queued_tokens: int = 1 << 20
@@ -46,6 +51,14 @@ class Outcome:
     num_preemptions: int = 0
 
 
+class CyclicDrafting:
+    def __init__(self, drafts: tuple[int, ...]) -> None:
+        self._drafts = cycle(drafts)
+
+    def num_drafts(self, num_running: int) -> int:
+        return next(self._drafts)
+
+
 class Harness:
     def __init__(self, setting: Setting | None = None) -> None:
         self.setting = s = setting or Setting()
@@ -53,9 +66,11 @@ class Harness:
         self.runner = FakeRunner(plan, s.num_blocks, s.depth)
         index = RadixIndex(s.block_size) if s.prefix_caching and not s.contiguous else NoPrefixIndex()
         self.pool = BlockPool(plan, s.num_blocks, index, ReserveContext() if s.contiguous else GrowOnDemand())
-        limits = SchedulerLimits(s.max_num_seqs, s.max_num_batched_tokens)
+        limits = SchedulerLimits(s.max_num_seqs, s.max_num_batched_tokens, max(s.depth, 1))
         chunking = Chunked() if s.chunked else Whole()
-        self.scheduler = Scheduler(limits, POLICIES[s.policy](), self.pool, chunking)
+        self.grammars = TableGrammars()
+        constraints, drafting = Constraints(self.grammars, VOCAB), CyclicDrafting(s.drafts)
+        self.scheduler = Scheduler(limits, POLICIES[s.policy](), self.pool, chunking, drafting, constraints)
         self.post = FakeBridge()
         facts = Facts(
             s.max_model_len,
@@ -85,12 +100,16 @@ class Harness:
         num_outputs: int = 1,
         seed: int = 0,
         stop: tuple[int, ...] = (),
+        table: Table | None = None,
         **more: object,
     ) -> int:
         handle = self._handles
         self._handles += num_outputs
+        request_id = str(more.pop("request_id", f"r{handle}"))
+        if table is not None:
+            self.grammars.tables[request_id] = self.runner.tables[seed] = table
         request = Request(
-            request_id=str(more.pop("request_id", f"r{handle}")),
+            request_id=request_id,
             prompt_ids=tuple(prompt),
             sampling=SamplingParams(seed=seed),
             stop=StopParams(max_tokens, stop_token_ids=stop),
@@ -109,6 +128,8 @@ class Harness:
     def step(self) -> None:
         self.engine.step()
         self.pool.check()
+        for seq, matcher in self.scheduler.constraints.matchers.items():
+            assert matcher.ids == seq.ids[seq.num_prompt :], "a matcher is not where its output is"
         self._collect()
 
     def run(self, max_steps: int = 20_000) -> None:
@@ -127,7 +148,13 @@ class Harness:
         """Whether nothing is held but what the prefix index knows."""
         pool, scheduler = self.pool, self.scheduler
         return not (
-            pool.num_owned or pool.num_limbo or len(self.engine._door) or scheduler.has_work() or scheduler._siblings
+            pool.num_owned
+            or pool.num_limbo
+            or len(self.engine._door)
+            or scheduler.has_work()
+            or scheduler.num_queued
+            or scheduler._siblings.num_seqs
+            or scheduler.constraints.matchers
         )
 
     def _collect(self) -> None:

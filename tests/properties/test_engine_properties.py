@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from photon_grpc.core.sequence import Sequence, Status
+from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
 from tests.engine.fakes import complete
 from tests.engine.harness import Harness, Setting
 
@@ -67,7 +68,7 @@ def test_output_equals_the_request_alone_under_any_setting_order_and_abort(setti
     h.pool.reset_prefixes()
     h.pool.check()
     assert h.pool.num_free == h.pool.num_blocks
-    assert not len(h.pool._index) and not h.scheduler._siblings and not h.scheduler.num_in_flight
+    assert not len(h.pool._index) and not h.scheduler._siblings.num_seqs and not h.scheduler.num_in_flight
 
 
 @given(settings_of, requests, st.dictionaries(st.integers(1, 30), st.integers(0, 6), max_size=4))
@@ -103,9 +104,9 @@ def lives_of(h: Harness, asked: list[Any], pauses: list[int]) -> list[Life]:
     lives: dict[Sequence, Life] = {}
     step, due, add = 0, 0, h.scheduler.add
 
-    def added(seqs: list[Sequence]) -> None:
+    def added(seqs: list[Sequence], report: StepFrameBuilder) -> None:
         lives.update((seq, Life(step)) for seq in seqs)
-        add(seqs)
+        add(seqs, report)
 
     h.scheduler.add = added  # type: ignore[method-assign]
     waiting = deque(zip(asked, pauses, strict=False))

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from photon_grpc.core.batch import Admission, Growth
+from collections.abc import Collection
+
+from photon_grpc.core.batch import Admission, Batch, Growth
 from photon_grpc.core.sequence import Sequence
 
 
 class BatchBuilder:
     """Columns over the rows, as in Batch, and the sequences that they are."""
 
-    __slots__ = ("step", "budget", "rows", "slots", "counts", "yields", "admissions", "grown", "copies", "published")
+    __slots__ = (
+        "step",
+        "budget",
+        "drafts",
+        "rows",
+        "slots",
+        "counts",
+        "yields",
+        "admissions",
+        "grown",
+        "copies",
+        "published",
+    )
 
-    def __init__(self, step: int, budget: int) -> None:
+    def __init__(self, step: int, budget: int, drafts: int = 0) -> None:
         self.step = step
         self.budget = budget
+        self.drafts = drafts
         self.rows: list[Sequence] = []
         self.slots: list[int] = []
         self.counts: list[int] = []
@@ -23,6 +38,24 @@ class BatchBuilder:
         self.copies: list[tuple[int, int]] = []
         #: Row -> blocks that became known before this step has filled them.
         self.published: dict[int, list[int]] = {}
+
+    def freeze(self, left: list[int], constrained: Collection[Sequence]) -> Batch:
+        """The Batch; rows of `constrained` sequences wait for masks."""
+        yields, masked = tuple(self.yields), []
+        if constrained:
+            masked = [row for row, seq in enumerate(self.rows) if yields[row] and seq in constrained]
+        return Batch(
+            step=self.step,
+            slots=tuple(self.slots),
+            counts=tuple(self.counts),
+            yields=yields,
+            left=tuple(left),
+            admissions=tuple(self.admissions),
+            grown=tuple(self.grown),
+            copies=tuple(self.copies),
+            drafts=self.drafts if self.drafts and max(yields) > 1 else 0,
+            masked=tuple(masked),
+        )
 
     def published_by(self, seq: Sequence) -> list[int]:
         """Blocks of one sequence that became known before this step has filled them."""

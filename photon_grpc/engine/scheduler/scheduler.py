@@ -10,24 +10,31 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
+from itertools import groupby, islice, repeat
 
 from photon_grpc.core.batch import Admission, Batch, StepOutput
 from photon_grpc.core.fault import Fault
+from photon_grpc.core.ports import Event
 from photon_grpc.core.request import FinishReason
 from photon_grpc.core.sequence import Flight, Sequence, Status
 from photon_grpc.engine.blocks.block_pool import BlockPool
+from photon_grpc.engine.grammar import Constraints, NoGrammars
 from photon_grpc.engine.scheduler.batch_builder import BatchBuilder
 from photon_grpc.engine.scheduler.chunking import Chunked, Chunking
+from photon_grpc.engine.scheduler.drafting import Drafting, NoDrafting
+from photon_grpc.engine.scheduler.parking import Parking
 from photon_grpc.engine.scheduler.policy import Policy
 from photon_grpc.engine.scheduler.queue import WaitingQueue
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
-from photon_grpc.errors import NumericFailure
+from photon_grpc.errors import InvalidConstraint, NumericFailure, RequestError
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
     max_num_seqs: int
     max_num_batched_tokens: int
+    #: Steps, at least 1: when step n is given its masks, all up to n - depth have settled.
+    depth: int = 1
 
 
 class Scheduler:
@@ -38,13 +45,23 @@ class Scheduler:
         policy: ranks requests.
         pool: the KV blocks.
         chunking: splits prompts over steps, or does not.
+        drafting: how many tokens the runner drafts for a decode row.
+        constraints: which ids may follow in an output.
     """
 
     def __init__(
-        self, limits: SchedulerLimits, policy: Policy, pool: BlockPool, chunking: Chunking | None = None
+        self,
+        limits: SchedulerLimits,
+        policy: Policy,
+        pool: BlockPool,
+        chunking: Chunking | None = None,
+        drafting: Drafting | None = None,
+        constraints: Constraints | None = None,
     ) -> None:
         self.limits = limits
         self.chunking = chunking or Chunked()
+        self.drafting = drafting or NoDrafting()
+        self.constraints = constraints or Constraints(NoGrammars(), 0)
         self.policy = policy
         self.pool = pool
         self.waiting = WaitingQueue()
@@ -61,22 +78,36 @@ class Scheduler:
         self._resume_at: tuple[float, int] | None = None
         #: Of the sequence that came last.
         self._newest = (0.0, 0)
-        #: Leader -> the siblings that wait for its prompt.
-        self._siblings: dict[Sequence, list[Sequence]] = {}
+        #: Siblings that wait for the prompt of their leader.
+        self._siblings: Parking[Sequence] = Parking()
+        #: Sequences that wait for another thread.
+        self._awaiting: Parking[Event] = Parking()
 
     # -- coming and going --------------------------------------------------------------------------------------------------------------
 
-    def add(self, seqs: list[Sequence]) -> None:
-        """Takes the sequences of one request; the first computes the prompt that the others share."""
+    def add(self, seqs: list[Sequence], report: StepFrameBuilder) -> None:
+        """Takes the sequences of one request; the first computes the prompt that the others share. A request whose constraint is not
+        compiled yet is parked until it is; one whose constraint cannot be met fails."""
         leader, *siblings = seqs
-        self._newest = seqs[-1].rank
-        self.waiting.push(leader)
-        if not siblings:
+        self._newest = max(self._newest, seqs[-1].rank, key=_arrival)
+        try:
+            event = self.constraints.begin(seqs)
+        except RequestError as error:
+            for seq in seqs:
+                self._fail_one(seq, Fault.of(error), report)
             return
-        self._siblings[leader] = siblings
+        if event is not None:
+            self._awaiting.park(seqs, event)
+            return
+        self._wait(leader)
+        self._siblings.park(siblings, leader)
         for seq in siblings:
             seq.leader = leader
-            seq.status = Status.PARKED
+
+    def happened(self, event: Event, report: StepFrameBuilder) -> None:
+        """Takes again what was parked until `event`."""
+        for _, seqs in groupby(self._awaiting.release(event), lambda seq: id(seq.request)):
+            self.add(list(seqs), report)
 
     def remove(self, seq: Sequence, reason: FinishReason = FinishReason.ABORTED) -> None:
         """Ends a sequence at once, whatever it is doing; a row in flight is dropped when it settles."""
@@ -84,14 +115,21 @@ class Scheduler:
             return
         if seq.status is Status.WAITING:
             self.waiting.remove(seq)
-        elif seq.status is Status.PARKED:
-            self._unpark(seq)
         self._end(seq, reason)
         self._sweep()
 
     def has_work(self) -> bool:
         """Whether `schedule` may find a row now or once a step in flight has settled."""
         return bool(self.running or len(self.waiting))
+
+    @property
+    def num_queued(self) -> int:
+        """Sequences that wait for a seat or for another thread."""
+        return len(self.waiting) + self._awaiting.num_seqs
+
+    @property
+    def num_queued_tokens(self) -> int:
+        return self.waiting.num_tokens + self._awaiting.num_tokens
 
     @property
     def num_in_flight(self) -> int:
@@ -101,7 +139,8 @@ class Scheduler:
 
     def schedule(self, now_s: float, report: StepFrameBuilder) -> Batch | None:
         """The next Batch, or None when no sequence can compute anything now. Reports who gave way."""
-        plan = BatchBuilder(self._step + 1, self.limits.max_num_batched_tokens)
+        drafts = self.drafting.num_drafts(len(self.running))
+        plan = BatchBuilder(self._step + 1, self.limits.max_num_batched_tokens, drafts)
         if self._slot_fences:
             self._open_slot_fences()
         preemptions = self.num_preemptions
@@ -112,20 +151,12 @@ class Scheduler:
             return None
         self._step = plan.step
         left, self._left = self._left, []
-        batch = Batch(
-            step=plan.step,
-            slots=tuple(plan.slots),
-            counts=tuple(plan.counts),
-            yields=tuple(plan.yields),
-            left=tuple(left),
-            admissions=tuple(plan.admissions),
-            grown=tuple(plan.grown),
-            copies=tuple(plan.copies),
-        )
+        batch = plan.freeze(left, self.constraints.matchers)
         self._flying.append((batch, plan))
         return batch
 
     def _serve_running(self, plan: BatchBuilder, report: StepFrameBuilder) -> None:
+        is_open = bool(plan.drafts or self.constraints.matchers)
         for seq in self._in_turn():
             if plan.budget <= 0:
                 self._resume_at = seq.rank
@@ -139,6 +170,12 @@ class Scheduler:
             count = wanted - launched
             if count <= 0 or wanted >= seq.max_len:
                 continue
+            if is_open:
+                if self._awaits_settling(seq, plan):
+                    continue
+                if plan.drafts and count == 1:
+                    self._place_drafting(plan, seq, wanted, report)
+                    continue
             if count > plan.budget:
                 count = self.chunking.share(count, plan.budget, not plan.rows)
                 if not count:
@@ -147,6 +184,30 @@ class Scheduler:
             if end > seq.table.capacity and not self._make_room(seq, end, plan, report):
                 continue
             self._place(plan, seq, count, end, 1 if end == wanted else 0)
+
+    def _awaits_settling(self, seq: Sequence, plan: BatchBuilder) -> bool:
+        """Whether ids of this sequence are in a step that will not have settled when masks are made for the one being planned."""
+        if not seq.flights or seq not in self.constraints.matchers:
+            return False
+        newest = seq.flights[-1]
+        return newest.may_yield > 0 and newest.step > plan.step - self.limits.depth
+
+    def _place_drafting(self, plan: BatchBuilder, seq: Sequence, wanted: int, report: StepFrameBuilder) -> None:
+        """Places a decode row with as many drafts as max_tokens, the budget and free blocks allow; drafts preempt nothing."""
+        drafts = min(plan.drafts, seq.max_len - 1 - wanted, plan.budget - 1)
+        end = wanted + drafts
+        if end > seq.table.capacity:
+            grown = self.pool.grow(seq, end)
+            if grown is not None:
+                plan.grown.extend(grown)
+            elif wanted <= seq.table.capacity:
+                end = seq.table.capacity
+            elif self._make_room(seq, wanted, plan, report):
+                end = wanted
+            else:
+                return
+        count = 1 + end - wanted
+        self._place(plan, seq, count, end, count)
 
     def _in_turn(self) -> list[Sequence]:
         """A copy of the running, best rank first; where the budget did not reach all of them, from the first it left out."""
@@ -264,10 +325,22 @@ class Scheduler:
 
     # -- settling ----------------------------------------------------------------------------------------------------------------------
 
+    def masks(self, drafts: tuple[int, ...], report: StepFrameBuilder) -> memoryview:
+        """The bitmasks of the newest Batch, once all up to `limits.depth` steps before it have settled; `drafts` and the result are those
+        of core.ports.Pending. A matcher that fails ends its sequence and no other."""
+        batch, plan = self._flying[-1]
+        masks, failures = self.constraints.masks(batch, plan.rows, drafts)
+        for seq, error in failures.items():
+            self._fail_one(seq, Fault.of(error), report)
+        if failures:
+            self._sweep()
+        return masks
+
     def settle(self, output: StepOutput, report: StepFrameBuilder) -> None:
         """Appends what the oldest step in flight produced, ends what ended, opens the fences behind it."""
         batch, plan = self._flying.popleft()
-        yields, faults, ids = batch.yields, output.faults, iter(output.ids)
+        yields, faults, is_plain = batch.yields, output.faults, not (batch.drafts or batch.masked)
+        ids = iter(self._settle_drafts(batch, plan, output, report) if batch.drafts else output.ids)
         ended = False
         for row, seq in enumerate(plan.rows):
             flight = seq.flights.popleft()
@@ -278,29 +351,74 @@ class Scheduler:
                 ended = True
                 continue
             if status is Status.FINISHED:
-                report.overrun_tokens += yields[row]
+                report.overrun_tokens += token is not None
+                ended = True
                 continue
             if status is Status.RUNNING:
                 seq.num_computed += flight.computes
             if token is not None:
-                seq.ids.append(token)
-                report.token(seq, token)
-                if token in seq.stop_ids or len(seq.ids) >= seq.max_len:
-                    self._finish(seq, self._reason(seq, token), report)
+                if is_plain:
+                    # As `_append`, without a call.
+                    seq.ids.append(token)
+                    report.token(seq, token)
+                    if token in seq.stop_ids or len(seq.ids) >= seq.max_len:
+                        self._finish(seq, self._reason(seq, token), report)
+                        ended = True
+                        continue
+                elif self._append(seq, token, report):
                     ended = True
                     continue
             if status is Status.PARKED:
                 if not seq.flights:
-                    self._unpark(seq)
                     self._wait(seq)
             elif seq.num_computed >= seq.table.publish_at:
                 self.pool.publish(seq, seq.num_computed)
         self._settled_step = output.step
-        if self._siblings:
+        if self._siblings.num_seqs:
             self._wake_siblings()
         self.pool.settled(output.step)
         if ended:
             self._sweep()
+
+    def _settle_drafts(
+        self, batch: Batch, plan: BatchBuilder, output: StepOutput, report: StepFrameBuilder
+    ) -> list[int]:
+        """Appends all but the last id of every row and takes from `num_computed` the drafts that were not kept, whose keys and values are
+        written again. Returns the last ids, one for each row that yields."""
+        last: list[int] = []
+        ids, lengths = iter(output.ids), iter(output.lengths or repeat(1))
+        for row, seq in enumerate(plan.rows):
+            if not batch.yields[row]:
+                continue
+            *kept, token = islice(ids, next(lengths))
+            last.append(token)
+            if row in output.faults:
+                continue
+            if seq.status is Status.RUNNING:
+                seq.num_computed -= batch.yields[row] - len(kept) - 1
+            for number, token in enumerate(kept):
+                if seq.status is Status.FINISHED:
+                    report.overrun_tokens += len(kept) - number
+                    break
+                self._append(seq, token, report)
+        return last
+
+    def _append(self, seq: Sequence, token: int, report: StepFrameBuilder) -> bool:
+        """Takes a drawn id if the matcher does. Returns whether that has ended the sequence."""
+        is_complete = False
+        if seq in self.constraints.matchers and token not in seq.stop_ids:
+            try:
+                is_complete = self.constraints.advance(seq, token)
+            except RequestError as error:
+                self._fail_one(seq, Fault.of(error), report)
+                return True
+        seq.ids.append(token)
+        report.token(seq, token)
+        if is_complete:
+            self._finish(seq, FinishReason.CONSTRAINT_COMPLETE, report)
+        elif token in seq.stop_ids or len(seq.ids) >= seq.max_len:
+            self._finish(seq, self._reason(seq, token), report)
+        return seq.status is Status.FINISHED
 
     @staticmethod
     def _reason(seq: Sequence, token: int) -> FinishReason:
@@ -309,13 +427,15 @@ class Scheduler:
         return FinishReason.STOP_TOKEN if token in seq.stop_ids else seq.request.stop.limit_reason
 
     def _finish(self, seq: Sequence, reason: FinishReason, report: StepFrameBuilder) -> None:
-        if seq.status is Status.PARKED:
-            self._unpark(seq)
         self._end(seq, reason)
         report.finished(seq)
 
     def _fail(self, seq: Sequence, fault: Fault, plan: BatchBuilder, report: StepFrameBuilder) -> None:
         """Ends a sequence whose row failed; what the row was to fill is no longer known to anybody."""
+        if fault.reason == InvalidConstraint.reason:
+            # The row was computed and is sound: it only had nothing to draw.
+            self._fail_one(seq, fault, report)
+            return
         if fault.reason == NumericFailure.reason:
             # The row was computed, and any block it read may hold what broke it. Whoever shares them sees in its own logits whether
             # they are sound; nobody else is to find them.
@@ -336,17 +456,20 @@ class Scheduler:
     def _fail_one(self, seq: Sequence, fault: Fault, report: StepFrameBuilder) -> None:
         if seq.status is Status.FINISHED:
             return
-        if seq.status is Status.PARKED:
-            self._unpark(seq)
         self._end(seq, FinishReason.UNSPECIFIED)
         report.failed(seq, fault)
 
     def _end(self, seq: Sequence, reason: FinishReason) -> None:
         if seq.status is Status.RUNNING:
             self._vacate(seq)
+        elif seq.status is Status.PARKED:
+            self._siblings.leave(seq)
+            self._awaiting.leave(seq)
         seq.status = Status.FINISHED
         seq.finish_reason = reason
-        if self._siblings:
+        if self.constraints.matchers:
+            self.constraints.forget(seq)
+        if self._siblings.num_seqs:
             self._release_siblings(seq)
 
     def _vacate(self, seq: Sequence) -> None:
@@ -369,21 +492,20 @@ class Scheduler:
 
     # -- several outputs ---------------------------------------------------------------------------------------------------------------
 
-    def _unpark(self, seq: Sequence) -> None:
-        if seq.leader is not None and seq.leader in self._siblings:
-            siblings = self._siblings[seq.leader]
-            if seq in siblings:
-                siblings.remove(seq)
-
     def _wake_siblings(self) -> None:
-        for leader in [leader for leader in self._siblings if self._has_prompt(leader)]:
-            self._release_siblings(leader)
+        for leader in self._siblings.awaited():
+            if self._has_prompt(leader):
+                self._release_siblings(leader)
 
     def _release_siblings(self, leader: Sequence) -> None:
         """The prompt is there, or will not be: the siblings fend for themselves."""
-        for seq in self._siblings.pop(leader, ()):
+        for seq in self._siblings.release(leader):
             self._wait(seq)
 
 
 def _rank(seq: Sequence) -> tuple[float, int]:
     return seq.rank
+
+
+def _arrival(rank: tuple[float, int]) -> int:
+    return rank[1]

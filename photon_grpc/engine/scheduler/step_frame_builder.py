@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from photon_grpc.core.fault import Fault
 from photon_grpc.core.frames import Failed, Finished, Started, StepFrame
 from photon_grpc.core.sequence import Sequence
@@ -24,28 +26,20 @@ class _Columns:
 class StepFrameBuilder:
     """Filled by the Scheduler and the Engine during one step, then sent as one StepFrame per front end."""
 
-    __slots__ = ("cached_tokens", "columns", "ended", "output_tokens", "overrun_tokens", "prompt_tokens")
+    __slots__ = ("cached_tokens", "columns", "ended", "overrun_tokens", "prompt_tokens")
 
     def __init__(self) -> None:
-        self.columns: dict[int, _Columns] = {}
+        self.columns: defaultdict[int, _Columns] = defaultdict(_Columns)
         #: Sequences that need no entry in any map any more.
         self.ended: list[Sequence] = []
-        self.output_tokens = 0
         self.overrun_tokens = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
 
-    def _of(self, frontend: int) -> _Columns:
-        columns = self.columns.get(frontend)
-        if columns is None:
-            columns = self.columns[frontend] = _Columns()
-        return columns
-
     def token(self, seq: Sequence, token: int) -> None:
-        columns = self.columns.get(seq.frontend) or self._of(seq.frontend)
+        columns = self.columns[seq.frontend]
         columns.handles.append(seq.handle)
         columns.ids.append(token)
-        self.output_tokens += 1
         if len(seq.ids) == seq.num_prompt + 1:
             columns.started.append(Started(seq.handle, seq.num_cached, _queue_s(seq)))
             self._prompt(seq)
@@ -54,7 +48,7 @@ class StepFrameBuilder:
         if not seq.num_generated:
             self._prompt(seq)
         done = Finished(seq.handle, seq.finish_reason, seq.num_generated, seq.num_cached, _queue_s(seq))
-        self._of(seq.frontend).finished.append(done)
+        self.columns[seq.frontend].finished.append(done)
         self.ended.append(seq)
 
     def failed(self, seq: Sequence, fault: Fault) -> None:
@@ -62,14 +56,14 @@ class StepFrameBuilder:
         self.ended.append(seq)
 
     def refused(self, frontend: int, failed: Failed) -> None:
-        self._of(frontend).failed.append(failed)
+        self.columns[frontend].failed.append(failed)
 
     def preempted(self, seq: Sequence) -> None:
-        self._of(seq.frontend).preempted.append(seq.handle)
+        self.columns[seq.frontend].preempted.append(seq.handle)
 
     def added(self, frontend: int, handle: int) -> None:
         """An Add was read: its front end is told so in this step."""
-        self._of(frontend).newest_added = handle
+        self.columns[frontend].newest_added = handle
 
     def _prompt(self, seq: Sequence) -> None:
         # Computed, and billed, once: for the first output.

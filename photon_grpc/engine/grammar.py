@@ -1,0 +1,144 @@
+"""Constrained outputs: which ids may follow, told to the runner as bitmasks.
+
+A matcher's state is that of the ids that were settled. Masks for a step are made once the row's older steps have settled; drafts are walked
+for that and rolled back, so that only `advance` moves a matcher for good.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from photon_grpc.core.batch import Batch
+from photon_grpc.core.ports import Event
+from photon_grpc.core.request import Request
+from photon_grpc.core.sequence import Sequence
+from photon_grpc.errors import InternalFailure, RequestError
+
+_LOG = logging.getLogger(__name__)
+
+
+class Matcher(Protocol):
+    """The state of one output under its constraint. What a method raises ends that output."""
+
+    def fill(self, mask: memoryview) -> None:
+        """Overwrites the bitmask (layout: core.ports.Pending.sample) with the ids that may follow; an end of sequence where one may."""
+
+    def accept(self, token_id: int) -> bool:
+        """Moves on by one id. False, and nothing moved, when it may not follow."""
+
+    def roll_back(self, num_tokens: int) -> None:
+        """Undoes so many `accept`s."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing but the end may follow."""
+
+
+class Grammars(Protocol):
+    """Makes matchers. What a method raises refuses the request."""
+
+    def awaits(self, request: Request) -> Event | None:
+        """What must happen before `matcher` can be called: a grammar is compiled in another thread, which then wakes the engine."""
+
+    def matcher(self, request: Request) -> Matcher | None:
+        """A matcher at its beginning for one output; None where the request has no constraint."""
+
+
+class NoGrammars:
+    """No request has a constraint."""
+
+    def awaits(self, request: Request) -> Event | None:
+        return None
+
+    def matcher(self, request: Request) -> Matcher | None:
+        return None
+
+
+class Constraints:
+    """The matchers of the sequences that are alive.
+
+    Args:
+        grammars: makes matchers.
+        vocab_size: ids that a bitmask speaks of.
+    """
+
+    def __init__(self, grammars: Grammars, vocab_size: int) -> None:
+        self._grammars = grammars
+        self._mask_bytes = 4 * -(-vocab_size // 32)
+        #: Constrained sequences only, from `begin` to `forget`.
+        self.matchers: dict[Sequence, Matcher] = {}
+
+    def begin(self, seqs: list[Sequence]) -> Event | None:
+        """Gives the sequences of one request their matchers, or returns the event after which it is to be called again. Raises RequestError."""
+        request = seqs[0].request
+        try:
+            event = self._grammars.awaits(request)
+            if event is not None:
+                return event
+            matchers = {seq: self._grammars.matcher(request) for seq in seqs}
+        except Exception as error:
+            raise _fit_for_caller(error) from error
+        self.matchers.update((seq, matcher) for seq, matcher in matchers.items() if matcher is not None)
+        return None
+
+    def forget(self, seq: Sequence) -> None:
+        self.matchers.pop(seq, None)
+
+    def advance(self, seq: Sequence, token_id: int) -> bool:
+        """Moves a sequence's matcher on by a drawn id. Returns whether its output is complete. Raises RequestError when the matcher fails
+        or says that the id may not follow."""
+        matcher = self.matchers[seq]
+        try:
+            if not matcher.accept(token_id):
+                raise ValueError(f"id {token_id} was drawn though the constraint does not allow it")
+            return matcher.is_complete
+        except Exception as error:
+            raise _fit_for_caller(error) from error
+
+    def masks(
+        self, batch: Batch, rows: list[Sequence], drafts: tuple[int, ...]
+    ) -> tuple[memoryview, dict[Sequence, RequestError]]:
+        """The bitmasks of the batch's masked rows as `core.ports.Pending.sample` takes them, and why matchers failed. All ones where a
+        sequence has ended, where its matcher fails, and behind a draft that ends the output or may not follow.
+
+        Args:
+            batch: its rows are `rows`.
+            drafts: as `core.ports.Pending.drafts` gives them.
+        """
+        k = batch.drafts
+        stride = (k + 1) * self._mask_bytes
+        masks = memoryview(bytearray(b"\xff") * (len(batch.masked) * stride))
+        failures: dict[Sequence, RequestError] = {}
+        for at, row in enumerate(batch.masked):
+            seq, mine = rows[row], masks[at * stride : (at + 1) * stride]
+            if seq not in self.matchers:
+                continue
+            try:
+                self._fill(seq, drafts[at * k : at * k + batch.yields[row] - 1], mine)
+            except Exception as error:
+                failures[seq] = _fit_for_caller(error)
+                mine[:] = b"\xff" * stride
+        return masks, failures
+
+    def _fill(self, seq: Sequence, drafts: tuple[int, ...], masks: memoryview) -> None:
+        """Walks the drafts, one mask for each state on the way, and back."""
+        matcher, size = self.matchers[seq], self._mask_bytes
+        matcher.fill(masks[:size])
+        num_walked = 0
+        for draft in drafts:
+            if draft in seq.stop_ids or not matcher.accept(draft):
+                break
+            num_walked += 1
+            if matcher.is_complete:
+                break
+            matcher.fill(masks[num_walked * size : (num_walked + 1) * size])
+        if num_walked:
+            matcher.roll_back(num_walked)
+
+
+def _fit_for_caller(error: Exception) -> RequestError:
+    if isinstance(error, RequestError):
+        return error
+    _LOG.error("a constraint failed", exc_info=error)
+    return InternalFailure("internal error in the constraint of this request")

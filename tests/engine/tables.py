@@ -1,0 +1,104 @@
+"""Constraints that are a table: an automaton over what is left of an id divided by four, and the matchers and grammars made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from photon_grpc.core.ports import Event
+from photon_grpc.core.request import Request
+from photon_grpc.engine.grammar import Matcher
+
+#: The id that ends an output where its state may be the last; every other id moves on by what is left of it.
+END = 96
+NUM_CLASSES = 4
+
+
+@dataclass(frozen=True)
+class Table:
+    """`ways[state][id % 4]` is the next state; what has no entry may not follow. `final` states may be the last."""
+
+    ways: tuple[dict[int, int], ...]
+    final: frozenset[int]
+
+    def _state(self, ids: Sequence[int]) -> int:
+        state = 0
+        for token in ids:
+            state = self.ways[state][token % NUM_CLASSES]
+        return state
+
+    def allowed(self, ids: Sequence[int]) -> set[int]:
+        """What may follow these ids; nothing where they are not allowed themselves."""
+        try:
+            state = self._state(ids)
+        except KeyError:
+            return set()
+        allowed = {token for token in range(END) if token % NUM_CLASSES in self.ways[state]}
+        return allowed | {END} if state in self.final else allowed
+
+    def is_complete(self, ids: Sequence[int]) -> bool:
+        """Whether only the end may follow."""
+        return END not in ids and self.allowed(ids) == {END}
+
+
+class TableMatcher:
+    """A walk over a table.
+
+    Args:
+        table: what may follow.
+        num_calls: so many methods work, every later one raises.
+    """
+
+    def __init__(self, table: Table, num_calls: int | None = None) -> None:
+        self.ids: list[int] = []
+        self._table = table
+        self._num_calls = num_calls
+
+    def _call(self) -> None:
+        if self._num_calls is not None:
+            self._num_calls -= 1
+            if self._num_calls < 0:
+                raise ArithmeticError("the matcher is broken")
+
+    def fill(self, mask: memoryview) -> None:
+        self._call()
+        bits = sum(1 << token for token in self._table.allowed(self.ids))
+        mask[:] = bits.to_bytes(len(mask), "little")
+
+    def accept(self, token_id: int) -> bool:
+        self._call()
+        if token_id not in self._table.allowed(self.ids):
+            return False
+        self.ids.append(token_id)
+        return True
+
+    def roll_back(self, num_tokens: int) -> None:
+        self._call()
+        assert 0 < num_tokens <= len(self.ids)
+        del self.ids[-num_tokens:]
+
+    @property
+    def is_complete(self) -> bool:
+        return self._table.is_complete(self.ids)
+
+
+@dataclass
+class TableGrammars:
+    """Grammars of requests by their ids."""
+
+    tables: dict[str, Table] = field(default_factory=dict)
+    #: Not compiled yet.
+    compiling: dict[str, Event] = field(default_factory=dict)
+    #: What compiling ends with instead of a table.
+    broken: dict[str, Exception] = field(default_factory=dict)
+    #: Calls after which matchers break.
+    num_calls: dict[str, int] = field(default_factory=dict)
+
+    def awaits(self, request: Request) -> Event | None:
+        return self.compiling.get(request.request_id)
+
+    def matcher(self, request: Request) -> Matcher | None:
+        name = request.request_id
+        if name in self.broken:
+            raise self.broken[name]
+        return TableMatcher(self.tables[name], self.num_calls.get(name)) if name in self.tables else None

@@ -1,0 +1,196 @@
+"""Drafts, masks, events, faults and departures mixed at random: every output is a beginning of the one that its request has alone, and the
+whole of it unless something ended it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import cycle
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from photon_grpc.core.ports import Event
+from tests.engine.fakes import complete
+from tests.engine.harness import Harness, Setting
+from tests.engine.tables import END, NUM_CLASSES, Table
+
+settings_of = st.builds(
+    Setting,
+    num_blocks=st.integers(18, 50),
+    block_size=st.sampled_from([2, 3, 4, 8]),
+    max_num_seqs=st.integers(1, 8),
+    max_num_batched_tokens=st.integers(1, 60),
+    chunked=st.booleans(),
+    prefix_caching=st.booleans(),
+    contiguous=st.booleans(),
+    policy=st.sampled_from(["fcfs", "priority", "deadline", "static"]),
+    depth=st.integers(0, 2),
+    drafts=st.lists(st.sampled_from([0, 1, 2, 3, 7]), min_size=1, max_size=4).map(tuple),
+)
+states = st.integers(0, 3)
+tables = st.builds(
+    Table,
+    st.lists(
+        st.dictionaries(st.integers(0, NUM_CLASSES - 1), states, max_size=NUM_CLASSES), min_size=4, max_size=4
+    ).map(tuple),
+    st.frozensets(states),
+)
+prompts = st.one_of(
+    st.lists(st.integers(0, 3), min_size=1, max_size=16),
+    # Equal beginnings, so that prefixes are hit, shared and published twice.
+    st.integers(1, 16).map(lambda n: list(range(n))),
+)
+
+
+@dataclass(frozen=True)
+class Ask:
+    prompt: list[int]
+    max_tokens: int
+    num_outputs: int
+    priority: int
+    stop: frozenset[int]
+    table: Table | None
+    #: Steps taken before the next one comes.
+    pause: int
+    #: Which of those that came leaves then.
+    leaver: int | None
+    #: Its grammar is compiled while this many more come.
+    compiled_after: int
+    #: Calls after which its matchers break.
+    num_calls: int | None
+
+
+asks = st.builds(
+    Ask,
+    prompts,
+    max_tokens=st.integers(1, 16),
+    num_outputs=st.integers(1, 3),
+    priority=st.integers(0, 2),
+    stop=st.sampled_from([frozenset(), frozenset({END}), frozenset({END, *range(20)})]),
+    table=st.none() | tables,
+    pause=st.integers(0, 5),
+    leaver=st.none() | st.none() | st.integers(0, 9),
+    compiled_after=st.sampled_from([0, 0, 1, 3]),
+    num_calls=st.none() | st.none() | st.integers(0, 40),
+)
+#: How far a draft lies from what will be drawn; 0 is kept.
+misses = st.lists(st.sampled_from([0, 0, 0, 0, 1, 50]), min_size=1, max_size=12)
+steps_that_fail = st.dictionaries(st.integers(1, 25), st.integers(0, 6), max_size=2)
+
+
+class Story:
+    """Asks one after the other, with what happens between them, until nothing is left to do."""
+
+    def __init__(self, setting: Setting, many: list[Ask], misses: list[int]) -> None:
+        self.h = Harness(setting)
+        self.h.runner.misses = cycle(misses)
+        self.asks = many
+        self.handles: list[int] = []
+        self.left: set[int] = set()
+        self._events: dict[int, Event] = {}
+
+    def run(self) -> None:
+        for number, ask in enumerate(self.asks):
+            self._come(number, ask)
+            for _ in range(ask.pause):
+                if self.h.post.inbox or self.h.scheduler.has_work():
+                    self.h.step()
+            if ask.leaver is not None and ask.leaver < len(self.handles):
+                first, outputs = self.handles[ask.leaver], self.asks[ask.leaver].num_outputs
+                self.left.update(range(first, first + outputs))
+                self.h.abort(*range(first, first + outputs))
+            self._compile(number)
+        self.h.run()
+        for number in tuple(self._events):
+            self._wake(number)
+        self.h.run()
+        assert self.h.idle() and not self.h.scheduler.num_in_flight
+        budget = self.h.setting.max_num_batched_tokens
+        assert all(sum(batch.counts) <= budget or len(batch.slots) == 1 for batch in self.h.runner.batches)
+
+    def _come(self, number: int, ask: Ask) -> None:
+        grammars, name = self.h.grammars, f"r{number}"
+        if ask.num_calls is not None:
+            grammars.num_calls[name] = ask.num_calls
+        if ask.table is not None and ask.compiled_after:
+            self._events[number] = grammars.compiling[name] = Event()
+        handle = self.h.add(
+            ask.prompt,
+            ask.max_tokens,
+            num_outputs=ask.num_outputs,
+            seed=number,
+            stop=tuple(ask.stop),
+            table=ask.table,
+            priority=ask.priority,
+            request_id=name,
+        )
+        self.handles.append(handle)
+
+    def _compile(self, now: int) -> None:
+        for number in [n for n in self._events if n + self.asks[n].compiled_after <= now]:
+            self._wake(number)
+
+    def _wake(self, number: int) -> None:
+        del self.h.grammars.compiling[f"r{number}"]
+        self.h.post.wake(self._events.pop(number))
+
+    def check(self, *, may_fail: bool) -> None:
+        """Every output against what its request draws alone."""
+        for number, (ask, handle) in enumerate(zip(self.asks, self.handles, strict=True)):
+            for index in range(ask.num_outputs):
+                expected = complete(ask.prompt, ask.max_tokens, number, index, ask.stop, ask.table)
+                self._check_one(ask, handle + index, expected, may_fail)
+
+    def _check_one(self, ask: Ask, handle: int, expected: list[int], may_fail: bool) -> None:
+        outcome = self.h.outcomes[handle]
+        assert outcome.ids == expected[: len(outcome.ids)]
+        if outcome.finished is not None:
+            assert outcome.ids == expected and outcome.finished.num_generated == len(expected)
+        elif outcome.failed is None:
+            assert handle in self.left
+        elif outcome.failed.reason == "INVALID_CONSTRAINT":
+            assert ask.table is not None and outcome.ids == expected and not ask.table.allowed(expected)
+        else:
+            assert outcome.failed.reason == "INTERNAL_FAILURE"
+            assert may_fail or (ask.table is not None and ask.num_calls is not None)
+
+
+@given(settings_of, st.lists(asks, min_size=1, max_size=10), misses)
+@settings(max_examples=300, deadline=None)
+def test_drafts_and_masks_change_no_output_and_leave_nothing_behind(
+    setting: Setting, many: list[Ask], misses: list[int]
+) -> None:
+    story = Story(setting, many, misses)
+    story.run()
+    story.check(may_fail=False)
+    pool = story.h.pool
+    pool.reset_prefixes()
+    pool.check()
+    assert pool.num_free == pool.num_blocks and not len(pool._index)
+
+
+@given(
+    settings_of,
+    st.lists(asks, min_size=1, max_size=8),
+    misses,
+    steps_that_fail,
+    st.sets(st.integers(1, 25), max_size=2),
+)
+@settings(max_examples=200, deadline=None)
+def test_steps_that_fail_change_no_output_of_those_behind_them(
+    setting: Setting, many: list[Ask], misses: list[int], bodies: dict[int, int], tails: set[int]
+) -> None:
+    story = Story(setting, many, misses)
+    story.h.runner.fail_steps, story.h.runner.fail_tails = bodies, tails
+    story.run()
+    story.check(may_fail=True)
+    story.h.runner.fail_steps, story.h.runner.fail_tails = {}, set()
+    again = [
+        story.h.add(
+            ask.prompt, ask.max_tokens, num_outputs=ask.num_outputs, seed=number, stop=tuple(ask.stop), table=ask.table
+        )
+        for number, ask in enumerate(many)
+    ]
+    story.h.run()
+    story.handles, story.left = again, set()
+    story.check(may_fail=False)
