@@ -49,7 +49,9 @@ class Assembled:
     def engine(self, inbox: Inbox, outbox: Outbox, heartbeat: Heartbeat) -> Engine:
         cache, scheduling = self.config.cache, self.config.scheduler
         pool = BlockPool(self.runner.kv, self.runner.num_blocks, _index(cache, self.sizes), _allocation(cache))
-        limits = SchedulerLimits(self.sizes.max_num_seqs, self.sizes.max_num_batched_tokens)
+        limits = SchedulerLimits(
+            self.sizes.max_num_seqs, self.sizes.max_num_batched_tokens, depth=max(self.runner.depth, 1)
+        )
         chunking = Chunked() if scheduling.enable_chunked_prefill else Whole()
         scheduler = Scheduler(limits, POLICIES[scheduling.scheduling_policy](), pool, chunking)
         engine = Engine(scheduler, self.runner, inbox, outbox, self.facts, heartbeat)
