@@ -90,11 +90,9 @@ def floor_us(decoder: Decoder, rows: int) -> float:
     return (decoder.num_parameters - rest + keys) * 2 / READ_BYTES_PER_SECOND * 1e6
 
 
-def step_ms(
-    decoder: Decoder, forward: Callable[..., torch.Tensor], ids: torch.Tensor, ctx: StepContext, with_head: bool
-) -> float:
+def step_ms(decoder: Decoder, ids: torch.Tensor, ctx: StepContext, with_head: bool) -> float:
     def call() -> torch.Tensor:
-        hidden = forward(ids, ctx)
+        hidden = decoder.forward(ids, ctx)
         return decoder.logits(hidden) if with_head else hidden
 
     return measure_us([call], ids.device, repeats=15) / 1e3
@@ -143,8 +141,8 @@ def measure(name: str, all_rows: list[int]) -> None:
         ctx = step_context(fused, rows, cache)
         ids = torch.randint(0, 128256, (rows,), device="cuda")
 
-        forwards = [(decoder.forward, step_context(decoder, rows, cache)), (fused.forward, ctx)]
-        results = [step_ms(decoder, forward, ids, given, head) for forward, given in forwards for head in (True, False)]
+        steps = [(decoder, step_context(decoder, rows, cache)), (fused, ctx)]
+        results = [step_ms(each, ids, given, head) for each, given in steps for head in (True, False)]
         print(
             f"{name} rows {rows:4d}   plain {results[0]:7.3f} (layers {results[1]:7.3f})   fused {results[2]:7.3f} "
             f"(layers {results[3]:7.3f}) ms   floor {floor_us(decoder, rows) / 1e3:7.3f}",

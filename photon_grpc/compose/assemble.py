@@ -27,7 +27,7 @@ from photon_grpc.errors import ConfigError, ModelLoadError, NumericFailure
 from photon_grpc.kernels import TORCH, Kernels, select
 from photon_grpc.models import build, weights
 from photon_grpc.models.decoder import Decoder
-from photon_grpc.models.fused import FusedDecoder, fuse
+from photon_grpc.models.fused import fuse, is_fused
 from photon_grpc.runner.model_runner import ModelRunner
 from photon_grpc.runner.warm_up import warm_up
 
@@ -154,5 +154,5 @@ def _facts(
         device=torch.cuda.get_device_name(decoder.device) if decoder.device.type == "cuda" else "cpu",
         dtype=str(decoder.dtype).removeprefix("torch."),
         revision=card.revision,
-        kernels="torch" if kernels is TORCH else "triton, fused" if isinstance(decoder, FusedDecoder) else "triton",
+        kernels="torch" if kernels is TORCH else "triton, fused" if is_fused(decoder) else "triton",
     )

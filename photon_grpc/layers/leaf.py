@@ -8,15 +8,33 @@ from typing import NamedTuple, Protocol
 import torch
 
 
+class Part(NamedTuple):
+    """The part `slices` of a tensor of shape `whole`."""
+
+    slices: tuple[slice, ...]
+    whole: tuple[int, ...]
+
+
 class Target(NamedTuple):
-    """Where one tensor of a checkpoint goes."""
+    """The place of one tensor of a checkpoint, or of a part of one."""
 
     #: As the checkpoint names it, such as "model.layers.0.self_attn.q_proj.weight".
     name: str
-    #: The place in the leaf's memory: of the tensor's shape, a slice of a larger one where weights are merged.
+    #: The place in the leaf's memory: of the tensor's shape or its part's, a slice of a larger one where weights are merged.
     tensor: torch.Tensor
     #: Around what random weights are drawn: 1 for a norm, else 0.
     center: float = 0.0
+    #: None: all of the checkpoint's tensor.
+    part: Part | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the checkpoint's tensor."""
+        return tuple(self.tensor.shape) if self.part is None else self.part.whole
+
+    def taken(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A view of what belongs here, of the checkpoint's tensor."""
+        return tensor if self.part is None else tensor[self.part.slices]
 
 
 class Leaf(Protocol):

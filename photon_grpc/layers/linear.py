@@ -1,4 +1,4 @@
-"""y = x Wᵀ + b, several projections of the same input merged into one; how W is stored and multiplied is the QuantMethod's."""
+"""y = x Wᵀ + b, several projections of the same input merged into one; how W is stored and multiplied is the LinearMethod's."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
-from torch.nn import functional as F
 
+from photon_grpc.layers.context import StepContext
+from photon_grpc.layers.gemm import End, Gemm
 from photon_grpc.layers.leaf import Target
-from photon_grpc.layers.prepacked import Prepacked, can_prepack
+from photon_grpc.layers.norm import RMSNorm
 
 
-class QuantMethod(Protocol):
-    """How a Linear keeps its weights; it stores them as attributes of the Linear it is given."""
+class LinearMethod(Protocol):
+    """The format of a Linear's weights, and its products. Keeps the weights as attributes of the Linear it is given."""
 
     def create(self, linear: Linear, device: torch.device) -> None:
         """Allocates the linear's tensors on `device`, "meta" included."""
@@ -24,8 +25,19 @@ class QuantMethod(Protocol):
     def after_load(self, linear: Linear) -> None:
         """May replace the tensors, and `linear.method` by one that computes with the new ones."""
 
-    def apply(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
-        """[T, in_features] -> [T, out_features] in x's dtype."""
+    def apply(self, linear: Linear, x: torch.Tensor, ctx: StepContext | None) -> torch.Tensor:
+        """[T, in_features] -> [T, out_features] in x's dtype. No ctx: outside the body of a step."""
+
+    def fold(self, linear: Linear, norm: RMSNorm) -> bool:
+        """Multiplies the norm's weight into W and leaves ones in the norm; False, and nothing done, where the format cannot."""
+        return False
+
+    def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
+        """The product with at most `num_rows` rows (a bucket of `layers/gemm.py`; 0: any number) together with its `end`.
+
+        None where this format has none: `apply` is what there is.
+        """
+        return None
 
 
 class Linear:
@@ -42,7 +54,7 @@ class Linear:
         *,
         bias: bool,
         dtype: torch.dtype,
-        method: QuantMethod,
+        method: LinearMethod,
     ) -> None:
         self.prefix = prefix
         self.in_features = in_features
@@ -55,8 +67,8 @@ class Linear:
         self.bias: torch.Tensor | None = None
         self.allocate(torch.device("meta"))
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.method.apply(self, x)
+    def __call__(self, x: torch.Tensor, ctx: StepContext | None) -> torch.Tensor:
+        return self.method.apply(self, x, ctx)
 
     def allocate(self, device: torch.device) -> None:
         self.method.create(self, device)
@@ -73,32 +85,3 @@ class Linear:
         for name, features in self.outputs.items():
             yield self.prefix + name, slice(begin, begin + features)
             begin += features
-
-
-class Unquantized:
-    """W [out_features, in_features] as it is; on a CPU it is packed after loading where that is supported."""
-
-    def create(self, linear: Linear, device: torch.device) -> None:
-        linear.weight = torch.empty(linear.out_features, linear.in_features, dtype=linear.dtype, device=device)
-        linear.bias = torch.empty(linear.out_features, dtype=linear.dtype, device=device) if linear.has_bias else None
-
-    def targets(self, linear: Linear) -> Iterator[Target]:
-        for name, rows in linear.slices():
-            yield Target(name + ".weight", linear.weight[rows])
-            if linear.bias is not None:
-                yield Target(name + ".bias", linear.bias[rows])
-
-    def after_load(self, linear: Linear) -> None:
-        if can_prepack(linear.weight):
-            linear.method = PackedUnquantized()
-            linear.weight = Prepacked(linear.weight, linear.bias)  # drops the row-major weight
-
-    def apply(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, linear.weight, linear.bias)
-
-
-class PackedUnquantized(Unquantized):
-    """W packed for this CPU; what Unquantized becomes there."""
-
-    def apply(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
-        return linear.weight(x)

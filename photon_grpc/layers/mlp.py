@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from photon_grpc.kernels import Kernels
+from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.leaf import Leaf
 from photon_grpc.layers.linear import Linear
 
@@ -17,9 +18,9 @@ class GatedMLP:
         self.down = down
         self._swiglu = kernels.swiglu
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
-        return self.down(self._swiglu(self.gate_up(x)))
+        return self.down(self._swiglu(self.gate_up(x, ctx)), ctx)
 
     def leaves(self) -> tuple[Leaf, ...]:
         return self.gate_up, self.down

@@ -13,11 +13,13 @@ from photon_grpc.config.model_dir import ModelConfig
 from photon_grpc.core.kv import LayerKV, PageFormat
 from photon_grpc.kernels import Kernels
 from photon_grpc.layers.attention import Attention, QKNorm
-from photon_grpc.layers.embedding import Embedding, LMHead
-from photon_grpc.layers.linear import Linear, QuantMethod, Unquantized
+from photon_grpc.layers.embedding import Embedding
+from photon_grpc.layers.head import LMHead
+from photon_grpc.layers.linear import Linear, LinearMethod
 from photon_grpc.layers.mlp import GatedMLP
 from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.rotary import RotaryEmbedding
+from photon_grpc.layers.unquantized import Unquantized
 from photon_grpc.models.decoder import Decoder, DecoderLayer
 
 
@@ -28,7 +30,7 @@ def build(
     device: torch.device | str,
     kernels: Kernels,
     max_model_len: int,
-    method: QuantMethod | None = None,
+    method: LinearMethod | None = None,
 ) -> Decoder:
     """The model's decoder for positions below `max_model_len`, its weights not yet allocated (see `models/weights.py`).
 
@@ -47,7 +49,7 @@ class DecoderBuilder:
     dtype: torch.dtype
     device: torch.device
     kernels: Kernels
-    method: QuantMethod
+    method: LinearMethod
     rotary: RotaryEmbedding
     max_model_len: int
 
@@ -58,12 +60,16 @@ class DecoderBuilder:
             embedding,
             [self.layer(layer) for layer in range(config.num_layers)],
             self.norm("model.norm"),
-            LMHead("lm_head.weight", embedding, tied=config.tie_word_embeddings),
+            self.head(embedding),
             self.kernels,
             dtype=self.dtype,
             device=self.device,
             max_model_len=self.max_model_len,
         )
+
+    def head(self, embedding: Embedding) -> LMHead:
+        tied = self.config.tie_word_embeddings
+        return LMHead("lm_head", embedding, tied=tied, method=self.method, draw=self.kernels.draw)
 
     def layer(self, layer: int) -> DecoderLayer:
         """`layer` counts from 0."""

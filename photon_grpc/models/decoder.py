@@ -7,11 +7,14 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from photon_grpc.core.kv import KVGroup, kv_groups, place
-from photon_grpc.kernels import AttentionMetadata, DependentChain, Kernels
+from photon_grpc.kernels import AttentionMetadata, Kernels
 from photon_grpc.kernels.sampling.draw import SamplingMetadata
 from photon_grpc.layers.attention import Attention
+from photon_grpc.layers.chain import Chain
 from photon_grpc.layers.context import GroupContext, StepContext
-from photon_grpc.layers.embedding import Embedding, LMHead
+from photon_grpc.layers.embedding import Embedding
+from photon_grpc.layers.form import LayerForm
+from photon_grpc.layers.head import LMHead
 from photon_grpc.layers.leaf import Leaf
 from photon_grpc.layers.mlp import GatedMLP
 from photon_grpc.layers.norm import RMSNorm
@@ -20,23 +23,39 @@ from photon_grpc.layers.norm import RMSNorm
 class DecoderLayer:
     """Pre-norm attention and feed-forward. The residual stream travels beside the hidden state, added inside the next norm."""
 
+    #: That of its fused kernels.
+    chain: Chain | None = None
+
     def __init__(self, input_norm: RMSNorm, attention: Attention, post_attention_norm: RMSNorm, mlp: GatedMLP) -> None:
         self.input_norm = input_norm
         self.attention = attention
         self.post_attention_norm = post_attention_norm
         self.mlp = mlp
 
+    @property
+    def form(self) -> LayerForm:
+        attention, heads = self.attention, self.attention.qk_norm
+        return LayerForm(
+            layer=type(self),
+            norms=(type(self.input_norm), type(self.post_attention_norm)),
+            attention=type(attention),
+            qk_norms=() if heads is None else (type(heads.q), type(heads.k)),
+            rope=type(attention.rotary),
+            ffn=type(self.mlp),
+            window=attention.kv.window,
+        )
+
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, ctx: StepContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x [T, hidden] is what the layer before added last, residual everything before that; None in the first layer."""
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """x, residual [T, hidden] -> the same of the next layer: their sum is the residual stream. residual None: x is all of it."""
         if residual is None:
             x, residual = self.input_norm(x), x
         else:
             x, residual = self.input_norm.add(x, residual)
         x = self.attention(x, ctx)
         x, residual = self.post_attention_norm.add(x, residual)
-        return self.mlp(x), residual
+        return self.mlp(x, ctx), residual
 
     def leaves(self) -> Iterator[Leaf]:
         yield self.input_norm
@@ -72,6 +91,7 @@ class Decoder:
         self.kv_groups: tuple[KVGroup, ...] = kv_groups([layer.attention.kv for layer in self.layers])
         for number, layer in enumerate(self.layers):
             layer.attention.group, layer.attention.plane = place(self.kv_groups, number)
+        self._chains = tuple(dict.fromkeys(layer.chain for layer in self.layers if layer.chain is not None))
         self.vocab_size = embedding.weight.shape[0]
         #: Factor of q · k in every layer.
         self.attention_scale = self.kv_groups[0].format.width ** -0.5
@@ -87,29 +107,34 @@ class Decoder:
         `history_is_settled`: no row attends a key of this step but its own newest one (of a prefix that another row is only now computing,
         say): older keys may be read before this step's are written.
         """
-        chain = self._chain(slot_mapping.shape[0], history_is_settled)
-        num_heads = self.layers[0].attention.num_heads
-        return GroupContext(pages, slot_mapping, self.kernels.attention(meta, pages, slot_mapping, num_heads, chain))
-
-    def _chain(self, num_tokens: int, history_is_settled: bool) -> DependentChain | None:
-        """That of a step's kernels; None where each waits for the one before."""
-        return None
+        num_tokens, num_heads = slot_mapping.shape[0], self.layers[0].attention.num_heads
+        chain = next((chain for chain in self._chains if chain.takes(num_tokens)), None)
+        dependent = chain and chain.dependent(history_is_settled)
+        return GroupContext(
+            pages, slot_mapping, self.kernels.attention(meta, pages, slot_mapping, num_heads, dependent)
+        )
 
     def forward(self, token_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor:
-        """token_ids [T] int64 -> hidden [T, hidden_size] behind the final norm. Writes the T tokens' keys and values to the pages of ctx.kv."""
-        x: torch.Tensor = self.embedding(token_ids)
+        """token_ids [T] int32 or int64 -> hidden [T, hidden_size] behind the final norm. Writes the T tokens' keys and values to the pages of ctx.kv.
+
+        Allocates by the step's shape alone and can be captured. Forgets `ctx.memo`.
+        """
+        x = self.embedding(token_ids, ctx)
         residual: torch.Tensor | None = None
         for layer in self.layers:
             x, residual = layer(x, residual, ctx)
-        return self.norm(x) if residual is None else self.norm.add(x, residual)[0]
+        hidden = self.norm(x) if residual is None else self.norm.add(x, residual)[0]
+        # Buffers are for what follows, and another pass over the same context makes its own.
+        ctx.memo.clear()
+        return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [R, hidden_size], rows of what `forward` gave -> float32 [R, vocab_size]."""
-        return self.head(hidden)
+        return self.head.logits(hidden)
 
-    def draw(self, hidden: torch.Tensor, chances: SamplingMetadata) -> torch.Tensor:
+    def draw(self, hidden: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
         """int64 [R]: an id for each row of `hidden`, as `kernels/sampling/draw.py` draws it from their logits."""
-        return self.kernels.draw(self.logits(hidden), chances)
+        return self.head.draw(hidden, metadata)
 
     def leaves(self) -> Iterator[Leaf]:
         """Everything that owns weights, in the order it is to be loaded (a tied head behind the embedding)."""

@@ -1,11 +1,12 @@
 """Fills a decoder's weights: from safetensors files, checked in full before a byte is allocated, or at random.
 
-Leaf by leaf: allocate on the device, copy every tensor from the mapped file into its place, bring it into its final form. So
-the peak is the model, and one leaf twice.
+Leaf by leaf: allocate on the device, copy every tensor, or the part of it that a Target names, from the mapped file into its place,
+bring it into its final form. So the peak is the model, and one leaf twice.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -17,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from photon_grpc.config.checkpoint import Checkpoint, TensorEntry, read_checkpoint
 from photon_grpc.config.model_dir import ModelConfig
 from photon_grpc.errors import ModelLoadError
-from photon_grpc.layers.leaf import Leaf
+from photon_grpc.layers.leaf import Leaf, Target
 from photon_grpc.models.decoder import Decoder
 
 #: Called with (bytes done, bytes in all).
@@ -45,9 +46,8 @@ def load(decoder: Decoder, config: ModelConfig, *, progress: OnProgress | None =
         for leaf in decoder.leaves():
             _allocate(leaf, decoder.device)
             for target in leaf.targets():
-                entry = checkpoint.tensors[target.name]
-                target.tensor.copy_(_tensor(files, entry, target.name))
-                done += entry.num_bytes
+                target.tensor.copy_(target.taken(_tensor(files, checkpoint.tensors[target.name], target.name)))
+                done += _num_bytes(target, checkpoint)
                 if progress is not None:
                     progress(done, total)
             leaf.after_load()
@@ -61,7 +61,7 @@ def dummy(decoder: Decoder, seed: int = 0) -> None:
     for leaf in decoder.leaves():
         _allocate(leaf, decoder.device)
         for target in leaf.targets():
-            _fill(target.tensor.view(-1), noise, offset=zlib.crc32(target.name.encode()) % DUMMY_PERIOD)
+            _draw(target, noise)
             if target.center:
                 target.tensor.add_(target.center)
         leaf.after_load()
@@ -71,7 +71,7 @@ def check(decoder: Decoder, checkpoint: Checkpoint, config: ModelConfig) -> None
     """Raises ModelLoadError unless the checkpoint has exactly the decoder's tensors, in their shapes and a floating dtype."""
     if not checkpoint.files:
         raise ModelLoadError(f"there is no .safetensors file in {config.path}")
-    shapes = {target.name: tuple(target.tensor.shape) for leaf in decoder.leaves() for target in leaf.targets()}
+    shapes = {target.name: target.shape for leaf in decoder.leaves() for target in leaf.targets()}
     _refuse_names("are missing", shapes.keys() - checkpoint.tensors.keys())
     surplus = (name for name in checkpoint.tensors.keys() - shapes.keys() if not _is_tolerated(name, decoder))
     _refuse_names(f"do not belong to {config.architecture}", surplus)
@@ -118,7 +118,12 @@ def _check_tied_head(decoder: Decoder, checkpoint: Checkpoint, files: dict[str, 
 
 
 def _needed_bytes(decoder: Decoder, checkpoint: Checkpoint) -> int:
-    return sum(checkpoint.tensors[target.name].num_bytes for leaf in decoder.leaves() for target in leaf.targets())
+    return sum(_num_bytes(target, checkpoint) for leaf in decoder.leaves() for target in leaf.targets())
+
+
+def _num_bytes(target: Target, checkpoint: Checkpoint) -> int:
+    """Read for the target; every element of a tensor takes as many."""
+    return checkpoint.tensors[target.name].num_bytes * target.tensor.numel() // max(1, math.prod(target.shape))
 
 
 def _open(stack: ExitStack, config: ModelConfig, name: str) -> Any:
@@ -145,6 +150,14 @@ def _allocate(leaf: Leaf, device: torch.device) -> None:
         raise ModelLoadError(
             f"the weights do not fit into the memory of {device}: {needed} bytes more ({error})", needed=needed
         ) from None
+
+
+def _draw(target: Target, noise: torch.Tensor) -> None:
+    """A part is drawn as part of its whole."""
+    whole = target.tensor if target.part is None else target.tensor.new_empty(target.shape)
+    _fill(whole.view(-1), noise, offset=zlib.crc32(target.name.encode()) % DUMMY_PERIOD)
+    if target.part is not None:
+        target.tensor.copy_(target.taken(whole))
 
 
 def _fill(flat: torch.Tensor, noise: torch.Tensor, offset: int) -> None:

@@ -76,8 +76,9 @@ def one_layer_of_each_kind(decoder: Decoder) -> Decoder:
 
 
 def _kind(layer: DecoderLayer) -> tuple[Hashable, ...]:
-    """Types, shapes and numbers of everything that owns weights; what is text there is names of weights."""
-    return tuple((type(leaf), *map(_trait, vars(leaf).values())) for leaf in layer.leaves())
+    """The form, and types, shapes and numbers of everything that owns weights; what is text there is names of weights."""
+    traits = ((type(leaf), *map(_trait, vars(leaf).values())) for leaf in layer.leaves())
+    return layer.form, *traits
 
 
 def _trait(value: Any) -> Hashable:

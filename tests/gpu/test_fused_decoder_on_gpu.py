@@ -17,7 +17,7 @@ from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.kernels import AttentionMetadata, select
 from photon_grpc.layers.context import StepContext
 from photon_grpc.models import Decoder, build, load
-from photon_grpc.models.fused import FusedDecoder, fuse
+from photon_grpc.models.fused import fuse
 
 pytestmark = pytest.mark.gpu
 BLOCK_SIZE, PAGES, MAX_LEN = 16, 6, 96
@@ -62,7 +62,7 @@ def loaded(family: str, dtype: torch.dtype = torch.bfloat16) -> Decoder:
     return decoder
 
 
-def fused(family: str, dtype: torch.dtype = torch.bfloat16) -> FusedDecoder:
+def fused(family: str, dtype: torch.dtype = torch.bfloat16) -> Decoder:
     decoder = fuse(loaded(family, dtype))
     if family == "qwen3" and dtype == torch.float16:
         pytest.skip("heads that are normalised have no tiles, and sums that are not may exceed float16")

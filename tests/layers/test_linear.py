@@ -1,4 +1,4 @@
-"""Linear, head and embedding: merged and packed, they compute what torch computes apart."""
+"""Linear, head and embedding: merged, packed and folded, they compute what torch computes apart."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from photon_grpc.layers.embedding import Embedding, LMHead
+from photon_grpc.kernels import select
+from photon_grpc.layers.context import StepContext
+from photon_grpc.layers.embedding import Embedding
+from photon_grpc.layers.head import LMHead
 from photon_grpc.layers.leaf import Target
-from photon_grpc.layers.linear import Linear, Unquantized
+from photon_grpc.layers.linear import Linear, LinearMethod
+from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.prepacked import Prepacked, can_prepack
+from photon_grpc.layers.unquantized import Unquantized
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -36,8 +41,7 @@ def packing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.param and not can_prepack(torch.empty(1)):
         pytest.skip("this build cannot pack weights")
     if not request.param:
-        for module in ("linear", "embedding"):
-            monkeypatch.setattr(f"photon_grpc.layers.{module}.can_prepack", lambda weight: False)
+        monkeypatch.setattr("photon_grpc.layers.unquantized.can_prepack", lambda weight: False)
     return bool(request.param)
 
 
@@ -50,7 +54,7 @@ def test_merged_projections_equal_separate_ones(packing: bool, dtype: torch.dtyp
     weights = fill(linear)
     linear.after_load()
     x = torch.randn(num_tokens, 36).to(dtype)
-    y = linear(x)
+    y = linear(x, None)
     assert y.dtype == dtype
     for name, part in zip(outputs, y.split(list(outputs.values()), dim=1), strict=True):
         b = weights[f"attn.{name}.bias"].float() if bias else None
@@ -66,6 +70,19 @@ def test_targets_are_named_and_shaped_as_in_the_checkpoint() -> None:
         ("mlp.up_proj.weight", (3, 6)),
         ("mlp.up_proj.bias", (3,)),
     ]
+
+
+def test_folding_a_norm_changes_no_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("photon_grpc.layers.unquantized.can_prepack", lambda weight: False)
+    norm = RMSNorm("norm", 24, 1e-5, dtype=torch.float32, kernels=select("torch", "cpu"))
+    linear = Linear("", 24, {"a": 16, "b": 8}, bias=True, dtype=torch.float32, method=Unquantized())
+    fill(norm)
+    fill(linear)
+    x = torch.randn(5, 24)
+    expected = linear(norm(x), None)
+    assert linear.method.fold(linear, norm)
+    assert torch.equal(norm.weight, torch.ones(24))
+    torch.testing.assert_close(linear(norm(x), None), expected)
 
 
 def test_no_memory_is_taken_before_it_is_asked_for() -> None:
@@ -84,7 +101,7 @@ def test_packing_releases_the_weight_it_replaces() -> None:
     assert before() is None
 
 
-class Ternary:
+class Ternary(LinearMethod):
     """A method of our own: signs in int8 and one scale, to show that a Linear asks nothing else."""
 
     def create(self, linear: Linear, device: torch.device) -> None:
@@ -101,7 +118,7 @@ class Ternary:
     def after_load(self, linear: Linear) -> None:
         linear.weight = linear.weight["signs"].float() * linear.weight["scale"]
 
-    def apply(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
+    def apply(self, linear: Linear, x: torch.Tensor, ctx: StepContext | None) -> torch.Tensor:
         return x @ linear.weight.t()
 
 
@@ -112,23 +129,23 @@ def test_another_quantization_method_needs_no_change_of_linear() -> None:
     for target in linear.targets():
         target.tensor.copy_(torch.tensor(values[target.name]))
     linear.after_load()
-    assert linear(torch.tensor([[1.0, 2.0, 3.0]])).tolist() == [[-0.5, 2.5]]
+    assert linear(torch.tensor([[1.0, 2.0, 3.0]]), None).tolist() == [[-0.5, 2.5]]
 
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_head_and_embedding(packing: bool, tied: bool, dtype: torch.dtype) -> None:
     embedding = Embedding("embed.weight", 70, 32, dtype=dtype)
-    head = LMHead("head.weight", embedding, tied=tied)
+    head = LMHead("head", embedding, tied=tied, method=Unquantized(), draw=select("torch", "cpu").draw)
     weights = fill(embedding) | fill(head)
     embedding.after_load()
     head.after_load()
     assert weights.keys() == {"embed.weight"} | (set() if tied else {"head.weight"})
 
     ids = torch.tensor([3, 69, 0, 3])
-    x = embedding(ids)
+    x = embedding(ids, StepContext(ids, ()))
     assert torch.equal(x, weights["embed.weight"][ids])
-    logits = head(x)
+    logits = head.logits(x)
     assert logits.dtype == torch.float32
     expected = F.linear(x.float(), weights["embed.weight" if tied else "head.weight"].float())
     torch.testing.assert_close(logits, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])

@@ -1,72 +1,226 @@
-"""A fused decoder's own order of things, on the torch references of its kernels: the same logits as transformers, in float32."""
+"""Fused layers' own order of things, on the torch references of their kernels: the same logits as transformers, in float32."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from photon_grpc.core.kv import LayerKV, PageFormat
 from photon_grpc.kernels.linear import head
 from photon_grpc.kernels.linear.tiles import Tile
-from photon_grpc.layers import embedding, linear
+from photon_grpc.layers import unquantized
+from photon_grpc.layers.form import LayerForm
+from photon_grpc.layers.gemm import End, Gemm
+from photon_grpc.layers.linear import Linear
+from photon_grpc.layers.norm import RMSNorm
+from photon_grpc.layers.unquantized import Unquantized
 from photon_grpc.models import Decoder
-from photon_grpc.models.fused import FusedDecoder, LayerTiles, fold_norms, fuse
+from photon_grpc.models.decoder import DecoderLayer
+from photon_grpc.models.fused import CHAINS, FusedDecoderLayer, fuse, is_fused, with_chains
 from tests.models.reference import load_decoder, make_model, paged_logits, prompts, reference_logits, save
 
-#: On a CPU nobody asks what is in it.
-TILES = LayerTiles(*[Tile("gemv", 16, 32, 1, 2)] * 4)
-LAYER_TILES = {"library": {}, "tiles": {8: TILES}, "both": {8: TILES._replace(qkv=None, down=None)}}
+#: A CPU does not look into it.
+TILE = Tile("gemv", 16, 32, 1, 2)
+ALL = ("q_proj", "o_proj", "gate_proj", "down_proj")
+FUSED_VARIANTS = ["llama3-tied", "llama-untied-linear", "llama-biases", "qwen2", "qwen3"]
+
+
+class Tiled(Unquantized):
+    """Kernels of ours for the Linears whose first output is among `names`, in steps of up to 8 rows; the library for the rest."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def tile(self, linear: Linear, num_rows: int, end: End) -> Tile | None:
+        return TILE if num_rows == 8 and end.norms is None and next(iter(linear.outputs)) in self.names else None
 
 
 @pytest.fixture
 def row_major(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights as a GPU has them: not packed for this CPU."""
-    for module in (linear, embedding):
-        monkeypatch.setattr(module, "can_prepack", lambda weight: False)
+    monkeypatch.setattr(unquantized, "can_prepack", lambda weight: False)
+
+
+def loaded(path: Path, method: Unquantized) -> Decoder:
+    decoder = load_decoder(path)
+    for leaf in decoder.leaves():
+        if isinstance(leaf, Linear):
+            leaf.method = method
+    return decoder
+
+
+def assert_equals(decoder: Decoder, model: Any) -> None:
+    # One token a row is a decode step; chunks of five of every row are more tokens than the bucket.
+    for chunks in ([5, 1, 1], [1]):
+        for ids, logits in zip(prompts(), paged_logits(decoder, prompts(), block_size=8, chunks=chunks), strict=True):
+            torch.testing.assert_close(logits, reference_logits(model, ids), rtol=2e-4, atol=2e-4)
 
 
 @pytest.mark.usefixtures("row_major")
-@pytest.mark.parametrize("head_tiles", [{}, {8: TILES.qkv}], ids=["library's head", "fused head"])
-@pytest.mark.parametrize("layer_tiles", LAYER_TILES.values(), ids=LAYER_TILES)
-@pytest.mark.parametrize("variant", ["llama3-tied", "llama-untied-linear", "llama-biases", "qwen2", "qwen3"])
-def test_decode_steps_and_prompts_equal_transformers(
-    variant: str, layer_tiles: dict[int, LayerTiles], head_tiles: dict[int, Tile], tmp_path: Path
-) -> None:
-    if variant == "qwen3":
-        layer_tiles = {rows: tiles._replace(qkv=None) for rows, tiles in layer_tiles.items()}
+@pytest.mark.parametrize("names", [(), (*ALL, "lm_head"), ("o_proj", "gate_proj")], ids=["library", "tiles", "both"])
+@pytest.mark.parametrize("variant", FUSED_VARIANTS)
+def test_decode_steps_and_prompts_equal_transformers(variant: str, names: tuple[str, ...], tmp_path: Path) -> None:
     model = make_model(variant)
-    decoder = load_decoder(save(model, tmp_path))
-    fold_norms(decoder)
-    fused = FusedDecoder(decoder, layer_tiles, head_tiles)
-    # One token a row is a decode step; chunks of five of every row are more tokens than the bucket.
+    fused = with_chains(loaded(save(model, tmp_path), Tiled(*names)))
+    assert fused is not None
+    assert all(isinstance(layer, FusedDecoderLayer) for layer in fused.layers)
+    assert_equals(fused, model)
+
+
+@pytest.mark.usefixtures("row_major")
+def test_every_chain_is_compared(tmp_path: Path) -> None:
+    paths = {name: save(make_model(name), tmp_path / name) for name in FUSED_VARIANTS}
+    assert {load_decoder(path).layers[0].form for path in paths.values()} == CHAINS.keys()
+
+
+class PostNormLayer(DecoderLayer):
+    """Another formula with the parts of a DecoderLayer: what attention gives is normalised before it is added, as Gemma does."""
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, ctx: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        stream = x if residual is None else x + residual
+        attended = self.attention(self.input_norm(stream), ctx)
+        x, residual = self.post_attention_norm.add(self.input_norm(attended), stream)
+        return self.mlp(x, ctx), residual
+
+
+def with_another_layer(decoder: Decoder, number: int) -> Decoder:
+    layers = list(decoder.layers)
+    old = layers[number]
+    layers[number] = PostNormLayer(old.input_norm, old.attention, old.post_attention_norm, old.mlp)
+    decoder.layers = tuple(layers)
+    return decoder
+
+
+@pytest.mark.usefixtures("row_major")
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("names", [(), ALL], ids=["library", "tiles"])
+def test_each_layer_of_a_mixed_model_goes_its_own_way(number: int, names: tuple[str, ...], tmp_path: Path) -> None:
+    path = save(make_model("llama-biases"), tmp_path)
+    plain = with_another_layer(load_decoder(path), number)
+    mixed = with_chains(with_another_layer(loaded(path, Tiled(*names)), number))
+    assert mixed is not None
+    assert [type(layer) is FusedDecoderLayer for layer in mixed.layers] == [at != number for at in range(3)]
+    assert type(mixed.layers[number]) is PostNormLayer
     for chunks in ([5, 1, 1], [1]):
-        for ids, logits in zip(prompts(), paged_logits(fused, prompts(), block_size=8, chunks=chunks), strict=True):
-            torch.testing.assert_close(logits, reference_logits(model, ids), rtol=2e-4, atol=2e-4)
+        pairs = (paged_logits(decoder, prompts(), block_size=8, chunks=chunks) for decoder in (plain, mixed))
+        for expected, found in zip(*pairs, strict=True):
+            torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4)
+
+
+def subclass(part: Any) -> None:
+    """Of the same parts and numbers, but perhaps of another formula."""
+    part.__class__ = type("Another", (type(part),), {})
+
+
+def look_back(layer: DecoderLayer) -> None:
+    layer.attention.kv = LayerKV(layer.attention.kv.format, window=8)
+
+
+#: Field of LayerForm -> what changes it in a layer.
+CHANGES: dict[str, Callable[[DecoderLayer], None]] = {
+    "layer": subclass,
+    "norms": lambda layer: subclass(layer.post_attention_norm),
+    "attention": lambda layer: subclass(layer.attention),
+    "rope": lambda layer: subclass(layer.attention.rotary),
+    "ffn": lambda layer: subclass(layer.mlp),
+    "qk_norms": lambda layer: subclass(layer.attention.qk_norm.k),  # type: ignore[union-attr]
+    "window": look_back,
+}
+
+
+def refused(decoder: Decoder, number: int) -> bool:
+    """Of the chain, with its weights untouched."""
+    layer = decoder.layers[number]
+    before = [target.tensor.clone() for leaf in layer.leaves() for target in leaf.targets()]
+    fused = with_chains(decoder)
+    after = [target.tensor for leaf in layer.leaves() for target in leaf.targets()]
+    is_plain = fused is None or fused.layers[number] is layer
+    return is_plain and all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+@pytest.mark.usefixtures("row_major")
+@pytest.mark.parametrize("field", LayerForm._fields)
+def test_a_layer_whose_form_differs_in_one_field_is_never_run_as_another(field: str, tmp_path: Path) -> None:
+    decoder = load_decoder(save(make_model("qwen3"), tmp_path))
+    layer = decoder.layers[1]
+    before = layer.form
+    CHANGES[field](layer)
+    assert [name for name in LayerForm._fields if getattr(layer.form, name) != getattr(before, name)] == [field]
+    assert refused(decoder, 1)
+
+
+def other_eps(decoder: Decoder) -> None:
+    decoder.layers[1].attention.qk_norm.k.eps = 0.1  # type: ignore[union-attr]
+
+
+def rotate_half_of_each_head(decoder: Decoder) -> None:
+    rotary = decoder.layers[1].attention.rotary
+    rotary.cos = rotary.cos[:, ::2]
+
+
+def store_in_eight_bits(decoder: Decoder) -> None:
+    for layer in decoder.layers:
+        kept = layer.attention.kv.format
+        layer.attention.kv = LayerKV(PageFormat(kept.heads, kept.width, "float8_e4m3fn"))
+
+
+@pytest.mark.usefixtures("row_major")
+@pytest.mark.parametrize("change", [other_eps, rotate_half_of_each_head, store_in_eight_bits])
+def test_a_layer_with_numbers_that_the_kernels_are_not_given_is_refused(change: Any, tmp_path: Path) -> None:
+    decoder = load_decoder(save(make_model("qwen3"), tmp_path))
+    change(decoder)
+    assert refused(decoder, 1)
+
+
+class Rounded(Unquantized):
+    """A format without products of its own; folds nothing."""
+
+    def fold(self, linear: Linear, norm: RMSNorm) -> bool:
+        return False
+
+    def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
+        return None
+
+
+@pytest.mark.usefixtures("row_major")
+@pytest.mark.parametrize("name", ["qkv", "output", "gate_up", "down"])
+def test_a_layer_with_weights_in_a_format_without_such_products_is_refused(name: str, tmp_path: Path) -> None:
+    decoder = load_decoder(save(make_model("qwen2"), tmp_path))
+    layer = decoder.layers[1]
+    linear: Linear = getattr(layer.attention if name in ("qkv", "output") else layer.mlp, name)
+    linear.method = Rounded()
+    assert refused(decoder, 1)
 
 
 @pytest.mark.usefixtures("row_major")
 def test_a_head_is_multiplied_by_the_tile_of_its_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[Tile] = []
     monkeypatch.setattr(head, "logits_launch", lambda hidden, weight, tile: taken.append(tile))
-    monkeypatch.setattr(head, "draw_launch", lambda hidden, weight, chances, tile: taken.append(tile))
-    decoder = load_decoder(save(make_model("qwen2"), tmp_path))
-    decoder.kernels = replace(decoder.kernels, draw=lambda logits, chances: torch.zeros(len(logits)))
+    monkeypatch.setattr(head, "draw_launch", lambda hidden, weight, metadata, tile: taken.append(tile))
     # Of 33 to 64 rows and of none the library has it.
     tiles = {rows: Tile("gemv", rows, 32, 1, 2) for rows in (8, 16, 32, 128)}
-    fused = FusedDecoder(decoder, {}, tiles)
+    monkeypatch.setattr(Unquantized, "tile", lambda method, linear, num_rows, end: tiles.get(num_rows))
+    decoder = load_decoder(save(make_model("qwen2"), tmp_path))
+    decoder.head._draw = lambda logits, metadata: torch.zeros(len(logits))
+    fused = decoder.head.fused()
     for num_rows, bucket in {0: 0, 1: 8, 8: 8, 9: 16, 16: 16, 17: 32, 33: 0, 64: 0, 65: 128, 128: 128, 129: 0}.items():
         taken.clear()
         hidden = torch.zeros(num_rows, decoder.norm.weight.shape[0])
         fused.logits(hidden)
         fused.draw(hidden, None)  # type: ignore[arg-type]
         assert taken == ([tiles[bucket]] * 2 if bucket else [])
+        taken.clear()
+        decoder.logits(hidden)
+        assert not taken
 
 
 def test_a_decoder_on_a_cpu_stays_as_it_is(tmp_path: Path) -> None:
     decoder = load_decoder(save(make_model("qwen2"), tmp_path))
     norms = [layer.input_norm.weight.clone() for layer in decoder.layers]
     assert fuse(decoder) is None
-    assert type(decoder) is Decoder
+    assert not is_fused(decoder)
     assert all(torch.equal(layer.input_norm.weight, norm) for layer, norm in zip(decoder.layers, norms, strict=True))

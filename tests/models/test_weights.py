@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ from safetensors.torch import load_file, save_file
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels import select
+from photon_grpc.layers.leaf import Part, Target
+from photon_grpc.layers.linear import Linear
+from photon_grpc.layers.unquantized import Unquantized
 from photon_grpc.models import Decoder, build, dummy, load
 from tests.models import reference
 
@@ -98,6 +101,48 @@ def test_progress_counts_every_byte_once(saved: Any) -> None:
     assert steps == sorted(steps)
     assert steps[-1] == (total, total)
     assert {step[1] for step in steps} == {total}
+
+
+class Halves(Unquantized):
+    """W comes in two parts of the checkpoint's tensors, the upper rows and the lower ones."""
+
+    def targets(self, linear: Linear) -> Iterator[Target]:
+        for target in super().targets(linear):
+            middle = target.tensor.shape[0] // 2
+            for rows in (slice(0, middle), slice(middle, None)):
+                yield target._replace(tensor=target.tensor[rows], part=Part((rows,), tuple(target.tensor.shape)))
+
+
+def in_halves(path: Path) -> Decoder:
+    config, kernels = read_model_dir(path), select("torch", "cpu")
+    return build(
+        config, dtype=torch.float32, device="cpu", kernels=kernels, max_model_len=reference.MAX_LEN, method=Halves()
+    )
+
+
+def test_a_tensor_loaded_in_halves_is_the_whole(saved: Any) -> None:
+    path = saved("llama-biases")
+    decoder = in_halves(path)
+    steps: list[tuple[int, int]] = []
+    load(decoder, read_model_dir(path), progress=lambda done, total: steps.append((done, total)))
+    assert torch.equal(logits(decoder), logits(reference.load_decoder(path)))
+    num_bytes = sum(tensor.nbytes for tensor in load_file(path / SINGLE).values())
+    assert steps[-1] == (num_bytes, num_bytes)
+
+
+def test_a_part_is_drawn_at_random_as_part_of_its_whole(saved: Any) -> None:
+    whole, halves = unloaded(saved("llama-biases")), in_halves(saved("llama-biases"))
+    dummy(whole)
+    dummy(halves)
+    assert torch.equal(logits(halves), logits(whole))
+
+
+def test_a_part_of_a_tensor_of_a_wrong_shape_is_refused(copied: Any) -> None:
+    path = copied("llama-biases")
+    name = "model.layers.0.mlp.down_proj.weight"
+    change_tensors(path, lambda tensors: tensors.update({name: torch.ones(50, 112)}))
+    with pytest.raises(ModelLoadError, match=rf"{name} has shape \[50, 112\], config.json asks for \[48, 112\]"):
+        load(in_halves(path), read_model_dir(path))
 
 
 def test_a_missing_tensor_is_named(copied: Any) -> None:
@@ -246,8 +291,7 @@ def test_no_change_of_header_bytes_gets_past_as_anything_but_a_load_error(
 
 
 def test_dummy_weights_follow_from_seed_and_name(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("linear", "embedding"):  # packed weights cannot be read back
-        monkeypatch.setattr(f"photon_grpc.layers.{module}.can_prepack", lambda weight: False)
+    monkeypatch.setattr("photon_grpc.layers.unquantized.can_prepack", lambda weight: False)  # cannot be read back
 
     def weights(seed: int) -> dict[str, torch.Tensor]:
         decoder = unloaded(saved("llama-biases"))

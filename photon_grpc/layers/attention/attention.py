@@ -51,14 +51,14 @@ class Attention:
     def __call__(self, x: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]; writes this layer's keys and values of the T tokens before any of them attends."""
         num_tokens = x.shape[0]
-        q, k, v = self.qkv(x).view(num_tokens, *self._qkv_shape).split(self._heads, dim=1)
+        q, k, v = self.qkv(x, ctx).view(num_tokens, *self._qkv_shape).split(self._heads, dim=1)
         if self.qk_norm is not None:
             q, k = self.qk_norm.q(q), self.qk_norm.k(k)
         q, k = self.rotary(q, k, ctx)
         attention = ctx.kv[self.group].attention
         attention.write(k, v, self.plane)
         attended = attention.attend(q, self.plane)
-        return self.output(attended.view(num_tokens, self.output.in_features))
+        return self.output(attended.view(num_tokens, self.output.in_features), ctx)
 
     def leaves(self) -> tuple[Leaf, ...]:
         norms = () if self.qk_norm is None else (self.qk_norm.q, self.qk_norm.k)

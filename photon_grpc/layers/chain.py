@@ -1,0 +1,60 @@
+"""Layers whose fused kernels follow one another by programmatic dependent launch, and the buffers between them."""
+
+from __future__ import annotations
+
+import torch
+
+from photon_grpc.kernels import DependentChain
+from photon_grpc.kernels.attention.dispatch import MAX_DECODE_ROWS
+from photon_grpc.kernels.rotary.rotation import Rotation
+from photon_grpc.layers.attention import Attention
+from photon_grpc.layers.context import StepContext
+from photon_grpc.layers.gemm import bucket
+from photon_grpc.layers.mlp import GatedMLP
+from photon_grpc.layers.workspace import Workspace
+
+
+class Chain:
+    """One for all fused layers with the sizes, tables and KVGroup of these: they share a workspace a step.
+
+    Args:
+        buckets: of tokens, those in which the layers' products are fused.
+    """
+
+    def __init__(self, attention: Attention, mlp: GatedMLP, buckets: frozenset[int], device: torch.device) -> None:
+        self._buckets = buckets
+        self._group = attention.group
+        self._rotary = attention.rotary
+        heads = attention.output.in_features
+        self._sizes = attention.qkv.in_features, heads, heads, mlp.down.in_features
+        self._dtype, self._device = attention.qkv.dtype, device
+        # Zero before and after every kernel that counts its programs; each kernel of a step waits for the one before.
+        linears = attention.qkv, attention.output, mlp.gate_up, mlp.down
+        num_tiles = max(linear.out_features for linear in linears) // 16
+        num_counters = max(num_tiles, MAX_DECODE_ROWS * attention.kv.format.heads)
+        self._counters = torch.zeros(num_counters, dtype=torch.int32, device=device)
+
+    def takes(self, num_tokens: int) -> bool:
+        """Whether a step of so many tokens goes through fused layers, not through them as they were."""
+        return num_tokens > 0 and bucket(num_tokens) in self._buckets
+
+    def dependent(self, history_is_settled: bool) -> DependentChain:
+        """For the attention of a step that it takes."""
+        return DependentChain(self._counters, history_is_settled)
+
+    def workspace(self, num_tokens: int, ctx: StepContext) -> Workspace | None:
+        """The step's buffers, made when they are first asked for; None where it does not take the step."""
+        if self not in ctx.memo:
+            ctx.memo[self] = self._make(num_tokens, ctx) if self.takes(num_tokens) else None
+        work: Workspace | None = ctx.memo[self]
+        return work
+
+    def _make(self, num_tokens: int, ctx: StepContext) -> Workspace:
+        rows = bucket(num_tokens)
+        h, q, attended, y = (
+            torch.empty(rows or num_tokens, size, dtype=self._dtype, device=self._device)[:num_tokens]
+            for size in self._sizes
+        )
+        slot_mapping = ctx.kv[self._group].slot_mapping.long()
+        rotation = Rotation(self._rotary.cos, self._rotary.sin, ctx.positions, slot_mapping)
+        return Workspace(rows, h, q, attended, y, rotation, self._counters)

@@ -1,0 +1,119 @@
+"""Products of a W that is stored as it is, joined with what stands before and behind them in a chain of fused kernels.
+
+    rotary:  q, pages <- rotated r · W h + b    swiglu:  y <- silu(g) · u,  (g, u) = r · W h + b    r = 1 / sqrt(mean(h²) + eps)
+    add:     h += W x + b                       logits:  W x in float32                             draw:  an id from the logits
+
+Each is multiplied by a kernel of ours that does all of it (`tiled_…`), or by the matrix library: of the residual stream as it is
+and into it, with a kernel behind that catches up on the norm (`library_…`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch.nn import functional as F
+
+from photon_grpc.kernels import swiglu
+from photon_grpc.kernels.linear import head, tiles
+from photon_grpc.kernels.linear.fused_linear import add_launch, qkv_launch, swiglu_launch
+from photon_grpc.kernels.linear.tiles import Tile
+from photon_grpc.kernels.rotary import rotate_store
+from photon_grpc.kernels.rotary.rotation import Norms
+from photon_grpc.kernels.sampling.draw import SamplingMetadata
+from photon_grpc.layers.workspace import Workspace
+
+if TYPE_CHECKING:
+    from photon_grpc.layers.linear import Linear
+
+#: A product with its end; its arguments are those of the end's functions below, behind `end`.
+Gemm = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class End:
+    """Everything that a product is joined with.
+
+    span: distance of the rows of W that belong together: half a head for "rotary", gate to up for "swiglu".
+    eps: of the norm before "rotary" and "swiglu", whose weight is folded into W.
+    norms: weights [D] of the norms of query and of key heads, with the same eps; None: there are none.
+    """
+
+    epilogue: Literal["rotary", "add", "swiglu", "logits", "draw"]
+    span: int = 0
+    eps: float = 0.0
+    norms: Norms | None = None
+
+
+def bucket(num_rows: int) -> int:
+    """The smallest of tiles.BUCKETS that holds num_rows; 0 above them all, and for no rows."""
+    return (tiles.bucket(num_rows) or 0) if num_rows else 0
+
+
+def tiled_rotary(linear: Linear, tile: Tile, end: End, work: Workspace, pages: torch.Tensor, plane: int) -> None:
+    """Fills work.q, and `plane` of pages [num_blocks, planes, 2, Hkv, block_size, D]."""
+    weights = linear.weight, linear.bias
+    qkv_launch(work.h, *weights, end.eps, work.q, pages, plane, work.rotation, tile, work.counters)
+
+
+def library_rotary(linear: Linear, end: End, work: Workspace, pages: torch.Tensor, plane: int) -> None:
+    """As `tiled_rotary`."""
+    product = work.h @ linear.weight.t()
+    rotate_store.launch(product, work.h, linear.bias, end.norms, end.eps, work.q, pages, plane, work.rotation)
+
+
+def tiled_swiglu(linear: Linear, tile: Tile, end: End, work: Workspace) -> None:
+    """Fills work.y."""
+    swiglu_launch(work.h, linear.weight, linear.bias, end.eps, work.y, tile, work.counters)
+
+
+def library_swiglu(linear: Linear, end: End, work: Workspace) -> None:
+    """As `tiled_swiglu`."""
+    swiglu.norm_launch(work.h @ linear.weight.t(), work.h, linear.bias, end.eps, work.y)
+
+
+def tiled_add(linear: Linear, tile: Tile, end: End, work: Workspace, x: torch.Tensor) -> None:
+    """Changes work.h."""
+    add_launch(work.h, x, linear.weight, linear.bias, tile, work.counters)
+
+
+def library_add(linear: Linear, end: End, work: Workspace, x: torch.Tensor) -> None:
+    """As `tiled_add`."""
+    if linear.bias is not None:
+        work.h.add_(linear.bias)
+    work.h.addmm_(x, linear.weight.t())
+
+
+def tiled_logits(linear: Linear, tile: Tile, end: End, x: torch.Tensor) -> torch.Tensor:
+    """[R, hidden_size] -> float32 [R, vocab_size]."""
+    return head.logits_launch(x, linear.weight, tile)
+
+
+def library_logits(linear: Linear, end: End, x: torch.Tensor) -> torch.Tensor:
+    """As `tiled_logits`."""
+    if x.is_cuda and x.dtype != torch.float32:
+        # The sums are float32 in the multiplier: they are not rounded on the way out.
+        return torch.mm(x, linear.weight.t(), out_dtype=torch.float32)
+    return F.linear(x, linear.weight).float()
+
+
+def tiled_draw(linear: Linear, tile: Tile, end: End, x: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
+    """int64 [R]: an id for each row of x, as `kernels/sampling/draw.py` draws it; the logits are never written."""
+    return head.draw_launch(x, linear.weight, metadata, tile)
+
+
+TILED: dict[str, Gemm] = {
+    "rotary": tiled_rotary,
+    "add": tiled_add,
+    "swiglu": tiled_swiglu,
+    "logits": tiled_logits,
+    "draw": tiled_draw,
+}
+LIBRARY: dict[str, Gemm] = {
+    "rotary": library_rotary,
+    "add": library_add,
+    "swiglu": library_swiglu,
+    "logits": library_logits,
+}

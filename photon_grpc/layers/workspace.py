@@ -1,0 +1,33 @@
+"""The buffers of one step through a chain of fused kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from photon_grpc.kernels.rotary.rotation import Rotation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workspace:
+    """For a step of M tokens; every buffer has memory for `bucket` rows where that is more: kernels read whole tiles.
+
+    bucket: as `layers/gemm.py` has it. h: [M, hidden_size], the residual stream. q, attended: [M, Hq · D], what goes into attention and comes
+    out. y: [M, intermediate_size]. rotation: of the M tokens. counters: int32, zero before and after each kernel that counts its programs.
+    """
+
+    bucket: int
+    h: torch.Tensor
+    q: torch.Tensor
+    attended: torch.Tensor
+    y: torch.Tensor
+    rotation: Rotation
+    counters: torch.Tensor
+
+    def take(self, x: torch.Tensor, residual: torch.Tensor | None) -> None:
+        """h = x + residual, where they are not there yet."""
+        if residual is not None:
+            torch.add(x, residual, out=self.h)
+        elif x is not self.h:
+            self.h.copy_(x)
