@@ -35,8 +35,8 @@
         ├── ConfigError                a flag or PHOTON_ variable
         └── ModelLoadError             a file of the model directory; names the tensor or the key
 
-An error says what was asked and what is possible (`needed`, `limit`, in the unit the message names). What a status code is, only `server`
-and `gateway` know.
+An error carries what was asked and what is possible (`needed`, `limit`, in the unit that the message names). Status
+codes belong to `server`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class RequestError(PhotonError):
 
 class InvalidRequest(RequestError):
     reason = "INVALID_REQUEST"
-    #: What else is wrong, as (field, message): a caller may be told of all mistakes at once.
+    #: Further mistakes, as (field, message).
     also: tuple[tuple[str, str], ...] = ()
 
 
@@ -232,7 +232,7 @@ def from_reason(
 
 
 def frames_of(error: BaseException) -> str:
-    """Where an exception that nobody foresaw was raised, for the log: at most 30 lines, and not its text, which may quote a prompt."""
+    """Frames of an unforeseen exception, for the log: at most 30 lines, without its text, which may quote a prompt."""
     frames = traceback.extract_tb(error.__traceback__)
     left_out = len(frames) - _FIRST_FRAMES - _LAST_FRAMES
     if left_out <= 0:

@@ -1,7 +1,7 @@
 """A front end's end of the bridge: an EngineLink on its event loop.
 
-Outlives engines: each engine is an epoch with a socket of its own, handed over by the supervisor. Knows no requests; what was in flight
-when an engine went is for the listener to fail.
+Outlives engines: each engine is an epoch with a socket of its own, handed over by the supervisor. Knows no requests;
+what was in flight when an engine went is for the listener to fail.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from photon_grpc.errors import EngineRestarting, ModelLoading, QueueFull
 
 log = logging.getLogger(__name__)
 
-#: What a caller is told to wait while there is no engine.
+#: A caller's retry delay while there is no engine.
 _RETRY_AFTER_S = 1.0
 
 
@@ -26,7 +26,8 @@ class BridgeClient:
     """core.ports.EngineLink over a socket; all calls belong to one event loop."""
 
     def __init__(self, *, max_frame_bytes: int, max_backlog_bytes: int = 64 * 1024 * 1024) -> None:
-        """An Add is refused while more than `max_backlog_bytes` wait: with the frame that exceeds them, that is all that ever waits."""
+        """An Add is refused while more than `max_backlog_bytes` wait: with the frame that exceeds them, that is all
+        that ever waits."""
         self._max_frame_bytes = max_frame_bytes
         self._max_backlog_bytes = max_backlog_bytes
         self._facts: Facts | None = None
@@ -46,7 +47,8 @@ class BridgeClient:
         self._on_lost = on_lost
 
     def send(self, frame: Down) -> None:
-        """Raises EngineRestarting or ModelLoading when there is no engine, QueueFull for an Add while too much waits to be read.
+        """Raise EngineRestarting or ModelLoading when there is no engine, QueueFull for an Add while too much waits to
+        be read.
 
         An Abort goes whatever waits: it is small, and there are no more of them than of Adds.
         """
@@ -70,7 +72,7 @@ class BridgeClient:
         await loop.create_unix_connection(lambda: epoch, sock=sock)
 
     def close(self) -> None:
-        """Leaves the engine, if there is one; it sees the end of the stream."""
+        """Leave the engine, if there is one; it sees the end of the stream."""
         epoch = self._epoch
         if epoch is not None:
             epoch.close()
@@ -121,7 +123,7 @@ class _Epoch(asyncio.BufferedProtocol):
 
     @property
     def num_unread_bytes(self) -> int:
-        """What the engine's socket has not taken."""
+        """Bytes that the engine's socket has not taken."""
         buffered = 0 if self._transport is None else self._transport.get_write_buffer_size()
         return self._num_unwritten_bytes + buffered
 

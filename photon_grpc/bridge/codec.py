@@ -1,6 +1,7 @@
 """Frames on a stream socket: a length of four bytes (little-endian), then msgpack.
 
-Knows nothing of who sends or what it means. Both ends are our own processes, so bytes that are no frame are a defect or a foreign
+Knows nothing of who sends or what it means. Both ends are our own processes, so bytes that are no frame are a defect or
+a foreign
 writer: `FrameError`, and the connection is over.
 """
 
@@ -27,11 +28,12 @@ UP: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)
 
 
 class FrameError(Exception):
-    """What came over a connection is no frame of ours."""
+    """A connection carried bytes that are no frame."""
 
 
 def max_frame_bytes(max_message_bytes: int) -> int:
-    """The longest frame that a message of `max_message_bytes` can become: a token id takes at least one byte there and at most five here."""
+    """The longest frame that a message of `max_message_bytes` can become: a token id takes at least one byte there and
+    at most five here."""
     return 5 * max_message_bytes + 64 * 1024
 
 
@@ -44,8 +46,8 @@ def encode(frame: Any) -> bytes:
 class FrameReader(Generic[T]):
     """Turns a stream of bytes, in pieces of any size, into frames.
 
-    The reader of a socket receives into `room()` and tells `advance` how many bytes came; nothing is copied but the tail of an
-    unfinished frame.
+    The reader of a socket receives into `room()` and tells `advance` how many bytes came; nothing is copied but the
+    tail of an unfinished frame.
     """
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[T], *, max_bytes: int) -> None:
@@ -56,11 +58,11 @@ class FrameReader(Generic[T]):
         self._end = 0
 
     def room(self) -> memoryview:
-        """Where the next bytes go; never empty."""
+        """The space for the next bytes; never empty."""
         return self._view[self._end :]
 
     def advance(self, num_bytes: int) -> list[T]:
-        """The frames that `num_bytes` more bytes complete, in order. Raises FrameError."""
+        """The frames that `num_bytes` more bytes complete, in order. Raise FrameError."""
         self._end += num_bytes
         frames: list[T] = []
         start = 0
@@ -76,7 +78,7 @@ class FrameReader(Generic[T]):
         return frames
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[T]:
-        """As `room` and `advance`, for bytes that lie elsewhere already. Raises FrameError."""
+        """As `room` and `advance`, for bytes that lie elsewhere already. Raise FrameError."""
         frames: list[T] = []
         rest = memoryview(data)
         while len(rest):
@@ -105,7 +107,7 @@ class FrameReader(Generic[T]):
             raise FrameError(f"{len(body)} bytes are no frame: {error}") from error
 
     def _keep(self, start: int, needed: int) -> None:
-        """Moves the unfinished frame to the front of a buffer that will hold the whole of it (`needed` bytes)."""
+        """Move the unfinished frame to the front of a buffer that will hold the whole of it (`needed` bytes)."""
         rest = self._view[start : self._end]
         capacity = len(self._buffer)
         if needed > capacity:

@@ -1,6 +1,6 @@
-"""What the supervisor and its children tell one another, over one socket pair per child.
+"""Messages between the supervisor and its children, over one socket pair per child.
 
-The same frames as between front end and engine; a `Link` brings a socket with it (SCM_RIGHTS).
+Framed as between front end and engine; a `Link` brings a socket with it (SCM_RIGHTS).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag=30):
     """To a child, first of all: what to be."""
 
     config: ServeConfig
-    #: Which front end.
+    #: The front end's number.
     index: int = 0
     #: Where a front end listens.
     addresses: tuple[str, ...] = ()
@@ -87,14 +87,14 @@ _DECODER: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Decoder(Cont
 
 
 class _Unsent:
-    """What of a message is still to be sent, and the socket that leaves with its first byte."""
+    """The unsent rest of a message, and the socket that leaves with its first byte."""
 
     def __init__(self, data: bytes, passed: socket.socket | None) -> None:
         self._rest = memoryview(data)
         self._passed = passed.dup() if passed is not None else None
 
     def send(self, sock: socket.socket) -> None:
-        """All of it, or as much as there is room for: then raises BlockingIOError. Raises OSError."""
+        """All of it, or as much as there is room for: then raises BlockingIOError. Raise OSError."""
         while self._rest:
             fds = [self._passed.fileno()] if self._passed is not None else []
             self._rest = self._rest[socket.send_fds(sock, [self._rest], fds) :]
@@ -107,7 +107,8 @@ class _Unsent:
 
 
 class ControlChannel:
-    """One end of a control socket. Where that does not block, what it does not take at once is sent by the running event loop."""
+    """One end of a control socket. Where that does not block, what it does not take at once is sent by the running
+    event loop."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -125,9 +126,9 @@ class ControlChannel:
         self._socket.setblocking(blocking)
 
     def send(self, message: ControlMessage, passed: socket.socket | None = None) -> None:
-        """Sends one message, and a duplicate of `passed`, after those that wait.
+        """Send one message, and a duplicate of `passed`, after those that wait.
 
-        Raises BufferError where too many wait, OSError when the other end is gone.
+        Raise BufferError where too many wait, OSError when the other end is gone.
         """
         if len(self._unsent) >= _MAX_UNSENT:
             raise BufferError(f"{len(self._unsent)} messages are not read")
@@ -136,7 +137,8 @@ class ControlChannel:
             self._flush()
 
     def receive(self) -> list[ControlMessage]:
-        """What came; waits where the socket blocks, else may be empty. Raises EOFError when the other end is gone.
+        """Receive messages: wait where the socket blocks, else possibly none. Raise EOFError when the other end is
+        gone.
 
         The socket of each Link in the list waits in `take_socket`, in order.
         """

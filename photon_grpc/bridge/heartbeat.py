@@ -1,6 +1,6 @@
 """Signs of life of a child process, in a page of memory that it shares with its supervisor.
 
-The loop that does the child's work writes them itself, each with the silence that it allows itself: a thread beside it would go on while the
+The child's own loop writes them, each with the silence that it allows itself: a thread beside it would go on while the
 loop hangs. Nothing is sent, so a beat costs less than a microsecond and never waits.
 """
 
@@ -11,10 +11,10 @@ import os
 import struct
 import tempfile
 
-#: How many beats, seconds allowed until the next, tokens being computed meanwhile. In the machine's own layout: a number is stored at once.
+#: Count of beats, seconds allowed until the next, tokens computed meanwhile. Native layout: a number is stored at once.
 _BEAT = struct.Struct("@QdQ")
 
-#: How often a Watchdog is to be asked.
+#: Interval of `Watchdog.tick`.
 TICK_S = 0.25
 
 
@@ -37,7 +37,7 @@ class SharedHeartbeat:
 
 
 class NoHeartbeat:
-    """Nobody watches."""
+    """For a loop without a supervisor."""
 
     def beat(self, allowance_s: float, num_tokens: int = 0) -> None:
         pass
@@ -54,10 +54,10 @@ class Watchdog:
         self._silent_ticks = 0
 
     def tick(self) -> str:
-        """To be called every TICK_S. What to say of a child that is silent for longer than it allowed itself, else nothing.
+        """Call every TICK_S. Return a complaint about a child silent for longer than it allowed itself, else "".
 
-        Silence is counted in ticks, not by a clock: where the whole container was paused, the supervisor was as well. One that is still
-        there after it was said is told of again as much later.
+        Silence is counted in ticks, not by a clock: a pause of the whole container pauses the supervisor as well.
+        A child that stays silent is complained of again after as much silence.
         """
         count, allowance_s, num_tokens = _BEAT.unpack_from(self._page)
         if count != self._count:

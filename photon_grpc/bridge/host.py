@@ -1,7 +1,7 @@
 """The engine's end of the bridge: one socket per front end, polled by the engine's own loop, no threads.
 
-Knows which outputs of a front end are alive, and nothing else about them. A front end that goes away, sends garbage or stops reading is
-dropped, and the engine is told to abort what it had.
+Knows which outputs of a front end are alive, and nothing else about them. A front end that goes away, sends garbage or
+stops reading is dropped, and the engine is told to abort what it had.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Connection:
         self._reader = FrameReader(DOWN, max_bytes=max_frame_bytes)
 
     def receive(self) -> list[Down]:
-        """The frames that came. Raises EOFError, OSError or FrameError: it is over."""
+        """The frames that came. Raise EOFError, OSError or FrameError: it is over."""
         try:
             count = self.socket.recv_into(self._reader.room())
         except BlockingIOError:
@@ -60,7 +60,7 @@ class Connection:
         return frames
 
     def queue(self, data: bytes) -> None:
-        """Writes what the socket takes; the rest waits."""
+        """Write what the socket takes; the rest waits."""
         rest = memoryview(data)
         if not self.backlog:
             rest = rest[self._write(rest) :]
@@ -70,7 +70,7 @@ class Connection:
             self.backlog_bytes += len(rest)
 
     def flush(self) -> None:
-        """Writes of the backlog what the socket takes."""
+        """Write of the backlog what the socket takes."""
         while self.backlog:
             count = self._write(self.backlog[0])
             if count:
@@ -94,7 +94,8 @@ class Connection:
 class BridgeHost:
     """Inbox and Outbox of an engine process.
 
-    A front end's number is that of its connection, so one that was restarted is a new one and may count its handles from the start.
+    A front end's number is that of its connection, so one that was restarted is a new one and may count its handles
+    from the start.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class BridgeHost:
             self._selector.register(control.fileno(), _READ, control)
 
     def connect(self, sock: socket.socket) -> int:
-        """Takes over the socket to a new front end; returns its number."""
+        """Take over the socket to a new front end; return its number."""
         connection = Connection(self._next_frontend, sock, max_frame_bytes=self._max_frame_bytes)
         self._next_frontend += 1
         self._connections[connection.frontend] = connection
@@ -143,7 +144,7 @@ class BridgeHost:
         self._wakeup.ring(event)
 
     def drain(self, timeout_s: float | None) -> list[tuple[int, Down | Event]]:
-        """As core.ports.Inbox. Raises EOFError when the supervisor says stop, or when nobody is left who could ask."""
+        """As core.ports.Inbox. Raise EOFError when the supervisor says stop, or when the last front end is gone."""
         if self._aborts or self._is_deserted:
             timeout_s = 0.0
         events = self._selector.select(_REST_S if timeout_s is None else min(timeout_s, _REST_S))
@@ -185,14 +186,14 @@ class BridgeHost:
             self._watch_backlog(connection)
 
     def close(self) -> None:
-        """Closes every socket; front ends see the end of the stream."""
+        """Close every socket; front ends see the end of the stream."""
         for connection in tuple(self._connections.values()):
             self._disconnect(connection)
         self._wakeup.close()
         self._selector.close()
 
     def obey(self, messages: Sequence[ControlMessage]) -> None:
-        """Does what the supervisor said. Raises EOFError when that is to stop."""
+        """Do what the supervisor said. Raise EOFError when that is to stop."""
         for message in messages:
             if isinstance(message, Link) and self._control is not None:
                 self.connect(self._control.take_socket())

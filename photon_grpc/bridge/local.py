@@ -1,4 +1,5 @@
-"""The bridge within one program: the engine in a thread, the front end on an event loop in another. Frames are handed over, not encoded."""
+"""The bridge within one program: the engine in a thread, the front end on an event loop in another. Frames are handed
+over, not encoded."""
 
 from __future__ import annotations
 
@@ -31,13 +32,13 @@ class LocalClient:
         self._on_frame, self._on_lost = on_frame, on_lost
 
     def send(self, frame: Down) -> None:
-        """Raises EngineFailure when the engine has ended: there is no supervisor here that brings another."""
+        """Raise EngineFailure when the engine has ended: there is no supervisor here that brings another."""
         if self._facts is None:
             raise EngineFailure("the engine has ended")
         self._down.put(frame)
 
     def received(self, frame: Up) -> None:
-        """What the engine sends; the first is its facts."""
+        """The engine's frames; the first is its Facts."""
         self._on_frame(frame)
 
     def lost(self) -> None:
@@ -66,7 +67,7 @@ class LocalHost:
         self._down.put(event)
 
     def drain(self, timeout_s: float | None) -> list[tuple[int, Down | Event]]:
-        """As core.ports.Inbox. Raises EOFError after `close`."""
+        """As core.ports.Inbox. Raise EOFError after `close`."""
         frames: list[tuple[int, Down | Event]] = []
         try:
             frame = self._down.get(timeout=timeout_s) if timeout_s else self._down.get(block=timeout_s is None)
@@ -84,7 +85,7 @@ class LocalHost:
         self.send(0, load)
 
     def lost(self) -> None:
-        """Tells the front end that the engine has ended; from the engine's thread."""
+        """Tell the front end that the engine has ended; from the engine's thread."""
         self._loop.call_soon_threadsafe(self._client.lost)
 
     def close(self) -> None:

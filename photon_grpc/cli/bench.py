@@ -1,4 +1,4 @@
-"""`photon-grpc bench`: loads a running server and says how it kept up. What is asked for is made here; how it is asked, in `load.py`."""
+"""`photon-grpc bench`: load a running server and report. The requests are made here and sent in `load.py`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEFAULT_CONCURRENCY = 16
 #: Requests where none are named: so many for each place of a closed loop, or for so many seconds of an open one.
 _REQUESTS_PER_PLACE = 4
 _OPEN_LOOP_S = 10.0
-#: What one Python process takes without being the limit: streams at once, and tokens per second as messages of their own.
+#: Load that one Python process takes without being the limit: streams at once, tokens per second as single messages.
 _STREAMS_PER_PROCESS = 32
 _TOKENS_PER_S_PER_PROCESS = 10_000
 #: Requests sent later than this, at p99, were held back by us.
@@ -32,7 +32,7 @@ _TOO_LATE_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """What the flags say; None and 0: decided by `plan`."""
+    """The flags; None and 0 are decided by `plan`."""
 
     target: str
     model: str = ""
@@ -68,9 +68,9 @@ class BenchOptions:
 
 
 def bench(options: BenchOptions, *, as_json: bool = False) -> int:
-    """Runs the load and prints a report, or a JSON object; the exit code: 0, or 1 when no request was completed.
+    """Run the load, print a report or a JSON object; return the exit code: 0, or 1 when no request was completed.
 
-    Raises PhotonError where nobody answers, and ConfigError for a file of prompts that cannot be read.
+    Raise PhotonError where no server answers, and ConfigError for a file of prompts that cannot be read.
     """
     return asyncio.run(_bench(options, as_json=as_json))
 
@@ -101,7 +101,8 @@ async def _bench(options: BenchOptions, *, as_json: bool) -> int:
 def plan(options: BenchOptions, model: Model) -> list[Session]:
     """One session a request; in an open loop each has its time.
 
-    Raises PromptTooLong where the lengths exceed the context, and FeatureNotSupported where the server does not tell its vocabulary.
+    Raise PromptTooLong where the lengths exceed the context, and FeatureNotSupported where the server does not tell
+    its vocabulary.
     """
     draw = random.Random(options.seed)
     prompts = _prompts_of(options.prompt_file) if options.prompt_file else _random_prompts(options, model, draw)
@@ -130,7 +131,8 @@ def _random_prompts(options: BenchOptions, model: Model, draw: random.Random) ->
 
 
 def _prompts_of(path: Path) -> list[str | list[int]]:
-    """A prompt a line. In a `.jsonl` file a line is a JSON string, a list of ids, or an object that has either as "prompt"."""
+    """A prompt a line. In a `.jsonl` file a line is a JSON string, a list of ids, or an object that has either as
+    "prompt"."""
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
         prompts = [_prompt_of(json.loads(line)) for line in lines] if path.suffix == ".jsonl" else lines
@@ -142,7 +144,7 @@ def _prompts_of(path: Path) -> list[str | list[int]]:
 
 
 def _prompt_of(value: Any) -> str | list[int]:
-    """Raises ValueError."""
+    """Raise ValueError."""
     prompt = value.get("prompt") if isinstance(value, dict) else value
     if isinstance(prompt, str) and prompt:
         return prompt
@@ -151,7 +153,8 @@ def _prompt_of(value: Any) -> str | list[int]:
     raise ValueError("a line is neither a text, nor a list of ids, nor an object with either as its prompt")
 
 
-# What is shown ---------------------------------------------------------------------------------------------------------
+# The report
+# ------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -64,7 +64,8 @@ from photon_grpc.cli.generate import with_target
 )
 @click.option("--json", "as_json", is_flag=True, help="The result as one JSON object; durations in seconds.")
 def bench(as_json: bool, prompt_file: str | None, **options: Any) -> int:
-    """Load a running server and report throughput and latencies. Greedy; the exit code is 1 when nothing was completed."""
+    """Load a running server and report throughput and latencies. Greedy; the exit code is 1 when nothing was
+    completed."""
     from photon_grpc.cli.bench import BenchOptions
     from photon_grpc.cli.bench import bench as run_bench
 

@@ -1,4 +1,4 @@
-"""What `serve` would run with and on: settings and where each came from, versions, devices, kernels, the model, the addresses.
+"""The settings of `serve` and their sources, versions, devices, kernels, the model, the addresses.
 
 Works on the base install: torch is asked in a process of its own, where there is one.
 """
@@ -46,7 +46,7 @@ print(json.dumps({
 
 
 def doctor(resolved: Resolved) -> None:
-    """Prints it all on stdout."""
+    """Print it all on stdout."""
     console = Console(highlight=False)
     torch = ask_torch()
     console.print(f"[bold]photon-grpc {__version__}[/] on Python {platform.python_version()}, {platform.platform()}\n")
@@ -62,7 +62,7 @@ def doctor(resolved: Resolved) -> None:
 
 
 def ask_torch() -> dict[str, Any] | None:
-    """What torch says of this machine; None where it is missing or broken."""
+    """torch's view of this machine; None where it is missing or broken."""
     if importlib.util.find_spec("torch") is None:
         return None
     command = [sys.executable, "-c", _ASK_TORCH]

@@ -1,4 +1,5 @@
-"""`make run`: starts the service as a stranger would, watches it become ready, streams one generation through gRPC, says what to try next."""
+"""`make run`: starts the service as a stranger would, watches it become ready, streams one generation through gRPC,
+says what to try next."""
 
 from __future__ import annotations
 
@@ -37,15 +38,17 @@ _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def first_run(flags: Sequence[str], address: str, *, once: bool, prompt: str = PROMPT) -> int:
-    """Runs `photon-grpc serve` with `flags` on `address` until Ctrl-C, or with `once` until the generation is done; returns the exit code.
+    """Run `photon-grpc serve` with `flags` on `address` until Ctrl-C, or with `once` until the generation is done;
+    returns the exit code.
 
-    0 after a generation and a clean drain; the service's own code where it ended by itself. Raises PhotonError where the generation failed.
+    0 after a generation and a clean drain; the service's own code where it ended by itself. Raise PhotonError where
+    the generation failed.
     """
     return asyncio.run(_first_run([*flags, "--listen", address], address, once=once, prompt=prompt))
 
 
 def choose_address(address: str) -> str:
-    """The same, with the number of a free port where it asks for any. Raises ConfigError where somebody listens there already."""
+    """The same address, port 0 replaced by a free one. Raise ConfigError where a server listens there already."""
     if address.startswith("unix:"):
         return address
     host, port = split_address(address)
@@ -61,7 +64,7 @@ def choose_address(address: str) -> str:
 
 
 def target_of(address: str) -> str:
-    """What a client on this machine calls for a listener on all interfaces."""
+    """The address for a client on this machine, also of a listener on all interfaces."""
     return address.replace("0.0.0.0:", "127.0.0.1:", 1).replace("[::]:", "[::1]:", 1)
 
 
@@ -122,7 +125,8 @@ class ServeProcess:
         self._show(line for line in self._lines if _TROUBLE.search(line))
 
     async def ended(self) -> int:
-        """Waits for it; what it said before it could work is shown. Returns its exit code, 1 where a signal ended it."""
+        """Wait for it; what it said before it could work is shown. Return its exit code, 1 where a signal ended
+        it."""
         code = await self._process.wait()
         await self._reading
         if self._is_quiet and not self.is_stopping:
@@ -131,14 +135,14 @@ class ServeProcess:
         return code if code >= 0 else 1
 
     async def ended_or_stopped(self) -> None:
-        """Until it ended by itself or somebody wants it to end."""
+        """Wait until it ends by itself or a stop is asked for."""
         waits = [asyncio.ensure_future(self._process.wait()), asyncio.ensure_future(self._stopping.wait())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
 
     async def stop(self) -> int:
-        """Asks it to drain, waits; returns its exit code."""
+        """Ask it to drain, wait, return its exit code."""
         if self.is_running and not self.is_stopping:
             self._ask_to_stop()
         return await self.ended()
@@ -175,7 +179,7 @@ class ServeProcess:
 
 
 async def _ready(service: ServeProcess, target: str, console: Console) -> bool:
-    """Shows what it is doing until health says that a request would run; False where it ended before."""
+    """Show what it is doing until health says that a request would run; False where it ended before."""
     started_s = time.monotonic()
     with console.status("") as status:
         async with Client(target, retries=0) as client:
@@ -240,7 +244,7 @@ def _python(target: str) -> str:
 
 
 def command_path() -> str:
-    """How the person at the terminal can call us."""
+    """The user's way to start this program."""
     if shutil.which("photon-grpc"):
         return "photon-grpc"
     beside = Path(sys.executable).with_name("photon-grpc")

@@ -1,4 +1,5 @@
-"""`generate` and `chat`: the verbs that ask a running server for text. What they do is in `terminal.py`, imported when they are called."""
+"""`generate` and `chat`: the verbs that ask a running server for text. What they do is in `terminal.py`, imported when
+they are called."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""A load on a server, from client processes of its own: sessions of requests in, when what came back out. No torch, no rich.
+"""A load on a server, from client processes of its own: sessions of requests in, when what came back out. No torch, no
+rich.
 
-A closed loop is as many sessions as there are slots, or more sessions and a limit; an open loop is sessions that start when they were planned
-to; a conversation is a session that keeps its history. What a figure means is said at `RequestResult` and `Summary`.
+A closed loop is as many sessions as there are slots, or more sessions and a limit; an open loop is sessions that start
+when they were planned to; a conversation is a session that keeps its history. What a figure means is said at
+`RequestResult` and `Summary`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from photon_grpc.errors import InternalFailure
 
 #: The longest line a client process may write: one answer with the times of all its messages.
 _MAX_LINE_BYTES = 1 << 26
-#: What a client process that has said all takes to end.
+#: Time for a client process to end after its last line.
 _LAST_WORDS_S = 5.0
 #: Between the word to start and the start, so that every process has heard it.
 _HEADS_UP_S = 0.1
@@ -37,7 +39,8 @@ class Turn:
 class Session:
     """Requests one after another, the first `start_s` after the start.
 
-    With `keeps_history` (ids only) every prompt is what was said before, prompts and answers, and then its own; a failure ends the session.
+    With `keeps_history` (ids only) every prompt is what was said before, prompts and answers, and then its own; a
+    failure ends the session.
     """
 
     turns: Sequence[Turn]
@@ -49,7 +52,8 @@ class Session:
 class Workload:
     """Sessions, in the order of their starts, and how they are asked for.
 
-    `concurrency` is how many sessions run at a time, None: as many as have started. `salt` keeps the prefixes of one run from the next one's.
+    `concurrency` is how many sessions run at a time, None: as many as have started. `salt` keeps the prefixes of one
+    run from the next one's.
     """
 
     target: str
@@ -65,7 +69,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class RequestResult:
-    """What one request brought. Seconds from the start of the load, or of the request.
+    """One request's result. Seconds from the start of the load, or of the request.
 
     A failed one has a `reason` (of `photon_grpc.errors`) and a `message`, and may have the times of what came before.
     """
@@ -73,7 +77,7 @@ class RequestResult:
     session: int
     turn: int
     sent_s: float
-    #: How much later than planned it was sent: the clients were too slow. Only where nothing but the plan held it back.
+    #: Delay behind the plan: the clients were too slow. Only where nothing but the plan held it back.
     late_s: float
     #: Send to first message with a token, the distances between messages, send to the end.
     first_s: float | None
@@ -115,7 +119,8 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A load in figures. Rates are over the time from the first send to the last end; the others over requests that were completed."""
+    """A load in figures. Rates are over the time from the first send to the last end; the others over requests that
+    were completed."""
 
     completed: int
     failures: dict[str, Failures]
@@ -188,8 +193,8 @@ async def run_load(
 ) -> list[RequestResult]:
     """Every answer, in the order in which they ended; `on_answer` sees each as it comes.
 
-    The sessions are dealt out to the processes in turn. Each has one connection; all start together once all are connected. Raises
-    InternalFailure when one of them breaks.
+    The sessions are dealt out to the processes in turn. Each has one connection; all start together once all are
+    connected. Raise InternalFailure when one of them breaks.
     """
     num_processes = max(1, min(num_processes, len(load.sessions), load.concurrency or len(load.sessions)))
     answers: list[RequestResult] = []
@@ -252,7 +257,7 @@ class _ClientProcess:
         return cls(index, stride, process)
 
     async def order(self, load: Workload) -> None:
-        """Returns when it is connected."""
+        """Return when it is connected."""
         await self._tell(json.dumps(load, default=as_json))
         await self._heard()
 
@@ -290,5 +295,5 @@ class _ClientProcess:
 
 
 def as_json(value: Any) -> Any:
-    """What a dataclass is on the way to a client process."""
+    """A dataclass as a line of JSON, for a client process."""
     return {item.name: getattr(value, item.name) for item in fields(value)}

@@ -1,4 +1,5 @@
-"""One client process of a load: `python -m photon_grpc.cli.load_client`, started by `load.py`, which says on stdin what to ask and when.
+"""One client process of a load: `python -m photon_grpc.cli.load_client`, started by `load.py`, which says on stdin what
+to ask and when.
 
 It works on the stubs, not on the client library: a message costs it 40 µs, and it must not be what is measured.
 """
@@ -130,7 +131,7 @@ class LoadClient:
 async def run() -> None:
     load = read_load(sys.stdin.readline())
     async with open_channel(load.target, credentials=None, retries=0) as channel:
-        # Where nobody answers, every request will say so.
+        # Without a server every request fails with the reason.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(channel.channel_ready(), _CONNECT_TIMEOUT_S)
         client = LoadClient(load, channel)

@@ -25,7 +25,8 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command line; returns the exit code: 0, 1 for a call that failed, 2 for what was asked wrongly, 130 after Ctrl-C."""
+    """Run one command line; return the exit code: 0, 1 for a failed call, 2 for a wrong command line, 130 after
+    Ctrl-C."""
     arguments = sys.argv[1:] if arguments is None else arguments
     _open_streams()
     try:
@@ -48,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_streams() -> None:
-    """A stream that the shell closed is nowhere; a character that stdout's encoding lacks is a question mark."""
+    """Replace a stream that the shell closed by /dev/null, and characters that stdout's encoding lacks by question
+    marks."""
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     elif isinstance(sys.stdout, io.TextIOWrapper):
@@ -61,7 +63,7 @@ def _open_streams() -> None:
 
 
 def _refuse_bytes(arguments: Sequence[str]) -> None:
-    """What was no text in the shell is none in a message: Python holds it as lone surrogates."""
+    """Raise ConfigError for bytes that were no text in the shell: Python holds them as lone surrogates."""
     for text in (*arguments, *(os.environ.get(name, "") for name in CLIENT_VARIABLES)):
         if not is_text(text):
             raise ConfigError(f"{text!r} holds bytes that are no text")

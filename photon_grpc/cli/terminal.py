@@ -14,11 +14,14 @@ from typing import Any, TextIO
 from photon_grpc.client import Client, Delta, Options, Prompt, Stream, SyncClient, Timing, Usage
 from photon_grpc.errors import PhotonError
 
-_CHAT_HELP = "/reset forgets the conversation · /system TEXT sets the instructions · /quit or Ctrl-D leaves · Ctrl-C stops an answer"
+_CHAT_HELP = (
+    "/reset forgets the conversation · /system TEXT sets the instructions · /quit or Ctrl-D leaves · "
+    "Ctrl-C stops an answer"
+)
 
 
 class Stopwatch:
-    """How fast a stream came: the first token on this side of the wire, the rate on the server's clock.
+    """A stream's speed: the first token by this side's clock, the rate by the server's.
 
     Messages gather tokens, so their distances on this side say little.
     """
@@ -32,7 +35,8 @@ class Stopwatch:
             self._first_s = time.monotonic() - self._started_s
 
     def summary(self, usage: Usage | None, timing: Timing | None, reason: str) -> str:
-        """`37 tokens · first after 12 ms · 240 tokens/s · MAX_TOKENS`; the rate is that of the tokens after the first."""
+        """`37 tokens · first after 12 ms · 240 tokens/s · MAX_TOKENS`; the rate is that of the tokens after the
+        first."""
         num_tokens = usage.output_tokens if usage else 0
         parts = [f"{num_tokens} token{'' if num_tokens == 1 else 's'}"]
         if self._first_s is not None:
@@ -43,7 +47,7 @@ class Stopwatch:
 
 
 async def generate(target: str, prompt: Prompt, options: Options, *, as_json: bool = False) -> None:
-    """Streams one generation to stdout and a line about it to stderr. Raises PhotonError."""
+    """Streams one generation to stdout and a line about it to stderr. Raise PhotonError."""
     async with Client(target) as client, client.stream(prompt, **options) as stream:
         if as_json:
             await _write_json(stream)
@@ -53,7 +57,8 @@ async def generate(target: str, prompt: Prompt, options: Options, *, as_json: bo
 
 
 async def write_text(stream: Stream, out: TextIO) -> str:
-    """The texts of a stream as they come, a line end after them; returns the summary. Several outputs are told apart by their number."""
+    """The texts of a stream as they come, a line end after them; return the summary. Several outputs are told apart by
+    their number."""
     stopwatch, reasons, written = Stopwatch(), {}, Written(out)
     try:
         async for delta in stream:
@@ -124,7 +129,7 @@ class Chat:
         self.history: list[dict[str, str]] = []
 
     def run(self, lines: Iterable[str]) -> None:
-        """Answers line after line until there is none, or /quit. Ctrl-C stops the answer at hand."""
+        """Answer line after line until there is none, or /quit. Ctrl-C stops the answer at hand."""
         for line in lines:
             text = line.strip()
             if text in ("/quit", "/exit"):
@@ -178,7 +183,7 @@ class Chat:
 
 
 def chat(target: str, options: Options, system: str = "") -> None:
-    """A conversation with the person at the terminal, or with the lines of stdin. Raises PhotonError where nobody answers at the start."""
+    """Converse with the user at the terminal, or with the lines of stdin. Raise PhotonError where no server answers."""
     with SyncClient(target) as client:
         model = client.model()
         _remark(f"{model.name} at {target} · {_CHAT_HELP}")
@@ -200,7 +205,7 @@ def _typed_lines() -> Iterator[str]:
 
 
 def printable(text: str) -> str:
-    """What a model writes must not steer the terminal: control characters are shown, not sent."""
+    """Show control characters instead of sending them: a model's text must not steer the terminal."""
     return "".join(
         character if character in "\n\t" or character.isprintable() else _shown(character) for character in text
     )

@@ -52,7 +52,8 @@ def channel_options(target: str, retries: int) -> list[tuple[str, Any]]:
 
 
 def service_config(retries: int) -> str:
-    """gRPC's own retries: only before anything was received, after the server's `grpc-retry-pushback-ms` where it sends one.
+    """gRPC's own retries: only before anything was received, after the server's `grpc-retry-pushback-ms` where it sends
+    one.
 
     They carry `grpc-previous-rpc-attempts`, so that the server lets a retry take the place of its earlier attempt.
     """

@@ -29,11 +29,12 @@ T = TypeVar("T")
 
 
 class Client:
-    """Calls one server, or one name behind which several stand. To be used from one event loop; calls may run at the same time.
+    """Calls one server, or one name behind which several stand. To be used from one event loop; calls may run at the
+    same time.
 
-    `target` is HOST:PORT, unix:PATH or any name that gRPC resolves. Without `credentials` the connection is in clear text. A call that fails
-    with UNAVAILABLE before anything was received is tried again up to `retries` times, at most 4; after output has begun the error is raised.
-    `metadata` goes with every call.
+    `target` is HOST:PORT, unix:PATH or any name that gRPC resolves. Without `credentials` the connection is in clear
+    text. A call that fails with UNAVAILABLE before anything was received is tried again up to `retries` times, at most
+    4; after output has begun the error is raised. `metadata` goes with every call.
     """
 
     def __init__(
@@ -51,7 +52,8 @@ class Client:
         self._opened: grpc.aio.Channel | None = None
 
     async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
-        """The whole result at once. `timeout` also ends the call on this side; cancelling the task ends it on the server."""
+        """The whole result at once. `timeout` also ends the call on this side; cancelling the task ends it on the
+        server."""
         request = build_request(prompt, options)
         stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
         call = stub.Generate(request, timeout=options.get("timeout"), metadata=self._metadata)
@@ -78,7 +80,7 @@ class Client:
             page.page_token = response.next_page_token
 
     async def model(self, name: str = "") -> Model:
-        """One model; "" is the default one. Raises ModelNotFound."""
+        """One model; "" is the default one. Raise ModelNotFound."""
         stub = model_pb2_grpc.ModelServiceStub(self._channel)
         request = model_pb2.GetModelRequest(model=name)
         return read_model((await self._raised(stub.GetModel(request, metadata=self._metadata))).model)
@@ -100,13 +102,13 @@ class Client:
         return (await self._raised(stub.Detokenize(request, metadata=self._metadata))).text
 
     async def is_ready(self) -> bool:
-        """Whether a request sent now would run. Raises Unreachable where nobody answers."""
+        """Whether a request sent now would run. Raise Unreachable where no server answers."""
         stub: Any = health_pb2_grpc.HealthStub(self._channel)
         response = await self._raised(stub.Check(health_pb2.HealthCheckRequest(service=READINESS)))
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def wait_until_ready(self, timeout_s: float = 60.0) -> None:
-        """Returns when a request sent now would run. Raises Unreachable or ModelLoading when that took too long."""
+        """Return when a request sent now would run. Raise Unreachable or ModelLoading when that took too long."""
         deadline = time.monotonic() + timeout_s
         missing: PhotonError = Unreachable(f"no answer from {self.target} within {timeout_s:g} s")
         while time.monotonic() < deadline:
@@ -120,7 +122,7 @@ class Client:
         raise missing
 
     async def close(self) -> None:
-        """Cancels what still runs and closes the connection; the next call opens another."""
+        """Cancel what still runs and close the connection; the next call opens another."""
         channel, self._opened = self._opened, None
         if channel is not None:
             await channel.close()

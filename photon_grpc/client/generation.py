@@ -1,4 +1,4 @@
-"""What a call brings back, as plain data. Durations are seconds."""
+"""Results of calls as plain data. Durations are seconds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What is new of one output. Joining the texts of an index gives its whole text."""
+    """New text and ids of one output. The joined texts of an index are its whole text."""
 
     index: int
     text: str = ""

@@ -1,4 +1,4 @@
-"""What a server says about a model."""
+"""A model as its server describes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from photon_grpc.v1 import model_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A served model. `state` and `features` are names of the proto's enums without their prefix: "READY", "CHAT", ..."""
+    """A served model. `state` and `features` are names of the proto's enums without their prefix: "READY", "CHAT",
+    ..."""
 
     name: str
     aliases: tuple[str, ...]

@@ -72,7 +72,7 @@ _GROUPS = ("sampling", "stop", "output", "cache", "scheduling", "stream", "chat"
 
 
 def build_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateRequest:
-    """Raises InvalidRequest for a value that its field cannot hold, TypeError for an option that there is none of."""
+    """Raise InvalidRequest for a value that its field cannot hold, TypeError for an option that there is none of."""
     request = pb.GenerateRequest()
     write_prompt(request, prompt)
     for name, value in options.items():
@@ -100,7 +100,7 @@ def write_prompt(request: Any, prompt: Prompt) -> None:
 
 
 def write_field(message: Message, name: str, value: Any, path: str = "") -> None:
-    """Sets one field from its Python value; None leaves it unset."""
+    """Set one field from its Python value; None leaves it unset."""
     target = getattr(message, name)
     try:
         if isinstance(target, Duration):
@@ -121,7 +121,7 @@ def write_field(message: Message, name: str, value: Any, path: str = "") -> None
 
 @cache
 def group_of(name: str) -> str:
-    """The message of GenerateRequest that holds an option; "" for its own fields. Raises TypeError."""
+    """The message of GenerateRequest that holds an option; "" for its own fields. Raise TypeError."""
     if name not in Options.__annotations__:
         near = difflib.get_close_matches(name, Options.__annotations__, n=1)
         raise TypeError(f"there is no option {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))

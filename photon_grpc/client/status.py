@@ -22,12 +22,12 @@ M = TypeVar("M", bound=Message)
 
 
 class Unreachable(errors.Unavailable):
-    """Nobody answered at the target, or the connection was lost: no photon_grpc server said so."""
+    """No server answered at the target, or the connection was lost."""
 
     reason = "UNREACHABLE"
 
 
-#: What a status means that carries no details of ours: it came from gRPC itself, a proxy or another server.
+#: Meaning of a status without our details: it came from gRPC itself, a proxy or another server.
 _BY_CODE: dict[grpc.StatusCode, type[errors.PhotonError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequest,
     grpc.StatusCode.NOT_FOUND: errors.ModelNotFound,

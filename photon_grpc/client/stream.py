@@ -18,8 +18,9 @@ from photon_grpc.v1 import inference_pb2 as pb
 class Stream:
     """An async iterator of Delta; ends when every output has finished.
 
-    `start` is known with the first delta, `usage` and `timing` when it has ended. Leaving early: `cancel()`, `async with`, or dropping the
-    object; each frees what the request holds on the server at its next step. Raises PhotonError; output that came before it stands.
+    `start` is known with the first delta, `usage` and `timing` when it has ended. Leaving early: `cancel()`, `async
+    with`, or dropping the object; each frees what the request holds on the server at its next step. Raises PhotonError;
+    output that came before it stands.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Stream:
         return self._ready.popleft()
 
     def cancel(self) -> None:
-        """Ends the request; does nothing once it has ended."""
+        """End the request; do nothing once it has ended."""
         self._call.cancel()
 
     async def __aenter__(self) -> Self:
@@ -53,7 +54,8 @@ class Stream:
         self.cancel()
 
     def __del__(self) -> None:
-        # `break` out of `async for` only drops the object; the call itself would run to its end. Its loop may be gone by now.
+        # `break` out of `async for` only drops the object; the call itself would run to its end. Its loop may be gone
+        # by now.
         with contextlib.suppress(Exception):
             self._call.cancel()
 

@@ -1,4 +1,5 @@
-"""The same calls without asyncio, for scripts and notebooks' threads: an event loop of its own, driven by whoever calls."""
+"""The same calls without asyncio, for scripts and notebooks' threads: an event loop of its own, driven by the
+caller."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ class SyncStream:
         return delta
 
     def cancel(self) -> None:
-        """Ends the request; does nothing once it has ended."""
+        """End the request; do nothing once it has ended."""
         self._stream.cancel()
 
     def __enter__(self) -> Self:
@@ -65,7 +66,8 @@ class SyncStream:
 
 
 class SyncClient:
-    """Client for one thread: every call blocks, one at a time. Not to be called inside a running event loop: use Client there."""
+    """Client for one thread: every call blocks, one at a time. Not to be called inside a running event loop: use Client
+    there."""
 
     def __init__(
         self,
@@ -115,7 +117,7 @@ class SyncClient:
         self._run(self._client.wait_until_ready(timeout_s))
 
     def close(self) -> None:
-        """Closes the connection; the object cannot be used any more."""
+        """Close the connection; the object cannot be used any more."""
         self._run(self._client.close())
         self._runner.close()
 

@@ -1,4 +1,4 @@
-"""What a caller of `LLM` wrote, made into Asks: the one door where Python values are checked, by the declared types of `make_ask`."""
+"""Arguments of `LLM` made into Asks: the one place that checks Python values, by the declared types of `make_ask`."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def make_ask(
 
 
 def ask_for(prompt: Any, options: Mapping[str, Any]) -> Ask:
-    """`make_ask` for values of any type. Raises InvalidRequest naming the first that is of a wrong one, TypeError for an option that there
-    is none of."""
+    """`make_ask` for values of any type. Raise InvalidRequest naming the first that is of a wrong one, TypeError for
+    an option that there is none of."""
     (ask,) = _asks([("prompt", prompt)], options)
     return ask
 
 
 def asks_for(prompts: Any, options: Mapping[str, Any]) -> list[Ask]:
-    """One for every prompt: `prompts` is one text, or a sequence of prompts. Raises as `ask_for`."""
+    """One for every prompt: `prompts` is one text, or a sequence of prompts. Raise as `ask_for`."""
     if isinstance(prompts, str):
         return _asks([("prompts", prompts)], options)
     listed = typed("prompts", prompts, str | list[Any])
@@ -91,7 +91,7 @@ def asks_for(prompts: Any, options: Mapping[str, Any]) -> list[Ask]:
 def typed(name: str, value: Any, kind: Any) -> Any:
     """`value` as the declared type `kind`; what has a `tolist` (numpy, torch) counts as the Python value that it gives.
 
-    Raises InvalidRequest naming `name`: nothing is rounded, parsed or taken for true.
+    Raise InvalidRequest naming `name`: nothing is rounded, parsed or taken for true.
     """
     try:
         return msgspec.convert(value, kind)

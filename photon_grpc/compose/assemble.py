@@ -1,4 +1,5 @@
-"""Chooses the objects that the settings name and joins them: model, cache, runner, scheduler, engine. Every choice is made here, once."""
+"""Chooses the objects that the settings name and joins them: model, cache, runner, scheduler, engine. Every choice is
+made here, once."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ class Assembled:
     sizes: Sizes
     runner: Runner
     num_parameters: int
-    #: What one token takes.
+    #: Seconds of a step of one token.
     token_s: float
 
     def engine(self, inbox: Inbox, outbox: Outbox, heartbeat: Heartbeat) -> Engine:
@@ -60,10 +61,10 @@ class Assembled:
 
 
 def assemble(config: ServeConfig, progress: OnStage) -> Assembled:
-    """Loads the model and makes everything that computes and decides.
+    """Load the model and make everything that computes and decides.
 
-    `progress(stage, done, total)` is called with stage "weights" (bytes), "warm-up" (steps) and "kernels" (those that must be compiled).
-    Raises ConfigError and ModelLoadError.
+    `progress(stage, done, total)` is called with stage "weights" (bytes), "warm-up" (steps) and "kernels" (those that
+    must be compiled). Raise ConfigError and ModelLoadError.
     """
     card = read_model_dir(config.model.model or Path(demo.TARGET))
     _tell_unmet_defaults(card)
@@ -90,7 +91,7 @@ def _tell_unmet_defaults(card: ModelConfig) -> None:
 
 
 def pick_device(name: str) -> torch.device:
-    """Raises ConfigError when "cuda" is asked for and there is none."""
+    """Raise ConfigError when "cuda" is asked for and there is none."""
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: torch finds no CUDA device; use --device cpu or auto", field="device")
     use_cuda = name == "cuda" or (name == "auto" and torch.cuda.is_available())
@@ -118,7 +119,7 @@ def _runner(start: WarmStart, decoder: Decoder) -> ModelRunner:
         model = start.config.model.model or "the embedded model"
         dtype = str(decoder.dtype).removeprefix("torch.")
         raise ModelLoadError(
-            f"{model}: {error}; there are such numbers among its weights, or {dtype} cannot hold what it computes (--dtype)"
+            f"{model}: {error}; its weights hold such numbers, or {dtype} cannot hold what it computes (--dtype)"
         ) from None
 
 

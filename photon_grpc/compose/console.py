@@ -1,4 +1,4 @@
-"""What the service says on stderr: one line per event, and how far loading is. No torch, no grpc."""
+"""The service's words on stderr: one line per event, and the progress of loading. No torch, no grpc."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ready_line(addresses: tuple[str, ...], model: str, facts: Facts) -> str:
 
 
 class LoadingDisplay:
-    """How far loading is: a bar on a terminal, else a line now and then."""
+    """Progress of loading: a bar on a terminal, else a line now and then."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -51,7 +51,7 @@ class LoadingDisplay:
             log.info("loading: %s%s", stage, share)
 
     def close(self) -> None:
-        """Takes the bar off the screen."""
+        """Take the bar off the screen."""
         if self._bar is not None:
             self._bar.stop()
         self._bar = None

@@ -27,7 +27,7 @@ class Completion:
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
-    #: Which of the prompts, and which of its num_outputs.
+    #: Index into the prompts, and into that prompt's num_outputs.
     prompt_index: int
     output_index: int
     prompt_tokens: int
@@ -43,9 +43,9 @@ class LLM:
     >>> with LLM() as llm:
     ...     print(llm.generate("def fib(n):", max_tokens=32, temperature=0)[0].text)
 
-    `model` is a directory or an id to download (unset: the embedded model); every flag of `serve` that is not the server's own is a keyword:
-    `LLM(model, max_num_seqs=8, dtype="bfloat16")`.
-    Raises StartupError when a flag or the directory is wrong.
+    `model` is a directory or an id to download (unset: the embedded model); every flag of `serve` that is not the
+    server's own is a keyword: `LLM(model, max_num_seqs=8, dtype="bfloat16")`. Raises StartupError when a flag or the
+    directory is wrong.
     """
 
     def __init__(self, model: str | os.PathLike[str] = "", **flags: Any) -> None:
@@ -62,12 +62,13 @@ class LLM:
         show_progress: bool | None = None,
         **options: Any,
     ) -> list[Completion]:
-        """Completes all prompts, as many at a time as the engine takes; in the order of the prompts, `num_outputs` each.
+        """Complete all prompts, as many at a time as the engine takes; in the order of the prompts, `num_outputs`
+        each.
 
-        `prompts` is one text, or a sequence of texts, of sequences of ids, or with `chat` of texts (the user's message) or
-        conversations. `options` are those of `compose.asks.make_ask`. `show_progress`: unset, a bar on a terminal when there are several prompts.
-        Raises PhotonError for the first prompt that is refused (the others are aborted), InvalidRequest for a value of a wrong type, TypeError
-        for an option that there is none of.
+        `prompts` is one text, or a sequence of texts, of sequences of ids, or with `chat` of texts (the user's message)
+        or conversations. `options` are those of `compose.asks.make_ask`. `show_progress`: unset, a bar on a terminal
+        when there are several prompts. Raise PhotonError for the first prompt that is refused (the others are
+        aborted), InvalidRequest for a value of a wrong type, TypeError for an option that there is none of.
         """
         asks = asks_for(prompts, {"chat": chat, **options})
         wanted: bool | None = typed("show_progress", show_progress, bool | None)
@@ -76,14 +77,14 @@ class LLM:
         return [completion for index, result in enumerate(results) for completion in _completions(index, result)]
 
     def stream(self, prompt: Prompt, *, chat: bool = False, **options: Any) -> Iterator[OutputDelta]:
-        """What is new, as it is generated: `for delta in llm.stream("def "): print(delta.text, end="")`.
+        """Yield deltas as they are generated: `for delta in llm.stream("def "): print(delta.text, end="")`.
 
         Leaving the loop aborts the rest. Options as for `generate`; raises PhotonError.
         """
         return self._deltas(ask_for(prompt, {"chat": chat, **options}))
 
     def close(self) -> None:
-        """Ends the engine and gives back its memory. Calls and streams in flight, and all that come, raise Closed.
+        """End the engine and give back its memory. Calls and streams in flight, and all that come, raise Closed.
 
         Safe from any thread, from a loop over `stream` and from a signal handler; may be called again.
         """

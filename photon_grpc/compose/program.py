@@ -1,8 +1,9 @@
-"""Front end and engine in one program: the engine computes in a thread of its own, the front end lives on an event loop in another, and
-callers wait in theirs.
+"""Front end and engine in one program: the engine computes in a thread of its own, the front end lives on an event loop
+in another, and callers wait in theirs.
 
-`end` only asks: every call in flight is cancelled, and each of the two threads cleans up after itself. So a program may be closed twice, by
-several threads, in a signal handler, after an interrupted `close`, or by the garbage collector in a thread of its own.
+`end` only asks: every call in flight is cancelled, and each of the two threads cleans up after itself. So a program may
+be closed twice, by several threads, in a signal handler, after an interrupted `close`, or by the garbage collector in a
+thread of its own.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _POOL_THREADS = 2
-#: How long one that met a full queue waits.
+#: Wait of a request that met a full queue.
 _RETRY_S = 0.1
 
 #: `is_ours` is set in the threads of every program: one that waits for another's end may be waited for itself.
@@ -78,7 +79,8 @@ class Program:
         self._start()
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs it on the front end's loop; Ctrl-C cancels it. Raises Closed when the program is closed, before or meanwhile."""
+        """Run it on the front end's loop; Ctrl-C cancels it. Raise Closed when the program is closed, before or
+        meanwhile."""
         future = self._submit(coroutine)
         try:
             return _result(future)
@@ -86,7 +88,8 @@ class Program:
             future.cancel()
 
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
-        """The asynchronous iterator, seen from a thread that waits; leaving it early cancels it. Raises Closed as `wait`, at once."""
+        """The asynchronous iterator, seen from a thread that waits; leaving it early cancels it. Raise Closed as
+        `wait`, at once."""
         mailbox: queue.SimpleQueue[T | Future[None]] = queue.SimpleQueue()
 
         async def fill() -> None:
@@ -134,7 +137,8 @@ class Program:
             stream.close()
 
     def end(self) -> None:
-        """Every call in flight raises Closed, and the threads are asked to end. Waits for nothing; from any thread, any number of times."""
+        """Every call in flight raises Closed, and the threads are asked to end. Waits for nothing; from any thread, any
+        number of times."""
         with self._lock:
             self._is_closed = True
         for future in tuple(self._calls):
@@ -144,8 +148,8 @@ class Program:
         self._host.close()
 
     def close(self) -> None:
-        """`end`, then waits until the threads are gone and what they held is given back; one of them does not wait for itself. In a fork
-        nothing is there to end."""
+        """`end`, then waits until the threads are gone and what they held is given back; one of them does not wait for
+        itself. In a fork nothing is there to end."""
         if os.getpid() != self._pid:
             return
         self.end()
@@ -153,7 +157,7 @@ class Program:
             for thread in self._threads:
                 thread.wait()
 
-    # -- calls ---------------------------------------------------------------------------------------------------------------------------
+    # -- calls ---------------------------------------------------------------------------------------------------------
 
     def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         if os.getpid() != self._pid:
@@ -173,14 +177,14 @@ class Program:
         return future
 
     async def _persist(self, ask: Ask) -> Result:
-        """Comes again where the queue is full of long prompts: an empty one takes any."""
+        """Come again where the queue is full of long prompts: an empty one takes any."""
         while True:
             try:
                 return await self._frontend.generate(ask)
             except QueueFull:
                 await asyncio.sleep(_RETRY_S)
 
-    # -- threads -------------------------------------------------------------------------------------------------------------------------
+    # -- threads -------------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         try:
@@ -199,7 +203,8 @@ class Program:
         self._pool.shutdown(cancel_futures=True)
 
     async def _live(self) -> None:
-        """Until nobody wants the program and its engine sends nothing more. What then still runs on the loop is cancelled by its Runner."""
+        """Run until the program is closed and its engine has sent its last frame; the Runner cancels what is left on
+        the loop."""
         await self._is_wanted_no_more.wait()
         await self._is_engine_gone.wait()
 
@@ -218,7 +223,7 @@ class Program:
         self._is_engine_gone.set()
 
     def _release(self) -> None:
-        """Gives back what the engine held: weights, pages, graphs."""
+        """Give back what the engine held: weights, pages, graphs."""
         from photon_grpc.runner.model_runner import free_unused
 
         try:
@@ -265,7 +270,7 @@ def _mark_thread() -> None:
 def _result(future: Future[T]) -> T:
     try:
         return future.result()
-    except CancelledError:  # nobody but `end` cancels what somebody waits for
+    except CancelledError:  # only `end` cancels an awaited task
         raise _closed() from None
 
 

@@ -1,4 +1,4 @@
-"""Which model a front end serves, and under which names. No torch."""
+"""The model that a front end serves, and its names. No torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEMO_NAME = "photon-demo"
 
 
 def read_served_model(config: ServeConfig) -> ServedModel:
-    """Raises ModelLoadError naming the file of the model directory that is wrong."""
+    """Raise ModelLoadError naming the file of the model directory that is wrong."""
     model = config.model
     names = model.served_model_name or (() if model.model else (DEMO_NAME,))
     card = read_model_dir(model.model or demo.TARGET)

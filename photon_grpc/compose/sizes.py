@@ -1,4 +1,4 @@
-"""How long, how many and how large: what the settings leave open, decided by device and model."""
+"""Sizes that the settings leave open, decided by device and model: context, sequences, tokens, blocks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Sizes:
 
 
 def decide_sizes(card: ModelConfig, device: torch.device, config: ServeConfig) -> Sizes:
-    """Raises ConfigError when max_model_len exceeds what the model was made for."""
+    """Raise ConfigError when max_model_len exceeds what the model was made for."""
     on_cuda = device.type == "cuda"
     cache, scheduling = config.cache, config.scheduler
     max_model_len = config.model.max_model_len or card.max_position_embeddings

@@ -1,4 +1,4 @@
-"""How many threads compute."""
+"""The number of threads that compute."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ _SMALL_MODEL = 50_000_000
 
 
 def limit_threads() -> None:
-    """As many torch threads as this process has cores, and they soon sleep where they wait, unless OMP_* or GOMP_* says otherwise.
+    """As many torch threads as this process has cores, and they soon sleep where they wait, unless OMP_* or GOMP_* says
+    otherwise.
 
-    torch would count the machine's cores, also in a container that has two of them. GNU's threads spin for milliseconds at the end of every
-    operation, which is a little faster on idle cores and ruinous on shared ones. Llama-3.2-1B's shape on two cores, ms a step with both
-    idle / one busy: 57 / 128 as it is, 58 / 75 spinning briefly, 61 / 70 never.
+    torch would count the machine's cores, also in a container that has two of them. GNU's threads spin for milliseconds
+    at the end of every operation, which is a little faster on idle cores and ruinous on shared ones. Llama-3.2-1B's
+    shape on two cores, ms a step with both idle / one busy: 57 / 128 as it is, 58 / 75 spinning briefly, 61 / 70 never.
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(available_cores()))
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")

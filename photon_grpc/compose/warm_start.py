@@ -35,7 +35,7 @@ class WarmStart:
     progress: OnStage
 
     def runner(self, decoder: Decoder) -> ModelRunner:
-        """Raises ConfigError where memory does not suffice."""
+        """Raise ConfigError where memory does not suffice."""
         if decoder.device.type == "cpu":
             runner = self._runner(decoder, self._num_blocks_on_cpu(decoder))
             warm_up(runner)
@@ -91,7 +91,8 @@ class WarmStart:
         try:
             return KVCache(self._plan(decoder), num_blocks, decoder.device)
         except RuntimeError:  # torch's word for memory that is not there, whatever the device
-            message = f"{num_blocks} KV blocks of {self.sizes.block_size} tokens do not fit into memory; set a smaller --num-blocks"
+            tokens = self.sizes.block_size
+            message = f"{num_blocks} KV blocks of {tokens} tokens do not fit into memory; set a smaller --num-blocks"
             raise ConfigError(message, field="num_blocks", needed=num_blocks) from None
 
     def _num_blocks_on_cpu(self, decoder: Decoder) -> int:

@@ -1,8 +1,8 @@
-"""Which tensors the safetensors files of a model directory hold, from their headers alone: names, types, shapes, sizes. No torch.
+"""Tensors of a model directory's safetensors files, from their headers alone: names, types, shapes, sizes. No torch.
 
 A safetensors file is an 8-byte little-endian length, a JSON header of that length, and the data; the header gives every
-tensor's dtype, shape and [begin, end) offsets into the data. Everything is checked against the size of the file before anybody
-allocates for it.
+tensor's dtype, shape and [begin, end) offsets into the data. Everything is checked against the size of the file before
+memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ class Checkpoint:
 
 
 def read_checkpoint(directory: Path) -> Checkpoint:
-    """Headers of the directory's safetensors files: `model.safetensors`, else the files its index names, else all there are.
+    """Headers of the directory's safetensors files: `model.safetensors`, else the files its index names, else all there
+    are.
 
-    Raises ModelLoadError for a malformed file, a tensor held twice, or an index that the files contradict.
+    Raise ModelLoadError for a malformed file, a tensor held twice, or an index that the files contradict.
     """
     index = _read_index(directory)
     names = sorted(set(index.values())) if index else _files_without_index(directory)
@@ -91,7 +92,7 @@ def _read_index(directory: Path) -> dict[str, str]:
     for tensor, name in weight_map.items():
         if not _is_plain_name(name):
             raise ModelLoadError(
-                f"{path.name}: weight_map.{shown(tensor)} must name a .safetensors file of this directory, is {shown(name)}",
+                f"{path.name}: weight_map.{shown(tensor)} must name a .safetensors file here, is {shown(name)}",
                 field="weight_map",
             )
     return weight_map

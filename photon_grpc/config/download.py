@@ -18,7 +18,8 @@ IGNORED = ("original/*", "consolidated*", "onnx/*", "openvino/*")
 def fetch_model(config: ServeConfig) -> ServeConfig:
     """`config` with a directory as its model and, where none was given, the id as the served name.
 
-    Shows progress on stderr; what is in the cache already is not downloaded again. Raises ConfigError when it cannot be had.
+    Shows progress on stderr; what is in the cache already is not downloaded again. Raise ConfigError when it cannot be
+    had.
     """
     model = config.model.model
     if not is_model_id(model):
@@ -29,7 +30,7 @@ def fetch_model(config: ServeConfig) -> ServeConfig:
 
 
 def download(model_id: str) -> str:
-    """The directory in huggingface_hub's cache. Raises ConfigError that says what to do."""
+    """The directory in huggingface_hub's cache. Raise ConfigError that says what to do."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 

@@ -1,5 +1,6 @@
 """Every setting once: a frozen dataclass field is a flag (`max_num_seqs` → `--max-num-seqs`), an environment variable
-(`PHOTON_MAX_NUM_SEQS`) and a line of `doctor`. Durations are seconds, sizes bytes. Read once, to choose objects; nobody asks a flag later.
+(`PHOTON_MAX_NUM_SEQS`) and a line of `doctor`. Durations are seconds, sizes bytes. Read once, to choose objects; no
+flag is asked later.
 """
 
 from __future__ import annotations

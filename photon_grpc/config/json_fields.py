@@ -1,4 +1,5 @@
-"""Reads JSON files that a stranger wrote: bounded in size, typed key by key, every refusal naming the key and the file."""
+"""Reads JSON files that a stranger wrote: bounded in size, typed key by key, every refusal naming the key and the
+file."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ MAX_JSON_BYTES = 64 * 2**20
 
 
 def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
-    """The content of the regular file `path`. Raises ModelLoadError where it is missing, unreadable or over `limit` bytes."""
+    """The content of the regular file `path`. Raise ModelLoadError where it is missing, unreadable or over `limit`
+    bytes."""
     try:
         if not path.is_file():  # a pipe would block the open
             raise ModelLoadError(f"{path.name}: there is no such file in {path.parent}")
@@ -44,7 +46,8 @@ def shown(value: object) -> str:
 
 
 class JsonFields:
-    """One JSON object of `file`, read key by key. A key that is absent or null gives the default; none given, it must be there."""
+    """One JSON object of `file`, read key by key. A key that is absent or null gives the default; none given, it must
+    be there."""
 
     def __init__(self, values: dict[str, Any], file: str, prefix: str = "") -> None:
         self.values = values

@@ -1,5 +1,5 @@
-"""What a Hugging Face model directory says about its model: config.json, generation_config.json, the chat template and the
-headers of the safetensors files, as one frozen ModelConfig. No torch; nothing of the directory is executed (`auto_map` is ignored).
+"""A Hugging Face model directory as one frozen ModelConfig: config.json, generation_config.json, the chat template, the
+headers of the safetensors files. No torch; nothing of the directory is executed (`auto_map` is ignored).
 """
 
 from __future__ import annotations
@@ -98,10 +98,12 @@ class ModelConfig:
 
 
 def read_model_dir(path: str | Path) -> ModelConfig:
-    """Reads and checks the directory at `path`; weights themselves are not read (they may be absent: see load-format dummy).
+    """Read and check the directory at `path`; weights themselves are not read (they may be absent: see load-format
+    dummy).
 
-    Accepts the spellings of transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and 5 (`rope_parameters`, `dtype`).
-    Raises ModelLoadError naming the file and the key. A known key of a wrong type is refused even where another key or file comes first.
+    Accepts the spellings of transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and 5 (`rope_parameters`,
+    `dtype`). Raise ModelLoadError naming the file and the key. A known key of a wrong type is refused even where
+    another key or file comes first.
     """
     path = Path(path)
     if not path.is_dir():
@@ -239,7 +241,8 @@ def _generation_defaults(generation: JsonFields) -> GenerationDefaults:
 
 
 def _chat_template(path: Path, tokenizer: JsonFields) -> str | None:
-    """From chat_template.jinja, else tokenizer_config.json, where a list of named templates gives the one named "default"."""
+    """From chat_template.jinja, else tokenizer_config.json, where a list of named templates gives the one named
+    "default"."""
     said = _template_said(tokenizer)
     if not (path / TEMPLATE_FILE).exists():
         return said

@@ -1,7 +1,7 @@
 """A ServeConfig out of flags, PHOTON_ variables and defaults, remembering where each value came from.
 
-A flag beats a variable, a variable beats the default. What is wrong is refused here, before anything is loaded, in one line that names what was
-written and what is allowed.
+A flag beats a variable, a variable beats the default. What is wrong is refused here, before anything is loaded, in one
+line that names what was written and what is allowed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What `serve` runs with."""
+    """The settings of `serve`, and their sources."""
 
     config: ServeConfig
     #: Setting name -> where its value was written: "--dtype", "PHOTON_DTYPE" or "default".
@@ -36,7 +36,7 @@ class Resolved:
 
 
 def resolve(given: Mapping[str, Any], environ: Mapping[str, str]) -> Resolved:
-    """Raises ConfigError for the first value that cannot be meant.
+    """Raise ConfigError for the first value that cannot be meant.
 
     `given` maps setting names to what flags (texts) or Python callers (values) said; None means: not said.
     """
@@ -51,8 +51,8 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str]) -> Resolved:
 
 
 def resolve_program(given: Mapping[str, Any], environ: Mapping[str, str]) -> Resolved:
-    """`resolve` for a model in the caller's own program, which serves nobody: a setting of the server is a ConfigError, and variables that are
-    set for a service are not looked at."""
+    """`resolve` for a model in the caller's own program: a setting of the server is a ConfigError, and variables that
+    are set for a service are ignored."""
     of_server = [setting for setting in settings() if setting.section == "server"]
     for setting in of_server:
         if given.get(setting.name) is not None:
@@ -63,7 +63,7 @@ def resolve_program(given: Mapping[str, Any], environ: Mapping[str, str]) -> Res
 
 
 def check(config: ServeConfig, origins: Mapping[str, str]) -> None:
-    """What no single value can tell. Raises ConfigError."""
+    """Check what depends on several values. Raise ConfigError."""
     for address in config.server.listen:
         split_address(address, origins["listen"])
     try:
@@ -73,13 +73,14 @@ def check(config: ServeConfig, origins: Mapping[str, str]) -> None:
 
 
 def check_model(model: str, source: str = "--model", *, random_weights: bool = False) -> None:
-    """Raises ConfigError unless it is "", a directory with config.json and weights, or looks like an id of a model hub."""
+    """Raise ConfigError unless it is "", a directory with config.json and weights, or looks like an id of a model
+    hub."""
     directory = Path(model).expanduser()
     has_config = (directory / "config.json").is_file()
     if not model or is_model_id(model) or (has_config and (random_weights or any(directory.glob("*.safetensors")))):
         return
     if has_config:
-        problem = f"the directory {model} holds no *.safetensors; --load-format dummy serves its config.json with random weights"
+        problem = f"{model} holds no *.safetensors; --load-format dummy serves its config.json with random weights"
     elif directory.is_dir():
         needed = "config.json" if random_weights else "Hugging Face model (config.json, tokenizer.json, *.safetensors)"
         problem = f"the directory {model} holds no {needed}"
@@ -96,7 +97,7 @@ def is_model_id(model: str) -> bool:
 
 
 def split_address(address: str, source: str = "--listen") -> tuple[str, int]:
-    """("127.0.0.1", 50051) or ("unix:/run/photon.sock", 0). Raises ConfigError."""
+    """("127.0.0.1", 50051) or ("unix:/run/photon.sock", 0). Raise ConfigError."""
     if address.startswith("unix:") and address.removeprefix("unix:").strip("/"):
         return address, 0
     host, colon, port = address.rpartition(":")

@@ -1,4 +1,4 @@
-"""How a model's rotary angles are spaced, from either spelling of config.json."""
+"""The spacing of a model's rotary angles, from either spelling of config.json."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _ORIGINAL = "original_max_position_embeddings"
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Parameters of the rotary embedding; the names are those of config.json. The formulas are in `layers/rotary.py`."""
+    """Parameters of the rotary embedding; the names are those of config.json. The formulas are in
+    `layers/rotary.py`."""
 
     theta: float
     #: "default", "linear" or "llama3".
@@ -26,7 +27,8 @@ class RopeSpec:
 
 
 def read_rope(config: JsonFields, max_position_embeddings: int) -> RopeSpec:
-    """From `rope_parameters` (transformers 5), else `rope_theta` and `rope_scaling` (transformers 4); `type` is `rope_type`."""
+    """From `rope_parameters` (transformers 5), else `rope_theta` and `rope_scaling` (transformers 4); `type` is
+    `rope_type`."""
     parameters, scaling = config.object("rope_parameters"), config.object("rope_scaling")
     for fields in (config, parameters, scaling):
         _check_types(fields)

@@ -1,5 +1,5 @@
-"""What can be set, read off the dataclasses in `flags`: a new field there is a flag, a variable, a line of `--help`, of `doctor` and of
-docs/configuration.md with nothing said twice.
+"""All settings, read off the dataclasses in `flags`: a new field there is a flag, a variable, a line of `--help`, of
+`doctor` and of docs/configuration.md, said once.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Setting:
 
     @property
     def allowed(self) -> str:
-        """What may be written, for people: "a whole number, at least 1"."""
+        """The allowed values in words: "a whole number, at least 1"."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
         noun = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[self.kind]

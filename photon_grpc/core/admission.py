@@ -1,4 +1,5 @@
-"""Whether a request fits the model, the KV cache and the queue. One check and one message each, for front ends and engine.
+"""Whether a request fits the model, the KV cache and the queue. One check and one message each, for front ends and
+engine.
 
 Pure: numbers in, an error of `photon_grpc.errors` raised or nothing.
 """
@@ -46,12 +47,14 @@ def check_kv(num_prompt: int, max_tokens: int, facts: Facts, field: str) -> None
 
 
 def max_output_tokens(num_prompt: int, facts: Facts) -> int:
-    """Tokens that context and KV cache hold after the prompt: the largest `max_tokens` that `check_output` lets through."""
+    """Tokens that context and KV cache hold after the prompt: the largest `max_tokens` that `check_output` lets
+    through."""
     return min(facts.max_model_len, facts.kv.tokens(facts.num_blocks) + 1) - num_prompt
 
 
 def check_queue(num_prompt: int, load: Load, facts: Facts) -> None:
-    """Raise QueueFull where one more request, of `num_prompt` tokens, exceeds what may wait. An empty queue takes any."""
+    """Raise QueueFull where one more request, of `num_prompt` tokens, exceeds what may wait. An empty queue takes
+    any."""
     if load.queued >= facts.max_queue_size:
         raise _queue_full("requests", load.queued, 1, facts.max_queue_size, load)
     if load.queued and load.queued_prompt_tokens + num_prompt > facts.max_queued_tokens:

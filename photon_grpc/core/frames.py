@@ -1,7 +1,8 @@
-"""What crosses the bridge. Down: Add, Abort, Control. Up: Facts once, then one StepFrame per engine step, Load on change, and Reply.
+"""Frames over the bridge. Down: Add, Abort, Control. Up: Facts once, one StepFrame per engine step, Load on change,
+Reply.
 
-A handle stands for one output of one front end's request; it is never reused. A request with n outputs takes n consecutive handles,
-`Add.handle` being the first.
+A handle stands for one output of one front end's request; it is never reused. A request with n outputs takes n
+consecutive handles, `Add.handle` being the first.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """These outputs are over; unknown handles are ignored. Nothing comes back for them."""
 
     handles: tuple[int, ...]
-    #: A stop string ended them: they are finished. Otherwise nobody wants them any more.
+    #: A stop string ended them, they are finished; otherwise they are cancelled.
     by_stop_string: bool = False
 
 
@@ -40,7 +41,7 @@ class Control(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class Facts(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """What the engine is, told once before anything else: what it can refuse, the front end refuses at the door."""
+    """The engine's limits and device, told once before anything else: a front end refuses by them without asking."""
 
     max_model_len: int
     vocab_size: int
@@ -60,7 +61,8 @@ class Facts(msgspec.Struct, frozen=True, array_like=True, tag=10):
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True):
-    """One output's first step was read: sent beside its first token, because an output that a stop string ends gets no Finished."""
+    """One output's first step was read. Sent with its first token: an output that a stop string ends gets no
+    Finished."""
 
     handle: int
     num_cached_prompt: int

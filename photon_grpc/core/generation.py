@@ -1,4 +1,5 @@
-"""A generation's plain data that is the same inside and outside: the client has it from the wire, the front end puts it there.
+"""A generation's plain data that is the same inside and outside: the client has it from the wire, the front end puts it
+there.
 
 Standard library only: the client installs without msgspec.
 """

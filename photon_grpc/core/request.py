@@ -1,4 +1,4 @@
-"""What the engine is asked: ids in, concrete parameters, nothing left to guess."""
+"""A request to the engine: ids, concrete parameters, nothing left to guess."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FinishReason(IntEnum):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How a token is drawn. Every value is concrete; the neutral ones are the defaults here."""
+    """Parameters of a draw. Every value is concrete; the defaults here are neutral."""
 
     #: 0 is greedy.
     temperature: float = 1.0
@@ -45,7 +45,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StopParams(msgspec.Struct, frozen=True, array_like=True):
-    """What ends an output by ids, count or time; stop strings are the front end's."""
+    """Ends of an output by ids or count; stop strings belong to the front end."""
 
     #: Tokens to generate at most, at least 1. Prompt + max_tokens fits the context and the KV cache.
     max_tokens: int
@@ -59,14 +59,15 @@ class StopParams(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
-    """One admitted-or-refused unit of work. Times are CLOCK_MONOTONIC seconds, the same in all processes of a machine."""
+    """One admitted-or-refused unit of work. Times are CLOCK_MONOTONIC seconds, the same in all processes of a
+    machine."""
 
     request_id: str
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     stop: StopParams
     arrival_s: float
-    #: Whose request it is: request ids are unique per owner.
+    #: The caller's credential: request ids are unique per owner.
     owner: str = ""
     num_outputs: int = 1
     priority: int = 0
@@ -87,10 +88,10 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     is_seed_drawn: bool = False
 
     def is_attempt_of(self, other: Request) -> bool:
-        """Whether both may come from one call: all that a caller says to the engine is equal, the prompt first of all.
+        """Whether both may come from one call: equal in all that the caller says to the engine.
 
-        Times belong to an attempt, not to the call, and so does a seed that nobody asked for. The values themselves are compared, which
-        no digest can do better, and only when an attempt meets another one.
+        Times belong to an attempt, and so does a drawn seed. Values are compared, not digests: only attempts under one
+        id meet here.
         """
         return self._said() == other._said()
 

@@ -9,7 +9,8 @@ _LEAST_WAIT_S, _MOST_WAIT_S, _UNKNOWN_WAIT_S = 0.1, 30.0, 1.0
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=13):
-    """The engine at one moment: in every frame of tokens, and to every front end on change. free + cached + owned + limbo blocks = total."""
+    """The engine at one moment, sent with every StepFrame and on change. free + cached + owned + limbo blocks =
+    total."""
 
     running: int = 0
     queued: int = 0
@@ -35,7 +36,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=13):
     #: Computed past an output's end, never sent, never billed.
     overrun_tokens: int = 0
     preemptions: int = 0
-    #: Outputs, each in one of the three: ended as asked (by a stop string as well), failed or refused, wanted no longer.
+    #: Outputs, each in one of the three: ended as asked (by a stop string as well), failed or refused, cancelled.
     finished: int = 0
     failed: int = 0
     cancelled: int = 0

@@ -1,4 +1,4 @@
-"""Who may come in: the final verdict on what front ends let through, and the maps from names to live sequences."""
+"""Admits or refuses what front ends let through, and maps names to live sequences."""
 
 from __future__ import annotations
 
@@ -33,11 +33,13 @@ class AdmissionControl:
         return tuple(self._by_handle.values())
 
     def replaced(self, request: Request) -> list[Sequence]:
-        """The sequences of an earlier attempt of the same call; after `check` has found no other request under its id."""
+        """The sequences of an earlier attempt of the same call; after `check` has found no other request under its
+        id."""
         return list(self._by_id.get((request.owner, request.request_id), ()))
 
     def check(self, request: Request, load: Load) -> None:
-        """Raise DuplicateRequestId, PromptTooLong, KVCapacity or QueueFull; `load` counts the queue without `request`."""
+        """Raise DuplicateRequestId, PromptTooLong, KVCapacity or QueueFull; `load` counts the queue without
+        `request`."""
         self._check_duplicate(request)
         check_output(len(request.prompt_ids), request.stop.max_tokens, self._facts)
         check_queue(len(request.prompt_ids), load, self._facts)

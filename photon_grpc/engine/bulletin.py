@@ -9,10 +9,12 @@ from photon_grpc.engine.scheduler.scheduler import Scheduler
 
 
 class Bulletin:
-    """Frames of tokens tell the Load to those who get them; this reaches every front end, also when nothing is sent or running.
+    """Frames of tokens tell the Load to those who get them; this reaches every front end, also when nothing is sent or
+    running.
 
     Args:
-        interval_s: between two broadcasts. What changes within is told at its end: `due_s` bounds how long the engine may sleep.
+        interval_s: between two broadcasts. What changes within is told at its end: `due_s` bounds how long the engine
+            may sleep.
     """
 
     def __init__(self, census: EngineStats, scheduler: Scheduler, outbox: Outbox, interval_s: float) -> None:
@@ -29,11 +31,11 @@ class Bulletin:
         self._may_have_changed = True
 
     def due_s(self) -> float | None:
-        """When there is something to tell; None: nothing has happened since the last time."""
+        """The time of the next broadcast; None: nothing has happened since the last one."""
         return self._next_s if self._may_have_changed else None
 
     def tell(self, now_s: float) -> None:
-        """Broadcasts what is due."""
+        """Broadcast what is due."""
         if not self._may_have_changed or now_s < self._next_s:
             return
         self._may_have_changed = False

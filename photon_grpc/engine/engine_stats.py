@@ -46,7 +46,7 @@ class EngineStats:
         self._finished += 1
 
     def cancelled(self) -> None:
-        """An output is wanted no longer."""
+        """An output was cancelled."""
         self._cancelled += 1
 
     def load(self, scheduler: Scheduler) -> Load:
@@ -77,7 +77,7 @@ class EngineStats:
         )
 
     def _measure(self, scheduler: Scheduler) -> None:
-        """Rates over windows in which there was work: hours of rest say nothing about how fast the queue drains."""
+        """Measure rates over windows with work in them: hours of rest say nothing about the queue's drain."""
         if not scheduler.has_work():
             self._since_s, self._rates = None, (0.0, 0.0)
             return

@@ -1,4 +1,4 @@
-"""How long the engine's loop may stay silent, from how long its steps were seen to take."""
+"""The silence that the engine's loop may keep, from the measured durations of its steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _SHORTEST_S = 5.0
 _SLACK = 10.0
 #: Always allowed for a step larger than any that was measured.
 _UNMEASURED_S = 60.0
-#: How much of the estimate a faster step leaves: it rises at once and falls slowly, since steps of as many tokens differ in their contexts.
+#: Share of the estimate that a faster step leaves. It rises at once and falls slowly: contexts of steps differ.
 _KEPT = 0.9
 _NUM_BUCKETS = 64
 
@@ -20,15 +20,15 @@ class Pace:
         self._step_s = [0.0] * _NUM_BUCKETS
 
     def stepped(self, num_tokens: int, duration_s: float) -> None:
-        """A step of so many tokens took so long, from its launch until it was read; no more of it counts than was allowed, since what took
-        longer was a pause of everybody or a compilation."""
+        """Record a step, from its launch until it was read. At most the allowance counts: a longer one was a pause of
+        the machine or a compilation."""
         duration_s = min(duration_s, self.allowance_s(num_tokens))
         bucket = num_tokens.bit_length()
         fallen_s = _KEPT * self._step_s[bucket] + (1 - _KEPT) * duration_s
         self._step_s[bucket] = max(duration_s, fallen_s)
 
     def allowance_s(self, num_tokens: int) -> float:
-        """How long it may take until steps of so many tokens are read; none: until the next turn of the loop."""
+        """Seconds within which steps of so many tokens are read; of 0 tokens: until the loop's next turn."""
         if not num_tokens:
             return _SHORTEST_S
         bucket = num_tokens.bit_length()

@@ -1,4 +1,4 @@
-"""What a caller wrote: options that are unset are still unset (None), nothing is checked yet."""
+"""A caller's request, unchecked: unset options are None."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Ask:
     stream: StreamAsk = field(default_factory=StreamAsk)
     #: The call's own deadline.
     deadline_s: float | None = None
-    #: Whose credential; ids are unique per owner and prefixes are shared within one.
+    #: The caller's credential: ids are unique per owner, prefixes shared within one.
     owner: str = ""
     #: A retried call (grpc-previous-rpc-attempts): it takes the place of its earlier attempt.
     replaces: bool = False

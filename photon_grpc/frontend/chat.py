@@ -1,7 +1,7 @@
 """Chat messages to a prompt by the model's own Jinja template, in a sandbox, within bounds of time and size.
 
-The template is the model directory's, what it is given is a stranger's: the strings it is given cannot spell special tokens (see
-markers.Disguise), so that only the template's own text and its token names write those.
+The template is the model directory's, what it is given is a stranger's: the strings it is given cannot spell special
+tokens (see markers.Disguise), so that only the template's own text and its token names write those.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ MAX_JSON_DEPTH = 64
 _MAX_MESSAGE = 500
 _FILE = "<template>"
 _TICK = "photon_tick"
-#: What a request's own fields set.
+#: Variables that a request's own fields set.
 _RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", _TICK}
 )
 
 
 def check_json(chat: ChatInput) -> None:
-    """Bounds the JSON of a chat before anything is done with it. Raises InvalidRequest naming the field that goes beyond.
+    """Bound the JSON of a chat before anything is done with it. Raise InvalidRequest naming the field that goes
+    beyond.
 
     Nodes are counted by what begins one: a comma, a colon or a bracket, in strings too.
     """
@@ -56,7 +57,8 @@ class ChatTemplate:
     """One compiled template. Safe to use from several threads."""
 
     def __init__(self, source: str, token_names: dict[str, str] | None = None, *, max_cpu_s: float = 2.0) -> None:
-        """`token_names`: what the template may write as bos_token, eos_token, ... Raises ModelLoadError naming the line."""
+        """`token_names`: what the template may write as bos_token, eos_token, ... Raise ModelLoadError naming the
+        line."""
         self.source = source
         self._token_names = dict(token_names or {})
         self._max_cpu_s = max_cpu_s
@@ -74,10 +76,10 @@ class ChatTemplate:
     def variables(
         self, chat: ChatInput, *, max_bytes: int | None = None, max_tokens: int | None = None
     ) -> dict[str, Any]:
-        """What the template is given. Raises InvalidRequest naming the field.
+        """The template's variables. Raise InvalidRequest naming the field.
 
-        And PromptTooLong where the messages, but for white space that templates strip, have more than `max_bytes`: to render them first
-        would keep a thread from everybody else for seconds.
+        Raise PromptTooLong where the messages, white space that templates strip aside, exceed `max_bytes`: rendering
+        them first would hold a thread for seconds.
         """
         if not chat.messages:
             raise InvalidRequest("there are no messages", field="chat.messages")
@@ -108,7 +110,8 @@ class ChatTemplate:
     def render(self, variables: dict[str, Any], *, max_bytes: int | None = None, max_tokens: int | None = None) -> str:
         """The prompt. Runs for `max_cpu_s` seconds of this thread's time at most.
 
-        Raises InvalidTemplate where the template refuses, fails or takes too long, and PromptTooLong over `max_bytes` (None: 64 MiB).
+        Raise InvalidTemplate where the template refuses, fails or takes too long, and PromptTooLong over `max_bytes`
+        (None: 64 MiB).
         """
         limit = 2**26 if max_bytes is None else max_bytes
         budget = _Budget(self._max_cpu_s)

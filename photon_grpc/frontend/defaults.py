@@ -1,4 +1,5 @@
-"""An Ask made concrete: unset fields get the model's values, then the neutral ones; whatever can be refused at the door is refused here.
+"""An Ask made concrete: unset fields get the model's values, then the neutral ones; whatever can be refused at the door
+is refused here.
 
 Every refusal names the field as the API spells it.
 """
@@ -84,7 +85,7 @@ def to_request(
 ) -> Request:
     """The concrete request for checked `ask`. `drawn_seed` is used where the caller set none.
 
-    Raises PromptTooLong (over the context), KVCapacity (over all KV blocks), InvalidRequest.
+    Raise PromptTooLong (over the context), KVCapacity (over all KV blocks), InvalidRequest.
     """
     field = input_field(ask.input)
     if not prompt_ids:

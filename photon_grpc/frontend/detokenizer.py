@@ -1,8 +1,9 @@
 """Ids to text, one id at a time: append-only, valid UTF-8, the same however ids are grouped.
 
-Most tokenizers give every token a fixed string of bytes: for them a table and an incremental UTF-8 decoder are exact and cost well
-under a microsecond a token. (The library's own DecodeStream withholds text for as long as it ends with U+FFFD, for ever where bytes are
-invalid, and decodes two windows for every token.) For the others, growing windows are decoded and compared.
+Most tokenizers give every token a fixed string of bytes: for them a table and an incremental UTF-8 decoder are exact
+and cost well under a microsecond a token. (The library's own DecodeStream withholds text for as long as it ends with
+U+FFFD, for ever where bytes are invalid, and decodes two windows for every token.) For the others, growing windows are
+decoded and compared.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ class Detokenizer(Protocol):
     """The text of one output."""
 
     def push(self, token_id: int) -> str:
-        """What `token_id` releases; empty while a character is unfinished. An id without a token releases nothing."""
+        """The text that `token_id` releases; empty while a character is unfinished, and for an id without a token."""
 
     def finish(self) -> str:
-        """What is still held back; an unfinished character becomes one U+FFFD."""
+        """The text still held back; an unfinished character becomes one U+FFFD."""
 
 
 class Vocabulary(Protocol):
-    """What a Detokenizer looks up; shared by all of them."""
+    """Tables that all Detokenizers of a model share."""
 
     def detokenizer(self, prompt_ids: Sequence[int]) -> Detokenizer:
         """For ids that follow these."""
@@ -61,7 +62,7 @@ class TableVocabulary:
         #: By id; None where the bytes are not whole characters and stand in `raw`.
         self.texts = texts
         self.raw = raw
-        #: What a token is at the very beginning, where that differs.
+        #: A token's bytes at the very beginning, where they differ.
         self.first_texts = first_texts
         #: Spaces taken off the very beginning, at most.
         self.num_stripped = num_stripped
@@ -227,10 +228,11 @@ def _decoder_steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _sentencepiece(steps: list[dict[str, Any]]) -> tuple[Callable[[str], bytes], int] | None:
-    """(token to bytes, spaces stripped at the beginning) of Replace*, ByteFallback, Fuse, Strip?; None for another sequence.
+    """(token to bytes, spaces stripped at the beginning) of Replace*, ByteFallback, Fuse, Strip?; None for another
+    sequence.
 
-    A run of byte tokens that is not UTF-8 becomes U+FFFD for each maximal part, as it would be in a byte-level tokenizer; the library
-    waits for the run's end and turns even its valid characters into U+FFFD, which nobody can do who has sent them.
+    A run of byte tokens that is not UTF-8 becomes U+FFFD for each maximal part, as in a byte-level tokenizer. The
+    library waits for the run's end and turns even its valid characters into U+FFFD, which a stream has sent by then.
     """
     replacements = []
     rest = list(steps)

@@ -1,6 +1,6 @@
-"""Who encodes inputs, off the event loop. `Frontend` asks one object; `compose` chooses it.
+"""Encoders of inputs, off the event loop. `Frontend` asks one object; `compose` chooses it.
 
-What a process of its own is asked, and what it answers, is plain data here, so that the very same code runs on both sides.
+Jobs and answers of an encoder process are plain data, so that the same code runs on both sides.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from photon_grpc.frontend.ask import ChatInput, IdsInput, TextInput
 from photon_grpc.frontend.model import ServedModel
 from photon_grpc.frontend.prompt import Prepared, prepare
 
-#: What threads of the front end may be given: some 40 ms of one core, whatever it holds.
+#: Limits of an input for the front end's threads: some 40 ms of one core.
 _SMALL_BYTES = 32 * 1024
 _SMALL_JSON_CHARS = 8 * 1024
 _SMALL_NUM_MESSAGES = 128
@@ -32,17 +32,18 @@ class Encoder(Protocol):
     async def prepare(
         self, input: TextInput | IdsInput | ChatInput, stop_strings: tuple[str, ...], max_tokens: int
     ) -> Prepared:
-        """For a checked input. Raises PromptTooLong, InvalidRequest, InvalidTemplate, Overloaded."""
+        """For a checked input. Raise PromptTooLong, InvalidRequest, InvalidTemplate, Overloaded."""
 
     async def encode(self, input: TextInput | ChatInput, max_tokens: int) -> tuple[int, ...]:
-        """The ids alone. Raises as `prepare`."""
+        """The ids alone. Raise as `prepare`."""
 
     async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """The text that ids release. Raises Overloaded."""
+        """The text that ids release. Raise Overloaded."""
 
 
 class ThreadEncoder:
-    """In the pool's threads. What was begun there is finished there, also when its caller is gone: it is bounded by its size."""
+    """In the pool's threads. What was begun there is finished there, also when its caller is gone: it is bounded by its
+    size."""
 
     def __init__(self, model: ServedModel, pool: Executor) -> None:
         self._model = model
@@ -70,7 +71,8 @@ class ThreadEncoder:
 
 
 def is_small(input: TextInput | IdsInput | ChatInput) -> bool:
-    """Whether a thread beside the event loop may encode it: it cannot be ended there, and lets others run only now and then."""
+    """Whether a thread beside the event loop may encode it: it cannot be ended there, and lets others run only now and
+    then."""
     if isinstance(input, IdsInput):
         return True
     if isinstance(input, TextInput):
@@ -144,14 +146,14 @@ def unpacked(token_ids: bytes) -> tuple[int, ...]:
 
 
 def field_of(job: Job) -> str:
-    """What a refusal names."""
+    """The field that a refusal names."""
     if isinstance(job, DecodeIds):
         return "token_ids.ids"
     return "text" if isinstance(job, EncodeText) else "chat"
 
 
 def perform(job: Job, model: ServedModel) -> Answer:
-    """Does it. Raises MemoryError, nothing else that a job can cause."""
+    """Do it. Raise MemoryError, nothing else that a job can cause."""
     try:
         if isinstance(job, DecodeIds):
             return Text(_decode(model, unpacked(job.token_ids), job.skip_special_tokens))

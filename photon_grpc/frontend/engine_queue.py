@@ -18,10 +18,11 @@ _CHARS_PER_TOKEN = 4
 
 
 class EngineQueue:
-    """Refuses at once what finds the queue full. The engine's verdict is final: it alone knows what other front ends have sent.
+    """Refuses at once what finds the queue full. The engine's verdict is final: it alone knows what other front ends
+    have sent.
 
-    A request counts here from `place` on: while its prompt is prepared, by an estimate of its tokens; once sent, until the engine says
-    that its Load counts it.
+    A request counts here from `place` on: while its prompt is prepared, by an estimate of its tokens; once sent, until
+    the engine says that its Load counts it.
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,7 @@ class EngineQueue:
 
     @contextmanager
     def place(self, num_tokens: int, facts: Facts) -> Iterator[None]:
-        """Holds the place of a request while its prompt, of about `num_tokens`, is prepared. Raises QueueFull."""
+        """Hold the place of a request while its prompt, of about `num_tokens`, is prepared. Raise QueueFull."""
         self.check(num_tokens, facts)
         self._num_preparing += 1
         self._num_preparing_tokens += num_tokens
@@ -73,7 +74,8 @@ class EngineQueue:
 
 
 def estimate_tokens(ask: Ask, facts: Facts) -> int:
-    """About how many tokens the prompt will have: exact for ids; a quarter of a text's characters, at most what the context holds."""
+    """About how many tokens the prompt will have: exact for ids; a quarter of a text's characters, at most what the
+    context holds."""
     if isinstance(ask.input, IdsInput):
         return len(ask.input.token_ids)
     num_chars = 0

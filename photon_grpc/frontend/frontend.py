@@ -1,4 +1,5 @@
-"""Requests in, streams out: what server, gateway and library call. Speaks text; one event loop, and an Encoder for what takes long."""
+"""Requests in, streams out: what server, gateway and library call. Speaks text; one event loop, and an Encoder for what
+takes long."""
 
 from __future__ import annotations
 
@@ -96,7 +97,7 @@ class Frontend:
 
     @property
     def num_late_tokens(self) -> int:
-        """Of the engine's output tokens, those that came when their output was over: no stream delivers them, nobody is billed."""
+        """Output tokens that came after their output was over: not delivered, not billed."""
         return self._num_late_tokens
 
     @property
@@ -105,7 +106,7 @@ class Frontend:
         return len(self._first_handles)
 
     def model(self, name: str) -> ModelFacts:
-        """ "" is the default model. Raises ModelNotFound."""
+        """ "" is the default model. Raise ModelNotFound."""
         if name and name not in self._model.names:
             raise ModelNotFound(f"there is no model {name[:200]!r}", field="model")
         return self._model.facts(self._link.facts)
@@ -115,7 +116,8 @@ class Frontend:
         return (self._model.facts(self._link.facts),)
 
     async def stream(self, ask: Ask) -> TokenStream:
-        """Checks, encodes and sends `ask`; returns before any token. The caller closes the stream. Raises PhotonError."""
+        """Checks, encodes and sends `ask`; returns before any token. The caller closes the stream. Raises
+        PhotonError."""
         model = self.model(ask.model)
         facts = self._facts()
         defaults.check(ask, self._model, facts)
@@ -132,7 +134,7 @@ class Frontend:
         return self._open(ask, model.name, request, prepared)
 
     async def generate(self, ask: Ask) -> Result:
-        """The whole of one generation. Cancelling it aborts the request. Raises PhotonError."""
+        """The whole of one generation. Cancelling it aborts the request. Raise PhotonError."""
         stream = await self.stream(_gathering(ask))
         try:
             updates = [update async for update in stream]
@@ -148,7 +150,7 @@ class Frontend:
         return _result(stream.start, updates)
 
     async def tokenize(self, model: str, input: TextInput | ChatInput) -> tuple[int, ...]:
-        """The ids that `generate` would see, also more than the context holds. Raises PhotonError."""
+        """The ids that `generate` would see, also more than the context holds. Raise PhotonError."""
         limit = max(self.model(model).max_context_tokens, _MAX_TOKENIZED)
         defaults.check_text_input(input, self._model)
         try:
@@ -159,7 +161,7 @@ class Frontend:
             raise PromptTooLong(message, field=error.field, needed=at_least, limit=limit) from None
 
     async def detokenize(self, model: str, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """The text that ids release. Raises PhotonError."""
+        """The text that ids release. Raise PhotonError."""
         facts = self.model(model)
         check_ids(token_ids, facts.vocab_size, "token_ids.ids")
         if self._model.tokenizer is None:
@@ -167,7 +169,7 @@ class Frontend:
         return await self._encoder.decode(token_ids, skip_special_tokens)
 
     async def drain(self, timeout_s: float) -> int:
-        """New asks are refused; running ones get `timeout_s`, then fail with Draining. Returns how many did."""
+        """New asks are refused; running ones get `timeout_s`, then fail with Draining. Return how many did."""
         self._change(State.DRAINING)
         if self._first_handles:
             self._is_empty.clear()
@@ -193,7 +195,7 @@ class Frontend:
     # From Ask to Add.
 
     def _facts(self) -> Facts:
-        """The engine's facts. Raises Unavailable where nothing can be served now."""
+        """The engine's facts. Raise Unavailable where nothing can be served now."""
         facts = self._link.facts
         if self._state is State.DRAINING:
             raise Draining("the server is going away", retry_after_s=_RETRY_AFTER_S)
@@ -206,8 +208,8 @@ class Frontend:
         return facts
 
     def _place(self, ask: Ask, facts: Facts) -> AbstractContextManager[None]:
-        """In the engine's queue, while the prompt is prepared. What the Encoder lets wait is bounded there, and takes nobody's place here.
-        Raises QueueFull."""
+        """A place in the engine's queue while the prompt is prepared; inputs that wait in the Encoder are bounded
+        there. Raise QueueFull."""
         num_tokens = estimate_tokens(ask, facts)
         if ask.input is None or is_small(ask.input):
             return self._queue.place(num_tokens, facts)
@@ -324,11 +326,11 @@ class Frontend:
 
     def _defect(self, stream: TokenStream, error: Exception) -> None:
         """One stream met a defect of ours; the others go on."""
-        # The frames, but not the text, of what nobody foresaw: it may quote what was generated.
+        # The frames of an unforeseen exception, but not its text: it may quote what was generated.
         frames = frames_of(error)
         _LOG.error("request %s: a stream failed, %s\n%s", stream.start.request_id, type(error).__name__, frames)
         self._abort(stream)
-        stream.fail(InternalFailure("the server failed to put this output into words"))
+        stream.fail(InternalFailure("internal error while detokenizing"))
 
     def _closed(self, stream: TokenStream) -> None:
         self._abort(stream)
@@ -337,7 +339,7 @@ class Frontend:
             self._is_empty.set()
 
     def _abort(self, stream: TokenStream) -> None:
-        """What still runs of `stream` is wanted no longer."""
+        """Abort what still runs of `stream`."""
         first = self._first_handles.get(stream)
         if first is None:
             return

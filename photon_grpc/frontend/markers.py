@@ -6,7 +6,8 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator
 
-#: Characters that stand in for others for a moment are drawn from this private-use plane: nobody can know them in advance.
+#: Characters that stand in for others for a moment are drawn from this private-use plane: a caller cannot know them in
+#: advance.
 _FIRST_STAND_IN = 0xF0000
 _NUM_STAND_INS = 0xFFFE
 #: Characters of strings worth remembering.
@@ -48,9 +49,9 @@ class Markers:
     def risks(self, text: str) -> list[int]:
         """Positions whose character must be disguised so that no special token can be spelled with a part of `text`.
 
-        Those are in its spellings, in any case of letters (templates change it), the first character and all that are no
-        letter or digit; and the latter in what may continue over the borders of `text`, also after a template has stripped
-        white space there. Letters and digits at the borders are left alone: templates compare roles and keys.
+        Those are in its spellings, in any case of letters (templates change it), the first character and all that are
+        no letter or digit; and the latter in what may continue over the borders of `text`, also after a template has
+        stripped white space there. Letters and digits at the borders are left alone: templates compare roles and keys.
         """
         if not any(char in text for char in self._telling):
             return []
@@ -76,7 +77,8 @@ class Markers:
 
 
 class Disguise:
-    """Replaces the risky characters of strangers' strings by stand-ins that occur in none of them, and puts them back."""
+    """Replaces the risky characters of strangers' strings by stand-ins that occur in none of them, and puts them
+    back."""
 
     def __init__(self, markers: Markers, strings: Iterable[str]) -> None:
         self._markers = markers
@@ -122,12 +124,12 @@ class Disguise:
 
 
 def _signs(text: str, start: int, end: int) -> list[int]:
-    """Where in text[start:end] neither letters nor digits stand."""
+    """Positions in text[start:end] that hold neither letter nor digit."""
     return [i for i in range(start, end) if not text[i].isalnum()]
 
 
 def _positions(text: str, chars: tuple[str, ...]) -> Iterator[int]:
-    """Where any of `chars` stands, ascending. Steps are short, so that a thread that does this lets others run."""
+    """Positions of any of `chars`, ascending. In short steps, so that the thread lets others run."""
     if len(chars) == 1:
         yield from _positions_of(text, chars[0])
     elif any(char in text for char in chars):

@@ -1,4 +1,4 @@
-"""What is served: its tokenizer, template, names, defaults and limits."""
+"""The served model: tokenizer, template, names, defaults, limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_NUM_OUTPUTS = 64
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one request may ask for."""
+    """Limits of one request."""
 
     max_num_outputs: int = MAX_NUM_OUTPUTS
     max_logprobs: int = 20
@@ -29,7 +29,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What callers are told of a model; numbers that the engine decides are the directory's until an engine is ready."""
+    """A model as callers are told of it. Numbers that the engine decides are the directory's until an engine is
+    ready."""
 
     name: str
     aliases: tuple[str, ...]
@@ -37,7 +38,7 @@ class ModelFacts:
     max_context_tokens: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    #: What unset fields mean here; every value is set, seed and num_outputs apart.
+    #: Values of unset fields; all set but seed and num_outputs.
     default_sampling: SamplingAsk
     #: Names of the API's Feature without their prefix.
     features: tuple[str, ...]
@@ -79,7 +80,8 @@ class ServedModel:
         shares_prefixes: bool = True,
         obeys_priority: bool = True,
     ) -> ServedModel:
-        """The model in `card.path`, under `names` (none: the directory's). Reads the tokenizer. Raises ModelLoadError naming the file."""
+        """The model in `card.path`, under `names` (none: the directory's). Reads the tokenizer. Raise ModelLoadError
+        naming the file."""
         token_names = dict(card.special_tokens)
         tokenizer = Tokenizer.from_file(card.path / TOKENIZER_FILE, token_names) if card.has_tokenizer else None
         has_template = tokenizer is not None and card.chat_template is not None

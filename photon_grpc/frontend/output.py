@@ -41,7 +41,8 @@ class OutputText:
         min_tokens: int = 0,
         ending_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """`detokenizer` is None where neither text nor stop strings are asked for. `ending_ids`: EOS and stop tokens in force."""
+        """`detokenizer` is None where neither text nor stop strings are asked for. `ending_ids`: EOS and stop tokens in
+        force."""
         self.index = index
         #: Ids delivered, up to and including the one that ended it.
         self.num_tokens = 0
@@ -99,7 +100,7 @@ class OutputText:
         return delta
 
     def drop(self) -> None:
-        """Forgets what has not been read."""
+        """Forget what has not been read."""
         self._parts = []
         self._ids = []
 
@@ -114,7 +115,8 @@ class OutputText:
         return self.finish is not None
 
     def _flush(self, detokenizer: Detokenizer, with_ending: bool) -> None:
-        """What is held back, in the order of the ids: a stop string's beginning, an unfinished character, the token that ended it."""
+        """Release what is held back, in order of ids: a stop string's beginning, an unfinished character, the ending
+        token."""
         text = self._matcher.flush() if self._matcher is not None else ""
         if self._ending is not None and with_ending:
             text += detokenizer.push(self._ending)

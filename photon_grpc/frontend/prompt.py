@@ -24,7 +24,8 @@ def prepare(
     stop_strings: tuple[str, ...],
     max_tokens: int,
 ) -> Prepared:
-    """For a checked input. Raises PromptTooLong where it can only give more than `max_tokens` ids, InvalidRequest, InvalidTemplate."""
+    """For a checked input. Raise PromptTooLong where it can only give more than `max_tokens` ids, InvalidRequest,
+    InvalidTemplate."""
     stops = StopStrings(stop_strings) if stop_strings else None
     if isinstance(input, IdsInput):
         return Prepared(input.token_ids, stops)
@@ -36,7 +37,7 @@ def prepare(
 def encode(
     input: TextInput | ChatInput, tokenizer: Tokenizer, template: ChatTemplate | None, max_tokens: int
 ) -> tuple[int, ...]:
-    """The ids that Generate sees. Raises as `prepare`."""
+    """The ids that Generate sees. Raise as `prepare`."""
     if isinstance(input, TextInput):
         return tokenizer.encode(
             input.text,

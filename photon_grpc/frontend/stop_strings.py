@@ -1,7 +1,7 @@
 """Stop strings, found character by character, so that neither tokens nor frames nor messages can change the result.
 
-The match that ends first counts; of several that end at the same character, the longest. Text that may be the beginning of a stop string
-is held back.
+The match that ends first counts; of several that end at the same character, the longest. Text that may be the beginning
+of a stop string is held back.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class StopMatcher:
     def __init__(self, stops: StopStrings, *, include_stop_in_text: bool = False) -> None:
         self._stops = stops
         self._include = include_stop_in_text
-        #: How much of each stop string the text ends with.
+        #: Characters of each stop string that the text ends with.
         self._matched_lengths = [0] * len(stops.texts)
         self._held = ""
         #: The stop string that was found.
         self.matched: str | None = None
 
     def push(self, text: str, may_end: bool) -> str:
-        """What `text` releases. With `may_end` a stop string that ends in it sets `matched` and cuts what is released."""
+        """The text that `text` releases. With `may_end` a stop string that ends in it sets `matched` and cuts it."""
         if not self._held and self._stops.first_chars.isdisjoint(text):
             return text
         buffer = self._held + text
@@ -48,7 +48,7 @@ class StopMatcher:
         return buffer[:cut]
 
     def flush(self) -> str:
-        """What is held back: the output ended for another reason."""
+        """The text held back, once the output ended for another reason."""
         held, self._held = self._held, ""
         return held
 

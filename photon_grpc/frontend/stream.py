@@ -1,6 +1,6 @@
 """The stream of one request: its outputs' news, gathered until the reader comes and merged into one Update.
 
-A slow reader costs the text it has not read, never more than max_tokens yield, and nobody else anything.
+A slow reader costs the memory of its unread text, at most that of max_tokens, and does not slow other streams.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from photon_grpc.frontend.update import Update
 
 
 class TokenStream:
-    """An async iterator of Updates for one reader, which calls `close` at last. Fed by the Frontend on the same event loop."""
+    """An async iterator of Updates for one reader, which calls `close` at last. Fed by the Frontend on the same event
+    loop."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class TokenStream:
         return self
 
     async def __anext__(self) -> Update:
-        """Waits until something may be sent and returns all that has gathered. Raises PhotonError."""
+        """Wait until something may be sent and return all that has gathered. Raise PhotonError."""
         while True:
             if self._is_closed:
                 raise StopAsyncIteration
@@ -76,7 +77,7 @@ class TokenStream:
             await self._news()
 
     def close(self) -> None:
-        """Ends the stream; what still runs is aborted. May be called again."""
+        """End the stream; what still runs is aborted. May be called again."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -127,7 +128,7 @@ class TokenStream:
         self._wake()
 
     def fail(self, error: PhotonError) -> None:
-        """What has gathered is still read, then `error` is raised."""
+        """Raise `error` to the reader, after what has gathered."""
         if self._error is None:
             self._error = error
             self.num_running = 0
@@ -135,7 +136,7 @@ class TokenStream:
             self._wake()
 
     def fail_lost(self) -> None:
-        """The engine is gone. Who has read nothing may simply ask again, so what was gathered for him is dropped."""
+        """The engine is gone. A reader that has read nothing may ask again: what was gathered for it is dropped."""
         if not self._has_sent:
             self.drop()
             self.fail(EngineRestarting("the engine is restarting; nothing was sent yet", retry_after_s=1.0))

@@ -1,4 +1,4 @@
-"""How much text one id can stand for: what refuses a text that cannot fit before it is encoded."""
+"""The most text that one id can stand for: refuses a text that cannot fit before it is encoded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ _KEEPS_TEXT = {"ByteLevel", "Metaspace", "Digits", "Punctuation", "Split", "Unic
 
 
 def bytes_per_token(spec: dict[str, Any]) -> int | None:
-    """UTF-8 bytes of text behind one id at most, from a tokenizer.json; None where a tokenizer of this kind may drop text.
+    """UTF-8 bytes of text behind one id at most, from a tokenizer.json; None where a tokenizer of this kind may drop
+    text.
 
     White space that added tokens strip beside them is not accounted for.
     """

@@ -1,7 +1,9 @@
-"""Text to ids and ids to text, by a directory's tokenizer.json. No transformers: that would load torch into a front end.
+"""Text to ids and ids to text, by a directory's tokenizer.json. No transformers: that would load torch into a front
+end.
 
-A *special* token is an added token that tokenizer.json (or the token names of tokenizer_config.json) calls special: the same ones
-that skip_special_tokens leaves out. Other added tokens, such as Qwen's <think>, are ordinary vocabulary that happens to be matched first.
+A *special* token is an added token that tokenizer.json (or the token names of tokenizer_config.json) calls special: the
+same ones that skip_special_tokens leaves out. Other added tokens, such as Qwen's <think>, are ordinary vocabulary that
+happens to be matched first.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ class Tokenizer:
     def __init__(self, definition: str | bytes, token_names: Mapping[str, str] | None = None) -> None:
         """`definition` is the content of tokenizer.json, `token_names` such as {"eos_token": "</s>"}.
 
-        Raises ModelLoadError where the library cannot read it.
+        Raise ModelLoadError where the library cannot read it.
         """
         self.token_names = dict(token_names or {})
         #: Parses the spellings of special tokens, as transformers does.
@@ -35,7 +37,7 @@ class Tokenizer:
         special = {t.content: id for id, t in self._parsing.get_added_tokens_decoder().items() if t.special}
         self.special_ids = frozenset(special.values())
         self.markers = Markers(special)
-        # Special tokens of the other instance begin with this: nobody can guess it, so no text spells one.
+        # Special tokens of the other instance begin with this unguessable sign: no text spells one.
         self._sign = "".join(chr(0xF0000 + secrets.randbelow(0xFFFE)) for _ in range(8))
         self._plain = _load(json.dumps(respelled(spec, self._sign)), ())
         self._check_ids()
@@ -49,14 +51,15 @@ class Tokenizer:
 
     @classmethod
     def from_file(cls, path: Path, token_names: Mapping[str, str] | None = None) -> Tokenizer:
-        """Raises ModelLoadError."""
+        """Raise ModelLoadError."""
         try:
             return cls(path.read_bytes(), token_names)
         except OSError as error:
             raise ModelLoadError(f"{path.name}: cannot be read ({error})") from None
 
     def max_bytes(self, num_tokens: int) -> int | None:
-        """UTF-8 bytes that `num_tokens` ids can stand for at most; None where the tokenizer may drop or shorten text at will.
+        """UTF-8 bytes that `num_tokens` ids can stand for at most; None where the tokenizer may drop or shorten text at
+        will.
 
         White space beside tokens that strip it comes on top.
         """
@@ -73,20 +76,22 @@ class Tokenizer:
     ) -> tuple[int, ...]:
         """The ids of plain text. Takes long for long texts: call it in a thread.
 
-        add_special_tokens: with BOS and what else the tokenizer puts around a text. parse_special_tokens: spellings of special tokens
-        become those tokens. Raises PromptTooLong, without encoding, where `text` can only give more than `max_tokens` ids,
-        and InvalidRequest, naming `field`, where it is not Unicode.
+        add_special_tokens: with BOS and what else the tokenizer puts around a text. parse_special_tokens: spellings of
+            special tokens become those tokens. Raise PromptTooLong, without encoding, where `text` can only give more
+            than `max_tokens` ids, and InvalidRequest, naming `field`, where it is not Unicode.
         """
         self._check_text(text, max_tokens, field)
         tokenizer = self._parsing if parse_special_tokens else self._plain
         return _ids(tokenizer, text, add_special_tokens, max_tokens, field)
 
     def disguise(self, strings: Iterable[str]) -> Disguise:
-        """For what a chat template is given; `encode_template` takes it off. Stand-ins are none of what marks special tokens."""
+        """For what a chat template is given; `encode_template` takes it off. Stand-ins are none of what marks special
+        tokens."""
         return Disguise(self.markers, (self._sign, *strings))
 
     def encode_template(self, text: str, disguise: Disguise, *, max_tokens: int | None = None) -> tuple[int, ...]:
-        """The ids of what a chat template wrote: undisguised spellings of special tokens are those tokens, nothing is added around."""
+        """The ids of what a chat template wrote: undisguised spellings of special tokens are those tokens, nothing is
+        added around."""
         self._check_text(text, max_tokens, "chat")
         marked = disguise.take_off(self.markers.mark(text, self._sign))
         return _ids(self._plain, marked, False, max_tokens, "chat")
@@ -152,7 +157,8 @@ def _load(definition: str | bytes, special_texts: Any) -> tokenizers.Tokenizer:
 def respelled(spec: dict[str, Any], sign: str) -> dict[str, Any]:
     """`spec`, a tokenizer.json, with `sign` before the text of every special token and all ids as they were.
 
-    The model forgets the old spelling too: a Unigram or WordLevel model, or one that takes whole words, could match it in text.
+    The model forgets the old spelling too: a Unigram or WordLevel model, or one that takes whole words, could match it
+    in text.
     """
     added = [dict(token) for token in spec["added_tokens"]]
     renamed = {token["content"]: sign + token["content"] for token in added if token["special"]}

@@ -1,4 +1,4 @@
-"""What a caller is told, as plain data: the floor above turns it into messages."""
+"""A stream's news as plain data; the server turns it into messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from photon_grpc.core.request import FinishReason
 @dataclass(frozen=True, slots=True)
 class OutputFinish:
     reason: FinishReason
-    #: What ended it; at most one is set.
+    #: Its cause; at most one is set.
     stop_string: str | None = None
     stop_token_id: int | None = None
     eos_token_id: int | None = None
@@ -19,7 +19,7 @@ class OutputFinish:
 
 @dataclass(frozen=True, slots=True)
 class OutputDelta:
-    """What is new for one output: ids and the text that they release belong together."""
+    """New ids of one output and the text that they release."""
 
     index: int
     text: str = ""

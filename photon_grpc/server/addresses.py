@@ -1,4 +1,4 @@
-"""Where a server listens: HOST:PORT or unix:PATH, bound or refused with the reason.
+"""Addresses of a server: HOST:PORT or unix:PATH, bound or refused with the reason.
 
 gRPC itself says only that binding failed, and takes a Unix path away from a live server without a word.
 """
@@ -22,10 +22,10 @@ _MAX_UNIX_PATH_BYTES = 107
 
 
 def bind(server: grpc.aio.Server, address: str, *, reuse_port: bool) -> str:
-    """Makes `server` listen at `address`; returns the address bound, with the port that was chosen for port 0.
+    """Make `server` listen at `address`; return the address bound, with the port that was chosen for port 0.
 
-    With `reuse_port` a port may be shared with others that want it too, a Unix path never. Only a Unix socket that nobody
-    listens on is replaced. Raises ConfigError naming the address and what to do.
+    With `reuse_port` a port may be shared with others that want it too, a Unix path never. Only a Unix socket without a
+    listener is replaced. Raise ConfigError naming the address and what to do.
     """
     return _bind_unix(server, address) if address.startswith(_UNIX) else _bind_tcp(server, address, reuse_port)
 
@@ -57,7 +57,7 @@ def _bind_unix(server: grpc.aio.Server, address: str) -> str:
 
 
 def _why_not_unix(path: str) -> tuple[str, str] | None:
-    """What keeps `path` from being bound, and what to do; None where nothing does."""
+    """The obstacle to binding `path`, and what to do; None where there is none."""
     if not path:
         return "the path is empty", "write unix:PATH"
     if len(os.fsencode(path)) > _MAX_UNIX_PATH_BYTES:
@@ -83,13 +83,13 @@ def _is_answered(path: str) -> bool:
         except ConnectionRefusedError:
             return False
         except OSError:
-            # Full, slow or not ours: somebody is there.
+            # Full, slow or not ours: a server is there.
             return True
         return True
 
 
 def _why_not_tcp(host: str, port: int, reuse_port: bool) -> tuple[str, str] | None:
-    """Tries it with a plain socket first: gRPC keeps the reason to itself and fills the terminal instead."""
+    """Try it with a plain socket first: gRPC keeps the reason to itself and fills the terminal instead."""
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:

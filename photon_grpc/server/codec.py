@@ -1,4 +1,4 @@
-"""Messages to plain data and back: GenerateRequest → Ask, Update and Result → messages. Unset stays unset; what it means is decided below."""
+"""Messages to plain data and back: GenerateRequest → Ask; Update and Result → messages. Unset stays unset."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def ask_of(
     deadline_s: float | None = None,
     replaces: bool = False,
 ) -> Ask:
-    """What `request` asks of the model with these `facts`. Times are CLOCK_MONOTONIC seconds.
+    """The Ask in `request`, for the model with these `facts`. Times are CLOCK_MONOTONIC seconds.
 
-    Raises FeatureNotSupported for a field that this build does not act on, InvalidRequest for a Duration that is none and
-    for lists that are too long to be looked at.
+    Raise FeatureNotSupported for a field that this build does not act on, InvalidRequest for an invalid Duration and
+    for lists that are too long.
     """
     refuse_unsupported(request)
     _check_counts(request, facts)

@@ -1,4 +1,4 @@
-"""Which proto field needs which Feature, and which of these fields this build refuses. Nothing a caller asks for is ignored."""
+"""The Feature that a proto field needs, and the fields that this build refuses. No field is ignored."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def name_of(path: str) -> str:
 
 
 def refuse_unsupported(request: inference_pb2.GenerateRequest) -> None:
-    """Raises FeatureNotSupported for the first field that asks for what this build lacks, InvalidRequest for an empty constraint."""
+    """Raise FeatureNotSupported for the first field that asks for what this build lacks, InvalidRequest for an empty
+    constraint."""
     for path in UNSUPPORTED:
         if _is_asked(request, path):
             raise FeatureNotSupported(f"{path} is not supported yet ({name_of(path)})", field=path)

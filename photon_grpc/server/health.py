@@ -1,7 +1,7 @@
 """grpc.health.v1.Health: Check, Watch, List. "" is liveness, the inference service's name is readiness.
 
-The messages are built in a pool of their own, because grpcio-health-checking lacks those of List and a process may hold one
-definition of a proto file per pool only.
+The messages are built in a pool of their own, because grpcio-health-checking lacks those of List and a process may hold
+one definition of a proto file per pool only.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class HealthService:
         self._announce()
 
     def close(self) -> None:
-        """Ends every Watch once it has told the last status; an open one would hold up the server's stop."""
+        """End every Watch once it has told the last status; an open one would hold up the server's stop."""
         self._is_closed = True
         self._announce()
 

@@ -1,4 +1,4 @@
-"""What a call carries beside its messages: its id, its deadline, whether it is another attempt."""
+"""A call's metadata: its id, its deadline, whether it is another attempt."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 
 def name_call(context: Context) -> None:
-    """Gives the call the id of its header, or a new one. Raises InvalidRequest naming the header."""
+    """Give the call the id of its header, or a new one. Raise InvalidRequest naming the header."""
     _request_id.set(uuid.uuid4().hex)
     if given := _header(context, REQUEST_ID_KEY):
         rename_call(given, REQUEST_ID_KEY)
 
 
 def rename_call(request_id: str, field: str) -> None:
-    """Gives the call the id that `field` holds. Raises InvalidRequest naming `field`."""
+    """Give the call the id that `field` holds. Raise InvalidRequest naming `field`."""
     if len(request_id) > MAX_REQUEST_ID_CHARS or not (request_id.isascii() and request_id.isprintable()):
         raise InvalidRequest(f"{field} must be at most {MAX_REQUEST_ID_CHARS} printable ASCII characters", field=field)
     _request_id.set(request_id)
@@ -41,7 +41,8 @@ def request_id() -> str:
 
 
 async def send_request_id(context: Context) -> None:
-    """Sends the initial metadata. Only for calls that have a message to send: a call that fails after this is never retried by gRPC."""
+    """Send the initial metadata. Only for calls that have a message to send: a call that fails after this is never
+    retried by gRPC."""
     await context.send_initial_metadata(((REQUEST_ID_KEY, request_id()),))
 
 

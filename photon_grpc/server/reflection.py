@@ -1,4 +1,5 @@
-"""Server reflection under both of its names: `v1alpha` for old clients, the same messages as `v1` for those that dropped it."""
+"""Server reflection under both of its names: `v1alpha` for old clients, the same messages as `v1` for those that
+dropped it."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _V1 = "grpc.reflection.v1.ServerReflection"
 def handlers(services: Sequence[str]) -> tuple[grpc.GenericRpcHandler, ...]:
     """Handlers of both versions, which tell of `services` (full names) and of v1alpha itself.
 
-    v1's own name is left out: the package has no descriptor of it, and `grpcurl describe` fails on a listed name without one.
+    v1's own name is left out: the package has no descriptor of it, and `grpcurl describe` fails on a listed name
+    without one.
     """
     servicer = _Servicer((*services, _V1ALPHA), _files())
     method = grpc.stream_stream_rpc_method_handler(
@@ -34,7 +36,8 @@ def handlers(services: Sequence[str]) -> tuple[grpc.GenericRpcHandler, ...]:
 
 
 class _Servicer(reflection.aio.ReflectionServicer):
-    """The package's, which finds no method by name: Python's descriptor pool does not. `grpcurl describe` of a method and ghz ask for one."""
+    """The package's, which finds no method by name: Python's descriptor pool does not. `grpcurl describe` of a method
+    and ghz ask for one."""
 
     def __init__(self, services: Sequence[str], files: Sequence[FileDescriptorProto]) -> None:
         pool = descriptor_pool.DescriptorPool()
@@ -48,7 +51,8 @@ class _Servicer(reflection.aio.ReflectionServicer):
 
 
 def _symbols_of(file: FileDescriptorProto) -> Iterator[str]:
-    """Full names of all that `file` defines. The values of an enum stand beside it; grpcurl writes them as if within, so both are known."""
+    """Full names of all that `file` defines. The values of an enum stand beside it; grpcurl writes them as if within,
+    so both are known."""
     for message in file.message_type:
         yield from _symbols_of_message(file.package, message)
     for service in file.service:
@@ -76,8 +80,8 @@ def _symbols_of_enums(scope: str, enums: Iterable[EnumDescriptorProto]) -> Itera
 
 
 def _files() -> list[FileDescriptorProto]:
-    """What is served, with the health service as it is served here, and what a status's details hold: clients print them by name. A file
-    stands behind those that it imports."""
+    """Files of the services served here, health included, and of a status's details, which clients print by name. A
+    file stands behind those that it imports."""
     files: dict[str, FileDescriptorProto] = {}
     for module in (inference_pb2, model_pb2, reflection_pb2, error_details_pb2):
         _add(files, module.DESCRIPTOR)

@@ -19,7 +19,7 @@ from photon_grpc.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_p
 
 #: A reader that takes nothing for so long is cut off.
 STALL_LIMIT_S = 120.0
-#: What calls get, after the drain, to carry their last message and status to the client.
+#: Time for calls, after the drain, to carry their last message and status to the client.
 _LAST_WORDS_S = 2.0
 #: Each holds its message. Far beyond any queue, whose front end answers with a reason; not without end.
 _MAX_UNSEEN_CALLS = 1 << 15
@@ -51,9 +51,9 @@ class Server:
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self, addresses: Sequence[str], *, reuse_port: bool) -> tuple[str, ...]:
-        """Listens and answers; returns the addresses bound. With `reuse_port` other processes may share them.
+        """Listen and answer; return the addresses bound. With `reuse_port` other processes may share them.
 
-        Raises ConfigError for an address that cannot be bound; nothing listens then.
+        Raise ConfigError for an address that cannot be bound; nothing listens then.
         """
         server = self._build(reuse_port)
         try:
@@ -69,7 +69,8 @@ class Server:
         return bound
 
     async def drain_and_stop(self, timeout_s: float) -> None:
-        """Not ready at once; new requests get DRAINING while running ones have `timeout_s` to finish; then nothing listens.
+        """Not ready at once; new requests get DRAINING while running ones have `timeout_s` to finish; then nothing
+        listens.
 
         The port stays open meanwhile, so that health checks and the newly refused are answered.
         """
@@ -101,11 +102,13 @@ def _options(max_message_bytes: int, reuse_port: bool) -> tuple[tuple[str, Any],
     return (
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
-        # It makes windows of megabytes: what calls hold whose message nobody reads yet. One that is read gets a window of its own size.
+        # It makes windows of megabytes, which unread calls would hold. A message that is read gets a window of its own
+        # size.
         ("grpc.http2.bdp_probe", 0),
         # On by default: a second server would bind the same port and take half of the connections.
         ("grpc.so_reuseport", int(reuse_port)),
-        # Above 1,000 calls that Python has not yet seen, gRPC would cancel some at random, with no reason given. QUEUE_FULL gives one.
+        # Above 1,000 calls that Python has not yet seen, gRPC would cancel some at random, with no reason given.
+        # QUEUE_FULL gives one.
         ("grpc.server.max_pending_requests", _MAX_UNSEEN_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", _MAX_UNSEEN_CALLS),
         # A client that vanished silently is noticed within 18 s, also while it only waits.

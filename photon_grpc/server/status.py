@@ -1,6 +1,7 @@
 """The one place where a failure becomes a gRPC status: code, text, google.rpc details and the trailers that carry them.
 
-Details and text together stay small: header lists above 8 KiB make gRPC answer RESOURCE_EXHAUSTED instead of what was meant.
+Details and text together stay small: header lists above 8 KiB make gRPC answer RESOURCE_EXHAUSTED instead of what was
+meant.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ CODES: dict[type[errors.PhotonError], grpc.StatusCode] = {
 
 
 class CallStatus(NamedTuple):
-    """How a failed call ends: the arguments of `context.abort`, and the reason for the log."""
+    """The end of a failed call: the arguments of `context.abort`, and the reason for the log."""
 
     code: grpc.StatusCode
     text: str
@@ -56,7 +57,7 @@ class CallStatus(NamedTuple):
 
 
 def call_status(error: Exception, request_id: str) -> CallStatus:
-    """What the caller is told about `error`. An exception that is not meant for callers keeps its text to itself."""
+    """The caller's view of `error`. An exception that is not meant for callers keeps its text to itself."""
     told = _fit_for_callers(error, request_id)
     code = code_of(told)
     text = _cut(told.message, MAX_TEXT_BYTES)

@@ -1,6 +1,8 @@
-"""A message's fields, counted on the wire before it is parsed: thirty megabytes of empty messages would become gigabytes of objects.
+"""A message's fields, counted on the wire before it is parsed: thirty megabytes of empty messages would become
+gigabytes of objects.
 
-What is left after this is bounded by copying bytes and checking that text is UTF-8. https://protobuf.dev/programming-guides/encoding
+What is left after this is bounded by copying bytes and checking that text is UTF-8.
+https://protobuf.dev/programming-guides/encoding
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ _PLAIN = ("", None)
 def count_fields(message: bytes, descriptor: Descriptor, limit: int = MAX_FIELDS) -> int:
     """Fields of `message` and of all messages within it, unknown ones too.
 
-    Raises InvalidRequest naming the field with which there are more than `limit`, or a list that is too long; MalformedMessage where the
-    bytes are no message.
+    Raise InvalidRequest naming the field with which there are more than `limit`, or a list that is too long;
+    MalformedMessage where the bytes are no message.
     """
     try:
         return _count(message, _nested_of(descriptor), limit)

@@ -1,7 +1,8 @@
 """Writes a stream's messages, and cuts off readers that take none.
 
-HTTP/2 flow control lets thousands of small messages be written for a reader that reads nothing. What bounds a stream is above it:
-one write is awaited before the next message is made, and what gathers meanwhile is merged, never more than the output's own text.
+HTTP/2 flow control lets thousands of small messages be written for a reader that reads nothing. What bounds a stream is
+above it: one write is awaited before the next message is made, and what gathers meanwhile is merged, never more than
+the output's own text.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class StreamWriter:
         self._stalled: set[asyncio.Task[Any] | None] = set()
 
     async def write(self, context: Context, message: Any) -> None:
-        """Returns when gRPC has taken the message; at most one write per call at a time. Raises DeadlinePassed."""
+        """Return when gRPC has taken the message; at most one write per call at a time. Raise DeadlinePassed."""
         task = asyncio.current_task()
         self._waiting[task] = time.monotonic()
         try:
@@ -39,7 +40,7 @@ class StreamWriter:
             self._stalled.discard(task)
 
     async def watch(self) -> None:
-        """Runs as long as the server does: one look at all streams costs less than a timer for every message."""
+        """Run as long as the server does: one look at all streams costs less than a timer for every message."""
         while True:
             await asyncio.sleep(self._stall_limit_s / 4)
             self._cut_off(time.monotonic() - self._stall_limit_s)

@@ -1,6 +1,7 @@
 """Child processes: how they are started, told things, missed at once, and never left behind.
 
-Knows nothing of what a child does. Start children from the main thread: the system ends a child when the *thread* that made it ends.
+Knows nothing of what a child does. Start children from the main thread: the system ends a child when the *thread* that
+made it ends.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 
-#: What asks for an end, and reaches whole process groups: for the supervisor to hear, and not for its children.
+#: Signals that reach whole process groups: for the supervisor, not for its children.
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 #: Has a child print the stacks of its threads on stderr, whatever it does.
 _WHERE_SIGNAL = signal.SIGUSR1
-#: What it gets for that.
+#: Time that it gets for that.
 _LAST_WORDS_S = 0.2
 
 #: A child that could not start says why over its control socket (CannotStart) and ends with this.
@@ -52,7 +53,8 @@ class Child:
 
     @classmethod
     def start(cls, name: str, module: str, stderr: int | None = None) -> Child:
-        """Starts it, with `stderr` as its own (None: ours); it finds what is meant for it with `enter_child`. Raises OSError."""
+        """Start it, with `stderr` as its own (None: ours); it finds what is meant for it with `enter_child`. Raises
+        OSError."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         watchdog = Watchdog()
@@ -72,7 +74,8 @@ class Child:
         return self.process.pid
 
     def tell(self, message: ControlMessage, passed: socket.socket | None = None) -> None:
-        """Sends a message. One that is dead gets nothing, its end is noticed elsewhere; one that reads nothing for long is killed."""
+        """Send a message. One that is dead gets nothing, its end is noticed elsewhere; one that reads nothing for long
+        is killed."""
         try:
             self._control.send(message, passed)
         except BufferError as error:
@@ -82,7 +85,7 @@ class Child:
             pass
 
     async def messages(self) -> AsyncIterator[ControlMessage]:
-        """What the child says, until it has ended."""
+        """The child's messages, until it has ended."""
         while True:
             try:
                 messages = self._control.receive()
@@ -99,7 +102,8 @@ class Child:
         return await asyncio.shield(self._ended)
 
     def end_if_hung(self) -> None:
-        """Kills it where it is silent for longer than it allowed itself, after it had a moment to print where each of its threads is.
+        """Kill it where it is silent for longer than it allowed itself, after it had a moment to print where each of
+        its threads is.
 
         To be called every heartbeat.TICK_S, on the event loop.
         """
@@ -111,12 +115,12 @@ class Child:
             asyncio.get_running_loop().call_later(_LAST_WORDS_S, self.kill)
 
     def kill(self) -> None:
-        """Ends it now, whatever it does."""
+        """End it now, whatever it does."""
         if self.process.returncode is None:
             self.process.kill()
 
     async def end_within(self, timeout_s: float) -> int:
-        """Waits for its own end, then kills."""
+        """Wait for its own end, then kill it."""
         try:
             return await asyncio.wait_for(self.ended(), timeout_s)
         except TimeoutError:
@@ -129,17 +133,17 @@ class Child:
 
 
 class Duty(NamedTuple):
-    """What a child has from its supervisor."""
+    """A child's belongings from its supervisor."""
 
     control: ControlChannel
     begin: Begin
-    #: What else was said already.
+    #: Messages that came with it.
     said: list[ControlMessage]
     heartbeat: SharedHeartbeat
 
 
 class Backoff:
-    """How long to wait before the next start: 0.1 s, doubled each time up to 10 s; after a minute of life from the start again."""
+    """Wait before the next start: 0.1 s, doubled each time up to 10 s; from 0.1 s again after a minute of life."""
 
     def __init__(self, first_s: float = 0.1, longest_s: float = 10.0, forget_after_s: float = 60.0) -> None:
         self._first_s = first_s
@@ -159,8 +163,8 @@ class Backoff:
 def enter_child(argv: list[str]) -> Duty:
     """The first thing that a child's main does.
 
-    From here it dies with its supervisor, and leaves signals that ask for an end to it: the supervisor lets running requests finish before
-    it ends its children.
+    From here it dies with its supervisor, and leaves signals that ask for an end to it: the supervisor lets running
+    requests finish before it ends its children.
     """
     fd, heartbeat_fd, supervisor_pid = map(int, argv[1:])
     die_with(supervisor_pid)

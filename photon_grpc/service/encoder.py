@@ -1,8 +1,8 @@
-"""An encoder process: what is too large for threads of a front end is encoded here, each job in a fork of its own. No torch, no gRPC.
+"""An encoder process, for inputs too large for a front end's threads: each job in a fork of its own. No torch, no gRPC.
 
-Started by a front end: `python -m photon_grpc.service.encoder CONTROL_FD HEARTBEAT_FD FRONTEND_PID`. A Link brings the socket of one job: it
-comes as one frame, its answer goes back as one, and whoever closes the other end ends the job. A fork starts in milliseconds with the
-tokenizer loaded, may be killed at any moment, and gives back all of its memory.
+Started by a front end: `python -m photon_grpc.service.encoder CONTROL_FD HEARTBEAT_FD FRONTEND_PID`. A Link brings the
+socket of one job: it comes as one frame, its answer goes back as one, and closing the other end ends the job. A fork
+starts in milliseconds with the tokenizer loaded, may be killed at any moment, and gives back all of its memory.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
     os.nice(_NICE)
     # The library's threads would not survive a fork.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    # Nobody waits for a fork: the system forgets it when it ends.
+    # A fork is not waited for: the system forgets it when it ends.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     model = read_served_model(duty.begin.config)
     gc.freeze()
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
 
 
 def max_memory_bytes(num_bytes: int) -> int:
-    """What a job of so many bytes may use beyond what it starts with."""
+    """Memory that a job of so many bytes may use beyond what it starts with."""
     return MAX_SMALL_MEMORY_BYTES if num_bytes <= SMALL_JOB_BYTES else MAX_MEMORY_BYTES
 
 
@@ -75,7 +75,7 @@ def _fork_for_ever(duty: Duty, model: ServedModel) -> NoReturn:
 
 
 def _live(parent: int, sock: socket.socket, max_bytes: int, model: ServedModel) -> NoReturn:
-    """All of a fork's life: one job. Ends without an answer where memory is short or nobody wants it."""
+    """All of a fork's life: one job. Ends without an answer where memory is short or the job is cancelled."""
     try:
         die_with(parent)
         # A library that ends the process for want of memory says so on stderr.
@@ -104,7 +104,7 @@ class _AnswerOnce:
 
 
 def _receive(sock: socket.socket, max_bytes: int) -> tuple[Job, int]:
-    """The job and its bytes. Raises EOFError where none comes."""
+    """The job and its bytes. Raise EOFError where none comes."""
     reader = FrameReader(JOB, max_bytes=max_bytes)
     num_bytes = 0
     while received := sock.recv_into(reader.room()):
@@ -115,7 +115,7 @@ def _receive(sock: socket.socket, max_bytes: int) -> tuple[Job, int]:
 
 
 def _watch(sock: socket.socket, job: Job, reply: _AnswerOnce) -> None:
-    """Ends the process where its time is over or nobody is at the other end any more."""
+    """End the process when its time is over or the other end is closed."""
     hung_up = select.poll()
     hung_up.register(sock, select.POLLIN)
     while time.process_time() < MAX_CPU_S:

@@ -68,7 +68,7 @@ class EncoderProcess:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[EncoderProcess]:
-        """Keeps the process alive meanwhile. In the main thread."""
+        """Keep the process alive meanwhile. In the main thread."""
         keeper = asyncio.create_task(self._keep())
         try:
             yield self
@@ -102,7 +102,7 @@ class EncoderProcess:
         return answer.text
 
     async def _perform(self, job: Job, num_bytes: int) -> Answer:
-        """Cancelling it ends the work. Raises PhotonError."""
+        """Cancelling it ends the work. Raise PhotonError."""
         async with self._turns.turn(num_bytes):
             await self._is_up.wait()
             child = self._child
@@ -125,7 +125,7 @@ class EncoderProcess:
         return answer
 
     async def _keep(self) -> None:
-        """Starts the process again and again."""
+        """Start the process again and again."""
         backoff = Backoff()
         while True:
             started_s = time.monotonic()
@@ -158,7 +158,8 @@ class _Place:
 
 
 class Turns:
-    """Who may encode: the smallest first and now and then the oldest, so that none waits for ever; so many at a time, of the large ones one."""
+    """Turns to encode: the smallest first, now and then the oldest so that none starves; a few at a time, one large
+    one."""
 
     def __init__(self, num_workers: int, *, max_jobs: int = _MAX_JOBS, max_bytes: int = _MAX_JOBS_BYTES) -> None:
         self._num_workers = num_workers
@@ -171,7 +172,7 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def turn(self, num_bytes: int) -> AsyncIterator[None]:
-        """Waits for it; it ends with the block. Raises QueueFull."""
+        """Wait for it; it ends with the block. Raise QueueFull."""
         self._check_room(num_bytes)
         place = _Place(num_bytes, next(self._numbers), asyncio.get_running_loop().create_future())
         bisect.insort(self._waiting, place)
@@ -236,7 +237,7 @@ async def _asked(child: Child, job: Job) -> tuple[Answer | None, int]:
 
 
 async def _check_alive(child: Child) -> None:
-    """Raises EngineRestarting where not the job alone has ended."""
+    """Raise EngineRestarting where not the job alone has ended."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(child.ended(), _END_SEEN_S)
         raise _restarting()

@@ -1,4 +1,4 @@
-"""The engine process: loads the model, then computes steps until nobody is left.
+"""The engine process: loads the model, then computes steps until the last front end is gone.
 
 Started by the supervisor: `python -m photon_grpc.service.engine CONTROL_FD HEARTBEAT_FD SUPERVISOR_PID`.
 """
@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 
 #: Loading reports at most this often, and whenever a stage begins or ends.
 _REPORT_INTERVAL_S = 0.1
-#: What the engine's loop may take to its first turn.
+#: Time for the engine's loop to its first turn.
 _FIRST_TURN_S = 60.0
-#: What a kernel may take that is met while serving.
+#: Time for the compilation of a kernel while serving.
 _COMPILATION_S = 600.0
 
 
@@ -61,7 +61,7 @@ def _run(duty: Duty) -> None:
     host = BridgeHost(control, max_frame_bytes=max_frame_bytes(config.server.max_message_size))
     engine = assembled.engine(host, host, heartbeat)
     BEFORE_COMPILATION.set(lambda: heartbeat.beat(_COMPILATION_S))
-    # What is alive now stays: the collector need not look at weights, modules and graphs again.
+    # Weights, modules and graphs stay: the collector need not look at them again.
     gc.collect()
     gc.freeze()
     heartbeat.beat(_FIRST_TURN_S)

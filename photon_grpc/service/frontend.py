@@ -29,7 +29,7 @@ from photon_grpc.service.log_pipe import log_to_stderr
 
 #: Tokenizing and templates run here, beside the loop; more threads than cores gain nothing.
 _MAX_POOL_THREADS = 4
-#: How often the event loop shows that it turns, and how long it may be kept from it.
+#: Interval of the event loop's beats, and the silence that it may keep.
 _BEAT_INTERVAL_S = 0.5
 _LONGEST_TURN_S = 5.0
 #: mallopt(3).
@@ -72,7 +72,8 @@ async def _serve(duty: Duty) -> None:
 
 
 def _map_large_blocks() -> None:
-    """Large blocks go back to the system when they are freed. glibc else keeps them once it has seen a few: gigabytes, after messages of 32 MiB."""
+    """Large blocks go back to the system when they are freed. glibc else keeps them once it has seen a few: gigabytes,
+    after messages of 32 MiB."""
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):  # another C library
             ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
@@ -85,7 +86,7 @@ def _keep_beating(heartbeat: SharedHeartbeat) -> None:
 
 
 class Orders:
-    """What the supervisor says, read on the event loop."""
+    """The supervisor's messages, read on the event loop."""
 
     def __init__(self, control: ControlChannel, link: BridgeClient, said: list[ControlMessage]) -> None:
         self._control = control
@@ -94,7 +95,8 @@ class Orders:
         self._news = asyncio.Event()
 
     async def until_drain(self) -> float:
-        """Joins the engines that the supervisor brings, until it says drain: seconds for running requests (0: it is gone)."""
+        """Join the engines that the supervisor brings, until it says drain: seconds for running requests (0: it is
+        gone)."""
         loop = asyncio.get_running_loop()
         self._control.set_blocking(False)
         loop.add_reader(self._control.fileno(), self._news.set)

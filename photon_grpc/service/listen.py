@@ -1,7 +1,7 @@
-"""Which front end listens where.
+"""The front ends' addresses.
 
-One front end owns its addresses, and a port in use is an error. Several share their TCP ports (SO_REUSEPORT), which the supervisor
-reserves for as long as it lives; a Unix socket has one owner, front end 0.
+One front end owns its addresses, and a port in use is an error. Several share their TCP ports (SO_REUSEPORT), which the
+supervisor reserves for as long as it lives; a Unix socket has one owner, front end 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from photon_grpc.errors import ConfigError
 
 @dataclass(slots=True)
 class Listeners:
-    """What every front end is told to bind."""
+    """The addresses that each front end binds."""
 
     addresses: tuple[str, ...]
     reuse_port: bool
@@ -36,7 +36,7 @@ class Listeners:
 
 
 def plan_listeners(addresses: tuple[str, ...], frontends: int) -> Listeners:
-    """Raises ConfigError when a port to be shared is taken, or when there is nothing to share."""
+    """Raise ConfigError when a port to be shared is taken, or when there is nothing to share."""
     if frontends == 1:
         return Listeners(addresses, reuse_port=False)
     if all(address.startswith("unix:") for address in addresses):
@@ -68,7 +68,7 @@ def _reserve(address: str) -> tuple[socket.socket, str]:
         sock.bind(where)
     except OSError as error:
         raise ConfigError(
-            f"cannot listen on {address}: {error.strerror}; choose another with --listen HOST:PORT (port 0: any free one)",
+            f"cannot listen on {address}: {error.strerror}; choose another with --listen HOST:PORT (port 0: any)",
             field="--listen",
         ) from error
     return sock, f"{host}:{sock.getsockname()[1]}"
@@ -98,7 +98,7 @@ class UnixPath:
         return None
 
     def remove(self) -> None:
-        """Leaves it alone if another server has put its own there meanwhile."""
+        """Leave it alone if another server has put its own there meanwhile."""
         with contextlib.suppress(OSError):
             if os.stat(self.path).st_ino == self.inode:
                 os.unlink(self.path)

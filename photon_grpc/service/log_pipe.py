@@ -1,7 +1,8 @@
 """stderr of every process of the service, behind a pipe: who writes never waits for who reads.
 
-The supervisor makes the pipe and copies what comes out of it to its stderr. Its children have the other end as their stderr, so that what
-is written there by libraries, and last by one that crashes, takes the same way. The pipe is the queue: what does not fit is dropped.
+The supervisor makes the pipe and copies what comes out of it to its stderr. Its children have the other end as their
+stderr, so that what is written there by libraries, and last by one that crashes, takes the same way. The pipe is the
+queue: what does not fit is dropped.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ from collections.abc import Iterator
 #: As much as a process may ask for without privileges.
 _PIPE_BYTES = 1024 * 1024
 _READ_BYTES = 64 * 1024
-#: What the last lines get to reach a stderr that is slow.
+#: Time for the last lines to reach a slow stderr.
 _FLUSH_S = 1.0
 
 
 def log_to_stderr(level: str, process: str = "", *, fd: int = 2) -> None:
-    """Sets up logging of this process to what it has as stderr; `process` is its name, empty for the supervisor."""
+    """Set up logging of this process to what it has as stderr; `process` is its name, empty for the supervisor."""
     lines = LogLines(fd)
     lines.setFormatter(_LineFormatter(f"{process}: " if process else ""))
     logging.basicConfig(level=level.upper(), handlers=[lines], force=True)
 
 
 class LogPipe:
-    """The pipe, and the thread that empties it until nobody is left who could write."""
+    """The pipe, and the thread that empties it until the last writer is gone."""
 
     def __init__(self, target: int) -> None:
-        """`target` gets the text; -1: nobody does."""
+        """`target` gets the text; -1: it is dropped."""
         reader, self.fd = os.pipe()
         # Of the writers' end alone, but in every process: the flag belongs to the pipe, not to its descriptors.
         os.set_blocking(self.fd, False)
@@ -51,7 +52,8 @@ class LogPipe:
 
 
 class LogLines(logging.Handler):
-    """Writes records to a file descriptor that may be full: what it drops it counts, and says so with the next record that fits."""
+    """Writes records to a file descriptor that may be full: what it drops it counts, and says so with the next record
+    that fits."""
 
     def __init__(self, fd: int) -> None:
         super().__init__()
@@ -76,13 +78,13 @@ class LogLines(logging.Handler):
         except BlockingIOError:
             return False
         except OSError:
-            # Nobody will ever read it, and there is no other place to say so.
+            # It will never be read, and there is no other place to say so.
             return True
         return True
 
 
 class PipeStream(io.TextIOBase):
-    """What is drawn on the terminal behind the pipe, if that is one; what does not fit is not drawn."""
+    """Drawings on the terminal behind the pipe, if that is one; what does not fit is not drawn."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

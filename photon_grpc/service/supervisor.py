@@ -38,20 +38,20 @@ from photon_grpc.service.log_pipe import LogPipe, PipeStream, log_to_stderr, own
 
 log = logging.getLogger("photon_grpc")
 
-#: What a front end gets on top of the drain timeout to answer its last calls.
+#: Time for a front end, on top of the drain timeout, to answer its last calls.
 _FRONTEND_GRACE_S = 5.0
 _ENGINE_GRACE_S = 5.0
-#: Signals so close together are one wish, told twice: by the terminal and by whoever started us.
+#: Signals so close together are one wish, told twice: by the terminal and by the parent process.
 _ONE_WISH_S = 0.5
 #: Deaths by a signal that are forgiven to a child that never worked; any other end before that is final.
 _EARLY_DEATHS = 3
 
 
 def serve(config: ServeConfig) -> int:
-    """Runs the service until SIGTERM, SIGHUP or Ctrl-C; from the main thread.
+    """Run the service until SIGTERM, SIGHUP or Ctrl-C; from the main thread.
 
-    Returns the exit code: 0 after a drain, 2 when it cannot start (the reason is on stderr), 1 when a process crashed before it
-    ever worked, 128 + signal after a second signal.
+    Return the exit code: 0 after a drain, 2 when it cannot start (the reason is on stderr), 1 when a process crashed
+    before it ever worked, 128 + signal after a second signal.
     """
     pipe = LogPipe(own_stderr())
     log_to_stderr(config.server.log_level, fd=pipe.fd)
@@ -93,7 +93,7 @@ class ManagedProcess:
         self._backoff = Backoff()
 
     async def keep(self) -> None:
-        """For ever. Raises StartupError or ChildCrashed when it makes no sense to go on."""
+        """For ever. Raise StartupError or ChildCrashed when it makes no sense to go on."""
         deaths = 0
         while True:
             started_s = time.monotonic()
@@ -146,7 +146,8 @@ def how_it_ended(code: int) -> str:
 class Supervisor:
     """One engine, its front ends, and who is joined to whom.
 
-    `engine` and `frontend` are the modules that their processes run, `stderr` is what they have as such (None: what this one has).
+    `engine` and `frontend` are the modules that their processes run, `stderr` is what they have as such (None: what
+    this one has).
     """
 
     def __init__(
@@ -181,7 +182,7 @@ class Supervisor:
         self._hurry = asyncio.Event()
 
     async def run(self) -> int:
-        """See `serve`. Raises StartupError."""
+        """See `serve`. Raise StartupError."""
         self._listeners = plan_listeners(self._config.server.listen, self._config.server.frontends)
         with self._signals_caught():
             try:
@@ -213,7 +214,7 @@ class Supervisor:
                     process.child.end_if_hung()
 
     async def _first_of(self, *coroutines: Coroutine[Any, Any, object]) -> None:
-        """Until one has ended; the others are cancelled. Raises what that one raised."""
+        """Until one has ended; the others are cancelled. Raise what that one raised."""
         tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -281,7 +282,8 @@ class Supervisor:
             log.info("%s", ready_line(self._bound[0].addresses, self._bound[0].model, self._facts))
 
     def _join_again(self, index: int) -> None:
-        """An engine drops a front end that reads nothing for long, and may well outlive that; one that is dead is not harmed."""
+        """An engine drops a front end that reads nothing for long, and may well outlive that; one that is dead is not
+        harmed."""
         if self._engine.child is not None and self._facts is not None and not self._stop.is_set():
             self._join(self._engine.child, self._frontends[index].child)
 
@@ -319,7 +321,7 @@ class Supervisor:
             self._hurry.set()
 
     async def _drain(self) -> None:
-        """Front ends first, which answer what is running; then the engine, which nobody needs any more."""
+        """Front ends first, which answer what is running; then the engine."""
         timeout_s = self._config.server.drain_timeout
         frontends = [process.child for process in self._frontends if process.child]
         log.info("draining: running requests get %g s (Ctrl-C again ends at once)", timeout_s)

@@ -1,7 +1,9 @@
-"""Outermost: names the call, parses its messages, and ends every failed call with one `abort` that carries details and trailers.
+"""Outermost: names the call, parses its messages, and ends every failed call with one `abort` that carries details and
+trailers.
 
-Parsing happens here because grpc.aio deserialises before any handler runs and answers UNKNOWN for bytes that are no message.
-Nothing that a caller wrote is logged, and no text of an unforeseen exception leaves the process: it may quote a prompt.
+Parsing happens here because grpc.aio deserialises before any handler runs and answers UNKNOWN for bytes that are no
+message. Nothing that a caller wrote is logged, and no text of an unforeseen exception leaves the process: it may quote
+a prompt.
 """
 
 from __future__ import annotations
@@ -139,7 +141,8 @@ async def _guard(fail_call: Callable[..., Awaitable[None]], context: Context, an
 async def _fail(method: str, failures: FailureLog, context: Context, started_s: float, error: Exception) -> None:
     status = call_status(error, metadata.request_id())
     failures.report(error, status, method, time.monotonic() - started_s)
-    # The frames it went through may hold megabytes of a message, and `abort` raises what refers in a circle to itself and to this.
+    # The frames it went through may hold megabytes of a message, and `abort` raises what refers in a circle to itself
+    # and to this.
     error.__traceback__ = error.__context__ = None
     await _end(context, status)
 
@@ -148,7 +151,8 @@ async def _end(context: Context, status: CallStatus) -> None:
     try:
         await context.abort(status.code, status.text, status.trailers)
     except grpc.aio.InternalError:
-        # The call is over for its client (deadline, cancel). gRPC takes that for a crash of ours and prints a page, unless it sees this.
+        # The call is over for its client (deadline, cancel). gRPC takes that for a crash of ours and prints a page,
+        # unless it sees this.
         raise asyncio.CancelledError from None
 
 

@@ -1,4 +1,4 @@
-"""Lines about failed calls, at a rate: whoever is refused ten thousand times a second is one line in the log, and no work for the loop."""
+"""Rate-limited log of failed calls: ten thousand equal refusals a second are one line, and no work for the loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from photon_grpc.server.status import CallStatus
 
 _log = logging.getLogger(__name__)
 
-#: Calls of one kind that get a line of their own in an interval; those that nobody foresaw come with a page.
+#: Calls of one kind that get a line of their own in an interval; unforeseen ones come with their frames.
 _MAX_LINES = {logging.INFO: 10, logging.ERROR: 2}
 
 
@@ -22,19 +22,20 @@ class _Kind(NamedTuple):
     level: int
     method: str
     code: str
-    #: The exception's class where nobody foresaw it.
+    #: The class of an unforeseen exception.
     reason: str
 
 
 class FailureLog:
-    """The first calls of a kind in an interval get a line each, the others one in common at its end. Belongs to an event loop."""
+    """The first calls of a kind in an interval get a line each, the others one in common at its end. Belongs to an
+    event loop."""
 
     def __init__(self, interval_s: float = 5.0) -> None:
         self._interval_s = interval_s
         self._counts: Counter[_Kind] = Counter()
 
     def report(self, error: Exception, status: CallStatus, method: str, duration_s: float) -> None:
-        """One failed call; the frames, but not the text, of what nobody foresaw."""
+        """One failed call; of an unforeseen exception the frames, not the text."""
         is_foreseen = isinstance(error, PhotonError)
         level, reason = (logging.INFO, status.reason) if is_foreseen else (logging.ERROR, type(error).__name__)
         kind = _Kind(level, method, status.code.name, reason)

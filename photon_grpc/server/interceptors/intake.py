@@ -1,6 +1,6 @@
-"""How the one message of a call comes in: few are being received at a time, one large one is parsed at a time, beside the loop.
+"""Receives the one message of a call: few at a time, large ones parsed one at a time, beside the loop.
 
-A call whose message nobody reads holds no more of it than an HTTP/2 window.
+A call whose message is not read holds no more of it than an HTTP/2 window.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_UNPARSED_BYTES = 2**27
 _SMALL_BYTES = 16 * 1024
 #: Calls that wait to send theirs; each costs a window at most.
 MAX_WAITING = 1024
-#: How long a message may take while others wait; the more there are, the less.
+#: Time for a message while others wait; the more there are, the less.
 _GRACE_S = 1.0
 _LOOK_INTERVAL_S = 0.05
 _MIN_LOOKS = 2
@@ -42,7 +42,7 @@ class _Receiving:
     fail: Fail
     #: Of the call's own task.
     variables: contextvars.Context
-    #: How often it was seen while others waited. Not by a clock: where the loop was late, so is what it would have received.
+    #: Times it was seen while others waited. Not by a clock: a late loop receives late.
     num_looks: int = 0
 
 
@@ -63,7 +63,8 @@ class Intake:
         self._thread = ThreadPoolExecutor(1, "parse")
 
     async def message(self, context: Context, parse: Parse, fail: Fail) -> Any:
-        """The call's one message. Raises MalformedMessage (also where there is none), InvalidRequest (too many fields), QueueFull."""
+        """The call's one message. Raise MalformedMessage (also where there is none), InvalidRequest (too many fields),
+        QueueFull."""
         received = await self._receive(context, fail)
         if received is grpc.aio.EOF:
             # A cancelled call ends so too; its task is about to be told.
@@ -75,15 +76,16 @@ class Intake:
         await self._permit(context.peer())
         self._receiving[context] = _Receiving(fail, contextvars.copy_context())
         try:
-            # Never cancelled from here: gRPC would go on writing to memory that is gone. To cut it off, the call is ended.
+            # Never cancelled from here: gRPC would go on writing to memory that is gone. To cut it off, the call is
+            # ended.
             return await context.read()
         finally:
             self._receiving.pop(context, None)
             self._release()
 
     async def _permit(self, connection: str) -> None:
-        """Connections take turns, so that one that opens calls without end shuts out none but its own; of one connection the newest call is
-        served first: behind a hundred large messages nobody small waits for all of them. Raises QueueFull."""
+        """Wait for a turn. Connections take turns, so that one with endless calls shuts out only its own; of one
+        connection the newest call is first: a small message does not wait for a hundred large ones. Raise QueueFull."""
         if self._num_free:
             self._num_free -= 1
             return
@@ -142,7 +144,7 @@ class Intake:
             self._look = asyncio.get_running_loop().call_later(_LOOK_INTERVAL_S, self._cut_off_the_slow)
 
     def _cut_off_the_slow(self) -> None:
-        """While others wait, nobody receives for long; else whoever sends a byte a second shuts all others out."""
+        """Bound the time of a receiver while others wait: one that sends a byte a second would shut them out."""
         self._look = None
         if not self._num_waiting:
             return
@@ -170,7 +172,7 @@ class Intake:
 
 
 def parsed(message: bytes, parse: Parse) -> Any:
-    """Raises MalformedMessage."""
+    """Raise MalformedMessage."""
     try:
         return parse(message)
     except DecodeError:
