@@ -34,7 +34,7 @@ def table(kernels: Kernels, device: torch.device) -> None:
             kinds = (
                 {"sort: ": TORCH.topk_topp} if kernels is TORCH else {"": kernels.topk_topp, "sort: ": TORCH.topk_topp}
             )
-            for kind, cutoff in kinds.items():
-                calls = [partial(cutoff, each, *options) for each in scaled]
+            for kind, threshold in kinds.items():
+                calls = [partial(threshold, each, *options) for each in scaled]
                 case = f"{kind}{rows} x {tokens} {name}"
                 report("topk_topp", case, measure_us(calls, device), num_bytes, device)

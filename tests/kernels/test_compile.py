@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ import torch
 from photon_grpc.kernels import rms_norm, swiglu
 from photon_grpc.kernels.attention import triton_decode, triton_varlen, write_kv
 from photon_grpc.kernels.rotary import rotary, rotate_store
-from photon_grpc.kernels.sampling import noise, topk_topp
+from photon_grpc.kernels.sampling import histogram, noise, topk_topp
+from photon_grpc.kernels.sampling.histogram import Filters, Histogram, Rows
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")
@@ -63,21 +65,33 @@ class Compiled:
     registers: int
 
 
-def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any]) -> Compiled:
-    """Compile as the launcher would: pointers and sizes are multiples of 16; `constants` may hold num_warps, num_stages."""
+def compiled(kernel: Any, types: dict[str, Any], constants: dict[str, Any]) -> Compiled:
+    """Compile as the launcher would: pointers and sizes are multiples of 16; `constants` may hold num_warps, num_stages.
+
+    A tuple's type is the tuple of its types.
+    """
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     options = {name: value for name, value in constants.items() if name in ("num_warps", "num_stages")}
     constants = {name: value for name, value in constants.items() if name not in options}
     signature = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}
-    divisible = [i for i, kind in enumerate(signature.values()) if kind[0] == "*" or kind in ("i32", "i64")]
-    source = ASTSource(
-        kernel, signature, constexprs=constants, attrs={(i,): [["tt.divisibility", 16]] for i in divisible}
-    )
+    leaves = leaves_of(tuple(signature.values()))
+    divisible = [path for path, kind in leaves if kind[0] == "*" or kind in ("i32", "i64")]
+    attributes = {path: [["tt.divisibility", 16]] for path in divisible}
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
     built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     registers, spilled = ptxas_report(built.asm["ptx"])
     return Compiled(built.asm["ptx"], built.metadata.shared, spilled, registers)
+
+
+def leaves_of(kinds: tuple[Any, ...], path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], str]]:
+    """The types in nested tuples, each with its indices."""
+    for i, kind in enumerate(kinds):
+        if isinstance(kind, tuple):
+            yield from leaves_of(kind, (*path, i))
+        else:
+            yield (*path, i), kind
 
 
 def ptxas_report(ptx: str) -> tuple[int, int]:
@@ -151,12 +165,15 @@ def test_rotate_store(name: str, dtype: torch.dtype, of_heads: bool) -> None:
 
 
 @pytest.mark.parametrize("num_columns", [32000, 151936])
-def test_cutoff(num_columns: int) -> None:
-    floats = ["scaled", "top_p", "min_p", "peaks", "tallies", "windows", "places", "listed", "out"]
-    types = dict.fromkeys(floats, "*fp32") | {"top_k": "*i64"}
-    types |= dict.fromkeys(["num_columns", "num_splits", "stride", "list_stride"], "i32")
+def test_topk_topp(num_columns: int) -> None:
+    types = {
+        "rows": Rows("*fp32", "i32", "i32"),
+        "filters": Filters("*i64", "*fp32", "*fp32"),
+        "histogram": Histogram(*["*fp32"] * 6, "i32", "i32"),
+    }
     for kernel, constants in topk_topp.stages(num_columns):
-        check(compiled(kernel, types, constants), "ld.global.v4" if "CHUNK" in constants else "ld.global")
+        reads_chunk = kernel in (histogram.peak_kernel, histogram.tally_kernel, histogram.list_kernel)
+        check(compiled(kernel, types, constants), "ld.global.v4" if reads_chunk else "ld.global")
 
 
 @each_model

@@ -6,7 +6,6 @@ Needs Triton and its ptxas, no GPU.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,8 +19,8 @@ from photon_grpc.kernels.linear.gemv import gemv_kernel
 from photon_grpc.kernels.linear.tiles import Heads, Problem, Tile
 from photon_grpc.kernels.linear.wgmma import wgmma_kernel
 from photon_grpc.kernels.rotary.rotation import Rotation
-from photon_grpc.kernels.sampling.best import SamplingMetadata
-from tests.kernels.test_compile import MODELS, Compiled, Model, check, compiled, one_page, ptxas_report
+from photon_grpc.kernels.sampling.draw import SamplingMetadata
+from tests.kernels.test_compile import MODELS, Compiled, Model, check, compiled, leaves_of, one_page, ptxas_report
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")
@@ -55,22 +54,14 @@ def compiled_gluon(kernel: Any, constants: dict[str, Any], num_warps: int, arch:
 
     types = POINTERS | SCALARS | types_of
     signature = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}
-    leaves = {path: kind for i, kind in enumerate(signature.values()) for path, kind in leaves_of(kind, (i,))}
     is_stride = {(i,): name.endswith("stride") for i, name in enumerate(signature)}
-    aligned = [path for path, kind in leaves.items() if kind[0] == "*" or is_stride.get(path, True)]
+    leaves = leaves_of(tuple(signature.values()))
+    aligned = [path for path, kind in leaves if kind[0] == "*" or is_stride.get(path, True)]
     attributes = {path: [["tt.divisibility", 16]] for path in aligned}
     source = GluonASTSource(kernel, signature, constexprs=constants, attrs=attributes)
     built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": num_warps})
     registers, spilled = ptxas_report(built.asm["ptx"])
     return Compiled(built.asm["ptx"], built.metadata.shared, spilled, registers)
-
-
-def leaves_of(kind: Any, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], str]]:
-    if isinstance(kind, str):
-        yield path, kind
-        return
-    for i, part in enumerate(kind):
-        yield from leaves_of(part, (*path, i))
 
 
 def projection(end: str, tile: Tile, problem: Problem, arch: int = 90) -> Compiled:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from photon_grpc.kernels.sampling import gumbel, noise
-from photon_grpc.kernels.sampling.philox import philox4x32
+from photon_grpc.kernels.sampling import noise
+from photon_grpc.kernels.sampling.noise import philox4x32
 
 ONES = 0xFFFFFFFF
 # Random123's known answers for philox4x32-10: counter, key, words.
@@ -80,7 +80,7 @@ def test_a_subset_of_tokens_in_a_batch_draws_the_same_noise_as_the_whole_vocabul
 
 def test_no_draw_is_infinite_and_the_bounds_hold() -> None:
     extremes = torch.tensor([0, ONES])
-    low, high = gumbel._gumbel(extremes).tolist()
+    low, high = noise._gumbel(extremes).tolist()
     assert low == pytest.approx(noise.MIN_GUMBEL, abs=1e-6)
     assert high == pytest.approx(noise.MAX_GUMBEL, abs=1e-6)
     assert math.isfinite(low)

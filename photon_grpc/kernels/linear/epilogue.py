@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 from photon_grpc.kernels.gluon import constexpr_function, gl, gluon_jit
-from photon_grpc.kernels.sampling.gumbel import gumbel
+from photon_grpc.kernels.sampling.noise import gumbel
 
 
 @constexpr_function

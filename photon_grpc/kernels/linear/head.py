@@ -18,8 +18,8 @@ from photon_grpc.kernels.jit import launches
 from photon_grpc.kernels.linear import epilogue
 from photon_grpc.kernels.linear.fused_linear import Epilogue, launch
 from photon_grpc.kernels.linear.tiles import Tile
-from photon_grpc.kernels.sampling import best
-from photon_grpc.kernels.sampling.best import SamplingMetadata
+from photon_grpc.kernels.sampling import draw
+from photon_grpc.kernels.sampling.draw import SamplingMetadata
 
 LOGITS = Epilogue(epilogue.load_nothing, epilogue.store_logits)
 
@@ -31,7 +31,7 @@ def logits_reference(x: torch.Tensor, w: torch.Tensor, tile: Tile) -> torch.Tens
 
 def draw_reference(x: torch.Tensor, w: torch.Tensor, metadata: SamplingMetadata, tile: Tile) -> torch.Tensor:
     """draw in torch: int64 [R]."""
-    return best.reference(logits_reference(x, w, tile), metadata)
+    return draw.reference(logits_reference(x, w, tile), metadata)
 
 
 def logits_launch(x: torch.Tensor, w: torch.Tensor, tile: Tile) -> torch.Tensor:
@@ -52,4 +52,4 @@ def draw_launch(x: torch.Tensor, w: torch.Tensor, metadata: SamplingMetadata, ti
     ids = torch.empty((num_rows, num_tiles), dtype=torch.int32, device=x.device)
     best_of_tile = Epilogue(epilogue.load_nothing, epilogue.store_best, (metadata, tops, ids))
     launch(best_of_tile, tile, w, None, x, values, guard=True)
-    return best.merge(values, tops, ids)
+    return draw.merge(values, tops, ids)

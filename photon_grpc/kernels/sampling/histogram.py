@@ -19,13 +19,60 @@ Bytes moved: 4 · R · V for each of peaks, coarse tallies and the list, and for
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
+
 from photon_grpc.kernels.jit import jit, tl
 
 
+class Rows(NamedTuple):
+    """Scaled logits float32 [R, num_columns]; `stride` elements from one row to the next."""
+
+    scaled: torch.Tensor
+    num_columns: int
+    stride: int
+
+
+class Filters(NamedTuple):
+    """Of each row: top_k int64 (-1: off), top_p and min_p float32 (1 and 0: off)."""
+
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+
+
+class Histogram(NamedTuple):
+    """Handed from one kernel to the next, shapes as above; thresholds float32 [R] is what the last of them leaves."""
+
+    peaks: torch.Tensor
+    tallies: torch.Tensor
+    windows: torch.Tensor
+    places: torch.Tensor
+    listed: torch.Tensor
+    thresholds: torch.Tensor
+    list_stride: int
+    num_splits: int
+
+
+class Sizes(NamedTuple):
+    """A program does a CHUNK of a row; up to CAPACITY elements are listed; the search reads STEPs of them and holds a TILE.
+
+    SPLITS: chunks of a row, as a power of two. LANES: partial sums that a program takes.
+    """
+
+    CHUNK: int = 4096
+    CAPACITY: int = 16384
+    TILE: int = 4096
+    STEP: int = 8192
+    SPLITS: int = 1
+    LANES: int = 1
+
+
 @jit
-def criteria(top_k, top_p, row, num_columns):
+def criteria(filters, row, num_columns):
     """k and p as float32, whether the row is searched by count, and whether it is searched at all."""
-    k, p = tl.load(top_k + row), tl.load(top_p + row)
+    k, p = tl.load(filters.top_k + row), tl.load(filters.top_p + row)
     by_count = (k > 0) & (k < num_columns)
     return k.to(tl.float32), p, by_count, by_count | (p < 1.0)
 
@@ -121,81 +168,56 @@ def places_of(chosen, LANES: tl.constexpr):
 
 
 @jit
-def peak_kernel(scaled, top_k, top_p, min_p, peaks, num_columns, stride, CHUNK: tl.constexpr):
+def peak_kernel(rows, filters, histogram, SIZES: tl.constexpr):
     """Grid (S, R): the largest element of each chunk, of rows that filter anything."""
     split, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    _k, _p, _by_count, is_searched = criteria(top_k, top_p, row, num_columns)
-    if is_searched | (tl.load(min_p + row) > 0.0):
-        column = split * CHUNK + tl.arange(0, CHUNK)
-        value = tl.load(scaled + row * stride + column, mask=column < num_columns, other=-float("inf"))
-        tl.store(peaks + row * tl.num_programs(0) + split, tl.max(value, axis=0))
+    _k, _p, _by_count, is_searched = criteria(filters, row, rows.num_columns)
+    if is_searched | (tl.load(filters.min_p + row) > 0.0):
+        column = split * SIZES.CHUNK + tl.arange(0, SIZES.CHUNK)
+        value = tl.load(rows.scaled + row * rows.stride + column, mask=column < rows.num_columns, other=-float("inf"))
+        tl.store(histogram.peaks + row * tl.num_programs(0) + split, tl.max(value, axis=0))
 
 
 @jit
-def tally_kernel(
-    scaled,
-    top_k,
-    top_p,
-    peaks,
-    tallies,
-    windows,
-    num_columns,
-    stride,
-    LEVEL: tl.constexpr,
-    CHUNK: tl.constexpr,
-    LANES: tl.constexpr,
-    SPLITS: tl.constexpr,
-    CAPACITY: tl.constexpr,
-):
+def tally_kernel(rows, filters, histogram, LEVEL: tl.constexpr, SIZES: tl.constexpr):
     """Grid (S, R): a chunk's elements in each of sixteen bins, and their weights where the row is searched by weight."""
     split, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     num_splits = tl.num_programs(0)
-    _k, _p, by_count, is_needed = criteria(top_k, top_p, row, num_columns)
+    _k, _p, by_count, is_needed = criteria(filters, row, rows.num_columns)
     if is_needed & (LEVEL == 1):
-        is_needed = tl.load(windows + row * 5 + 4) > CAPACITY
+        is_needed = tl.load(histogram.windows + row * 5 + 4) > SIZES.CAPACITY
     if is_needed:
-        column = split * CHUNK + tl.arange(0, CHUNK)
-        inside = column < num_columns
-        value = tl.load(scaled + row * stride + column, mask=inside, other=-float("inf"))
-        top = peak_of(peaks, row, num_splits, SPLITS)
+        column = split * SIZES.CHUNK + tl.arange(0, SIZES.CHUNK)
+        inside = column < rows.num_columns
+        value = tl.load(rows.scaled + row * rows.stride + column, mask=inside, other=-float("inf"))
+        top = peak_of(histogram.peaks, row, num_splits, SIZES.SPLITS)
         number = bin_of(value, top)
         if LEVEL == 1:
-            inside &= (number >> 4) == (tl.load(windows + row * 5 + 1).to(tl.int32) >> 4)
+            inside &= (number >> 4) == (tl.load(histogram.windows + row * 5 + 1).to(tl.int32) >> 4)
             number = number & 15
         else:
             number = number >> 4
         bins = split * 16 + tl.arange(0, 16)
         counts = tl.histogram(number, 16, mask=inside)
-        tl.store(tally_at(tallies, row, LEVEL, 0, num_splits) + bins, counts.to(tl.float32))
+        tl.store(tally_at(histogram.tallies, row, LEVEL, 0, num_splits) + bins, counts.to(tl.float32))
         if by_count == 0:
             weight = tl.where(inside, tl.exp(value - top), 0.0)
-            tl.store(tally_at(tallies, row, LEVEL, 1, num_splits) + bins, weigh(number, weight, LANES))
+            tl.store(tally_at(histogram.tallies, row, LEVEL, 1, num_splits) + bins, weigh(number, weight, SIZES.LANES))
 
 
 @jit
-def window_kernel(
-    top_k,
-    top_p,
-    tallies,
-    windows,
-    places,
-    num_columns,
-    num_splits,
-    LEVEL: tl.constexpr,
-    SPLITS: tl.constexpr,
-    CAPACITY: tl.constexpr,
-):
+def window_kernel(rows, filters, histogram, LEVEL: tl.constexpr, SIZES: tl.constexpr):
     """Grid (R,): the window that the tallies of this level leave, and where the list has each chunk's part of it."""
-    row = tl.program_id(0).to(tl.int64)
-    k, p, by_count, is_needed = criteria(top_k, top_p, row, num_columns)
-    entry = windows + row * 5
+    row, num_splits = tl.program_id(0).to(tl.int64), histogram.num_splits
+    k, p, by_count, is_needed = criteria(filters, row, rows.num_columns)
+    entry = histogram.windows + row * 5
     if is_needed & (LEVEL == 1):
-        is_needed = tl.load(entry + 4) > CAPACITY
+        is_needed = tl.load(entry + 4) > SIZES.CAPACITY
     if is_needed:
-        counts = load_tally(tallies, row, LEVEL, 0, num_splits, SPLITS)
+        counts = load_tally(histogram.tallies, row, LEVEL, 0, num_splits, SIZES.SPLITS)
         running = tl.cumsum(tl.sum(counts, axis=0), axis=0)
         if by_count == 0:
-            running = tl.sum(load_tally(tallies, row, LEVEL, 1, num_splits, SPLITS), axis=0)
+            running = tl.sum(load_tally(histogram.tallies, row, LEVEL, 1, num_splits, SIZES.SPLITS), axis=0)
         if LEVEL == 0:
             target = tl.where(by_count, k, p * tl.max(running, axis=0))
             chosen, before = crossing(running, 0.0, target)
@@ -207,48 +229,35 @@ def window_kernel(
             sixteenth, before = crossing(before + running, before, target)
             sizes = sizes_within(counts, sixteenth, by_count)
             if by_count:
-                sizes += sizes_within(load_tally(tallies, row, 0, 0, num_splits, SPLITS), coarse - 1, by_count)
+                coarse_counts = load_tally(histogram.tallies, row, 0, 0, num_splits, SIZES.SPLITS)
+                sizes += sizes_within(coarse_counts, coarse - 1, by_count)
             first, last = coarse * 16 + sixteenth, coarse * 16 + sixteenth
         tl.store(entry, tl.where(by_count, 0, first).to(tl.float32))
         tl.store(entry + 1, last.to(tl.float32))
         tl.store(entry + 2, before)
         tl.store(entry + 3, target)
         tl.store(entry + 4, tl.sum(sizes, axis=0))
-        split = tl.arange(0, SPLITS)
-        place = places + row * 2 * num_splits + split
+        split = tl.arange(0, SIZES.SPLITS)
+        place = histogram.places + row * 2 * num_splits + split
         tl.store(place, tl.cumsum(sizes, axis=0) - sizes, mask=split < num_splits)
         tl.store(place + num_splits, sizes, mask=split < num_splits)
 
 
 @jit
-def list_kernel(
-    scaled,
-    top_k,
-    top_p,
-    peaks,
-    windows,
-    places,
-    listed,
-    list_stride,
-    num_columns,
-    stride,
-    CHUNK: tl.constexpr,
-    LANES: tl.constexpr,
-    SPLITS: tl.constexpr,
-    CAPACITY: tl.constexpr,
-):
+def list_kernel(rows, filters, histogram, SIZES: tl.constexpr):
     """Grid (S, R): a chunk's elements of the window, in a fixed order, behind those of the chunks before."""
     split, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     num_splits = tl.num_programs(0)
-    _k, _p, _by_count, is_searched = criteria(top_k, top_p, row, num_columns)
+    _k, _p, _by_count, is_searched = criteria(filters, row, rows.num_columns)
     if is_searched:
-        entry, place = windows + row * 5, places + row * 2 * num_splits + split
-        if (tl.load(place + num_splits) > 0) & (tl.load(entry + 4) <= CAPACITY):
+        entry, place = histogram.windows + row * 5, histogram.places + row * 2 * num_splits + split
+        if (tl.load(place + num_splits) > 0) & (tl.load(entry + 4) <= SIZES.CAPACITY):
             first, last = tl.load(entry).to(tl.int32), tl.load(entry + 1).to(tl.int32)
-            column = split * CHUNK + tl.arange(0, CHUNK)
-            inside = column < num_columns
-            value = tl.load(scaled + row * stride + column, mask=inside, other=-float("inf"))
-            number = bin_of(value, peak_of(peaks, row, num_splits, SPLITS))
+            column = split * SIZES.CHUNK + tl.arange(0, SIZES.CHUNK)
+            inside = column < rows.num_columns
+            value = tl.load(rows.scaled + row * rows.stride + column, mask=inside, other=-float("inf"))
+            number = bin_of(value, peak_of(histogram.peaks, row, num_splits, SIZES.SPLITS))
             chosen = inside & (number >= first) & (number <= last)
-            position = tl.load(place).to(tl.int32) + places_of(chosen.to(tl.int32), LANES)
-            tl.store(listed + row * list_stride + position, value, mask=chosen & (position < CAPACITY))
+            position = tl.load(place).to(tl.int32) + places_of(chosen.to(tl.int32), SIZES.LANES)
+            listed = histogram.listed + row * histogram.list_stride
+            tl.store(listed + position, value, mask=chosen & (position < SIZES.CAPACITY))

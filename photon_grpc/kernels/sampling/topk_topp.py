@@ -19,12 +19,17 @@ Scratch: CAPACITY + TILE floats a row.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 from photon_grpc.kernels.jit import cdiv, jit, launches, next_power_of_2, tl
 from photon_grpc.kernels.sampling.histogram import (
+    Filters,
+    Histogram,
+    Rows,
+    Sizes,
     bin_of,
     criteria,
     list_kernel,
@@ -34,6 +39,9 @@ from photon_grpc.kernels.sampling.histogram import (
     tally_kernel,
     window_kernel,
 )
+
+#: Of every launch; SPLITS and LANES follow from them.
+SIZES = Sizes()
 
 
 def reference(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
@@ -88,17 +96,15 @@ def mass_from(source, count, bound, top, BY_COUNT: tl.constexpr, STEP: tl.conste
 
 
 @jit
-def narrow(
-    source, count, top, before, target, low, high, BY_COUNT: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr
-):
+def narrow(source, count, top, before, target, low, high, BY_COUNT: tl.constexpr, SIZES: tl.constexpr):
     """Halve low..high until it has at most TILE elements: the new low and high, and the mass above high with `before`."""
     not_below, above, mass_above = count.to(tl.float32), tl.full([], 0.0, tl.float32), before
-    while (low < high) & (not_below - above > TILE):
+    while (low < high) & (not_below - above > SIZES.TILE):
         middle = high - ((high - low) >> 1)
         bound = value_of(middle)
         number, mass = tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float32)
-        for start in range(0, count, STEP):
-            value = load(source, start, count, STEP)
+        for start in range(0, count, SIZES.STEP):
+            value = load(source, start, count, SIZES.STEP)
             number += mass_of(value, bound, top, True)
             mass += mass_of(value, bound, top, BY_COUNT)
         mass += before
@@ -110,43 +116,29 @@ def narrow(
 
 
 @jit
-def gather(source, count, low, high, scratch, TILE: tl.constexpr, STEP: tl.constexpr, LANES: tl.constexpr):
+def gather(source, count, low, high, scratch, SIZES: tl.constexpr):
     """The elements of low..high, TILE of them at most, as a tile; by way of `scratch` [TILE]."""
     place = 0
-    for start in range(0, count, STEP):
-        value = load(source, start, count, STEP)
+    for start in range(0, count, SIZES.STEP):
+        value = load(source, start, count, SIZES.STEP)
         bits = ordinal(value)
         chosen = ((bits >= low) & (bits <= high) & (value == value)).to(tl.int32)
-        position = place + places_of(chosen, LANES)
-        tl.store(scratch + position, value, mask=(chosen > 0) & (position < TILE))
+        position = place + places_of(chosen, SIZES.LANES)
+        tl.store(scratch + position, value, mask=(chosen > 0) & (position < SIZES.TILE))
         place += tl.sum(chosen, axis=0)
     tl.debug_barrier()
-    return load(scratch, 0, tl.minimum(place, TILE), TILE)
+    return load(scratch, 0, tl.minimum(place, SIZES.TILE), SIZES.TILE)
 
 
 @jit
-def find(
-    tile,
-    source,
-    count,
-    scratch,
-    top,
-    before,
-    target,
-    low,
-    high,
-    BY_COUNT: tl.constexpr,
-    TILE: tl.constexpr,
-    STEP: tl.constexpr,
-    LANES: tl.constexpr,
-):
+def find(tile, source, count, scratch, top, before, target, low, high, BY_COUNT: tl.constexpr, SIZES: tl.constexpr):
     """The largest ordinal in low..high from which on the elements, with the mass `before` them, reach `target`; low does.
 
     `tile` has all `count` elements at `source`, if it can.
     """
-    if count > TILE:
-        low, high, before = narrow(source, count, top, before, target, low, high, BY_COUNT, TILE, STEP)
-        tile = gather(source, count, low, high, scratch, TILE, STEP, LANES)
+    if count > SIZES.TILE:
+        low, high, before = narrow(source, count, top, before, target, low, high, BY_COUNT, SIZES)
+        tile = gather(source, count, low, high, scratch, SIZES)
     while low < high:
         middle = high - ((high - low) >> 1)
         if before + mass_of(tile, value_of(middle), top, BY_COUNT) >= target:
@@ -165,91 +157,66 @@ def range_of(value, top, first, last):
 
 
 @jit
-def cutoff_kernel(
-    scaled,
-    top_k,
-    top_p,
-    min_p,
-    peaks,
-    windows,
-    listed,
-    list_stride,
-    out,
-    num_splits,
-    num_columns,
-    stride,
-    SPLITS: tl.constexpr,
-    CAPACITY: tl.constexpr,
-    TILE: tl.constexpr,
-    STEP: tl.constexpr,
-    LANES: tl.constexpr,
-):
+def threshold_kernel(rows, filters, histogram, SIZES: tl.constexpr):
     """One program a row: the element of the window that the row is searched for, and min-p."""
     row = tl.program_id(0).to(tl.int64)
-    k, p, by_count, is_searched = criteria(top_k, top_p, row, num_columns)
-    least = tl.log(tl.load(min_p + row))
+    k, p, by_count, is_searched = criteria(filters, row, rows.num_columns)
+    least = tl.log(tl.load(filters.min_p + row))
     threshold = tl.full([], -float("inf"), tl.float32)
     if is_searched | (least > threshold):
-        top = peak_of(peaks, row, num_splits, SPLITS)
+        top = peak_of(histogram.peaks, row, histogram.num_splits, SIZES.SPLITS)
         threshold = top + least
         if is_searched:
-            entry = windows + row * 5
+            entry = histogram.windows + row * 5
             first, last = tl.load(entry).to(tl.int32), tl.load(entry + 1).to(tl.int32)
             before, target, count = tl.load(entry + 2), tl.load(entry + 3), tl.load(entry + 4).to(tl.int32)
-            source = listed + row * list_stride
-            scratch = source + CAPACITY
-            before = tl.where(by_count | (count > CAPACITY), 0.0, before)
-            if count > CAPACITY:
-                count, source = num_columns, scaled + row * stride
-            tile = load(source, 0, count, TILE)
+            source = histogram.listed + row * histogram.list_stride
+            scratch = source + SIZES.CAPACITY
+            before = tl.where(by_count | (count > SIZES.CAPACITY), 0.0, before)
+            if count > SIZES.CAPACITY:
+                count, source = rows.num_columns, rows.scaled + row * rows.stride
+            tile = load(source, 0, count, SIZES.TILE)
             low, high = range_of(tile, top, first, last)
-            for start in range(TILE, count, STEP):
-                lower, higher = range_of(load(source, start, count, STEP), top, first, last)
+            for start in range(SIZES.TILE, count, SIZES.STEP):
+                lower, higher = range_of(load(source, start, count, SIZES.STEP), top, first, last)
                 low, high = tl.minimum(low, lower), tl.maximum(high, higher)
             # Sums of bins and of sixteenths round differently: the bin that has the crossing may be empty.
             low = tl.where(low <= high, low, ordinal(top + 0.0625 - first.to(tl.float32) * 0.125))
             if by_count:
-                low = find(tile, source, count, scratch, top, before, target, low, high, True, TILE, STEP, LANES)
+                low = find(tile, source, count, scratch, top, before, target, low, high, True, SIZES)
                 # What the k largest weigh; of those that equal the k-th, as many as make up k.
                 above = value_of(low + 1)
                 others, weight = k - mass_of(tile, above, top, True), mass_of(tile, above, top, False)
-                if count > TILE:
-                    others = k - mass_from(source, count, above, top, True, STEP)
-                    weight = mass_from(source, count, above, top, False, STEP)
+                if count > SIZES.TILE:
+                    others = k - mass_from(source, count, above, top, True, SIZES.STEP)
+                    weight = mass_from(source, count, above, top, False, SIZES.STEP)
                 target = p * (weight + others * tl.exp(value_of(low) - top))
                 high = ordinal(top)
             if p < 1.0:
-                low = find(tile, source, count, scratch, top, before, target, low, high, False, TILE, STEP, LANES)
+                low = find(tile, source, count, scratch, top, before, target, low, high, False, SIZES)
             threshold = tl.maximum(threshold, value_of(low))
         # The likeliest is always kept.
         threshold = tl.minimum(threshold, top)
-    tl.store(out + row, threshold)
+    tl.store(histogram.thresholds + row, threshold)
 
 
-def config() -> dict[str, int]:
-    """A program does a CHUNK of a row; up to CAPACITY elements are listed; the search reads STEPs of them, holds a TILE."""
-    return {"CHUNK": 4096, "CAPACITY": 16384, "TILE": 4096, "STEP": 8192}
-
-
-def stages(num_columns: int) -> list[tuple[Any, dict[str, Any]]]:
+@functools.cache
+def stages(num_columns: int, sizes: Sizes = SIZES) -> list[tuple[Any, dict[str, Any]]]:
     """The kernels in their order, each with its compile-time arguments."""
-    meta = config()
+    sizes = sizes._replace(SPLITS=next_power_of_2(cdiv(num_columns, sizes.CHUNK)))
 
-    def lanes(num_warps: int, tile: int) -> dict[str, int]:
-        return {"LANES": min(32 * num_warps, tile // 4), "num_warps": num_warps}
+    def options(num_warps: int, tile: int, **more: int) -> dict[str, Any]:
+        return {"SIZES": sizes._replace(LANES=min(32 * num_warps, tile // 4)), "num_warps": num_warps} | more
 
-    chunk, splits = {"CHUNK": meta["CHUNK"]}, {"SPLITS": next_power_of_2(cdiv(num_columns, meta["CHUNK"]))}
-    capacity = {"CAPACITY": meta["CAPACITY"]}
-    tally, window = chunk | splits | capacity | lanes(4, meta["CHUNK"]), splits | capacity | {"num_warps": 4}
-    search = {"TILE": meta["TILE"], "STEP": meta["STEP"]} | lanes(16, meta["STEP"])
+    plain = {"SIZES": sizes, "num_warps": 4}
     return [
-        (peak_kernel, chunk | {"num_warps": 4}),
-        (tally_kernel, tally | {"LEVEL": 0}),
-        (window_kernel, window | {"LEVEL": 0}),
-        (tally_kernel, tally | {"LEVEL": 1}),
-        (window_kernel, window | {"LEVEL": 1}),
-        (list_kernel, chunk | splits | capacity | lanes(8, meta["CHUNK"])),
-        (cutoff_kernel, splits | capacity | search),
+        (peak_kernel, plain),
+        (tally_kernel, options(4, sizes.CHUNK, LEVEL=0)),
+        (window_kernel, plain | {"LEVEL": 0}),
+        (tally_kernel, options(4, sizes.CHUNK, LEVEL=1)),
+        (window_kernel, plain | {"LEVEL": 1}),
+        (list_kernel, options(8, sizes.CHUNK)),
+        (threshold_kernel, options(16, sizes.STEP)),
     ]
 
 
@@ -258,26 +225,12 @@ def launch(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p
     if not launches(scaled):
         return reference(scaled, top_k, top_p, min_p)
     num_rows, num_columns = scaled.shape
-    num_splits, list_stride = cdiv(num_columns, config()["CHUNK"]), config()["CAPACITY"] + config()["TILE"]
+    num_splits, list_stride = cdiv(num_columns, SIZES.CHUNK), SIZES.CAPACITY + SIZES.TILE
     shapes = (num_splits,), (2, 2, num_splits, 16), (5,), (2, num_splits), (list_stride,), ()
-    peaks, tallies, windows, places, listed, out = (
-        scaled.new_empty((num_rows, *shape), dtype=torch.float32) for shape in shapes
-    )
-    if not num_rows:
-        return out
-    columns, criteria, rows = (num_columns, scaled.stride(0)), (top_k, top_p), (scaled, top_k, top_p)
-    tally = (*rows, peaks, tallies, windows, *columns)
-    window = (*criteria, tallies, windows, places, num_columns, num_splits)
-    arguments = [
-        (*rows, min_p, peaks, *columns),
-        tally,
-        window,
-        tally,
-        window,
-        (*rows, peaks, windows, places, listed, list_stride, *columns),
-        (*rows, min_p, peaks, windows, listed, list_stride, out, num_splits, *columns),
-    ]
-    for (kernel, constants), given in zip(stages(num_columns), arguments, strict=True):
-        grid = (num_splits, num_rows) if "CHUNK" in constants else (num_rows,)
-        kernel[grid](*given, **constants)
-    return out
+    buffers = [scaled.new_empty((num_rows, *shape), dtype=torch.float32) for shape in shapes]
+    rows, filters = Rows(scaled, num_columns, scaled.stride(0)), Filters(top_k, top_p, min_p)
+    histogram = Histogram(*buffers, list_stride, num_splits)
+    for kernel, constants in stages(num_columns, SIZES) if num_rows else ():
+        grid = (num_rows,) if kernel in (window_kernel, threshold_kernel) else (num_splits, num_rows)
+        kernel[grid](rows, filters, histogram, **constants)
+    return histogram.thresholds

@@ -105,12 +105,12 @@ def test_the_same_every_time(kind: str) -> None:
 HEAD_TILES = TILES | {"wide, two groups of warps": Tile("wgmma", 128, 64, 8, 4)}
 
 
-@pytest.mark.parametrize("heat", [0.0, 0.8, None], ids=["greedy", "drawn", "both"])
+@pytest.mark.parametrize("given", [0.0, 0.8, None], ids=["greedy", "drawn", "both"])
 @each_dtype
 @pytest.mark.parametrize("kind", HEAD_TILES)
 @pytest.mark.parametrize("rows", [1, 5, 16, 33, 100])
 def test_head_draws_from_the_logits_that_it_would_write(
-    rows: int, kind: str, dtype: torch.dtype, heat: float | None
+    rows: int, kind: str, dtype: torch.dtype, given: float | None
 ) -> None:
     n, k = 4096, 512
     tile = HEAD_TILES[kind]
@@ -120,15 +120,15 @@ def test_head_draws_from_the_logits_that_it_would_write(
     x, w = torch.randn((rows, k), generator=generator), torch.randn((n, k), generator=generator) * k**-0.5
     x, w = x.to(dtype).cuda(), w.to(dtype).cuda()
     number = torch.arange(rows, device="cuda")
-    temperature = torch.full((rows,), heat, device="cuda") if heat is not None else (number % 2) * 0.7
+    temperature = torch.full((rows,), given, device="cuda") if given is not None else (number % 2) * 0.7
     slots = number.flip(0)
-    chances = draw.SamplingMetadata(
+    metadata = draw.SamplingMetadata(
         slots, (number + 9).int(), temperature.float(), number * 7 + (1 << 40), number % 2, number % 5
     )
     logits = head.logits_launch(x, w, tile)
     torch.testing.assert_close(logits.double().cpu(), x.double().cpu() @ w.double().cpu().T, rtol=1e-4, atol=1e-4)
-    ids = head.draw_launch(x, w, chances, tile)
-    assert torch.equal(ids, draw.reference(logits, chances))
+    ids = head.draw_launch(x, w, metadata, tile)
+    assert torch.equal(ids, draw.reference(logits, metadata))
 
 
 def test_head_says_which_rows_are_not_finite() -> None:

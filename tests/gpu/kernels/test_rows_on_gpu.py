@@ -85,7 +85,7 @@ def test_noise_is_the_cpus_also_where_it_is_largest() -> None:
 
 
 @pytest.mark.parametrize("num_columns", [32000, 128256, 151936])
-def test_cutoff_keeps_what_sorting_keeps(num_columns: int) -> None:
+def test_topk_topp_keeps_what_sorting_keeps(num_columns: int) -> None:
     torch.manual_seed(num_columns)
     scaled = torch.randn(40, num_columns, device="cuda") * 4
     number = torch.arange(40, device="cuda")
@@ -99,7 +99,7 @@ def test_cutoff_keeps_what_sorting_keeps(num_columns: int) -> None:
 
 @pytest.mark.parametrize("num_rows", [1, 3, 300])
 @pytest.mark.parametrize("kind", ["normal", "ties", "banned", "equal", "flat", "two values"])
-def test_cutoff_of_hard_rows_in_a_graph(kind: str, num_rows: int) -> None:
+def test_topk_topp_of_hard_rows_in_a_graph(kind: str, num_rows: int) -> None:
     num_columns = 128256 - 3
     number = torch.arange(num_rows, device="cuda")
     top_k = torch.tensor([-1, 1, 50, num_columns, 5000, 1000, -1, -1], device="cuda")[number % 8]

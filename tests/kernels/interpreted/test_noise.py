@@ -6,7 +6,7 @@ import torch
 
 from photon_grpc.kernels.jit import jit, tl
 from photon_grpc.kernels.sampling import noise
-from photon_grpc.kernels.sampling.philox import philox_word
+from photon_grpc.kernels.sampling.noise import philox_word
 
 SEED = torch.tensor([0, -1, 0x299F31D0A4093822, -(2**63)])
 POSITION = torch.tensor([0, 4095, 7, 2**31 - 1])

@@ -11,6 +11,7 @@ import torch
 from hypothesis import example, given, settings
 
 from photon_grpc.kernels.sampling import topk_topp
+from photon_grpc.kernels.sampling.histogram import Sizes
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -57,7 +58,7 @@ def test_a_row_that_is_not_finite_ends() -> None:
 
 
 # So small that short rows have several chunks, windows that do not fit into the list, and searches of several steps.
-SMALL = {"CHUNK": 32, "CAPACITY": 16, "TILE": 8, "STEP": 16}
+SMALL = Sizes(CHUNK=32, CAPACITY=16, TILE=8, STEP=16)
 # The width of a row's logits: flat, inside one bin, a few bins, further apart than all bins reach.
 WIDTHS = [0.0, 0.02, 1.0, 4.0, 60.0]
 
@@ -90,7 +91,7 @@ def test_any_row_keeps_what_sorting_keeps(
     scaled = row_of(seed, num_columns, width, banned, steps)[None]
     if not scaled.isfinite().any():
         return
-    with patch.object(topk_topp, "config", lambda: SMALL):
+    with patch.object(topk_topp, "SIZES", SMALL):
         mine = topk_topp.launch(scaled, torch.tensor([top_k]), torch.tensor([top_p]), torch.tensor([min_p]))
     kept = (scaled >= mine[:, None]) & scaled.isfinite()
     # A sum that meets top_p but for its rounding may go either way.
@@ -105,11 +106,11 @@ def test_any_row_keeps_what_sorting_keeps(
 
 
 def test_the_batch_does_not_matter() -> None:
-    """To the last bit: what a row's cutoff is next to others, alone, and in a strided tensor."""
+    """To the last bit: what a row's threshold is next to others, alone, and in a strided tensor."""
     wide = torch.randn(4, 300)
     scaled = wide[:, :200]
     options = torch.tensor([-1, 7, 50, -1]), torch.tensor([0.9, 1.0, 0.8, 1.0]), torch.tensor([0.0, 0.0, 0.0, 0.2])
-    with patch.object(topk_topp, "config", lambda: SMALL):
+    with patch.object(topk_topp, "SIZES", SMALL):
         together = topk_topp.launch(scaled, *options)
         alone = [
             topk_topp.launch(scaled[row : row + 1].contiguous(), *(each[row : row + 1] for each in options))
