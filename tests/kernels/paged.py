@@ -38,11 +38,12 @@ def paged_batch(
     device: str = "cpu",
     seed: int = 0,
     host_lengths: bool = True,
+    window: int = 0,
 ) -> PagedBatch:
     """Rows of `contexts` keys in blocks of random order, the last counts[b] of them new; layer 1 of 3.
 
     NaN is in block 0, in every block that no row owns, in the other layers, behind each row's last key, and in the
-    pages that a block table names behind the row's context.
+    pages that a block table names behind the row's context. Pages wholly behind the window of a row's oldest query are block 0.
     """
     generator = torch.Generator().manual_seed(seed)
     pages = [-(-context // shape.block_size) for context in contexts]
@@ -58,6 +59,8 @@ def paged_batch(
             block = tables[row, page] = owned.pop()
             here = dense[:, page * shape.block_size : (page + 1) * shape.block_size]
             cache[block, 1, :, :, : here.shape[1]] = here.transpose(1, 2)
+        if window:
+            tables[row, : max(0, context - counts[row] - window + 1) // shape.block_size] = 0
         keys.append(dense[0].to(dtype))
         values.append(dense[1].to(dtype))
     projection = torch.randn((sum(counts), shape.q_heads + 2, shape.head_dim), generator=generator)
@@ -71,6 +74,7 @@ def paged_batch(
         min_query_len=min(count for count in counts if count),
         counts=tuple(counts) if host_lengths else None,
         contexts=tuple(contexts) if host_lengths else None,
+        window=window,
     )
     q = projection.to(dtype).to(device)[:, : shape.q_heads]
     return PagedBatch(q, keys, values, cache.to(dtype).to(device), 1, meta)
@@ -93,8 +97,9 @@ def expected(batch: PagedBatch) -> torch.Tensor:
         value = value.double().repeat_interleave(group, dim=1)
         for token in range(starts[row], starts[row + 1]):
             seen = key.shape[0] - (starts[row + 1] - 1 - token)
-            scores = torch.einsum("hd,nhd->hn", q[token], key[:seen]) * batch.meta.scale
-            out[token] = torch.einsum("hn,nhd->hd", scores.softmax(-1), value[:seen])
+            first = max(0, seen - batch.meta.window) if batch.meta.window else 0
+            scores = torch.einsum("hd,nhd->hn", q[token], key[first:seen]) * batch.meta.scale
+            out[token] = torch.einsum("hn,nhd->hd", scores.softmax(-1), value[first:seen])
     return out
 
 

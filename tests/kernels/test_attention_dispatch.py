@@ -105,6 +105,15 @@ def test_other_devices_take_plain_triton(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.usefixtures("hopper")
+def test_windows_take_plain_triton_with_shares_of_the_keys_in_sight() -> None:
+    assert named(chosen(EIGHT_B, [600, 1], window=512)) == [triton_varlen.launch, triton_decode.launch]
+    assert named(chosen(ONE_B, [1] * 64, window=512)) == [triton_decode.launch]
+    (launch,) = chosen(ONE_B, [1] * 3, chain=CHAIN, window=128)
+    assert launch.func is triton_decode.launch
+    assert launch.keywords == {"splits": triton_decode.num_splits(24, 128, 132)} == {"splits": 4}
+
+
+@pytest.mark.usefixtures("hopper")
 def test_no_tokens_launch_nothing() -> None:
     pages = torch.zeros((2, 3, 2, 8, 64, 64))
     empty = torch.zeros(0, dtype=torch.int32)

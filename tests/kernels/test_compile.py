@@ -198,12 +198,12 @@ def one_page(model: Model, dtype: torch.dtype, block_size: int) -> torch.Tensor:
     return torch.empty(1, 1, 2, model.kv_heads, block_size, model.head_dim, dtype=dtype)
 
 
-@pytest.mark.parametrize("block_size", [8, 16, 64])
+@pytest.mark.parametrize(("block_size", "window"), [(8, 0), (16, 0), (64, 0), (16, 1024)])
 @pytest.mark.parametrize("splits", [1, 4])
 @each_model
-def test_decode_attention(name: str, dtype: torch.dtype, splits: int, block_size: int) -> None:
+def test_decode_attention(name: str, dtype: torch.dtype, splits: int, block_size: int, window: int) -> None:
     model = MODELS[name]
-    config = triton_decode.config(model.q_heads, one_page(model, dtype, block_size))
+    config = triton_decode.config(model.q_heads, one_page(model, dtype, block_size), window)
     unused = {"partial": None, "partial_weight": None} if splits == 1 else {}
     built = compiled(triton_decode.decode_kernel, attention_types(dtype), {"SPLITS": splits} | unused | config)
     check(built, "mma.sync" if dtype in HALF else "fma.rn.f32")
@@ -211,11 +211,11 @@ def test_decode_attention(name: str, dtype: torch.dtype, splits: int, block_size
     assert re.search(r"cp\.async\.cg\.shared\.global .*, 0x10", built.ptx)
 
 
-@pytest.mark.parametrize("block_size", [8, 16, 64])
+@pytest.mark.parametrize(("block_size", "window"), [(8, 0), (16, 0), (64, 0), (16, 1024)])
 @each_model
-def test_varlen_attention(name: str, dtype: torch.dtype, block_size: int) -> None:
+def test_varlen_attention(name: str, dtype: torch.dtype, block_size: int, window: int) -> None:
     model = MODELS[name]
-    config = triton_varlen.config(model.q_heads, one_page(model, dtype, block_size))
+    config = triton_varlen.config(model.q_heads, one_page(model, dtype, block_size), window)
     built = compiled(triton_varlen.varlen_kernel, attention_types(dtype), config)
     check(built, "wgmma.mma_async" if dtype in HALF else "fma.rn.f32")
 

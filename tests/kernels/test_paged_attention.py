@@ -30,14 +30,18 @@ shapes = st.builds(
 rows = st.lists(st.tuples(st.sampled_from([1, 1, 1, 2, 5, 33, 70]), st.integers(0, 90)), min_size=1, max_size=6)
 
 
-@settings(max_examples=60)
-@given(shapes, rows, st.integers(0, 99), st.booleans())
+#: Of one key, within a page and a tile of queries, of some pages, of more keys than most rows have; 0 is none.
+windows = st.sampled_from([0, 0, 1, 5, 32, 40, 100])
+
+
+@settings(max_examples=90)
+@given(shapes, rows, st.integers(0, 99), st.booleans(), windows)
 def test_any_mix_of_rows_equals_dense_attention(
-    shape: Shape, rows: list[tuple[int, int]], seed: int, host_lengths: bool
+    shape: Shape, rows: list[tuple[int, int]], seed: int, host_lengths: bool, window: int
 ) -> None:
     counts = [count for count, _ in rows]
     contexts = [count + before for count, before in rows]
-    batch = paged_batch(shape, counts, contexts, seed=seed, host_lengths=host_lengths)
+    batch = paged_batch(shape, counts, contexts, seed=seed, host_lengths=host_lengths, window=window)
     torch.testing.assert_close(answer(batch).double(), expected(batch), **tolerance(torch.float32))
 
 

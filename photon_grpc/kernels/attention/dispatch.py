@@ -174,7 +174,7 @@ def _one_query(step: _Step) -> Launch:
     fills_device = step.num_pairs >= 2 * step.multiprocessors
     if fills_device and _is_hopper(step.pages) and _suits_gluon_decode(step):
         return gluon_decode.launch_rows_of_one
-    max_keys = step.meta.max_context_len
+    max_keys = min(step.meta.max_context_len, step.meta.window or step.meta.max_context_len)
     splits = triton_decode.num_splits(step.num_pairs, max_keys, step.multiprocessors)
     return partial(triton_decode.launch, splits=splits)
 
@@ -182,6 +182,7 @@ def _one_query(step: _Step) -> Launch:
 def _suits_gluon_decode(step: _Step) -> bool:
     return (
         can_fuse(step.pages.device)
+        and not step.meta.window
         and step.pages.dtype in (torch.bfloat16, torch.float16)
         and step.pages.shape[5] in gluon_decode.HEAD_DIMS
         and step.group <= gluon_decode.MAX_GROUP
@@ -194,6 +195,7 @@ def _suits_hopper_varlen(step: _Step) -> bool:
     block_size, head_dim = pages.shape[4:]
     return (
         _is_hopper(pages)
+        and not meta.window
         and pages.dtype in (torch.bfloat16, torch.float16)
         and head_dim in hopper_varlen.TILES
         and hopper_varlen.CONSUMER_PAIRS % step.group == 0

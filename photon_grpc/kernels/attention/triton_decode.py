@@ -1,6 +1,7 @@
 """Attention of one query a row over a paged KV cache, in plain Triton: any dtype, any head_dim, any block size.
 
-    out[b] = softmax(scale · q[b] · K[: context_len[b]]ᵀ) · V[: context_len[b]]
+    out[b] = softmax(scale · q[b] · K[first : context_len[b]]ᵀ) · V[first : context_len[b]],
+    first = 0, or max(0, context_len[b] - window) where there is a window
 
 The query group of a key head is folded into the rows of the matrix product. The keys are shared out over `splits` programs, whose
 partial results `merge_kernel` joins. Softmax and sums in float32; `torch_attention.py` is the reference.
@@ -30,8 +31,8 @@ def decode_kernel(
     q, pages, out, partial, partial_weight, query_start, context_len, block_tables,
     scale, q_stride, block_stride, table_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    PRECISION: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program for (row, key head, share of the keys); rows of several queries are left to `varlen`.
 
@@ -42,8 +43,11 @@ def decode_kernel(
     if tl.load(query_start + row + 1) - query != 1:
         return
     context = tl.load(context_len + row)
-    share = tl.cdiv(tl.cdiv(context, BLOCK_N), SPLITS) * BLOCK_N
-    begin = split * share
+    behind = 0
+    if WINDOW:
+        behind = tl.maximum(context - WINDOW, 0) // BLOCK_N * BLOCK_N
+    share = tl.cdiv(tl.cdiv(context - behind, BLOCK_N), SPLITS) * BLOCK_N
+    begin = behind + split * share
     stop = tl.minimum(begin + share, context)
 
     member = tl.arange(0, BLOCK_M)
@@ -61,7 +65,10 @@ def decode_kernel(
     acc = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
     for start in range(begin, stop, BLOCK_N):
         offsets = key_offsets(table, start, stop, block_stride, BLOCK_SIZE, BLOCK_N, HEAD_DIM)
-        in_context = start + tl.arange(0, BLOCK_N) < stop
+        key = start + tl.arange(0, BLOCK_N)
+        in_context = key < stop
+        if WINDOW:
+            in_context &= key >= context - WINDOW
         high, total, acc = attend(
             tile, keys, values, offsets, in_context, in_context[None, :], high, total, acc, scale,
             HEAD_DIM, HEAD_PAD, PRECISION, True,
@@ -98,30 +105,29 @@ def merge_kernel(
     tl.store(to, answer.to(out.dtype.element_ty), mask=column < HEAD_DIM)
 
 
-def config(q_heads: int, pages: torch.Tensor) -> dict[str, Any]:
+def config(q_heads: int, pages: torch.Tensor, window: int = 0) -> dict[str, Any]:
     """Compile-time arguments of `decode_kernel`, all but SPLITS."""
     shape = shape_config(q_heads, pages)
     wide = pages.dtype == torch.float32
     return shape | {
         "BLOCK_M": max(16, next_power_of_2(shape["GROUP"])),
         "BLOCK_N": BLOCK_N,
+        "WINDOW": window,
         # Without tensor cores the tiles of a float32 product live in registers: fewer warps spill them.
         "num_warps": 8 if wide else (1 if shape["HEAD_PAD"] <= 64 else 2),
         "num_stages": 2 if wide else 3,
     }
 
 
-def num_splits(num_pairs: int, max_context_len: int, multiprocessors: int) -> int:
+def num_splits(num_pairs: int, max_keys: int, multiprocessors: int) -> int:
     """Shares of the keys of each of `num_pairs` (row, key head) pairs: a power of two that fills the device.
 
     Up to four programs for each multiprocessor: with more, the merge costs what the shares gain (measured on an H200 at
-    1 to 256 rows of 272 to 4,096 keys). A share is at least one tile of the longest possible context.
+    1 to 256 rows of 272 to 4,096 keys). A share is at least one tile of the most keys that a row may see.
     """
     splits = 1
     while (
-        splits < MAX_SPLITS
-        and 2 * splits * num_pairs <= 4 * multiprocessors
-        and 2 * splits <= cdiv(max_context_len, BLOCK_N)
+        splits < MAX_SPLITS and 2 * splits * num_pairs <= 4 * multiprocessors and 2 * splits <= cdiv(max_keys, BLOCK_N)
     ):
         splits *= 2
     return splits
@@ -132,7 +138,7 @@ def launch(
 ) -> None:
     """Fill the rows of `out` that have one query."""
     num_rows, q_heads = meta.context_len.shape[0], q.shape[1]
-    constants = config(q_heads, pages)
+    constants = config(q_heads, pages, meta.window)
     kv_heads, head_dim = constants["KV_HEADS"], constants["HEAD_DIM"]
     partial = weight = None
     if splits > 1:

@@ -1,6 +1,7 @@
 """Attention of several queries a row over a paged KV cache, in plain Triton: any dtype, any head_dim, any block size.
 
-    out[t] = softmax(scale · q[t] · K[: p + 1]ᵀ) · V[: p + 1],  p the position of token t in its row
+    out[t] = softmax(scale · q[t] · K[first : p + 1]ᵀ) · V[first : p + 1],  p the position of token t in its row,
+    first = 0, or max(0, p - window + 1) where there is a window
 
 One program takes a tile of (query, head of the group) pairs and one key head. Softmax and sums in float32; `torch_attention.py` is the
 reference.
@@ -27,7 +28,8 @@ def varlen_kernel(
     q, pages, out, query_start, context_len, block_tables, num_rows,
     scale, q_stride, block_stride, table_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program for (tile of BLOCK_M // GROUP queries of one row, key head); rows of one query are left to `decode`."""
     TILE: tl.constexpr = BLOCK_M // GROUP
@@ -54,26 +56,33 @@ def varlen_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
     stop = before + tl.minimum(first + TILE, count)
-    seen_by_all = (before + first + 1) // BLOCK_N * BLOCK_N
-    for start in range(0, seen_by_all, BLOCK_N):
-        offsets = key_offsets(table, start, stop, block_stride, BLOCK_SIZE, BLOCK_N, HEAD_DIM)
-        high, total, acc = attend(
-            tile, keys, values, offsets, None, None, high, total, acc, scale,
-            HEAD_DIM, HEAD_PAD, PRECISION, False,
-        )  # fmt: skip
-    for start in range(seen_by_all, stop, BLOCK_N):
+    if WINDOW:
+        masked_from = tl.maximum(before + first + 1 - WINDOW, 0) // BLOCK_N * BLOCK_N
+    else:
+        masked_from = (before + first + 1) // BLOCK_N * BLOCK_N
+        for start in range(0, masked_from, BLOCK_N):
+            offsets = key_offsets(table, start, stop, block_stride, BLOCK_SIZE, BLOCK_N, HEAD_DIM)
+            high, total, acc = attend(
+                tile, keys, values, offsets, None, None, high, total, acc, scale,
+                HEAD_DIM, HEAD_PAD, PRECISION, False,
+            )  # fmt: skip
+    for start in range(masked_from, stop, BLOCK_N):
         offsets = key_offsets(table, start, stop, block_stride, BLOCK_SIZE, BLOCK_N, HEAD_DIM)
         key = start + tl.arange(0, BLOCK_N)
         visible = (key[None, :] <= (before + token)[:, None]) & (key < stop)[None, :]
+        in_context = key < stop
+        if WINDOW:
+            in_context &= key > before + first - WINDOW
+            visible &= key[None, :] > (before + token - WINDOW)[:, None]
         high, total, acc = attend(
-            tile, keys, values, offsets, key < stop, visible, high, total, acc, scale,
+            tile, keys, values, offsets, in_context, visible, high, total, acc, scale,
             HEAD_DIM, HEAD_PAD, PRECISION, True,
         )  # fmt: skip
     answer = (acc / tl.where(total == 0.0, 1.0, total)[:, None]).to(tile.dtype)
     tl.store(out + query[:, None] * (KV_HEADS * GROUP * HEAD_DIM) + within, answer, mask=inside)
 
 
-def config(q_heads: int, pages: torch.Tensor) -> dict[str, Any]:
+def config(q_heads: int, pages: torch.Tensor, window: int = 0) -> dict[str, Any]:
     """Compile-time arguments of `varlen_kernel`."""
     shape = shape_config(q_heads, pages)
     wide = pages.dtype == torch.float32
@@ -82,6 +91,7 @@ def config(q_heads: int, pages: torch.Tensor) -> dict[str, Any]:
         "BLOCK_M": max(32 if wide else 64, next_power_of_2(shape["GROUP"])),
         # Without tensor cores the tiles of a float32 product live in registers: wider ones spill them.
         "BLOCK_N": (32 if shape["HEAD_PAD"] <= 64 else 16) if wide else 64,
+        "WINDOW": window,
         "num_warps": 8 if wide else 4,
         "num_stages": 2 if wide else 3,
     }
@@ -90,7 +100,7 @@ def config(q_heads: int, pages: torch.Tensor) -> dict[str, Any]:
 def launch(q: torch.Tensor, pages: torch.Tensor, plane: int, meta: AttentionMetadata, out: torch.Tensor) -> None:
     """Fill the rows of `out` that have several queries."""
     num_rows = meta.context_len.shape[0]
-    constants = config(q.shape[1], pages)
+    constants = config(q.shape[1], pages, meta.window)
     tile = constants["BLOCK_M"] // constants["GROUP"]
     rows = meta.query_start, meta.context_len, meta.block_tables
     numbers = num_rows, meta.log2_scale, q.stride(0), pages.stride(0), meta.block_tables.stride(0)

@@ -29,11 +29,27 @@ def test_mixed_rows_equal_dense_attention(heads: tuple[int, int, int], dtype: to
     torch.testing.assert_close(out.double().cpu(), expected(batch), **tolerance(dtype))
 
 
+@pytest.mark.parametrize("window", [1, 40, 64, 500])
+@pytest.mark.parametrize("block_size", [8, 16, 64])
+@each_dtype
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_rows_with_a_window_equal_dense_attention(
+    heads: tuple[int, int, int], dtype: torch.dtype, block_size: int, window: int
+) -> None:
+    counts, contexts = [1, 40, 1, 3, 130, 1], [270, 90, 1, 300, 1200, 900]
+    batch = paged_batch(Shape(*heads, block_size), counts, contexts, dtype, "cuda", window=window)
+    out = attend(TRITON, batch.q, batch.cache, batch.layer, batch.meta)
+    torch.testing.assert_close(out.double().cpu(), expected(batch), **tolerance(dtype))
+    theirs = attend(TORCH, batch.q, batch.cache, batch.layer, batch.meta)
+    torch.testing.assert_close(theirs.double().cpu(), expected(batch), **tolerance(dtype))
+
+
+@pytest.mark.parametrize("window", [0, 300])
 @pytest.mark.parametrize("splits", [1, 2, 4, 16])
 @each_dtype
-def test_every_number_of_shares(dtype: torch.dtype, splits: int) -> None:
+def test_every_number_of_shares(dtype: torch.dtype, splits: int, window: int) -> None:
     contexts = [1, 63, 64, 65, 700, 2000]
-    batch = paged_batch(Shape(8, 2, 128, 16), [1] * len(contexts), contexts, dtype, "cuda")
+    batch = paged_batch(Shape(8, 2, 128, 16), [1] * len(contexts), contexts, dtype, "cuda", window=window)
     out = torch.full(batch.q.shape, torch.nan, dtype=dtype, device="cuda")
     triton_decode.launch(batch.q, batch.cache, batch.layer, batch.meta, out, splits=splits)
     torch.testing.assert_close(out.double().cpu(), expected(batch), **tolerance(dtype))

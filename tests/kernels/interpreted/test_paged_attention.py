@@ -39,6 +39,21 @@ def test_shares_of_the_keys_merge_also_where_some_are_empty(splits: int) -> None
     check(batch, out)
 
 
+@pytest.mark.parametrize("window", [1, 21, 64])
+@pytest.mark.parametrize("block_size", [8, 64])
+def test_keys_behind_the_window_are_not_read(block_size: int, window: int) -> None:
+    batch = paged_batch(Shape(4, 2, 32, block_size), [1, 40, 1, 3, 1], [170, 190, 1, 80, 33], window=window)
+    check(batch, attend(TRITON, batch.q, batch.cache, batch.layer, batch.meta))
+
+
+@pytest.mark.parametrize("splits", [2, 8])
+def test_shares_of_a_window_merge(splits: int) -> None:
+    batch = paged_batch(Shape(4, 2, 32, 16), [1, 1, 1], [1, 200, 65], window=70)
+    out = torch.full(batch.q.shape, torch.nan)
+    triton_decode.launch(batch.q, batch.cache, batch.layer, batch.meta, out, splits=splits)
+    check(batch, out)
+
+
 @settings(max_examples=8)
 @given(
     st.sampled_from([8, 16, 64]),
