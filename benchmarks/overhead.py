@@ -83,7 +83,7 @@ def measure(num_seqs: int, num_steps: int, depth: int, prompt_tokens: int = 128)
     """Seconds of each step."""
     length = prompt_tokens + num_steps + 200
     num_blocks = num_seqs * (length // BLOCK_SIZE + 2)
-    pool = BlockPool(PLAN, num_blocks, RadixIndex(BLOCK_SIZE), GrowOnDemand())
+    pool = BlockPool(PLAN, num_blocks, RadixIndex(PLAN), GrowOnDemand())
     scheduler = Scheduler(SchedulerLimits(num_seqs, 8192), Priority(), pool)
     facts = Facts(length, 1000, PLAN, num_blocks, num_seqs, 8192, 1024, 1 << 20, "none", "none")
     post = Bridge()

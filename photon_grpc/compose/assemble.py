@@ -15,6 +15,7 @@ from photon_grpc.compose.warm_start import OnStage, WarmStart
 from photon_grpc.config.flags import CacheConfig, ServeConfig
 from photon_grpc.config.model_dir import ModelConfig, read_model_dir
 from photon_grpc.core.frames import Facts
+from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.ports import Heartbeat, Inbox, Outbox, Runner
 from photon_grpc.engine.blocks.allocation import AllocationPolicy, GrowOnDemand
 from photon_grpc.engine.blocks.block_pool import BlockPool
@@ -49,7 +50,9 @@ class Assembled:
 
     def engine(self, inbox: Inbox, outbox: Outbox, heartbeat: Heartbeat) -> Engine:
         cache, scheduling = self.config.cache, self.config.scheduler
-        pool = BlockPool(self.runner.kv, self.runner.num_blocks, _index(cache, self.sizes), _allocation(cache))
+        pool = BlockPool(
+            self.runner.kv, self.runner.num_blocks, _index(cache, self.runner.kv), _allocation(cache, self.runner.kv)
+        )
         limits = SchedulerLimits(
             self.sizes.max_num_seqs, self.sizes.max_num_batched_tokens, depth=max(self.runner.depth, 1)
         )
@@ -131,12 +134,19 @@ def _kernels(config: ServeConfig, device: torch.device) -> Kernels:
         raise ConfigError(f"--kernels {kind}: {error}", field="kernels") from None
 
 
-def _allocation(cache: CacheConfig) -> AllocationPolicy:
-    return ReserveContext() if cache.kv_layout == "contiguous" else GrowOnDemand()
+def _allocation(cache: CacheConfig, plan: KVPlan) -> AllocationPolicy:
+    if cache.kv_layout != "contiguous":
+        return GrowOnDemand()
+    if any(group.window for group in plan.groups):
+        raise ConfigError(
+            "--kv-layout contiguous: layers of this model have sliding windows, which free blocks amid a run; use paged",
+            field="kv_layout",
+        )
+    return ReserveContext()
 
 
-def _index(cache: CacheConfig, sizes: Sizes) -> PrefixIndex:
-    return RadixIndex(sizes.block_size) if cache.shares_prefixes else NoPrefixIndex()
+def _index(cache: CacheConfig, plan: KVPlan) -> PrefixIndex:
+    return RadixIndex(plan) if cache.shares_prefixes else NoPrefixIndex()
 
 
 def _facts(

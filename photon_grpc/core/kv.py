@@ -8,6 +8,9 @@ import msgspec
 
 from photon_grpc.errors import ModelLoadError
 
+#: More tokens than any sequence has.
+NEVER = 1 << 62
+
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -71,6 +74,14 @@ class KVPlan(msgspec.Struct, frozen=True, array_like=True):
         """Entries of a group's block table that hold this many tokens of one sequence."""
         return -(-num_tokens // self.block_size)
 
+    def behind(self, window: int, num_tokens: int) -> int:
+        """Columns that no token from position `num_tokens` on attends, in a group of this window."""
+        return max(0, num_tokens - window + 1) // self.block_size if window else 0
+
+    def slides_at(self, window: int, column: int) -> int:
+        """The number of tokens from which on `behind` counts this column."""
+        return (column + 1) * self.block_size + window - 1 if window else NEVER
+
     def blocks(self, num_tokens: int) -> int:
         """Blocks that hold this many tokens of one sequence, over all groups."""
         return -(-num_tokens // self.block_size) * len(self.groups)
@@ -107,25 +118,46 @@ def place(groups: Iterable[KVGroup], layer: int) -> tuple[int, int]:
     return next((number, group.layers.index(layer)) for number, group in enumerate(groups) if layer in group.layers)
 
 
+class PrefixNode:
+    """One whole block of ids behind those of its parent, in the tree of known beginnings; `blocks[g]` holds it in KVGroup g, 0: none does.
+
+    Changed by the prefix index only.
+    """
+
+    __slots__ = ("parent", "key", "depth", "blocks", "children", "is_known")
+
+    def __init__(self, parent: PrefixNode | None, key: Hashable, depth: int, blocks: Iterable[int]) -> None:
+        #: None: this is a root.
+        self.parent = parent
+        #: Among the parent's children.
+        self.key = key
+        #: Blocks of ids up to here; 0 of a root.
+        self.depth = depth
+        self.blocks = list(blocks)
+        self.children: dict[Hashable, PrefixNode] = {}
+        self.is_known = True
+
+
 class BlockTable:
-    """Which blocks hold one sequence: `groups[g][i]` holds its tokens [i * block_size, (i + 1) * block_size) in KVGroup g.
+    """Which blocks hold one sequence: `groups[g][i]` holds its tokens [i * block_size, (i + 1) * block_size) in KVGroup g; 0 where the
+    group's window has left them behind.
 
     Changed by the BlockPool only.
     """
 
-    __slots__ = ("groups", "capacity", "publish_at", "root", "tail")
+    __slots__ = ("groups", "capacity", "publish_at", "slide_at", "settle_at", "root", "tail")
 
-    def __init__(self, num_groups: int = 1) -> None:
-        self.groups: list[list[int]] = [[] for _ in range(num_groups)]
+    def __init__(self) -> None:
+        self.groups: list[list[int]] = []
         #: Tokens that fit into the blocks held.
         self.capacity = 0
         #: Tokens at which the next block is whole and becomes known to the prefix index.
-        self.publish_at = 1 << 62
+        self.publish_at = NEVER
+        #: Settled tokens at which the next block is behind a window.
+        self.slide_at = NEVER
+        #: The smaller of the two: settled tokens at which there is something to do.
+        self.settle_at = NEVER
         #: Who may share: (adapter, owner, salt).
         self.root: Hashable = None
-        #: What the next published block hangs from: the last published one, `root` before any.
-        self.tail: Hashable = None
-
-    @property
-    def num_blocks(self) -> int:
-        return sum(len(group) for group in self.groups)
+        #: What the next published block hangs from; None: it is the first.
+        self.tail: PrefixNode | None = None

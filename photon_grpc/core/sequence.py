@@ -58,9 +58,7 @@ class Sequence:
         "finish_reason",
     )
 
-    def __init__(
-        self, request: Request, handle: int, index: int, frontend: int, rank: tuple[float, int], num_groups: int = 1
-    ) -> None:
+    def __init__(self, request: Request, handle: int, index: int, frontend: int, rank: tuple[float, int]) -> None:
         self.request = request
         self.handle = handle
         self.index = index
@@ -71,7 +69,7 @@ class Sequence:
         self.num_computed = 0
         self.flights: deque[Flight] = deque()
         self.status = Status.WAITING
-        self.table = BlockTable(num_groups)
+        self.table = BlockTable()
         #: Row of the runner's slot table; 0 while it has none.
         self.slot = 0
         #: Smaller runs first: (the policy's number, arrival order).

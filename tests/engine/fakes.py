@@ -1,9 +1,9 @@
 """A runner without tensors, exact about the one thing that matters here: it reads its own KV cache.
 
-Every block is a list of cells holding the id written there. A token is drawn from the ids *read back through the block table*, so a wrong
-block table, a block shared and then written, or one given away too early changes the output. `complete` is the independent oracle: the
-same function of the plain list of ids. Drafts are written into cells and stay there when they are not kept; of what the masks allow the
-first id from `next_id` on is drawn.
+Every block is a list of cells holding the id written there. A token is drawn from the ids *read back through the block tables*, of a group
+with a window as far as it reaches, so a wrong block table, a block shared and then written, or one given away too early changes the output.
+`complete` is the independent oracle: the same function of the plain list of ids. Drafts are written into cells and stay there when they are
+not kept; of what the masks allow the first id from `next_id` on is drawn.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.ports import Event, Pending
 from photon_grpc.core.stats import Load
 from photon_grpc.runner.poisoned_slots import PoisonedSlots, SoundRows
+from tests.engine.pages import NAN, Pages
 from tests.engine.tables import Table
 
 VOCAB = 97
 MASK_BYTES = 4 * -(-VOCAB // 32)
-#: In a cell: what was written there is no number.
-NAN = -3
 
 
 def next_id(ids: Sequence[int], seed: int = 0, index: int = 0) -> int:
@@ -75,7 +74,8 @@ class _Slot:
     def __init__(self) -> None:
         self.ids: list[int] = []
         self.computed = 0
-        self.blocks: list[int] = []
+        #: Per KVGroup.
+        self.blocks: list[list[int]] = []
         self.num_prompt = 0
         self.seed = 0
         self.index = 0
@@ -85,7 +85,8 @@ class _Slot:
 class _Seat:
     """What the scheduler may believe of a seat: tokens launched if every draft is refused, and if every one is kept."""
 
-    blocks: list[int]
+    #: Per KVGroup.
+    blocks: list[list[int]]
     least: int
     most: int
 
@@ -153,9 +154,8 @@ class FakeRunner:
     def __init__(self, plan: KVPlan, num_blocks: int, depth: int = 0) -> None:
         self.kv = plan
         self.num_blocks = num_blocks
-        self.block_size = block_size = plan.block_size
         self.depth = depth
-        self.cells = [[-1] * block_size for _ in range(num_blocks + 1)]
+        self.pages = Pages(plan, num_blocks)
         self.slots: defaultdict[int, _Slot] = defaultdict(_Slot)
         #: What the scheduler believes of every slot, whether it was applied or not.
         self.seats: dict[int, _Seat] = {}
@@ -209,10 +209,11 @@ class FakeRunner:
                 "a slot in flight was given away"
             )
             num_computed = admission.num_computed
-            self._check_unused(admission.blocks[0][self.kv.columns(num_computed) :])
-            self.seats[admission.slot] = _Seat(list(admission.blocks[0]), num_computed, num_computed)
+            for group in admission.blocks:
+                self._check_unused(group[self.kv.columns(num_computed) :])
+            self.seats[admission.slot] = _Seat(list(map(list, admission.blocks)), num_computed, num_computed)
         for growth in batch.grown:
-            blocks = self.seats[growth.slot].blocks
+            blocks = self.seats[growth.slot].blocks[growth.group]
             assert len(blocks) == growth.offset
             self._check_unused(growth.blocks)
             blocks.extend(growth.blocks)
@@ -227,8 +228,8 @@ class FakeRunner:
         written: set[int] = set()
         for seat, count, yields in zip(seats, batch.counts, batch.yields, strict=True):
             assert yields <= 1 + batch.drafts
-            first, last = seat.least, seat.most + count - 1
-            written.update(seat.blocks[first // self.block_size : last // self.block_size + 1])
+            columns = self.pages.columns(seat.least, seat.most + count - 1)
+            written.update(block for group in seat.blocks for block in group[columns])
             seat.least += count - max(yields - 1, 0)
             seat.most += count
         return written
@@ -242,6 +243,8 @@ class FakeRunner:
         drafts = [self._draft(slot, yields - 1) for slot, yields in zip(batch.slots, batch.yields, strict=True)]
         for row, (slot, count) in enumerate(zip(batch.slots, batch.counts, strict=True)):
             self._write(slot, count, drafts[row], is_nan=self.nan_rows.get(batch.step) == row)
+        for row, (slot, count) in enumerate(zip(batch.slots, batch.counts, strict=True)):
+            self._attend(slot, count, drafts[row])
         return _Open(batch, drafts, partial(self._tail, batch, drafts))
 
     def _failed(self, batch: Batch) -> StepOutput:
@@ -268,20 +271,17 @@ class FakeRunner:
         return [
             *(partial(self._admit, admission) for admission in batch.admissions),
             *(partial(self._grow, growth) for growth in batch.grown),
-            *(partial(self._copy, *pair) for pair in batch.copies),
+            *(partial(self.pages.copy, *pair) for pair in batch.copies),
         ]
 
     def _admit(self, admission: Admission) -> None:
         slot = self.slots[admission.slot]
         slot.ids, slot.computed = list(admission.ids), admission.num_computed
-        slot.blocks = list(admission.blocks[0])
+        slot.blocks = list(map(list, admission.blocks))
         slot.num_prompt, slot.seed, slot.index = admission.num_prompt, admission.sampling.seed, admission.output_index
 
     def _grow(self, growth: Growth) -> None:
-        self.slots[growth.slot].blocks[growth.offset :] = growth.blocks
-
-    def _copy(self, source: int, destination: int) -> None:
-        self.cells[destination] = list(self.cells[source])
+        self.slots[growth.slot].blocks[growth.group][growth.offset :] = growth.blocks
 
     def _draft(self, number: int, count: int) -> list[int]:
         slot, drafts = self.slots[number], []
@@ -294,19 +294,27 @@ class FakeRunner:
     def _write(self, number: int, count: int, drafts: list[int], is_nan: bool) -> None:
         slot = self.slots[number]
         ids = [*slot.ids, *drafts]
+        columns = self.pages.columns(slot.computed, slot.computed + count - 1)
+        for group, own in zip(slot.blocks, self.seats[number].blocks, strict=True):
+            assert 0 not in group[columns] and set(group[columns]) <= set(own), (
+                "a row writes into a block that is not its own"
+            )
         for position in range(slot.computed, slot.computed + count):
-            block = slot.blocks[position // self.block_size]
-            assert block in self.seats[number].blocks, "a row writes into a block that is not its own"
-            self.cells[block][position % self.block_size] = NAN if is_nan else ids[position]
+            self.pages.write(slot.blocks, position, NAN if is_nan else ids[position])
         slot.computed += count
+
+    def _attend(self, number: int, count: int, drafts: list[int]) -> None:
+        slot = self.slots[number]
+        for position in range(slot.computed - count, slot.computed):
+            self.pages.attend(slot.blocks, [*slot.ids, *drafts], position)
 
     def _keep(self, number: int, drafts: list[int], masks: list[bytes] | None) -> list[int]:
         """The ids that a row yields: drawn behind its last id, and behind every draft that equals the id kept there."""
         slot, known, kept = self.slots[number], len(self.slots[number].ids), []
         assert slot.computed == known + len(drafts), "a row yields before all it knows is computed"
-        read = [self.cells[slot.blocks[p // self.block_size]][p % self.block_size] for p in range(slot.computed)]
+        ids = [*slot.ids, *drafts]
         for j, draft in enumerate([*drafts, -1]):
-            token = self._drawn(slot, read[: known + j], masks and masks[j])
+            token = self._drawn(slot, self.pages.read(slot.blocks, ids[: known + j]), masks and masks[j])
             if token < 0 and kept:
                 break
             kept.append(token)

@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass, field
 from itertools import cycle
 
+from hypothesis import strategies as st
+
 from photon_grpc.core.fault import Fault
 from photon_grpc.core.frames import Abort, Add, Facts, Finished, StepFrame
 from photon_grpc.core.request import Request, SamplingParams, StopParams
@@ -22,9 +24,13 @@ from tests.engine.fakes import VOCAB, FakeBridge, FakeRunner
 from tests.engine.tables import Table, TableGrammars
 from tests.kv_plans import kv_plan
 
+#: Of the KVGroups of a Setting that does not say; 0 attends everything.
+default_windows: tuple[int, ...] = (0,)
+
 
 @dataclass
 class Setting:
+    #: For each KVGroup.
     num_blocks: int = 64
     block_size: int = 4
     max_num_seqs: int = 8
@@ -39,8 +45,13 @@ class Setting:
     max_model_len: int = 256
     max_queue_size: int = 1024
     max_queued_tokens: int = 1 << 20
+    windows: tuple[int, ...] = field(default_factory=lambda: default_windows)
     #: Nothing here sleeps, so the Load is told after every step that changed it.
     load_interval_s: float = 0.0
+
+
+#: Drawn by properties: one group and two, windows that end within a block and with one, and no group that attends everything.
+windows = st.sampled_from([(0,), (0, 5), (0, 1), (0, 8), (7,)])
 
 
 @dataclass
@@ -62,10 +73,13 @@ class CyclicDrafting:
 class Harness:
     def __init__(self, setting: Setting | None = None) -> None:
         self.setting = s = setting or Setting()
-        plan = kv_plan(s.block_size)
-        self.runner = FakeRunner(plan, s.num_blocks, s.depth)
-        index = RadixIndex(s.block_size) if s.prefix_caching and not s.contiguous else NoPrefixIndex()
-        self.pool = BlockPool(plan, s.num_blocks, index, ReserveContext() if s.contiguous else GrowOnDemand())
+        # A run of blocks for the whole context is not for windows.
+        plan = kv_plan(s.block_size, *s.windows) if not s.contiguous else kv_plan(s.block_size)
+        self.num_groups = len(plan.groups)
+        num_blocks = s.num_blocks * self.num_groups
+        self.runner = FakeRunner(plan, num_blocks, s.depth)
+        index = RadixIndex(plan) if s.prefix_caching and not s.contiguous else NoPrefixIndex()
+        self.pool = BlockPool(plan, num_blocks, index, ReserveContext() if s.contiguous else GrowOnDemand())
         limits = SchedulerLimits(s.max_num_seqs, s.max_num_batched_tokens, max(s.depth, 1))
         chunking = Chunked() if s.chunked else Whole()
         self.grammars = TableGrammars()
@@ -76,7 +90,7 @@ class Harness:
             s.max_model_len,
             97,
             plan,
-            s.num_blocks,
+            num_blocks,
             s.max_num_seqs,
             s.max_num_batched_tokens,
             s.max_queue_size,

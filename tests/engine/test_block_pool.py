@@ -13,7 +13,8 @@ ROOT = (0, "", "")
 
 
 def new_pool(num_blocks: int) -> BlockPool:
-    return BlockPool(kv_plan(2), num_blocks, RadixIndex(2), GrowOnDemand())
+    plan = kv_plan(2)
+    return BlockPool(plan, num_blocks, RadixIndex(plan), GrowOnDemand())
 
 
 def admitted(pool: BlockPool, ids: tuple[int, ...]) -> Sequence:

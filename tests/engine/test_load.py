@@ -16,6 +16,8 @@ from photon_grpc.core.stats import Load
 from photon_grpc.engine.engine import Engine
 from tests.engine.harness import Harness, Setting
 
+pytestmark = pytest.mark.usefixtures("windows")
+
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 
 
@@ -40,7 +42,7 @@ def test_the_last_load_told_is_that_of_an_engine_at_rest_however_its_last_reques
         time.sleep(0.06)
     h.run()
     last = h.post.loads[-1]
-    assert at_rest(last) and last.total_blocks == 64
+    assert at_rest(last) and last.total_blocks == h.pool.num_blocks
     failed, cancelled = int(ends == "deadline"), int(ends == "abort")
     assert (last.finished, last.failed, last.cancelled) == (1 - failed - cancelled, failed, cancelled)
 
@@ -49,7 +51,7 @@ def test_a_reset_of_the_prefix_cache_is_told() -> None:
     h = Harness()
     h.add(list(range(20)), 2)
     h.run()
-    assert h.post.loads[-1].cached_blocks == 5
+    assert h.post.loads[-1].cached_blocks == 5 * h.num_groups
     h.post.put(Control(1, "reset_prefix_cache"))
     h.run()
     assert h.post.loads[-1].cached_blocks == 0
@@ -110,7 +112,7 @@ def test_a_front_end_that_asked_nothing_hears_of_the_requests_of_another() -> No
     for _ in range(4):
         engine.step()
     heard = loads(idle)
-    assert (heard[-1].running, heard[-1].owned_blocks) == (1, 2) and heard[-1].output_tokens > 0
+    assert (heard[-1].running, heard[-1].owned_blocks) == (1, 2 * h.num_groups) and heard[-1].output_tokens > 0
     asking.close()
     engine.step()
     assert at_rest(loads(idle)[-1])

@@ -13,6 +13,8 @@ from tests.engine.fakes import complete
 from tests.engine.harness import Harness, Setting
 from tests.engine.tables import END, Table
 
+pytestmark = pytest.mark.usefixtures("windows")
+
 DEPTHS = pytest.mark.parametrize("depth", [0, 1, 2])
 
 #: Ids of class 1, then of 2, over and over; the end after any whole pair.

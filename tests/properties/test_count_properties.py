@@ -19,7 +19,7 @@ from photon_grpc.frontend.ask import SamplingAsk, StopAsk
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.stream import TokenStream
-from tests.engine.harness import Harness, Setting
+from tests.engine.harness import Harness, Setting, windows
 from tests.frontend.fake_engine import FakeLink, ask, served
 
 #: The fake runner draws among 97 ids, each a character: an output of thirty tokens meets one of these nine times in ten.
@@ -128,6 +128,7 @@ async def play(h: Harness, requests: list[tuple[int, int, int, bool, int, int | 
         depth=st.integers(0, 1),
         prefix_caching=st.booleans(),
         max_model_len=st.just(44),
+        windows=windows,
     ),
     st.lists(asked, min_size=1, max_size=10),
 )

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from photon_grpc.core.frames import Abort, Control, StepFrame
-from tests.engine.harness import Harness, Setting
+from tests.engine.harness import Harness, Setting, windows
 
 settings_of = st.builds(
     Setting,
@@ -20,6 +20,7 @@ settings_of = st.builds(
     policy=st.sampled_from(["fcfs", "priority", "deadline", "static"]),
     depth=st.integers(0, 1),
     max_queue_size=st.sampled_from([2, 100]),
+    windows=windows,
 )
 #: Long ago, in a moment (the steps before take longer than that or not), or never.
 instants = st.sampled_from([None, None, -1.0, 0.0005])

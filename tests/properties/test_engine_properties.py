@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from photon_grpc.core.sequence import Sequence, Status
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
 from tests.engine.fakes import complete
-from tests.engine.harness import Harness, Setting
+from tests.engine.harness import Harness, Setting, windows
 
 settings_of = st.builds(
     Setting,
@@ -25,6 +25,7 @@ settings_of = st.builds(
     contiguous=st.booleans(),
     policy=st.sampled_from(["fcfs", "priority", "deadline", "static"]),
     depth=st.integers(0, 2),
+    windows=windows,
 )
 prompts = st.one_of(
     st.lists(st.integers(0, 3), min_size=1, max_size=20),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from photon_grpc.core.frames import Control
 from tests.engine.fakes import complete
-from tests.engine.harness import Harness, Setting
+from tests.engine.harness import Harness, Setting, windows
 
 settings_of = st.builds(
     Setting,
@@ -18,6 +18,7 @@ settings_of = st.builds(
     max_num_batched_tokens=st.integers(1, 40),
     chunked=st.booleans(),
     depth=st.integers(0, 2),
+    windows=windows,
 )
 prompts = st.one_of(
     st.lists(st.integers(0, 2), min_size=1, max_size=12),

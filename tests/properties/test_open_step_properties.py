@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from photon_grpc.core.ports import Event
 from tests.engine.fakes import complete
-from tests.engine.harness import Harness, Setting
+from tests.engine.harness import Harness, Setting, windows
 from tests.engine.tables import END, NUM_CLASSES, Table
 
 settings_of = st.builds(
@@ -25,6 +25,7 @@ settings_of = st.builds(
     contiguous=st.booleans(),
     policy=st.sampled_from(["fcfs", "priority", "deadline", "static"]),
     depth=st.integers(0, 2),
+    windows=windows,
     drafts=st.lists(st.sampled_from([0, 1, 2, 3, 7]), min_size=1, max_size=4).map(tuple),
 )
 states = st.integers(0, 3)

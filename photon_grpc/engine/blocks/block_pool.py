@@ -1,22 +1,20 @@
 """Owner of every block id. Books: free + cached + owned + limbo = total.
 
 A block is *owned* while a table references it, *cached* while only the prefix index knows it (and then as good as free: it is evicted when
-needed, and counted once), in *limbo* while nobody may have it because a step in flight still writes to it, else *free*.
-Block 0 is reserved for padding and stands outside the books.
+needed, and counted once), in *limbo* while it may not be given away because work in flight still touches it, else *free*.
+Block 0 is reserved for padding and stands outside the books; in a table it stands for what a window has left behind.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Hashable, Iterable
 
 from photon_grpc.core.batch import Growth
-from photon_grpc.core.kv import BlockTable, KVPlan
+from photon_grpc.core.kv import NEVER, BlockTable, KVPlan, PrefixNode
 from photon_grpc.core.sequence import Sequence
 from photon_grpc.engine.blocks.allocation import AllocationPolicy
-from photon_grpc.engine.blocks.prefix_index import Parent, PrefixIndex
-
-#: `BlockTable.publish_at` of a table that publishes no more.
-NEVER = 1 << 62
+from photon_grpc.engine.blocks.fences import Fences, Limbo
+from photon_grpc.engine.blocks.prefix_index import PrefixIndex
 
 
 class BlockPool:
@@ -24,7 +22,7 @@ class BlockPool:
 
     Args:
         plan: the groups that a table holds a list of blocks for, and the arithmetic of blocks.
-        num_blocks: blocks that requests may use: ids 1 ... num_blocks.
+        num_blocks: blocks that requests may use: ids 1 ... num_blocks, of whichever group.
         index: what is known about the content of blocks.
         allocation: how much a sequence gets at admission.
     """
@@ -34,13 +32,15 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = plan.block_size
         self.allocation = allocation
+        #: Of all work in flight that touches blocks.
+        self.fences = Fences()
         self._index = index
-        self._num_groups = len(plan.groups)
+        self._windows = [group.window for group in plan.groups]
         self._free = allocation.store(num_blocks)
         self._references = [0] * (num_blocks + 1)
-        #: Block -> the step that must settle first, and the same in order of release.
-        self._limbo: dict[int, int] = {}
-        self._fences: deque[tuple[int, int]] = deque()
+        self._limbo = Limbo(self.fences)
+        #: Block that is referenced -> newest fence of those that have let go of it.
+        self._fence_of_owned: dict[int, int] = {}
         self._num_owned = 0
 
     # -- books -------------------------------------------------------------------------------------------------------------------------
@@ -78,67 +78,61 @@ class BlockPool:
 
     # -- allocation --------------------------------------------------------------------------------------------------------------------
 
-    def admit(self, seq: Sequence, root: Parent, num_running: int) -> bool:
+    def admit(self, seq: Sequence, root: Hashable, num_running: int) -> bool:
         """Gives a sequence without blocks what it needs to start: the longest known beginning, shared, and fresh blocks for the rest.
 
         Sets `seq.num_computed` to the tokens that need not be computed, at most all but one. False, and nothing taken, when there is
         no room.
         """
-        hit = self._match(seq, root)
-        needed = self.plan.blocks(self.allocation.tokens_at_admission(seq)) - len(hit)
+        path = self._match(seq, root)
+        num_tokens = len(path) * self.block_size
+        hit = [
+            self._seen([node.blocks[group] for node in path], group, num_tokens) for group in range(len(self._windows))
+        ]
         # What a hit wakes from rest is no longer there to be evicted: a resting block is never promised twice.
-        waking = sum(1 for block in hit if not self._references[block] and block not in self._limbo)
-        if needed + self.allocation.headroom(num_running) > self.num_available - waking:
+        waking = sum(
+            1 for group in hit for block in group if block and not self._references[block] and block not in self._limbo
+        )
+        if not self._seat(seq, root, hit, waking, num_running):
             return False
-        for block in hit:
-            self._reference(block)
-        table = self._fresh_table(seq, root)
-        try:
-            table.groups = (
-                [[*hit, *self._take(needed // self._num_groups)]] if self._num_groups == 1 else self._per_group(needed)
-            )
-        except IndexError:
-            # No run is long enough; where runs are wanted nothing is shared, so nothing was taken.
-            return False
-        table.capacity = len(table.groups[0]) * self.block_size
-        self._continue_chain(table, hit)
-        seq.table = table
-        seq.num_computed = len(hit) * self.block_size
+        if path:
+            self._continue_chain(seq.table, path[-1])
+        seq.num_computed = num_tokens
         return True
 
     def fork(self, seq: Sequence, leader: Sequence, num_running: int) -> tuple[tuple[int, int], ...] | None:
-        """Gives `seq` the leader's prompt but for its last token: whole blocks shared, the partial one to be copied.
+        """Gives `seq` the leader's prompt but for its last token: whole blocks shared, the partial one of each group to be copied.
 
         Returns the copies (source, destination), or None when there is no room. A shared block is never written: writes begin behind
-        the last whole shared block, in a block of the sequence's own.
+        the last whole shared block, in a block of the sequence's own. Where the leader's window has left the prompt behind, as `admit`.
         """
         num_tokens = seq.num_prompt - 1
-        whole = num_tokens // self.block_size
-        shared = [group[:whole] for group in leader.table.groups]
-        needed = self.plan.blocks(self.allocation.tokens_at_admission(seq)) - whole * self._num_groups
-        if needed + self.allocation.headroom(num_running) > self.num_available:
+        whole, needed = num_tokens // self.block_size, self.plan.columns(num_tokens)
+        sources = [self._seen(table[:needed], group, num_tokens) for group, table in enumerate(leader.table.groups)]
+        if not all(
+            all(blocks[self.plan.behind(window, num_tokens) :])
+            for blocks, window in zip(sources, self._windows, strict=True)
+        ):
+            return () if self.admit(seq, leader.table.root, num_running) else None
+        if not self._seat(seq, leader.table.root, [blocks[:whole] for blocks in sources], 0, num_running):
             return None
-        table = self._fresh_table(seq, leader.table.root)
-        own = needed // self._num_groups
-        for group in shared:
-            for block in group:
-                self._reference(block)
-        table.groups = [[*group, *self._take(own)] for group in shared]
-        table.capacity = (whole + own) * self.block_size
-        self._continue_chain(table, [block for block in shared[0] if self._index.knows(block)])
-        seq.table = table
+        node = leader.table.tail
+        while node is not None and (node.depth > whole or not node.is_known):
+            node = node.parent
+        if node is not None and node.depth:
+            self._continue_chain(seq.table, node)
         seq.num_computed = num_tokens
-        if num_tokens == whole * self.block_size:
-            return ()
         return tuple(
-            (theirs[whole], ours[whole]) for theirs, ours in zip(leader.table.groups, table.groups, strict=True)
+            (theirs[whole], ours[whole])
+            for theirs, ours in zip(sources, seq.table.groups, strict=True)
+            if needed > whole
         )
 
     def grow(self, seq: Sequence, num_tokens: int) -> list[Growth] | None:
         """Extends the table to hold `num_tokens`. None, and nothing taken, when there is no room."""
         table = seq.table
         missing = self.plan.columns(num_tokens - table.capacity)
-        if missing * self._num_groups > self.num_available:
+        if missing * len(table.groups) > self.num_available:
             return None
         grown = []
         for number, group in enumerate(table.groups):
@@ -149,26 +143,44 @@ class BlockPool:
         return grown
 
     def limbo_covers(self, num_tokens: int, seq: Sequence) -> bool:
-        """Whether waiting for the steps in flight will free enough to hold `num_tokens` of `seq`."""
+        """Whether waiting for work in flight will free enough to hold `num_tokens` of `seq`."""
         return self.plan.blocks(num_tokens - seq.table.capacity) <= self.num_available + self.num_limbo
 
     def release(self, table: BlockTable, fence: int) -> None:
-        """Takes all blocks back; those that nobody else references wait until step `fence` has settled (0: none is in flight)."""
-        for group in table.groups:
-            # From the end, so that what rests longest is a leaf of the index.
-            for block in reversed(group):
-                self._dereference(block, fence)
-            group.clear()
+        """Takes all blocks back; those that nobody else references wait for `fence`, the newest ticket that touches them (0: none does)."""
+        # From the end, so that what rests longest is a leaf of the index.
+        for blocks in zip(*map(reversed, table.groups), strict=True):
+            for block in blocks:
+                if block:
+                    self._dereference(block, fence)
+        table.groups = []
         table.capacity = 0
-        table.publish_at = NEVER
+        table.publish_at = table.slide_at = table.settle_at = NEVER
 
-    def settled(self, step: int) -> None:
-        """Opens the fences up to `step`."""
-        while self._fences and self._fences[0][0] <= step:
-            fence, block = self._fences.popleft()
-            if self._limbo.get(block) == fence:
-                del self._limbo[block]
-                self._give_back(block)
+    def open_limbo(self) -> None:
+        """Gives back what was in limbo behind fences that are passed."""
+        for block in self._limbo.opened():
+            self._give_back(block)
+
+    # -- what has settled --------------------------------------------------------------------------------------------------------------
+
+    def settle(self, seq: Sequence, fence: int) -> None:
+        """Publishes and lets go of what `seq.num_computed` settled tokens allow; to be called from `seq.table.settle_at` on."""
+        self.publish(seq, seq.num_computed)
+        self.slide(seq, seq.num_computed, fence)
+
+    def slide(self, seq: Sequence, num_settled: int, fence: int) -> None:
+        """Takes back the blocks that no token from position `num_settled` on attends; they wait for `fence` as in `release`."""
+        table = seq.table
+        if num_settled < table.slide_at:
+            return
+        for window, group in zip(self._windows, table.groups, strict=True):
+            for column in reversed(range(self.plan.behind(window, num_settled))):
+                if not group[column]:
+                    break
+                self._dereference(group[column], fence)
+                group[column] = 0
+        self._set_marks(table, num_settled)
 
     # -- prefixes ----------------------------------------------------------------------------------------------------------------------
 
@@ -177,19 +189,21 @@ class BlockPool:
         Returns those that became known."""
         table, size = seq.table, self.block_size
         published: list[int] = []
-        if table.tail is not table.root and not self._index.knows(table.tail):
-            # It was forgotten meanwhile; what hangs from it would be found below whatever the block holds next.
+        if table.tail is not None and not table.tail.is_known:
+            # It was forgotten meanwhile; what hangs from it could never be reached.
             table.publish_at = NEVER
         while table.publish_at <= num_tokens:
             end = table.publish_at
-            block = table.groups[0][end // size - 1]
-            if self._index.publish(table.tail, seq.ids[end - size : end], block):
-                table.tail = block
-                table.publish_at += size
-                published.append(block)
-            else:
-                # Another block is that already; hanging ours below a block that we do not hold could outlive it.
+            blocks = [group[end // size - 1] for group in table.groups]
+            node = self._index.publish(table.root, table.tail, seq.ids[end - size : end], blocks)
+            if node is None:
+                # Others are that already; hanging ours below blocks that we do not hold, they could be forgotten with them.
                 table.publish_at = NEVER
+            else:
+                table.tail = node
+                table.publish_at += size
+                published += filter(self._index.knows, blocks)
+        table.settle_at = min(table.publish_at, table.slide_at)
         return published
 
     def forget(self, blocks: set[int]) -> set[int]:
@@ -200,7 +214,7 @@ class BlockPool:
 
     def forget_prefix(self, seq: Sequence) -> None:
         """Forgets every block that the beginning of `seq` could be found in, and all that hang from them."""
-        self.forget(set(self._index.match(seq.table.root, seq.ids, len(seq.ids))))
+        self._reclaim(self._index.forget_beginning(seq.table.root, seq.ids))
 
     def reset_prefixes(self) -> int:
         """Forgets everything known; returns how many blocks became free. Those in use are only forgotten."""
@@ -213,24 +227,54 @@ class BlockPool:
 
     # -- inside ------------------------------------------------------------------------------------------------------------------------
 
-    def _match(self, seq: Sequence, root: Parent) -> list[int]:
+    def _match(self, seq: Sequence, root: Hashable) -> list[PrefixNode]:
         if seq.request.bypass_prefix_cache or not self.allocation.may_share:
             return []
         return self._index.match(root, seq.ids, len(seq.ids) - 1)
 
-    def _fresh_table(self, seq: Sequence, root: Parent) -> BlockTable:
-        table = BlockTable(self._num_groups)
-        table.root = table.tail = root
-        table.publish_at = NEVER if seq.request.bypass_prefix_cache or self._num_groups > 1 else self.block_size
+    def _seen(self, blocks: list[int], group: int, num_tokens: int) -> list[int]:
+        """What a sequence that goes on behind `num_tokens` holds of these blocks of one group: 0 for those behind its window."""
+        behind = self.plan.behind(self._windows[group], num_tokens)
+        return [0] * behind + blocks[behind:] if behind else blocks
+
+    def _seat(self, seq: Sequence, root: Hashable, shared: list[list[int]], waking: int, num_running: int) -> bool:
+        """A table of `shared` blocks and fresh ones behind them. False, and nothing taken, when there is no room."""
+        num_groups, num_shared = len(shared), len(shared[0])
+        own = self.plan.columns(self.allocation.tokens_at_admission(seq)) - num_shared
+        room = self.num_available - waking
+        if (own + self.allocation.headroom(num_running)) * num_groups > room:
+            return False
+        for group in shared:
+            for block in group:
+                if block:
+                    self._reference(block)
+        try:
+            groups = [[*group, *self._take(own)] for group in shared]
+        except IndexError:
+            # No run is long enough; where runs are wanted nothing is shared, so nothing was taken.
+            return False
+        seq.table = self._fresh_table(seq, root, groups)
+        return True
+
+    def _fresh_table(self, seq: Sequence, root: Hashable, groups: list[list[int]]) -> BlockTable:
+        table = BlockTable()
+        table.root, table.groups = root, groups
+        table.capacity = len(groups[0]) * self.block_size
+        table.publish_at = NEVER if seq.request.bypass_prefix_cache else self.block_size
+        self._set_marks(table, 0)
         return table
 
-    def _continue_chain(self, table: BlockTable, known: list[int]) -> None:
-        if known and table.publish_at != NEVER:
-            table.tail = known[-1]
-            table.publish_at = (len(known) + 1) * self.block_size
+    def _continue_chain(self, table: BlockTable, tail: PrefixNode) -> None:
+        if table.publish_at != NEVER:
+            table.tail = tail
+            table.publish_at = (tail.depth + 1) * self.block_size
+            self._set_marks(table, 0)
 
-    def _per_group(self, needed: int) -> list[list[int]]:
-        return [self._take(needed // self._num_groups) for _ in range(self._num_groups)]
+    def _set_marks(self, table: BlockTable, num_settled: int) -> None:
+        table.slide_at = min(
+            self.plan.slides_at(window, self.plan.behind(window, num_settled)) for window in self._windows
+        )
+        table.settle_at = min(table.publish_at, table.slide_at)
 
     def _take(self, count: int) -> list[int]:
         while len(self._free) < count and self._index.num_resting:
@@ -241,7 +285,7 @@ class BlockPool:
         self._num_owned += count
         return blocks
 
-    def _reclaim(self, forgotten: set[int]) -> None:
+    def _reclaim(self, forgotten: Iterable[int]) -> None:
         for block in forgotten:
             if not self._references[block] and block not in self._limbo:
                 self._free.put(block)
@@ -249,18 +293,24 @@ class BlockPool:
     def _reference(self, block: int) -> None:
         if not self._references[block]:
             self._num_owned += 1
-            if self._limbo.pop(block, None) is None:
+            fence = self._limbo.take(block)
+            if fence:
+                self._fence_of_owned[block] = fence
+            else:
                 self._index.wake(block)
         self._references[block] += 1
 
     def _dereference(self, block: int, fence: int) -> None:
         self._references[block] -= 1
         if self._references[block]:
+            if fence:
+                self._fence_of_owned[block] = max(fence, self._fence_of_owned.get(block, 0))
             return
         self._num_owned -= 1
-        if fence:
-            self._limbo[block] = fence
-            self._fences.append((fence, block))
+        if self._fence_of_owned:
+            fence = max(fence, self._fence_of_owned.pop(block, 0))
+        if fence > self.fences.passed:
+            self._limbo.put(block, fence)
         else:
             self._give_back(block)
 

@@ -1,30 +1,37 @@
 """Which blocks hold which beginnings of sequences.
 
-A block's identity is its place in a tree: (parent block, the ids it holds), the root being (adapter, owner, salt). The ids themselves are
-the key, so a hit is verified by construction and no hash can collide. A block may leave the tree only as a leaf, or its children would
-hang from an id that soon means something else; a table is released from its end, so the least recently used block is always a leaf.
+A beginning is a chain of nodes in a tree, each a whole block of ids after its parent's, the root being (adapter, owner, salt). The ids
+themselves are the key, so a hit is verified by construction and no hash can collide. A node says which block of each KVGroup holds its keys
+and values. In a group that attends everything a node always has one: without it nothing behind it can be used, and it is forgotten with all
+that hang from it. In a group with a window it may lack one: a hit needs only the blocks that the window reaches back to.
+
+A table is released from its end, so the least recently used block of a group that attends everything is a leaf.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Protocol
 
-Parent = Hashable
+from photon_grpc.core.kv import KVPlan, PrefixNode
 
 
 class PrefixIndex(Protocol):
     """What BlockPool asks about content. `RadixIndex` remembers, `NoPrefixIndex` does not."""
 
-    def match(self, root: Parent, ids: Sequence[int], max_tokens: int) -> list[int]:
-        """Blocks that hold the longest known beginning of `ids`, at most `max_tokens` of it, in order."""
+    def match(self, root: Hashable, ids: Sequence[int], max_tokens: int) -> list[PrefixNode]:
+        """The longest beginning of `ids`, at most `max_tokens` of it, behind which a sequence can go on: whole in groups that attend
+        everything, as far back as the window reaches in the others."""
 
-    def publish(self, parent: Parent, ids: Sequence[int], block: int) -> bool:
-        """Makes `block` known as `ids` after `parent`. False when another block already is that: then nothing may hang from this one."""
+    def publish(
+        self, root: Hashable, parent: PrefixNode | None, ids: Sequence[int], blocks: Sequence[int]
+    ) -> PrefixNode | None:
+        """Makes `blocks`, one of each group or 0, known as `ids` after `parent` (None: at the beginning), where no other is that already.
+        None where others are in all groups: then nothing may hang from these."""
 
-    def knows(self, block: Parent) -> bool: ...
+    def knows(self, block: int) -> bool: ...
 
     def rest(self, block: int) -> None:
         """Nobody references `block` any more: it may be evicted, the longest resting first."""
@@ -33,15 +40,19 @@ class PrefixIndex(Protocol):
         """`block` is referenced again."""
 
     def evict(self) -> set[int]:
-        """Forgets the block that rested longest, and answers it with all that hung from it. Raises KeyError when none rests."""
+        """Forgets the block that rested longest; returns it with all that cannot be reached without it. Raises KeyError when none rests."""
 
-    def forget(self, blocks: set[int]) -> set[int]:
-        """Forgets these and all that hang from them; answers all that were forgotten."""
+    def forget(self, blocks: Iterable[int]) -> set[int]:
+        """Forgets the nodes of these blocks and all that hang from them; returns all blocks that were forgotten."""
+
+    def forget_beginning(self, root: Hashable, ids: Sequence[int]) -> set[int]:
+        """Forgets the first node of `ids` and all that hang from it; returns all blocks that were forgotten."""
 
     @property
     def num_resting(self) -> int: ...
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """Blocks known."""
 
 
 class NoPrefixIndex:
@@ -49,13 +60,15 @@ class NoPrefixIndex:
 
     num_resting = 0
 
-    def match(self, root: Parent, ids: Sequence[int], max_tokens: int) -> list[int]:
+    def match(self, root: Hashable, ids: Sequence[int], max_tokens: int) -> list[PrefixNode]:
         return []
 
-    def publish(self, parent: Parent, ids: Sequence[int], block: int) -> bool:
-        return False
+    def publish(
+        self, root: Hashable, parent: PrefixNode | None, ids: Sequence[int], blocks: Sequence[int]
+    ) -> PrefixNode | None:
+        return None
 
-    def knows(self, block: Parent) -> bool:
+    def knows(self, block: int) -> bool:
         return False
 
     def rest(self, block: int) -> None:
@@ -67,7 +80,10 @@ class NoPrefixIndex:
     def evict(self) -> set[int]:
         raise KeyError("nothing rests here")
 
-    def forget(self, blocks: set[int]) -> set[int]:
+    def forget(self, blocks: Iterable[int]) -> set[int]:
+        return set()
+
+    def forget_beginning(self, root: Hashable, ids: Sequence[int]) -> set[int]:
         return set()
 
     def __len__(self) -> int:
@@ -75,14 +91,17 @@ class NoPrefixIndex:
 
 
 class RadixIndex:
-    """A tree of whole blocks with least-recently-used eviction of unreferenced leaves."""
+    """A tree of whole blocks with least-recently-used eviction of unreferenced ones, whatever their group."""
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
-        #: What hangs from each parent: ids -> block. None stays here empty.
-        self._children: dict[Parent, dict[bytes, int]] = {}
-        #: Where each block hangs.
-        self._places: dict[int, tuple[Parent, bytes]] = {}
+    def __init__(self, plan: KVPlan) -> None:
+        self._plan = plan
+        self._no_blocks = (0,) * len(plan.groups)
+        #: (group, window) of those that have one.
+        self._windows = [(number, group.window) for number, group in enumerate(plan.groups) if group.window]
+        #: Root -> the node that its first blocks hang from; none stays here without children.
+        self._roots: dict[Hashable, PrefixNode] = {}
+        #: Block -> its node and group.
+        self._places: dict[int, tuple[PrefixNode, int]] = {}
         self._resting: OrderedDict[int, None] = OrderedDict()
 
     @property
@@ -92,29 +111,47 @@ class RadixIndex:
     def __len__(self) -> int:
         return len(self._places)
 
-    def match(self, root: Parent, ids: Sequence[int], max_tokens: int) -> list[int]:
-        found: list[int] = []
-        parent = root
-        size = self._block_size
+    def match(self, root: Hashable, ids: Sequence[int], max_tokens: int) -> list[PrefixNode]:
+        found: list[PrefixNode] = []
+        node, size = self._roots.get(root), self._plan.block_size
         for start in range(0, max_tokens - size + 1, size):
-            children = self._children.get(parent)
-            block = children.get(_packed(ids[start : start + size])) if children else None
-            if block is None:
+            node = node and node.children.get(_packed(ids[start : start + size]))
+            if node is None:
                 break
-            found.append(block)
-            parent = block
-        return found
+            found.append(node)
+        return found[: self._num_usable(found)] if self._windows else found
 
-    def publish(self, parent: Parent, ids: Sequence[int], block: int) -> bool:
+    def _num_usable(self, path: list[PrefixNode]) -> int:
+        """Nodes behind which every window finds what it reaches back to."""
+        usable = 0
+        #: Of each group with a window, nodes up to this one that have a block without a gap.
+        held = [0] * len(self._windows)
+        for num_nodes, node in enumerate(path, 1):
+            held = [run + 1 if node.blocks[group] else 0 for run, (group, _) in zip(held, self._windows, strict=True)]
+            behind = [self._plan.behind(window, num_nodes * self._plan.block_size) for _, window in self._windows]
+            if all(run + skipped >= num_nodes for run, skipped in zip(held, behind, strict=True)):
+                usable = num_nodes
+        return usable
+
+    def publish(
+        self, root: Hashable, parent: PrefixNode | None, ids: Sequence[int], blocks: Sequence[int]
+    ) -> PrefixNode | None:
+        if parent is None:
+            parent = self._roots.get(root) or PrefixNode(None, root, 0, self._no_blocks)
         packed = _packed(ids)
-        children = self._children.setdefault(parent, {})
-        if packed in children:
-            return False
-        children[packed] = block
-        self._places[block] = parent, packed
-        return True
+        node = parent.children.get(packed) or PrefixNode(parent, packed, parent.depth + 1, self._no_blocks)
+        lacking = [group for group, block in enumerate(blocks) if block and not node.blocks[group]]
+        if not lacking:
+            return None
+        for group in lacking:
+            node.blocks[group] = blocks[group]
+            self._places[blocks[group]] = node, group
+        parent.children[packed] = node
+        if parent.parent is None:
+            self._roots[root] = parent
+        return node
 
-    def knows(self, block: Parent) -> bool:
+    def knows(self, block: int) -> bool:
         return block in self._places
 
     def rest(self, block: int) -> None:
@@ -125,30 +162,51 @@ class RadixIndex:
 
     def evict(self) -> set[int]:
         block, _ = self._resting.popitem(last=False)
-        if block in self._children:
-            # Its children are behind a fence and will come to rest later than it did: they are forgotten with it.
-            return self.forget({block})
-        self._remove(block)
+        node, group = self._places[block]
+        if not self._plan.groups[group].window:
+            return self._forget_node(node)
+        del self._places[block]
+        node.blocks[group] = 0
+        self._prune(node)
         return {block}
 
-    def forget(self, blocks: set[int]) -> set[int]:
+    def forget(self, blocks: Iterable[int]) -> set[int]:
         gone: set[int] = set()
-        doomed = [block for block in blocks if block in self._places]
-        while doomed:
-            block = doomed.pop()
-            if block not in gone:
-                gone.add(block)
-                doomed += self._children.get(block, {}).values()
-                self._remove(block)
-                self._resting.pop(block, None)
+        for block in blocks:
+            if block in self._places:
+                gone |= self._forget_node(self._places[block][0])
         return gone
 
-    def _remove(self, block: int) -> None:
-        parent, packed = self._places.pop(block)
-        siblings = self._children[parent]
-        del siblings[packed]
-        if not siblings:
-            del self._children[parent]
+    def forget_beginning(self, root: Hashable, ids: Sequence[int]) -> set[int]:
+        top = self._roots.get(root)
+        node = top and top.children.get(_packed(ids[: self._plan.block_size]))
+        return self._forget_node(node) if node else set()
+
+    def _forget_node(self, node: PrefixNode) -> set[int]:
+        """With all that hang from it."""
+        gone: set[int] = set()
+        doomed = [node]
+        while doomed:
+            each = doomed.pop()
+            each.is_known = False
+            doomed += each.children.values()
+            for block in filter(None, each.blocks):
+                gone.add(block)
+                del self._places[block]
+                self._resting.pop(block, None)
+        node.children, node.blocks = {}, []
+        self._prune(node)
+        return gone
+
+    def _prune(self, node: PrefixNode) -> None:
+        """Takes the node out of the tree, and those above it, where nothing is left of it."""
+        while not node.children and not any(node.blocks):
+            node.is_known = False
+            if node.parent is None:
+                del self._roots[node.key]
+                return
+            del node.parent.children[node.key]
+            node = node.parent
 
 
 def _packed(ids: Sequence[int]) -> bytes:

@@ -18,6 +18,7 @@ from photon_grpc.core.ports import Event
 from photon_grpc.core.request import FinishReason
 from photon_grpc.core.sequence import Flight, Sequence, Status
 from photon_grpc.engine.blocks.block_pool import BlockPool
+from photon_grpc.engine.blocks.fences import Limbo
 from photon_grpc.engine.grammar import Constraints, NoGrammars
 from photon_grpc.engine.scheduler.batch_builder import BatchBuilder
 from photon_grpc.engine.scheduler.chunking import Chunked, Chunking
@@ -72,7 +73,9 @@ class Scheduler:
         self._settled_step = 0
         self._flying: deque[tuple[Batch, BatchBuilder]] = deque()
         self._slots = list(range(limits.max_num_seqs, 0, -1))
-        self._slot_fences: deque[tuple[int, int]] = deque()
+        self._slot_limbo = Limbo(pool.fences)
+        #: Step in flight -> its ticket.
+        self._tickets: dict[int, int] = {}
         self._left: list[int] = []
         #: Rank of the first running sequence that the budget did not reach: it is served first next time.
         self._resume_at: tuple[float, int] | None = None
@@ -141,8 +144,8 @@ class Scheduler:
         """The next Batch, or None when no sequence can compute anything now. Reports who gave way."""
         drafts = self.drafting.num_drafts(len(self.running))
         plan = BatchBuilder(self._step + 1, self.limits.max_num_batched_tokens, drafts)
-        if self._slot_fences:
-            self._open_slot_fences()
+        if len(self._slot_limbo):
+            self._slots += self._slot_limbo.opened()
         preemptions = self.num_preemptions
         self._serve_running(plan, report)
         if len(self.waiting) and preemptions == self.num_preemptions:
@@ -153,6 +156,7 @@ class Scheduler:
         left, self._left = self._left, []
         batch = plan.freeze(left, self.constraints.matchers)
         self._flying.append((batch, plan))
+        self._tickets[plan.step] = self.pool.fences.open()
         return batch
 
     def _serve_running(self, plan: BatchBuilder, report: StepFrameBuilder) -> None:
@@ -371,12 +375,13 @@ class Scheduler:
             if status is Status.PARKED:
                 if not seq.flights:
                     self._wait(seq)
-            elif seq.num_computed >= seq.table.publish_at:
-                self.pool.publish(seq, seq.num_computed)
+            elif seq.num_computed >= seq.table.settle_at:
+                self.pool.settle(seq, self._fence(seq))
         self._settled_step = output.step
         if self._siblings.num_seqs:
             self._wake_siblings()
-        self.pool.settled(output.step)
+        self.pool.fences.close(self._tickets.pop(batch.step))
+        self.pool.open_limbo()
         if ended:
             self._sweep()
 
@@ -450,7 +455,7 @@ class Scheduler:
             return
         void |= self.pool.forget(void)
         for other in self.running:
-            if other.status is Status.RUNNING and not void.isdisjoint(other.table.groups[0]):
+            if other.status is Status.RUNNING and not all(map(void.isdisjoint, other.table.groups)):
                 self._fail_one(other, fault, report)
 
     def _fail_one(self, seq: Sequence, fault: Fault, report: StepFrameBuilder) -> None:
@@ -473,19 +478,18 @@ class Scheduler:
             self._release_siblings(seq)
 
     def _vacate(self, seq: Sequence) -> None:
-        fence = seq.last_step if seq.flights else 0
+        fence = self._fence(seq)
         self.pool.release(seq.table, fence)
         self._left.append(seq.slot)
         if fence:
-            self._slot_fences.append((fence, seq.slot))
+            self._slot_limbo.put(seq.slot, fence)
         else:
             self._slots.append(seq.slot)
         seq.slot = 0
 
-    def _open_slot_fences(self) -> None:
-        oldest = self._flying[0][0].step if self._flying else self._step + 1
-        while self._slot_fences and self._slot_fences[0][0] < oldest:
-            self._slots.append(self._slot_fences.popleft()[1])
+    def _fence(self, seq: Sequence) -> int:
+        """The newest ticket that touches its blocks and its slot; 0: none does."""
+        return self._tickets[seq.last_step] if seq.flights else 0
 
     def _sweep(self) -> None:
         self.running = [seq for seq in self.running if seq.status is Status.RUNNING]
