@@ -9,6 +9,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of a number; None: none. `above` is exclusive."""
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        return (
+            (self.at_least is None or value >= self.at_least)
+            and (self.above is None or value > self.above)
+            and (self.at_most is None or value <= self.at_most)
+        )
+
+
+NO_BOUNDS = Bounds()
+
+
 def flag(
     default: Any,
     help: str,
@@ -16,16 +35,13 @@ def flag(
     choices: tuple[str, ...] = (),
     many: bool = False,
     metavar: str = "",
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
+    bounds: Bounds = NO_BOUNDS,
 ) -> Any:
     """A dataclass field that is a flag. `None` as the default means: decided when the device and the model are known.
 
-    `at_least`, `above` (exclusive) and `at_most` bound a number; `resolve` refuses what lies outside.
+    `resolve` refuses a value that is not among the `choices` or not within `bounds`.
     """
-    bounds = {"at_least": at_least, "above": above, "at_most": at_most}
-    metadata = {"help": help, "choices": choices, "many": many, "metavar": metavar, **bounds}
+    metadata = {"help": help, "choices": choices, "many": many, "metavar": metavar, "bounds": bounds}
     if many:
         return field(default_factory=lambda: tuple(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -52,8 +68,7 @@ class ModelFlags:
         None,
         "Longest prompt + output in tokens. Unset: what config.json says.",
         metavar="TOKENS",
-        at_least=2,
-        at_most=2**24,
+        bounds=Bounds(at_least=2, at_most=2**24),
     )
     load_format: str = flag(
         "auto",
@@ -63,8 +78,7 @@ class ModelFlags:
     seed: int = flag(
         0,
         "Seed of dummy weights, and of the seeds drawn for requests that set none (0: from the system).",
-        at_least=0,
-        at_most=2**64 - 1,
+        bounds=Bounds(at_least=0, at_most=2**64 - 1),
     )
 
 
@@ -75,7 +89,10 @@ class DeviceConfig:
     device: str = flag("auto", "Where the model runs.", choices=("auto", "cpu", "cuda"))
     kernels: str = flag("auto", "auto: Triton kernels on CUDA, torch elsewhere.", choices=("auto", "torch", "triton"))
     gpu_memory_utilization: float = flag(
-        0.9, "Share of the device's memory for weights, activations and KV cache.", metavar="SHARE", above=0, at_most=1
+        0.9,
+        "Share of the device's memory for weights, activations and KV cache.",
+        metavar="SHARE",
+        bounds=Bounds(above=0, at_most=1),
     )
     enforce_eager: bool = flag(False, "Launch kernels one by one instead of replaying CUDA graphs.")
 
@@ -85,15 +102,17 @@ class CacheConfig:
     """KV cache"""
 
     block_size: int | None = flag(
-        None, "Tokens per KV block. Unset: 16 on a CPU, 64 on CUDA.", metavar="TOKENS", at_least=1, at_most=1024
+        None,
+        "Tokens per KV block. Unset: 16 on a CPU, 64 on CUDA.",
+        metavar="TOKENS",
+        bounds=Bounds(at_least=1, at_most=1024),
     )
     num_blocks: int | None = flag(
         None,
         "KV blocks for requests. Unset: measured on CUDA; on a CPU what max-num-seqs × max-model-len needs, "
         "at most 1 GiB.",
         metavar="N",
-        at_least=1,
-        at_most=2**22,
+        bounds=Bounds(at_least=1, at_most=2**22),
     )
     kv_layout: str = flag(
         "paged",
@@ -115,14 +134,16 @@ class SchedulerConfig:
     """Scheduling"""
 
     max_num_seqs: int | None = flag(
-        None, "Sequences computed at a time. Unset: 64 on a CPU, 256 on CUDA.", metavar="N", at_least=1, at_most=4096
+        None,
+        "Sequences computed at a time. Unset: 64 on a CPU, 256 on CUDA.",
+        metavar="N",
+        bounds=Bounds(at_least=1, at_most=4096),
     )
     max_num_batched_tokens: int | None = flag(
         None,
         "Tokens computed per step. Unset: 2048 on a CPU, 8192 on CUDA.",
         metavar="TOKENS",
-        at_least=1,
-        at_most=2**20,
+        bounds=Bounds(at_least=1, at_most=2**20),
     )
     enable_chunked_prefill: bool = flag(
         True, "Split long prompts over steps. Off: a prompt is computed in one step, alone if it exceeds the budget."
@@ -134,21 +155,22 @@ class SchedulerConfig:
         choices=("priority", "fcfs", "deadline", "static"),
     )
     max_queue_size: int = flag(
-        1024, "Requests that may wait; more are refused with QUEUE_FULL.", metavar="N", at_least=1, at_most=2**20
+        1024,
+        "Requests that may wait; more are refused with QUEUE_FULL.",
+        metavar="N",
+        bounds=Bounds(at_least=1, at_most=2**20),
     )
     max_queued_tokens: int = flag(
         1_048_576,
         "Prompt tokens that may wait; more are refused with QUEUE_FULL.",
         metavar="TOKENS",
-        at_least=1,
-        at_most=2**32,
+        bounds=Bounds(at_least=1, at_most=2**32),
     )
     async_depth: int | None = flag(
         None,
         "Steps launched before the last is read. Unset: 0 on a CPU, 1 on CUDA.",
         metavar="STEPS",
-        at_least=0,
-        at_most=2,
+        bounds=Bounds(at_least=0, at_most=2),
     )
 
 
@@ -163,17 +185,19 @@ class ServerConfig:
         metavar="ADDR",
     )
     frontends: int = flag(
-        1, "Front-end processes sharing the engine and the port.", metavar="N", at_least=1, at_most=64
+        1, "Front-end processes sharing the engine and the port.", metavar="N", bounds=Bounds(at_least=1, at_most=64)
     )
     drain_timeout: float = flag(
         30.0,
         "Seconds that running requests get to finish after SIGTERM or Ctrl-C.",
         metavar="SECONDS",
-        at_least=0,
-        at_most=86_400,
+        bounds=Bounds(at_least=0, at_most=86_400),
     )
     max_message_size: int = flag(
-        33_554_432, "Largest message accepted, in bytes.", metavar="BYTES", at_least=1024, at_most=2_147_483_647
+        33_554_432,
+        "Largest message accepted, in bytes.",
+        metavar="BYTES",
+        bounds=Bounds(at_least=1024, at_most=2_147_483_647),
     )
     log_level: str = flag("info", "Least level written to stderr.", choices=("debug", "info", "warning", "error"))
 

@@ -11,7 +11,7 @@ from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache
 from typing import Any
 
-from photon_grpc.config.flags import ServeConfig
+from photon_grpc.config.flags import Bounds, ServeConfig
 from photon_grpc.errors import ConfigError
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -35,9 +35,7 @@ class Setting:
     help: str
     choices: tuple[str, ...]
     metavar: str
-    at_least: float | None
-    above: float | None
-    at_most: float | None
+    bounds: Bounds
 
     @property
     def flag(self) -> str:
@@ -58,8 +56,8 @@ class Setting:
         if self.choices:
             return "one of " + ", ".join(self.choices)
         noun = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[self.kind]
-        bounds = (("at least", self.at_least), ("above", self.above), ("at most", self.at_most))
-        return ", ".join([noun, *(f"{word} {_plain(bound)}" for word, bound in bounds if bound is not None)])
+        words = {"at least": self.bounds.at_least, "above": self.bounds.above, "at most": self.bounds.at_most}
+        return ", ".join([noun, *(f"{word} {_plain(bound)}" for word, bound in words.items() if bound is not None)])
 
     def convert(self, value: Any, source: str) -> Any:
         """The value that a text (of a flag or a variable) or a Python object stands for; a list or tuple where `many`.
@@ -86,13 +84,9 @@ class Setting:
         return converted
 
     def _is_allowed(self, value: Any) -> bool:
-        if self.choices and value not in self.choices:
-            return False
-        return (
-            (self.at_least is None or value >= self.at_least)
-            and (self.above is None or value > self.above)
-            and (self.at_most is None or value <= self.at_most)
-        )
+        if self.kind in (int, float):
+            return value in self.bounds
+        return not self.choices or value in self.choices
 
 
 @cache
@@ -141,9 +135,7 @@ def _setting(section: Field[Any], field: Field[Any], hint: Any) -> Setting:
         help=field.metadata["help"],
         choices=field.metadata["choices"],
         metavar=field.metadata["metavar"],
-        at_least=field.metadata["at_least"],
-        above=field.metadata["above"],
-        at_most=field.metadata["at_most"],
+        bounds=field.metadata["bounds"],
     )
 
 

@@ -39,7 +39,7 @@ from photon_grpc.frontend.ask import Ask, ChatInput, StreamAsk, TextInput
 from photon_grpc.frontend.encoder import Encoder, is_small
 from photon_grpc.frontend.engine_queue import EngineQueue, estimate_tokens
 from photon_grpc.frontend.model import ModelFacts, ServedModel
-from photon_grpc.frontend.output import OutputText
+from photon_grpc.frontend.output import Ending, OutputText
 from photon_grpc.frontend.prompt import Prepared
 from photon_grpc.frontend.stop_strings import StopMatcher
 from photon_grpc.frontend.stream import TokenStream
@@ -245,18 +245,15 @@ class Frontend:
         if tokenizer is not None and (wants_text or prepared.stops is not None):
             skip = ask.output.skip_special_tokens
             detokenizer = tokenizer.detokenizer(skip_special_tokens=skip, prompt_ids=request.prompt_ids)
-        include_stop = ask.stop.include_stop_in_text
+        include_stop, stop = ask.stop.include_stop_in_text, request.stop
+        matcher = StopMatcher(prepared.stops, include_stop_in_text=include_stop) if prepared.stops is not None else None
         return OutputText(
             index,
             detokenizer=detokenizer,
-            matcher=StopMatcher(prepared.stops, include_stop_in_text=include_stop)
-            if prepared.stops is not None
-            else None,
+            matcher=matcher,
             wants_text=wants_text,
             wants_ids=ask.output.token_ids,
-            include_stop=include_stop,
-            min_tokens=request.stop.min_tokens,
-            ending_ids=frozenset(request.stop.eos_token_ids) | frozenset(request.stop.stop_token_ids),
+            ending=Ending(frozenset(stop.eos_token_ids + stop.stop_token_ids), stop.min_tokens, include_stop),
         )
 
     # From frames to streams.

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from photon_grpc.core.request import FinishReason
 from photon_grpc.frontend.detokenizer import Detokenizer
 from photon_grpc.frontend.stop_strings import StopMatcher
 from photon_grpc.frontend.update import OutputDelta, OutputFinish
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Ends of an output by id, and what applies to them."""
+
+    #: EOS and stop tokens in force.
+    token_ids: frozenset[int] = frozenset()
+    #: Fewer tokens are not ended, neither by an id nor by a stop string.
+    min_tokens: int = 0
+    #: Whether the text keeps the stop token or stop string.
+    is_shown: bool = False
+
+
+_NO_ENDING = Ending()
 
 
 class OutputText:
@@ -37,12 +54,9 @@ class OutputText:
         matcher: StopMatcher | None = None,
         wants_text: bool = True,
         wants_ids: bool = False,
-        include_stop: bool = False,
-        min_tokens: int = 0,
-        ending_ids: frozenset[int] = frozenset(),
+        ending: Ending = _NO_ENDING,
     ) -> None:
-        """`detokenizer` is None where neither text nor stop strings are asked for. `ending_ids`: EOS and stop tokens in
-        force."""
+        """`detokenizer` is None where neither text nor stop strings are asked for."""
         self.index = index
         #: Ids delivered, up to and including the one that ended it.
         self.num_tokens = 0
@@ -54,9 +68,9 @@ class OutputText:
         self._matcher = matcher
         self._wants_text = wants_text
         self._wants_ids = wants_ids
-        self._include_stop = include_stop
-        self._min_tokens = min_tokens
-        self._ending_ids = ending_ids
+        self._include_stop = ending.is_shown
+        self._min_tokens = ending.min_tokens
+        self._ending_ids = ending.token_ids
         #: A token that should have ended it, until `end` says so.
         self._ending: int | None = None
         self._parts: list[str] = []

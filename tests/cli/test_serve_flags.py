@@ -81,9 +81,9 @@ def test_an_absurd_number_is_refused_in_one_line_before_anything_starts(
 def test_every_number_has_an_upper_bound_that_is_taken_and_not_exceeded(
     setting: Setting, served: list[object], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert setting.at_most is not None
-    assert main.main(["serve", f"{setting.flag}={setting.kind(setting.at_most)}"]) == 7
-    assert main.main(["serve", f"{setting.flag}={setting.kind(setting.at_most) + 1}"]) == 2
+    assert setting.bounds.at_most is not None
+    assert main.main(["serve", f"{setting.flag}={setting.kind(setting.bounds.at_most)}"]) == 7
+    assert main.main(["serve", f"{setting.flag}={setting.kind(setting.bounds.at_most) + 1}"]) == 2
     assert len(served) == 1
 
 

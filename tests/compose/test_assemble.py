@@ -32,7 +32,7 @@ SIZES = [
     (setting.name, bound)
     for setting in settings()
     if setting.kind is int and setting.section in ("model", "cache", "scheduler")
-    for bound in (setting.at_least, setting.at_most)
+    for bound in (setting.bounds.at_least, setting.bounds.at_most)
 ]
 
 

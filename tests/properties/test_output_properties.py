@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Reference
 
 from photon_grpc.core.request import FinishReason
-from photon_grpc.frontend.output import OutputText
+from photon_grpc.frontend.output import Ending, OutputText
 from photon_grpc.frontend.stop_strings import StopMatcher, StopStrings
 from photon_grpc.frontend.tokenizer import Tokenizer
 from tests.frontend.small_tokenizers import definition
@@ -59,7 +59,7 @@ def test_text_stop_and_count(data: st.DataObject, skip: bool, min_tokens: int) -
         0,
         detokenizer=pair()[0].detokenizer(skip_special_tokens=skip),
         matcher=StopMatcher(StopStrings(tuple(stops))),
-        min_tokens=min_tokens,
+        ending=Ending(min_tokens=min_tokens),
     )
     text = ""
     for token_id in ids:
