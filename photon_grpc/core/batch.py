@@ -1,4 +1,4 @@
-"""What one step computes, and what it produced: ints only, so that every rank and every process can be told the same."""
+"""A step in and out: ints only, so that every rank and every process can be told the same."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ FAULTS = {
 
 
 class StepOutput(msgspec.Struct, frozen=True, array_like=True):
-    """What one step produced."""
+    """The ids and faults of one step."""
 
     step: int
     #: Kept ids, flattened over the yielding rows in Batch order.

@@ -36,7 +36,7 @@ class Pending(Protocol):
 
 
 class RunnerFacts(Protocol):
-    """What the engine must know of its runner before it can plan."""
+    """Sizes that the engine plans with."""
 
     @property
     def num_blocks(self) -> int:

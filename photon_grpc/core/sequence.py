@@ -12,7 +12,7 @@ from photon_grpc.core.request import FinishReason, Request
 
 class Status(IntEnum):
     WAITING = 0
-    #: Not runnable until an event: its voided flights settle, or its leader has computed the prompt.
+    #: Not runnable until something happens: its voided flights settle, its leader has computed the prompt, another thread is done.
     PARKED = 1
     RUNNING = 2
     FINISHED = 3
@@ -24,15 +24,17 @@ class Flight(NamedTuple):
     step: int
     #: Tokens whose keys and values this step writes.
     computes: int
-    #: Tokens it may append to the sequence.
+    #: Tokens it may append to the sequence: at most 1 and the drafts among `computes`.
     may_yield: int
 
 
 class Sequence:
-    """Ids, how far they are computed, and what is in flight. Changed by the Scheduler only.
+    """Ids, how far they are computed, and what is in flight. The Scheduler changes it; the BlockPool sets `table`, and `num_computed` where
+    an admission finds tokens computed.
 
     wanted = ids known + what flights may yield; launched = computed + what flights compute. The difference is what is left to compute:
-    prefill, a later chunk of it, decode, a prefix hit's rest and resumption after preemption are all that one subtraction.
+    prefill, a later chunk of it, decode, a prefix hit's rest and resumption after preemption are all that one subtraction. A flight that
+    verifies drafts counts as if every draft were kept, so both are upper bounds until it settles.
     """
 
     __slots__ = (

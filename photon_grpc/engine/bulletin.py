@@ -17,8 +17,8 @@ class Bulletin:
             may sleep.
     """
 
-    def __init__(self, census: EngineStats, scheduler: Scheduler, outbox: Outbox, interval_s: float) -> None:
-        self._census = census
+    def __init__(self, stats: EngineStats, scheduler: Scheduler, outbox: Outbox, interval_s: float) -> None:
+        self._stats = stats
         self._scheduler = scheduler
         self._outbox = outbox
         self._interval_s = interval_s
@@ -39,7 +39,7 @@ class Bulletin:
         if not self._may_have_changed or now_s < self._next_s:
             return
         self._may_have_changed = False
-        load = self._census.load(self._scheduler)
+        load = self._stats.load(self._scheduler)
         if load != self._told:
             self._told, self._next_s = load, now_s + self._interval_s
             self._outbox.broadcast(load)

@@ -63,12 +63,12 @@ class Engine:
         self._inbox = inbox
         self._outbox = outbox
         self._heartbeat = heartbeat
-        #: Knows how long steps take; told of those before the first request by who made them.
+        #: Knows how long steps take; `compose` tells it of those before the first request.
         self.pace = Pace()
         self._timers = Timers()
-        self._census = EngineStats()
-        self._bulletin = Bulletin(self._census, scheduler, outbox, load_interval_s)
-        self._door = AdmissionControl(scheduler, facts)
+        self._stats = EngineStats()
+        self._bulletin = Bulletin(self._stats, scheduler, outbox, load_interval_s)
+        self._admission = AdmissionControl(scheduler, facts)
         self._launched: deque[Launched] = deque()
         #: Those that came since the last step was chosen.
         self._arrived: set[Sequence] = set()
@@ -77,7 +77,7 @@ class Engine:
         self._num_missing = 0
 
     def run(self) -> None:
-        """Steps until `stop`, or until everybody on the other side of the bridge is gone."""
+        """Steps until `stop`, or until the other side of the bridge is gone."""
         while not self._stopped:
             try:
                 self.step()
@@ -89,7 +89,8 @@ class Engine:
         self._stopped = True
 
     def step(self) -> None:
-        """One turn: read the inbox, launch the next step, settle what may not stay unread. Raises EOFError when everybody is gone."""
+        """One turn: read the inbox, launch the next step, settle what may not stay unread, give the step its masks. Raises EOFError when the
+        other side of the bridge is gone, and what the runner raises when its device is lost."""
         report = StepFrameBuilder()
         for frontend, frame in self._inbox.drain(self._patience_s()):
             self._receive(frontend, frame, report)
@@ -122,7 +123,7 @@ class Engine:
     # -- coming in ---------------------------------------------------------------------------------------------------------------------
 
     def _patience_s(self) -> float | None:
-        """How long to wait for news: not at all while there is work, else until something falls due."""
+        """Seconds to wait for news: 0 while there is work, else until something falls due; None: for ever."""
         if self._launched:
             return 0.0
         if self.scheduler.has_work():
@@ -134,8 +135,8 @@ class Engine:
         return None if due_s is None else max(0.0, due_s - time.monotonic())
 
     def _check_books(self) -> None:
-        """At rest every block is free or cached. One that is missing is lost, which is a defect to be told of, once; one that stands in
-        the books twice will be written by two sequences: RuntimeError, and a new engine, while nobody is served."""
+        """At rest every block is free or cached. A missing block is a leak: log once. A block owned twice would be written by two sequences:
+        raise RuntimeError, while nothing is served."""
         pool = self.scheduler.pool
         num_missing = pool.num_blocks - pool.num_available
         if num_missing < 0:
@@ -147,7 +148,7 @@ class Engine:
                 pool.num_blocks,
                 pool.num_owned,
                 pool.num_limbo,
-                len(self._door),
+                len(self._admission),
             )
         self._num_missing = num_missing
 
@@ -166,14 +167,14 @@ class Engine:
     def _add(self, frontend: int, add: Add, report: StepFrameBuilder) -> None:
         report.added(frontend, add.handle)
         try:
-            self._door.check(add.request, self._census.load(self.scheduler))
+            self._admission.check(add.request, self._stats.load(self.scheduler))
         except RequestError as error:
             for index in range(max(add.request.num_outputs, 1)):
                 report.refused(frontend, Failed.of(add.handle + index, error))
             return
-        for seq in self._door.replaced(add.request):
+        for seq in self._admission.replaced(add.request):
             self._fail(seq, DuplicateRequestId("a later attempt of the same call took its place"), report)
-        seqs = self._door.admit(frontend, add)
+        seqs = self._admission.admit(frontend, add)
         self._arrived.update(seqs)
         self.scheduler.add(seqs, report)
         self._forget_ended(report)
@@ -183,15 +184,15 @@ class Engine:
     def _forget_ended(self, report: StepFrameBuilder) -> None:
         """At once after what the scheduler has ended: what else this drain holds for it finds nothing, so that it ends once."""
         for seq in report.ended:
-            self._door.forget(seq)
+            self._admission.forget(seq)
 
     def _abort(self, frontend: int, abort: Abort) -> None:
-        count = self._census.stopped if abort.by_stop_string else self._census.cancelled
+        count = self._stats.stopped if abort.by_stop_string else self._stats.cancelled
         for handle in abort.handles:
-            seq = self._door.find(frontend, handle)
+            seq = self._admission.find(frontend, handle)
             if seq is not None:
                 self.scheduler.remove(seq)
-                self._door.forget(seq)
+                self._admission.forget(seq)
                 count()
 
     def _control(self, frontend: int, control: Control, report: StepFrameBuilder) -> None:
@@ -204,7 +205,7 @@ class Engine:
     def _abort_requests(self, request_ids: tuple[str, ...], report: StepFrameBuilder) -> tuple[str, ...]:
         """An operator ends these requests (none named: all): by a finish where output began, else by an error."""
         wanted = set(request_ids)
-        seqs = [seq for seq in self._door.live() if not wanted or seq.request.request_id in wanted]
+        seqs = [seq for seq in self._admission.live() if not wanted or seq.request.request_id in wanted]
         for seq in seqs:
             if seq.num_generated:
                 self._finish(seq, FinishReason.ABORTED, report)
@@ -213,8 +214,7 @@ class Engine:
         return tuple(sorted({seq.request.request_id for seq in seqs}))
 
     def _expire(self, now_s: float, report: StepFrameBuilder) -> list[Sequence]:
-        """Ends what has run out of time. Answers those whose time to wait is over though they have only just come: who may not wait at all
-        may still be seated in this very step."""
+        """Ends what has run out of time. Returns requests whose time to wait was over on arrival; this step may still schedule them."""
         overdue: list[Sequence] = []
         early: list[Sequence] = []
         for due, seq in self._timers.pop_due(now_s):
@@ -230,18 +230,18 @@ class Engine:
     def _refuse_waiting(self, overdue: list[Sequence], report: StepFrameBuilder) -> None:
         for seq in overdue:
             if (seq.leader or seq).first_scheduled_s is None and seq.status is not Status.FINISHED:
-                retry_after_s = self._census.load(self.scheduler).retry_after_s
+                retry_after_s = self._stats.load(self.scheduler).retry_after_s
                 message = "the request waited longer than max_queue_duration"
                 self._fail(seq, QueueTimeout(message, retry_after_s=retry_after_s), report)
 
     def _finish(self, seq: Sequence, reason: FinishReason, report: StepFrameBuilder) -> None:
         self.scheduler.remove(seq, reason)
-        self._door.forget(seq)
+        self._admission.forget(seq)
         report.finished(seq)
 
     def _fail(self, seq: Sequence, error: RequestError, report: StepFrameBuilder) -> None:
         self.scheduler.remove(seq)
-        self._door.forget(seq)
+        self._admission.forget(seq)
         report.failed(seq, Fault.of(error))
 
     # -- going out ---------------------------------------------------------------------------------------------------------------------
@@ -251,16 +251,16 @@ class Engine:
         output: StepOutput = launched.pending.result()
         self.pace.stepped(launched.num_tokens, output.duration_s)
         self.scheduler.settle(output, report)
-        self._census.stepped(output)
+        self._stats.stepped(output)
         self._bulletin.changed()
 
     def _send(self, report: StepFrameBuilder) -> None:
         self._forget_ended(report)
-        self._census.count(report)
-        self._timers.sweep(len(self._door))
+        self._stats.count(report)
+        self._timers.sweep(len(self._admission))
         if report.columns:
             self._bulletin.changed()
-            load = self._census.load(self.scheduler)
-            for frontend, frame in report.frames(self._census.steps, load):
+            load = self._stats.load(self.scheduler)
+            for frontend, frame in report.frames(self._stats.steps, load):
                 self._outbox.send(frontend, frame)
         self._bulletin.tell(time.monotonic())

@@ -32,14 +32,15 @@ class Matcher(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing but the end may follow."""
+        """True when nothing but the end may follow."""
 
 
 class Grammars(Protocol):
     """Makes matchers. What a method raises refuses the request."""
 
     def awaits(self, request: Request) -> Event | None:
-        """What must happen before `matcher` can be called: a grammar is compiled in another thread, which then wakes the engine."""
+        """The event that must come before `matcher` may be called, None where it may be now. Another thread compiles a grammar and wakes the
+        engine with it (core.ports.Inbox.wake)."""
 
     def matcher(self, request: Request) -> Matcher | None:
         """A matcher at its beginning for one output; None where the request has no constraint."""

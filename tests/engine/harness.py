@@ -164,7 +164,7 @@ class Harness:
         return not (
             pool.num_owned
             or pool.num_limbo
-            or len(self.engine._door)
+            or len(self.engine._admission)
             or scheduler.has_work()
             or scheduler.num_queued
             or scheduler._siblings.num_seqs

@@ -107,7 +107,7 @@ def test_an_aborted_request_leaves_nothing_behind(depth: int) -> None:
         h.step()
     h.abort(gone)
     h.step()
-    assert h.engine._door.find(0, gone) is None
+    assert h.engine._admission.find(0, gone) is None
     h.run()
     assert h.outcomes[stays].ids == complete([9], 10)
     assert h.outcomes[gone].finished is None and h.idle()
@@ -122,7 +122,7 @@ def test_overlap_computes_one_token_past_the_end_and_never_delivers_it() -> None
     h.run()
     assert h.outcomes[handle].ids == expected[: end + 1]
     assert h.outcomes[handle].finished.reason is FinishReason.STOP_TOKEN
-    assert h.engine._census.load(h.scheduler).overrun_tokens == 1
+    assert h.engine._stats.load(h.scheduler).overrun_tokens == 1
 
 
 def test_max_tokens_wastes_no_row() -> None:
@@ -475,7 +475,7 @@ def test_the_best_rank_never_gives_way_and_its_prompt_is_counted_once() -> None:
     h.run()
     counts = [h.outcomes[handle].num_preemptions for handle in (best, *others)]
     assert counts[0] == 0 and sum(counts) == h.scheduler.num_preemptions > 0
-    assert h.engine._census.load(h.scheduler).prompt_tokens == 15
+    assert h.engine._stats.load(h.scheduler).prompt_tokens == 15
 
 
 def test_the_queue_is_bounded_by_prompt_tokens_but_an_empty_one_takes_any() -> None:

@@ -122,12 +122,12 @@ def test_a_front_end_that_asked_nothing_hears_of_the_requests_of_another() -> No
 
 def test_rates_are_those_of_work_and_the_queue_s_drain_is_remembered() -> None:
     h = Harness(Setting(max_num_seqs=1))
-    census = h.engine._census
+    stats = h.engine._stats
     for _ in range(4):
         h.add([1, 2], 3)
     for _ in range(4):
         h.step()
-    census._since_s -= 2.0  # the window began two seconds ago
+    stats._since_s -= 2.0  # the window began two seconds ago
     h.step()
     busy = h.post.loads[-1]
     assert busy.output_tokens_per_s > 0 and busy.ended_per_s == pytest.approx(0.5, rel=0.1)

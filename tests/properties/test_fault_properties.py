@@ -3,6 +3,8 @@ and nothing of it is left in the cache."""
 
 from __future__ import annotations
 
+from itertools import cycle
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +21,7 @@ settings_of = st.builds(
     chunked=st.booleans(),
     depth=st.integers(0, 2),
     windows=windows,
+    drafts=st.sampled_from([(0,), (0,), (3,), (0, 1, 5)]),
 )
 prompts = st.one_of(
     st.lists(st.integers(0, 2), min_size=1, max_size=12),
@@ -43,6 +46,7 @@ asks = st.lists(
 @settings(max_examples=300)
 def test_faults_resets_and_departures_change_nobody_elses_output(setting, asked, bad_steps, bad_rows) -> None:  # type: ignore[no-untyped-def]
     h = Harness(setting)
+    h.runner.misses = cycle((0, 0, 0, 1, 0))
     h.runner.fail_steps, h.runner.nan_rows = bad_steps, bad_rows
     handles: list[int] = []
     for prompt, max_tokens, num_outputs, steps, event in asked:

@@ -1,1 +1,1 @@
-"""Who gets time and memory in the next step."""
+"""Gives time and memory in the next step."""

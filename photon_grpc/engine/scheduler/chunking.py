@@ -1,4 +1,4 @@
-"""How much of a long prompt a step takes. One object per `--enable-chunked-prefill`."""
+"""Splits long prompts over steps, or does not. One object per `--enable-chunked-prefill`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Chunking(Protocol):
 
 
 class Chunked:
-    """What fits; the rest in later steps, beside decoding rows."""
+    """Computes as much as fits, the rest in later steps beside decoding rows."""
 
     def share(self, count: int, budget: int, is_alone: bool) -> int:
         return budget

@@ -1,4 +1,4 @@
-"""How many tokens a step drafts for every decode row. One object per way of drafting."""
+"""Chooses how many tokens a step drafts for every decode row. One object per way of drafting."""
 
 from __future__ import annotations
 

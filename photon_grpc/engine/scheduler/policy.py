@@ -1,4 +1,4 @@
-"""Who is next, who may be admitted now, who gives way. One object per `--scheduling-policy`."""
+"""Ranks requests: the next to be admitted, the first to give way. One object per `--scheduling-policy`."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from photon_grpc.core.request import Request
 #: The policy's number, then the order of arrival.
 Rank = tuple[float, int]
 
-#: Waiting this long counts as much as one step of priority, so nobody starves.
+#: Waiting this long counts as much as one step of priority, so no request starves.
 AGEING_S = 30.0
 
 
 class Policy(Protocol):
     @property
     def obeys_priority(self) -> bool:
-        """Whether `Request.priority` matters; where it does not, front ends refuse it."""
+        """False where `Request.priority` means nothing; front ends refuse it then."""
 
     def rank(self, request: Request) -> float:
         """Smaller runs first; the largest gives way when memory is short. Arrival decides among equals."""
 
     def admits(self, rank: Rank, newest: Rank, num_running: int) -> bool:
-        """Whether the first of those that wait may be seated in the step being planned, if there is room.
+        """True when the first of those that wait may be seated in the step being planned, if there is room.
 
         Args:
             rank: its own.
@@ -65,14 +65,14 @@ class Deadline(Fcfs):
 
 
 class Static(Fcfs):
-    """A batch is admitted when the one before is done: whoever is there at that moment makes up the next one, all outputs of a request
-    included. They take seats as these come free; whoever is preempted is still one of them."""
+    """A batch is admitted when the one before is done: all that wait at that moment make up the next one, all outputs of a request
+    included. They take seats as these come free; one that is preempted stays in its batch."""
 
     def __init__(self) -> None:
         self._last: Rank = (0.0, -1)
 
     def rank(self, request: Request) -> float:
-        # By arrival at the engine alone: nobody may come later and stand before one of the batch.
+        # By arrival at the engine alone: a latecomer never stands before one of the batch.
         return 0.0
 
     def admits(self, rank: Rank, newest: Rank, num_running: int) -> bool:

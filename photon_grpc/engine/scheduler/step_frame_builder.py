@@ -1,4 +1,4 @@
-"""What a step has to tell, gathered in columns per front end."""
+"""Gathers the news of a step in columns per front end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StepFrameBuilder:
 
     def __init__(self) -> None:
         self.columns: defaultdict[int, _Columns] = defaultdict(_Columns)
-        #: Sequences that need no entry in any map any more.
+        #: Sequences whose entries in maps are to go.
         self.ended: list[Sequence] = []
         self.overrun_tokens = 0
         self.prompt_tokens = 0

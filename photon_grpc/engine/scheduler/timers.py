@@ -1,4 +1,4 @@
-"""What must happen to a sequence at a time, whatever it is doing then."""
+"""Deadlines and limits of time, due whatever a sequence is doing then."""
 
 from __future__ import annotations
 
