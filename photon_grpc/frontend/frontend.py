@@ -1,4 +1,4 @@
-"""Requests in, streams out: what server, gateway and library call. Speaks text; one event loop, and an Encoder for what
+"""Requests in, streams out: what server and library call. Speaks text; one event loop, and an Encoder for what
 takes long."""
 
 from __future__ import annotations
