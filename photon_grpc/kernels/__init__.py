@@ -19,7 +19,7 @@ from photon_grpc.kernels.attention.dispatch import DependentChain, GroupAttentio
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.jit import INTERPRETED, triton
 from photon_grpc.kernels.rotary import rotary
-from photon_grpc.kernels.sampling import draw, noise, topk_topp
+from photon_grpc.kernels.sampling import bitmask, draw, noise, topk_topp
 
 KernelKind = Literal["auto", "torch", "triton"]
 
@@ -33,6 +33,7 @@ class Kernels:
     rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     swiglu: Callable[[torch.Tensor], torch.Tensor]
     attention: Callable[..., GroupAttention]
+    mask_logits: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bitmask.Constraints], torch.Tensor]
     topk_topp: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
     gumbel_noise: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | int], torch.Tensor]
     draw: Callable[[torch.Tensor, draw.SamplingMetadata], torch.Tensor]
@@ -47,6 +48,7 @@ TORCH = Kernels(
     rotary=rotary.reference,
     swiglu=swiglu.reference,
     attention=torch_backend,
+    mask_logits=bitmask.reference,
     topk_topp=topk_topp.reference,
     gumbel_noise=noise.reference,
     draw=draw.reference,
@@ -61,6 +63,7 @@ TRITON = Kernels(
     rotary=rotary.launch,
     swiglu=swiglu.launch,
     attention=dispatch,
+    mask_logits=bitmask.launch,
     topk_topp=topk_topp.launch,
     gumbel_noise=noise.launch,
     draw=draw.launch,

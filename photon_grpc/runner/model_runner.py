@@ -1,6 +1,7 @@
 """Batch → Pending → StepOutput: applies what changed, has the step computed, copies the ids out.
 
-One code path for CPU and CUDA; nothing here waits for the device except `result`.
+One code path for CPU and CUDA. On CUDA nothing here waits for the device but `result` and `close`; a CPU has computed what `submit` or
+`sample` returns.
 """
 
 from __future__ import annotations
@@ -8,19 +9,20 @@ from __future__ import annotations
 import gc
 import logging
 import time
+from collections.abc import Callable
+from functools import partial
 
 import torch
 
-from photon_grpc.core.batch import Batch, StepOutput
+from photon_grpc.core.batch import FAULTS, NAN_LOGITS, Batch, StepOutput
 from photon_grpc.core.fault import Fault
 from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.ports import Pending
-from photon_grpc.errors import InternalFailure, NumericFailure
-from photon_grpc.kernels.sampling.draw import INVALID
+from photon_grpc.errors import InternalFailure
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.poisoned_slots import PoisonedSlots, SoundRows
 from photon_grpc.runner.slot_table import SlotTable
-from photon_grpc.runner.step import Launch, SampledTokens
+from photon_grpc.runner.step import Launch, SampledTokens, Tail
 
 _LOG = logging.getLogger(__name__)
 
@@ -41,6 +43,7 @@ class ModelRunner:
         self._table = table
         self._cache = cache
         self._poisoned = PoisonedSlots()
+        self._is_held_back = False
 
     @property
     def num_blocks(self) -> int:
@@ -54,8 +57,11 @@ class ModelRunner:
     def submit(self, batch: Batch) -> Pending:
         """Launches one step; what fails is a fault of all its rows, and of theirs in the steps that are launched before it is read.
 
-        Raises torch.AcceleratorError when the device is lost: then nothing in this process can compute any more.
+        Raises torch.AcceleratorError when the device is lost: then nothing in this process can compute any more. Raises InternalFailure
+        while the step before waits for its masks.
         """
+        if self._is_held_back:
+            raise InternalFailure(f"step {batch.step} is submitted before the masks of the step before it")
         sound = self._poisoned.sound(batch)
         pending = self._launch(sound)
         return pending if sound is batch else SoundRows(pending, batch, sound)
@@ -67,18 +73,34 @@ class ModelRunner:
             self._cache.copy(batch.copies)
             if not batch.slots:
                 return Landed(StepOutput(batch.step, ()))
-            drawn = self._launch_body(batch)()
-            if drawn.ids.device.type == "cuda":
-                return InFlight(batch, drawn, start_s)
+            tail = self._launch_body(batch)
+            if not batch.masked:
+                return _sent(batch, tail(), start_s)
         except torch.AcceleratorError:
             raise
         except Exception:
-            _LOG.exception("step %d failed", batch.step)
-            self._poisoned.failed(batch)
-            return Landed(_all_faulty(batch))
+            return self._failed(batch)
         finally:
             self._table.advance(batch)
-        return Landed(_output(batch, drawn.ids, drawn.rows, time.perf_counter() - start_s))
+        self._is_held_back = True
+        return HeldBack(partial(self._sample, batch, tail, start_s))
+
+    @torch.inference_mode()
+    def _sample(self, batch: Batch, tail: Tail, start_s: float, masks: memoryview) -> Pending:
+        self._is_held_back = False
+        try:
+            with self._table.masked([batch.slots[row] for row in batch.masked], masks):
+                return _sent(batch, tail(), start_s)
+        except torch.AcceleratorError:
+            raise
+        except Exception:
+            return self._failed(batch)
+
+    def _failed(self, batch: Batch) -> Pending:
+        """Of an exception that is being handled."""
+        _LOG.exception("step %d failed", batch.step)
+        self._poisoned.failed(batch)
+        return Landed(_all_faulty(batch))
 
     def close(self) -> None:
         """Waits for what was launched."""
@@ -86,23 +108,47 @@ class ModelRunner:
             torch.cuda.synchronize(self._table.device)
 
 
-class Landed:
-    """A step that is already computed, or cannot be."""
-
-    def __init__(self, output: StepOutput) -> None:
-        self._output = output
+class Launched:
+    """A step of which nothing is held back and nothing was drafted."""
 
     def drafts(self) -> tuple[int, ...]:
         return ()
 
     def sample(self, masks: memoryview) -> None:
-        """Does nothing: nothing is held back."""
+        """Does nothing."""
+
+
+class HeldBack(Launched):
+    """A step whose tail waits for masks.
+
+    Args:
+        sample: launches the tail.
+    """
+
+    def __init__(self, sample: Callable[[memoryview], Pending]) -> None:
+        self._sample = sample
+        self._pending: Pending | None = None
+
+    def sample(self, masks: memoryview) -> None:
+        self._pending = self._sample(masks)
+
+    def result(self) -> StepOutput:
+        if self._pending is None:
+            raise InternalFailure("the result of a step is asked for before its masks are given")
+        return self._pending.result()
+
+
+class Landed(Launched):
+    """A step that is already computed, or cannot be."""
+
+    def __init__(self, output: StepOutput) -> None:
+        self._output = output
 
     def result(self) -> StepOutput:
         return self._output
 
 
-class InFlight:
+class InFlight(Launched):
     """A step on the device: its ids travel to pinned memory behind it."""
 
     def __init__(self, batch: Batch, drawn: SampledTokens, start_s: float) -> None:
@@ -113,12 +159,6 @@ class InFlight:
         self._ids.copy_(drawn.ids, non_blocking=True)
         self._landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._landed.record()
-
-    def drafts(self) -> tuple[int, ...]:
-        return ()
-
-    def sample(self, masks: memoryview) -> None:
-        """Does nothing: nothing is held back."""
 
     def result(self) -> StepOutput:
         self._landed.synchronize()
@@ -132,17 +172,23 @@ def free_unused() -> None:
         torch.cuda.empty_cache()
 
 
+def _sent(batch: Batch, drawn: SampledTokens, start_s: float) -> Pending:
+    """On its way from a device; on a CPU it is computed."""
+    if drawn.ids.device.type == "cuda":
+        return InFlight(batch, drawn, start_s)
+    return Landed(_output(batch, drawn.ids, drawn.rows, time.perf_counter() - start_s))
+
+
 def _output(batch: Batch, ids: torch.Tensor, wanted: list[int] | None, duration_s: float) -> StepOutput:
     drawn = ids.tolist()
     numbers = tuple(drawn) if wanted is None else tuple([drawn[row] for row in wanted])
-    if INVALID not in numbers:
+    if not numbers or min(numbers) >= 0:
         return StepOutput(batch.step, numbers, {}, duration_s)
     rows = [row for row, yields in enumerate(batch.yields) if yields]
-    fault = Fault.of(NumericFailure("the model gave NaN or infinite logits for this request"))
-    faults = {row: fault for row, number in zip(rows, numbers, strict=True) if number == INVALID}
+    faults = {row: FAULTS[number] for row, number in zip(rows, numbers, strict=True) if number < 0}
     return StepOutput(batch.step, numbers, faults, duration_s)
 
 
 def _all_faulty(batch: Batch) -> StepOutput:
     fault = Fault.of(InternalFailure("the step could not be computed"))
-    return StepOutput(batch.step, (INVALID,) * sum(batch.yields), dict.fromkeys(range(len(batch.slots)), fault))
+    return StepOutput(batch.step, (NAN_LOGITS,) * sum(batch.yields), dict.fromkeys(range(len(batch.slots)), fault))

@@ -12,9 +12,9 @@ from typing import Protocol
 
 import torch
 
-from photon_grpc.core.batch import Batch
+from photon_grpc.core.batch import NAN_LOGITS, NOTHING_TO_DRAW, Batch
 from photon_grpc.kernels import Kernels
-from photon_grpc.kernels.sampling.draw import INVALID, SamplingMetadata
+from photon_grpc.kernels.sampling.draw import SamplingMetadata
 from photon_grpc.kernels.sampling.noise import MAX_GUMBEL, MIN_GUMBEL
 from photon_grpc.runner.slot_table import SlotTable
 
@@ -26,7 +26,7 @@ class SamplingLevel(IntEnum):
     PLAIN = 0
     #: top_k, top_p, min_p.
     FILTERED = 1
-    #: Ids that cannot be drawn.
+    #: Bans and masks.
     SHAPED = 2
 
 
@@ -53,6 +53,7 @@ class Sampler:
         self._head = head
         self._table = table
         self._noise = kernels.gumbel_noise
+        self._mask_logits = kernels.mask_logits
         self._topk_topp = kernels.topk_topp
         # A device draws all rows of a plain step in one kernel. On a CPU noise for a large vocabulary costs milliseconds a row.
         self._on_cpu = table.device.type == "cpu"
@@ -60,6 +61,8 @@ class Sampler:
     def level(self, batch: Batch) -> SamplingLevel:
         """The lowest that gives every yielding row what it asks for."""
         table = self._table
+        if batch.masked:
+            return SamplingLevel.SHAPED
         if not (table.filtered or table.banned):
             return SamplingLevel.PLAIN
         slots = [slot for slot, yields in zip(batch.slots, batch.yields, strict=True) if yields]
@@ -70,7 +73,7 @@ class Sampler:
     def __call__(
         self, hidden: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, level: SamplingLevel
     ) -> torch.Tensor:
-        """int64 [R], INVALID where the logits are not finite.
+        """int64 [R]; NAN_LOGITS where the best logit is not finite, NOTHING_TO_DRAW where bans and masks are why.
 
         Args:
             hidden: [R, hidden_size], the model's last hidden states.
@@ -84,15 +87,14 @@ class Sampler:
         if level is SamplingLevel.PLAIN and not self._on_cpu:
             return self._head.draw(hidden, metadata)
         logits = self._head.logits(hidden)
+        is_constrained = None
         if level is SamplingLevel.SHAPED:
-            self._shape(logits, metadata)
+            is_constrained = self._mask_logits(logits, slots, context_len, table.constraints)
         best, greedy = logits.max(-1)
-        return torch.where(best.isfinite(), self._sample(logits, greedy, metadata, level), INVALID)
-
-    def _shape(self, logits: torch.Tensor, metadata: SamplingMetadata) -> None:
-        """Below min_tokens the ids that would end the output cannot be drawn."""
-        early = metadata.context_len < self._table.min_length[metadata.slots]
-        logits.masked_fill_(self._table.banned_ids[metadata.slots] & early[:, None], -torch.inf)
+        ids = torch.where(best.isfinite(), self._sample(logits, greedy, metadata, level), NAN_LOGITS)
+        if is_constrained is None:
+            return ids
+        return torch.where(is_constrained & (best == -torch.inf), NOTHING_TO_DRAW, ids)
 
     def _sample(
         self, logits: torch.Tensor, greedy: torch.Tensor, metadata: SamplingMetadata, level: SamplingLevel

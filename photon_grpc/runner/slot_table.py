@@ -5,15 +5,19 @@ Slot 0 is reserved for padding. A decode row needs nothing from the host but its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from photon_grpc.core.batch import Admission, Batch
 from photon_grpc.core.kv import KVPlan
+from photon_grpc.kernels.sampling.bitmask import Constraints
 from photon_grpc.kernels.slot_state import SlotState
-from photon_grpc.runner.upload import Numbers, to_device
+from photon_grpc.runner.upload import Numbers, to_device, words_to_device
 
 
 class _Numbers(NamedTuple):
@@ -28,6 +32,7 @@ class _Numbers(NamedTuple):
     output_index: int
     num_prompt: int
     min_length: int
+    is_masked: int = 0
 
 
 _NUM_FLOATS = 3
@@ -40,7 +45,7 @@ class SlotTable:
     num_computed: int64 [S], tokens whose keys and values are written (by steps launched so far).
     block_table: int32 [S, max_blocks].
     temperature, top_p, min_p: float32 [S]; top_k, seed (bit pattern of the uint64), output_index, num_prompt: int64 [S].
-    min_length: int64 [S], length below which the ids marked in banned_ids, bool [S, V], cannot be drawn; 0 where none is marked.
+    min_length, is_masked: int64 [S], banned_ids, masks: int32 [S, W]: as `kernels.sampling.bitmask.Constraints`.
     """
 
     def __init__(self, num_slots: int, max_model_len: int, plan: KVPlan, vocab_size: int, device: torch.device) -> None:
@@ -50,11 +55,14 @@ class SlotTable:
         max_blocks = plan.columns(max_model_len)
         self.token_ids = torch.zeros((num_slots, max_model_len), dtype=torch.int32, device=device)
         self.block_table = torch.zeros((num_slots, max_blocks), dtype=torch.int32, device=device)
-        self.banned_ids = torch.zeros((num_slots, vocab_size), dtype=torch.bool, device=device)
+        num_words = -(-vocab_size // 32)
+        self.banned_ids = torch.zeros((num_slots, num_words), dtype=torch.int32, device=device)
+        self.masks = torch.zeros_like(self.banned_ids)
         self._floats = torch.zeros((_NUM_FLOATS, num_slots), dtype=torch.float32, device=device)
         self._ints = torch.zeros((_NUM_INTS, num_slots), dtype=torch.int64, device=device)
         self.temperature, self.top_p, self.min_p = self._floats
-        self.num_computed, self.top_k, self.seed, self.output_index, self.num_prompt, self.min_length = self._ints
+        self.num_computed, self.top_k, self.seed, self.output_index, self.num_prompt, *constraints = self._ints
+        self.min_length, self.is_masked = constraints
         #: On the host, upper bounds of num_computed, to bound sizes without asking the device: drafts may be refused.
         self.max_computed = [0] * num_slots
         #: Slots whose sampling is more than an argmax, and more than that plus noise.
@@ -67,6 +75,26 @@ class SlotTable:
     def state(self) -> SlotState:
         """What every step reads and changes."""
         return SlotState(self.token_ids, self.num_computed, self.block_table)
+
+    @property
+    def constraints(self) -> Constraints:
+        """Ids that no row of a slot may draw."""
+        return Constraints(self.min_length, self.banned_ids, self.is_masked, self.masks)
+
+    @contextmanager
+    def masked(self, slots: Sequence[int], masks: memoryview) -> Iterator[None]:
+        """Rows of these slots draw nothing but the ids whose bits are set, in what is launched within.
+
+        `masks`: a bitmask for each slot, as in `ports.Pending.sample`. Raises ValueError where they are too few or too many.
+        """
+        words = np.frombuffer(masks, dtype="<i4").reshape(len(slots), self.masks.shape[1])
+        where = self.to_device(slots, torch.int64)
+        self.masks[where] = words_to_device(words, self.device)
+        self.is_masked.index_fill_(0, where, 1)
+        try:
+            yield
+        finally:
+            self.is_masked.zero_()
 
     def apply(self, batch: Batch) -> None:
         """Who left, who came, whose table grew."""
@@ -96,7 +124,7 @@ class SlotTable:
 
     def _admit(self, admissions: Sequence[Admission]) -> None:
         """Writes all of each slot that can be read, here and on the device: every number; ids and blocks as far as the numbers reach, since
-        what lies behind is written before it is read; marks of banned ids where `min_length` says that they hold."""
+        what lies behind is written before it is read; bits of banned ids where `min_length` says that they hold."""
         slots = self.to_device([admission.slot for admission in admissions], torch.int64)
         for admission in admissions:
             slot, blocks = admission.slot, admission.blocks[0]
@@ -104,9 +132,8 @@ class SlotTable:
             self.token_ids[slot, : len(admission.ids)] = self.to_device(admission.ids, torch.int32)
             self.block_table[slot, : len(blocks)] = self.to_device(blocks, torch.int32)
             if slot in self.banned:
-                self.banned_ids[slot].zero_().index_fill_(
-                    0, self.to_device(admission.banned_until_min, torch.int64), True
-                )
+                words = _bitmask(admission.banned_until_min, self.banned_ids.shape[1])
+                self.banned_ids[slot] = words_to_device(words, self.device)
         rows = [self._numbers(admission) for admission in admissions]
         floats = self.to_device([row[:_NUM_FLOATS] for row in rows], torch.float32)
         ints = self.to_device([row[_NUM_FLOATS:] for row in rows], torch.int64)
@@ -144,6 +171,14 @@ class SlotTable:
         blocks = [block for growth in batch.grown for block in growth.blocks]
         where = self.to_device(slots, torch.int64), self.to_device(columns, torch.int64)
         self.block_table[where] = self.to_device(blocks, torch.int32)
+
+
+def _bitmask(ids: Sequence[int], num_words: int) -> npt.NDArray[np.int32]:
+    """With the bits of these ids set."""
+    numbers = np.array(ids)
+    words = np.zeros(num_words, dtype=np.uint32)
+    np.bitwise_or.at(words, numbers // 32, np.left_shift(1, numbers % 32).astype(np.uint32))
+    return words.view(np.int32)
 
 
 def _signed(value: int) -> int:

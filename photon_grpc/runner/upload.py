@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 Numbers = Sequence[int] | Sequence[float] | Sequence[Sequence[int | float]]
@@ -13,3 +15,10 @@ def to_device(values: Numbers, dtype: torch.dtype, device: torch.device) -> torc
     """Numbers of the host, as many dimensions as they are nested. On CUDA it travels from pinned memory, in order with what is launched."""
     host = torch.tensor(values, dtype=dtype)
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+
+
+def words_to_device(words: npt.NDArray[np.int32], device: torch.device) -> torch.Tensor:
+    """The same for an array of int32."""
+    host = torch.empty(words.shape, dtype=torch.int32, pin_memory=device.type != "cpu")
+    host.numpy()[...] = words
+    return host.to(device, non_blocking=True)

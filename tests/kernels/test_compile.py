@@ -19,7 +19,7 @@ import torch
 from photon_grpc.kernels import rms_norm, swiglu
 from photon_grpc.kernels.attention import triton_decode, triton_varlen, write_kv
 from photon_grpc.kernels.rotary import rotary, rotate_store
-from photon_grpc.kernels.sampling import histogram, noise, topk_topp
+from photon_grpc.kernels.sampling import bitmask, histogram, noise, topk_topp
 from photon_grpc.kernels.sampling.histogram import Filters, Histogram, Rows
 
 triton = pytest.importorskip("triton")
@@ -238,3 +238,10 @@ def test_noise(given_ids: bool) -> None:
     check(built)
     # An approximate logarithm has an absolute error that would swallow log(u) where u is near 1.
     assert "lg2.approx" not in built.ptx
+
+
+def test_bitmask() -> None:
+    numbers = dict.fromkeys(("num_columns", "stride", "num_words"), "i32")
+    types: dict[str, Any] = {"logits": "*fp32", "slots": "*i64", "context_len": "*i32", "is_constrained": "*i8"}
+    types |= {"constraints": bitmask.Constraints("*i64", "*i32", "*i64", "*i32")} | numbers  # type: ignore[arg-type]
+    check(compiled(bitmask.bitmask_kernel, types, {"BLOCK": 1024, "num_warps": 4}), "st.global")

@@ -49,7 +49,7 @@ def _overwrite(name: str, place: torch.Tensor, draw: random.Random) -> None:
         place.fill_(float("nan"))
         return
     # Ids of a vocabulary of 320 and of blocks that others use; of other columns no number is too large.
-    limit = {"token_ids": 320, "block_table": 4 * NUM_SEQS, "banned_ids": 2}.get(name, 2**40)
+    limit = {"token_ids": 320, "block_table": 4 * NUM_SEQS, "banned_ids": 2**31, "masks": 2**31}.get(name, 2**40)
     garbage = [draw.randrange(limit) for _ in range(place.numel())]
     place.copy_(torch.tensor(garbage, device=place.device).view(place.shape))
 

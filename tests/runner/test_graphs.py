@@ -62,11 +62,15 @@ def loaded() -> Decoder:
     return decoder
 
 
-def replayed_runner(num_seqs: int) -> tuple[ModelRunner, GraphLaunch, KVCache]:
-    decoder, device, kernels = loaded(), torch.device("cpu"), select("torch", "cpu")
-    cache = KVCache(KVPlan(decoder.kv_groups, BLOCK_SIZE), 100, device)
-    # What nobody wrote must not be read: it would be seen.
+def new_cache() -> KVCache:
+    """What nobody wrote must not be read: it would be seen."""
+    cache = KVCache(KVPlan(loaded().kv_groups, BLOCK_SIZE), 100, torch.device("cpu"))
     cache.pages.fill_(float("nan"))
+    return cache
+
+
+def replayed_runner(num_seqs: int) -> tuple[ModelRunner, GraphLaunch, KVCache]:
+    decoder, device, kernels, cache = loaded(), torch.device("cpu"), select("torch", "cpu"), new_cache()
     table = SlotTable(num_seqs + 1, decoder.max_model_len, cache.plan, decoder.vocab_size, device)
     buckets = Buckets(num_seqs)
     step = Step(decoder, table, cache.pages, kernels, max(num_seqs, *buckets.mixed))

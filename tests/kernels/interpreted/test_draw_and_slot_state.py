@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from photon_grpc.kernels import slot_state
-from photon_grpc.kernels.sampling import draw
+from photon_grpc.kernels.sampling import bitmask, draw
 
 
 def rows() -> draw.SamplingMetadata:
@@ -79,3 +79,22 @@ def test_inputs_of_a_mixed_step_are_equal_and_so_is_what_it_leaves() -> None:
     assert copies[0].num_computed.tolist() == [0, 6, 9, 22, 2, 3, 180]
     tokens = copies[0].token_ids
     assert tokens[3, 22] == 11 and tokens[1, 6] == 0 and tokens[6, 180] == state.token_ids[6, 180]
+
+
+def test_masked_logits_are_equal() -> None:
+    torch.manual_seed(3)
+    num_columns, num_words = 2500, 79
+    slots, lengths = torch.tensor([3, 1, 0, 2, 4]), torch.tensor([9, 5, 1, 9, 9], dtype=torch.int32)
+    words = torch.randint(-(2**31), 2**31, (2, 5, num_words), dtype=torch.int64).int()
+    # Slot 1 is below its minimum, slot 2 masked, slot 3 both, slot 4 neither.
+    constraints = bitmask.Constraints(torch.tensor([0, 8, 9, 10, 9]), words[0], torch.tensor([0, 0, 1, 1, 0]), words[1])
+    logits = torch.randn(5, num_columns)
+    mine, theirs = logits.clone(), logits.clone()
+    constrained = bitmask.launch(mine, slots, lengths, constraints)
+    assert torch.equal(constrained, bitmask.reference(theirs, slots, lengths, constraints))
+    assert torch.equal(mine, theirs) and constrained.tolist() == [True, True, False, True, False]
+    for row, slot in enumerate(slots.tolist()):
+        for token in (0, 31, 32, 63, 777, 2499):
+            banned, allowed = (int(word[slot, token // 32]) >> token % 32 & 1 for word in words)
+            is_out = (slot in (1, 3) and banned) or (slot in (2, 3) and not allowed)
+            assert bool(mine[row, token] == -torch.inf) == bool(is_out)

@@ -1,0 +1,123 @@
+"""Rows whose draw waits for a mask draw what it allows, and no other row notices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from photon_grpc.core.batch import NAN_LOGITS, NOTHING_TO_DRAW, Admission, Batch
+from photon_grpc.errors import InternalFailure, InvalidConstraint, NumericFailure
+from photon_grpc.kernels import select
+from photon_grpc.runner.build import eager_runner
+from photon_grpc.runner.model_runner import ModelRunner
+from tests.runner.masks import ALLOWED, GREEDY, MASKED, batches, masks
+from tests.runner.models import model
+from tests.runner.test_graphs import loaded, new_cache, replayed_runner
+
+
+@pytest.fixture(params=["eager", "replayed"])
+def runner(request: pytest.FixtureRequest) -> ModelRunner:
+    if request.param == "replayed":
+        return replayed_runner(8)[0]
+    return eager_runner(loaded(), new_cache(), select("torch", "cpu"), max_num_seqs=8)
+
+
+def ids_of(runner: ModelRunner, masked: tuple[int, ...], depth: int) -> list[tuple[int, ...]]:
+    pending, outputs = [], []
+    for batch, allowed in zip(batches(masked), (*ALLOWED, ()), strict=True):
+        pending.append(runner.submit(batch))
+        if len(pending) > max(depth, 1):
+            outputs.append(pending.pop(0).result())
+        if batch.masked:
+            assert pending[-1].drafts() == ()
+            pending[-1].sample(masks(*allowed))
+        if depth == 0:
+            outputs.append(pending.pop().result())
+    outputs += [each.result() for each in pending]
+    assert not any(output.faults for output in outputs)
+    return [output.ids for output in outputs]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_masked_rows_draw_what_is_allowed_and_the_others_what_they_draw_anyway(runner: ModelRunner, depth: int) -> None:
+    masked, free = ids_of(runner, MASKED, depth), ids_of(runner, (), depth)
+    for ids, plain, allowed in zip(masked, free, ALLOWED, strict=False):
+        assert all(ids[row] in may for row, may in zip(MASKED, allowed, strict=True))
+        assert any(ids[row] != plain[row] for row in MASKED)
+    for row in (1, 3):
+        assert [ids[row] for ids in masked] == [ids[row] for ids in free]
+
+
+def test_a_greedy_row_draws_the_likeliest_that_is_allowed(runner: ModelRunner) -> None:
+    _, reference = model("llama")
+    with torch.inference_mode():
+        logits = reference(torch.tensor([[1, 5, 9, 7]])).logits[0, -1]
+    allowed = [token for token in range(320) if token % 7 == 2]
+    pending = runner.submit(batches((0,))[0])
+    pending.sample(masks(allowed))
+    assert pending.result().ids[0] == allowed[int(logits[allowed].argmax())]
+
+
+def test_a_mask_that_allows_all_changes_nothing_and_holds_for_its_step_alone(runner: ModelRunner) -> None:
+    expected = ids_of(runner, (), 0)
+    first, second, third = batches(MASKED)
+    found = []
+    for batch in (first, second, third):
+        pending = runner.submit(batch)
+        pending.sample(masks(*[range(320)] * 3)) if batch.masked else None
+        found.append(pending.result().ids)
+    assert found == expected
+    assert not runner._table.is_masked.any()
+
+
+def test_a_mask_that_allows_nothing_is_a_fault_of_its_row_that_is_no_failure_of_numbers(runner: ModelRunner) -> None:
+    expected = runner.submit(batches(())[0]).result().ids
+    pending = runner.submit(batches(MASKED)[0])
+    pending.sample(masks(range(320), (), range(320)))
+    output = pending.result()
+    assert output.ids == (*expected[:2], NOTHING_TO_DRAW, *expected[3:])
+    assert {row: fault.reason for row, fault in output.faults.items()} == {2: InvalidConstraint.reason}
+
+
+def test_what_a_ban_and_a_mask_leave_together_may_be_nothing(runner: ModelRunner) -> None:
+    banned = Admission(1, (1, 5, 9), 3, 0, ((1,),), GREEDY, min_tokens=2, banned_until_min=(7, 40))
+    other = Admission(2, (1, 5, 9), 3, 0, ((2,),), GREEDY, min_tokens=2, banned_until_min=(7, 40))
+    pending = runner.submit(Batch(1, (1, 2), (3, 3), (1, 1), admissions=(banned, other), masked=(0, 1)))
+    pending.sample(masks((7, 40), (7, 8, 40)))
+    assert pending.result().ids == (NOTHING_TO_DRAW, 8)
+
+
+def test_numbers_that_fail_are_told_apart_from_masks(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = runner._launch_body._step.sampler._head  # type: ignore[attr-defined]
+    logits = head.logits
+
+    def poisoned(hidden: torch.Tensor) -> torch.Tensor:
+        made = logits(hidden)
+        made[0] = torch.nan
+        return made
+
+    monkeypatch.setattr(head, "logits", poisoned)
+    pending = runner.submit(batches((0, 2))[0])
+    pending.sample(masks((7, 9), ()))
+    output = pending.result()
+    assert (output.ids[0], output.ids[2]) == (NAN_LOGITS, NOTHING_TO_DRAW)
+    assert [output.faults[row].reason for row in (0, 2)] == [NumericFailure.reason, InvalidConstraint.reason]
+
+
+def test_masks_of_another_size_are_a_fault_of_the_step(runner: ModelRunner) -> None:
+    pending = runner.submit(batches(MASKED)[0])
+    pending.sample(masks(range(320), range(320)))
+    assert set(pending.result().faults) == set(range(5))
+    behind = runner.submit(batches(())[1]).result()
+    assert set(behind.faults) == set(range(5))
+
+
+def test_no_step_is_launched_between_a_body_and_its_tail(runner: ModelRunner) -> None:
+    first, second, _ = batches(MASKED)
+    pending = runner.submit(first)
+    with pytest.raises(InternalFailure, match="step 2"):
+        runner.submit(second)
+    with pytest.raises(InternalFailure):
+        pending.result()
+    pending.sample(masks(*ALLOWED[0]))
+    assert not pending.result().faults
