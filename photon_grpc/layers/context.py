@@ -1,4 +1,4 @@
-"""What a step's tokens need besides themselves, handed down through every layer."""
+"""The positions and pages of a step's tokens, handed down through every layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from photon_grpc.kernels import GroupAttention
 
 @dataclass(frozen=True, slots=True)
 class GroupContext:
-    """What the layers of one KVGroup write to and attend over in one step of T tokens."""
+    """The pages that the layers of one KVGroup write to and attend over in one step of T tokens."""
 
     #: [num_blocks, planes, 2, Hkv, block_size, D] in the model's dtype; a layer's plane is its place in its group.
     pages: torch.Tensor
@@ -30,5 +30,5 @@ class StepContext:
     positions: torch.Tensor
     #: One per KVGroup, in the order of the KVPlan.
     kv: tuple[GroupContext, ...]
-    #: What the first layer worked out and the others use again, by who did.
+    #: Results of the first layer that the others use again, by their maker. Cleared when the last layer is done.
     memo: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)

@@ -65,8 +65,8 @@ class LMHead(Linear):
     def fused(self) -> LMHead:
         """The same head, loaded, with the kernels that its method has for few rows: where one draws, no logits are written."""
         head = copy.copy(self)
-        head._logits = {rows: self.method.gemm(self, rows, LOGITS) for rows in tiles.BUCKETS}
-        draws = {rows: self.method.gemm(self, rows, DRAW) for rows in tiles.BUCKETS}
+        head._logits = {rows: self.gemm(rows, LOGITS) for rows in tiles.BUCKETS}
+        draws = {rows: self.gemm(rows, DRAW) for rows in tiles.BUCKETS}
         head._draws = {rows: gemm for rows, gemm in draws.items() if gemm is not None}
         return head
 
@@ -82,4 +82,4 @@ class LMHead(Linear):
         if self.embedding is not None:
             self.weight = self.embedding.weight
         super().after_load()
-        self._any = self.method.gemm(self, 0, LOGITS)
+        self._any = self.gemm(0, LOGITS)

@@ -9,7 +9,7 @@ import torch
 
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.gemm import End, Gemm
-from photon_grpc.layers.leaf import Target
+from photon_grpc.layers.leaf import Part, Target
 from photon_grpc.layers.norm import RMSNorm
 
 
@@ -69,6 +69,14 @@ class Linear:
 
     def __call__(self, x: torch.Tensor, ctx: StepContext | None) -> torch.Tensor:
         return self.method.apply(self, x, ctx)
+
+    def gemm(self, num_rows: int, end: End) -> Gemm | None:
+        """As LinearMethod.gemm."""
+        return self.method.gemm(self, num_rows, end)
+
+    def part(self, shape: torch.Size) -> Part | None:
+        """The part of a checkpoint's tensor that one of `shape` here is; None: all of it."""
+        return None
 
     def allocate(self, device: torch.device) -> None:
         self.method.create(self, device)

@@ -31,9 +31,11 @@ class Unquantized(LinearMethod):
 
     def targets(self, linear: Linear) -> Iterator[Target]:
         for name, rows in linear.slices():
-            yield Target(name + ".weight", linear.weight[rows])
+            weight = linear.weight[rows]
+            yield Target(name + ".weight", weight, part=linear.part(weight.shape))
             if linear.bias is not None:
-                yield Target(name + ".bias", linear.bias[rows])
+                bias = linear.bias[rows]
+                yield Target(name + ".bias", bias, part=linear.part(bias.shape))
 
     def after_load(self, linear: Linear) -> None:
         if can_prepack(linear.weight):

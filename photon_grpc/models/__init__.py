@@ -1,4 +1,4 @@
-"""Whole networks: a decoder, its builder, and how its weights come into it."""
+"""Whole networks: a decoder, its builder, the loader of its weights."""
 
 from photon_grpc.models.builder import build
 from photon_grpc.models.decoder import Decoder

@@ -1,6 +1,7 @@
 """Makes a decoder of the Llama line from a ModelConfig, under the names that Hugging Face checkpoints give its weights.
 
-Families whose difference config.json and the table FAMILIES of `config/model_dir.py` say (biases, norms of heads, sizes) need nothing here.
+A family whose difference stands in config.json or in FAMILIES of `config/model_dir.py` (biases, norms of heads, sizes)
+needs nothing here.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import torch
 
 from photon_grpc.config.model_dir import ModelConfig
 from photon_grpc.core.kv import LayerKV, PageFormat
+from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels import Kernels
 from photon_grpc.layers.attention import Attention, QKNorm
 from photon_grpc.layers.embedding import Embedding
@@ -18,6 +20,7 @@ from photon_grpc.layers.head import LMHead
 from photon_grpc.layers.linear import Linear, LinearMethod
 from photon_grpc.layers.mlp import GatedMLP
 from photon_grpc.layers.norm import RMSNorm
+from photon_grpc.layers.parallel import ColumnParallelLinear, Mesh, RowParallelLinear
 from photon_grpc.layers.rotary import RotaryEmbedding
 from photon_grpc.layers.unquantized import Unquantized
 from photon_grpc.models.decoder import Decoder, DecoderLayer
@@ -31,19 +34,25 @@ def build(
     kernels: Kernels,
     max_model_len: int,
     method: LinearMethod | None = None,
+    mesh: Mesh | None = None,
 ) -> Decoder:
     """The model's decoder for positions below `max_model_len`, its weights not yet allocated (see `models/weights.py`).
 
-    Takes memory for the rotary tables only.
+    Takes memory for the rotary tables only. With a `mesh` it is this rank's part. Raises ModelLoadError where the ranks
+    cannot share a size.
     """
+    mesh = mesh or Mesh()
+    _check_shares(config, mesh)
     device = torch.device(device)
     rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len, device=device, kernels=kernels)
-    return DecoderBuilder(config, dtype, device, kernels, method or Unquantized(), rotary, max_model_len).decoder()
+    return DecoderBuilder(
+        config, dtype, device, kernels, method or Unquantized(), rotary, max_model_len, mesh
+    ).decoder()
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderBuilder:
-    """The sizes, dtype, kernels and tables that all layers of one decoder are made from."""
+    """Makes every part of one decoder from the same sizes, dtype, kernels and tables."""
 
     config: ModelConfig
     dtype: torch.dtype
@@ -52,6 +61,7 @@ class DecoderBuilder:
     method: LinearMethod
     rotary: RotaryEmbedding
     max_model_len: int
+    mesh: Mesh
 
     def decoder(self) -> Decoder:
         config = self.config
@@ -85,12 +95,13 @@ class DecoderBuilder:
         config = self.config
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         outputs = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+        num_kv_heads, dtype = config.num_kv_heads // self.mesh.tp.size, str(self.dtype).removeprefix("torch.")
         return Attention(
             layer,
-            config.num_heads,
-            LayerKV(PageFormat(config.num_kv_heads, config.head_dim, str(self.dtype).removeprefix("torch."))),
-            qkv=self.linear(prefix, config.hidden_size, outputs, bias=config.qkv_bias),
-            output=self.linear(prefix, q_size, {"o_proj": config.hidden_size}, bias=config.output_bias),
+            config.num_heads // self.mesh.tp.size,
+            LayerKV(PageFormat(num_kv_heads, config.head_dim, dtype)),
+            qkv=self.column_linear(prefix, config.hidden_size, outputs, bias=config.qkv_bias),
+            output=self.row_linear(prefix, q_size, {"o_proj": config.hidden_size}, bias=config.output_bias),
             rotary=self.rotary,
             qk_norm=self.qk_norm(prefix) if config.qk_norm else None,
         )
@@ -102,13 +113,28 @@ class DecoderBuilder:
     def gated_mlp(self, prefix: str) -> GatedMLP:
         config = self.config
         size, bias = config.intermediate_size, config.mlp_bias
-        gate_up = self.linear(prefix, config.hidden_size, {"gate_proj": size, "up_proj": size}, bias=bias)
-        return GatedMLP(gate_up, self.linear(prefix, size, {"down_proj": config.hidden_size}, bias=bias), self.kernels)
+        gate_up = self.column_linear(prefix, config.hidden_size, {"gate_proj": size, "up_proj": size}, bias=bias)
+        down = self.row_linear(prefix, size, {"down_proj": config.hidden_size}, bias=bias)
+        return GatedMLP(gate_up, down, self.kernels)
 
     def norm(self, name: str, size: int | None = None) -> RMSNorm:
         """Over `size` elements; hidden_size by default."""
         size = size or self.config.hidden_size
         return RMSNorm(name + ".weight", size, self.config.rms_norm_eps, dtype=self.dtype, kernels=self.kernels)
 
-    def linear(self, prefix: str, in_features: int, outputs: dict[str, int], *, bias: bool) -> Linear:
-        return Linear(prefix, in_features, outputs, bias=bias, dtype=self.dtype, method=self.method)
+    def column_linear(self, prefix: str, in_features: int, outputs: dict[str, int], *, bias: bool) -> Linear:
+        """Sizes are those of the whole model."""
+        shared = {"dtype": self.dtype, "method": self.method, "group": self.mesh.tp}
+        return ColumnParallelLinear(prefix, in_features, outputs, bias=bias, **shared)
+
+    def row_linear(self, prefix: str, in_features: int, outputs: dict[str, int], *, bias: bool) -> Linear:
+        """As column_linear."""
+        shared = {"dtype": self.dtype, "method": self.method, "group": self.mesh.tp}
+        return RowParallelLinear(prefix, in_features, outputs, bias=bias, **shared)
+
+
+def _check_shares(config: ModelConfig, mesh: Mesh) -> None:
+    for field in ("num_kv_heads", "num_heads", "intermediate_size"):
+        size = getattr(config, field)
+        if size % mesh.tp.size:
+            raise ModelLoadError(f"{field} {size} cannot be shared out over {mesh.tp.size} ranks", field=field)

@@ -21,7 +21,10 @@ from photon_grpc.layers.norm import RMSNorm
 
 
 class DecoderLayer:
-    """Pre-norm attention and feed-forward. The residual stream travels beside the hidden state, added inside the next norm."""
+    """Pre-norm attention and feed-forward.
+
+    The residual stream travels beside the hidden state; the next norm adds the two.
+    """
 
     #: That of its fused kernels.
     chain: Chain | None = None
@@ -48,7 +51,10 @@ class DecoderLayer:
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, ctx: StepContext
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """x, residual [T, hidden] -> the same of the next layer: their sum is the residual stream. residual None: x is all of it."""
+        """x, residual [T, hidden] -> those of the next layer.
+
+        Their sum is the residual stream; with residual None, x alone is.
+        """
         if residual is None:
             x, residual = self.input_norm(x), x
         else:
@@ -102,10 +108,10 @@ class Decoder:
         self, pages: torch.Tensor, slot_mapping: torch.Tensor, meta: AttentionMetadata, *,
         history_is_settled: bool = False,
     ) -> GroupContext:  # fmt: skip
-        """What `forward` is given for one KVGroup and the T tokens of `slot_mapping`; the kernels that attend are chosen here.
+        """The part of a StepContext for one KVGroup and the T tokens of `slot_mapping`; chooses the kernels that attend.
 
-        `history_is_settled`: no row attends a key of this step but its own newest one (of a prefix that another row is only now computing,
-        say): older keys may be read before this step's are written.
+        `history_is_settled`: no row attends a key of this step but its own newest one (none of a prefix that another row
+        computes in the same step): older keys may be read before this step's are written.
         """
         num_tokens, num_heads = slot_mapping.shape[0], self.layers[0].attention.num_heads
         chain = next((chain for chain in self._chains if chain.takes(num_tokens)), None)
@@ -115,16 +121,17 @@ class Decoder:
         )
 
     def forward(self, token_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor:
-        """token_ids [T] int32 or int64 -> hidden [T, hidden_size] behind the final norm. Writes the T tokens' keys and values to the pages of ctx.kv.
+        """token_ids [T] int32 or int64 -> hidden [T, hidden_size] behind the final norm.
 
-        Allocates by the step's shape alone and can be captured. Forgets `ctx.memo`.
+        Writes the T tokens' keys and values to the pages of ctx.kv. Allocates by the step's shape alone and can be
+        captured. Clears `ctx.memo`.
         """
         x = self.embedding(token_ids, ctx)
         residual: torch.Tensor | None = None
         for layer in self.layers:
             x, residual = layer(x, residual, ctx)
         hidden = self.norm(x) if residual is None else self.norm.add(x, residual)[0]
-        # Buffers are for what follows, and another pass over the same context makes its own.
+        # Gives the buffers back before the head runs; another pass over the same context makes its own.
         ctx.memo.clear()
         return hidden
 

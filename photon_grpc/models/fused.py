@@ -1,13 +1,13 @@
-"""A finished decoder in fewer kernels: five to seven a layer.
+"""Fused layers: five to seven kernels each.
 
-A chain is one order of fused kernels; CHAINS says for which form of a layer it is the same arithmetic. Each of a layer's four products is
-multiplied either by a kernel of ours that does what stands before and behind it as well (norm and rotary and page write; residual; norm and
-SwiGLU), or by the matrix library: of the residual stream as it is and into it, with a kernel behind that catches up on the norm. Which one is
-the choice of the Linear's method, per bucket of tokens. A layer whose form has no chain, or whose weights' format has no such product, stays
-as it is among the others.
+CHAINS says which forms of a layer a chain of fused kernels computes. Each of a layer's four products is multiplied either
+by a kernel of ours that does what stands before and behind it as well (norm and rotary and page write; residual; norm and
+SwiGLU), or by the matrix library: of the residual stream as it is and into it, with a kernel behind that catches up on the
+norm. The Linear's method chooses per bucket of tokens. A layer whose form has no chain, or whose weights' format has no such
+product, stays as it is among the others.
 
 There is one set of weights. `fuse` multiplies the weight of every norm into the projection behind it, once and in place, and
-leaves ones in the norm: what does not fit goes on through the layer as it was.
+leaves ones in the norm: steps that do not fit go through the layer as it was.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LayerGemms = tuple[Gemm, Gemm, Gemm, Gemm]
 
 
 def llama_ends(layer: DecoderLayer) -> tuple[End, End, End, End]:
-    """Of qkv, output, gate and up, down: the norms' weights are folded, queries and keys normalised where they have norms."""
+    """Of qkv, output, gate and up, down. Heads are normalised where the layer has norms for them."""
     heads, head_dim = layer.attention.qk_norm, layer.attention.kv.format.width
     norms = None if heads is None else (heads.q.weight, heads.k.weight)
     return (
@@ -79,10 +79,12 @@ class FusedEmbedding(Embedding):
 
 
 class FusedDecoderLayer(DecoderLayer):
-    """The layer it was made from, its norms folded, in fused kernels. The residual stream is one tensor, changed in place.
+    """The layer it was made from, its norms folded, in fused kernels.
+
+    The residual stream is one tensor, the workspace's, changed in place.
 
     Args:
-        gemms: bucket of tokens -> the products, for those of the chain.
+        gemms: bucket of tokens -> the products, for every bucket that the chain takes.
     """
 
     def __init__(self, layer: DecoderLayer, chain: Chain, gemms: dict[int, LayerGemms]) -> None:
@@ -109,9 +111,9 @@ class FusedDecoderLayer(DecoderLayer):
 
 
 def fuse(decoder: Decoder) -> Decoder | None:
-    """The loaded decoder with fused layers, or None where dtype, device, or the form or weights of every layer do not allow them.
+    """The loaded decoder with fused layers; None where its dtype, its device, or every layer's form or weights forbid them.
 
-    Folds the norms' weights in place: use either of the two from then on, they compute the same.
+    Folds the norms' weights in place: either of the two decoders may be used from then on, they compute the same.
     """
     if not can_fuse(decoder.device) or decoder.dtype not in (torch.bfloat16, torch.float16):
         return None
@@ -141,12 +143,12 @@ def with_chains(decoder: Decoder) -> Decoder | None:
 
 
 def is_fused(decoder: Decoder) -> bool:
-    """Whether any layer is."""
+    """Whether any of its layers is."""
     return any(isinstance(layer, FusedDecoderLayer) for layer in decoder.layers)
 
 
 def _fused(layer: DecoderLayer, chains: dict[Hashable, Chain], device: torch.device) -> FusedDecoderLayer | None:
-    """Of the layer whose form has a chain, and its weights products for it; folds its norms."""
+    """The layer in fused kernels, its norms folded; None where its form has no chain or its weights no products for one."""
     ends = CHAINS.get(layer.form)
     if ends is None or not _suits(layer):
         return None
@@ -165,7 +167,10 @@ def _fused(layer: DecoderLayer, chains: dict[Hashable, Chain], device: torch.dev
 
 
 def _suits(layer: DecoderLayer) -> bool:
-    """All of a head is rotated, norms of heads have the eps of the one before them, and pages hold keys and values as they are."""
+    """Whether the kernels are given every number that this layer computes with.
+
+    Heads are rotated whole, their norms have the eps of the norm before them, pages hold keys and values in the layer's dtype.
+    """
     attention, norms, kept = layer.attention, layer.attention.qk_norm, layer.attention.kv.format
     has_one_eps = norms is None or norms.q.eps == norms.k.eps == layer.input_norm.eps
     has_whole_heads = 2 * attention.rotary.cos.shape[1] == kept.width
@@ -178,9 +183,7 @@ def _layer_gemms(layer: DecoderLayer, ends: tuple[End, End, End, End]) -> dict[i
     linears = layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down
     found: dict[int, LayerGemms] = {}
     for rows in (*tiles.BUCKETS, 0):
-        qkv, output, gate_up, down = (
-            linear.method.gemm(linear, rows, end) for linear, end in zip(linears, ends, strict=True)
-        )
+        qkv, output, gate_up, down = (linear.gemm(rows, end) for linear, end in zip(linears, ends, strict=True))
         if qkv and output and gate_up and down:
             found[rows] = qkv, output, gate_up, down
     return found
