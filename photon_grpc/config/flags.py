@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class NumberRange:
     """Of a number; None: none. `above` is exclusive."""
 
     at_least: float | None = None
@@ -25,7 +25,7 @@ class Bounds:
         )
 
 
-NO_BOUNDS = Bounds()
+ANY_NUMBER = NumberRange()
 
 
 def flag(
@@ -35,7 +35,7 @@ def flag(
     choices: tuple[str, ...] = (),
     many: bool = False,
     metavar: str = "",
-    bounds: Bounds = NO_BOUNDS,
+    bounds: NumberRange = ANY_NUMBER,
 ) -> Any:
     """A dataclass field that is a flag. `None` as the default means: decided when the device and the model are known.
 
@@ -68,7 +68,7 @@ class ModelFlags:
         None,
         "Longest prompt + output in tokens. Unset: what config.json says.",
         metavar="TOKENS",
-        bounds=Bounds(at_least=2, at_most=2**24),
+        bounds=NumberRange(at_least=2, at_most=2**24),
     )
     load_format: str = flag(
         "auto",
@@ -78,7 +78,7 @@ class ModelFlags:
     seed: int = flag(
         0,
         "Seed of dummy weights, and of the seeds drawn for requests that set none (0: from the system).",
-        bounds=Bounds(at_least=0, at_most=2**64 - 1),
+        bounds=NumberRange(at_least=0, at_most=2**64 - 1),
     )
 
 
@@ -92,7 +92,7 @@ class DeviceConfig:
         0.9,
         "Share of the device's memory for weights, activations and KV cache.",
         metavar="SHARE",
-        bounds=Bounds(above=0, at_most=1),
+        bounds=NumberRange(above=0, at_most=1),
     )
     enforce_eager: bool = flag(False, "Launch kernels one by one instead of replaying CUDA graphs.")
 
@@ -105,14 +105,14 @@ class CacheConfig:
         None,
         "Tokens per KV block. Unset: 16 on a CPU, 64 on CUDA.",
         metavar="TOKENS",
-        bounds=Bounds(at_least=1, at_most=1024),
+        bounds=NumberRange(at_least=1, at_most=1024),
     )
     num_blocks: int | None = flag(
         None,
         "KV blocks for requests. Unset: measured on CUDA; on a CPU what max-num-seqs × max-model-len needs, "
         "at most 1 GiB.",
         metavar="N",
-        bounds=Bounds(at_least=1, at_most=2**22),
+        bounds=NumberRange(at_least=1, at_most=2**22),
     )
     kv_layout: str = flag(
         "paged",
@@ -137,13 +137,13 @@ class SchedulerConfig:
         None,
         "Sequences computed at a time. Unset: 64 on a CPU, 256 on CUDA.",
         metavar="N",
-        bounds=Bounds(at_least=1, at_most=4096),
+        bounds=NumberRange(at_least=1, at_most=4096),
     )
     max_num_batched_tokens: int | None = flag(
         None,
         "Tokens computed per step. Unset: 2048 on a CPU, 8192 on CUDA.",
         metavar="TOKENS",
-        bounds=Bounds(at_least=1, at_most=2**20),
+        bounds=NumberRange(at_least=1, at_most=2**20),
     )
     enable_chunked_prefill: bool = flag(
         True, "Split long prompts over steps. Off: a prompt is computed in one step, alone if it exceeds the budget."
@@ -158,19 +158,19 @@ class SchedulerConfig:
         1024,
         "Requests that may wait; more are refused with QUEUE_FULL.",
         metavar="N",
-        bounds=Bounds(at_least=1, at_most=2**20),
+        bounds=NumberRange(at_least=1, at_most=2**20),
     )
     max_queued_tokens: int = flag(
         1_048_576,
         "Prompt tokens that may wait; more are refused with QUEUE_FULL.",
         metavar="TOKENS",
-        bounds=Bounds(at_least=1, at_most=2**32),
+        bounds=NumberRange(at_least=1, at_most=2**32),
     )
     async_depth: int | None = flag(
         None,
         "Steps launched before the last is read. Unset: 0 on a CPU, 1 on CUDA.",
         metavar="STEPS",
-        bounds=Bounds(at_least=0, at_most=2),
+        bounds=NumberRange(at_least=0, at_most=2),
     )
 
 
@@ -185,19 +185,22 @@ class ServerConfig:
         metavar="ADDR",
     )
     frontends: int = flag(
-        1, "Front-end processes sharing the engine and the port.", metavar="N", bounds=Bounds(at_least=1, at_most=64)
+        1,
+        "Front-end processes sharing the engine and the port.",
+        metavar="N",
+        bounds=NumberRange(at_least=1, at_most=64),
     )
     drain_timeout: float = flag(
         30.0,
         "Seconds that running requests get to finish after SIGTERM or Ctrl-C.",
         metavar="SECONDS",
-        bounds=Bounds(at_least=0, at_most=86_400),
+        bounds=NumberRange(at_least=0, at_most=86_400),
     )
     max_message_size: int = flag(
         33_554_432,
         "Largest message accepted, in bytes.",
         metavar="BYTES",
-        bounds=Bounds(at_least=1024, at_most=2_147_483_647),
+        bounds=NumberRange(at_least=1024, at_most=2_147_483_647),
     )
     log_level: str = flag("info", "Least level written to stderr.", choices=("debug", "info", "warning", "error"))
 

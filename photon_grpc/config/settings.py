@@ -11,7 +11,7 @@ from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache
 from typing import Any
 
-from photon_grpc.config.flags import Bounds, ServeConfig
+from photon_grpc.config.flags import NumberRange, ServeConfig
 from photon_grpc.errors import ConfigError
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -35,7 +35,7 @@ class Setting:
     help: str
     choices: tuple[str, ...]
     metavar: str
-    bounds: Bounds
+    bounds: NumberRange
 
     @property
     def flag(self) -> str:

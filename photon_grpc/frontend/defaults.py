@@ -1,5 +1,4 @@
-"""An Ask made concrete: unset fields get the model's values, then the neutral ones; whatever can be refused at the door
-is refused here.
+"""An Ask made concrete: unset fields get the model's values, then the neutral ones; a wrong one is refused.
 
 Every refusal names the field as the API spells it.
 """

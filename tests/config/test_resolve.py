@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from photon_grpc.config import flags
 from photon_grpc.config import settings as catalogue
-from photon_grpc.config.flags import Bounds, ServeConfig, ServerConfig, flag
+from photon_grpc.config.flags import NumberRange, ServeConfig, ServerConfig, flag
 from photon_grpc.config.resolve import is_model_id, resolve, split_address
 from photon_grpc.config.settings import Setting, settings
 from photon_grpc.errors import ConfigError
@@ -58,7 +58,7 @@ def test_every_field_can_be_set_by_variable_and_by_flag(setting: Setting) -> Non
 def test_a_new_field_needs_no_further_line(monkeypatch: pytest.MonkeyPatch) -> None:
     grown = make_dataclass(
         "Grown",
-        [("warp_factor", "int | None", flag(None, "How fast.", bounds=Bounds(at_least=1)))],
+        [("warp_factor", "int | None", flag(None, "How fast.", bounds=NumberRange(at_least=1)))],
         bases=(ServerConfig,),
         frozen=True,
     )
