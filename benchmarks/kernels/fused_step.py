@@ -80,7 +80,7 @@ def step_context(decoder: Decoder, rows: int, cache: torch.Tensor) -> StepContex
         max_query_len=1,
         max_context_len=MAX_LEN,
     )
-    return StepContext(positions, (decoder.group_context(cache, slots, meta, history_is_settled=True),))
+    return StepContext(positions, (decoder.group_context(0, cache, slots, meta, history_is_settled=True),))
 
 
 def floor_us(decoder: Decoder, rows: int) -> float:

@@ -26,6 +26,9 @@ DTYPES = ("float32", "bfloat16", "float16")
 _DTYPE_OF_HEADER = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """The facts that an architecture's own code adds to config.json."""
@@ -39,13 +42,15 @@ class Family:
     qk_norm: bool = False
     #: Where config.json has no head_dim; 0: hidden_size / num_attention_heads.
     head_dim: int = 0
+    #: Whether config.json may give layers a sliding window.
+    may_slide: bool = False
 
 
 #: Architectures that can be served; `models/builder.py` builds each from its ModelConfig.
 FAMILIES = {
     "LlamaForCausalLM": Family("llama"),
-    "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, output_bias=False),
-    "Qwen3ForCausalLM": Family("qwen3", qk_norm=True, head_dim=128),
+    "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, output_bias=False, may_slide=True),
+    "Qwen3ForCausalLM": Family("qwen3", qk_norm=True, head_dim=128, may_slide=True),
 }
 
 
@@ -82,6 +87,8 @@ class ModelConfig:
     output_bias: bool
     mlp_bias: bool
     qk_norm: bool
+    #: Of each layer: tokens that a token looks back, itself included; 0: all.
+    windows: tuple[int, ...]
     #: "float32", "bfloat16" or "float16": what config.json says, else what most bytes of the weights are, else float32.
     dtype: str
     bos_token_id: int | None
@@ -157,14 +164,6 @@ def _refuse_unsupported(config: JsonFields) -> None:
     """Keys that change what the model computes in a way that is not implemented: never ignored."""
     if config.has("quantization_config"):
         raise config.error("quantization_config", "is set; quantized checkpoints are not supported")
-    window = config.integer("sliding_window", 0, 2**31) if config.has("sliding_window") else None
-    if config.boolean("use_sliding_window", False) and window is not None:
-        raise config.error("use_sliding_window", "is true; sliding-window attention is not supported")
-    layer_types = config.values.get("layer_types")
-    if layer_types is not None and (
-        not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types)
-    ):
-        raise config.error("layer_types", "must be full_attention for every layer; others are not supported")
     if config.text("hidden_act", "silu") != "silu":
         raise config.error("hidden_act", f"is {shown(config.text('hidden_act'))}; only silu is supported")
 
@@ -178,9 +177,10 @@ def _dimensions(config: JsonFields, family: Family) -> dict[str, Any]:
         raise config.error("num_attention_heads", f"{num_heads} is not divisible by num_key_value_heads {num_kv_heads}")
     max_position_embeddings = config.integer("max_position_embeddings", 2, 2**27)
     attention_bias = config.boolean("attention_bias", False)
+    num_layers = config.integer("num_hidden_layers", 1, 1024)
     return {
         "hidden_size": hidden_size,
-        "num_layers": config.integer("num_hidden_layers", 1, 1024),
+        "num_layers": num_layers,
         "num_heads": num_heads,
         "num_kv_heads": num_kv_heads,
         "head_dim": head_dim,
@@ -193,7 +193,30 @@ def _dimensions(config: JsonFields, family: Family) -> dict[str, Any]:
         "output_bias": attention_bias if family.output_bias is None else family.output_bias,
         "mlp_bias": config.boolean("mlp_bias", False),
         "qk_norm": family.qk_norm,
+        "windows": _windows(config, family, num_layers),
     }
+
+
+def _windows(config: JsonFields, family: Family, num_layers: int) -> tuple[int, ...]:
+    """Of each layer; 0: none. `layer_types` names the layers that slide, without it they are those from max_window_layers on."""
+    given = config.integer("sliding_window", 0, 2**31 - 1) if config.has("sliding_window") else 0
+    slides = config.boolean("use_sliding_window", False) and given > 0
+    if slides and not family.may_slide:
+        raise config.error("use_sliding_window", f"is true; {family.model_type} has no sliding-window attention")
+    first = config.integer("max_window_layers", 0, 2**31 - 1, 28)
+    kinds = config.values.get("layer_types")
+    if kinds is None:
+        return tuple(given if slides and layer >= first else 0 for layer in range(num_layers))
+    if not isinstance(kinds, list) or any(kind not in LAYER_TYPES for kind in kinds):
+        raise config.error("layer_types", f"must be a list of {' and '.join(LAYER_TYPES)}; others are not supported")
+    if len(kinds) != num_layers:
+        raise config.error("layer_types", f"names {len(kinds)} layers of {num_layers}")
+    sliding = [kind == "sliding_attention" for kind in kinds]
+    if any(sliding) and not slides:
+        raise config.error(
+            "layer_types", "names sliding_attention, but use_sliding_window and sliding_window give no window"
+        )
+    return tuple(given if slide else 0 for slide in sliding)
 
 
 def _head_dim(config: JsonFields, family: Family, hidden_size: int, num_heads: int) -> int:

@@ -23,7 +23,7 @@ class Chain:
 
     def __init__(self, attention: Attention, mlp: GatedMLP, buckets: frozenset[int], device: torch.device) -> None:
         self._buckets = buckets
-        self._group = attention.group
+        self.group = attention.group
         self._rotary = attention.rotary
         heads = attention.output.in_features
         self._sizes = attention.qkv.in_features, heads, heads, mlp.down.in_features
@@ -55,6 +55,6 @@ class Chain:
             torch.empty(rows or num_tokens, size, dtype=self._dtype, device=self._device)[:num_tokens]
             for size in self._sizes
         )
-        slot_mapping = ctx.kv[self._group].slot_mapping.long()
+        slot_mapping = ctx.kv[self.group].slot_mapping.long()
         rotation = Rotation(self._rotary.cos, self._rotary.sin, ctx.positions, slot_mapping)
         return Workspace(rows, h, q, attended, y, rotation, self._counters)

@@ -95,16 +95,19 @@ class DecoderBuilder:
         config = self.config
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         outputs = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
-        num_kv_heads, dtype = config.num_kv_heads // self.mesh.tp.size, str(self.dtype).removeprefix("torch.")
         return Attention(
             layer,
             config.num_heads // self.mesh.tp.size,
-            LayerKV(PageFormat(num_kv_heads, config.head_dim, dtype)),
+            LayerKV(self.page_format(), config.windows[layer]),
             qkv=self.column_linear(prefix, config.hidden_size, outputs, bias=config.qkv_bias),
             output=self.row_linear(prefix, q_size, {"o_proj": config.hidden_size}, bias=config.output_bias),
             rotary=self.rotary,
             qk_norm=self.qk_norm(prefix) if config.qk_norm else None,
         )
+
+    def page_format(self) -> PageFormat:
+        num_kv_heads, dtype = self.config.num_kv_heads // self.mesh.tp.size, str(self.dtype).removeprefix("torch.")
+        return PageFormat(num_kv_heads, self.config.head_dim, dtype)
 
     def qk_norm(self, prefix: str) -> QKNorm:
         head_dim = self.config.head_dim

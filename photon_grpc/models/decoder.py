@@ -105,16 +105,16 @@ class Decoder:
         self.num_parameters = sum(target.tensor.numel() for leaf in self.leaves() for target in leaf.targets())
 
     def group_context(
-        self, pages: torch.Tensor, slot_mapping: torch.Tensor, meta: AttentionMetadata, *,
+        self, group: int, pages: torch.Tensor, slot_mapping: torch.Tensor, meta: AttentionMetadata, *,
         history_is_settled: bool = False,
     ) -> GroupContext:  # fmt: skip
-        """The part of a StepContext for one KVGroup and the T tokens of `slot_mapping`; chooses the kernels that attend.
+        """The part of a StepContext for KVGroup number `group` and the T tokens of `slot_mapping`; chooses the kernels that attend.
 
         `history_is_settled`: no row attends a key of this step but its own newest one (none of a prefix that another row
         computes in the same step): older keys may be read before this step's are written.
         """
         num_tokens, num_heads = slot_mapping.shape[0], self.layers[0].attention.num_heads
-        chain = next((chain for chain in self._chains if chain.takes(num_tokens)), None)
+        chain = next((chain for chain in self._chains if chain.group == group and chain.takes(num_tokens)), None)
         dependent = chain and chain.dependent(history_is_settled)
         return GroupContext(
             pages, slot_mapping, self.kernels.attention(meta, pages, slot_mapping, num_heads, dependent)

@@ -135,7 +135,7 @@ class Step:
             **bounds._asdict(),
         )
         group = self._decoder.group_context(
-            self._pages, found.slot_mapping, meta, history_is_settled=history_is_settled
+            0, self._pages, found.slot_mapping, meta, history_is_settled=history_is_settled
         )
         return StepContext(found.position, (group,))
 

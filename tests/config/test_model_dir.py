@@ -228,8 +228,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
     ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
     ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is set"),
-    ({"use_sliding_window": True, "sliding_window": 4096}, "use_sliding_window is true"),
-    ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types must be full_attention"),
+    ({"use_sliding_window": True, "sliding_window": 4096}, "use_sliding_window is true; llama has no sliding-window"),
+    ({"layer_types": ["full_attention"] * 15 + ["linear_attention"]}, "layer_types must be a list of full_attention"),
+    ({"layer_types": ["full_attention"] * 15 + ["sliding_attention"]}, "layer_types names sliding_attention, but"),
+    ({"layer_types": ["full_attention"] * 17}, "layer_types names 17 layers of 16"),
     (
         {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
         "rope_parameters.rope_type is 'yarn', which is not supported",
@@ -275,7 +277,8 @@ EVERY_KEY: dict[str, dict[str, Any]] = {
         "torch_dtype": "float16",
         "sliding_window": 4096,
         "use_sliding_window": False,
-        "layer_types": ["full_attention"],
+        "max_window_layers": 28,
+        "layer_types": ["full_attention"] * 16,
         "original_max_position_embeddings": 8192,
         "partial_rotary_factor": 1.0,
         "quantization_config": None,
@@ -385,6 +388,29 @@ def test_an_unused_sliding_window_is_no_reason_to_refuse(tmp_path: Path) -> None
     read_model_dir(write(tmp_path, changed(layer_types=["full_attention"] * 16)))
 
 
+@pytest.mark.parametrize("family", ["Qwen2", "Qwen3"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"use_sliding_window": True, "max_window_layers": 1},
+        {"use_sliding_window": True, "max_window_layers": 3},
+        {"use_sliding_window": True},
+        {"use_sliding_window": False, "max_window_layers": 1},
+        {"use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ],
+)
+def test_windows_are_those_of_transformers(tmp_path: Path, family: str, keys: dict[str, Any]) -> None:
+    config = getattr(transformers, family + "Config")(num_hidden_layers=3, sliding_window=20, **keys)
+    expected = tuple(20 if kind == "sliding_attention" else 0 for kind in config.layer_types)
+    written = json.loads(config.to_json_string()) | {"architectures": [family + "ForCausalLM"]}
+    assert read_model_dir(write(tmp_path, written)).windows == expected
+    # As written before layer_types was.
+    if "layer_types" not in keys:
+        del written["layer_types"]
+        written |= {"sliding_window": 20, "use_sliding_window": keys["use_sliding_window"]}
+        assert read_model_dir(write(tmp_path, written)).windows == expected
+
+
 def test_code_of_the_directory_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "evil.py").write_text("raise SystemExit(3)")
@@ -433,6 +459,8 @@ READ_KEYS = [
     "layer_types",
     "partial_rotary_factor",
     "use_sliding_window",
+    "sliding_window",
+    "max_window_layers",
 ]
 
 

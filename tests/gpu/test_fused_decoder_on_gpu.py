@@ -100,7 +100,7 @@ class Rows:
             counts=counts,
             contexts=contexts,
         )
-        kv = self.decoder.group_context(self.cache, slots, meta, history_is_settled=True)
+        kv = self.decoder.group_context(0, self.cache, slots, meta, history_is_settled=True)
         return StepContext(positions, (kv,))
 
     def prefill(self) -> None:

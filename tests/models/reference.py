@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,25 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-tied-bias": (
         "Qwen3",
         {"rope_parameters": DEFAULT_ROPE, "head_dim": 16, "attention_bias": True, "tie_word_embeddings": True},
+    ),
+    "qwen2-window": (
+        "Qwen2",
+        {
+            "rope_parameters": DEFAULT_ROPE,
+            "use_sliding_window": True,
+            "sliding_window": 13,
+            "max_window_layers": 1,
+        },
+    ),
+    "qwen3-window": (
+        "Qwen3",
+        {
+            "rope_parameters": DEFAULT_ROPE,
+            "head_dim": 16,
+            "use_sliding_window": True,
+            "sliding_window": 21,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
     ),
 }
 SIZES: dict[str, Any] = {
@@ -116,13 +135,14 @@ def paged_logits(
     order = torch.randperm(len(batch) * per_row, generator=torch.Generator().manual_seed(1)) + 1
     rows = [Row(list(ids), order[i * per_row : (i + 1) * per_row].tolist()) for i, ids in enumerate(batch)]
     kept = decoder.kv_groups[0].format
-    shape = (len(order) + 1, len(decoder.layers), 2, kept.heads, block_size, kept.width)
-    cache = torch.full(shape, torch.nan, dtype=decoder.dtype)  # who reads what nobody wrote is found out
+    shapes = [(len(order) + 1, len(group.layers), 2, kept.heads, block_size, kept.width) for group in decoder.kv_groups]
+    # NaN: who reads what nobody wrote is found out.
+    caches = [torch.full(shape, torch.nan, dtype=decoder.dtype) for shape in shapes]
     sizes = itertools.cycle(chunks)
     found: list[list[torch.Tensor]] = [[] for _ in rows]
     while any(row.computed < len(row.ids) for row in rows):
         counts = [min(next(sizes), len(row.ids) - row.computed) for row in rows]
-        token_ids, ctx = step_inputs(decoder, rows, counts, cache)
+        token_ids, ctx = step_inputs(decoder, rows, counts, caches)
         logits = decoder.logits(decoder.forward(token_ids, ctx))
         for row, count, seen, part in zip(rows, counts, found, logits.split(counts), strict=True):
             row.computed += count
@@ -131,16 +151,16 @@ def paged_logits(
 
 
 def step_inputs(
-    decoder: Decoder, rows: Sequence[Row], counts: Sequence[int], cache: torch.Tensor
+    decoder: Decoder, rows: Sequence[Row], counts: Sequence[int], caches: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, StepContext]:
-    """The next counts[i] tokens of every row that has any."""
+    """The next counts[i] tokens of every row that has any, over the pages of each KVGroup."""
     live = [(row, count) for row, count in zip(rows, counts, strict=True) if count]
-    block_size = cache.shape[4]
+    block_size = caches[0].shape[4]
     spans = [(row, range(row.computed, row.computed + count)) for row, count in live]
     slots = [row.blocks[p // block_size] * block_size + p % block_size for row, span in spans for p in span]
     contexts = [row.computed + count for row, count in live]
     live_counts = [count for _, count in live]
-    meta = AttentionMetadata(
+    common = AttentionMetadata(
         query_start=torch.tensor([0, *itertools.accumulate(live_counts)], dtype=torch.int32),
         context_len=torch.tensor(contexts, dtype=torch.int32),
         block_tables=torch.tensor([row.blocks for row, _ in live], dtype=torch.int32),
@@ -150,4 +170,13 @@ def step_inputs(
     )
     positions = torch.tensor([p for _, span in spans for p in span])
     token_ids = torch.tensor([row.ids[p] for row, span in spans for p in span])
-    return token_ids, StepContext(positions, (decoder.group_context(cache, torch.tensor(slots), meta),))
+    kv = []
+    for number, (group, cache) in enumerate(zip(decoder.kv_groups, caches, strict=True)):
+        firsts = [row.computed - group.window + 1 if group.window else 0 for row, _ in live]
+        tables = [
+            [0 if (page + 1) * block_size <= first else block for page, block in enumerate(row.blocks)]
+            for (row, _), first in zip(live, firsts, strict=True)
+        ]
+        meta = replace(common, block_tables=torch.tensor(tables, dtype=torch.int32), window=group.window)
+        kv.append(decoder.group_context(number, cache, torch.tensor(slots), meta))
+    return token_ids, StepContext(positions, tuple(kv))
