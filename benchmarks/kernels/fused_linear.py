@@ -20,8 +20,9 @@ import torch
 from benchmarks.kernels.timing import Shape, measure_us, shapes
 from photon_grpc.kernels import Kernels
 from photon_grpc.kernels.linear import fused_linear, head, tiles
+from photon_grpc.kernels.linear.fused_linear import Affine
 from photon_grpc.kernels.linear.tiles import Tile
-from photon_grpc.kernels.rotary.rotation import Rotation
+from photon_grpc.kernels.rotary.rotate_store import HeadOutput, Rotation
 from photon_grpc.kernels.sampling import draw
 
 # A streaming read of the weights, the fastest that one H200 was seen to do.
@@ -64,51 +65,51 @@ class Chain:
         self.x = torch.randn(rows, p.k, device=device, dtype=dtype)
         self.residual = torch.zeros(rows, p.n, device=device, dtype=dtype)
         self.y = torch.empty(rows, p.n // 2, device=device, dtype=dtype)
-        self.q = torch.empty(rows, p.shape.q_heads * p.shape.head_dim, device=device, dtype=dtype)
+        q = torch.empty(rows, p.shape.q_heads * p.shape.head_dim, device=device, dtype=dtype)
         kv = p.shape.kv_heads, BLOCK_SIZE, p.shape.head_dim
-        self.cache = torch.zeros(rows + 1, 1, 2, *kv, device=device, dtype=dtype)
+        cache = torch.zeros(rows + 1, 1, 2, *kv, device=device, dtype=dtype)
         cos, sin = torch.randn(2, 512, p.shape.head_dim // 2, device=device)
         positions = torch.randint(0, 512, (rows,), device=device)
-        self.rotation = Rotation(cos, sin, positions, torch.arange(rows, device=device) * 64 + 64)
+        rotation = Rotation(cos, sin, positions, torch.arange(rows, device=device) * 64 + 64)
+        self.heads = HeadOutput(q, cache, 0, rotation)
         self.counters = torch.zeros(8192, dtype=torch.int32, device=device)
         number = torch.arange(rows, device=device)
-        self.chances = draw.SamplingMetadata(number, number, torch.zeros(rows, device=device), number, number, number)
+        self.metadata = draw.SamplingMetadata(number, number, torch.zeros(rows, device=device), number, number, number)
 
     def call(self, w: torch.Tensor, tile: Tile, *, reference: bool = False) -> torch.Tensor:
-        """One projection; what it wrote."""
-        end = tile, self.counters
+        """One projection; returns the tensor that it wrote."""
+        linear, end = Affine(w), () if reference else (tile, self.counters)
         if self.projection.name == "head":
-            logits = head.logits_reference if reference else head.logits_launch
-            return logits(self.x, w, tile)
+            return head.logits_reference(self.x, w) if reference else head.logits_launch(self.x, w, tile)
         if self.projection.name == "qkv":
             qkv = fused_linear.qkv_reference if reference else fused_linear.qkv_launch
-            qkv(self.x, w, None, 1e-5, self.q, self.cache, 0, self.rotation, *end)
-            return torch.cat((self.q.flatten(), self.cache.flatten()))
+            qkv(self.x, linear, 1e-5, self.heads, *end)
+            return torch.cat((self.heads.q.flatten(), self.heads.cache.flatten()))
         if self.projection.name == "gate_up":
             swiglu = fused_linear.swiglu_reference if reference else fused_linear.swiglu_launch
-            swiglu(self.x, w, None, 1e-5, self.y, *end)
+            swiglu(self.x, linear, 1e-5, self.y, *end)
             return self.y.flatten()
         add = fused_linear.add_reference if reference else fused_linear.add_launch
-        add(self.residual, self.x, w, None, *end)
+        add(self.residual, self.x, linear, *end)
         return self.residual.flatten()
 
     def launch(self, w: torch.Tensor, tile: Tile) -> None:
         """As `call`, nothing beside the kernel; the head draws."""
-        end = tile, self.counters
+        linear, end = Affine(w), (tile, self.counters)
         if self.projection.name == "head":
-            head.draw_launch(self.x, w, self.chances, tile)
+            head.draw_launch(self.x, w, self.metadata, tile)
         elif self.projection.name == "qkv":
-            fused_linear.qkv_launch(self.x, w, None, 1e-5, self.q, self.cache, 0, self.rotation, *end)
+            fused_linear.qkv_launch(self.x, linear, 1e-5, self.heads, *end)
         elif self.projection.name == "gate_up":
-            fused_linear.swiglu_launch(self.x, w, None, 1e-5, self.y, *end)
+            fused_linear.swiglu_launch(self.x, linear, 1e-5, self.y, *end)
         else:
-            fused_linear.add_launch(self.residual, self.x, w, None, *end)
+            fused_linear.add_launch(self.residual, self.x, linear, *end)
 
     def error(self, tile: Tile) -> float:
         """Relative to the reference in float32, over one call."""
         results = []
         for reference in (True, False):
-            for written in (self.residual, self.cache):
+            for written in (self.residual, self.heads.cache):
                 written.zero_()
             results.append(self.call(self.weights[0], tile, reference=reference).float())
         return float((results[1] - results[0]).norm() / results[0].norm())
@@ -121,7 +122,7 @@ class Chain:
 
     def library_us(self) -> float:
         if self.projection.name == "head":
-            return self.us(lambda w: draw.launch(torch.mm(self.x, w.T, out_dtype=torch.float32), self.chances))
+            return self.us(lambda w: draw.launch(torch.mm(self.x, w.T, out_dtype=torch.float32), self.metadata))
         out = torch.empty(self.rows, self.projection.n, device=self.x.device, dtype=self.x.dtype)
         return self.us(lambda w: torch.mm(self.x, w.T, out=out))
 

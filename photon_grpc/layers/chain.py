@@ -6,7 +6,7 @@ import torch
 
 from photon_grpc.kernels import DependentChain
 from photon_grpc.kernels.attention.dispatch import MAX_DECODE_ROWS
-from photon_grpc.kernels.rotary.rotation import Rotation
+from photon_grpc.kernels.rotary.rotate_store import Rotation
 from photon_grpc.layers.attention import Attention
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.gemm import bucket

@@ -18,10 +18,10 @@ from torch.nn import functional as F
 
 from photon_grpc.kernels import swiglu
 from photon_grpc.kernels.linear import head, tiles
-from photon_grpc.kernels.linear.fused_linear import add_launch, qkv_launch, swiglu_launch
+from photon_grpc.kernels.linear.fused_linear import Affine, add_launch, qkv_launch, swiglu_launch
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.kernels.rotary import rotate_store
-from photon_grpc.kernels.rotary.rotation import Norms
+from photon_grpc.kernels.rotary.rotate_store import HeadOutput, Norms
 from photon_grpc.kernels.sampling.draw import SamplingMetadata
 from photon_grpc.layers.workspace import Workspace
 
@@ -54,19 +54,20 @@ def bucket(num_rows: int) -> int:
 
 def tiled_rotary(linear: Linear, tile: Tile, end: End, work: Workspace, pages: torch.Tensor, plane: int) -> None:
     """Fills work.q, and `plane` of pages [num_blocks, planes, 2, Hkv, block_size, D]."""
-    weights = linear.weight, linear.bias
-    qkv_launch(work.h, *weights, end.eps, work.q, pages, plane, work.rotation, tile, work.counters)
+    out = HeadOutput(work.q, pages, plane, work.rotation)
+    qkv_launch(work.h, Affine(linear.weight, linear.bias), end.eps, out, tile, work.counters)
 
 
 def library_rotary(linear: Linear, end: End, work: Workspace, pages: torch.Tensor, plane: int) -> None:
     """As `tiled_rotary`."""
     product = work.h @ linear.weight.t()
-    rotate_store.launch(product, work.h, linear.bias, end.norms, end.eps, work.q, pages, plane, work.rotation)
+    out = HeadOutput(work.q, pages, plane, work.rotation)
+    rotate_store.launch(product, work.h, linear.bias, end.norms, end.eps, out)
 
 
 def tiled_swiglu(linear: Linear, tile: Tile, end: End, work: Workspace) -> None:
     """Fills work.y."""
-    swiglu_launch(work.h, linear.weight, linear.bias, end.eps, work.y, tile, work.counters)
+    swiglu_launch(work.h, Affine(linear.weight, linear.bias), end.eps, work.y, tile, work.counters)
 
 
 def library_swiglu(linear: Linear, end: End, work: Workspace) -> None:
@@ -76,7 +77,7 @@ def library_swiglu(linear: Linear, end: End, work: Workspace) -> None:
 
 def tiled_add(linear: Linear, tile: Tile, end: End, work: Workspace, x: torch.Tensor) -> None:
     """Changes work.h."""
-    add_launch(work.h, x, linear.weight, linear.bias, tile, work.counters)
+    add_launch(work.h, x, Affine(linear.weight, linear.bias), tile, work.counters)
 
 
 def library_add(linear: Linear, end: End, work: Workspace, x: torch.Tensor) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from photon_grpc.kernels.rotary.rotation import Rotation
+from photon_grpc.kernels.rotary.rotate_store import Rotation
 
 
 @dataclass(frozen=True, slots=True, eq=False)

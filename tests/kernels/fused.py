@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from photon_grpc.kernels.linear import tiles
-from photon_grpc.kernels.rotary.rotation import Rotation
+from photon_grpc.kernels.linear.fused_linear import Affine
+from photon_grpc.kernels.rotary.rotate_store import Rotation
 
 EPS = 1e-5
 LAYER = 1
@@ -41,6 +42,7 @@ class Problem:
         self.x = padded(rows, k, dtype, device, self.generator)
         self.w = self.random(n, k) * k**-0.5
         self.b = self.random(n) if bias else None
+        self.linear = Affine(self.w, self.b)
         self.counters = torch.zeros(max(n // 16, 1), dtype=torch.int32, device=device)
 
     def random(self, *shape: int) -> torch.Tensor:

@@ -19,6 +19,7 @@ import torch
 from photon_grpc.kernels import rms_norm, swiglu
 from photon_grpc.kernels.attention import triton_decode, triton_varlen, write_kv
 from photon_grpc.kernels.rotary import rotary, rotate_store
+from photon_grpc.kernels.rotary.rotate_store import Rotation
 from photon_grpc.kernels.sampling import bitmask, histogram, noise, topk_topp
 from photon_grpc.kernels.sampling.histogram import Filters, Histogram, Rows
 
@@ -68,7 +69,7 @@ class Compiled:
 def compiled(kernel: Any, types: dict[str, Any], constants: dict[str, Any]) -> Compiled:
     """Compile as the launcher would: pointers and sizes are multiples of 16; `constants` may hold num_warps, num_stages.
 
-    A tuple's type is the tuple of its types.
+    A tuple's type is the tuple of its types, None where it has None.
     """
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -76,8 +77,12 @@ def compiled(kernel: Any, types: dict[str, Any], constants: dict[str, Any]) -> C
     options = {name: value for name, value in constants.items() if name in ("num_warps", "num_stages")}
     constants = {name: value for name, value in constants.items() if name not in options}
     signature = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}
-    leaves = leaves_of(tuple(signature.values()))
-    divisible = [path for path, kind in leaves if kind[0] == "*" or kind in ("i32", "i64")]
+    leaves = dict(leaves_of(tuple(signature.values())))
+    constants |= {path: None for path, kind in leaves.items() if kind is None}
+    signature = {name: typed(kind) for name, kind in signature.items()}
+    divisible = [
+        path for path, kind in leaves.items() if kind is not None and (kind[0] == "*" or kind in ("i32", "i64"))
+    ]
     attributes = {path: [["tt.divisibility", 16]] for path in divisible}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
     built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
@@ -85,13 +90,21 @@ def compiled(kernel: Any, types: dict[str, Any], constants: dict[str, Any]) -> C
     return Compiled(built.asm["ptx"], built.metadata.shared, spilled, registers)
 
 
-def leaves_of(kinds: tuple[Any, ...], path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], str]]:
+def leaves_of(kinds: tuple[Any, ...], path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Any]]:
     """The types in nested tuples, each with its indices."""
     for i, kind in enumerate(kinds):
         if isinstance(kind, tuple):
             yield from leaves_of(kind, (*path, i))
         else:
             yield (*path, i), kind
+
+
+def typed(kind: Any) -> Any:
+    """A type as Triton has it, which is told of None as of a constant."""
+    if isinstance(kind, tuple):
+        parts = [typed(part) for part in kind]
+        return type(kind)(*parts) if hasattr(kind, "_fields") else tuple(parts)
+    return "constexpr" if kind is None else kind
 
 
 def ptxas_report(ptx: str) -> tuple[int, int]:
@@ -154,11 +167,11 @@ def test_norm_swiglu(name: str, dtype: torch.dtype, num_tokens: int) -> None:
 @each_model
 def test_rotate_store(name: str, dtype: torch.dtype, of_heads: bool) -> None:
     model, pointer = MODELS[name], "*" + NAMES[dtype]
-    types = dict.fromkeys(["qkv", "h", "bias", "q_weight", "k_weight", "q", "pages"], pointer)
-    types |= {"cos": "*fp32", "sin": "*fp32", "positions": "*i64", "slot_mapping": "*i64"}
-    types |= {"block_stride": "i32", "eps": "fp32"}
+    types: dict[str, Any] = dict.fromkeys(["qkv", "h", "bias", "q", "pages"], pointer)
+    types |= {"rotation": Rotation("*fp32", "*fp32", "*i64", "*i64"), "block_stride": "i32", "eps": "fp32"}
+    types["norms"] = (pointer, pointer) if of_heads else (None, None)
     config = rotate_store.config(model.hidden, model.q_heads, model.kv_heads, model.head_dim, model.block_size)
-    unused = {} if of_heads else dict.fromkeys(["bias", "q_weight", "k_weight"])
+    unused = {} if of_heads else {"bias": None}
     built = compiled(rotate_store.rotate_store_kernel, types, config | unused | {"PDL": True})
     check(built, "griddepcontrol.wait")
     assert "st.global.v" in built.ptx or name == "demo"

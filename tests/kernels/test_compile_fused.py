@@ -16,9 +16,9 @@ from photon_grpc.kernels.attention import gluon_decode
 from photon_grpc.kernels.attention.gluon_decode import decode_attention_kernel
 from photon_grpc.kernels.linear import epilogue, tiles
 from photon_grpc.kernels.linear.gemv import gemv_kernel
-from photon_grpc.kernels.linear.tiles import Heads, Problem, Tile
+from photon_grpc.kernels.linear.tiles import HeadSplit, Problem, Tile
 from photon_grpc.kernels.linear.wgmma import wgmma_kernel
-from photon_grpc.kernels.rotary.rotation import Rotation
+from photon_grpc.kernels.rotary.rotate_store import Rotation
 from photon_grpc.kernels.sampling.draw import SamplingMetadata
 from tests.kernels.test_compile import MODELS, Compiled, Model, check, compiled, leaves_of, one_page, ptxas_report
 
@@ -84,7 +84,7 @@ def projection(end: str, tile: Tile, problem: Problem, arch: int = 90) -> Compil
 
 
 def qkv_problem(model: Model, rows: int) -> Problem:
-    heads = Heads(model.q_heads, model.kv_heads, model.block_size)
+    heads = HeadSplit(model.q_heads, model.kv_heads, model.block_size)
     n = (model.q_heads + 2 * model.kv_heads) * model.head_dim
     return Problem(n, model.hidden, rows, model.head_dim // 2, HEADS=heads)
 

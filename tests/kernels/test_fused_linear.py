@@ -8,6 +8,7 @@ import torch
 from photon_grpc.kernels.linear import tiles
 from photon_grpc.kernels.linear.fused_linear import add_launch, qkv_launch, swiglu_launch
 from photon_grpc.kernels.linear.tiles import Tile
+from photon_grpc.kernels.rotary.rotate_store import HeadOutput
 from tests.kernels.fused import EPS, LAYER, Problem, Sizes, assert_near
 
 TILE = Tile("gemv", 16, 32, 1, 2)
@@ -20,7 +21,7 @@ def test_add(bias: bool) -> None:
     problem = Problem(SIZES.hidden, SIZES.intermediate, 3, torch.float32, "cpu", bias=bias)
     h = problem.random(3, SIZES.hidden)
     expected = h.double() + problem.product(problem.x)
-    add_launch(h, problem.x, problem.w, problem.b, TILE, problem.counters)
+    add_launch(h, problem.x, problem.linear, TILE, problem.counters)
     assert_near(h, expected, torch.float32)
 
 
@@ -28,7 +29,7 @@ def test_add(bias: bool) -> None:
 def test_swiglu(bias: bool) -> None:
     problem = Problem(2 * SIZES.intermediate, SIZES.hidden, 3, torch.float32, "cpu", bias=bias)
     y = torch.empty(3, SIZES.intermediate)
-    swiglu_launch(problem.x, problem.w, problem.b, EPS, y, TILE, problem.counters)
+    swiglu_launch(problem.x, problem.linear, EPS, y, TILE, problem.counters)
     assert_near(y, problem.expected_swiglu(), torch.float32)
 
 
@@ -38,7 +39,8 @@ def test_qkv(bias: bool) -> None:
     problem = Problem(heads * SIZES.head_dim, SIZES.hidden, 3, torch.float32, "cpu", bias=bias)
     rotation, cache = problem.rotation(SIZES), problem.cache(SIZES)
     q = torch.empty(3, SIZES.q_heads * SIZES.head_dim)
-    qkv_launch(problem.x, problem.w, problem.b, EPS, q, cache, LAYER, rotation, TILE, problem.counters)
+    out = HeadOutput(q, cache, LAYER, rotation)
+    qkv_launch(problem.x, problem.linear, EPS, out, TILE, problem.counters)
     expected_q, expected_cache = problem.expected_qkv(SIZES, rotation)
     assert_near(q, expected_q, torch.float32)
     assert_near(cache, expected_cache, torch.float32)

@@ -7,6 +7,8 @@
 The weight of the norm before a projection is folded into the columns of W: its program reads all of h for the product anyway,
 so it sums h² on the way. Sums, norm, rotation and SwiGLU are float32; every result is rounded once.
 
+One kernel multiplies, `gemv.py` or `wgmma.py` by the Tile; what is before and behind the product comes in a Fusion.
+
 Shapes: h [M, H] and a [M, K], contiguous and with memory for `tiles.bucket(M)` rows behind their first element (the surplus is read
 and does not matter), W [N, K], b [N] or None. W of norm_swiglu is gate above up; W of norm_qkv the heads of q, k and v,
 their rotary halves as `rotary.py` has them. cos, sin [max_position, D/2] float32, positions and slot_mapping [M] int64,
@@ -24,108 +26,115 @@ from photon_grpc.kernels.gluon import has_dependent_launch
 from photon_grpc.kernels.jit import launches
 from photon_grpc.kernels.linear import epilogue
 from photon_grpc.kernels.linear.gemv import gemv_kernel
-from photon_grpc.kernels.linear.tiles import Heads, Problem, Tile, bucket
+from photon_grpc.kernels.linear.tiles import HeadSplit, Problem, Tile, bucket
 from photon_grpc.kernels.linear.wgmma import wgmma_kernel
-from photon_grpc.kernels.rotary import rotation as rotating
-from photon_grpc.kernels.rotary.rotation import Rotation
+from photon_grpc.kernels.rotary import rotate_store
+from photon_grpc.kernels.rotary.rotate_store import HeadOutput
 
 
-class Epilogue(NamedTuple):
-    """A pair of `epilogue.py`, and the operands of one launch."""
+class Affine(NamedTuple):
+    """x -> W x + b; W [N, K], b [N] or None."""
+
+    w: torch.Tensor
+    b: torch.Tensor | None = None
+
+
+class Fusion(NamedTuple):
+    """Joined with a product: a pair of `epilogue.py` with its operands, and the norm before (None: there is none).
+
+    span, heads, guard: as of a Problem.
+    """
 
     load: Any
     store: Any
     operands: tuple[Any, ...] | None = None
+    eps: float | None = None
+    span: int = 0
+    guard: bool = False
+    heads: HeadSplit | None = None
 
 
-ADD = Epilogue(epilogue.load_residual, epilogue.add_residual)
-SWIGLU = Epilogue(epilogue.load_nothing, epilogue.store_swiglu)
+ADD = Fusion(epilogue.load_residual, epilogue.add_residual)
 
 
-def add_reference(
-    h: torch.Tensor, a: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, tile: Tile, counters: torch.Tensor
-) -> None:
+def add_reference(h: torch.Tensor, a: torch.Tensor, linear: Affine) -> None:
     """add_linear in torch: changes h."""
-    h.copy_(h.float() + _product(a, w, b))
+    h.copy_(h.float() + _product(a, linear))
 
 
-def swiglu_reference(
-    h: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, eps: float, y: torch.Tensor, tile: Tile,
-    counters: torch.Tensor,
-) -> None:  # fmt: skip
+def swiglu_reference(h: torch.Tensor, linear: Affine, eps: float, y: torch.Tensor) -> None:
     """norm_swiglu in torch: fills y."""
-    gate, up = _product(h, w, b, eps).chunk(2, dim=-1)
+    gate, up = _product(h, linear, eps).chunk(2, dim=-1)
     y.copy_(torch.nn.functional.silu(gate) * up)
 
 
-def qkv_reference(
-    h: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, eps: float, q: torch.Tensor, cache: torch.Tensor,
-    layer: int, rotation: Rotation, tile: Tile, counters: torch.Tensor,
-) -> None:  # fmt: skip
-    """norm_qkv in torch: fills q, changes cache."""
-    product = h.float() @ w.float().T
-    rotating.reference(product, h, b, None, eps, q, cache, layer, rotation)
+def qkv_reference(h: torch.Tensor, linear: Affine, eps: float, out: HeadOutput) -> None:
+    """norm_qkv in torch: fills out.q, changes out.cache."""
+    rotate_store.reference(h.float() @ linear.w.float().T, h, linear.b, None, eps, out)
 
 
-def _product(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, eps: float | None = None) -> torch.Tensor:
+def _product(x: torch.Tensor, linear: Affine, eps: float | None = None) -> torch.Tensor:
     x = x.float()
-    y = x @ w.float().T
+    y = x @ linear.w.float().T
     if eps is not None:
         y *= torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-    return y if b is None else y + b.float()
+    return y if linear.b is None else y + linear.b.float()
 
 
-def add_launch(
-    h: torch.Tensor, a: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, tile: Tile, counters: torch.Tensor
-) -> None:
+def add_launch(h: torch.Tensor, a: torch.Tensor, linear: Affine, tile: Tile, counters: torch.Tensor) -> None:
     """Changes h; `counters` int32 [>= N // tile.BN], zero before and after."""
-    if not launches(w):
-        return add_reference(h, a, w, b, tile, counters)
-    return launch(ADD, tile, w, b, a, h, counters)
+    if not launches(linear.w):
+        return add_reference(h, a, linear)
+    return launch(ADD, tile, linear, a, h, counters)
 
 
 def swiglu_launch(
-    h: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, eps: float, y: torch.Tensor, tile: Tile,
-    counters: torch.Tensor,
-) -> None:  # fmt: skip
+    h: torch.Tensor, linear: Affine, eps: float, y: torch.Tensor, tile: Tile, counters: torch.Tensor
+) -> None:
     """Fills y."""
-    if not launches(w):
-        return swiglu_reference(h, w, b, eps, y, tile, counters)
-    return launch(SWIGLU, tile, w, b, h, y, counters, eps=eps, span=w.shape[0] // 2)
+    if not launches(linear.w):
+        return swiglu_reference(h, linear, eps, y)
+    fusion = Fusion(epilogue.load_nothing, epilogue.store_swiglu, eps=eps, span=linear.w.shape[0] // 2)
+    return launch(fusion, tile, linear, h, y, counters)
 
 
 def qkv_launch(
-    h: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, eps: float, q: torch.Tensor, cache: torch.Tensor,
-    layer: int, rotation: Rotation, tile: Tile, counters: torch.Tensor,
-) -> None:  # fmt: skip
-    """Fills q, changes cache."""
-    if not launches(w):
-        return qkv_reference(h, w, b, eps, q, cache, layer, rotation, tile, counters)
+    h: torch.Tensor, linear: Affine, eps: float, out: HeadOutput, tile: Tile, counters: torch.Tensor
+) -> None:
+    """Fills out.q, changes out.cache."""
+    if not launches(linear.w):
+        return qkv_reference(h, linear, eps, out)
+    q, cache, layer, rotation = out
     _, _, _, kv_heads, block_size, head_dim = cache.shape
-    heads = Heads(q.shape[1] // head_dim, kv_heads, block_size)
-    rotary = Epilogue(epilogue.load_angles, epilogue.store_heads, (rotation, cache[:, layer], cache.stride(0)))
-    return launch(rotary, tile, w, b, h, q, counters, eps=eps, span=head_dim // 2, heads=heads)
+    fusion = Fusion(
+        epilogue.load_angles,
+        epilogue.store_heads,
+        (rotation, cache[:, layer], cache.stride(0)),
+        eps,
+        span=head_dim // 2,
+        heads=HeadSplit(q.shape[1] // head_dim, kv_heads, block_size),
+    )
+    return launch(fusion, tile, linear, h, q, counters)
 
 
 def launch(
-    end: Epilogue, tile: Tile, w: torch.Tensor, b: torch.Tensor | None, x: torch.Tensor, y: torch.Tensor,
-    counters: torch.Tensor | None = None, *, eps: float | None = None, span: int = 0, guard: bool = False,
-    heads: Heads | None = None,
-) -> None:  # fmt: skip
-    """One of the two kernels; `guard`: x ends behind its rows."""
-    num_rows, (n, k) = x.shape[0], w.shape
+    fusion: Fusion, tile: Tile, linear: Affine, x: torch.Tensor, y: torch.Tensor, counters: torch.Tensor | None = None
+) -> None:
+    """y from x [M, K] by the tile's kernel. `counters` are needed where K is shared out among programs."""
+    num_rows, (n, k) = x.shape[0], linear.w.shape
     rows = bucket(num_rows)
     if not num_rows or rows is None:
         return
-    pdl = has_dependent_launch(w.device)
+    pdl = has_dependent_launch(x.device)
     options = {"num_warps": tile.KW, "launch_pdl": True} if pdl else {"num_warps": tile.KW}
-    constants = end.load, end.store, Problem(n, k, rows, span, guard, heads), tile, pdl
+    tensors = *linear, x, y, num_rows, fusion.eps, fusion.operands
+    constants = fusion.load, fusion.store, Problem(n, k, rows, fusion.span, fusion.guard, fusion.heads), tile, pdl
     tiles = n // tile.BN
     if tile.kind == "gemv":
-        gemv_kernel[(tiles,)](w, b, x, y, num_rows, eps, end.operands, *constants, **options)
+        gemv_kernel[(tiles,)](*tensors, *constants, **options)
         return
     shares = None
     if tile.SPLITS > 1:
-        partial = torch.empty(tiles * tile.SPLITS * rows * (tile.BN + 1), dtype=torch.float32, device=w.device)
+        partial = torch.empty(tiles * tile.SPLITS * rows * (tile.BN + 1), dtype=torch.float32, device=x.device)
         shares = partial, counters
-    wgmma_kernel[(tiles, tile.SPLITS)](w, b, x, y, num_rows, eps, end.operands, shares, *constants, **options)
+    wgmma_kernel[(tiles, tile.SPLITS)](*tensors, shares, *constants, **options)

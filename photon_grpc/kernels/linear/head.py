@@ -16,40 +16,40 @@ import torch
 
 from photon_grpc.kernels.jit import launches
 from photon_grpc.kernels.linear import epilogue
-from photon_grpc.kernels.linear.fused_linear import Epilogue, launch
+from photon_grpc.kernels.linear.fused_linear import Affine, Fusion, launch
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.kernels.sampling import draw
 from photon_grpc.kernels.sampling.draw import SamplingMetadata
 
-LOGITS = Epilogue(epilogue.load_nothing, epilogue.store_logits)
+LOGITS = Fusion(epilogue.load_nothing, epilogue.store_logits, guard=True)
 
 
-def logits_reference(x: torch.Tensor, w: torch.Tensor, tile: Tile) -> torch.Tensor:
+def logits_reference(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """logits in torch: float32 [R, V]."""
     return x.float() @ w.float().T
 
 
-def draw_reference(x: torch.Tensor, w: torch.Tensor, metadata: SamplingMetadata, tile: Tile) -> torch.Tensor:
+def draw_reference(x: torch.Tensor, w: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
     """draw in torch: int64 [R]."""
-    return draw.reference(logits_reference(x, w, tile), metadata)
+    return draw.reference(logits_reference(x, w), metadata)
 
 
 def logits_launch(x: torch.Tensor, w: torch.Tensor, tile: Tile) -> torch.Tensor:
     """float32 [R, V]."""
     if not launches(w):
-        return logits_reference(x, w, tile)
+        return logits_reference(x, w)
     logits = torch.empty((x.shape[0], w.shape[0]), dtype=torch.float32, device=x.device)
-    launch(LOGITS, tile, w, None, x, logits, guard=True)
+    launch(LOGITS, tile, Affine(w), x, logits)
     return logits
 
 
 def draw_launch(x: torch.Tensor, w: torch.Tensor, metadata: SamplingMetadata, tile: Tile) -> torch.Tensor:
     """int64 [R]."""
     if not launches(w):
-        return draw_reference(x, w, metadata, tile)
+        return draw_reference(x, w, metadata)
     num_rows, num_tiles = x.shape[0], w.shape[0] // tile.BN
     values, tops = torch.empty((2, num_rows, num_tiles), dtype=torch.float32, device=x.device)
     ids = torch.empty((num_rows, num_tiles), dtype=torch.int32, device=x.device)
-    best_of_tile = Epilogue(epilogue.load_nothing, epilogue.store_best, (metadata, tops, ids))
-    launch(best_of_tile, tile, w, None, x, values, guard=True)
+    fusion = Fusion(epilogue.load_nothing, epilogue.store_best, (metadata, tops, ids), guard=True)
+    launch(fusion, tile, Affine(w), x, values)
     return draw.merge(values, tops, ids)

@@ -25,7 +25,7 @@ class Tile(NamedTuple):
     SPLITS: int = 1
 
 
-class Heads(NamedTuple):
+class HeadSplit(NamedTuple):
     """The rows of W of a projection to queries, keys and values, and how pages hold the latter."""
 
     Q: int
@@ -44,7 +44,7 @@ class Problem(NamedTuple):
     BM: int
     SPAN: int = 0
     GUARD: bool = False
-    HEADS: Heads | None = None
+    HEADS: HeadSplit | None = None
 
 
 #: Rows of x are padded to one of these.

@@ -11,7 +11,8 @@ Bytes moved: 2 · T · (Hq + Hkv) · D · itemsize.
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,7 +27,7 @@ def reference(
 
 
 def rows(cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `rotate` takes for these positions, the same in every layer: cos [T, 1, 1, D/2] and (-sin, sin) [T, 1, 2, D/2]."""
+    """The tables' rows for `rotate`, the same in every layer: cos [T, 1, 1, D/2] and (-sin, sin) [T, 1, 2, D/2]."""
     cos = cos.index_select(0, positions)[:, None, None]
     sin = sin.index_select(0, positions)[:, None]
     return cos, torch.stack((-sin, sin), dim=2)
@@ -52,48 +53,52 @@ def _joined(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (q.as_strided((num_tokens, num_heads + k.shape[1], size), q.stride()),)
 
 
+class HeadTile(NamedTuple):
+    """COUNT neighbouring heads of one token, from head FIRST on; HALF is half a head. The PADs are powers of two."""
+
+    COUNT: int
+    COUNT_PAD: int
+    HALF: int
+    HALF_PAD: int
+    FIRST: int = 0
+
+
+def head_tile(count: int, head_dim: int, first: int = 0) -> HeadTile:
+    """The tile of `count` heads from `first` on."""
+    half = head_dim // 2
+    return HeadTile(count, next_power_of_2(count), half, next_power_of_2(half), first)
+
+
 @jit
-def rotate_heads(x, cos, sin, HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr):
-    """Rotate HEADS heads of one token in place; cos and sin are rows [HALF_PAD] in registers."""
-    head = tl.arange(0, HEADS_PAD)[:, None]
-    column = tl.arange(0, HALF_PAD)[None, :]
-    inside = (head < HEADS) & (column < HALF)
-    first = x + head * (2 * HALF) + column
+def rotate_heads(x, cos, sin, HEADS: tl.constexpr):
+    """Rotate the heads of one token at x in place; cos and sin are rows [HALF_PAD] in registers."""
+    head = tl.arange(0, HEADS.COUNT_PAD)[:, None]
+    column = tl.arange(0, HEADS.HALF_PAD)[None, :]
+    inside = (head < HEADS.COUNT) & (column < HEADS.HALF)
+    first = x + head * (2 * HEADS.HALF) + column
     a = tl.load(first, mask=inside, other=0.0)
-    b = tl.load(first + HALF, mask=inside, other=0.0)
-    wide_a, wide_b = a.to(tl.float32), b.to(tl.float32)
-    tl.store(first, (wide_a * cos[None, :] - wide_b * sin[None, :]).to(a.dtype), mask=inside)
-    tl.store(first + HALF, (wide_b * cos[None, :] + wide_a * sin[None, :]).to(b.dtype), mask=inside)
+    b = tl.load(first + HEADS.HALF, mask=inside, other=0.0)
+    float_a, float_b = a.to(tl.float32), b.to(tl.float32)
+    tl.store(first, (float_a * cos[None, :] - float_b * sin[None, :]).to(a.dtype), mask=inside)
+    tl.store(first + HEADS.HALF, (float_b * cos[None, :] + float_a * sin[None, :]).to(b.dtype), mask=inside)
 
 
 @jit
-def rotary_kernel(
-    q, k, cos, sin, positions, q_stride, k_stride,
-    Q_HEADS: tl.constexpr, Q_HEADS_PAD: tl.constexpr, KV_HEADS: tl.constexpr, KV_HEADS_PAD: tl.constexpr,
-    HALF: tl.constexpr, HALF_PAD: tl.constexpr,
-):  # fmt: skip
-    """One program a token."""
+def rotary_kernel(q, k, cos, sin, positions, q_stride, k_stride, Q: tl.constexpr, KV: tl.constexpr):
+    """One program a token; Q and KV are HeadTiles."""
     token = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, HALF_PAD)
-    at = tl.load(positions + token).to(tl.int64) * HALF + column
-    c = tl.load(cos + at, mask=column < HALF, other=0.0)
-    s = tl.load(sin + at, mask=column < HALF, other=0.0)
-    rotate_heads(q + token * q_stride, c, s, Q_HEADS, Q_HEADS_PAD, HALF, HALF_PAD)
-    rotate_heads(k + token * k_stride, c, s, KV_HEADS, KV_HEADS_PAD, HALF, HALF_PAD)
+    column = tl.arange(0, Q.HALF_PAD)
+    at = tl.load(positions + token).to(tl.int64) * Q.HALF + column
+    c = tl.load(cos + at, mask=column < Q.HALF, other=0.0)
+    s = tl.load(sin + at, mask=column < Q.HALF, other=0.0)
+    rotate_heads(q + token * q_stride, c, s, Q)
+    rotate_heads(k + token * k_stride, c, s, KV)
 
 
+@functools.cache
 def config(q_heads: int, kv_heads: int, head_dim: int) -> dict[str, Any]:
     """Compile-time arguments for one token's heads."""
-    half = head_dim // 2
-    return {
-        "Q_HEADS": q_heads,
-        "Q_HEADS_PAD": next_power_of_2(q_heads),
-        "KV_HEADS": kv_heads,
-        "KV_HEADS_PAD": next_power_of_2(kv_heads),
-        "HALF": half,
-        "HALF_PAD": next_power_of_2(half),
-        "num_warps": 4,
-    }
+    return {"Q": head_tile(q_heads, head_dim), "KV": head_tile(kv_heads, head_dim), "num_warps": 4}
 
 
 def launch(

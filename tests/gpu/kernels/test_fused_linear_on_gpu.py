@@ -11,6 +11,7 @@ import torch
 from photon_grpc.kernels.linear import head, tiles
 from photon_grpc.kernels.linear.fused_linear import add_launch, qkv_launch, swiglu_launch
 from photon_grpc.kernels.linear.tiles import Tile
+from photon_grpc.kernels.rotary.rotate_store import HeadOutput
 from photon_grpc.kernels.sampling import draw
 from tests.kernels.fused import EPS, LAYER, Problem, Sizes, assert_near
 
@@ -19,9 +20,9 @@ pytestmark = pytest.mark.gpu
 SIZES = [Sizes(2048, 32, 8, 64, 8192), Sizes(896, 14, 2, 64, 4864, 64), Sizes(512, 4, 1, 128, 768)]
 TILES = {
     "gemv": Tile("gemv", 16, 32, 4, 4),
-    "ring of wide tiles": Tile("gemv", 32, 32, 2, 2),
+    "gemv, 32 columns": Tile("gemv", 32, 32, 2, 2),
     "wgmma": Tile("wgmma", 64, 64, 4, 4),
-    "wide, shared out": Tile("wgmma", 64, 64, 4, 3, 2),
+    "wgmma, shared out": Tile("wgmma", 64, 64, 4, 3, 2),
 }
 each_size = pytest.mark.parametrize("sizes", SIZES, ids=str)
 each_rows = pytest.mark.parametrize("rows", [1, 5, 8, 16, 33])
@@ -50,7 +51,7 @@ def test_add(sizes: Sizes, rows: int, kind: str, dtype: torch.dtype, bias: bool)
     problem = Problem(n, k, rows, dtype, "cuda", bias=bias)
     h = problem.random(rows, n)
     expected = h.double().cpu() + problem.product(problem.x)
-    add_launch(h, problem.x, problem.w, problem.b, tile_for(kind, n, k, rows, 0), problem.counters)
+    add_launch(h, problem.x, problem.linear, tile_for(kind, n, k, rows, 0), problem.counters)
     assert_near(h, expected, dtype)
     assert not problem.counters.any()
 
@@ -65,7 +66,7 @@ def test_swiglu(sizes: Sizes, rows: int, kind: str, dtype: torch.dtype, bias: bo
     problem = Problem(n, k, rows, dtype, "cuda", bias=bias)
     y = torch.full((rows, sizes.intermediate), torch.nan, dtype=dtype, device="cuda")
     tile = tile_for(kind, n, k, rows, sizes.intermediate)
-    swiglu_launch(problem.x, problem.w, problem.b, EPS, y, tile, problem.counters)
+    swiglu_launch(problem.x, problem.linear, EPS, y, tile, problem.counters)
     assert_near(y, problem.expected_swiglu(), dtype)
     assert not problem.counters.any()
 
@@ -81,7 +82,8 @@ def test_qkv(sizes: Sizes, rows: int, kind: str, dtype: torch.dtype, bias: bool)
     problem = Problem(n, k, rows, dtype, "cuda", bias=bias)
     rotation, cache = problem.rotation(sizes), problem.cache(sizes)
     whole = torch.full((rows + 1, sizes.q_heads * sizes.head_dim), torch.nan, dtype=dtype, device="cuda")
-    qkv_launch(problem.x, problem.w, problem.b, EPS, whole[:rows], cache, LAYER, rotation, tile, problem.counters)
+    out = HeadOutput(whole[:rows], cache, LAYER, rotation)
+    qkv_launch(problem.x, problem.linear, EPS, out, tile, problem.counters)
     expected_q, expected_cache = problem.expected_qkv(sizes, rotation)
     assert_near(whole[:rows], expected_q, dtype)
     # Nothing but the pages of its tokens: elsewhere both are NaN.
@@ -90,19 +92,19 @@ def test_qkv(sizes: Sizes, rows: int, kind: str, dtype: torch.dtype, bias: bool)
     assert not problem.counters.any()
 
 
-@pytest.mark.parametrize("kind", ["gemv", "wide, shared out"])
+@pytest.mark.parametrize("kind", ["gemv", "wgmma, shared out"])
 def test_the_same_every_time(kind: str) -> None:
     problem = Problem(2048, 8192, 16, torch.bfloat16, "cuda")
     start = problem.random(16, 2048)
     results = []
     for _ in range(20):
         h = start.clone()
-        add_launch(h, problem.x, problem.w, None, TILES[kind], problem.counters)
+        add_launch(h, problem.x, problem.linear, TILES[kind], problem.counters)
         results.append(h)
     assert all(torch.equal(result, results[0]) for result in results)
 
 
-HEAD_TILES = TILES | {"wide, two groups of warps": Tile("wgmma", 128, 64, 8, 4)}
+HEAD_TILES = TILES | {"wgmma, two groups of warps": Tile("wgmma", 128, 64, 8, 4)}
 
 
 @pytest.mark.parametrize("given", [0.0, 0.8, None], ids=["greedy", "drawn", "both"])
@@ -115,7 +117,7 @@ def test_head_draws_from_the_logits_that_it_would_write(
     n, k = 4096, 512
     tile = HEAD_TILES[kind]
     if tile.SPLITS > 1 or (tile.kind == "wgmma" and rows < 9) or (tile.kind == "gemv" and rows > 32):
-        pytest.skip("the head's tiles are not shared out; wgmma wants rows, a ring few")
+        pytest.skip("the head's tiles are not shared out; wgmma wants many rows, gemv few")
     generator = torch.Generator().manual_seed(rows)
     x, w = torch.randn((rows, k), generator=generator), torch.randn((n, k), generator=generator) * k**-0.5
     x, w = x.to(dtype).cuda(), w.to(dtype).cuda()
