@@ -1,10 +1,12 @@
 """What each feature is worth: one switched off at a time, on the same workloads, as a ratio to everything switched on.
 
-    python -m benchmarks.ablate [--shape 1b] [--batch 1 64] [--only "no graphs" ...] [--variant "NAME=FLAGS OF serve" ...] [-- FLAGS FOR ALL]
+    python -m benchmarks.ablate [--shape 1b] [--batch 1 64] [--only "no graphs" ...] [--variant "NAME=FLAGS OF serve"
+    ...] [-- FLAGS FOR ALL]
 
-Decode as in benchmarks/offline.py at the given batches (ms/step), mixed-512 (output tok/s, and the 99th percentile of the time between steps
-that brought tokens: what chunked prefill is for), shared prefix (s). Each row loads the model anew in a process of its own. A ratio above 1
-is what the feature gains, whichever way the figure counts. `--share 0.02` takes that part of mixed-512 and of the shared prefix, for a CPU.
+Decode as in benchmarks/offline.py at the given batches (ms/step), mixed-512 (output tok/s, and the 99th percentile of
+the time between steps that brought tokens: what chunked prefill is for), shared prefix (s). Each row loads the model
+anew in a process of its own. A ratio above 1 is what the feature gains, whichever way the figure counts. `--share 0.02`
+takes that part of mixed-512 and of the shared prefix, for a CPU.
 """
 
 from __future__ import annotations

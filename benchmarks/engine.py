@@ -1,4 +1,5 @@
-"""A loaded model behind an engine within this program: requests in, when their tokens came out. No front end, no wire."""
+"""A loaded model behind an engine within this program: requests in, when their tokens came out. No front end, no
+wire."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def config_of(flags: Sequence[str]) -> ServeConfig:
 
 @contextlib.contextmanager
 def loaded(shape: str, flags: Sequence[str] = ()) -> Iterator[Work]:
-    """The shape with random weights ("demo": the embedded model), ready to compute; says what it is. Frees the device's memory at the end."""
+    """The shape with random weights ("demo": the embedded model), ready to compute; says what it is. Frees the device's
+    memory at the end."""
     with tempfile.TemporaryDirectory() as directory:
         model = [] if shape == "demo" else ["--model", str(workloads.write_model_dir(shape, Path(directory)))]
         model += ["--load-format", "dummy"] if model else []
@@ -41,7 +43,8 @@ def loaded(shape: str, flags: Sequence[str] = ()) -> Iterator[Work]:
         assembled = assemble(config_of([*model, *flags]), lambda stage, done, total: None)
     facts = assembled.facts
     print(
-        f"\n## {shape} on {facts.device}, {facts.dtype}, {facts.num_blocks} KV blocks of {facts.kv.block_size}, kernels {facts.kernels}, "
+        f"\n## {shape} on {facts.device}, {facts.dtype}, "
+        f"{facts.num_blocks} KV blocks of {facts.kv.block_size}, kernels {facts.kernels}, "
         f"loaded in {time.perf_counter() - start_s:.1f} s{'; flags: ' + ' '.join(flags) if flags else ''}",
         flush=True,
     )
@@ -67,7 +70,8 @@ class Work:
         self._engine = assembled.engine(self, self, NoHeartbeat())
         self._handles = 0
         self.facts = assembled.facts
-        #: Requests that have not ended, tokens since the last submission, seconds from it to the first of them, and when each step's came.
+        #: Requests that have not ended, tokens since the last submission, seconds from it to the first of them, and
+        #: when each step's came.
         self.num_open = 0
         self.num_tokens = 0
         self.first_s = 0.0

@@ -3,8 +3,9 @@
     PYTHONPATH=TREE python TREE/benchmarks/golden.py --shape 1b 8b qwen3 --out before.json
     python -m benchmarks.golden --compare before.json after.json
 
-Random weights, random pages. For every bucket of rows and of tokens, each sampling level, as graphs and eagerly: the ids drawn, and the keys
-and values that the step wrote in every layer. For every bucket of rows also the head's logits of fixed hidden states.
+Random weights, random pages. For every bucket of rows and of tokens, each sampling level, as graphs and eagerly: the
+ids drawn, and the keys and values that the step wrote in every layer. For every bucket of rows also the head's logits
+of fixed hidden states.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ DECODE_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224,
 #: (tokens, rows) of steps with a prompt: alone, beside few rows, beside many.
 MIXED = tuple(
     (tokens, rows)
-    for rows, sizes in ((1, (32, 128, 512, 1024, 2048, 2500)), (7, (60, 250, 500)), (40, (90, 300, 2000)), (200, (256, 700, 2040, 3000)))
+    for rows, sizes in (
+        (1, (32, 128, 512, 1024, 2048, 2500)), (7, (60, 250, 500)), (40, (90, 300, 2000)), (200, (256, 700, 2040, 3000))
+    )
     for tokens in sizes
 )  # fmt: skip
 LEVELS = ("plain", "filtered", "shaped")

@@ -2,8 +2,8 @@
 
     python -m benchmarks.memory [--requests 100000] [--every 5000] [--save NAME] [-- FLAGS OF serve]
 
-Requests of 1 to 59 ids and 1 to 8 tokens, greedy, drawn and filtered, some with two outputs, 24 at a time. A row of MiB resident in
-each process of the service every so many requests: a column that goes on rising is a leak.
+Requests of 1 to 59 ids and 1 to 8 tokens, greedy, drawn and filtered, some with two outputs, 24 at a time. A row of MiB
+resident in each process of the service every so many requests: a column that goes on rising is a leak.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The engine without the wire on the named workloads: decode, prefill, TTFT, mixed, shared prefix.
 
-    python -m benchmarks.offline [--shape 1b 8b] [--work decode prefill ttft mixed prefix] [--batch 1 8 64 256] [-- FLAGS OF serve]
-    python -m benchmarks.offline --shape demo
+    python -m benchmarks.offline [--shape 1b 8b] [--work decode prefill ttft mixed prefix] [--batch 1 8 64 256] [--
+    FLAGS OF serve] python -m benchmarks.offline --shape demo
 
-Random weights; every request greedy, EOS ignored, exactly its output tokens. The floor is weight bytes + KV bytes at context 272 over 4.10 TB/s
-(what one H200 reads). vLLM's figures are those of version 0.24.0 on the same card, measured apart from this run. `--plot FILE.svg` draws
-ms per step over the batch. The shape "demo" is the embedded model, for trying this out on a CPU; without flags it runs decode at 1 and 8 and
-the time to the first token.
+Random weights; every request greedy, EOS ignored, exactly its output tokens. The floor is weight bytes + KV bytes at
+context 272 over 4.10 TB/s (what one H200 reads). vLLM's figures are those of version 0.24.0 on the same card, measured
+apart from this run. `--plot FILE.svg` draws ms per step over the batch. The shape "demo" is the embedded model, for
+trying this out on a CPU; without flags it runs decode at 1 and 8 and the time to the first token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from benchmarks.engine import Work, loaded
 from benchmarks.saved import add_save_flag, saved
 
 READ_BYTES_PER_S = 4.10e12
-#: ms per decode step, then tok/s of prefill 32 × 2048, ms to the first token (2048, 128), mixed tok/s, shared prefix in s.
+#: ms per decode step, then tok/s of prefill 32 × 2048, ms to the first token (2048, 128), mixed tok/s, shared prefix in
+#: s.
 VLLM_DECODE_MS = {
     "1b": {1: 1.296, 4: 1.397, 8: 1.329, 16: 1.542, 32: 1.677, 64: 1.804, 128: 2.363, 256: 3.153},
     "8b": {1: 5.150, 4: 5.207, 8: 5.200, 16: 5.313, 32: 5.644, 64: 6.110, 128: 7.526, 256: 11.292},
@@ -33,7 +34,8 @@ VLLM_PREFIX_S = {"1b": 0.50}
 
 
 def decode_ms(work: Work, batch: int, repeats: int = 3) -> tuple[float, float]:
-    """(ms per step, output tokens/s): 128 in; what 256 out take longer than 32 out, and 256 tokens over all the time of theirs."""
+    """(ms per step, output tokens/s): 128 in; what 256 out take longer than 32 out, and 256 tokens over all the time of
+    theirs."""
     prompts = [workloads.prompt(900, request, 128) for request in range(batch)]
     work.run(prompts, [32] * batch)
     long = statistics.median(work.run(prompts, [256] * batch) for _ in range(repeats))

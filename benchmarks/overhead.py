@@ -2,8 +2,8 @@
 
     python -m benchmarks.overhead [--seqs 64] [--steps 2000]
 
-Prints the median and the 99th percentile over steps in which every sequence decodes one token: scheduling, settling, and the frame for the
-front end; no model, no socket.
+Prints the median and the 99th percentile over steps in which every sequence decodes one token: scheduling, settling,
+and the frame for the front end; no model, no socket.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ def table(seqs: Sequence[int], num_steps: int) -> None:
         for depth in (0, 1):
             times = sorted(measure(num_seqs, num_steps, depth))
             print(
-                f"| {num_seqs} | {depth} | {statistics.median(times) * 1e6:.1f} | {times[int(len(times) * 0.99)] * 1e6:.1f} |"
+                f"| {num_seqs} | {depth} | {statistics.median(times) * 1e6:.1f} | "
+                f"{times[int(len(times) * 0.99)] * 1e6:.1f} |"
             )
 
 

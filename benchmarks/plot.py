@@ -42,7 +42,8 @@ def svg(title: str, x_name: str, lines: Mapping[str, Mapping[float, float]]) -> 
         parts.append(_text(places[-1][0] + 8, places[-1][1] + 4, name, colour=colour))
     body = "\n".join(parts)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" font-size="12">\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+        f'font-family="sans-serif" font-size="12">\n'
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>\n{body}\n</svg>\n'
     )
 

@@ -1,11 +1,13 @@
 """Where a step's time goes: a named workload under torch.profiler, a kernel table, and a trace for Perfetto.
 
-    python -m benchmarks.profile [--shape 1b] [--work decode] [--batch 64] [--steps 32] [--trace FILE.json.gz] [-- FLAGS OF serve]
+    python -m benchmarks.profile [--shape 1b] [--work decode] [--batch 64] [--steps 32] [--trace FILE.json.gz] [-- FLAGS
+    OF serve]
 
-decode: so many steps of `batch` sequences, well after their prompts; prefill: prompts of 2048 tokens, one token out; mixed: the first
-`batch` requests of mixed-512, whole. On CUDA the table shows what ran on the device, also inside graphs, else operators by the time of their
-own on the CPU. Where launches depend on each other programmatically, kernels overlap and their waiting counts: shares may add up to more than
-the wall. Open the trace at ui.perfetto.dev.
+decode: so many steps of `batch` sequences, well after their prompts; prefill: prompts of 2048 tokens, one token out;
+    mixed: the first `batch` requests of mixed-512, whole. On CUDA the table shows what ran on the device, also inside
+    graphs, else operators by the time of their own on the CPU. Where launches depend on each other programmatically,
+    kernels overlap and their waiting counts: shares may add up to more than the wall. Open the trace at
+    ui.perfetto.dev.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from benchmarks.saved import add_save_flag, saved
 GROUPS = (
     (
         "sampling",
-        r"draw|cutoff|peak_kernel|tally|window_kernel|list_kernel|sampl|noise|gumbel|argmax|topk|softmax|sort|logits",
+        r"draw|threshold_kernel|bitmask|peak_kernel|tally|window_kernel|list_kernel|sampl|noise|gumbel|argmax|topk|softmax|sort|logits",
     ),
     ("attention", r"attention|attn|flash|fmha|sdpa|varlen|decode_kernel|merge_kernel"),
     ("fused projections", r"gemv_kernel|wgmma_kernel|fused_linear|gemv"),
@@ -130,7 +132,8 @@ def rows_of(events: Iterable[tuple[str, float]]) -> list[Row]:
 
 
 def short_name(name: str) -> str:
-    """`void at::native::elementwise_kernel<128, ...>(int, ...)` → `elementwise_kernel`, with the functor where one tells more."""
+    """`void at::native::elementwise_kernel<128, ...>(int, ...)` → `elementwise_kernel`, with the functor where one
+    tells more."""
     functor = re.search(r"(\w*Functor\w*|\w+_kernel_cuda|\w+Ops?|cutlass_\w+)\b", name.partition("<")[2])
     plain = re.sub(r"<.*", "", name.removeprefix("void ")).partition("(")[0].rpartition("::")[2].strip() or name
     return f"{plain} {functor.group(1)}" if functor and functor.group(1) != plain else plain
@@ -143,7 +146,8 @@ def group_of(name: str) -> str:
 def tables(rows: list[Row], steps: int, elapsed_s: float, top: int, where: str) -> None:
     total_us = sum(row.us for row in rows) or 1.0
     print(
-        f"\n{steps} steps of {elapsed_s / steps * 1e3:.3f} ms (wall, profiled), of which {total_us / steps / 1e3:.3f} ms {where} "
+        f"\n{steps} steps of {elapsed_s / steps * 1e3:.3f} ms (wall, profiled), of which "
+        f"{total_us / steps / 1e3:.3f} ms {where} "
         f"({total_us / elapsed_s / 1e6:.0%})"
     )
     print("\n| group | calls a step | µs a step | share |\n|---|--:|--:|--:|")

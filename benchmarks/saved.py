@@ -25,7 +25,8 @@ def add_save_flag(parser: argparse.ArgumentParser) -> None:
 
 @contextlib.contextmanager
 def saved(name: str | None) -> Iterator[None]:
-    """Prints where and with what the block runs; with a name, writes that and all that the block prints to a file, also when it fails."""
+    """Prints where and with what the block runs; with a name, writes that and all that the block prints to a file, also
+    when it fails."""
     both = _Both(sys.stdout)
     with contextlib.redirect_stdout(both):
         print(f"{machine()}; {versions()}\n", flush=True)

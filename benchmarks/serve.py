@@ -1,14 +1,14 @@
 """The whole service over loopback: gRPC, streaming, text out, client processes apart; the named serving workloads.
 
-    python -m benchmarks.serve [--shape 1b] [--work closed] [--concurrency 1 16 64 256] [--clients 8] [-- FLAGS OF serve]
-    python -m benchmarks.serve --work all [--scale 0.05]
-    python -m benchmarks.serve --target ADDR ...
+    python -m benchmarks.serve [--shape 1b] [--work closed] [--concurrency 1 16 64 256] [--clients 8] [-- FLAGS OF
+    serve] python -m benchmarks.serve --work all [--scale 0.05] python -m benchmarks.serve --target ADDR ...
 
-`closed` is the one that other servers were measured with: C slots, each 4 requests one after another, all slots start together; 128 ids in,
-128 tokens out, text and greedy, EOS ignored; the median of three runs after one that warms up, no run shares a prompt with another. The others
-are defined in benchmarks/traffic.py and run once, after a run at a quarter of their size. TTFT: send to the first message with a token; gap:
-between messages; TPOT: first message to last, over the tokens after the first. Random weights and a tokenizer of random words. With --target
-a service that already runs is loaded instead.
+`closed` is the one that other servers were measured with: C slots, each 4 requests one after another, all slots start
+together; 128 ids in, 128 tokens out, text and greedy, EOS ignored; the median of three runs after one that warms up, no
+run shares a prompt with another. The others are defined in benchmarks/traffic.py and run once, after a run at a quarter
+of their size. TTFT: send to the first message with a token; gap: between messages; TPOT: first message to last, over
+the tokens after the first. Random weights and a tokenizer of random words. With --target a service that already runs is
+loaded instead.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class Clients:
 
 def closed(clients: Clients, concurrencies: Sequence[int], *, has_peer: bool) -> None:
     print(
-        "\n| streams | tok/s | TTFT p50 / p99 ms | message gap p50 / p99 ms | tokens a message | vLLM gRPC / Rust HTTP |"
+        "\n| streams | tok/s | TTFT p50 / p99 ms | message gap p50 / p99 ms "
+        "| tokens a message | vLLM gRPC / Rust HTTP |"
     )
     print("|--:|--:|--:|--:|--:|--:|")
     for concurrency in concurrencies:
@@ -86,7 +87,8 @@ def _median(runs: Sequence[Percentiles], digits: int) -> str:
 
 def others(clients: Clients, names: Sequence[str], scale: float) -> None:
     print(
-        "\n| workload | requests | tok/s | TTFT p50 / p90 / p99 ms | TPOT p50 / p99 ms | request p50 / p99 s | cached | sent late p99 ms |"
+        "\n| workload | requests | tok/s | TTFT p50 / p90 / p99 ms | TPOT p50 / p99 ms "
+        "| request p50 / p99 s | cached | sent late p99 ms |"
     )
     print("|---|--:|--:|--:|--:|--:|--:|--:|")
     remarks: list[str] = []
@@ -111,7 +113,8 @@ def _row(label: str, summary: Summary) -> str:
     ttft, tpot, total = summary.ttft_s, summary.tpot_s, summary.total_s
     return (
         f"| {label} | {summary.completed} | {summary.output_tokens_per_s:,.0f} | "
-        f"{ttft.p50 * 1e3:.1f} / {ttft.p90 * 1e3:.1f} / {ttft.p99 * 1e3:.1f} | {tpot.p50 * 1e3:.2f} / {tpot.p99 * 1e3:.2f} | "
+        f"{ttft.p50 * 1e3:.1f} / {ttft.p90 * 1e3:.1f} / {ttft.p99 * 1e3:.1f} | "
+        f"{tpot.p50 * 1e3:.2f} / {tpot.p99 * 1e3:.2f} | "
         f"{total.p50:.3f} / {total.p99:.3f} | {summary.cached_prompt_tokens / summary.prompt_tokens:.0%} | "
         f"{summary.late_s.p99 * 1e3:.1f} |"
     )
@@ -130,7 +133,8 @@ def sessions_of_agents(answers: Sequence[RequestResult]) -> str:
     history = sum(answer.prompt_tokens for answer in later) - 64 * len(later)
     hits = sum(answer.cached_prompt_tokens for answer in later) / history if history else 0.0
     return (
-        f"agents: turn p50 / p99 {turn.p50 * 1e3:.1f} / {turn.p99 * 1e3:.1f} ms, session p50 / p99 {session.p50:.3f} / {session.p99:.3f} s, "
+        f"agents: turn p50 / p99 {turn.p50 * 1e3:.1f} / {turn.p99 * 1e3:.1f} ms, "
+        f"session p50 / p99 {session.p50:.3f} / {session.p99:.3f} s, "
         f"{hits:.1%} of the history cached from the second turn on"
     )
 

@@ -33,7 +33,8 @@ def free_address() -> str:
 
 @contextlib.contextmanager
 def serving(*flags: str, ready_s: float = 300.0) -> Iterator[str]:
-    """Starts `photon-grpc serve` with these flags and yields its address when it is ready. Raises RuntimeError when it does not get there."""
+    """Starts `photon-grpc serve` with these flags and yields its address when it is ready. Raises RuntimeError when it
+    does not get there."""
     address = free_address()
     process = start(address, "--log-level", "warning", *flags)
     try:
@@ -97,7 +98,8 @@ def _channel_options() -> list[tuple[str, int]]:
 
 @contextlib.contextmanager
 def model_flags(shape: str) -> Iterator[list[str]]:
-    """Flags of `serve` for a shape with random weights and a tokenizer of random words; none for the embedded model, "demo"."""
+    """Flags of `serve` for a shape with random weights and a tokenizer of random words; none for the embedded model,
+    "demo"."""
     if shape == "demo":
         yield []
         return

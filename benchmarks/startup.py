@@ -1,11 +1,13 @@
-"""From `photon-grpc serve` to ready and to the first token through gRPC, with cold and with warm caches of compiled kernels.
+"""From `photon-grpc serve` to ready and to the first token through gRPC, with cold and with warm caches of compiled
+kernels.
 
     python -m benchmarks.startup [--shape 1b] [--weights dummy|file] [--repeats 3] [-- FLAGS OF serve]
 
-Cold: Triton's and CUDA's caches are empty directories of this run; warm: the same again, the median of the repeats. ready: the health service
-says SERVING, asked every 20 ms; first token: of a request of 16 ids sent then. The stages are those that loading reports, seen from the engine
-alone in one more warm run. `--weights file` writes random weights as safetensors first (they stay in the page cache: a disk is not measured);
-dummy makes them on the device. Interpreter and libraries are in the page cache, too.
+Cold: Triton's and CUDA's caches are empty directories of this run; warm: the same again, the median of the repeats.
+    ready: the health service says SERVING, asked every 20 ms; first token: of a request of 16 ids sent then. The stages
+    are those that loading reports, seen from the engine alone in one more warm run. `--weights file` writes random
+    weights as safetensors first (they stay in the page cache: a disk is not measured); dummy makes them on the device.
+    Interpreter and libraries are in the page cache, too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Named serving workloads: what is sent when. Ids come from `workloads.token`, so that any program can send the same.
 
-Every workload takes a `run` number, from which its streams of ids follow: no two runs share a prompt. Lengths and arrivals are drawn with
-`random.Random(seed)` of the standard library, in the order in which the docstrings name them. `scale` multiplies rates and numbers of
-requests (at least one remains), for machines that are no H200; lengths never change.
+Every workload takes a `run` number, from which its streams of ids follow: no two runs share a prompt. Lengths and
+arrivals are drawn with `random.Random(seed)` of the standard library, in the order in which the docstrings name them.
+`scale` multiplies rates and numbers of requests (at least one remains), for machines that are no H200; lengths never
+change.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def burst(run: int, rate: float, scale: float) -> list[Session]:
 def long(run: int, rate: float, scale: float) -> list[Session]:
     """75 % long prompts with Poisson arrivals over 15 s, 128 out.
 
-    Seed 3; per request: the distance expovariate(rate), then random() < 0.75 → n_in = randint(1024, 3072), else randint(64, 256).
+    Seed 3; per request: the distance expovariate(rate), then random() < 0.75 → n_in = randint(1024, 3072), else
+    randint(64, 256).
     """
 
     def lengths(draw: random.Random) -> tuple[int, int]:
@@ -71,7 +73,8 @@ def long(run: int, rate: float, scale: float) -> list[Session]:
 
 
 def prefix(run: int, rate: float, scale: float) -> list[Session]:
-    """A shared prefix: 64 slots that start together, each 4 requests one after another, 1,024 common ids + 64 own in, 64 out."""
+    """A shared prefix: 64 slots that start together, each 4 requests one after another, 1,024 common ids + 64 own in,
+    64 out."""
     common = workloads.prompt(_stream(run) + 1, 0, 1024)
 
     def turn(request: int) -> Turn:

@@ -2,10 +2,10 @@
 
     python -m benchmarks.versus_transformers [--model demo|1b] [--output-tokens N]
 
-One stream, then 16 concurrent ones, 64 ids in, N out, greedy, EOS ignored; output tokens per second of wall time from the first request to
-the last token, prefill and the wire included. transformers runs one request at a time, then the 16 as one batch (they are equally long, so
-that it pads nothing), with its own defaults, on the same device and with the same number of threads. The 1b model has
-Llama-3.2-1B's shape in bfloat16 and random weights.
+One stream, then 16 concurrent ones, 64 ids in, N out, greedy, EOS ignored; output tokens per second of wall time from
+the first request to the last token, prefill and the wire included. transformers runs one request at a time, then the 16
+as one batch (they are equally long, so that it pads nothing), with its own defaults, on the same device and with the
+same number of threads. The 1b model has Llama-3.2-1B's shape in bfloat16 and random weights.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def ours(address: str, asked: list[list[int]], num_tokens: int) -> float:
 
 
 def theirs(directory: Path, asked: list[list[int]], num_tokens: int, repeats: int) -> tuple[float, float]:
-    """transformers in a process of its own, (one at a time, all in a batch); NaN where that fails, as where it is not installed."""
+    """transformers in a process of its own, (one at a time, all in a batch); NaN where that fails, as where it is not
+    installed."""
     command = [sys.executable, "-m", "benchmarks.versus_transformers", "--reference", str(directory)]
     question = json.dumps({"prompts": asked, "num_tokens": num_tokens, "repeats": repeats})
     done = subprocess.run(command, input=question, stdout=subprocess.PIPE, text=True)
@@ -57,7 +58,8 @@ def theirs(directory: Path, asked: list[list[int]], num_tokens: int, repeats: in
 
 
 def reference(directory: str) -> None:
-    """The other process: prints output tokens per second of `generate`, of two prompts one after the other and of all in one batch."""
+    """The other process: prints output tokens per second of `generate`, of two prompts one after the other and of all
+    in one batch."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -92,7 +94,10 @@ def compare(name: str, directory: Path, vocab_size: int, num_tokens: int, repeat
         one = statistics.median(ours(address, asked[:1], num_tokens) for _ in range(repeats))
         many = statistics.median(ours(address, asked, num_tokens) for _ in range(repeats))
     single, batch = theirs(directory, asked, num_tokens, repeats)
-    return f"| {name} | {single:,.0f} | {one:,.0f} | {one / single:.2f}× | {batch:,.0f} | {many:,.0f} | {many / batch:.2f}× |"
+    return (
+        f"| {name} | {single:,.0f} | {one:,.0f} | {one / single:.2f}× | "
+        f"{batch:,.0f} | {many:,.0f} | {many / batch:.2f}× |"
+    )
 
 
 def main() -> None:

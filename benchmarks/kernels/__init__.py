@@ -1,1 +1,2 @@
-"""One benchmark for each kernel: time, and the share of the memory bandwidth (or of the matrix units) that it reaches."""
+"""One benchmark for each kernel: time, and the share of the memory bandwidth (or of the matrix units) that it
+reaches."""

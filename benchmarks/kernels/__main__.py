@@ -1,4 +1,5 @@
-"""python -m benchmarks.kernels [--device cuda] [--kernels auto] [NAME ...]: the tables of all kernels, or of those named."""
+"""python -m benchmarks.kernels [--device cuda] [--kernels auto] [NAME ...]: the tables of all kernels, or of those
+named."""
 
 from __future__ import annotations
 

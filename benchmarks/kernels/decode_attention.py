@@ -1,4 +1,5 @@
-"""Attention of one query a row as decode steps run it: behind a small dependent kernel, at many rows, lengths equal and mixed."""
+"""Attention of one query a row as decode steps run it: behind a small dependent kernel, at many rows, lengths equal and
+mixed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""The four fused projections of a layer and the head that draws, per bucket of rows: the matrix library's product alone, ours with everything, the floor.
+"""The four fused projections of a layer and the head that draws, per bucket of rows: the matrix library's product
+alone, ours with everything, the floor.
 
-python -m benchmarks.kernels.fused_linear --sweep [--only head] [--buckets 8,64] [--out FILE]   # every tile, checked and timed; rows of kernels/linear/tiles.py
-python -m benchmarks.kernels.fused_linear --warm 0/8             # only compiles that share of them, into Triton's cache
+python -m benchmarks.kernels.fused_linear --sweep [--only head] [--buckets 8,64] [--out FILE]   # every tile, checked
+and timed; rows of kernels/linear/tiles.py python -m benchmarks.kernels.fused_linear --warm 0/8             # only
+compiles that share of them, into Triton's cache
 """
 
 from __future__ import annotations

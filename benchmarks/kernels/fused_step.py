@@ -2,9 +2,9 @@
 
     python -m benchmarks.kernels.fused_step [1B] [8B] [--rows 1,8,64]
 
-Milliseconds a step: the decoder fused, the same decoder as it is, and the floor: bytes of the weights and of the keys and values over the
-bandwidth of a streaming read. Then the same step with greedy sampling, replayed again and again as one graph, and as two, body | tail: what a
-batch pays whose tail has to wait for masks.
+Milliseconds a step: the decoder fused, the same decoder as it is, and the floor: bytes of the weights and of the keys
+and values over the bandwidth of a streaming read. Then the same step with greedy sampling, replayed again and again as
+one graph, and as two, body | tail: what a batch pays whose tail has to wait for masks.
 """
 
 from __future__ import annotations

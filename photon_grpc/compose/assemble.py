@@ -142,7 +142,7 @@ def _allocation(cache: CacheConfig, plan: KVPlan) -> AllocationPolicy:
         return GrowOnDemand()
     if any(group.window for group in plan.groups):
         raise ConfigError(
-            "--kv-layout contiguous: layers of this model have sliding windows, which free blocks amid a run; use paged",
+            "--kv-layout contiguous: this model has sliding windows, which free blocks amid a run; use paged",
             field="kv_layout",
         )
     return ReserveContext()

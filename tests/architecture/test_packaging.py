@@ -66,7 +66,8 @@ def third_party_imports(path: Path) -> Iterator[str]:
 
 
 def distributions_of(name: str) -> set[str]:
-    """Who provides an import. Several share the namespace `google`: those under google.rpc and google.protobuf differ."""
+    """Who provides an import. Several share the namespace `google`: those under google.rpc and google.protobuf
+    differ."""
     google = {"google.rpc": "googleapis-common-protos", "google.protobuf": "protobuf"}
     for prefix, distribution in google.items():
         if name.startswith(prefix):

@@ -1,4 +1,5 @@
-"""What calls come back with, and whether the contract knows it. Bytes in, bytes out: no message class stands between an attack and the server."""
+"""What calls come back with, and whether the contract knows it. Bytes in, bytes out: no message class stands between an
+attack and the server."""
 
 from __future__ import annotations
 
@@ -17,11 +18,13 @@ from tests.server.test_status import TABLE
 DOMAIN = "photon-grpc"
 #: A call that takes longer than that is one that nobody answers. Generous: the machine may be busy with other things.
 ANSWER_LIMIT_S = 30.0
-#: A stream whose first message came is answered; what it still says is read while messages come no further apart than this.
+#: A stream whose first message came is answered; what it still says is read while messages come no further apart than
+#: this.
 _STREAM_PAUSE_S = 0.3
 _MAX_DETAILS_BYTES = 4096
 _IN_FLIGHT = 16
-#: What our own client says where the server ended a call before all messages were sent; the server's status is lost then.
+#: What our own client says where the server ended a call before all messages were sent; the server's status is lost
+#: then.
 UNSENT = "UNSENT"
 _UNSENT_TEXT = "Internal error from Core"
 #: A caller may meet each of these, except that the server itself fails.

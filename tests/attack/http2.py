@@ -1,4 +1,5 @@
-"""Frames of HTTP/2 (RFC 9113) on a socket: what no gRPC client would send. Answers are read as frames; header blocks stay packed."""
+"""Frames of HTTP/2 (RFC 9113) on a socket: what no gRPC client would send. Answers are read as frames; header blocks
+stay packed."""
 
 from __future__ import annotations
 
@@ -87,7 +88,8 @@ class Connection:
             self.send(frame(DATA, END_STREAM, stream, data))
 
     def frames(self, *, is_polite: bool = True) -> Iterator[Frame]:
-        """As they come, until the server closes; SETTINGS and PINGs are acknowledged by the polite. Raises TimeoutError."""
+        """As they come, until the server closes; SETTINGS and PINGs are acknowledged by the polite. Raises
+        TimeoutError."""
         until_s = time.monotonic() + self._limit_s
         while time.monotonic() < until_s:
             while (found := self._take()) is not None:
@@ -106,7 +108,8 @@ class Connection:
         raise TimeoutError(f"nothing for {self._limit_s:g} s")
 
     def is_answered(self, stream: int) -> bool:
-        """Whether the stream is ended by the server, or the connection closed. False: neither, for as long as the limit."""
+        """Whether the stream is ended by the server, or the connection closed. False: neither, for as long as the
+        limit."""
         try:
             for found in self.frames():
                 if found.stream == stream and found.ends_stream:

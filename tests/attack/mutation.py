@@ -1,4 +1,5 @@
-"""Messages drawn at random from what a method takes, and ways of breaking their bytes. The same draw gives the same bytes."""
+"""Messages drawn at random from what a method takes, and ways of breaking their bytes. The same draw gives the same
+bytes."""
 
 from __future__ import annotations
 

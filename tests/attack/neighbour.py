@@ -1,4 +1,5 @@
-"""A well-behaved caller beside an attack, in a process of its own: one-token Generates and health checks, and how long each took."""
+"""A well-behaved caller beside an attack, in a process of its own: one-token Generates and health checks, and how long
+each took."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ class Size:
     depths: tuple[int, ...]
     #: One hostile chat.
     chat_bytes: int
-    #: Connections that come and vanish, calls that are cancelled, calls whose deadline is too short, streams that nobody reads.
+    #: Connections that come and vanish, calls that are cancelled, calls whose deadline is too short, streams that
+    #: nobody reads.
     vanishing: int
     cancels: int
     deadlines: int

@@ -1,4 +1,5 @@
-"""Calls that no generated client makes: no message or two, wrong paths and types, headers without end, frames at odds with each other."""
+"""Calls that no generated client makes: no message or two, wrong paths and types, headers without end, frames at odds
+with each other."""
 
 from __future__ import annotations
 
@@ -185,7 +186,8 @@ def test_headers_that_mean_nothing(attacked: Victim, figures: Figures) -> None:
 
 
 def test_frames_without_end(attacked: Victim, size: Size, figures: Figures) -> None:
-    """Resets at once after each request, headers that go on, settings, pings: the server may close such a connection, and serves others."""
+    """Resets at once after each request, headers that go on, settings, pings: the server may close such a connection,
+    and serves others."""
     closed = []
     belongings = Belongings(attacked)
     with attacked.unharmed():

@@ -1,4 +1,5 @@
-"""Processes that are killed, stopped, or stopped for a while in the middle of streams: who was served is told, who comes next is served."""
+"""Processes that are killed, stopped, or stopped for a while in the middle of streams: who was served is told, who
+comes next is served."""
 
 from __future__ import annotations
 

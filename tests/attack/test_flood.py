@@ -1,4 +1,5 @@
-"""Eight hostile callers send large messages for a while: a neighbour with small requests is served meanwhile, and memory has an end."""
+"""Eight hostile callers send large messages for a while: a neighbour with small requests is served meanwhile, and
+memory has an end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Chats made to cost: nested and numerous JSON, spelled markers, roles and arguments that template and tokenizer did not ask for."""
+"""Chats made to cost: nested and numerous JSON, spelled markers, roles and arguments that template and tokenizer did
+not ask for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Requests with all options drawn at random, over few slots and fewer blocks, half of them cut off: whatever arrives equals its solo run."""
+"""Requests with all options drawn at random, over few slots and fewer blocks, half of them cut off: whatever arrives
+equals its solo run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Callers that come in crowds and leave at the wrong moment. Afterwards nothing is owned, nothing is open, and everybody is served."""
+"""Callers that come in crowds and leave at the wrong moment. Afterwards nothing is owned, nothing is open, and
+everybody is served."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def storm(attacked: Victim, size: Size, figures: Figures, name: str, told: Count
 
 
 def request(draw: random.Random) -> pb.GenerateRequest:
-    """Of a prompt that needs several steps of prefill, or one; it goes on until somebody ends it or 60 tokens are there."""
+    """Of a prompt that needs several steps of prefill, or one; it goes on until somebody ends it or 60 tokens are
+    there."""
     ids = [draw.randrange(4, 4000) for _ in range(draw.choice((1, 20, 90)))]
     asked = pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids))
     asked.stop.max_tokens = draw.choice((1, 2, 20, 60))

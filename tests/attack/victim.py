@@ -55,7 +55,8 @@ class Victim:
 
     @contextlib.contextmanager
     def unharmed(self) -> Iterator[None]:
-        """After the block the same processes run, have not complained, and say to a greedy request what they said before any attack."""
+        """After the block the same processes run, have not complained, and say to a greedy request what they said
+        before any attack."""
         pids, num_lines = self.pids(), len(self.service.lines)
         yield
         assert self.pids() == pids, self.complaint()

@@ -19,7 +19,8 @@ def test_the_service_answers_closed_loops_and_agents(capsys: pytest.CaptureFixtu
         args = serve.arguments(["--shape", "demo", "--target", target, "--concurrency", "1"])
         serve.measure(target, args)
     for answer in answers:
-        # 64 new ids, and of every earlier turn 64 asked and 64 answered, of which the cache holds all whole blocks of 16.
+        # 64 new ids, and of every earlier turn 64 asked and 64 answered, of which the cache holds all whole blocks of
+        # 16.
         assert answer.prompt_tokens == 64 + 128 * answer.turn
         assert answer.output_tokens == 64
         assert answer.cached_prompt_tokens >= 128 * answer.turn - 16

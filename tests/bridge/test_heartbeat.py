@@ -58,7 +58,10 @@ def test_a_beat_crosses_to_another_process(monkeypatch, has_memfd):
     if not has_memfd:
         monkeypatch.delattr(heartbeat.os, "memfd_create", raising=False)
     watchdog = Watchdog()
-    program = "import sys; from photon_grpc.bridge.heartbeat import SharedHeartbeat; SharedHeartbeat(int(sys.argv[1])).beat(1.0, 7)"
+    program = (
+        "import sys; from photon_grpc.bridge.heartbeat import SharedHeartbeat; "
+        "SharedHeartbeat(int(sys.argv[1])).beat(1.0, 7)"
+    )
     subprocess.run([sys.executable, "-c", program, str(watchdog.fd)], pass_fds=(watchdog.fd,), check=True)
     (told,) = ticks(watchdog, 2.0)
     assert "7 tokens" in told

@@ -1,4 +1,5 @@
-"""`bench` against the real wire: what it sends, what it counts, what it says; the processes are real, the server is not."""
+"""`bench` against the real wire: what it sends, what it counts, what it says; the processes are real, the server is
+not."""
 
 from __future__ import annotations
 

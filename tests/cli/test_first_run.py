@@ -53,7 +53,10 @@ def _interrupt_once_shown(read: object, shown: list[str]) -> None:
 
 
 def test_ctrl_c_while_loading_ends_it_cleanly() -> None:
-    command = "from photon_grpc.cli import first_run as m; m.SERVE = {!r}; print(m.first_run(['--model=never-ready'], {!r}, once=True))"
+    command = (
+        "from photon_grpc.cli import first_run as m; m.SERVE = {!r}; "
+        "print(m.first_run(['--model=never-ready'], {!r}, once=True))"
+    )
     program = command.format(STAND_IN, address := choose_address("127.0.0.1:0"))
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
         _wait_for_listener(address)

@@ -1,4 +1,5 @@
-"""`generate` and `chat` against the real wire: text on stdout, everything about it on stderr, failures as exit codes."""
+"""`generate` and `chat` against the real wire: text on stdout, everything about it on stderr, failures as exit
+codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a model directory says, in every spelling; and that nothing it can say gets past as anything but a named refusal."""
+"""What a model directory says, in every spelling; and that nothing it can say gets past as anything but a named
+refusal."""
 
 from __future__ import annotations
 
@@ -376,7 +377,8 @@ def test_the_directory_with_every_key_has_every_key_that_is_read(
         for file, values in EVERY_KEY.items()
         for *path, key in paths_of(values)
     }
-    # What stands within a token is no key of a file's own; the others are looked at in `config` as in the objects within.
+    # What stands within a token is no key of a file's own; the others are looked at in `config` as in the objects
+    # within.
     within = {(place, key) for place, key in read if place.endswith("token.")}
     shared = {(place, key) for place, key in read if place == "config.json:" and key in {*LLAMA3, "type"}}
     assert read - within - shared <= known

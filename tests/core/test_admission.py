@@ -1,4 +1,5 @@
-"""What fits the context, the KV cache and the queue: the same answer for a front end, which asks first, and the engine, which decides."""
+"""What fits the context, the KV cache and the queue: the same answer for a front end, which asks first, and the engine,
+which decides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The documents say what is there: links lead somewhere, files that are named exist, generated pages are fresh, flags are flags."""
+"""The documents say what is there: links lead somewhere, files that are named exist, generated pages are fresh, flags
+are flags."""
 
 from __future__ import annotations
 

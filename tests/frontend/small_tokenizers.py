@@ -59,7 +59,8 @@ def qwen_like() -> Tokenizer:
 
 
 def llama2_like() -> Tokenizer:
-    """SentencePiece BPE as converted: special tokens in the model's vocabulary, byte fallback, a space put before the text."""
+    """SentencePiece BPE as converted: special tokens in the model's vocabulary, byte fallback, a space put before the
+    text."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     trained = Tokenizer(models.BPE())
     trained.normalizer = normalizers.Replace(" ", "▁")

@@ -244,7 +244,8 @@ JSON_FIELDS = {
 @pytest.mark.parametrize("open_close", ["[]", ('{"a":', "}")])
 @pytest.mark.parametrize("depth", [64, 500, 900, 985, 995, 1500, 200_000])
 def test_json_is_never_deeper_than_what_may_recurse(field: str, open_close: tuple[str, str], depth: int) -> None:
-    """All that follows the decoding (disguise, template, tojson) recurses; a deep one is the caller's fault, not ours."""
+    """All that follows the decoding (disguise, template, tojson) recurses; a deep one is the caller's fault, not
+    ours."""
     opening, closing = open_close
     chat = JSON_FIELDS[field](opening * depth + "1" + closing * depth)
     with pytest.raises(InvalidRequest, match="nested") as caught:
@@ -340,7 +341,8 @@ def test_output_is_capped() -> None:
 
 
 def test_more_than_the_context_can_hold_is_refused_before_it_is_rendered() -> None:
-    """To disguise and render megabytes that spell markers takes seconds; but white space that the template strips is nothing."""
+    """To disguise and render megabytes that spell markers takes seconds; but white space that the template strips is
+    nothing."""
     tokenizer = Tokenizer(definition("byte_level"))
     seen = ChatTemplate("{{ raise_exception('rendered') }}")
     limit = tokenizer.max_bytes(100)

@@ -1,4 +1,5 @@
-"""What finds the engine's queue full is refused at once: before any work, by what the engine told and what it cannot know yet."""
+"""What finds the engine's queue full is refused at once: before any work, by what the engine told and what it cannot
+know yet."""
 
 from __future__ import annotations
 

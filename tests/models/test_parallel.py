@@ -1,4 +1,5 @@
-"""A model shared out over ranks: each loads its part of every tensor, and together they compute what transformers computes."""
+"""A model shared out over ranks: each loads its part of every tensor, and together they compute what transformers
+computes."""
 
 from __future__ import annotations
 

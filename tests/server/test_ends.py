@@ -1,4 +1,5 @@
-"""Every way in which a call and a connection can end, in every phase of a request: the caller is told, and nothing of it stays."""
+"""Every way in which a call and a connection can end, in every phase of a request: the caller is told, and nothing of
+it stays."""
 
 from __future__ import annotations
 

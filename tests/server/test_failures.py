@@ -1,4 +1,5 @@
-"""What a failing call looks like from outside: one status with details, the request id in the trailers, nothing sent before."""
+"""What a failing call looks like from outside: one status with details, the request id in the trailers, nothing sent
+before."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from tests.server.test_status import TABLE
 
 Stub = inference_pb2_grpc.InferenceServiceStub
 
-#: Field 3 (text) with bytes that are no UTF-8; a tag cut off; a length beyond the end; a group that never ends; field 0.
+#: Field 3 (text) with bytes that are no UTF-8; a tag cut off; a length beyond the end; a group that never ends; field
+#: 0.
 MALFORMED = [b"\x1a\x02\xff\xfe", b"\x08", b"\x1a\xff\xff\xff\x7fabc", b"\x0b", b"\x02\x01", b"\xff" * 20]
 
 
@@ -131,7 +133,8 @@ async def test_a_failed_call_is_one_line_of_json(
 
 
 async def test_a_refusal_that_comes_after_the_call_was_over_is_no_crash() -> None:
-    """gRPC prints a stack for every exception but a cancellation, and a client whose deadline is short can fill the log with them."""
+    """gRPC prints a stack for every exception but a cancellation, and a client whose deadline is short can fill the log
+    with them."""
 
     class Over:
         def invocation_metadata(self) -> tuple[()]:

@@ -75,7 +75,8 @@ async def test_an_unknown_symbol_is_an_answer(channel: grpc.aio.Channel, version
 
 
 def symbols_of(scope: str, part: Message) -> set[str]:
-    """Full names of all that a file, a message or an enum defines: whatever in its descriptor has a name, and the names within."""
+    """Full names of all that a file, a message or an enum defines: whatever in its descriptor has a name, and the names
+    within."""
     found = set()
     for field, value in part.ListFields():
         for child in value if field.is_repeated and field.message_type else ():

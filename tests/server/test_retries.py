@@ -1,4 +1,5 @@
-"""Who says that he tries again, over a real socket, before a real front end and a real engine: only the runner is a fake."""
+"""Who says that he tries again, over a real socket, before a real front end and a real engine: only the runner is a
+fake."""
 
 from __future__ import annotations
 

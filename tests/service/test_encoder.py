@@ -1,4 +1,5 @@
-"""What is large is encoded in a process: the same ids and errors as in a thread, and an end whenever its caller or a limit ends it."""
+"""What is large is encoded in a process: the same ids and errors as in a thread, and an end whenever its caller or a
+limit ends it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What comes out at the far end of gRPC equals what transformers says, alone and among others, whoever else comes, goes or is cut off."""
+"""What comes out at the far end of gRPC equals what transformers says, alone and among others, whoever else comes, goes
+or is cut off."""
 
 from __future__ import annotations
 

@@ -301,7 +301,8 @@ def test_children_die_with_their_supervisor():
 
 
 def test_a_pause_of_everybody_is_no_hang():
-    """As of a container that is paused, or a machine that sleeps: three times as long as the children allow themselves."""
+    """As of a container that is paused, or a machine that sleeps: three times as long as the children allow
+    themselves."""
     with in_a_process() as (process, pids):
         everybody = (process.pid, *pids)
         for pid in everybody:

@@ -1,4 +1,5 @@
-"""A model directory made in a moment: a tokenizer of bytes and a config.json; weights are random (`--load-format dummy`)."""
+"""A model directory made in a moment: a tokenizer of bytes and a config.json; weights are random (`--load-format
+dummy`)."""
 
 from __future__ import annotations
 
