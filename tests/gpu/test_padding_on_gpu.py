@@ -1,0 +1,100 @@
+"""On a GPU, in float32: padding and free slots change nothing, and neither does a device that is late."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from photon_grpc.config.flags import CacheConfig, SchedulerConfig
+from photon_grpc.core.batch import Batch
+from photon_grpc.core.request import SamplingParams
+from photon_grpc.runner.model_runner import ModelRunner
+from photon_grpc.runner.step import Shape, Tail
+from tests.runner.models import model
+from tests.runner.padding import LEVELS, MAX_MODEL_LEN, NUM_SEQS, check, shapes
+from tests.runner.served import Served
+from tests.runner.test_greedy import prompts
+
+pytestmark = pytest.mark.gpu
+
+
+@functools.cache
+def runner(eager: bool) -> ModelRunner:
+    served = Served(
+        model("llama")[0],
+        device="cuda",
+        eager=eager,
+        dtype="float32",
+        max_model_len=MAX_MODEL_LEN,
+        cache=CacheConfig(block_size=8, num_blocks=NUM_SEQS * MAX_MODEL_LEN // 8),
+        scheduler=SchedulerConfig(max_num_seqs=NUM_SEQS),
+    )
+    return served.assembled.runner  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("shape", shapes(), ids=lambda shape: f"{shape.kind}-{shape.num_tokens}-{shape.num_rows}")
+@torch.inference_mode()
+def test_padding_and_free_slots_change_nothing(shape: Shape) -> None:
+    for level in LEVELS:
+        check(runner(False), runner(True), shape, level)
+
+
+def sleep(draw: random.Random) -> None:
+    """Up to about a millisecond of the device's time."""
+    torch.cuda._sleep(draw.randrange(1, 2_000_000))
+
+
+def sleeping_before(function: Callable[..., Any], draw: random.Random) -> Callable[..., Any]:
+    def late(*arguments: Any) -> Any:
+        sleep(draw)
+        return function(*arguments)
+
+    return late
+
+
+def make_late(runner: Any, draw: random.Random) -> None:
+    """The device sleeps before changes, copies, bodies and tails, and before ids are read."""
+    launch = runner._launch_body
+
+    def late(batch: Batch) -> Tail:
+        sleep(draw)
+        tail = launch(batch)
+
+        def late_tail() -> Any:
+            sleep(draw)
+            drawn = tail()
+            sleep(draw)
+            return drawn
+
+        return late_tail
+
+    runner._launch_body = late
+    for owner, name in ((runner._table, "apply"), (runner._cache, "copy")):
+        setattr(owner, name, sleeping_before(getattr(owner, name), draw))
+
+
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "graphs"])
+def test_a_device_that_is_late_changes_nothing(eager: bool) -> None:
+    samplings = (SamplingParams(0.0), SamplingParams(1.1, seed=1), SamplingParams(0.8, top_p=0.9, top_k=30, seed=2))
+    outputs = []
+    for is_late in (False, True):
+        served = Served(
+            model("llama")[0],
+            device="cuda",
+            eager=eager,
+            dtype="float32",
+            cache=CacheConfig(block_size=4, num_blocks=40),
+            scheduler=SchedulerConfig(async_depth=1, max_num_batched_tokens=24),
+        )
+        if is_late:
+            make_late(served.assembled.runner, random.Random(5))
+        for number, prompt in enumerate(prompts(6)):
+            served.add(prompt, 16, samplings[number % 3], num_outputs=1 + number % 2, min_tokens=4, stop=(7, 9))
+        served.run()
+        outputs.append({handle: output.ids for handle, output in served.outputs.items()})
+    assert outputs[0] == outputs[1]
