@@ -37,6 +37,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def is_greedy(self) -> bool:
+        """Of such a row the runner knows temperature 0."""
         return self.temperature < 1e-5
 
     @property

@@ -7,7 +7,7 @@ import torch
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from photon_grpc.config.flags import SchedulerConfig
-from photon_grpc.core.batch import Admission, Batch
+from photon_grpc.core.batch import NAN_LOGITS, Admission, Batch
 from photon_grpc.core.request import FinishReason, SamplingParams
 from photon_grpc.kernels import select
 from photon_grpc.kernels.sampling import draw
@@ -235,3 +235,16 @@ def test_below_min_tokens_what_would_end_the_output_is_not_drawn() -> None:
     assert stop not in served.outputs[handle].ids[:6] and len(served.outputs[handle].ids) >= 6
     assert served.outputs[plain].ids == free[: free.index(stop) + 1]
     assert served.outputs[plain].finished.reason is FinishReason.STOP_TOKEN
+
+
+def test_what_is_nearly_greedy_is_greedy() -> None:
+    torch.manual_seed(2)
+    logits = torch.randn(3, 200)
+    samplings = [SamplingParams(temperature=9e-6, seed=1), SamplingParams(temperature=0.0), SamplingParams(seed=2)]
+    sampler, slots, lengths, level = sampler_of(samplings, 200)
+    assert torch.equal(sampler(logits.clone(), slots, lengths, level)[:2], logits[:2].argmax(-1))
+    assert sampler._table.temperature[slots].tolist() == [0.0, 0.0, 1.0] and samplings[0].is_greedy
+
+
+def test_both_ends_of_a_draw_call_a_failed_row_by_the_same_number() -> None:
+    assert draw.INVALID == NAN_LOGITS

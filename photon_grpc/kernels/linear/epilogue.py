@@ -200,15 +200,15 @@ def store_best(logits, ahead, values, operands, num_rows, P: gl.constexpr, TILE:
     temperature = gl.load(metadata.temperature + slot, mask=is_row, other=0.0)
     top = gl.max(gl.where(logits != logits, float("inf"), logits), 0)
     value = logits
-    if gl.max(temperature, 0) >= 1e-5:
+    if gl.max(temperature, 0) > 0.0:
         seed = gl.load(metadata.seed + slot, mask=is_row, other=0)
         position = gl.load(metadata.context_len + token, mask=is_row, other=0)
         position -= gl.load(metadata.num_prompt + slot, mask=is_row, other=0)
         index = gl.load(metadata.output_index + slot, mask=is_row, other=0)
         numbers = number[:, None] + gl.zeros([BN, BM], gl.int32, layout)
         noise = gumbel(seed[None, :], position[None, :], index[None, :], numbers)
-        is_drawn = (temperature >= 1e-5)[None, :]
-        scaled = gl.div_rn(logits, gl.where(temperature >= 1e-5, temperature, 1.0)[None, :])
+        is_drawn = (temperature > 0.0)[None, :]
+        scaled = gl.div_rn(logits, gl.where(temperature > 0.0, temperature, 1.0)[None, :])
         value = gl.where(is_drawn, scaled + noise, logits)
     value = gl.where(value == value, value, -float("inf"))
     best = gl.max(value, 0)

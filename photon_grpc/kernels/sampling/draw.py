@@ -23,8 +23,6 @@ from photon_grpc.kernels.sampling.noise import gumbel
 
 #: Drawn for a row whose logits are not finite.
 INVALID = -1
-#: Below it a temperature is 0.
-MIN_TEMPERATURE = 1e-5
 
 
 class SamplingMetadata(NamedTuple):
@@ -47,7 +45,7 @@ def reference(logits: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
     logits, slots = logits.float(), metadata.slots
     best, greedy = logits.max(-1)
     temperature, position = metadata.temperature[slots], metadata.context_len - metadata.num_prompt[slots]
-    is_greedy = temperature < MIN_TEMPERATURE
+    is_greedy = temperature <= 0.0
     scaled = logits / torch.where(is_greedy, 1.0, temperature)[:, None]
     drawn = scaled + noise.reference(metadata.seed[slots], position, metadata.output_index[slots], logits.shape[1])
     return torch.where(best.isfinite(), torch.where(is_greedy, greedy, drawn.argmax(-1)), INVALID)
@@ -65,7 +63,7 @@ def draw_kernel(logits, metadata, values, tops, ids, num_columns, stride, num_ti
     # The id means nothing where the highest is infinite, so NaN need not be told from it.
     top, number = tl.max(tl.where(logit != logit, float("inf"), logit), axis=0, return_indices=True)
     best = top
-    if temperature >= 1e-5:
+    if temperature > 0.0:
         position = tl.load(metadata.context_len + row) - tl.load(metadata.num_prompt + slot)
         seed, index = tl.load(metadata.seed + slot), tl.load(metadata.output_index + slot)
         gumbel_noise = gumbel(seed, position, index, column)
