@@ -32,7 +32,7 @@ class Pace:
         if not num_tokens:
             return _SHORTEST_S
         bucket = num_tokens.bit_length()
-        known_s = next((known_s for known_s in self._step_s[bucket:] if known_s), 0.0)
+        known_s = self._step_s[bucket] or next((larger_s for larger_s in self._step_s[bucket + 1 :] if larger_s), 0.0)
         if known_s:
             return max(_SHORTEST_S, _SLACK * known_s)
         return max(_UNMEASURED_S, _SLACK * self._scaled_s(num_tokens))
