@@ -126,7 +126,7 @@ class Engine:
         """Seconds to wait for news: 0 while there is work, else until something falls due; None: for ever."""
         if self._launched:
             return 0.0
-        if self.scheduler.has_work():
+        if self.scheduler.live.has_work():
             return _STALLED_S if self._stalled else 0.0
         self._check_books()
         due_s = min(
@@ -157,7 +157,7 @@ class Engine:
         if isinstance(frame, Add):
             self._add(frontend, frame, report)
         elif isinstance(frame, Event):
-            self.scheduler.happened(frame, report)
+            self.scheduler.live.happened(frame, report)
             self._forget_ended(report)
         elif isinstance(frame, Abort):
             self._abort(frontend, frame)
@@ -176,7 +176,7 @@ class Engine:
             self._fail(seq, DuplicateRequestId("a later attempt of the same call took its place"), report)
         seqs = self._admission.admit(frontend, add)
         self._arrived.update(seqs)
-        self.scheduler.add(seqs, report)
+        self.scheduler.live.add(seqs, report)
         self._forget_ended(report)
         for seq in seqs:
             self._timers.add(seq)
@@ -191,7 +191,7 @@ class Engine:
         for handle in abort.handles:
             seq = self._admission.find(frontend, handle)
             if seq is not None:
-                self.scheduler.remove(seq)
+                self.scheduler.live.remove(seq)
                 self._admission.forget(seq)
                 count()
 
@@ -235,12 +235,12 @@ class Engine:
                 self._fail(seq, QueueTimeout(message, retry_after_s=retry_after_s), report)
 
     def _finish(self, seq: Sequence, reason: FinishReason, report: StepFrameBuilder) -> None:
-        self.scheduler.remove(seq, reason)
+        self.scheduler.live.remove(seq, reason)
         self._admission.forget(seq)
         report.finished(seq)
 
     def _fail(self, seq: Sequence, error: RequestError, report: StepFrameBuilder) -> None:
-        self.scheduler.remove(seq)
+        self.scheduler.live.remove(seq)
         self._admission.forget(seq)
         report.failed(seq, Fault.of(error))
 

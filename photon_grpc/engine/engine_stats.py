@@ -53,9 +53,9 @@ class EngineStats:
         self._measure(scheduler)
         pool = scheduler.pool
         return Load(
-            running=len(scheduler.running),
-            queued=scheduler.num_queued,
-            queued_prompt_tokens=scheduler.num_queued_tokens,
+            running=len(scheduler.live.running),
+            queued=scheduler.live.num_queued,
+            queued_prompt_tokens=scheduler.live.num_queued_tokens,
             total_blocks=pool.num_blocks,
             owned_blocks=pool.num_owned,
             cached_blocks=pool.num_cached,
@@ -78,7 +78,7 @@ class EngineStats:
 
     def _measure(self, scheduler: Scheduler) -> None:
         """Measure rates over windows with work in them: hours of rest say nothing about the queue's drain."""
-        if not scheduler.has_work():
+        if not scheduler.live.has_work():
             self._since_s, self._rates = None, (0.0, 0.0)
             return
         now_s = time.monotonic()

@@ -106,7 +106,7 @@ async def test_a_grammar_compiled_in_a_thread_wakes_the_engine_that_sleeps() -> 
     client = LocalClient(asyncio.get_running_loop(), h.facts)
     host = client.host()
     table = Table(({1: 1}, {2: 0}), frozenset())
-    h.scheduler.constraints._grammars = grammars = ThreadGrammars(table, host.wake)
+    h.scheduler.live.constraints._grammars = grammars = ThreadGrammars(table, host.wake)
     ids: list[int] = []
     over = asyncio.Event()
 
@@ -122,7 +122,7 @@ async def test_a_grammar_compiled_in_a_thread_wakes_the_engine_that_sleeps() -> 
     client.send(Add(0, Request("a", (1, 2), SamplingParams(seed=4), StopParams(9), 0.0)))
     await asyncio.to_thread(grammars.is_asked.wait)
     await asyncio.sleep(0.01)
-    assert not ids and not h.scheduler.has_work() and h.scheduler.num_queued == 1
+    assert not ids and not h.scheduler.live.has_work() and h.scheduler.live.num_queued == 1
     grammars.may_compile.set()
     await asyncio.wait_for(over.wait(), 5)
     host.close()

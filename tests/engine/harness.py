@@ -142,7 +142,7 @@ class Harness:
     def step(self) -> None:
         self.engine.step()
         self.pool.check()
-        for seq, matcher in self.scheduler.constraints.matchers.items():
+        for seq, matcher in self.scheduler.live.constraints.matchers.items():
             assert matcher.ids == seq.ids[seq.num_prompt :], "a matcher is not where its output is"
         self._collect()
 
@@ -153,7 +153,7 @@ class Harness:
                 self.step()
             except EOFError:
                 return
-            assert self.post.waits[-1] is None or self.post.waits[-1] <= 0.0 or not self.scheduler.has_work(), (
+            assert self.post.waits[-1] is None or self.post.waits[-1] <= 0.0 or not self.scheduler.live.has_work(), (
                 "the engine spins"
             )
         raise AssertionError("the engine does not come to rest")
@@ -165,10 +165,10 @@ class Harness:
             pool.num_owned
             or pool.num_limbo
             or len(self.engine._admission)
-            or scheduler.has_work()
-            or scheduler.num_queued
-            or scheduler._siblings.num_seqs
-            or scheduler.constraints.matchers
+            or scheduler.live.has_work()
+            or scheduler.live.num_queued
+            or scheduler.live.num_siblings
+            or scheduler.live.constraints.matchers
         )
 
     def _collect(self) -> None:

@@ -75,7 +75,7 @@ def test_it_is_told_at_most_every_so_often_and_what_changed_within_is_told_later
 def test_an_idle_engine_wakes_once_to_tell_and_then_sleeps() -> None:
     h = Harness(Setting(load_interval_s=0.02))
     h.add([1], 3)
-    while h.scheduler.has_work() or h.post.inbox:
+    while h.scheduler.live.has_work() or h.post.inbox:
         h.step()
     due = [wait for wait in h.post.waits if wait]
     h.run()

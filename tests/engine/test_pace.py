@@ -95,7 +95,7 @@ def test_every_turn_says_how_long_it_may_take_before_it_computes(depth):
     harness.add(list(range(20)), max_tokens=4)
     harness.add(list(range(3)), max_tokens=6)
     turns = 0
-    while not turns or harness.scheduler.has_work() or unread:
+    while not turns or harness.scheduler.live.has_work() or unread:
         harness.step()
         turns += 1
         assert len(beats) == turns

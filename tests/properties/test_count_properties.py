@@ -96,7 +96,7 @@ async def play(h: Harness, requests: list[tuple[int, int, int, bool, int, int | 
         front = Frontend(link=wire, model=served(), encoder=ThreadEncoder(served(), pool), seed=5)
 
         def step() -> None:
-            if h.post.inbox or h.scheduler.has_work():
+            if h.post.inbox or h.scheduler.live.has_work():
                 h.engine.step()
                 wire.deliver()
 
@@ -108,7 +108,7 @@ async def play(h: Harness, requests: list[tuple[int, int, int, bool, int, int | 
                 step()
             if victim is not None and victim < len(streams):
                 streams[victim].close()
-        while h.post.inbox or h.scheduler.has_work():
+        while h.post.inbox or h.scheduler.live.has_work():
             step()
         h.run()
     ledger = Ledger()

@@ -70,7 +70,7 @@ def test_every_output_ends_once_in_whatever_order_things_come(setting: Setting, 
             else:
                 h.post.put(Control(1, "abort_requests", tuple(f"r{name}" for name in frame[1])))
         for _ in range(steps):
-            if h.post.inbox or h.scheduler.has_work():
+            if h.post.inbox or h.scheduler.live.has_work():
                 h.step()
     h.run()
     assert h.idle()

@@ -48,7 +48,7 @@ def test_output_equals_the_request_alone_under_any_setting_order_and_abort(setti
     for (prompt, max_tokens, num_outputs, priority), (steps, victim) in zip(asked, happenings, strict=False):
         handles.append(h.add(prompt, max_tokens, num_outputs=num_outputs, seed=3, priority=priority))
         for _ in range(steps):
-            if h.post.inbox or h.scheduler.has_work():
+            if h.post.inbox or h.scheduler.live.has_work():
                 h.step()
         if victim is not None and victim < len(handles):
             outputs = asked[victim][2]
@@ -69,7 +69,7 @@ def test_output_equals_the_request_alone_under_any_setting_order_and_abort(setti
     h.pool.reset_prefixes()
     h.pool.check()
     assert h.pool.num_free == h.pool.num_blocks
-    assert not len(h.pool._index) and not h.scheduler._siblings.num_seqs and not h.scheduler.num_in_flight
+    assert not len(h.pool._index) and not h.scheduler.live.num_siblings and not h.scheduler.num_in_flight
 
 
 @given(settings_of, requests, st.dictionaries(st.integers(1, 30), st.integers(0, 6), max_size=4))
@@ -103,21 +103,21 @@ class Life:
 def lives_of(h: Harness, asked: list[Any], pauses: list[int]) -> list[Life]:
     """Steps until all have ended; each request comes so many steps behind the one before."""
     lives: dict[Sequence, Life] = {}
-    step, due, add = 0, 0, h.scheduler.add
+    step, due, add = 0, 0, h.scheduler.live.add
 
     def added(seqs: list[Sequence], report: StepFrameBuilder) -> None:
         lives.update((seq, Life(step)) for seq in seqs)
         add(seqs, report)
 
-    h.scheduler.add = added  # type: ignore[method-assign]
+    h.scheduler.live.add = added  # type: ignore[method-assign]
     waiting = deque(zip(asked, pauses, strict=False))
-    while waiting or h.scheduler.has_work() or h.engine._launched:
+    while waiting or h.scheduler.live.has_work() or h.engine._launched:
         step += 1
         while waiting and due <= step:
             (prompt, max_tokens, num_outputs, _), pause = waiting.popleft()
             h.add(prompt, max_tokens, num_outputs=num_outputs, seed=3)
             due += pause
-        if h.post.inbox or h.scheduler.has_work() or h.engine._launched:
+        if h.post.inbox or h.scheduler.live.has_work() or h.engine._launched:
             h.step()
         for seq, life in lives.items():
             life.seated = life.seated or (step if seq.first_scheduled_s is not None else 0)

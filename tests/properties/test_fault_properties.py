@@ -52,7 +52,7 @@ def test_faults_resets_and_departures_change_nobody_elses_output(setting, asked,
     for prompt, max_tokens, num_outputs, steps, event in asked:
         handles.append(h.add(prompt, max_tokens, num_outputs=num_outputs, seed=3))
         for _ in range(steps):
-            if h.post.inbox or h.scheduler.has_work():
+            if h.post.inbox or h.scheduler.live.has_work():
                 h.step()
         if event == "reset":
             h.post.put(Control(1, "reset_prefix_cache"))

@@ -94,7 +94,7 @@ class Story:
         for number, ask in enumerate(self.asks):
             self._come(number, ask)
             for _ in range(ask.pause):
-                if self.h.post.inbox or self.h.scheduler.has_work():
+                if self.h.post.inbox or self.h.scheduler.live.has_work():
                     self.h.step()
             if ask.leaver is not None and ask.leaver < len(self.handles):
                 first, outputs = self.handles[ask.leaver], self.asks[ask.leaver].num_outputs

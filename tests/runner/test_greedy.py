@@ -72,7 +72,7 @@ def test_no_setting_and_no_order_changes_what_is_said(
     for number, pause in zip(order, pauses, strict=True):
         handles[number] = served.add(ASKED[number], 12)
         for _ in range(pause):
-            if served.post.inbox or served.engine.scheduler.has_work():
+            if served.post.inbox or served.engine.scheduler.live.has_work():
                 served.step()
     served.run()
     assert {number: served.outputs[handle].ids for number, handle in handles.items()} == dict(enumerate(EXPECTED))

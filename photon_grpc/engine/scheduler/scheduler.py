@@ -7,27 +7,22 @@ step n is read: a Sequence keeps its Flights, and `settle` pops exactly the one 
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
-from itertools import groupby, islice, repeat
+from itertools import islice, repeat
 
 from photon_grpc.core.batch import Admission, Batch, StepOutput
 from photon_grpc.core.fault import Fault
-from photon_grpc.core.ports import Event
-from photon_grpc.core.request import FinishReason
 from photon_grpc.core.sequence import Flight, Sequence, Status
 from photon_grpc.engine.blocks.block_pool import BlockPool
-from photon_grpc.engine.blocks.fences import Limbo
 from photon_grpc.engine.grammar import Constraints, NoGrammars
 from photon_grpc.engine.scheduler.batch_builder import BatchBuilder
 from photon_grpc.engine.scheduler.chunking import Chunked, Chunking
 from photon_grpc.engine.scheduler.drafting import Drafting, NoDrafting
-from photon_grpc.engine.scheduler.parking import Parking
+from photon_grpc.engine.scheduler.live_sequences import LiveSequences, end_reason
 from photon_grpc.engine.scheduler.policy import Policy
-from photon_grpc.engine.scheduler.queue import WaitingQueue
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
-from photon_grpc.errors import InvalidConstraint, NumericFailure, RequestError
+from photon_grpc.errors import InvalidConstraint, NumericFailure
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,77 +57,13 @@ class Scheduler:
         self.limits = limits
         self.chunking = chunking or Chunked()
         self.drafting = drafting or NoDrafting()
-        self.constraints = constraints or Constraints(NoGrammars(), 0)
         self.policy = policy
         self.pool = pool
-        self.waiting = WaitingQueue()
-        #: Those that have a seat, best rank first.
-        self.running: list[Sequence] = []
+        self.live = LiveSequences(limits.max_num_seqs, pool, constraints or Constraints(NoGrammars(), 0))
         self.num_preemptions = 0
         self._step = 0
         self._settled_step = 0
         self._flying: deque[tuple[Batch, BatchBuilder]] = deque()
-        self._slots = list(range(limits.max_num_seqs, 0, -1))
-        self._slot_limbo = Limbo(pool.fences)
-        #: Step in flight -> its ticket.
-        self._tickets: dict[int, int] = {}
-        self._left: list[int] = []
-        #: Rank of the first running sequence that the budget did not reach: it is served first next time.
-        self._resume_at: tuple[float, int] | None = None
-        #: Of the sequence that came last.
-        self._newest = (0.0, 0)
-        #: Siblings that wait for the prompt of their leader.
-        self._siblings: Parking[Sequence] = Parking()
-        #: Sequences that wait for another thread.
-        self._awaiting: Parking[Event] = Parking()
-
-    # -- coming and going --------------------------------------------------------------------------------------------------------------
-
-    def add(self, seqs: list[Sequence], report: StepFrameBuilder) -> None:
-        """Takes the sequences of one request; the first computes the prompt that the others share. A request whose constraint is not
-        compiled yet is parked until it is; one whose constraint cannot be met fails."""
-        leader, *siblings = seqs
-        self._newest = max(self._newest, seqs[-1].rank, key=_arrival)
-        try:
-            event = self.constraints.begin(seqs)
-        except RequestError as error:
-            for seq in seqs:
-                self._fail_one(seq, Fault.of(error), report)
-            return
-        if event is not None:
-            self._awaiting.park(seqs, event)
-            return
-        self._wait(leader)
-        self._siblings.park(siblings, leader)
-        for seq in siblings:
-            seq.leader = leader
-
-    def happened(self, event: Event, report: StepFrameBuilder) -> None:
-        """Takes again what was parked until `event`."""
-        for _, seqs in groupby(self._awaiting.release(event), lambda seq: id(seq.request)):
-            self.add(list(seqs), report)
-
-    def remove(self, seq: Sequence, reason: FinishReason = FinishReason.ABORTED) -> None:
-        """Ends a sequence at once, whatever it is doing; a row in flight is dropped when it settles."""
-        if seq.status is Status.FINISHED:
-            return
-        if seq.status is Status.WAITING:
-            self.waiting.remove(seq)
-        self._end(seq, reason)
-        self._sweep()
-
-    def has_work(self) -> bool:
-        """Whether `schedule` may find a row now or once a step in flight has settled."""
-        return bool(self.running or len(self.waiting))
-
-    @property
-    def num_queued(self) -> int:
-        """Sequences that wait for a seat or for another thread."""
-        return len(self.waiting) + self._awaiting.num_seqs
-
-    @property
-    def num_queued_tokens(self) -> int:
-        return self.waiting.num_tokens + self._awaiting.num_tokens
 
     @property
     def num_in_flight(self) -> int:
@@ -142,28 +73,26 @@ class Scheduler:
 
     def schedule(self, now_s: float, report: StepFrameBuilder) -> Batch | None:
         """The next Batch, or None when no sequence can compute anything now. Reports who gave way."""
-        drafts = self.drafting.num_drafts(len(self.running))
+        drafts = self.drafting.num_drafts(len(self.live.running))
         plan = BatchBuilder(self._step + 1, self.limits.max_num_batched_tokens, drafts)
-        if len(self._slot_limbo):
-            self._slots += self._slot_limbo.opened()
         preemptions = self.num_preemptions
         self._serve_running(plan, report)
-        if len(self.waiting) and preemptions == self.num_preemptions:
+        if len(self.live.waiting) and preemptions == self.num_preemptions:
             self._admit_waiting(plan, now_s)
         if not plan.rows:
             return None
         self._step = plan.step
-        left, self._left = self._left, []
-        batch = plan.freeze(left, self.constraints.matchers)
+        left, self.live.left = self.live.left, []
+        batch = plan.freeze(left, self.live.constraints.matchers)
         self._flying.append((batch, plan))
-        self._tickets[plan.step] = self.pool.fences.open()
+        self.live.launched(plan.step)
         return batch
 
     def _serve_running(self, plan: BatchBuilder, report: StepFrameBuilder) -> None:
-        is_open = bool(plan.drafts or self.constraints.matchers)
-        for seq in self._in_turn():
+        is_open = bool(plan.drafts or self.live.constraints.matchers)
+        for seq in self.live.in_turn():
             if plan.budget <= 0:
-                self._resume_at = seq.rank
+                self.live.resume_at = seq.rank
                 return
             if seq.status is not Status.RUNNING:
                 continue
@@ -191,7 +120,7 @@ class Scheduler:
 
     def _awaits_settling(self, seq: Sequence, plan: BatchBuilder) -> bool:
         """Whether ids of this sequence are in a step that will not have settled when masks are made for the one being planned."""
-        if not seq.flights or seq not in self.constraints.matchers:
+        if not seq.flights or seq not in self.live.constraints.matchers:
             return False
         newest = seq.flights[-1]
         return newest.may_yield > 0 and newest.step > plan.step - self.limits.depth
@@ -212,14 +141,6 @@ class Scheduler:
                 return
         count = 1 + end - wanted
         self._place(plan, seq, count, end, count)
-
-    def _in_turn(self) -> list[Sequence]:
-        """A copy of the running, best rank first; where the budget did not reach all of them, from the first it left out."""
-        resume_at, self._resume_at = self._resume_at, None
-        if resume_at is None:
-            return self.running[:]
-        at = bisect_left(self.running, resume_at, key=_rank)
-        return self.running[at:] + self.running[:at]
 
     def _place(self, plan: BatchBuilder, seq: Sequence, count: int, end: int, yields: int) -> None:
         plan.rows.append(seq)
@@ -242,7 +163,7 @@ class Scheduler:
                 return True
             if self.pool.limbo_covers(num_tokens, seq):
                 return False
-            victim = next(other for other in reversed(self.running) if other.last_step != plan.step)
+            victim = next(other for other in reversed(self.live.running) if other.last_step != plan.step)
             self._preempt(victim)
             report.preempted(victim)
             if victim is seq:
@@ -251,32 +172,27 @@ class Scheduler:
     def _preempt(self, seq: Sequence) -> None:
         """Takes seat and blocks; the ids stay. What is in flight still yields its ids, its keys and values are void."""
         self.num_preemptions += 1
-        self._vacate(seq)
-        self.running.remove(seq)
+        self.live.vacate(seq)
+        self.live.running.remove(seq)
         seq.num_computed = 0
-        self._release_siblings(seq)
+        self.live.release_siblings(seq)
         if seq.flights:
             seq.status = Status.PARKED
         else:
-            self._wait(seq)
-
-    def _wait(self, seq: Sequence) -> None:
-        seq.status = Status.WAITING
-        self.waiting.push(seq)
+            self.live.wait(seq)
 
     # -- admission ---------------------------------------------------------------------------------------------------------------------
 
     def _admit_waiting(self, plan: BatchBuilder, now_s: float) -> None:
-        while plan.budget > 0 and self._slots and len(self.waiting):
-            seq = self.waiting.first()
-            if not self.policy.admits(seq.rank, self._newest, len(self.running)):
+        while plan.budget > 0 and self.live.has_seat() and len(self.live.waiting):
+            seq = self.live.waiting.first()
+            if not self.policy.admits(seq.rank, self.live.newest, len(self.live.running)):
                 return
             if len(seq.ids) > plan.budget and not self.chunking.share(len(seq.ids), plan.budget, not plan.rows):
                 return
             copies = self._take_blocks(seq)
             if copies is None:
                 return
-            self.waiting.remove(seq)
             self._seat(plan, seq, copies, now_s)
 
     def _take_blocks(self, seq: Sequence) -> tuple[tuple[int, int], ...] | None:
@@ -288,10 +204,10 @@ class Scheduler:
             and seq.num_generated == 0
             and self._has_prompt(leader)
         ):
-            return self.pool.fork(seq, leader, len(self.running))
+            return self.pool.fork(seq, leader, len(self.live.running))
         request = seq.request
         root = (request.adapter, request.owner, request.salt)
-        return () if self.pool.admit(seq, root, len(self.running)) else None
+        return () if self.pool.admit(seq, root, len(self.live.running)) else None
 
     def _has_prompt(self, leader: Sequence) -> bool:
         """Whether its prompt may be copied from. What it was admitted with may be written by that very step, and copies come first."""
@@ -299,14 +215,12 @@ class Scheduler:
         return leader.status is Status.RUNNING and is_written
 
     def _seat(self, plan: BatchBuilder, seq: Sequence, copies: tuple[tuple[int, int], ...], now_s: float) -> None:
-        seq.slot = self._slots.pop()
+        self.live.seat(seq)
         seq.seated_step = plan.step
-        seq.status = Status.RUNNING
         if seq.first_scheduled_s is None:
             seq.first_scheduled_s = now_s
             # What a resumption finds again is not what the caller is told.
             seq.num_cached = seq.num_computed
-        insort(self.running, seq, key=_rank)
         stop = seq.request.stop
         plan.admissions.append(
             Admission(
@@ -333,11 +247,11 @@ class Scheduler:
         """The bitmasks of the newest Batch, once all up to `limits.depth` steps before it have settled; `drafts` and the result are those
         of core.ports.Pending. A matcher that fails ends its sequence and no other."""
         batch, plan = self._flying[-1]
-        masks, failures = self.constraints.masks(batch, plan.rows, drafts)
+        masks, failures = self.live.constraints.masks(batch, plan.rows, drafts)
         for seq, error in failures.items():
-            self._fail_one(seq, Fault.of(error), report)
+            self.live.fail(seq, Fault.of(error), report)
         if failures:
-            self._sweep()
+            self.live.sweep()
         return masks
 
     def settle(self, output: StepOutput, report: StepFrameBuilder) -> None:
@@ -362,28 +276,27 @@ class Scheduler:
                 seq.num_computed += flight.computes
             if token is not None:
                 if is_plain:
-                    # As `_append`, without a call.
+                    # As `append`, without a call.
                     seq.ids.append(token)
                     report.token(seq, token)
                     if token in seq.stop_ids or len(seq.ids) >= seq.max_len:
-                        self._finish(seq, self._reason(seq, token), report)
+                        self.live.finish(seq, end_reason(seq), report)
                         ended = True
                         continue
-                elif self._append(seq, token, report):
+                elif self.live.append(seq, token, report):
                     ended = True
                     continue
             if status is Status.PARKED:
                 if not seq.flights:
-                    self._wait(seq)
+                    self.live.wait(seq)
             elif seq.num_computed >= seq.table.settle_at:
-                self.pool.settle(seq, self._fence(seq))
+                self.pool.settle(seq, self.live.fence(seq))
         self._settled_step = output.step
-        if self._siblings.num_seqs:
+        if self.live.num_siblings:
             self._wake_siblings()
-        self.pool.fences.close(self._tickets.pop(batch.step))
-        self.pool.open_limbo()
+        self.live.settled(batch.step)
         if ended:
-            self._sweep()
+            self.live.sweep()
 
     def _settle_drafts(
         self, batch: Batch, plan: BatchBuilder, output: StepOutput, report: StepFrameBuilder
@@ -405,111 +318,33 @@ class Scheduler:
                 if seq.status is Status.FINISHED:
                     report.overrun_tokens += len(kept) - number
                     break
-                self._append(seq, token, report)
+                self.live.append(seq, token, report)
         return last
-
-    def _append(self, seq: Sequence, token: int, report: StepFrameBuilder) -> bool:
-        """Takes a drawn id if the matcher does. Returns whether that has ended the sequence."""
-        is_complete = False
-        if seq in self.constraints.matchers and token not in seq.stop_ids:
-            try:
-                is_complete = self.constraints.advance(seq, token)
-            except RequestError as error:
-                self._fail_one(seq, Fault.of(error), report)
-                return True
-        seq.ids.append(token)
-        report.token(seq, token)
-        if is_complete:
-            self._finish(seq, FinishReason.CONSTRAINT_COMPLETE, report)
-        elif token in seq.stop_ids or len(seq.ids) >= seq.max_len:
-            self._finish(seq, self._reason(seq, token), report)
-        return seq.status is Status.FINISHED
-
-    @staticmethod
-    def _reason(seq: Sequence, token: int) -> FinishReason:
-        if token in seq.request.stop.eos_token_ids:
-            return FinishReason.EOS
-        return FinishReason.STOP_TOKEN if token in seq.stop_ids else seq.request.stop.limit_reason
-
-    def _finish(self, seq: Sequence, reason: FinishReason, report: StepFrameBuilder) -> None:
-        self._end(seq, reason)
-        report.finished(seq)
 
     def _fail(self, seq: Sequence, fault: Fault, plan: BatchBuilder, report: StepFrameBuilder) -> None:
         """Ends a sequence whose row failed; what the row was to fill is no longer known to anybody."""
         if fault.reason == InvalidConstraint.reason:
             # The row was computed and is sound: it only had nothing to draw.
-            self._fail_one(seq, fault, report)
+            self.live.fail(seq, fault, report)
             return
         if fault.reason == NumericFailure.reason:
             # The row was computed, and any block it read may hold what broke it. Whoever shares them sees in its own logits whether
             # they are sound; nobody else is to find them.
             self.pool.forget_prefix(seq)
-            self._fail_one(seq, fault, report)
+            self.live.fail(seq, fault, report)
             return
         # Steps launched behind this one stand on it.
         plans = (plan, *(later for _, later in self._flying))
         void = {block for each in plans for block in each.published_by(seq)}
-        self._fail_one(seq, fault, report)
+        self.live.fail(seq, fault, report)
         if not void:
             return
         void |= self.pool.forget(void)
-        for other in self.running:
+        for other in self.live.running:
             if other.status is Status.RUNNING and not all(map(void.isdisjoint, other.table.groups)):
-                self._fail_one(other, fault, report)
-
-    def _fail_one(self, seq: Sequence, fault: Fault, report: StepFrameBuilder) -> None:
-        if seq.status is Status.FINISHED:
-            return
-        self._end(seq, FinishReason.UNSPECIFIED)
-        report.failed(seq, fault)
-
-    def _end(self, seq: Sequence, reason: FinishReason) -> None:
-        if seq.status is Status.RUNNING:
-            self._vacate(seq)
-        elif seq.status is Status.PARKED:
-            self._siblings.leave(seq)
-            self._awaiting.leave(seq)
-        seq.status = Status.FINISHED
-        seq.finish_reason = reason
-        if self.constraints.matchers:
-            self.constraints.forget(seq)
-        if self._siblings.num_seqs:
-            self._release_siblings(seq)
-
-    def _vacate(self, seq: Sequence) -> None:
-        fence = self._fence(seq)
-        self.pool.release(seq.table, fence)
-        self._left.append(seq.slot)
-        if fence:
-            self._slot_limbo.put(seq.slot, fence)
-        else:
-            self._slots.append(seq.slot)
-        seq.slot = 0
-
-    def _fence(self, seq: Sequence) -> int:
-        """The newest ticket that touches its blocks and its slot; 0: none does."""
-        return self._tickets[seq.last_step] if seq.flights else 0
-
-    def _sweep(self) -> None:
-        self.running = [seq for seq in self.running if seq.status is Status.RUNNING]
-
-    # -- several outputs ---------------------------------------------------------------------------------------------------------------
+                self.live.fail(other, fault, report)
 
     def _wake_siblings(self) -> None:
-        for leader in self._siblings.awaited():
+        for leader in self.live.leaders():
             if self._has_prompt(leader):
-                self._release_siblings(leader)
-
-    def _release_siblings(self, leader: Sequence) -> None:
-        """The prompt is there, or will not be: the siblings fend for themselves."""
-        for seq in self._siblings.release(leader):
-            self._wait(seq)
-
-
-def _rank(seq: Sequence) -> tuple[float, int]:
-    return seq.rank
-
-
-def _arrival(rank: tuple[float, int]) -> int:
-    return rank[1]
+                self.live.release_siblings(leader)

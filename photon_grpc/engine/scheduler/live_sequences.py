@@ -1,0 +1,223 @@
+"""Every sequence from its coming to its end: waiting, parked or in a seat."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from itertools import groupby
+
+from photon_grpc.core.fault import Fault
+from photon_grpc.core.ports import Event
+from photon_grpc.core.request import FinishReason
+from photon_grpc.core.sequence import Sequence, Status
+from photon_grpc.engine.blocks.block_pool import BlockPool
+from photon_grpc.engine.blocks.fences import Limbo
+from photon_grpc.engine.grammar import Constraints
+from photon_grpc.engine.scheduler.parking import Parking
+from photon_grpc.engine.scheduler.policy import Rank
+from photon_grpc.engine.scheduler.queue import WaitingQueue
+from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
+from photon_grpc.errors import RequestError
+
+
+class LiveSequences:
+    """Changes the states of sequences; the Scheduler decides when.
+
+    Args:
+        num_seats: sequences that may run at a time; seat i is slot i of the runner, from 1.
+        pool: gets back the blocks of those that leave their seat.
+        constraints: which ids may follow in an output.
+    """
+
+    def __init__(self, num_seats: int, pool: BlockPool, constraints: Constraints) -> None:
+        self.constraints = constraints
+        self.waiting = WaitingQueue()
+        #: Those that have a seat, best rank first; one that has left it is here until `sweep`.
+        self.running: list[Sequence] = []
+        #: Slots left since the last Batch.
+        self.left: list[int] = []
+        #: Rank of the first running sequence that the budget did not reach: it is served first next time.
+        self.resume_at: Rank | None = None
+        #: Of the sequence that came last.
+        self.newest: Rank = (0.0, 0)
+        self._pool = pool
+        self._slots = list(range(num_seats, 0, -1))
+        self._slot_limbo = Limbo(pool.fences)
+        #: Step in flight -> its ticket.
+        self._tickets: dict[int, int] = {}
+        #: Siblings that wait for the prompt of their leader.
+        self._siblings: Parking[Sequence] = Parking()
+        #: Sequences that wait for another thread.
+        self._awaiting: Parking[Event] = Parking()
+
+    # -- coming ------------------------------------------------------------------------------------------------------------------------
+
+    def add(self, seqs: list[Sequence], report: StepFrameBuilder) -> None:
+        """Takes the sequences of one request; the first computes the prompt that the others share. A request whose constraint is not
+        compiled yet is parked until it is; one whose constraint cannot be met fails."""
+        leader, *siblings = seqs
+        self.newest = max(self.newest, seqs[-1].rank, key=_arrival)
+        try:
+            event = self.constraints.begin(seqs)
+        except RequestError as error:
+            for seq in seqs:
+                self.fail(seq, Fault.of(error), report)
+            return
+        if event is not None:
+            self._awaiting.park(seqs, event)
+            return
+        self.wait(leader)
+        self._siblings.park(siblings, leader)
+        for seq in siblings:
+            seq.leader = leader
+
+    def happened(self, event: Event, report: StepFrameBuilder) -> None:
+        """Takes again what was parked until `event`."""
+        for _, seqs in groupby(self._awaiting.release(event), lambda seq: id(seq.request)):
+            self.add(list(seqs), report)
+
+    def wait(self, seq: Sequence) -> None:
+        seq.status = Status.WAITING
+        self.waiting.push(seq)
+
+    def has_work(self) -> bool:
+        """True when a step may have a row, now or once a step in flight has settled."""
+        return bool(self.running or len(self.waiting))
+
+    @property
+    def num_queued(self) -> int:
+        """Sequences that wait for a seat or for another thread."""
+        return len(self.waiting) + self._awaiting.num_seqs
+
+    @property
+    def num_queued_tokens(self) -> int:
+        return self.waiting.num_tokens + self._awaiting.num_tokens
+
+    @property
+    def num_siblings(self) -> int:
+        """Sequences parked until their leader has computed the prompt."""
+        return self._siblings.num_seqs
+
+    # -- seats -------------------------------------------------------------------------------------------------------------------------
+
+    def in_turn(self) -> list[Sequence]:
+        """A copy of the running, best rank first; where the budget did not reach all of them, from the first it left out."""
+        resume_at, self.resume_at = self.resume_at, None
+        if resume_at is None:
+            return self.running[:]
+        at = bisect_left(self.running, resume_at, key=_rank)
+        return self.running[at:] + self.running[:at]
+
+    def has_seat(self) -> bool:
+        return bool(self._slots)
+
+    def seat(self, seq: Sequence) -> None:
+        """Gives the first of those that wait a seat."""
+        self.waiting.remove(seq)
+        seq.slot = self._slots.pop()
+        seq.status = Status.RUNNING
+        insort(self.running, seq, key=_rank)
+
+    def vacate(self, seq: Sequence) -> None:
+        """Takes seat and blocks; both may be given again once no step in flight touches them."""
+        fence = self.fence(seq)
+        self._pool.release(seq.table, fence)
+        self.left.append(seq.slot)
+        if fence:
+            self._slot_limbo.put(seq.slot, fence)
+        else:
+            self._slots.append(seq.slot)
+        seq.slot = 0
+
+    def fence(self, seq: Sequence) -> int:
+        """The newest ticket that touches its blocks and its slot; 0: none does."""
+        return self._tickets[seq.last_step] if seq.flights else 0
+
+    def launched(self, step: int) -> None:
+        self._tickets[step] = self._pool.fences.open()
+
+    def settled(self, step: int) -> None:
+        """Opens the fences behind a step."""
+        self._pool.fences.close(self._tickets.pop(step))
+        self._pool.open_limbo()
+        if len(self._slot_limbo):
+            self._slots += self._slot_limbo.opened()
+
+    # -- ending ------------------------------------------------------------------------------------------------------------------------
+
+    def append(self, seq: Sequence, token: int, report: StepFrameBuilder) -> bool:
+        """Takes a drawn id if the matcher does. Returns whether that has ended the sequence."""
+        is_complete = False
+        if seq in self.constraints.matchers and token not in seq.stop_ids:
+            try:
+                is_complete = self.constraints.advance(seq, token)
+            except RequestError as error:
+                self.fail(seq, Fault.of(error), report)
+                return True
+        seq.ids.append(token)
+        report.token(seq, token)
+        if is_complete:
+            self.finish(seq, FinishReason.CONSTRAINT_COMPLETE, report)
+        elif token in seq.stop_ids or len(seq.ids) >= seq.max_len:
+            self.finish(seq, end_reason(seq), report)
+        return seq.status is Status.FINISHED
+
+    def finish(self, seq: Sequence, reason: FinishReason, report: StepFrameBuilder) -> None:
+        self._end(seq, reason)
+        report.finished(seq)
+
+    def fail(self, seq: Sequence, fault: Fault, report: StepFrameBuilder) -> None:
+        if seq.status is not Status.FINISHED:
+            self._end(seq, FinishReason.UNSPECIFIED)
+            report.failed(seq, fault)
+
+    def remove(self, seq: Sequence, reason: FinishReason = FinishReason.ABORTED) -> None:
+        """Ends a sequence at once, whatever it is doing; a row in flight is dropped when it settles."""
+        if seq.status is Status.FINISHED:
+            return
+        if seq.status is Status.WAITING:
+            self.waiting.remove(seq)
+        self._end(seq, reason)
+        self.sweep()
+
+    def sweep(self) -> None:
+        self.running = [seq for seq in self.running if seq.status is Status.RUNNING]
+
+    def _end(self, seq: Sequence, reason: FinishReason) -> None:
+        if seq.status is Status.RUNNING:
+            self.vacate(seq)
+        elif seq.status is Status.PARKED:
+            self._siblings.leave(seq)
+            self._awaiting.leave(seq)
+        seq.status = Status.FINISHED
+        seq.finish_reason = reason
+        if self.constraints.matchers:
+            self.constraints.forget(seq)
+        if self._siblings.num_seqs:
+            self.release_siblings(seq)
+
+    # -- several outputs ---------------------------------------------------------------------------------------------------------------
+
+    def leaders(self) -> tuple[Sequence, ...]:
+        """Those whose siblings wait for the prompt."""
+        return self._siblings.awaited()
+
+    def release_siblings(self, leader: Sequence) -> None:
+        """The prompt is there, or will not be: its siblings wait for seats of their own."""
+        for seq in self._siblings.release(leader):
+            self.wait(seq)
+
+
+def end_reason(seq: Sequence) -> FinishReason:
+    """The reason of an output that its last id ends."""
+    token, stop = seq.ids[-1], seq.request.stop
+    if token in stop.eos_token_ids:
+        return FinishReason.EOS
+    return FinishReason.STOP_TOKEN if token in seq.stop_ids else stop.limit_reason
+
+
+def _rank(seq: Sequence) -> Rank:
+    return seq.rank
+
+
+def _arrival(rank: Rank) -> int:
+    return rank[1]
