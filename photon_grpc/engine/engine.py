@@ -255,7 +255,8 @@ class Engine:
         self._bulletin.changed()
 
     def _send(self, report: StepFrameBuilder) -> None:
-        self._forget_ended(report)
+        if report.ended:
+            self._forget_ended(report)
         self._stats.count(report)
         self._timers.sweep(len(self._admission))
         if report.columns:

@@ -51,11 +51,11 @@ class EngineStats:
 
     def load(self, scheduler: Scheduler) -> Load:
         self._measure(scheduler)
-        pool = scheduler.pool
+        pool, live = scheduler.pool, scheduler.live
         return Load(
-            running=len(scheduler.live.running),
-            queued=scheduler.live.num_queued,
-            queued_prompt_tokens=scheduler.live.num_queued_tokens,
+            running=len(live.running),
+            queued=live.num_queued,
+            queued_prompt_tokens=live.num_queued_tokens,
             total_blocks=pool.num_blocks,
             owned_blocks=pool.num_owned,
             cached_blocks=pool.num_cached,

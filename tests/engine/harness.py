@@ -167,7 +167,7 @@ class Harness:
             or len(self.engine._admission)
             or scheduler.live.has_work()
             or scheduler.live.num_queued
-            or scheduler.live.num_siblings
+            or scheduler.live.siblings.num_seqs
             or scheduler.live.constraints.matchers
         )
 

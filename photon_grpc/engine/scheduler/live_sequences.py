@@ -45,7 +45,7 @@ class LiveSequences:
         #: Step in flight -> its ticket.
         self._tickets: dict[int, int] = {}
         #: Siblings that wait for the prompt of their leader.
-        self._siblings: Parking[Sequence] = Parking()
+        self.siblings: Parking[Sequence] = Parking()
         #: Sequences that wait for another thread.
         self._awaiting: Parking[Event] = Parking()
 
@@ -66,7 +66,7 @@ class LiveSequences:
             self._awaiting.park(seqs, event)
             return
         self.wait(leader)
-        self._siblings.park(siblings, leader)
+        self.siblings.park(siblings, leader)
         for seq in siblings:
             seq.leader = leader
 
@@ -91,11 +91,6 @@ class LiveSequences:
     @property
     def num_queued_tokens(self) -> int:
         return self.waiting.num_tokens + self._awaiting.num_tokens
-
-    @property
-    def num_siblings(self) -> int:
-        """Sequences parked until their leader has computed the prompt."""
-        return self._siblings.num_seqs
 
     # -- seats -------------------------------------------------------------------------------------------------------------------------
 
@@ -186,24 +181,20 @@ class LiveSequences:
         if seq.status is Status.RUNNING:
             self.vacate(seq)
         elif seq.status is Status.PARKED:
-            self._siblings.leave(seq)
+            self.siblings.leave(seq)
             self._awaiting.leave(seq)
         seq.status = Status.FINISHED
         seq.finish_reason = reason
         if self.constraints.matchers:
             self.constraints.forget(seq)
-        if self._siblings.num_seqs:
+        if self.siblings.num_seqs:
             self.release_siblings(seq)
 
     # -- several outputs ---------------------------------------------------------------------------------------------------------------
 
-    def leaders(self) -> tuple[Sequence, ...]:
-        """Those whose siblings wait for the prompt."""
-        return self._siblings.awaited()
-
     def release_siblings(self, leader: Sequence) -> None:
         """The prompt is there, or will not be: its siblings wait for seats of their own."""
-        for seq in self._siblings.release(leader):
+        for seq in self.siblings.release(leader):
             self.wait(seq)
 
 

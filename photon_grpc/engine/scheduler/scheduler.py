@@ -292,7 +292,7 @@ class Scheduler:
             elif seq.num_computed >= seq.table.settle_at:
                 self.pool.settle(seq, self.live.fence(seq))
         self._settled_step = output.step
-        if self.live.num_siblings:
+        if self.live.siblings.num_seqs:
             self._wake_siblings()
         self.live.settled(batch.step)
         if ended:
@@ -345,6 +345,6 @@ class Scheduler:
                 self.live.fail(other, fault, report)
 
     def _wake_siblings(self) -> None:
-        for leader in self.live.leaders():
+        for leader in self.live.siblings.awaited():
             if self._has_prompt(leader):
                 self.live.release_siblings(leader)
