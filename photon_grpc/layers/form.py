@@ -1,4 +1,4 @@
-"""The form of a layer: what must be equal for two layers to be computed by the same kernels."""
+"""The form of a layer: the same kernels compute layers of the same form."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple
 class LayerForm(NamedTuple):
     """The formula of a layer, without its sizes and weights. Layers of equal form differ in numbers only.
 
-    The classes of its parts stand for what they compute: another activation, a norm that adds one to its weight, norms behind attention,
-    a cap of its logits or experts are other classes, and so another form without anything being declared.
+    The class of a part stands for its formula: another activation, a norm that adds one to its weight, norms behind
+    attention, a cap on scores, experts are other classes, and so other forms without declaring anything.
     """
 
     layer: type

@@ -1,10 +1,13 @@
-"""Products of a W that is stored as it is, joined with what stands before and behind them in a chain of fused kernels.
+"""Products with a W that is stored as it is, each with its end: the operations fused before and behind it.
 
-    rotary:  q, pages <- rotated r · W h + b    swiglu:  y <- silu(g) · u,  (g, u) = r · W h + b    r = 1 / sqrt(mean(h²) + eps)
-    add:     h += W x + b                       logits:  W x in float32                             draw:  an id from the logits
+    rotary:  q, pages <- rotated (r · W h + b)        r = 1 / sqrt(mean(h²) + eps), the norm of the residual stream
+    swiglu:  y <- silu(g) · u,  (g, u) = r · W h + b
+    add:     h += W x + b
+    logits:  W x in float32
+    draw:    an id from the logits
 
-Each is multiplied by a kernel of ours that does all of it (`tiled_…`), or by the matrix library: of the residual stream as it is
-and into it, with a kernel behind that catches up on the norm (`library_…`).
+`tiled_…` is a kernel of ours that does all of it. `library_…` is the matrix library, of the residual stream as it is
+and into it, with a kernel behind it that catches up on the norm.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ Gemm = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class End:
-    """Everything that a product is joined with.
+    """The operations that a product is fused with.
 
     span: distance of the rows of W that belong together: half a head for "rotary", gate to up for "swiglu".
     eps: of the norm before "rotary" and "swiglu", whose weight is folded into W.

@@ -20,8 +20,8 @@ LOGITS, DRAW = End("logits"), End("draw")
 class LMHead(Linear):
     """logits = x Wᵀ in float32. W [vocab_size, hidden_size] is its own, or where tied the embedding's.
 
-    On a CPU W is packed. Where tied that is a second copy (525 MB for 128k × 2,048 in bfloat16) beside the embedding, whose rows
-    must stay readable; it takes 14 ms instead of 30 for one row, a quarter of the whole step.
+    On a CPU W is packed. Where tied that is a second copy (525 MB for 128k × 2,048 in bfloat16) beside the embedding,
+    whose rows must stay readable; it takes 14 ms instead of 30 for one row, a quarter of the whole step.
 
     Args:
         name: of the projection in the checkpoint.
@@ -41,7 +41,7 @@ class LMHead(Linear):
         self.name = name + ".weight"
         self.embedding = embedding if tied else None
         self._draw = draw
-        #: Bucket of rows -> the product with its end; the surplus is multiplied as `_any` does.
+        #: Bucket of rows -> the product with its end; `_any` is for every other number of rows.
         self._logits: dict[int, Gemm | None] = {}
         self._draws: dict[int, Gemm] = {}
         self._any: Gemm | None = None
@@ -63,7 +63,7 @@ class LMHead(Linear):
         return self._draw(self.logits(x), metadata) if gemm is None else gemm(x, metadata)
 
     def fused(self) -> LMHead:
-        """The same head, loaded, with the kernels that its method has for few rows: where one draws, no logits are written."""
+        """This head, loaded, with the kernels that its method has for few rows. Those that draw write no logits."""
         head = copy.copy(self)
         head._logits = {rows: self.gemm(rows, LOGITS) for rows in tiles.BUCKETS}
         draws = {rows: self.gemm(rows, DRAW) for rows in tiles.BUCKETS}

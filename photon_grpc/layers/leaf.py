@@ -20,7 +20,7 @@ class Target(NamedTuple):
 
     #: As the checkpoint names it, such as "model.layers.0.self_attn.q_proj.weight".
     name: str
-    #: The place in the leaf's memory: of the tensor's shape or its part's, a slice of a larger one where weights are merged.
+    #: The place in the leaf's memory, in the tensor's or its part's shape; a slice where weights are merged.
     tensor: torch.Tensor
     #: Around what random weights are drawn: 1 for a norm, else 0.
     center: float = 0.0

@@ -1,4 +1,4 @@
-"""y = x Wᵀ + b, several projections of the same input merged into one; how W is stored and multiplied is the LinearMethod's."""
+"""y = x Wᵀ + b, several projections of one input merged; its LinearMethod stores W and multiplies by it."""
 
 from __future__ import annotations
 
@@ -29,21 +29,22 @@ class LinearMethod(Protocol):
         """[T, in_features] -> [T, out_features] in x's dtype. No ctx: outside the body of a step."""
 
     def fold(self, linear: Linear, norm: RMSNorm) -> bool:
-        """Multiplies the norm's weight into W and leaves ones in the norm; False, and nothing done, where the format cannot."""
+        """Multiplies the norm's weight into W, and leaves ones in the norm. False: this format cannot."""
         return False
 
     def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
-        """The product with at most `num_rows` rows (a bucket of `layers/gemm.py`; 0: any number) together with its `end`.
+        """The product with its `end` for up to `num_rows` rows, a bucket of `layers/gemm.py`; 0: for any number.
 
-        None where this format has none: `apply` is what there is.
+        None: this format has none, only `apply`.
         """
         return None
 
 
 class Linear:
-    """Projections `outputs` (name -> features, in order) of one input: `prefix + name + ".weight"` is [features, in_features].
+    """Projections `outputs` (name -> features, in order) of one input.
 
-    Calling it maps [T, in_features] to [T, sum of features], the outputs side by side in their order.
+    `prefix + name + ".weight"` is [features, in_features]. A call maps [T, in_features] to [T, sum of features], the
+    outputs side by side in their order.
     """
 
     def __init__(

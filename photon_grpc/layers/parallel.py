@@ -45,7 +45,10 @@ class Mesh:
 
 
 class ColumnParallelLinear(Linear):
-    """Every rank has an equal share of each output's features, the columns of y. Sizes and `options` are a Linear's, of the whole."""
+    """Every rank has an equal share of each output's features, the columns of y.
+
+    Sizes and `options` are those of a Linear of the whole model.
+    """
 
     def __init__(
         self, prefix: str, in_features: int, outputs: Mapping[str, int], *, group: Group, **options: Any
@@ -59,7 +62,10 @@ class ColumnParallelLinear(Linear):
 
 
 class RowParallelLinear(Linear):
-    """Every rank has an equal share of the input's features; y is the sum over the ranks. Sizes and `options` are a Linear's, of the whole."""
+    """Every rank has an equal share of the input's features; y is the sum over the ranks.
+
+    Sizes and `options` are those of a Linear of the whole model.
+    """
 
     def __init__(
         self, prefix: str, in_features: int, outputs: Mapping[str, int], *, group: Group, **options: Any

@@ -1,10 +1,11 @@
 """A weight reordered once into the tiles that oneDNN multiplies with, so that no call reorders it again.
 
-Against torch's own matmul on one Zen 5 core, Llama-3.2-1B shapes: in bfloat16 2.3 to 2.6 times as fast for one row, 1.5 for
-16, 1.05 for 512; in float32 1.3 to 1.8 times for one row, 2.2 to 4.8 above.
+Against torch's own matmul on one Zen 5 core, Llama-3.2-1B shapes: in bfloat16 2.3 to 2.6 times as fast for one row, 1.5
+for 16, 1.05 for 512; in float32 1.3 to 1.8 times for one row, 2.2 to 4.8 above.
 
-A small float32 weight is kept by columns as well, for single rows: all 33 products of the embedded model, whose weights live in the
-last-level cache, take 0.53 ms that way and 0.92 ms packed. Large ones come from memory, where the packed form is the faster one.
+A small float32 weight is kept by columns as well, for single rows: all 33 products of the embedded model, whose
+weights live in the last-level cache, take 0.53 ms that way and 0.92 ms packed. Large ones come from memory, where the
+packed form is faster.
 """
 
 from __future__ import annotations

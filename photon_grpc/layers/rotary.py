@@ -1,8 +1,8 @@
-"""Rotary position embedding: angle(position, i) = position · inv_freq[i], with inv_freq[i] = theta^(-2i/D) before scaling.
+"""Rotary position embedding: angle(position, i) = position · inv_freq[i], inv_freq[i] = theta^(-2i/D) before scaling.
 
 linear:  inv_freq / factor
-llama3:  by wavelength 2π / inv_freq against the original context L: shorter than L / high_freq_factor unchanged, longer than
-         L / low_freq_factor divided by factor, in between interpolated linearly in L / wavelength
+llama3:  by wavelength 2π / inv_freq against the original context L: shorter than L / high_freq_factor unchanged, longer
+         than L / low_freq_factor divided by factor, in between interpolated linearly in L / wavelength
 """
 
 from __future__ import annotations

@@ -11,10 +11,11 @@ from photon_grpc.kernels.rotary.rotate_store import Rotation
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Workspace:
-    """For a step of M tokens; every buffer has memory for `bucket` rows where that is more: kernels read whole tiles.
+    """Of M tokens; every buffer has memory for `bucket` rows where that is more: kernels read whole tiles.
 
-    bucket: as `layers/gemm.py` has it. h: [M, hidden_size], the residual stream. q, attended: [M, Hq · D], what goes into attention and comes
-    out. y: [M, intermediate_size]. rotation: of the M tokens. counters: int32, zero before and after each kernel that counts its programs.
+    bucket: of M, by `layers/gemm.py`. h: [M, hidden_size], the residual stream. q, attended: [M, Hq · D], attention's
+    input and result. y: [M, intermediate_size]. rotation: of the M tokens. counters: int32, zero before and after
+    each kernel that counts its programs.
     """
 
     bucket: int

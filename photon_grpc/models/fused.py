@@ -1,13 +1,13 @@
 """Fused layers: five to seven kernels each.
 
-CHAINS says which forms of a layer a chain of fused kernels computes. Each of a layer's four products is multiplied either
-by a kernel of ours that does what stands before and behind it as well (norm and rotary and page write; residual; norm and
-SwiGLU), or by the matrix library: of the residual stream as it is and into it, with a kernel behind that catches up on the
-norm. The Linear's method chooses per bucket of tokens. A layer whose form has no chain, or whose weights' format has no such
-product, stays as it is among the others.
+CHAINS says which forms of a layer a chain of fused kernels computes. Each of a layer's four products is multiplied
+either by a kernel of ours that does what stands before and behind it as well (norm and rotary and page write;
+residual; norm and SwiGLU), or by the matrix library: of the residual stream as it is and into it, with a kernel
+behind that catches up on the norm. The Linear's method chooses per bucket of tokens. A layer whose form has no chain,
+or whose weights' format has no such product, stays as it is among the others.
 
-There is one set of weights. `fuse` multiplies the weight of every norm into the projection behind it, once and in place, and
-leaves ones in the norm: steps that do not fit go through the layer as it was.
+There is one set of weights. `fuse` multiplies the weight of every norm into the projection behind it, once and in
+place, and leaves ones in the norm: steps that do not fit go through the layer as it was.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class FusedDecoderLayer(DecoderLayer):
 
 
 def fuse(decoder: Decoder) -> Decoder | None:
-    """The loaded decoder with fused layers; None where its dtype, its device, or every layer's form or weights forbid them.
+    """The loaded decoder with fused layers; None where dtype, device, or every layer's form or weights forbid them.
 
     Folds the norms' weights in place: either of the two decoders may be used from then on, they compute the same.
     """
@@ -148,7 +148,7 @@ def is_fused(decoder: Decoder) -> bool:
 
 
 def _fused(layer: DecoderLayer, chains: dict[Hashable, Chain], device: torch.device) -> FusedDecoderLayer | None:
-    """The layer in fused kernels, its norms folded; None where its form has no chain or its weights no products for one."""
+    """The layer in fused kernels, its norms folded; None where its form has no chain or its weights no products."""
     ends = CHAINS.get(layer.form)
     if ends is None or not _suits(layer):
         return None
@@ -169,7 +169,8 @@ def _fused(layer: DecoderLayer, chains: dict[Hashable, Chain], device: torch.dev
 def _suits(layer: DecoderLayer) -> bool:
     """Whether the kernels are given every number that this layer computes with.
 
-    Heads are rotated whole, their norms have the eps of the norm before them, pages hold keys and values in the layer's dtype.
+    Heads are rotated whole, their norms have the eps of the norm before them, pages hold keys and values in the layer's
+    dtype.
     """
     attention, norms, kept = layer.attention, layer.attention.qk_norm, layer.attention.kv.format
     has_one_eps = norms is None or norms.q.eps == norms.k.eps == layer.input_norm.eps

@@ -1,7 +1,7 @@
 """Fills a decoder's weights: from safetensors files, checked in full before a byte is allocated, or at random.
 
-Leaf by leaf: allocate on the device, copy every tensor, or the part of it that a Target names, from the mapped file into
-its place, bring it into its final form. So the peak is the model, and one leaf twice.
+Leaf by leaf: allocate on the device, copy every tensor, or the part of it that a Target names, from the mapped file
+into its place, bring it into its final form. So the peak is the model, and one leaf twice.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def load(decoder: Decoder, config: ModelConfig, *, progress: OnProgress | None =
 
 
 def dummy(decoder: Decoder, seed: int = 0) -> None:
-    """Fills at random: normal with deviation 0.02, around 1 for norms; a function of seed and tensor name on any device."""
+    """Fills at random: normal with deviation 0.02, around 1 for norms; a function of seed and name on any device."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.empty(DUMMY_PERIOD).normal_(0.0, DUMMY_STD, generator=generator)
     noise = torch.cat((noise, noise)).to(decoder.device, decoder.dtype)
@@ -68,7 +68,7 @@ def dummy(decoder: Decoder, seed: int = 0) -> None:
 
 
 def check(decoder: Decoder, checkpoint: Checkpoint, config: ModelConfig) -> None:
-    """Raises ModelLoadError unless the checkpoint has the decoder's tensors alone, in their shapes and a floating dtype."""
+    """Raises ModelLoadError unless the checkpoint has just the decoder's tensors, in their shapes and a float dtype."""
     if not checkpoint.files:
         raise ModelLoadError(f"there is no .safetensors file in {config.path}")
     shapes = {target.name: target.shape for leaf in decoder.leaves() for target in leaf.targets()}

@@ -30,8 +30,7 @@ LLAMA3_ROPE = {
 DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 
-#: name -> (transformers' class prefix, configuration): grouped, multi- and single-KV heads, head sizes of no power of
-#: two.
+#: name -> (transformers' class prefix, configuration): grouped, multi- and single-KV heads, odd head sizes.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama3-tied": ("Llama", {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True}),
     "llama-untied-linear": ("Llama", {"rope_parameters": LINEAR_ROPE, "num_key_value_heads": 1, "head_dim": 20}),
@@ -131,8 +130,7 @@ class Row:
 def paged_logits(
     decoder: Decoder, batch: Sequence[Sequence[int]], *, block_size: int, chunks: Iterable[int]
 ) -> list[torch.Tensor]:
-    """Logits of every token of every prompt, computed together; each row takes the next of `chunks` (repeated) each
-    step."""
+    """Logits of every token of every prompt, computed together; each row takes the next of `chunks`, repeated."""
     per_row = -(-MAX_LEN // block_size)
     order = torch.randperm(len(batch) * per_row, generator=torch.Generator().manual_seed(1)) + 1
     rows = [Row(list(ids), order[i * per_row : (i + 1) * per_row].tolist()) for i, ids in enumerate(batch)]

@@ -1,5 +1,4 @@
-"""Fused layers' own order of things, on the torch references of their kernels: the same logits as transformers, in
-float32."""
+"""Fused layers on the torch references of their kernels, in float32: transformers' logits; other layers stay."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ FUSED_VARIANTS = ["llama3-tied", "llama-untied-linear", "llama-biases", "qwen2",
 
 
 class Tiled(Unquantized):
-    """Kernels of ours for the Linears whose first output is among `names`, in steps of up to 8 rows; the library for
-    the rest."""
+    """Kernels of ours where a Linear's first output is among `names`, in steps of up to 8 rows; else the library."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
@@ -80,8 +78,7 @@ def test_every_chain_is_compared(tmp_path: Path) -> None:
 
 
 class PostNormLayer(DecoderLayer):
-    """Another formula with the parts of a DecoderLayer: what attention gives is normalised before it is added, as Gemma
-    does."""
+    """Another formula of the same parts: attention's result is normalised before it is added, as Gemma does."""
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, ctx: Any) -> tuple[torch.Tensor, torch.Tensor]:
         stream = x if residual is None else x + residual

@@ -1,5 +1,4 @@
-"""A model shared out over ranks: each loads its part of every tensor, and together they compute what transformers
-computes."""
+"""A model shared out over ranks: each loads its part of every tensor; together they compute what transformers does."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ INDEX = "model.safetensors.index.json"
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
-    """(variant, shard size) -> a directory nobody changes."""
+    """(variant, shard size) -> a directory that no test changes."""
     made: dict[tuple[str, str], Path] = {}
 
     def get(variant: str, shard_size: str = "5GB") -> Path:
@@ -63,7 +63,7 @@ def change_tensors(path: Path, change: Callable[[dict[str, torch.Tensor]], None]
 
 
 def load_error(path: Path) -> str:
-    """What loading says; nothing may have been allocated by then."""
+    """The message of a load that fails; nothing may have been allocated by then."""
     decoder = None
     try:
         decoder = unloaded(path)

@@ -1,4 +1,4 @@
-"""Grouped-query attention: project, normalise heads where the family does, rotate, store keys and values, attend, project."""
+"""Grouped-query attention: project, normalise heads where they have norms, rotate, store, attend, project."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Attention:
         self._qkv_shape = (sum(self._heads), kv.format.width)
 
     def __call__(self, x: torch.Tensor, ctx: StepContext) -> torch.Tensor:
-        """[T, hidden] -> [T, hidden]; writes this layer's keys and values of the T tokens before any of them attends."""
+        """[T, hidden] -> [T, hidden]. Writes the T tokens' keys and values before any of them attends."""
         num_tokens = x.shape[0]
         q, k, v = self.qkv(x, ctx).view(num_tokens, *self._qkv_shape).split(self._heads, dim=1)
         if self.qk_norm is not None:
