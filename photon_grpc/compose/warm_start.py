@@ -10,7 +10,7 @@ from photon_grpc.compose.sizes import Sizes
 from photon_grpc.compose.threads import available_cores
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.core.kv import KVPlan
-from photon_grpc.errors import ConfigError, ModelLoadError
+from photon_grpc.errors import ConfigError
 from photon_grpc.kernels import Kernels
 from photon_grpc.kernels.precompile import precompile_on_demand
 from photon_grpc.models.decoder import Decoder
@@ -83,8 +83,6 @@ class WarmStart:
         )
 
     def _plan(self, decoder: Decoder) -> KVPlan:
-        if len(decoder.kv_groups) > 1 or decoder.kv_groups[0].window:
-            raise ModelLoadError("layers with sliding windows are not supported")
         return KVPlan(decoder.kv_groups, self.sizes.block_size)
 
     def _kv_cache(self, decoder: Decoder, num_blocks: int) -> KVCache:

@@ -4,10 +4,10 @@
     mixed_inputs:  of each slot its next `counts` tokens, one row's behind the other's; what is left of T tokens is the first of slot 0
     advance:       `counts` tokens more computed, and the drawn id behind them where the row yields; slot 0 (padding) stays as it is
 
-Shapes: slots, counts, yields int64 [B], context_len int32 [B], SlotState of S slots -> token int32 [T], position int64 [T],
-slot_mapping int64 [T], block_tables int32 [B, M], and of mixed steps query_start int32 [B + 1], last int64 [B], each row's last token.
+Shapes: slots, counts, yields int64 [B], context_len int32 [B], SlotState of S slots and G KVGroups -> token int32 [T], position int64 [T],
+slot_mapping int64 [G, T], block_tables int32 [G, B, M], and of mixed steps query_start int32 [B + 1], last int64 [B], each row's last token.
 T is B in decode steps. `context_len` is filled: the keys that each row sees, the new ones included.
-Bytes moved: 8 · B · M and a few for each row and token.
+Bytes moved: 8 · G · B · M and a few for each row and token.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from photon_grpc.kernels.jit import jit, launches, next_power_of_2, tl
 
 
 class SlotState(NamedTuple):
-    """What a step reads of the slot table, and changes: token_ids int32 [S, L], num_computed int64 [S], block_table int32 [S, M]."""
+    """What a step reads of the slot table, and changes: token_ids int32 [S, L], num_computed int64 [S], block_table int32 [S, G, M]."""
 
     token_ids: torch.Tensor
     num_computed: torch.Tensor
@@ -43,8 +43,8 @@ def decode_inputs_reference(
 ) -> Inputs:
     """decode_inputs in torch."""
     position = state.num_computed[slots]
-    tables = state.block_table[slots]
-    block = tables.gather(1, (position // block_size)[:, None])[:, 0].long()
+    tables = state.block_table[slots].transpose(0, 1)
+    block = tables.gather(2, (position // block_size).expand(len(tables), -1)[:, :, None])[:, :, 0].long()
     torch.add(position, 1, out=context_len)
     return Inputs(state.token_ids[slots, position], position, block * block_size + position % block_size, tables)
 
@@ -64,13 +64,13 @@ def mixed_inputs_reference(
     is_real = number < ends[-1]
     slot = torch.where(is_real, slots[row], 0)
     position = torch.where(is_real, number + (before - ends + counts)[row], 0)
-    block = state.block_table[slot, position // block_size].long()
+    block = state.block_table[slot, :, position // block_size].t().long()
     context_len.copy_(before + counts)
     return Inputs(
         state.token_ids[slot, position],
         position,
         block * block_size + position % block_size,
-        state.block_table[slots],
+        state.block_table[slots].transpose(0, 1),
         torch.nn.functional.pad(ends, (1, 0)).int(),
         (ends - 1).clamp(min=0),
     )
@@ -92,21 +92,23 @@ def decode_inputs_kernel(
     slots, token_ids, num_computed, block_table, token, position, slot_mapping, context_len, tables,
     token_stride, table_stride, num_columns, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program a row."""
-    row = tl.program_id(0)
+    """One program a row and group; what is the same for all groups each of them stores."""
+    row, group = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + row)
     at = tl.load(num_computed + slot)
-    block = tl.load(block_table + slot * table_stride + at // BLOCK_SIZE).to(tl.int64)
+    table = block_table + slot * table_stride + group * num_columns
+    place = group * tl.num_programs(0) + row
+    block = tl.load(table + at // BLOCK_SIZE).to(tl.int64)
     tl.store(token + row, tl.load(token_ids + slot * token_stride + at))
     tl.store(position + row, at)
-    tl.store(slot_mapping + row, block * BLOCK_SIZE + at % BLOCK_SIZE)
+    tl.store(slot_mapping + place, block * BLOCK_SIZE + at % BLOCK_SIZE)
     tl.store(context_len + row, (at + 1).to(tl.int32))
     # Pages behind the last one are not read by anybody.
     for start in range(0, at // BLOCK_SIZE + 1, BLOCK):
         column = start + tl.arange(0, BLOCK)
         inside = column < num_columns
-        page = tl.load(block_table + slot * table_stride + column, mask=inside, other=0)
-        tl.store(tables + row.to(tl.int64) * num_columns + column, page, mask=inside)
+        page = tl.load(table + column, mask=inside, other=0)
+        tl.store(tables + place.to(tl.int64) * num_columns + column, page, mask=inside)
 
 
 @jit
@@ -116,13 +118,14 @@ def mixed_inputs_kernel(
     token_stride, table_stride, num_columns, num_rows, num_tokens,
     ROWS_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program a row, and one for the tokens behind the last."""
-    row = tl.program_id(0)
+    """One program a row and group, and one a group for the tokens behind the last; what is the same for all groups each of them stores."""
+    row, group = tl.program_id(0), tl.program_id(1)
+    slot_mapping += group.to(tl.int64) * num_tokens
     other = tl.arange(0, ROWS_PAD)
     first = tl.sum(tl.load(counts + other, mask=other < tl.minimum(row, num_rows), other=0), axis=0)
     tl.store(query_start + row, first.to(tl.int32))
     if row == num_rows:
-        page = tl.load(block_table).to(tl.int64)
+        page = tl.load(block_table + group * num_columns).to(tl.int64)
         id_of_padding = tl.load(token_ids)
         for start in range(first, num_tokens, BLOCK):
             at = start + tl.arange(0, BLOCK)
@@ -133,13 +136,14 @@ def mixed_inputs_kernel(
     else:
         slot, count = tl.load(slots + row), tl.load(counts + row)
         before = tl.load(num_computed + slot)
+        table = block_table + slot * table_stride + group * num_columns
         tl.store(context_len + row, (before + count).to(tl.int32))
         tl.store(last + row, tl.maximum(first + count - 1, 0))
         for start in range(0, count, BLOCK):
             number = start + tl.arange(0, BLOCK)
             inside = number < count
             at = before + number
-            page = tl.load(block_table + slot * table_stride + at // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+            page = tl.load(table + at // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
             tl.store(token + first + number, tl.load(token_ids + slot * token_stride + at, mask=inside), mask=inside)
             tl.store(position + first + number, at, mask=inside)
             tl.store(slot_mapping + first + number, page * BLOCK_SIZE + at % BLOCK_SIZE, mask=inside)
@@ -147,8 +151,8 @@ def mixed_inputs_kernel(
         for start in range(0, (before + count) // BLOCK_SIZE + 1, BLOCK):
             column = start + tl.arange(0, BLOCK)
             inside = column < num_columns
-            page = tl.load(block_table + slot * table_stride + column, mask=inside, other=0)
-            tl.store(tables + row.to(tl.int64) * num_columns + column, page, mask=inside)
+            page = tl.load(table + column, mask=inside, other=0)
+            tl.store(tables + (group * num_rows + row).to(tl.int64) * num_columns + column, page, mask=inside)
 
 
 @jit
@@ -168,11 +172,12 @@ def decode_inputs(slots: torch.Tensor, context_len: torch.Tensor, state: SlotSta
     """As `decode_inputs_reference`; what lies behind a row's last page is undefined."""
     if not launches(slots):
         return decode_inputs_reference(slots, context_len, state, block_size)
-    num_rows, num_columns = slots.shape[0], state.block_table.shape[1]
+    num_rows, (_, num_groups, num_columns) = slots.shape[0], state.block_table.shape
     token = torch.empty(num_rows, dtype=torch.int32, device=slots.device)
-    position, slot_mapping = torch.empty((2, num_rows), dtype=torch.int64, device=slots.device)
-    tables = torch.empty((num_rows, num_columns), dtype=torch.int32, device=slots.device)
-    decode_inputs_kernel[(num_rows,)](
+    places = torch.empty((1 + num_groups, num_rows), dtype=torch.int64, device=slots.device)
+    position, slot_mapping = places[0], places[1:]
+    tables = torch.empty((num_groups, num_rows, num_columns), dtype=torch.int32, device=slots.device)
+    decode_inputs_kernel[(num_rows, num_groups)](
         slots, *state, token, position, slot_mapping, context_len, tables,
         state.token_ids.stride(0), state.block_table.stride(0), num_columns,
         BLOCK_SIZE=block_size, BLOCK=64, num_warps=1,
@@ -191,13 +196,14 @@ def mixed_inputs(
     """As `mixed_inputs_reference`; what lies behind a row's last page is undefined."""
     if not launches(slots):
         return mixed_inputs_reference(slots, counts, context_len, num_tokens, state, block_size)
-    num_rows, num_columns, device = slots.shape[0], state.block_table.shape[1], slots.device
+    num_rows, (_, num_groups, num_columns), device = slots.shape[0], state.block_table.shape, slots.device
     token = torch.empty(num_tokens, dtype=torch.int32, device=device)
-    position, slot_mapping = torch.empty((2, num_tokens), dtype=torch.int64, device=device)
+    places = torch.empty((1 + num_groups, num_tokens), dtype=torch.int64, device=device)
+    position, slot_mapping = places[0], places[1:]
     query_start = torch.empty(num_rows + 1, dtype=torch.int32, device=device)
     last = torch.empty(num_rows, dtype=torch.int64, device=device)
-    tables = torch.empty((num_rows, num_columns), dtype=torch.int32, device=device)
-    mixed_inputs_kernel[(num_rows + 1,)](
+    tables = torch.empty((num_groups, num_rows, num_columns), dtype=torch.int32, device=device)
+    mixed_inputs_kernel[(num_rows + 1, num_groups)](
         slots, counts, *state, token, position, slot_mapping, context_len, tables, query_start, last,
         state.token_ids.stride(0), state.block_table.stride(0), num_columns, num_rows, num_tokens,
         ROWS_PAD=next_power_of_2(num_rows), BLOCK_SIZE=block_size, BLOCK=128, num_warps=4,

@@ -43,7 +43,7 @@ class SlotTable:
     """
     token_ids: int32 [S, max_model_len], prompt and what was drawn.
     num_computed: int64 [S], tokens whose keys and values are written (by steps launched so far).
-    block_table: int32 [S, max_blocks].
+    block_table: int32 [S, G, max_blocks], of every KVGroup; what its window has left behind stays until it is overwritten.
     temperature, top_p, min_p: float32 [S]; top_k, seed (bit pattern of the uint64), output_index, num_prompt: int64 [S].
     min_length, is_masked: int64 [S], banned_ids, masks: int32 [S, W]: as `kernels.sampling.bitmask.Constraints`.
     """
@@ -54,7 +54,7 @@ class SlotTable:
         self.block_size = plan.block_size
         max_blocks = plan.columns(max_model_len)
         self.token_ids = torch.zeros((num_slots, max_model_len), dtype=torch.int32, device=device)
-        self.block_table = torch.zeros((num_slots, max_blocks), dtype=torch.int32, device=device)
+        self.block_table = torch.zeros((num_slots, len(plan.groups), max_blocks), dtype=torch.int32, device=device)
         num_words = -(-vocab_size // 32)
         self.banned_ids = torch.zeros((num_slots, num_words), dtype=torch.int32, device=device)
         self.masks = torch.zeros_like(self.banned_ids)
@@ -127,10 +127,10 @@ class SlotTable:
         what lies behind is written before it is read; bits of banned ids where `min_length` says that they hold."""
         slots = self.to_device([admission.slot for admission in admissions], torch.int64)
         for admission in admissions:
-            slot, blocks = admission.slot, admission.blocks[0]
+            slot, blocks = admission.slot, admission.blocks
             self._remember(admission)
             self.token_ids[slot, : len(admission.ids)] = self.to_device(admission.ids, torch.int32)
-            self.block_table[slot, : len(blocks)] = self.to_device(blocks, torch.int32)
+            self.block_table[slot, :, : len(blocks[0])] = self.to_device(blocks, torch.int32)
             if slot in self.banned:
                 words = _bitmask(admission.banned_until_min, self.banned_ids.shape[1])
                 self.banned_ids[slot] = words_to_device(words, self.device)
@@ -166,11 +166,12 @@ class SlotTable:
         )
 
     def _grow(self, batch: Batch) -> None:
-        slots = [growth.slot for growth in batch.grown for _ in growth.blocks]
+        num_groups = len(self.plan.groups)
+        rows = [growth.slot * num_groups + growth.group for growth in batch.grown for _ in growth.blocks]
         columns = [growth.offset + i for growth in batch.grown for i in range(len(growth.blocks))]
         blocks = [block for growth in batch.grown for block in growth.blocks]
-        where = self.to_device(slots, torch.int64), self.to_device(columns, torch.int64)
-        self.block_table[where] = self.to_device(blocks, torch.int32)
+        where = self.to_device(rows, torch.int64), self.to_device(columns, torch.int64)
+        self.block_table.flatten(0, 1)[where] = self.to_device(blocks, torch.int32)
 
 
 def _bitmask(ids: Sequence[int], num_words: int) -> npt.NDArray[np.int32]:

@@ -127,17 +127,23 @@ class Step:
         return torch.index_select(hidden, 0, found.last, out=out)
 
     def _context(self, found: Inputs, rows: Rows, bounds: Bounds, *, history_is_settled: bool) -> StepContext:
-        meta = AttentionMetadata(
-            query_start=found.query_start,
-            context_len=rows.context_len,
-            block_tables=found.block_tables,
-            scale=self._decoder.attention_scale,
-            **bounds._asdict(),
-        )
-        group = self._decoder.group_context(
-            0, self._pages, found.slot_mapping, meta, history_is_settled=history_is_settled
-        )
-        return StepContext(found.position, (group,))
+        kv = []
+        for number, group in enumerate(self.table.plan.groups):
+            meta = AttentionMetadata(
+                query_start=found.query_start,
+                context_len=rows.context_len,
+                block_tables=found.block_tables[number],
+                scale=self._decoder.attention_scale,
+                window=group.window,
+                **bounds._asdict(),
+            )
+            slot_mapping = found.slot_mapping[number]
+            kv.append(
+                self._decoder.group_context(
+                    number, self._pages, slot_mapping, meta, history_is_settled=history_is_settled
+                )
+            )
+        return StepContext(found.position, tuple(kv))
 
     def _draw(self, rows: Rows, states: torch.Tensor, level: SamplingLevel, drawing: Drawing | None) -> torch.Tensor:
         if drawing is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from photon_grpc.kernels import slot_state
@@ -34,12 +35,12 @@ def test_ties_are_the_lowest_id_and_rows_without_finite_logits_are_invalid() -> 
     assert torch.equal(draw.launch(logits, rows()), expected)
 
 
-def state_of(max_len: int, pages: int) -> slot_state.SlotState:
+def state_of(max_len: int, pages: int, num_groups: int) -> slot_state.SlotState:
     """Seven slots."""
     return slot_state.SlotState(
         torch.randint(0, 90, (7, max_len), dtype=torch.int32),
         torch.tensor([0, 5, 9, 17, 2, 3, 30]),
-        torch.randint(1, 50, (7, pages), dtype=torch.int32),
+        torch.randint(1, 50, (7, num_groups, pages), dtype=torch.int32),
     )
 
 
@@ -47,14 +48,15 @@ def assert_equal_inputs(mine: slot_state.Inputs, theirs: slot_state.Inputs, leng
     for name, a, b in zip(mine._fields, mine, theirs, strict=True):
         if name == "block_tables":
             for row, length in enumerate(lengths.tolist()):
-                assert torch.equal(a[row, : -(-length // 4)], b[row, : -(-length // 4)])
+                assert torch.equal(a[:, row, : -(-length // 4)], b[:, row, : -(-length // 4)])
         else:
             assert (a is None and b is None) or (a.dtype == b.dtype and torch.equal(a, b)), name
 
 
-def test_inputs_of_a_decode_step_are_equal() -> None:
+@pytest.mark.parametrize("num_groups", [1, 3])
+def test_inputs_of_a_decode_step_are_equal(num_groups: int) -> None:
     torch.manual_seed(1)
-    slots, state = torch.tensor([3, 1, 0, 6, 0]), state_of(40, 10)
+    slots, state = torch.tensor([3, 1, 0, 6, 0]), state_of(40, 10, num_groups)
     lengths = torch.zeros(2, 5, dtype=torch.int32)
     mine = slot_state.decode_inputs(slots, lengths[0], state, 4)
     theirs = slot_state.decode_inputs_reference(slots, lengths[1], state, 4)
@@ -62,10 +64,11 @@ def test_inputs_of_a_decode_step_are_equal() -> None:
     assert lengths.tolist() == [[18, 6, 1, 31, 1]] * 2
 
 
-def test_inputs_of_a_mixed_step_are_equal_and_so_is_what_it_leaves() -> None:
+@pytest.mark.parametrize("num_groups", [1, 3])
+def test_inputs_of_a_mixed_step_are_equal_and_so_is_what_it_leaves(num_groups: int) -> None:
     torch.manual_seed(2)
     slots, counts = torch.tensor([3, 1, 0, 6, 5, 0]), torch.tensor([5, 1, 0, 150, 0, 0])
-    state, lengths = state_of(300, 75), torch.zeros(2, 6, dtype=torch.int32)
+    state, lengths = state_of(300, 75, num_groups), torch.zeros(2, 6, dtype=torch.int32)
     mine = slot_state.mixed_inputs(slots, counts, lengths[0], 320, state, 4)
     theirs = slot_state.mixed_inputs_reference(slots, counts, lengths[1], 320, state, 4)
     assert_equal_inputs(mine, theirs, lengths[1])
