@@ -38,12 +38,26 @@ FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": False}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 32, "tie_word_embeddings": True}),
 }
+#: Layers with a sliding window beside one that attends everything: KVGroups of their own.
+WINDOWED = "qwen2-window"
+_ALL = FAMILIES | {
+    WINDOWED: (
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        {
+            "tie_word_embeddings": False,
+            "use_sliding_window": True,
+            "sliding_window": 13,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    )
+}
 
 
 @cache
 def model(family: str) -> tuple[Path, torch.nn.Module]:
     """(directory, the reference) of a family."""
-    config, cls, more = FAMILIES[family]
+    config, cls, more = _ALL[family]
     torch.manual_seed(17)
     reference = cls(config(**_SHAPE, **more)).eval()
     directory = Path(mkdtemp(prefix=f"photon-{family}-"))

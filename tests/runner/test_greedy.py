@@ -9,10 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from photon_grpc.config.flags import CacheConfig, SchedulerConfig
-from tests.runner.models import FAMILIES, greedy, model
+from photon_grpc.errors import ConfigError
+from tests.runner.models import FAMILIES, WINDOWED, greedy, model
 from tests.runner.served import Served
 
 LENGTHS = (5, 17, 40, 1, 33)
+#: KVGroups, each with blocks of its own.
+NUM_GROUPS = dict.fromkeys(FAMILIES, 1) | {WINDOWED: 3}
 
 
 def prompts(seed: int, lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
@@ -20,13 +23,13 @@ def prompts(seed: int, lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
     return [[draw.randrange(320) for _ in range(length)] for length in lengths]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, WINDOWED])
 @pytest.mark.parametrize("block_size", [8, 16, 64])
 def test_64_tokens_of_unequal_prompts_equal_transformers(family: str, block_size: int) -> None:
     directory, reference = model(family)
     asked = prompts(block_size)
     expected = [greedy(reference, prompt, 64) for prompt in asked]
-    cache = CacheConfig(block_size=block_size, num_blocks=1024 // block_size)
+    cache = CacheConfig(block_size=block_size, num_blocks=NUM_GROUPS[family] * 1024 // block_size)
     for depth in (0, 1):
         scheduler = SchedulerConfig(max_num_batched_tokens=24, async_depth=depth)
         assert Served(directory, cache=cache, scheduler=scheduler).complete(asked, 64) == expected
@@ -34,14 +37,15 @@ def test_64_tokens_of_unequal_prompts_equal_transformers(family: str, block_size
     assert [alone.complete([prompt], 64)[0] for prompt in asked] == expected
 
 
-def _expected() -> tuple[list[list[int]], list[list[int]]]:
-    _, reference = model("llama")
+def _expected(family: str) -> tuple[list[list[int]], list[list[int]]]:
+    _, reference = model(family)
     common = prompts(1, (20,))[0]
     asked = [*prompts(2), common + [1, 2], common + [3], common + [1, 2]]
     return asked, [greedy(reference, prompt, 12) for prompt in asked]
 
 
-ASKED, EXPECTED = _expected()
+ASKED, EXPECTED = _expected("llama")
+_, EXPECTED_WINDOWED = _expected(WINDOWED)
 
 
 @given(
@@ -86,6 +90,45 @@ def test_a_storm_of_preemptions_changes_nothing() -> None:
     )
     assert served.complete(ASKED, 12) == EXPECTED
     assert served.engine.scheduler.num_preemptions > 0
+
+
+def test_a_storm_of_preemptions_changes_nothing_behind_windows() -> None:
+    directory, reference = model(WINDOWED)
+    asked = prompts(3, (6, 3, 9, 1, 7, 5))
+    served = Served(
+        directory, cache=CacheConfig(block_size=4, num_blocks=39), scheduler=SchedulerConfig(max_num_seqs=8)
+    )
+    assert served.complete(asked, 36) == [greedy(reference, prompt, 36) for prompt in asked]
+    assert served.engine.scheduler.num_preemptions > 0
+
+
+@given(
+    cache=st.builds(
+        CacheConfig,
+        block_size=st.sampled_from([4, 8, 16]),
+        num_blocks=st.sampled_from([48, 72, 180]),
+        enable_prefix_caching=st.booleans(),
+    ),
+    scheduler=st.builds(
+        SchedulerConfig,
+        max_num_seqs=st.integers(1, 9),
+        max_num_batched_tokens=st.integers(1, 60),
+        async_depth=st.integers(0, 1),
+    ),
+)
+@settings(max_examples=6)
+def test_no_setting_changes_what_a_model_with_windows_says(cache: CacheConfig, scheduler: SchedulerConfig) -> None:
+    served = Served(model(WINDOWED)[0], cache=cache, scheduler=scheduler)
+    assert served.complete(ASKED, 12) == EXPECTED_WINDOWED
+    # Asked again, what is found of the prefixes is enough for every window.
+    assert served.complete(ASKED, 12) == EXPECTED_WINDOWED
+    pool = served.engine.scheduler.pool
+    assert pool.num_owned == pool.num_limbo == 0
+
+
+def test_a_run_of_blocks_for_a_context_that_windows_slide_over_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--kv-layout contiguous: .* use paged"):
+        Served(model(WINDOWED)[0], cache=CacheConfig(kv_layout="contiguous"))
 
 
 def test_outputs_of_one_request_are_those_of_separate_ones() -> None:
