@@ -17,6 +17,7 @@ from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.kernels import AttentionMetadata, select
 from photon_grpc.layers.context import StepContext
 from photon_grpc.models import Decoder, build, load
+from photon_grpc.models.decoder import DecoderLayer
 from photon_grpc.models.fused import fuse
 
 pytestmark = pytest.mark.gpu
@@ -119,19 +120,40 @@ def last_logits(model: Any, prompts: list[list[int]]) -> torch.Tensor:
     return torch.stack([model(torch.tensor([ids], device=model.device)).logits[0, -1].float().cpu() for ids in prompts])
 
 
+def assert_decode_is_near_float32(decoder: Decoder, model: Any, num_rows: int) -> None:
+    """As near as transformers in the same dtype."""
+    rows = Rows(decoder, num_rows)
+    rows.prefill()
+    mine = decoder.logits(decoder.forward(*rows.decode_inputs())).cpu()
+    expected = last_logits(model, rows.prompts)
+    rounded = last_logits(copy.deepcopy(model).to("cuda", decoder.dtype), rows.prompts)
+    error, allowed = ((x - expected).norm() / expected.norm() for x in (mine, rounded))
+    assert error < 1.3 * allowed, (error, allowed)
+
+
 @pytest.mark.parametrize("num_rows", [1, 3, 8, 13, 30, 64, 100, 200])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @each_family
 @torch.inference_mode()
 def test_decode_is_as_near_to_float32_as_transformers(family: str, dtype: torch.dtype, num_rows: int) -> None:
-    rows = Rows(fused(family, dtype), num_rows)
-    rows.prefill()
-    mine = rows.decoder.logits(rows.decoder.forward(*rows.decode_inputs())).cpu()
-    model = reference(family)[1]
-    expected = last_logits(model, rows.prompts)
-    rounded = last_logits(copy.deepcopy(model).to("cuda", dtype), rows.prompts)
-    error, allowed = ((x - expected).norm() / expected.norm() for x in (mine, rounded))
-    assert error < 1.3 * allowed, (error, allowed)
+    assert_decode_is_near_float32(fused(family, dtype), reference(family)[1], num_rows)
+
+
+class AnotherLayer(DecoderLayer):
+    """The same formula under a name that has no chain."""
+
+
+@pytest.mark.parametrize("num_rows", [3, 64, 200])
+@pytest.mark.parametrize("number", [0, 1, 2])
+@each_family
+@torch.inference_mode()
+def test_a_layer_without_a_chain_stands_among_fused_ones(family: str, number: int, num_rows: int) -> None:
+    decoder = loaded(family)
+    decoder.layers[number].__class__ = AnotherLayer
+    mixed = fuse(decoder)
+    assert mixed is not None
+    assert [type(layer) is AnotherLayer for layer in mixed.layers] == [at == number for at in range(3)]
+    assert_decode_is_near_float32(mixed, reference(family)[1], num_rows)
 
 
 @each_family

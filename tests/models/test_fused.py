@@ -72,6 +72,20 @@ def test_decode_steps_and_prompts_equal_transformers(variant: str, names: tuple[
 
 
 @pytest.mark.usefixtures("row_major")
+@pytest.mark.parametrize("names", [(), ALL], ids=["library", "tiles"])
+@pytest.mark.parametrize("variant", ["qwen2-window", "qwen3-window"])
+def test_layers_with_a_window_stay_as_they_are_among_fused_ones(
+    variant: str, names: tuple[str, ...], tmp_path: Path
+) -> None:
+    model = make_model(variant)
+    mixed = with_chains(loaded(save(model, tmp_path), Tiled(*names)))
+    assert mixed is not None
+    kinds = [(bool(layer.attention.kv.window), type(layer)) for layer in mixed.layers]
+    assert set(kinds) == {(True, DecoderLayer), (False, FusedDecoderLayer)}
+    assert_equals(mixed, model)
+
+
+@pytest.mark.usefixtures("row_major")
 def test_every_chain_is_compared(tmp_path: Path) -> None:
     paths = {name: save(make_model(name), tmp_path / name) for name in FUSED_VARIANTS}
     assert {load_decoder(path).layers[0].form for path in paths.values()} == CHAINS.keys()
