@@ -22,7 +22,7 @@ from photon_grpc.engine.blocks.block_pool import BlockPool
 from photon_grpc.engine.blocks.contiguous import ReserveContext
 from photon_grpc.engine.blocks.prefix_index import NoPrefixIndex, PrefixIndex, RadixIndex
 from photon_grpc.engine.engine import Engine
-from photon_grpc.engine.grammar import Constraints, NoGrammars
+from photon_grpc.engine.grammar import ConstrainedOutputs, NoGrammars
 from photon_grpc.engine.scheduler.chunking import Chunked, Whole
 from photon_grpc.engine.scheduler.drafting import NoDrafting
 from photon_grpc.engine.scheduler.policy import POLICIES
@@ -59,7 +59,10 @@ class Assembled:
             self.sizes.max_num_seqs, self.sizes.max_num_batched_tokens, depth=max(self.runner.depth, 1)
         )
         chunking = Chunked() if scheduling.enable_chunked_prefill else Whole()
-        policy, constraints = POLICIES[scheduling.scheduling_policy](), Constraints(NoGrammars(), self.facts.vocab_size)
+        policy, constraints = (
+            POLICIES[scheduling.scheduling_policy](),
+            ConstrainedOutputs(NoGrammars(), self.facts.vocab_size),
+        )
         scheduler = Scheduler(limits, policy, pool, chunking, NoDrafting(), constraints)
         engine = Engine(scheduler, self.runner, inbox, outbox, self.facts, heartbeat)
         engine.pace.stepped(1, self.token_s)

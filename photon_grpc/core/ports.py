@@ -54,7 +54,7 @@ class Runner(RunnerFacts, Protocol):
     """Computes Batches in the order of submission."""
 
     def submit(self, batch: Batch) -> Pending:
-        """Launches one step and returns at once (with depth 0: when it is computed). Raises only when the device is lost; a launch that fails
+        """Launches one step and returns at once (with depth 0: when it is computed as far as it can be without masks). Raises only when the device is lost; a launch that fails
         otherwise is a fault of every row in the result."""
 
     def close(self) -> None: ...

@@ -56,7 +56,7 @@ class NoGrammars:
         return None
 
 
-class Constraints:
+class ConstrainedOutputs:
     """The matchers of the sequences that are alive.
 
     Args:

@@ -16,7 +16,7 @@ from photon_grpc.engine.blocks.block_pool import BlockPool
 from photon_grpc.engine.blocks.contiguous import ReserveContext
 from photon_grpc.engine.blocks.prefix_index import NoPrefixIndex, RadixIndex
 from photon_grpc.engine.engine import Engine
-from photon_grpc.engine.grammar import Constraints
+from photon_grpc.engine.grammar import ConstrainedOutputs
 from photon_grpc.engine.scheduler.chunking import Chunked, Whole
 from photon_grpc.engine.scheduler.policy import POLICIES
 from photon_grpc.engine.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -83,7 +83,7 @@ class Harness:
         limits = SchedulerLimits(s.max_num_seqs, s.max_num_batched_tokens, max(s.depth, 1))
         chunking = Chunked() if s.chunked else Whole()
         self.grammars = TableGrammars()
-        constraints, drafting = Constraints(self.grammars, VOCAB), CyclicDrafting(s.drafts)
+        constraints, drafting = ConstrainedOutputs(self.grammars, VOCAB), CyclicDrafting(s.drafts)
         self.scheduler = Scheduler(limits, POLICIES[s.policy](), self.pool, chunking, drafting, constraints)
         self.post = FakeBridge()
         facts = Facts(

@@ -7,7 +7,7 @@ import pytest
 from photon_grpc.core.batch import Batch
 from photon_grpc.core.request import Request, SamplingParams, StopParams
 from photon_grpc.core.sequence import Sequence
-from photon_grpc.engine.grammar import Constraints
+from photon_grpc.engine.grammar import ConstrainedOutputs
 from tests.engine.fakes import MASK_BYTES, VOCAB
 from tests.engine.tables import END, Table, TableGrammars
 
@@ -40,7 +40,7 @@ def sets_of(masks: memoryview) -> list[set[int]]:
 def test_masks_follow_the_drafts_up_to_the_first_that_ends_or_may_not_follow(
     drafts: tuple[int, ...], expected: list[set[int]]
 ) -> None:
-    constraints = Constraints(TableGrammars({"a": PAIR}), VOCAB)
+    constraints = ConstrainedOutputs(TableGrammars({"a": PAIR}), VOCAB)
     seq = sequence("a")
     assert constraints.begin([seq]) is None
     batch = Batch(1, (1,), (4,), (4,), drafts=3, masked=(0,))
@@ -50,7 +50,7 @@ def test_masks_follow_the_drafts_up_to_the_first_that_ends_or_may_not_follow(
 
 
 def test_masks_lie_k_plus_one_to_a_row_and_are_ones_for_a_row_without_matcher() -> None:
-    constraints = Constraints(TableGrammars({"a": PAIR, "c": PAIR}), VOCAB)
+    constraints = ConstrainedOutputs(TableGrammars({"a": PAIR, "c": PAIR}), VOCAB)
     free, a, gone, c = (sequence(name) for name in ("free", "a", "gone", "c"))
     for seq in (free, a, c):
         constraints.begin([seq])

@@ -11,7 +11,7 @@ from photon_grpc.core.request import FinishReason
 from photon_grpc.core.sequence import Sequence, Status
 from photon_grpc.engine.blocks.block_pool import BlockPool
 from photon_grpc.engine.blocks.fences import Limbo
-from photon_grpc.engine.grammar import Constraints
+from photon_grpc.engine.grammar import ConstrainedOutputs
 from photon_grpc.engine.scheduler.parking import Parking
 from photon_grpc.engine.scheduler.policy import Rank
 from photon_grpc.engine.scheduler.queue import WaitingQueue
@@ -28,7 +28,7 @@ class LiveSequences:
         constraints: which ids may follow in an output.
     """
 
-    def __init__(self, num_seats: int, pool: BlockPool, constraints: Constraints) -> None:
+    def __init__(self, num_seats: int, pool: BlockPool, constraints: ConstrainedOutputs) -> None:
         self.constraints = constraints
         self.waiting = WaitingQueue()
         #: Those that have a seat, best rank first; one that has left it is here until `sweep`.

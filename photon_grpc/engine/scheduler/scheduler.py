@@ -15,7 +15,7 @@ from photon_grpc.core.batch import Admission, Batch, StepOutput
 from photon_grpc.core.fault import Fault
 from photon_grpc.core.sequence import Flight, Sequence, Status
 from photon_grpc.engine.blocks.block_pool import BlockPool
-from photon_grpc.engine.grammar import Constraints, NoGrammars
+from photon_grpc.engine.grammar import ConstrainedOutputs, NoGrammars
 from photon_grpc.engine.scheduler.batch_builder import BatchBuilder
 from photon_grpc.engine.scheduler.chunking import Chunked, Chunking
 from photon_grpc.engine.scheduler.drafting import Drafting, NoDrafting
@@ -34,7 +34,7 @@ class SchedulerLimits:
 
 
 class Scheduler:
-    """Decides who computes what; owns every Sequence from `add` to its end.
+    """Chooses the rows of every step; settles the steps in their order.
 
     Args:
         limits: seats, tokens per step.
@@ -52,14 +52,14 @@ class Scheduler:
         pool: BlockPool,
         chunking: Chunking | None = None,
         drafting: Drafting | None = None,
-        constraints: Constraints | None = None,
+        constraints: ConstrainedOutputs | None = None,
     ) -> None:
         self.limits = limits
         self.chunking = chunking or Chunked()
         self.drafting = drafting or NoDrafting()
         self.policy = policy
         self.pool = pool
-        self.live = LiveSequences(limits.max_num_seqs, pool, constraints or Constraints(NoGrammars(), 0))
+        self.live = LiveSequences(limits.max_num_seqs, pool, constraints or ConstrainedOutputs(NoGrammars(), 0))
         self.num_preemptions = 0
         self._step = 0
         self._settled_step = 0
@@ -72,7 +72,7 @@ class Scheduler:
     # -- one step ----------------------------------------------------------------------------------------------------------------------
 
     def schedule(self, now_s: float, report: StepFrameBuilder) -> Batch | None:
-        """The next Batch, or None when no sequence can compute anything now. Reports who gave way."""
+        """The next Batch, or None when no sequence can compute anything now. Reports preemptions."""
         drafts = self.drafting.num_drafts(len(self.live.running))
         plan = BatchBuilder(self._step + 1, self.limits.max_num_batched_tokens, drafts)
         preemptions = self.num_preemptions
@@ -119,7 +119,7 @@ class Scheduler:
             self._place(plan, seq, count, end, 1 if end == wanted else 0)
 
     def _awaits_settling(self, seq: Sequence, plan: BatchBuilder) -> bool:
-        """Whether ids of this sequence are in a step that will not have settled when masks are made for the one being planned."""
+        """True when ids of this sequence are in a step that will not have settled when masks are made for the one being planned."""
         if not seq.flights or seq not in self.live.constraints.matchers:
             return False
         newest = seq.flights[-1]
@@ -210,7 +210,7 @@ class Scheduler:
         return () if self.pool.admit(seq, root, len(self.live.running)) else None
 
     def _has_prompt(self, leader: Sequence) -> bool:
-        """Whether its prompt may be copied from. What it was admitted with may be written by that very step, and copies come first."""
+        """True when its prompt may be copied from. What it was admitted with may be written by that very step, and copies come first."""
         is_written = leader.num_computed >= leader.num_prompt - 1 and leader.seated_step <= self._settled_step
         return leader.status is Status.RUNNING and is_written
 
@@ -322,14 +322,14 @@ class Scheduler:
         return last
 
     def _fail(self, seq: Sequence, fault: Fault, plan: BatchBuilder, report: StepFrameBuilder) -> None:
-        """Ends a sequence whose row failed; what the row was to fill is no longer known to anybody."""
+        """Ends a sequence whose row failed; what the row was to fill is forgotten."""
         if fault.reason == InvalidConstraint.reason:
             # The row was computed and is sound: it only had nothing to draw.
             self.live.fail(seq, fault, report)
             return
         if fault.reason == NumericFailure.reason:
-            # The row was computed, and any block it read may hold what broke it. Whoever shares them sees in its own logits whether
-            # they are sound; nobody else is to find them.
+            # The row was computed, and any block it read may hold what broke it. A sequence that shares one sees in its own logits whether
+            # it is sound; no other is to find it.
             self.pool.forget_prefix(seq)
             self.live.fail(seq, fault, report)
             return
