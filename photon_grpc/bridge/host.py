@@ -1,4 +1,5 @@
-"""The engine's end of the bridge: one socket per front end, polled by the engine's own loop, which other threads of the process may wake.
+"""The engine's end of the bridge: one socket per front end, polled by the engine's own loop, which other threads of the
+process may wake.
 
 Knows which outputs of a front end are alive, and nothing else about them. A front end that goes away, sends garbage or
 stops reading is dropped, and the engine is told to abort what it had.

@@ -8,7 +8,8 @@ from photon_grpc.core.fault import Fault
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.errors import InvalidConstraint, NumericFailure
 
-#: A runner's answer in place of an id: the logits hold NaN or +infinity; every logit is -infinity, after bans and masks.
+#: A runner's answer in place of an id: the logits hold NaN or +infinity; every logit is -infinity, after bans and
+#: masks.
 NAN_LOGITS, NOTHING_TO_DRAW = -1, -2
 
 
@@ -43,9 +44,10 @@ class Growth(msgspec.Struct, frozen=True, array_like=True):
 class Batch(msgspec.Struct, frozen=True, array_like=True):
     """One step: columns over its rows, then what changed since the step before.
 
-    The runner applies, in this order: left, admissions, grown, copies; then it computes `counts[i]` further tokens of `slots[i]`: those that
-    the slot knows, then `yields[i] - 1` drafts of its own. Of the ids drawn behind the last known token and behind every draft it keeps the
-    first, and each next one while the draft before it equals the id kept there; so the kept ids are those of a runner without drafts.
+    The runner applies, in this order: left, admissions, grown, copies; then it computes `counts[i]` further tokens of
+    `slots[i]`: those that the slot knows, then `yields[i] - 1` drafts of its own. Of the ids drawn behind the last
+    known token and behind every draft it keeps the first, and each next one while the draft before it equals the id
+    kept there; so the kept ids are those of a runner without drafts.
     """
 
     step: int
@@ -67,7 +69,8 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     scored: tuple[tuple[int, int], ...] = ()
 
 
-#: What NAN_LOGITS and NOTHING_TO_DRAW are as faults. One in place of a row's first id is the row's fault; behind kept ids it only ends them.
+#: What NAN_LOGITS and NOTHING_TO_DRAW are as faults. One in place of a row's first id is the row's fault; behind kept
+#: ids it only ends them.
 FAULTS = {
     NAN_LOGITS: Fault.of(NumericFailure("the model gave NaN or infinite logits for this request")),
     NOTHING_TO_DRAW: Fault.of(

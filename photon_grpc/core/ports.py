@@ -1,4 +1,5 @@
-"""Where siblings meet: the engine knows a Runner only by this, a front end its engine only by that. `compose` joins them."""
+"""Where siblings meet: the engine knows a Runner only by this, a front end its engine only by that. `compose` joins
+them."""
 
 from __future__ import annotations
 
@@ -14,21 +15,22 @@ from photon_grpc.core.stats import Load
 class Pending(Protocol):
     """A launched step. Where its Batch has masked rows the draw of all rows is held back until `sample`.
 
-    Every method raises only when the device is lost: then nothing in this process can compute any more. Whatever else fails is a fault of
-    the rows in `result`.
+    Every method raises only when the device is lost: then nothing in this process can compute any more. Whatever else
+    fails is a fault of the rows in `result`.
     """
 
     def drafts(self) -> tuple[int, ...]:
-        """Drafts of the masked rows: `batch.drafts` ids for each in Batch order, -1 where a row has fewer. () where nothing is drafted or
-        the launch failed. Waits for the drafts only, not for the step."""
+        """Drafts of the masked rows: `batch.drafts` ids for each in Batch order, -1 where a row has fewer. () where
+        nothing is drafted or the launch failed. Waits for the drafts only, not for the step."""
 
     def sample(self, masks: memoryview) -> None:
         """Launches what was held back and returns at once; called once, before `result`, and only if `batch.masked`.
 
         Args:
-            masks: which ids may be drawn, `batch.drafts + 1` bitmasks for each masked row in Batch order: mask j is for the id behind j
-                drafts. A bitmask is ceil(vocab_size / 32) little-endian words of 32 bits: bit i of word w stands for id 32 w + i (the layout
-                of llguidance and XGrammar). The caller leaves it unchanged afterwards.
+            masks: which ids may be drawn, `batch.drafts + 1` bitmasks for each masked row in Batch order: mask j is for
+                the id behind j drafts. A bitmask is ceil(vocab_size / 32) little-endian words of 32 bits: bit i of word
+                w stands for id 32 w + i (the layout of llguidance and XGrammar). The caller leaves it unchanged
+                afterwards.
         """
 
     def result(self) -> StepOutput:
@@ -54,14 +56,15 @@ class Runner(RunnerFacts, Protocol):
     """Computes Batches in the order of submission."""
 
     def submit(self, batch: Batch) -> Pending:
-        """Launches one step and returns at once (with depth 0: when it is computed as far as it can be without masks). Raises only when the device is lost; a launch that fails
-        otherwise is a fault of every row in the result."""
+        """Launches one step and returns at once (with depth 0: when it is computed as far as it can be without masks).
+        Raises only when the device is lost; a launch that fails otherwise is a fault of every row in the result."""
 
     def close(self) -> None: ...
 
 
 class Event:
-    """Something that sequences wait for and another thread of the engine's process does: a grammar is compiled. Equal to itself only."""
+    """Something that sequences wait for and another thread of the engine's process does: a grammar is compiled. Equal
+    to itself only."""
 
     __slots__ = ()
 
@@ -72,12 +75,13 @@ class Inbox(Protocol):
     def drain(self, timeout_s: float | None) -> list[tuple[int, Down | Event]]:
         """(front end, frame) pairs that came; waits up to `timeout_s` for the first, None: for ever, 0: not at all.
 
-        An Event comes as the frame of front end -1. May come back with nothing sooner, so that the loop of the engine shows that it goes on.
+        An Event comes as the frame of front end -1. May come back with nothing sooner, so that the loop of the engine
+        shows that it goes on.
         """
 
     def wake(self, event: Event) -> None:
-        """Says that `event` has happened: a `drain` that waits comes back with it, else the next one brings it. From any thread; never
-        waits, never raises."""
+        """Says that `event` has happened: a `drain` that waits comes back with it, else the next one brings it. From
+        any thread; never waits, never raises."""
 
 
 class Outbox(Protocol):
@@ -94,7 +98,8 @@ class Heartbeat(Protocol):
     """Where a loop says that it goes on."""
 
     def beat(self, allowance_s: float, num_tokens: int = 0) -> None:
-        """The loop goes on, and will say so again within `allowance_s`; meanwhile `num_tokens` are computed. Never waits."""
+        """The loop goes on, and will say so again within `allowance_s`; meanwhile `num_tokens` are computed. Never
+        waits."""
 
 
 class EngineLink(Protocol):
@@ -105,8 +110,9 @@ class EngineLink(Protocol):
         """None while no engine is ready."""
 
     def send(self, frame: Down) -> None:
-        """Raises errors.EngineRestarting or errors.ModelLoading when there is no engine, errors.QueueFull where it has long not read: an
-        Add is not sent then. An Abort always is."""
+        """Raises errors.EngineRestarting or errors.ModelLoading when there is no engine, errors.QueueFull where it has
+        long not read: an Add is not sent then. An Abort always is."""
 
     def listen(self, on_frame: Callable[[Up], None], on_lost: Callable[[], None]) -> None:
-        """`on_frame` gets every frame up, `on_lost` is called when the engine is gone: everything in flight has failed."""
+        """`on_frame` gets every frame up, `on_lost` is called when the engine is gone: everything in flight has
+        failed."""

@@ -12,7 +12,8 @@ from photon_grpc.core.request import FinishReason, Request
 
 class Status(IntEnum):
     WAITING = 0
-    #: Not runnable until something happens: its voided flights settle, its leader has computed the prompt, another thread is done.
+    #: Not runnable until something happens: its voided flights settle, its leader has computed the prompt, another
+    #: thread is done.
     PARKED = 1
     RUNNING = 2
     FINISHED = 3
@@ -29,12 +30,13 @@ class Flight(NamedTuple):
 
 
 class Sequence:
-    """Ids, how far they are computed, and what is in flight. The Scheduler changes it; the BlockPool sets `table`, and `num_computed` where
-    an admission finds tokens computed.
+    """Ids, how far they are computed, and what is in flight. The Scheduler changes it; the BlockPool sets `table`, and
+    `num_computed` where an admission finds tokens computed.
 
-    wanted = ids known + what flights may yield; launched = computed + what flights compute. The difference is what is left to compute:
-    prefill, a later chunk of it, decode, a prefix hit's rest and resumption after preemption are all that one subtraction. A flight that
-    verifies drafts counts as if every draft were kept, so both are upper bounds until it settles.
+    wanted = ids known + what flights may yield; launched = computed + what flights compute. The difference is what is
+    left to compute: prefill, a later chunk of it, decode, a prefix hit's rest and resumption after preemption are all
+    that one subtraction. A flight that verifies drafts counts as if every draft were kept, so both are upper bounds
+    until it settles.
     """
 
     __slots__ = (

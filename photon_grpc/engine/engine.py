@@ -89,8 +89,9 @@ class Engine:
         self._stopped = True
 
     def step(self) -> None:
-        """One turn: read the inbox, launch the next step, settle what may not stay unread, give the step its masks. Raises EOFError when the
-        other side of the bridge is gone, and what the runner raises when its device is lost."""
+        """One turn: read the inbox, launch the next step, settle what may not stay unread, give the step its masks.
+        Raises EOFError when the other side of the bridge is gone, and what the runner raises when its device is
+        lost."""
         report = StepFrameBuilder()
         for frontend, frame in self._inbox.drain(self._patience_s()):
             self._receive(frontend, frame, report)
@@ -120,7 +121,7 @@ class Engine:
             num_tokens += launched.num_tokens
         self._heartbeat.beat(self.pace.allowance_s(num_tokens), num_tokens)
 
-    # -- coming in ---------------------------------------------------------------------------------------------------------------------
+    # -- coming in -----------------------------------------------------------------------------------------------------
 
     def _patience_s(self) -> float | None:
         """Seconds to wait for news: 0 while there is work, else until something falls due; None: for ever."""
@@ -135,8 +136,8 @@ class Engine:
         return None if due_s is None else max(0.0, due_s - time.monotonic())
 
     def _check_books(self) -> None:
-        """At rest every block is free or cached. A missing block is a leak: log once. A block owned twice would be written by two sequences:
-        raise RuntimeError, while nothing is served."""
+        """At rest every block is free or cached. A missing block is a leak: log once. A block owned twice would be
+        written by two sequences: raise RuntimeError, while nothing is served."""
         pool = self.scheduler.pool
         num_missing = pool.num_blocks - pool.num_available
         if num_missing < 0:
@@ -182,7 +183,8 @@ class Engine:
             self._timers.add(seq)
 
     def _forget_ended(self, report: StepFrameBuilder) -> None:
-        """At once after what the scheduler has ended: what else this drain holds for it finds nothing, so that it ends once."""
+        """At once after what the scheduler has ended: what else this drain holds for it finds nothing, so that it ends
+        once."""
         for seq in report.ended:
             self._admission.forget(seq)
 
@@ -214,7 +216,8 @@ class Engine:
         return tuple(sorted({seq.request.request_id for seq in seqs}))
 
     def _expire(self, now_s: float, report: StepFrameBuilder) -> list[Sequence]:
-        """Ends what has run out of time. Returns requests whose time to wait was over on arrival; this step may still schedule them."""
+        """Ends what has run out of time. Returns requests whose time to wait was over on arrival; this step may still
+        schedule them."""
         overdue: list[Sequence] = []
         early: list[Sequence] = []
         for due, seq in self._timers.pop_due(now_s):
@@ -244,7 +247,7 @@ class Engine:
         self._admission.forget(seq)
         report.failed(seq, Fault.of(error))
 
-    # -- going out ---------------------------------------------------------------------------------------------------------------------
+    # -- going out -----------------------------------------------------------------------------------------------------
 
     def _settle_oldest(self, report: StepFrameBuilder) -> None:
         launched = self._launched.popleft()

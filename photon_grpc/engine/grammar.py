@@ -1,7 +1,7 @@
 """Constrained outputs: which ids may follow, told to the runner as bitmasks.
 
-A matcher's state is that of the ids that were settled. Masks for a step are made once the row's older steps have settled; drafts are walked
-for that and rolled back, so that only `advance` moves a matcher for good.
+A matcher's state is that of the ids that were settled. Masks for a step are made once the row's older steps have
+settled; drafts are walked for that and rolled back, so that only `advance` moves a matcher for good.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class Matcher(Protocol):
     """The state of one output under its constraint. What a method raises ends that output."""
 
     def fill(self, mask: memoryview) -> None:
-        """Overwrites the bitmask (layout: core.ports.Pending.sample) with the ids that may follow; an end of sequence where one may."""
+        """Overwrites the bitmask (layout: core.ports.Pending.sample) with the ids that may follow; an end of sequence
+        where one may."""
 
     def accept(self, token_id: int) -> bool:
         """Moves on by one id. False, and nothing moved, when it may not follow."""
@@ -39,8 +40,8 @@ class Grammars(Protocol):
     """Makes matchers. What a method raises refuses the request."""
 
     def awaits(self, request: Request) -> Event | None:
-        """The event that must come before `matcher` may be called, None where it may be now. Another thread compiles a grammar and wakes the
-        engine with it (core.ports.Inbox.wake)."""
+        """The event that must come before `matcher` may be called, None where it may be now. Another thread compiles a
+        grammar and wakes the engine with it (core.ports.Inbox.wake)."""
 
     def matcher(self, request: Request) -> Matcher | None:
         """A matcher at its beginning for one output; None where the request has no constraint."""
@@ -71,7 +72,8 @@ class ConstrainedOutputs:
         self.matchers: dict[Sequence, Matcher] = {}
 
     def begin(self, seqs: list[Sequence]) -> Event | None:
-        """Gives the sequences of one request their matchers, or returns the event after which it is to be called again. Raises RequestError."""
+        """Gives the sequences of one request their matchers, or returns the event after which it is to be called again.
+        Raises RequestError."""
         request = seqs[0].request
         try:
             event = self._grammars.awaits(request)
@@ -87,8 +89,8 @@ class ConstrainedOutputs:
         self.matchers.pop(seq, None)
 
     def advance(self, seq: Sequence, token_id: int) -> bool:
-        """Moves a sequence's matcher on by a drawn id. Returns whether its output is complete. Raises RequestError when the matcher fails
-        or says that the id may not follow."""
+        """Moves a sequence's matcher on by a drawn id. Returns whether its output is complete. Raises RequestError when
+        the matcher fails or says that the id may not follow."""
         matcher = self.matchers[seq]
         try:
             if not matcher.accept(token_id):
@@ -100,8 +102,9 @@ class ConstrainedOutputs:
     def masks(
         self, batch: Batch, rows: list[Sequence], drafts: tuple[int, ...]
     ) -> tuple[memoryview, dict[Sequence, RequestError]]:
-        """The bitmasks of the batch's masked rows as `core.ports.Pending.sample` takes them, and why matchers failed. All ones where a
-        sequence has ended, where its matcher fails, and behind a draft that ends the output or may not follow.
+        """The bitmasks of the batch's masked rows as `core.ports.Pending.sample` takes them, and why matchers failed.
+        All ones where a sequence has ended, where its matcher fails, and behind a draft that ends the output or may not
+        follow.
 
         Args:
             batch: its rows are `rows`.

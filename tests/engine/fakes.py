@@ -1,9 +1,10 @@
 """A runner without tensors, exact about the one thing that matters here: it reads its own KV cache.
 
-Every block is a list of cells holding the id written there. A token is drawn from the ids *read back through the block tables*, of a group
-with a window as far as it reaches, so a wrong block table, a block shared and then written, or one given away too early changes the output.
-`complete` is the independent oracle: the same function of the plain list of ids. Drafts are written into cells and stay there when they are
-not kept; of what the masks allow the first id from `next_id` on is drawn.
+Every block is a list of cells holding the id written there. A token is drawn from the ids *read back through the block
+tables*, of a group with a window as far as it reaches, so a wrong block table, a block shared and then written, or one
+given away too early changes the output. `complete` is the independent oracle: the same function of the plain list of
+ids. Drafts are written into cells and stay there when they are not kept; of what the masks allow the first id from
+`next_id` on is drawn.
 """
 
 from __future__ import annotations
@@ -145,10 +146,12 @@ class _Unread:
 
 
 class FakeRunner:
-    """Computes at submission, or draws when the masks come, in order; `depth` only lets the engine launch before it reads.
+    """Computes at submission, or draws when the masks come, in order; `depth` only lets the engine launch before it
+    reads.
 
-    Slots and blocks that an unread step uses may not be given to anybody else, though here it would do no harm. A step that is to fail
-    applies part of its changes, and rows that are computed then read and write through whatever the table says of their slots.
+    Slots and blocks that an unread step uses may not be given to anybody else, though here it would do no harm. A step
+    that is to fail applies part of its changes, and rows that are computed then read and write through whatever the
+    table says of their slots.
     """
 
     def __init__(self, plan: KVPlan, num_blocks: int, depth: int = 0) -> None:

@@ -50,7 +50,8 @@ class Setting:
     load_interval_s: float = 0.0
 
 
-#: Drawn by properties: one group and two, windows that end within a block and with one, and no group that attends everything.
+#: Drawn by properties: one group and two, windows that end within a block and with one, and no group that attends
+#: everything.
 windows = st.sampled_from([(0,), (0, 5), (0, 1), (0, 8), (7,)])
 
 

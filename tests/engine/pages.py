@@ -16,7 +16,8 @@ Tables = Sequence[Sequence[int]]
 
 
 class Pages:
-    """A token is written in every group; a group with a window lets a row read its last positions only, through its own table."""
+    """A token is written in every group; a group with a window lets a row read its last positions only, through its own
+    table."""
 
     def __init__(self, plan: KVPlan, num_blocks: int) -> None:
         self._plan = plan
@@ -43,7 +44,8 @@ class Pages:
                 self.write(tables, position, WRONG)
 
     def read(self, tables: Tables, ids: Sequence[int]) -> list[int]:
-        """What the row whose newest token is the last of `ids` sees of them: NAN and WRONG as written; the id itself where no group looks."""
+        """What the row whose newest token is the last of `ids` sees of them: NAN and WRONG as written; the id itself
+        where no group looks."""
         seen: list[set[int]] = [set() for _ in ids]
         for table, group in zip(tables, self._plan.groups, strict=True):
             window = self._window(table, group.window, len(ids) - 1)

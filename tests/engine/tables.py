@@ -1,4 +1,5 @@
-"""ConstrainedOutputs that are a table: an automaton over what is left of an id divided by four, and the matchers and grammars made of it."""
+"""ConstrainedOutputs that are a table: an automaton over what is left of an id divided by four, and the matchers and
+grammars made of it."""
 
 from __future__ import annotations
 

@@ -384,7 +384,8 @@ def test_nothing_to_do_sleeps_until_news_or_the_next_deadline() -> None:
 
 
 def test_outputs_are_not_copied_from_a_prompt_that_the_same_step_writes() -> None:
-    # In one step the second output of the third request computes [2, 3], a resumed leader hits that block, and its sibling may be seated.
+    # In one step the second output of the third request computes [2, 3], a resumed leader hits that block, and its
+    # sibling may be seated.
     h = Harness(Setting(16, 2, max_num_seqs=4, max_num_batched_tokens=22, chunked=False, windows=(0,)))
     asked = [([0] * 12, 4, 3), ([0, 0], 5, 1), ([0, 1, 2, 3], 1, 2), ([0, 1, 2, 3], 4, 2)]
     handles = [h.add(prompt, max_tokens, num_outputs=n, seed=3) for prompt, max_tokens, n in asked]
@@ -407,7 +408,8 @@ def test_nan_in_a_chunk_that_yields_nothing_is_not_found_again() -> None:
 
 
 def test_a_chunk_launched_behind_one_that_fails_is_not_found_again() -> None:
-    # The block of positions 2 and 3 is published by the step that writes 3; the one before, which was to write 2, fails.
+    # The block of positions 2 and 3 is published by the step that writes 3; the one before, which was to write 2,
+    # fails.
     h = Harness(Setting(depth=1, block_size=2, max_num_batched_tokens=1))
     h.runner.fail_steps[3] = 9
     failed = h.add([5] * 6, 2)

@@ -1,5 +1,5 @@
-"""Drafts, masks, events, faults and departures mixed at random: every output is a beginning of the one that its request has alone, and the
-whole of it unless something ended it."""
+"""Drafts, masks, events, faults and departures mixed at random: every output is a beginning of the one that its request
+has alone, and the whole of it unless something ended it."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ from typing import Protocol
 
 class Chunking(Protocol):
     def share(self, count: int, budget: int, is_alone: bool) -> int:
-        """Of `count` tokens, more than `budget`, those to compute now; 0: none before a later step. `is_alone`: no other row yet."""
+        """Of `count` tokens, more than `budget`, those to compute now; 0: none before a later step. `is_alone`: no
+        other row yet."""
 
 
 class Chunked:

@@ -49,11 +49,11 @@ class LiveSequences:
         #: Sequences that wait for another thread.
         self._awaiting: Parking[Event] = Parking()
 
-    # -- coming ------------------------------------------------------------------------------------------------------------------------
+    # -- coming --------------------------------------------------------------------------------------------------------
 
     def add(self, seqs: list[Sequence], report: StepFrameBuilder) -> None:
-        """Takes the sequences of one request; the first computes the prompt that the others share. A request whose constraint is not
-        compiled yet is parked until it is; one whose constraint cannot be met fails."""
+        """Takes the sequences of one request; the first computes the prompt that the others share. A request whose
+        constraint is not compiled yet is parked until it is; one whose constraint cannot be met fails."""
         leader, *siblings = seqs
         self.newest = max(self.newest, seqs[-1].rank, key=_arrival)
         try:
@@ -92,10 +92,11 @@ class LiveSequences:
     def num_queued_tokens(self) -> int:
         return self.waiting.num_tokens + self._awaiting.num_tokens
 
-    # -- seats -------------------------------------------------------------------------------------------------------------------------
+    # -- seats ---------------------------------------------------------------------------------------------------------
 
     def in_turn(self) -> list[Sequence]:
-        """A copy of the running, best rank first; where the budget did not reach all of them, from the first it left out."""
+        """A copy of the running, best rank first; where the budget did not reach all of them, from the first it left
+        out."""
         resume_at, self.resume_at = self.resume_at, None
         if resume_at is None:
             return self.running[:]
@@ -137,7 +138,7 @@ class LiveSequences:
         if len(self._slot_limbo):
             self._slots += self._slot_limbo.opened()
 
-    # -- ending ------------------------------------------------------------------------------------------------------------------------
+    # -- ending --------------------------------------------------------------------------------------------------------
 
     def append(self, seq: Sequence, token: int, report: StepFrameBuilder) -> bool:
         """Takes a drawn id if the matcher does. Returns whether that has ended the sequence."""
@@ -190,7 +191,7 @@ class LiveSequences:
         if self.siblings.num_seqs:
             self.release_siblings(seq)
 
-    # -- several outputs ---------------------------------------------------------------------------------------------------------------
+    # -- several outputs -----------------------------------------------------------------------------------------------
 
     def release_siblings(self, leader: Sequence) -> None:
         """The prompt is there, or will not be: its siblings wait for seats of their own."""

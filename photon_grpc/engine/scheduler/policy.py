@@ -46,8 +46,8 @@ class Fcfs:
 class Priority(Fcfs):
     """Higher priority first, first come among equals; waiting raises it slowly.
 
-    The key does not change while a request waits: ageing at the same rate for all leaves the order of two requests as it was at the
-    arrival of the later one.
+    The key does not change while a request waits: ageing at the same rate for all leaves the order of two requests as
+    it was at the arrival of the later one.
     """
 
     obeys_priority = True
@@ -65,8 +65,8 @@ class Deadline(Fcfs):
 
 
 class Static(Fcfs):
-    """A batch is admitted when the one before is done: all that wait at that moment make up the next one, all outputs of a request
-    included. They take seats as these come free; one that is preempted stays in its batch."""
+    """A batch is admitted when the one before is done: all that wait at that moment make up the next one, all outputs
+    of a request included. They take seats as these come free; one that is preempted stays in its batch."""
 
     def __init__(self) -> None:
         self._last: Rank = (0.0, -1)

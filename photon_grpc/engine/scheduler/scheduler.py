@@ -1,8 +1,9 @@
 """Chooses the next Batch and settles the oldest StepOutput.
 
-Two phases: RUNNING sequences first, then WAITING ones are admitted into what is left of the token budget. What a sequence computes is one
-subtraction (see core.sequence), so that prefill, chunks, decode, prefix hits and resumption need no modes. Step n + 1 may be chosen before
-step n is read: a Sequence keeps its Flights, and `settle` pops exactly the one of its Batch.
+Two phases: RUNNING sequences first, then WAITING ones are admitted into what is left of the token budget. What a
+sequence computes is one subtraction (see core.sequence), so that prefill, chunks, decode, prefix hits and resumption
+need no modes. Step n + 1 may be chosen before step n is read: a Sequence keeps its Flights, and `settle` pops exactly
+the one of its Batch.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Scheduler:
     def num_in_flight(self) -> int:
         return len(self._flying)
 
-    # -- one step ----------------------------------------------------------------------------------------------------------------------
+    # -- one step ------------------------------------------------------------------------------------------------------
 
     def schedule(self, now_s: float, report: StepFrameBuilder) -> Batch | None:
         """The next Batch, or None when no sequence can compute anything now. Reports preemptions."""
@@ -119,14 +120,16 @@ class Scheduler:
             self._place(plan, seq, count, end, 1 if end == wanted else 0)
 
     def _awaits_settling(self, seq: Sequence, plan: BatchBuilder) -> bool:
-        """True when ids of this sequence are in a step that will not have settled when masks are made for the one being planned."""
+        """True when ids of this sequence are in a step that will not have settled when masks are made for the one being
+        planned."""
         if not seq.flights or seq not in self.live.constraints.matchers:
             return False
         newest = seq.flights[-1]
         return newest.may_yield > 0 and newest.step > plan.step - self.limits.depth
 
     def _place_drafting(self, plan: BatchBuilder, seq: Sequence, wanted: int, report: StepFrameBuilder) -> None:
-        """Places a decode row with as many drafts as max_tokens, the budget and free blocks allow; drafts preempt nothing."""
+        """Places a decode row with as many drafts as max_tokens, the budget and free blocks allow; drafts preempt
+        nothing."""
         drafts = min(plan.drafts, seq.max_len - 1 - wanted, plan.budget - 1)
         end = wanted + drafts
         if end > seq.table.capacity:
@@ -155,7 +158,8 @@ class Scheduler:
             plan.published[len(plan.rows) - 1] = self.pool.publish(seq, end)
 
     def _make_room(self, seq: Sequence, num_tokens: int, plan: BatchBuilder, report: StepFrameBuilder) -> bool:
-        """Extends the table, preempting the worst rank if need be. False when this sequence must sit out or was preempted itself."""
+        """Extends the table, preempting the worst rank if need be. False when this sequence must sit out or was
+        preempted itself."""
         while True:
             grown = self.pool.grow(seq, num_tokens)
             if grown is not None:
@@ -181,7 +185,7 @@ class Scheduler:
         else:
             self.live.wait(seq)
 
-    # -- admission ---------------------------------------------------------------------------------------------------------------------
+    # -- admission -----------------------------------------------------------------------------------------------------
 
     def _admit_waiting(self, plan: BatchBuilder, now_s: float) -> None:
         while plan.budget > 0 and self.live.has_seat() and len(self.live.waiting):
@@ -210,7 +214,8 @@ class Scheduler:
         return () if self.pool.admit(seq, root, len(self.live.running)) else None
 
     def _has_prompt(self, leader: Sequence) -> bool:
-        """True when its prompt may be copied from. What it was admitted with may be written by that very step, and copies come first."""
+        """True when its prompt may be copied from. What it was admitted with may be written by that very step, and
+        copies come first."""
         is_written = leader.num_computed >= leader.num_prompt - 1 and leader.seated_step <= self._settled_step
         return leader.status is Status.RUNNING and is_written
 
@@ -241,11 +246,11 @@ class Scheduler:
         end = seq.num_computed + count
         self._place(plan, seq, count, end, 1 if end == len(seq.ids) else 0)
 
-    # -- settling ----------------------------------------------------------------------------------------------------------------------
+    # -- settling ------------------------------------------------------------------------------------------------------
 
     def masks(self, drafts: tuple[int, ...], report: StepFrameBuilder) -> memoryview:
-        """The bitmasks of the newest Batch, once all up to `limits.depth` steps before it have settled; `drafts` and the result are those
-        of core.ports.Pending. A matcher that fails ends its sequence and no other."""
+        """The bitmasks of the newest Batch, once all up to `limits.depth` steps before it have settled; `drafts` and
+        the result are those of core.ports.Pending. A matcher that fails ends its sequence and no other."""
         batch, plan = self._flying[-1]
         masks, failures = self.live.constraints.masks(batch, plan.rows, drafts)
         for seq, error in failures.items():
@@ -301,8 +306,8 @@ class Scheduler:
     def _settle_drafts(
         self, batch: Batch, plan: BatchBuilder, output: StepOutput, report: StepFrameBuilder
     ) -> list[int]:
-        """Appends all but the last id of every row and takes from `num_computed` the drafts that were not kept, whose keys and values are
-        written again. Returns the last ids, one for each row that yields."""
+        """Appends all but the last id of every row and takes from `num_computed` the drafts that were not kept, whose
+        keys and values are written again. Returns the last ids, one for each row that yields."""
         last: list[int] = []
         ids, lengths = iter(output.ids), iter(output.lengths or repeat(1))
         for row, seq in enumerate(plan.rows):
@@ -328,8 +333,8 @@ class Scheduler:
             self.live.fail(seq, fault, report)
             return
         if fault.reason == NumericFailure.reason:
-            # The row was computed, and any block it read may hold what broke it. A sequence that shares one sees in its own logits whether
-            # it is sound; no other is to find it.
+            # The row was computed, and any block it read may hold what broke it. A sequence that shares one sees in its
+            # own logits whether it is sound; no other is to find it.
             self.pool.forget_prefix(seq)
             self.live.fail(seq, fault, report)
             return

@@ -16,7 +16,8 @@ class Due(IntEnum):
 
 
 class Timers:
-    """A heap of (time, order, what, sequence); entries of finished sequences are skipped, and swept when they are most of it."""
+    """A heap of (time, order, what, sequence); entries of finished sequences are skipped, and swept when they are most
+    of it."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Due, Sequence]] = []
