@@ -74,6 +74,10 @@ class KVPlan(msgspec.Struct, frozen=True, array_like=True):
         """Entries of a group's block table that hold this many tokens of one sequence."""
         return -(-num_tokens // self.block_size)
 
+    def whole(self, num_tokens: int) -> int:
+        """Columns that this many tokens fill."""
+        return num_tokens // self.block_size
+
     def behind(self, window: int, num_tokens: int) -> int:
         """Columns that no token from position `num_tokens` on attends, in a group of this window."""
         return max(0, num_tokens - window + 1) // self.block_size if window else 0
@@ -84,7 +88,7 @@ class KVPlan(msgspec.Struct, frozen=True, array_like=True):
 
     def blocks(self, num_tokens: int) -> int:
         """Blocks that hold this many tokens of one sequence, over all groups."""
-        return -(-num_tokens // self.block_size) * len(self.groups)
+        return self.columns(num_tokens) * len(self.groups)
 
     def tokens(self, num_blocks: int) -> int:
         """Tokens of one sequence that so many blocks hold."""

@@ -6,7 +6,7 @@ from photon_grpc.core.request import Request, SamplingParams, StopParams
 from photon_grpc.core.sequence import Sequence
 from photon_grpc.engine.blocks.allocation import GrowOnDemand
 from photon_grpc.engine.blocks.block_pool import BlockPool
-from photon_grpc.engine.blocks.prefix_index import RadixIndex
+from photon_grpc.engine.blocks.prefix_index import NoPrefixIndex, RadixIndex
 from tests.kv_plans import kv_plan
 
 ROOT = (0, "", "")
@@ -87,3 +87,35 @@ def test_an_admission_leaves_a_block_for_each_that_runs() -> None:
     pool = new_pool(4)
     assert not pool.admit(seq, ROOT, 3)
     assert pool.admit(seq, ROOT, 2)
+
+
+def test_blocks_behind_a_window_leave_when_they_have_settled_and_are_found_again() -> None:
+    plan = kv_plan(2, 0, 5)
+    pool, ids = BlockPool(plan, 40, RadixIndex(plan), GrowOnDemand()), tuple(range(12))
+    seq = admitted(pool, ids)
+    pool.publish(seq, 12)
+    seq.num_computed = 12
+    assert seq.table.settle_at <= 12
+    pool.settle(seq, 0)
+    full, sliding = map(list, seq.table.groups)
+    # The token at position 12 sees the keys at 8 ... 12.
+    assert sliding[:4] == [0] * 4 and all(sliding[4:]) and all(full)
+    assert (pool.num_owned, pool.num_cached) == (8, 4)
+    pool.release(seq.table, 0)
+    again = admitted(pool, (*ids, 99))
+    assert again.num_computed == 12
+    assert again.table.groups[0][:6] == full and again.table.groups[1][:6] == sliding
+    assert pool.num_owned == 8 + 2
+    pool.check()
+
+
+def test_what_leaves_a_window_waits_for_the_work_that_touches_it() -> None:
+    plan = kv_plan(2, 0, 1)
+    pool = BlockPool(plan, 8, NoPrefixIndex(), GrowOnDemand())
+    seq = admitted(pool, (1, 2, 3, 4))
+    ticket = pool.fences.open()
+    pool.slide(seq, 4, ticket)
+    assert (pool.num_owned, pool.num_limbo) == (2, 2)
+    pool.fences.close(ticket)
+    pool.open_limbo()
+    assert (pool.num_owned, pool.num_limbo, pool.num_free) == (2, 0, 6)

@@ -107,7 +107,7 @@ class BlockPool:
         the last whole shared block, in a block of the sequence's own. Where the leader's window has left the prompt behind, as `admit`.
         """
         num_tokens = seq.num_prompt - 1
-        whole, needed = num_tokens // self.block_size, self.plan.columns(num_tokens)
+        whole, needed = self.plan.whole(num_tokens), self.plan.columns(num_tokens)
         sources = [self._seen(table[:needed], group, num_tokens) for group, table in enumerate(leader.table.groups)]
         if not all(
             all(blocks[self.plan.behind(window, num_tokens) :])
@@ -194,7 +194,8 @@ class BlockPool:
             table.publish_at = NEVER
         while table.publish_at <= num_tokens:
             end = table.publish_at
-            blocks = [group[end // size - 1] for group in table.groups]
+            column = self.plan.whole(end) - 1
+            blocks = [group[column] for group in table.groups]
             node = self._index.publish(table.root, table.tail, seq.ids[end - size : end], blocks)
             if node is None:
                 # Others are that already; hanging ours below blocks that we do not hold, they could be forgotten with them.
