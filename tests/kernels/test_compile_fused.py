@@ -44,10 +44,10 @@ OPERANDS = {
 }
 
 
-def compiled_gluon(kernel: Any, constants: dict[str, Any], num_warps: int, arch: int = 90, **types_of: Any) -> Compiled:
+def compiled_gluon(kernel: Any, constants: dict[Any, Any], num_warps: int, arch: int = 90, **types_of: Any) -> Compiled:
     """Compile as the launcher would: pointers and strides are multiples of 16, the number of rows is anything.
 
-    A tuple's type is the tuple of its types; numbers in it are strides.
+    A tuple's type is the tuple of its types; numbers in it are strides. A constant within a tuple is named by its indices.
     """
     from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon._runtime import GluonASTSource
@@ -62,6 +62,10 @@ def compiled_gluon(kernel: Any, constants: dict[str, Any], num_warps: int, arch:
     built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": num_warps})
     registers, spilled = ptxas_report(built.asm["ptx"])
     return Compiled(built.asm["ptx"], built.metadata.shared, spilled, registers)
+
+
+#: Place of the argument among the kernel's.
+ROWS = 4
 
 
 def projection(end: str, tile: Tile, problem: Problem, arch: int = 90) -> Compiled:
@@ -149,13 +153,16 @@ def test_head(hidden: int, rows: int, end: str) -> None:
 def test_decode_attention(name: str, rows: int, early: bool) -> None:
     model = MODELS[name]
     cache = one_page(model, torch.bfloat16, model.block_size)
-    constants = gluon_decode.config(rows * model.kv_heads, model.q_heads // model.kv_heads, cache)
-    num_warps = constants.pop("num_warps")
+    group = model.q_heads // model.kv_heads
+    tile = gluon_decode.tile(rows * model.kv_heads, group, model.head_dim)
+    shape, query_start = gluon_decode.shape(group, cache), (ROWS, 0)
     for splits in (1, 8):
-        unused = {"query_start": None} | ({"partial": None, "partial_weight": None} if splits == 1 else {})
+        constants = {"SHAPE": shape, "TILE": tile._replace(SPLITS=splits), "EARLY": early, "PDL": True}
+        shares = {"shares": None} if splits == 1 else {}
         built = compiled_gluon(
-            decode_attention_kernel, constants | unused | {"SPLITS": splits, "EARLY": early, "PDL": True}, num_warps
-        )
+            decode_attention_kernel, constants | shares | {query_start: None}, tile.KW,
+            rows=("constexpr", "*i32", "*i32"), shares=("*fp32", "*fp32", "*i32"),
+        )  # fmt: skip
         check(built, "mma.sync")
         assert ("cp.async.c" in built.ptx.split("griddepcontrol.wait", 1)[0]) == early
 
@@ -163,12 +170,12 @@ def test_decode_attention(name: str, rows: int, early: bool) -> None:
 @pytest.mark.parametrize("name", ["1B", "8B"])
 def test_decode_attention_of_a_mixed_batch(name: str) -> None:
     model = MODELS[name]
-    cache = one_page(model, torch.bfloat16, model.block_size)
-    constants = gluon_decode.config(256 * model.kv_heads, model.q_heads // model.kv_heads, cache)
-    unused = dict.fromkeys(["partial", "partial_weight", "counters"])
-    num_warps = constants.pop("num_warps")
-    more = {"SPLITS": 1, "EARLY": False, "PDL": False}
-    check(compiled_gluon(decode_attention_kernel, constants | unused | more, num_warps), "mma.sync")
+    group = model.q_heads // model.kv_heads
+    tile = gluon_decode.tile(256 * model.kv_heads, group, model.head_dim)
+    shape = gluon_decode.shape(group, one_page(model, torch.bfloat16, model.block_size))
+    constants = {"SHAPE": shape, "TILE": tile, "EARLY": False, "PDL": False, "shares": None}
+    built = compiled_gluon(decode_attention_kernel, constants, tile.KW, rows=("*i32", "*i32", "*i32"))
+    check(built, "mma.sync")
 
 
 def test_embed() -> None:

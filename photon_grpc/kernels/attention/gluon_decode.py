@@ -24,10 +24,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
+from photon_grpc.kernels.attention.join_shares import join_shares
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.gluon import (
     async_copy,
@@ -43,7 +44,7 @@ from photon_grpc.kernels.jit import num_multiprocessors
 MAX_SPLITS = 16
 HEAD_DIMS = (32, 64, 128)
 MAX_GROUP = 16
-# head_dim -> (most (row, key head) pairs, tile). Sweeps on an H200, each at contexts of 272, 2,000 and 64 … 1,500 mixed, 8 key heads.
+# head_dim -> (most (row, key head) pairs, (KW, BN, NS, MIN_SHARE)). Sweeps on an H200, each at contexts of 272, 2,000 and 64 … 1,500 mixed, 8 key heads.
 TILES = {
     64: (
         (64, (4, 32, 3, 512)),
@@ -61,6 +62,29 @@ TILES = {
 }
 
 
+class Shape(NamedTuple):
+    """What the kernel is compiled for, of the pages: GROUP query heads for each of KV_HEADS key heads."""
+
+    KV_HEADS: int
+    GROUP: int
+    HEAD_DIM: int
+    BLOCK_SIZE: int
+
+
+class Tile(NamedTuple):
+    """What the kernel is compiled for, of the batch.
+
+    HEADS is GROUP padded to 8 or 16. KW warps of BN keys a step, NS steps under way, at most SPLITS shares of at least MIN_SHARE keys.
+    """
+
+    HEADS: int
+    KW: int
+    BN: int
+    NS: int
+    MIN_SHARE: int
+    SPLITS: int = 1
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class DependentChain:
     """Callers whose kernels follow one another by programmatic dependent launch.
@@ -75,10 +99,11 @@ class DependentChain:
 
 
 @gluon_jit
-def look_up(
-    table, key, stop, BLOCK_SIZE: gl.constexpr, BN: gl.constexpr, KW: gl.constexpr, copy: gl.constexpr
-):  # fmt: skip
+def look_up(table, key, stop, SHAPE: gl.constexpr, TILE: gl.constexpr, copy: gl.constexpr):
     """Page of the keys from `key` on: one number where a step lies in one page, else [KW, 1 or BN, 1]."""
+    BLOCK_SIZE: gl.constexpr = SHAPE.BLOCK_SIZE
+    BN: gl.constexpr = TILE.BN
+    KW: gl.constexpr = TILE.KW
     if BLOCK_SIZE % (KW * BN) == 0:
         page = gl.load(table + key // BLOCK_SIZE, mask=key < stop, other=0)
     else:
@@ -93,11 +118,14 @@ def look_up(
 
 @gluon_jit
 def fetch(
-    ks, vs, keys, page, key, stop, block_stride,
-    V_OFFSET: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr, BN: gl.constexpr, KW: gl.constexpr,
-    copy: gl.constexpr,
+    ks, vs, keys, page, key, stop, block_stride, SHAPE: gl.constexpr, TILE: gl.constexpr, copy: gl.constexpr
 ):  # fmt: skip
     """Starts the copies of KW · BN keys and values; zeros from `stop` on."""
+    HEAD_DIM: gl.constexpr = SHAPE.HEAD_DIM
+    BLOCK_SIZE: gl.constexpr = SHAPE.BLOCK_SIZE
+    V_OFFSET: gl.constexpr = SHAPE.KV_HEADS * BLOCK_SIZE * HEAD_DIM
+    BN: gl.constexpr = TILE.BN
+    KW: gl.constexpr = TILE.KW
     warp = gl.arange(0, KW, layout=gl.SliceLayout(1, gl.SliceLayout(2, copy)))[:, None, None]
     row = gl.arange(0, BN, layout=gl.SliceLayout(0, gl.SliceLayout(2, copy)))[None, :, None]
     column = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, gl.SliceLayout(1, copy)))[None, None, :]
@@ -113,13 +141,15 @@ def fetch(
 
 @gluon_jit
 def attend(
-    ks, vs, query, high, total, acc, scale, num_keys,
-    BN: gl.constexpr, KW: gl.constexpr, HEADS: gl.constexpr, MASKED: gl.constexpr, mma: gl.constexpr,
+    ks, vs, query, high, total, acc, scale, num_keys, TILE: gl.constexpr, MASKED: gl.constexpr, mma: gl.constexpr
 ):  # fmt: skip
     """One step over the first `num_keys` keys (with MASKED, else over all) of K and V [KW, BN, D], query [KW, D, HEADS].
 
     Returns the new high [KW, HEADS] in units of q · k, total [KW, BN, HEADS] not yet summed over keys, acc [KW, D, HEADS].
     """
+    BN: gl.constexpr = TILE.BN
+    KW: gl.constexpr = TILE.KW
+    HEADS: gl.constexpr = TILE.HEADS
     left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     right: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
     scores = mma_v2(ks.load(left), query, gl.zeros([KW, BN, HEADS], gl.float32, mma))
@@ -142,10 +172,13 @@ def attend(
 
 @gluon_jit
 def load_query(
-    q, is_one, GROUP: gl.constexpr, HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, KW: gl.constexpr, right: gl.constexpr
+    q, is_one, SHAPE: gl.constexpr, TILE: gl.constexpr, right: gl.constexpr
 ):  # fmt: skip
     """Queries of a group [KW, D, HEADS], the same for every warp; zeros where it is no row of one query."""
-    warp = gl.arange(0, KW, layout=gl.SliceLayout(1, gl.SliceLayout(2, right)))[:, None, None]
+    GROUP: gl.constexpr = SHAPE.GROUP
+    HEAD_DIM: gl.constexpr = SHAPE.HEAD_DIM
+    HEADS: gl.constexpr = TILE.HEADS
+    warp = gl.arange(0, TILE.KW, layout=gl.SliceLayout(1, gl.SliceLayout(2, right)))[:, None, None]
     member = gl.arange(0, HEADS, layout=gl.SliceLayout(0, gl.SliceLayout(1, right)))[None, None, :]
     column = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, gl.SliceLayout(2, right)))[None, :, None]
     inside = is_one & (member < GROUP) & (column >= 0) & (warp >= 0)
@@ -154,17 +187,25 @@ def load_query(
 
 @gluon_jit
 def decode_attention_kernel(
-    q, pages, out, partial, partial_weight, counters, query_start, context_len, block_tables,
-    scale, q_stride, block_stride, table_stride,
-    KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr,
-    SPLITS: gl.constexpr, MIN_SHARE: gl.constexpr, BN: gl.constexpr, KW: gl.constexpr, NS: gl.constexpr,
-    EARLY: gl.constexpr, PDL: gl.constexpr,
+    q, pages, out, shares, rows, scale, q_stride, block_stride, table_stride,
+    SHAPE: gl.constexpr, TILE: gl.constexpr, EARLY: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """One program for (key head, row, share of the keys).
 
-    HEADS is GROUP padded to 8 or 16. With `query_start` row b's query is the one at query_start[b], and rows of another number
-    of queries are left alone; without it row b's query is q[b].
+    rows: query_start, context_len, block_tables. With `query_start` row b's query is the one at query_start[b], and rows of another
+    number of queries are left alone; without it (None) row b's query is q[b].
+    shares: partial float32 [B, Hq, SPLITS, D], its log2 weight [B, Hq, SPLITS], counters; None where SPLITS is 1.
     """
+    query_start, context_len, block_tables = rows
+    HEAD_DIM: gl.constexpr = SHAPE.HEAD_DIM
+    GROUP: gl.constexpr = SHAPE.GROUP
+    BLOCK_SIZE: gl.constexpr = SHAPE.BLOCK_SIZE
+    HEADS: gl.constexpr = TILE.HEADS
+    SPLITS: gl.constexpr = TILE.SPLITS
+    MIN_SHARE: gl.constexpr = TILE.MIN_SHARE
+    BN: gl.constexpr = TILE.BN
+    KW: gl.constexpr = TILE.KW
+    NS: gl.constexpr = TILE.NS
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[KW, 1, 1], instr_shape=[1, 16, 8])
     right: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
     TD: gl.constexpr = HEAD_DIM // 8
@@ -172,7 +213,6 @@ def decode_attention_kernel(
     swizzle: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [2, 1, 0])
     kind: gl.constexpr = q.dtype.element_ty
     STEP: gl.constexpr = KW * BN
-    V_OFFSET: gl.constexpr = KV_HEADS * BLOCK_SIZE * HEAD_DIM
     kv_head, row, split = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     if not EARLY and PDL:
         gdc_wait()
@@ -192,34 +232,28 @@ def decode_attention_kernel(
     keys = pages + kv_head * (BLOCK_SIZE * HEAD_DIM)
     ks = gl.allocate_shared_memory(kind, [NS, KW, BN, HEAD_DIM], swizzle)
     vs = gl.allocate_shared_memory(kind, [NS, KW, BN, HEAD_DIM], swizzle)
-    page = look_up(table, begin, stop, BLOCK_SIZE, BN, KW, copy)
+    page = look_up(table, begin, stop, SHAPE, TILE, copy)
     num_early = 0
     if EARLY:
         num_early = gl.minimum(gl.maximum(num_steps - 1, 0), NS)
         for s in range(num_early):
             key = begin + s * STEP
-            fetch(
-                ks.index(s), vs.index(s), keys, page, key, stop, block_stride,
-                V_OFFSET, HEAD_DIM, BLOCK_SIZE, BN, KW, copy,
-            )  # fmt: skip
+            fetch(ks.index(s), vs.index(s), keys, page, key, stop, block_stride, SHAPE, TILE, copy)
             async_copy.commit_group()
-            page = look_up(table, key + STEP, stop, BLOCK_SIZE, BN, KW, copy)
+            page = look_up(table, key + STEP, stop, SHAPE, TILE, copy)
     if PDL:
         if EARLY:
             gdc_wait()
         gdc_launch_dependents()
     if split < num_shares:
         its_query = q + (query_row.to(gl.int64) * q_stride + kv_head * (GROUP * HEAD_DIM))
-        query = load_query(its_query, context > 0, GROUP, HEADS, HEAD_DIM, KW, right)
+        query = load_query(its_query, context > 0, SHAPE, TILE, right)
         for s in range(num_early, NS):
             key = begin + s * STEP
             if s < num_steps:
-                fetch(
-                    ks.index(s), vs.index(s), keys, page, key, stop, block_stride,
-                    V_OFFSET, HEAD_DIM, BLOCK_SIZE, BN, KW, copy,
-                )  # fmt: skip
+                fetch(ks.index(s), vs.index(s), keys, page, key, stop, block_stride, SHAPE, TILE, copy)
             async_copy.commit_group()
-            page = look_up(table, key + STEP, stop, BLOCK_SIZE, BN, KW, copy)
+            page = look_up(table, key + STEP, stop, SHAPE, TILE, copy)
         high = gl.full([KW, HEADS], -float("inf"), gl.float32, gl.SliceLayout(1, mma))
         total = gl.zeros([KW, BN, HEADS], gl.float32, mma)
         acc = gl.zeros([KW, HEAD_DIM, HEADS], gl.float32, mma)
@@ -227,35 +261,35 @@ def decode_attention_kernel(
         for i in range(num_steps - 1):
             async_copy.wait_group(NS - 1)
             high, total, acc = attend(
-                ks.index(slot), vs.index(slot), query, high, total, acc, scale, 0, BN, KW, HEADS, False, mma
+                ks.index(slot), vs.index(slot), query, high, total, acc, scale, 0, TILE, False, mma
             )
             key = begin + (i + NS) * STEP
             if key < stop:
-                fetch(
-                    ks.index(slot), vs.index(slot), keys, page, key, stop, block_stride,
-                    V_OFFSET, HEAD_DIM, BLOCK_SIZE, BN, KW, copy,
-                )  # fmt: skip
+                fetch(ks.index(slot), vs.index(slot), keys, page, key, stop, block_stride, SHAPE, TILE, copy)
             async_copy.commit_group()
-            page = look_up(table, key + STEP, stop, BLOCK_SIZE, BN, KW, copy)
+            page = look_up(table, key + STEP, stop, SHAPE, TILE, copy)
             slot = gl.where(slot == NS - 1, 0, slot + 1)
         async_copy.wait_group(0)
         num_keys = stop - begin - (num_steps - 1) * STEP
         high, total, acc = attend(
-            ks.index(slot), vs.index(slot), query, high, total, acc, scale, num_keys, BN, KW, HEADS, True, mma
+            ks.index(slot), vs.index(slot), query, high, total, acc, scale, num_keys, TILE, True, mma
         )
         store_share(
-            high, total, acc, out, partial, partial_weight, counters, scale, query_row, kv_head, split, num_shares,
-            KV_HEADS, GROUP, HEADS, HEAD_DIM, SPLITS, mma,
+            (high, total, acc), out, shares, scale, query_row, kv_head, split, num_shares, SHAPE, TILE, mma
         )  # fmt: skip
 
 
 @gluon_jit
 def store_share(
-    high, total, acc, out, partial, partial_weight, counters, scale, row, kv_head, split, num_shares,
-    KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, SPLITS: gl.constexpr,
-    mma: gl.constexpr,
+    sums, out, shares, scale, row, kv_head, split, num_shares, SHAPE: gl.constexpr, TILE: gl.constexpr, mma: gl.constexpr
 ):  # fmt: skip
-    """Joins the warps, and where there are several shares those, once the last has arrived."""
+    """Joins the warps' (high, total, acc), and where there are several shares those, once the last has arrived."""
+    high, total, acc = sums
+    KV_HEADS: gl.constexpr = SHAPE.KV_HEADS
+    GROUP: gl.constexpr = SHAPE.GROUP
+    HEAD_DIM: gl.constexpr = SHAPE.HEAD_DIM
+    HEADS: gl.constexpr = TILE.HEADS
+    SPLITS: gl.constexpr = TILE.SPLITS
     layout: gl.constexpr = gl.SliceLayout(0, mma)
     total = gl.sum(total, 1)
     top = gl.max(high, 0)
@@ -273,6 +307,7 @@ def store_share(
     if SPLITS == 1:
         gl.store(to, acc.to(kind), mask=is_head[None, :])
     else:
+        partial, partial_weight, counters = shares
         if num_shares == 1:
             gl.store(to, acc.to(kind), mask=is_head[None, :])
         else:
@@ -283,72 +318,22 @@ def store_share(
             counter = counters + row * KV_HEADS + kv_head
             if gl.atomic_add(counter, 1, sem="acq_rel") == num_shares - 1:
                 gl.store(counter, 0)
-                sums, all_weight = join_shares(
+                joined, all_weight = join_shares(
                     partial, partial_weight, place, num_shares, column, is_head, HEADS, HEAD_DIM, layout
                 )
-                gl.store(to, (sums / all_weight[None, :]).to(kind), mask=is_head[None, :])
+                gl.store(to, (joined / all_weight[None, :]).to(kind), mask=is_head[None, :])
 
 
-@gluon_jit
-def join_shares(
-    partial, partial_weight, place, num_shares, column, is_head,
-    HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, layout: gl.constexpr,
-):  # fmt: skip
-    """(acc [D, HEADS], total [HEADS]) over the shares' results in the order of their numbers."""
-    high = gl.full([HEADS], -float("inf"), gl.float32, gl.SliceLayout(0, layout))
-    total = gl.zeros([HEADS], gl.float32, gl.SliceLayout(0, layout))
-    acc = gl.zeros([HEAD_DIM, HEADS], gl.float32, layout)
-    for share in range(0, num_shares, 2):
-        # Two at a time: their loads are under way together.
-        weight, part = load_share(partial, partial_weight, place, share, num_shares, column, is_head, HEAD_DIM)
-        weight_2, part_2 = load_share(partial, partial_weight, place, share + 1, num_shares, column, is_head, HEAD_DIM)
-        high, total, acc = fold(high, total, acc, weight, part)
-        high, total, acc = fold(high, total, acc, weight_2, part_2)
-    return acc, total
-
-
-@gluon_jit
-def load_share(partial, partial_weight, place, share, num_shares, column, is_head, HEAD_DIM: gl.constexpr):
-    """(weight [HEADS], result [D, HEADS]) of one share, past the first-level cache; of no weight where there is none."""
-    there = is_head & (share < num_shares)
-    weight = gl.load(partial_weight + place + share, mask=there, other=0.0, cache_modifier=".cg")
-    at = partial + (place + share)[None, :] * HEAD_DIM + column[:, None]
-    part = gl.load(at, mask=there[None, :], other=0.0, cache_modifier=".cg")
-    return gl.where(share < num_shares, weight, -float("inf")), part
-
-
-@gluon_jit
-def fold(high, total, acc, weight, part):
-    """The running result with one more share's in it."""
-    top = gl.maximum(high, weight)
-    shrink, factor = gl.exp2(high - top), gl.exp2(weight - top)
-    return top, total * shrink + factor, acc * shrink[None, :] + part * factor[None, :]
-
-
-def config(num_pairs: int, group: int, pages: torch.Tensor) -> dict[str, Any]:
-    """Compile-time arguments for `num_pairs` (row, key head) pairs, all but SPLITS, EARLY and PDL.
-
-    Few pairs want many keys in flight each, many pairs small programs.
-    """
+def shape(group: int, pages: torch.Tensor) -> Shape:
+    """Of layers with `group` query heads for a key head."""
     _, _, _, kv_heads, block_size, head_dim = pages.shape
-    warps, keys, steps, share = tile(num_pairs, head_dim)
-    return {
-        "KV_HEADS": kv_heads,
-        "GROUP": group,
-        "HEADS": 8 if group <= 8 else 16,
-        "HEAD_DIM": head_dim,
-        "BLOCK_SIZE": block_size,
-        "MIN_SHARE": share,
-        "BN": keys,
-        "KW": warps,
-        "NS": steps,
-        "num_warps": warps,
-    }
+    return Shape(kv_heads, group, head_dim, block_size)
 
 
-def tile(num_pairs: int, head_dim: int) -> tuple[int, int, int, int]:
-    """(warps, keys a step of one of them, steps under way, least keys of a share)."""
-    return next(found for most_pairs, found in TILES[max(head_dim, 64)] if num_pairs <= most_pairs)
+def tile(num_pairs: int, group: int, head_dim: int) -> Tile:
+    """For `num_pairs` (row, key head) pairs: few want many keys in flight each, many want small programs."""
+    warps, keys, steps, share = next(found for most, found in TILES[max(head_dim, 64)] if num_pairs <= most)
+    return Tile(8 if group <= 8 else 16, warps, keys, steps, share)
 
 
 def num_splits(num_pairs: int, max_context_len: int, multiprocessors: int, min_share: int) -> int:
@@ -371,21 +356,22 @@ def launch(
     """Row b's query is q[b]; rows of q [M, Hq, D] and out from B on are left alone. A kernel of a chain of dependent launches."""
     num_rows, kv_heads, head_dim = meta.context_len.shape[0], pages.shape[3], pages.shape[5]
     q_heads = q.shape[1]
-    num_pairs = num_rows * kv_heads
-    constants = config(num_pairs, q_heads // kv_heads, pages)
-    splits = num_splits(num_pairs, meta.max_context_len, num_multiprocessors(q.device), constants["MIN_SHARE"])
-    partial = weight = None
+    num_pairs, group = num_rows * kv_heads, q_heads // kv_heads
+    found = tile(num_pairs, group, head_dim)
+    splits = num_splits(num_pairs, meta.max_context_len, num_multiprocessors(q.device), found.MIN_SHARE)
+    shares = None
     if splits > 1:
         partial = torch.empty((num_rows, q_heads, splits, head_dim), dtype=torch.float32, device=q.device)
         weight = torch.empty((num_rows, q_heads, splits), dtype=torch.float32, device=q.device)
+        shares = partial, weight, chain.counters
     pdl = has_dependent_launch(q.device)
     options = {"launch_pdl": True} if pdl else {}
     rows = None, meta.context_len, meta.block_tables
     numbers = meta.log2_scale, q.stride(0), pages.stride(0), meta.block_tables.stride(0)
+    constants = shape(group, pages), found._replace(SPLITS=splits), chain.history_is_settled, pdl
     decode_attention_kernel[(kv_heads, num_rows, splits)](
-        q, pages[:, plane], out, partial, weight, chain.counters, *rows, *numbers,
-        SPLITS=splits, EARLY=chain.history_is_settled, PDL=pdl, **constants, **options,
-    )  # fmt: skip
+        q, pages[:, plane], out, shares, rows, *numbers, *constants, num_warps=found.KW, **options
+    )
 
 
 def launch_rows_of_one(
@@ -395,10 +381,12 @@ def launch_rows_of_one(
 
     For batches with so many rows that none is shared out.
     """
-    num_rows, kv_heads = meta.context_len.shape[0], pages.shape[3]
-    constants = config(num_rows * kv_heads, q.shape[1] // kv_heads, pages)
+    num_rows, kv_heads, head_dim = meta.context_len.shape[0], pages.shape[3], pages.shape[5]
+    group = q.shape[1] // kv_heads
+    found = tile(num_rows * kv_heads, group, head_dim)
     rows = meta.query_start, meta.context_len, meta.block_tables
     numbers = meta.log2_scale, q.stride(0), pages.stride(0), meta.block_tables.stride(0)
+    constants = shape(group, pages), found, False, False
     decode_attention_kernel[(kv_heads, num_rows, 1)](
-        q, pages[:, plane], out, None, None, None, *rows, *numbers, SPLITS=1, EARLY=False, PDL=False, **constants
+        q, pages[:, plane], out, None, rows, *numbers, *constants, num_warps=found.KW
     )
