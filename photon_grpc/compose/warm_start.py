@@ -27,7 +27,7 @@ OnStage = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class WarmStart:
-    """What a runner is made by, whichever decoder it runs."""
+    """The makings of a runner, for any decoder."""
 
     config: ServeConfig
     kernels: Kernels
@@ -49,7 +49,7 @@ class WarmStart:
             return runner
 
     def _dry_run(self, short: Decoder) -> None:
-        """What `runner` computes, on objects of its own."""
+        """Compute as `runner` does, on objects of its own."""
         self._largest_step(short)
         quiet = WarmStart(self.config, self.kernels, self.sizes, lambda stage, done, total: None)
         runner = quiet._runner(short, 1, call_once)

@@ -25,7 +25,7 @@ class Admission(msgspec.Struct, frozen=True, array_like=True):
     #: Per KVGroup, the block ids held so far.
     blocks: tuple[tuple[int, ...], ...]
     sampling: SamplingParams
-    #: Which of the request's outputs: part of the noise's key.
+    #: Index among the request's outputs: part of the noise's key.
     output_index: int = 0
     #: Ids that cannot be drawn while fewer than `min_tokens` are generated.
     min_tokens: int = 0

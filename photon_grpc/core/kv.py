@@ -1,4 +1,4 @@
-"""Which memory a sequence's keys and values live in, as numbers. The only arithmetic of blocks."""
+"""The memory of keys and values, as numbers. The only arithmetic of blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class PageFormat(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What one layer keeps per token: planes × heads × width numbers."""
+    """A layer's memory per token: planes × heads × width numbers."""
 
     heads: int
     width: int
@@ -30,7 +30,7 @@ class PageFormat(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class LayerKV(msgspec.Struct, frozen=True, array_like=True):
-    """What a layer says of its keys and values."""
+    """A layer's keys and values."""
 
     format: PageFormat
     #: Keys that a token attends, its own included; 0 is all before it.
@@ -47,7 +47,7 @@ class KVGroup(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KVPlan(msgspec.Struct, frozen=True, array_like=True):
-    """How a model's keys and values are laid out in blocks. Every group takes its blocks from one space of ids.
+    """The layout of a model's keys and values in blocks. Every group takes its blocks from one space of ids.
 
     Groups that attend everything come first.
     """
@@ -98,10 +98,11 @@ class KVPlan(msgspec.Struct, frozen=True, array_like=True):
 def kv_groups(layers: Sequence[LayerKV]) -> tuple[KVGroup, ...]:
     """Groups of layers with the same window, of equal size but for places left unused, those without a window first.
 
-    Where windows have unequal numbers of layers, the size is the one of these numbers that leaves the fewest places unused: 4 full and 22
-    sliding layers become one full group and six sliding ones of 4, the last with two places unused.
+    Where windows have unequal numbers of layers, the size is the one of these numbers that leaves the fewest places
+    unused: 4 full and 22 sliding layers become one full group and six sliding ones of 4, the last with two places
+    unused.
 
-    Raises ModelLoadError where layers differ in what they keep per token.
+    Raise ModelLoadError where layers differ in what they keep per token.
     """
     if len({layer.format for layer in layers}) != 1:
         raise ModelLoadError("layers that keep different keys and values per token are not supported")
@@ -123,7 +124,8 @@ def place(groups: Iterable[KVGroup], layer: int) -> tuple[int, int]:
 
 
 class PrefixNode:
-    """One whole block of ids behind those of its parent, in the tree of known beginnings; `blocks[g]` holds it in KVGroup g, 0: none does.
+    """One whole block of ids behind those of its parent, in the tree of known beginnings; `blocks[g]` holds it in
+    KVGroup g, 0: none does.
 
     Changed by the prefix index only.
     """
@@ -143,8 +145,8 @@ class PrefixNode:
 
 
 class BlockTable:
-    """Which blocks hold one sequence: `groups[g][i]` holds its tokens [i * block_size, (i + 1) * block_size) in KVGroup g; 0 where the
-    group's window has left them behind.
+    """The blocks of one sequence: `groups[g][i]` holds its tokens [i * block_size, (i + 1) * block_size) in KVGroup g;
+    0 where the group's window has left them behind.
 
     Changed by the BlockPool only.
     """
@@ -161,7 +163,7 @@ class BlockTable:
         self.slide_at = NEVER
         #: The smaller of the two: settled tokens at which there is something to do.
         self.settle_at = NEVER
-        #: Who may share: (adapter, owner, salt).
+        #: Prefixes are shared within one (adapter, owner, salt).
         self.root: Hashable = None
-        #: What the next published block hangs from; None: it is the first.
+        #: The parent of the next published block; None: it is the first.
         self.tail: PrefixNode | None = None

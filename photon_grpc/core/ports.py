@@ -24,7 +24,7 @@ class Pending(Protocol):
         nothing is drafted or the launch failed. Waits for the drafts only, not for the step."""
 
     def sample(self, masks: memoryview) -> None:
-        """Launches what was held back and returns at once; called once, before `result`, and only if `batch.masked`.
+        """Launch what was held back and return at once; called once, before `result`, and only if `batch.masked`.
 
         Args:
             masks: which ids may be drawn, `batch.drafts + 1` bitmasks for each masked row in Batch order: mask j is for
@@ -34,7 +34,7 @@ class Pending(Protocol):
         """
 
     def result(self) -> StepOutput:
-        """Waits for the step."""
+        """Wait for the step."""
 
 
 class RunnerFacts(Protocol):
@@ -88,14 +88,14 @@ class Outbox(Protocol):
     """The engine's end of the bridge, upward."""
 
     def send(self, frontend: int, frame: Up) -> None:
-        """Queues one frame. Never blocks on a stalled front end and never raises."""
+        """Queue one frame. Never blocks on a stalled front end and never raises."""
 
     def broadcast(self, load: Load) -> None:
         """The same for every front end there is; one that comes later gets the newest, after the Facts."""
 
 
 class Heartbeat(Protocol):
-    """Where a loop says that it goes on."""
+    """Signs of life of a loop."""
 
     def beat(self, allowance_s: float, num_tokens: int = 0) -> None:
         """The loop goes on, and will say so again within `allowance_s`; meanwhile `num_tokens` are computed. Never

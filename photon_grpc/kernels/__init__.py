@@ -1,7 +1,7 @@
 """Operations on tensors: each file has the formula, a torch reference and a Triton kernel of the same signature.
 
     kernels = select("auto", device)      # once, when a model is built
-    y = kernels.rms_norm(x, weight, eps)  # whoever holds `kernels` never asks again which it was
+    y = kernels.rms_norm(x, weight, eps)  # the choice is made once
 
 Imports only torch (and NumPy); Triton where it is installed. Knows nothing of models, layers or requests.
 """

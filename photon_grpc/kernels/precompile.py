@@ -53,7 +53,7 @@ def _precompile(dry_run: Callable[[], None], progress: OnProgress, num_workers: 
             dry_run()
         torch.cuda.empty_cache()
         found_s = time.perf_counter() - start_s
-        # What is found last (heads of many rows, long steps) takes longest and is to begin first.
+        # The last found (heads of many rows, long steps) take longest and begin first.
         done = run_in_forks(jobs[::-1], num_workers=num_workers, progress=progress)
     except Exception as error:
         _LOG.warning("kernels are compiled one after the other (%s: %s)", type(error).__name__, error)
@@ -127,7 +127,7 @@ def _compile(job: Job) -> None:
 
 
 class _Zeroed(TorchFunctionMode):
-    """What torch.empty and its like give is filled with zeros."""
+    """Fill what torch.empty and its like give with zeros."""
 
     _MAKERS = frozenset({torch.empty, torch.empty_like, torch.Tensor.new_empty})
 

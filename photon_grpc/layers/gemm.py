@@ -56,7 +56,7 @@ def bucket(num_rows: int) -> int:
 
 
 def tiled_rotary(linear: Linear, tile: Tile, end: End, work: Workspace, pages: torch.Tensor, plane: int) -> None:
-    """Fills work.q, and `plane` of pages [num_blocks, planes, 2, Hkv, block_size, D]."""
+    """Fill work.q, and `plane` of pages [num_blocks, planes, 2, Hkv, block_size, D]."""
     out = HeadOutput(work.q, pages, plane, work.rotation)
     qkv_launch(work.h, Affine(linear.weight, linear.bias), end.eps, out, tile, work.counters)
 
@@ -69,7 +69,7 @@ def library_rotary(linear: Linear, end: End, work: Workspace, pages: torch.Tenso
 
 
 def tiled_swiglu(linear: Linear, tile: Tile, end: End, work: Workspace) -> None:
-    """Fills work.y."""
+    """Fill work.y."""
     swiglu_launch(work.h, Affine(linear.weight, linear.bias), end.eps, work.y, tile, work.counters)
 
 
@@ -79,7 +79,7 @@ def library_swiglu(linear: Linear, end: End, work: Workspace) -> None:
 
 
 def tiled_add(linear: Linear, tile: Tile, end: End, work: Workspace, x: torch.Tensor) -> None:
-    """Changes work.h."""
+    """Change work.h."""
     add_launch(work.h, x, Affine(linear.weight, linear.bias), tile, work.counters)
 
 

@@ -71,7 +71,7 @@ class LMHead(Linear):
         return head
 
     def allocate(self, device: torch.device) -> None:
-        """Takes no memory where tied."""
+        """Take no memory where tied."""
         super().allocate(device if self.embedding is None else torch.device("meta"))
 
     def targets(self) -> Iterator[Target]:

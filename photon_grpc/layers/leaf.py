@@ -41,7 +41,7 @@ class Leaf(Protocol):
     """One owner of weights."""
 
     def allocate(self, device: torch.device) -> None:
-        """Replaces the meta tensors by uninitialised memory on `device`."""
+        """Replace the meta tensors by uninitialised memory on `device`."""
 
     def targets(self) -> Iterator[Target]:
         """Every tensor that must be filled; only names and shapes mean something before `allocate`."""

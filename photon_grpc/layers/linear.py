@@ -17,10 +17,10 @@ class LinearMethod(Protocol):
     """The format of a Linear's weights, and its products. Keeps the weights as attributes of the Linear it is given."""
 
     def create(self, linear: Linear, device: torch.device) -> None:
-        """Allocates the linear's tensors on `device`, "meta" included."""
+        """Allocate the linear's tensors on `device`, "meta" included."""
 
     def targets(self, linear: Linear) -> Iterator[Target]:
-        """Places for the checkpoint's tensors in them."""
+        """Place for the checkpoint's tensors in them."""
 
     def after_load(self, linear: Linear) -> None:
         """May replace the tensors, and `linear.method` by one that computes with the new ones."""
@@ -29,7 +29,7 @@ class LinearMethod(Protocol):
         """[T, in_features] -> [T, out_features] in x's dtype. No ctx: outside the body of a step."""
 
     def fold(self, linear: Linear, norm: RMSNorm) -> bool:
-        """Multiplies the norm's weight into W, and leaves ones in the norm. False: this format cannot."""
+        """Multiply the norm's weight into W, and leave ones in the norm. False: this format cannot."""
         return False
 
     def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:

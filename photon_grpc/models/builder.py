@@ -38,7 +38,7 @@ def build(
 ) -> Decoder:
     """The model's decoder for positions below `max_model_len`, its weights not yet allocated (see `models/weights.py`).
 
-    Takes memory for the rotary tables only. With a `mesh` it is this rank's part. Raises ModelLoadError where the ranks
+    Takes memory for the rotary tables only. With a `mesh` it is this rank's part. Raise ModelLoadError where the ranks
     cannot share a size.
     """
     mesh = mesh or Mesh()

@@ -33,9 +33,9 @@ DUMMY_PERIOD = 1_048_583
 
 
 def load(decoder: Decoder, config: ModelConfig, *, progress: OnProgress | None = None) -> None:
-    """Loads the safetensors files of `config.path` into `decoder`, converting to its dtype.
+    """Load the safetensors files of `config.path` into `decoder`, converting to its dtype.
 
-    Raises ModelLoadError naming what is missing, surplus, of a wrong shape or dtype, or malformed.
+    Raise ModelLoadError naming what is missing, surplus, of a wrong shape or dtype, or malformed.
     """
     checkpoint = read_checkpoint(config.path)
     check(decoder, checkpoint, config)
@@ -54,7 +54,7 @@ def load(decoder: Decoder, config: ModelConfig, *, progress: OnProgress | None =
 
 
 def dummy(decoder: Decoder, seed: int = 0) -> None:
-    """Fills at random: normal with deviation 0.02, around 1 for norms; a function of seed and name on any device."""
+    """Fill at random: normal with deviation 0.02, around 1 for norms; a function of seed and name on any device."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.empty(DUMMY_PERIOD).normal_(0.0, DUMMY_STD, generator=generator)
     noise = torch.cat((noise, noise)).to(decoder.device, decoder.dtype)
@@ -68,7 +68,7 @@ def dummy(decoder: Decoder, seed: int = 0) -> None:
 
 
 def check(decoder: Decoder, checkpoint: Checkpoint, config: ModelConfig) -> None:
-    """Raises ModelLoadError unless the checkpoint has just the decoder's tensors, in their shapes and a float dtype."""
+    """Raise ModelLoadError unless the checkpoint has just the decoder's tensors, in their shapes and a float dtype."""
     if not checkpoint.files:
         raise ModelLoadError(f"there is no .safetensors file in {config.path}")
     shapes = {target.name: target.shape for leaf in decoder.leaves() for target in leaf.targets()}
@@ -161,7 +161,7 @@ def _draw(target: Target, noise: torch.Tensor) -> None:
 
 
 def _fill(flat: torch.Tensor, noise: torch.Tensor, offset: int) -> None:
-    """Repeats noise [2 · DUMMY_PERIOD], one period twice, from `offset` on."""
+    """Repeat noise [2 · DUMMY_PERIOD], one period twice, from `offset` on."""
     period = noise[offset : offset + DUMMY_PERIOD]
     whole = flat.numel() // DUMMY_PERIOD * DUMMY_PERIOD
     flat[:whole].view(-1, DUMMY_PERIOD).copy_(period)

@@ -1,8 +1,8 @@
 """The shapes that graphs are captured for.
 
-`decode`: B rows of one token. `mixed`: T tokens shared out over at most R rows: one row for a prompt alone, which nobody who decodes shares the
-step with, few rows for a short prompt that should not wait, some or all rows for a chunk of prompt beside those that decode. Longer steps run
-eagerly: they hide what launching costs.
+`decode`: B rows of one token. `mixed`: T tokens shared out over at most R rows: one row for a prompt alone in its step,
+few rows for a short prompt that should not wait, some or all rows for a chunk of prompt beside those that decode.
+Longer steps run eagerly: they hide what launching costs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from photon_grpc.core.batch import Batch
 from photon_grpc.runner.step import Shape, is_decode
 
 DECODE_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
-#: Tokens of a prompt alone (at least two), of mixed steps with at most SHORT_ROWS rows, with at most MEDIUM_ROWS, and with any number.
+#: Tokens of a prompt alone (at least two), of mixed steps with at most SHORT_ROWS rows, with at most MEDIUM_ROWS, and
+#: with any number.
 LONE_BUCKETS = (32, 64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
 SHORT_BUCKETS = (32, 64, 128, 256, 512)
 SHORT_ROWS = 16

@@ -1,4 +1,4 @@
-"""How many KV blocks there are to be."""
+"""The number of KV blocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CPU_POOL_BYTES = 1 << 30
 
 
 def blocks_on_cpu(plan: KVPlan, max_num_seqs: int, max_model_len: int) -> int:
-    """What max_num_seqs full contexts need, at most 1 GiB, at least one block for each group."""
+    """Blocks of max_num_seqs full contexts, at most 1 GiB, at least one for each group."""
     wanted = max_num_seqs * plan.blocks(max_model_len)
     return max(len(plan.groups), min(wanted, CPU_POOL_BYTES // plan.block_bytes))
 
@@ -31,9 +31,10 @@ def blocks_on_cuda(
     max_num_seqs: int,
     max_num_batched_tokens: int,
 ) -> int:
-    """What is left of `utilization` of the device's memory behind weights and the largest step, measured by running one.
+    """Blocks in the rest of `utilization` of the device's memory behind weights and the largest step, measured by
+    running one.
 
-    Raises ConfigError when nothing is left.
+    Raise ConfigError when nothing is left.
     """
     torch.cuda.reset_peak_memory_stats(decoder.device)
     before = torch.cuda.memory_allocated(decoder.device)
@@ -45,7 +46,8 @@ def blocks_on_cuda(
     budget = int(free - total * (1.0 - utilization)) - step_bytes
     if budget < (len(plan.groups) + 1) * plan.block_bytes:
         raise ConfigError(
-            f"no memory is left for the KV cache: {free >> 20} MiB of {total >> 20} are free, the largest step takes {step_bytes >> 20}; "
+            f"no memory is left for the KV cache: {free >> 20} MiB of {total >> 20} are free, "
+            f"the largest step takes {step_bytes >> 20}; "
             "lower --max-num-batched-tokens or raise --gpu-memory-utilization",
             field="gpu_memory_utilization",
         )
@@ -55,7 +57,7 @@ def blocks_on_cuda(
 def largest_step(decoder: Decoder, kernels: Kernels, plan: KVPlan, max_num_seqs: int, num_tokens: int) -> None:
     """One step of `num_tokens` over as many rows as there may be, on a cache just large enough.
 
-    Raises ConfigError when it cannot be computed.
+    Raise ConfigError when it cannot be computed.
     """
     length = min(decoder.max_model_len - 1, max(1, num_tokens // max(1, min(max_num_seqs, num_tokens))))
     num_rows = max(1, min(max_num_seqs, num_tokens // length))

@@ -15,8 +15,8 @@ class EagerLaunch:
 
     Args:
         step: the step that is launched.
-        row_buckets: how many rows are drawn for at a time; the next one up is taken. A device loads a kernel when it first meets a shape,
-            which takes longer than the step. Empty: as many as yield.
+        row_buckets: how many rows are drawn for at a time; the next one up is taken. A device loads a kernel when it
+            first meets a shape, which takes longer than the step. Empty: as many as yield.
     """
 
     def __init__(self, step: Step, row_buckets: tuple[int, ...] = ()) -> None:

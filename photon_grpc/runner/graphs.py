@@ -1,11 +1,12 @@
 """CUDA graphs of a step: a body per shape, a tail per bucket of rows and level, always two replays.
 
-A graph has fixed shapes, so a batch is padded to the next bucket: surplus rows carry slot 0, whose table points at block 0; they write their
-keys there, nobody reads what they draw, and the state they change is that of slot 0, put back to nothing. The host sends the slots when they
-change and nothing else: last tokens and positions are on the device.
+A graph has fixed shapes, so a batch is padded to the next bucket: surplus rows carry slot 0, whose table points at
+block 0; they write their keys there, their draws are not read, and the state they change is that of slot 0, put back to
+nothing. The host sends the slots when they change and nothing else: last tokens and positions are on the device.
 
-Bodies of as many rows end in the same buffer, from which their tail draws. It is what the decode body of these rows leaves, so that no copy is
-launched there. All graphs share one pool of memory: what one leaves lasts until another than its own tail is replayed.
+Bodies of as many rows end in the same buffer, from which their tail draws. It is what the decode body of these rows
+leaves, so that no copy is launched there. All graphs share one pool of memory: what one leaves lasts until another than
+its own tail is replayed.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class GraphLaunch:
         return tail
 
     def warm_up(self, progress: Callable[[int, int], None]) -> None:
-        """Captures every shape, largest first, so that the smaller ones fit into the memory it took."""
+        """Capture every shape, largest first, so that the smaller ones fit into the memory it took."""
         rows = sorted({*self._buckets.rows, *self._buckets.mixed}, reverse=True)
         shapes, levels = list(self._buckets.mixed_shapes()), list(reversed(SamplingLevel))
         total = len(rows) * (1 + len(levels)) + len(shapes)
@@ -129,7 +130,7 @@ class GraphLaunch:
         return Bounds(shape.num_tokens, 2 if shape.num_rows == 1 else 1, self._step.max_model_len)
 
     def _send(self, batch: Batch, shape: Shape) -> list[int] | None:
-        """Fills the static rows; those that yield, None where all do."""
+        """Fill the static rows; those that yield, None where all do."""
         num_rows, surplus = len(batch.slots), (0,) * (shape.num_rows - len(batch.slots))
         slots = batch.slots + surplus
         if shape.kind == "mixed" or slots != self._slots:
@@ -145,7 +146,7 @@ class GraphLaunch:
 
 
 def uncaptured(function: Callable[[], torch.Tensor], num_rows: int, device: torch.device) -> Replay:
-    """Calls a tail that could not be captured."""
+    """Call a tail that could not be captured."""
     out = torch.zeros(num_rows, dtype=torch.int64, device=device)
     return lambda: out.copy_(function()), out
 
@@ -172,5 +173,6 @@ class CudaCapture:
 
 @cache
 def _capture_stream(device: int) -> torch.cuda.Stream:
-    """One for all captures of a process: the matrix library keeps 32 MiB for good for every stream that it has multiplied on."""
+    """One for all captures of a process: the matrix library keeps 32 MiB for good for every stream that it has
+    multiplied on."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -11,9 +11,11 @@ from photon_grpc.runner.upload import to_device
 
 
 class KVCache:
-    """pages [num_blocks + 1, layers of a group, planes, heads, block_size, width]: one block of a group's layers is one run of memory.
+    """pages [num_blocks + 1, layers of a group, planes, heads, block_size, width]: one block of a group's layers is one
+    run of memory.
 
-    Groups share the pages: a block is of the group whose table holds it. Block 0 is reserved: padding writes there and nobody reads it.
+    Groups share the pages: a block is of the group whose table holds it. Block 0 is reserved: padding writes there, it
+    is not read.
     """
 
     def __init__(self, plan: KVPlan, num_blocks: int, device: torch.device) -> None:
@@ -26,7 +28,7 @@ class KVCache:
         self.pages = make(shape, dtype=getattr(torch, kept.dtype), device=device)
 
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Duplicates blocks, (source, destination) pairs, without waiting for the device."""
+        """Duplicate blocks, (source, destination) pairs, without waiting for the device."""
         if not copies:
             return
         sources, destinations = to_device(copies, torch.int64, self.pages.device).T

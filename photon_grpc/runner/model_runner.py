@@ -1,7 +1,7 @@
 """Batch → Pending → StepOutput: applies what changed, has the step computed, copies the ids out.
 
-One code path for CPU and CUDA. On CUDA nothing here waits for the device but `result` and `close`; a CPU has computed what `submit` or
-`sample` returns.
+One code path for CPU and CUDA. On CUDA nothing here waits for the device but `result` and `close`; a CPU has computed
+what `submit` or `sample` returns.
 """
 
 from __future__ import annotations
@@ -55,10 +55,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def submit(self, batch: Batch) -> Pending:
-        """Launches one step; what fails is a fault of all its rows, and of theirs in the steps that are launched before it is read.
+        """Launch one step; what fails is a fault of all its rows, and of theirs in the steps that are launched before
+        it is read.
 
-        Raises torch.AcceleratorError when the device is lost: then nothing in this process can compute any more. Raises InternalFailure
-        while the step before waits for its masks.
+        Raise torch.AcceleratorError when the device is lost: then nothing in this process can compute any more. Raise
+        InternalFailure while the step before waits for its masks.
         """
         if self._is_held_back:
             raise InternalFailure(f"step {batch.step} is submitted before the masks of the step before it")
@@ -103,7 +104,7 @@ class ModelRunner:
         return Landed(_all_faulty(batch))
 
     def close(self) -> None:
-        """Waits for what was launched."""
+        """Wait for what was launched."""
         if self._table.device.type == "cuda":
             torch.cuda.synchronize(self._table.device)
 
@@ -115,7 +116,7 @@ class Launched:
         return ()
 
     def sample(self, masks: memoryview) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
 
 class HeldBack(Launched):
@@ -166,7 +167,7 @@ class InFlight(Launched):
 
 
 def free_unused() -> None:
-    """Gives the device the memory that nothing in this process refers to any more."""
+    """Give the device the memory that nothing in this process refers to any more."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

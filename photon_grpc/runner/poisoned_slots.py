@@ -1,8 +1,9 @@
-"""What stands on a step that failed.
+"""Slots that a failed step leaves unusable.
 
-A step that fails may have been applied in part, or not at all: its slots may hold the tables of whoever sat there before, and steps that are
-launched before it is read would write into blocks of others. Such a slot is poisoned until another sequence is admitted to it; until then
-its rows are faults and are not computed, and the other rows of their batches are.
+A step that fails may have been applied in part, or not at all: its slots may hold the tables of sequences before, and
+steps that are launched before it is read would write into blocks of others. Such a slot is poisoned until another
+sequence is admitted to it; until then its rows are faults and are not computed, and the other rows of their batches
+are.
 """
 
 from __future__ import annotations

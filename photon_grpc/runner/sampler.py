@@ -1,8 +1,8 @@
 """The draw at the end of a step: the hidden states of the rows that yield become ids.
 
-The level is chosen per batch by what its rows ask for, with the same logits and the same noise, so that a neighbour's top_k never changes your
-token. Drawing is by the Gumbel-max trick: the argmax of logits / temperature + noise is a sample of the softmax (Gumbel 1954; Maddison, Tarlow
-and Minka 2014).
+The level is chosen per batch by what its rows ask for, with the same logits and the same noise, so that a neighbour's
+top_k never changes your token. Drawing is by the Gumbel-max trick: the argmax of logits / temperature + noise is a
+sample of the softmax (Gumbel 1954; Maddison, Tarlow and Minka 2014).
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Sampler:
         self._noise = kernels.gumbel_noise
         self._mask_logits = kernels.mask_logits
         self._topk_topp = kernels.topk_topp
-        # A device draws all rows of a plain step in one kernel. On a CPU noise for a large vocabulary costs milliseconds a row.
+        # A device draws all rows of a plain step in one kernel. On a CPU noise for a large vocabulary costs
+        # milliseconds a row.
         self._on_cpu = table.device.type == "cpu"
 
     def level(self, batch: Batch) -> SamplingLevel:

@@ -1,6 +1,7 @@
-"""What the device knows about every sequence that has a seat: one row per slot, changed when a Batch says so.
+"""The device's state of every sequence that has a seat: one row per slot, changed by a Batch.
 
-Slot 0 is reserved for padding. A decode row needs nothing from the host but its slot: its last token and position are here.
+Slot 0 is reserved for padding. A decode row needs nothing from the host but its slot: its last token and position are
+here.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from photon_grpc.runner.upload import Numbers, to_device, words_to_device
 
 
 class _Numbers(NamedTuple):
-    """What a slot holds beside ids and blocks: first the float32 columns, then those of int64, in their order."""
+    """A slot's numbers beside ids and blocks: first the float32 columns, then those of int64, in their order."""
 
     temperature: float
     top_p: float
@@ -43,9 +44,10 @@ class SlotTable:
     """
     token_ids: int32 [S, max_model_len], prompt and what was drawn.
     num_computed: int64 [S], tokens whose keys and values are written (by steps launched so far).
-    block_table: int32 [S, G, max_blocks], of every KVGroup; what its window has left behind stays until it is overwritten.
-    temperature, top_p, min_p: float32 [S]; top_k, seed (bit pattern of the uint64), output_index, num_prompt: int64 [S].
-    min_length, is_masked: int64 [S], banned_ids, masks: int32 [S, W]: as `kernels.sampling.bitmask.Constraints`.
+    block_table: int32 [S, G, max_blocks], of every KVGroup; what its window has left behind stays until it is
+    overwritten. temperature, top_p, min_p: float32 [S]; top_k, seed (bit pattern of the uint64), output_index,
+    num_prompt: int64 [S]. min_length, is_masked: int64 [S], banned_ids, masks: int32 [S, W]: as
+    `kernels.sampling.bitmask.Constraints`.
     """
 
     def __init__(self, num_slots: int, max_model_len: int, plan: KVPlan, vocab_size: int, device: torch.device) -> None:
@@ -73,7 +75,7 @@ class SlotTable:
 
     @property
     def state(self) -> SlotState:
-        """What every step reads and changes."""
+        """State that every step reads and changes."""
         return SlotState(self.token_ids, self.num_computed, self.block_table)
 
     @property
@@ -85,7 +87,8 @@ class SlotTable:
     def masked(self, slots: Sequence[int], masks: memoryview) -> Iterator[None]:
         """Rows of these slots draw nothing but the ids whose bits are set, in what is launched within.
 
-        `masks`: a bitmask for each slot, as in `ports.Pending.sample`. Raises ValueError where they are too few or too many.
+        `masks`: a bitmask for each slot, as in `ports.Pending.sample`. Raise ValueError where they are too few or too
+        many.
         """
         words = np.frombuffer(masks, dtype="<i4").reshape(len(slots), self.masks.shape[1])
         where = self.to_device(slots, torch.int64)
@@ -97,7 +100,7 @@ class SlotTable:
             self.is_masked.zero_()
 
     def apply(self, batch: Batch) -> None:
-        """Who left, who came, whose table grew."""
+        """Apply departures, admissions and growth."""
         for slot in batch.left:
             self._forget(slot)
         if batch.admissions:
@@ -123,8 +126,9 @@ class SlotTable:
         self.banned.pop(slot, None)
 
     def _admit(self, admissions: Sequence[Admission]) -> None:
-        """Writes all of each slot that can be read, here and on the device: every number; ids and blocks as far as the numbers reach, since
-        what lies behind is written before it is read; bits of banned ids where `min_length` says that they hold."""
+        """Write all of each slot that can be read, here and on the device: every number; ids and blocks as far as the
+        numbers reach, since what lies behind is written before it is read; bits of banned ids where `min_length` says
+        that they hold."""
         slots = self.to_device([admission.slot for admission in admissions], torch.int64)
         for admission in admissions:
             slot, blocks = admission.slot, admission.blocks

@@ -1,4 +1,5 @@
-"""One step on tensors: a body, from the slot table to the hidden rows to draw from, and a tail, to the drawn ids and back into the table.
+"""One step on tensors: a body, from the slot table to the hidden rows to draw from, and a tail, to the drawn ids and
+back into the table.
 
     states = step.body(rows, shape, bounds)
     ids = step.tail(rows, states, level)

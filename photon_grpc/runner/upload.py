@@ -12,7 +12,8 @@ Numbers = Sequence[int] | Sequence[float] | Sequence[Sequence[int | float]]
 
 
 def to_device(values: Numbers, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Numbers of the host, as many dimensions as they are nested. On CUDA it travels from pinned memory, in order with what is launched."""
+    """Numbers of the host, as many dimensions as they are nested. On CUDA it travels from pinned memory, in order with
+    what is launched."""
     host = torch.tensor(values, dtype=dtype)
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 

@@ -1,4 +1,5 @@
-"""Steps before the first request, for what a first call of everything costs; and what a dry run of them needs less of."""
+"""Steps before the first request, for what a first call of everything costs; and what a dry run of them needs less
+of."""
 
 from __future__ import annotations
 
@@ -18,14 +19,15 @@ from photon_grpc.runner.model_runner import ModelRunner
 
 
 def warm_up(runner: ModelRunner) -> float:
-    """One real token, and what the first call of everything costs; the seconds it took. Raises as `compute`."""
+    """One real token, and what the first call of everything costs; the seconds it took. Raise as `compute`."""
     admission = _row(runner, 1, 1, 0)
     return compute(runner, Batch(0, (1,), (1,), (1,), admissions=(admission,)))
 
 
 def warm_up_mixed(runner: ModelRunner, *, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> None:
-    """Prompts longer than any graph beside few and many decode rows: such steps run eagerly, and the kernels of their rows differ with how
-    many there are. Nobody's first long prompt is to wait until they are compiled or loaded. Raises as `compute`.
+    """Prompts longer than any graph beside few and many decode rows: such steps run eagerly, and the kernels of their
+    rows differ with how many there are. The first long prompt is not to wait until they are compiled or loaded. Raise
+    as `compute`.
     """
     num_tokens = LONG_BUCKETS[-1] + 1
     length = min(max_model_len - 1, num_tokens)
@@ -41,7 +43,8 @@ def warm_up_mixed(runner: ModelRunner, *, max_num_seqs: int, max_num_batched_tok
 
 
 def compute(runner: ModelRunner, batch: Batch) -> float:
-    """The seconds it took. Raises ConfigError when it cannot be computed, NumericFailure when what comes out is no number."""
+    """The seconds it took. Raise ConfigError when it cannot be computed, NumericFailure when what comes out is no
+    number."""
     output = runner.submit(batch).result()
     for fault in output.faults.values():
         step = f"a step of {len(batch.slots)} sequences and {sum(batch.counts)} tokens, computed before the start,"
@@ -68,7 +71,8 @@ def call_once(function: Callable[[], torch.Tensor]) -> Replay:
 
 
 def one_layer_of_each_kind(decoder: Decoder) -> Decoder:
-    """The decoder without layers that are made as an earlier one is, which launch the same kernels; the cache keeps its shape."""
+    """The decoder without layers that are made as an earlier one is, which launch the same kernels; the cache keeps its
+    shape."""
     short = copy.copy(decoder)
     kinds = {_kind(layer): layer for layer in reversed(decoder.layers)}
     short.layers = tuple(layer for layer in decoder.layers if kinds[_kind(layer)] is layer)
@@ -76,7 +80,8 @@ def one_layer_of_each_kind(decoder: Decoder) -> Decoder:
 
 
 def _kind(layer: DecoderLayer) -> tuple[Hashable, ...]:
-    """The form, and types, shapes and numbers of everything that owns weights; what is text there is names of weights."""
+    """The form, and types, shapes and numbers of everything that owns weights; what is text there is names of
+    weights."""
     traits = ((type(leaf), *map(_trait, vars(leaf).values())) for leaf in layer.leaves())
     return layer.form, *traits
 

@@ -1,4 +1,5 @@
-"""What streams were billed and what the engine counted are one ledger: a real front end over a real engine, only the runner is a fake."""
+"""What streams were billed and what the engine counted are one ledger: a real front end over a real engine, only the
+runner is a fake."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from photon_grpc.frontend.stream import TokenStream
 from tests.engine.harness import Harness, Setting, windows
 from tests.frontend.fake_engine import FakeLink, ask, served
 
-#: The fake runner draws among 97 ids, each a character: an output of thirty tokens meets one of these nine times in ten.
+#: The fake runner draws among 97 ids, each a character: an output of thirty tokens meets one of these nine times in
+#: ten.
 STOPS = tuple("aeiou0:")
 
 

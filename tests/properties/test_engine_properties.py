@@ -1,4 +1,5 @@
-"""Whatever happens, in whatever order: ids equal those of a request alone, the books balance, nothing is left behind."""
+"""Whatever happens, in whatever order: ids equal those of a request alone, the books balance, nothing is left
+behind."""
 
 from __future__ import annotations
 

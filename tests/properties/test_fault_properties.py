@@ -1,5 +1,5 @@
-"""Steps that fail, rows whose numbers break, caches that are reset and clients that leave, all at once: nobody else's output changes,
-and nothing of it is left in the cache."""
+"""Steps that fail, rows whose numbers break, caches that are reset and clients that leave, all at once: nobody else's
+output changes, and nothing of it is left in the cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ prompts = st.one_of(
     st.lists(st.integers(0, 2), min_size=1, max_size=12),
     st.integers(1, 12).map(lambda n: list(range(n))),
 )
-#: Prompt, max_tokens, num_outputs, steps taken before the next one comes, whether the cache is reset or somebody leaves then.
+#: Prompt, max_tokens, num_outputs, steps taken before the next one comes, whether the cache is reset or somebody leaves
+#: then.
 asks = st.lists(
     st.tuples(
         prompts, st.integers(1, 10), st.integers(1, 3), st.integers(0, 4), st.sampled_from(["", "", "reset", "leave"])

@@ -1,4 +1,5 @@
-"""Slots are few and change their tenants: whoever was there before, and whoever sits beside, an output is that of the request alone."""
+"""Slots are few and change their tenants: whoever was there before, and whoever sits beside, an output is that of the
+request alone."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ def shapes() -> list[Shape]:
 
 
 def check(replayed: ModelRunner, eager: ModelRunner, shape: Shape, level: str) -> None:
-    """A batch one short of `shape` gives the ids of an eager step, and changes its own rows' cells and nothing else but block 0."""
+    """A batch one short of `shape` gives the ids of an eager step, and changes its own rows' cells and nothing else but
+    block 0."""
     batch, admissions = short_of(shape, level)
     state: list[torch.Tensor] = []
     for runner in (replayed, eager):

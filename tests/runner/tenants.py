@@ -1,4 +1,5 @@
-"""Who sits in a slot after whom: garbage wherever somebody may have left something, and tenants whose outputs must not show it."""
+"""Who sits in a slot after whom: garbage wherever somebody may have left something, and tenants whose outputs must not
+show it."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ FILTERED = SamplingParams(temperature=1.1, top_k=30, top_p=0.9, min_p=0.01, seed
 #: Ids below the last are most of what the model may say.
 MOST_IDS = tuple(range(310))
 
-#: Per step width what the tenants of slots 2, 3 and 4 ask for: sampling, min_tokens, banned until then. Slot 1 is greedy.
+#: Per step width what the tenants of slots 2, 3 and 4 ask for: sampling, min_tokens, banned until then. Slot 1 is
+#: greedy.
 TENANTS: dict[str, tuple[tuple[SamplingParams, int, tuple[int, ...]], ...]] = {
     "greedy": ((GREEDY, 0, ()), (GREEDY, 6, ()), (GREEDY, 0, ())),
     "noise": ((NOISE, 0, ()), (NOISE, 6, ()), (GREEDY, 6, ())),
@@ -31,7 +33,8 @@ TENANTS: dict[str, tuple[tuple[SamplingParams, int, tuple[int, ...]], ...]] = {
 
 
 def poison(table: SlotTable, slot: int, draw: random.Random) -> None:
-    """Whatever the table holds of this slot, on the device and on the host, becomes something else that could stand there."""
+    """Whatever the table holds of this slot, on the device and on the host, becomes something else that could stand
+    there."""
     for name, value in vars(table).items():
         if isinstance(value, torch.Tensor):
             (dim,) = (dim for dim, size in enumerate(value.shape) if size == len(table.max_computed))
@@ -55,8 +58,8 @@ def _overwrite(name: str, place: torch.Tensor, draw: random.Random) -> None:
 
 
 def outputs_of(runner: ModelRunner, kind: str, garbage: random.Random | None) -> list[tuple[int, ...]]:
-    """The ids of every step: slot 1 is at work when the others are admitted, over `garbage` where it is given. Each gets its second
-    block when it needs it."""
+    """The ids of every step: slot 1 is at work when the others are admitted, over `garbage` where it is given. Each
+    gets its second block when it needs it."""
     first = _admission(1, (GREEDY, 0, ()))
     outputs = [_ids(runner, Batch(1, (1,), (5,), (1,), admissions=(first,)))]
     if garbage is not None:

@@ -1,4 +1,5 @@
-"""A step that fails before, within or behind its changes: what is launched before it is read writes nobody else's blocks."""
+"""A step that fails before, within or behind its changes: what is launched before it is read writes nobody else's
+blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The padded step that graphs hold, called instead of captured: equal to the eager one, and harmless where it is padded."""
+"""The padded step that graphs hold, called instead of captured: equal to the eager one, and harmless where it is
+padded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""In every shape that is captured, one row and one token short of it: padding and free slots change nothing, whatever lies there."""
+"""In every shape that is captured, one row and one token short of it: padding and free slots change nothing, whatever
+lies there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Drawn tokens: the filters equal transformers' warpers, the frequencies equal the softmax, and a token depends on nothing but its own row."""
+"""Drawn tokens: the filters equal transformers' warpers, the frequencies equal the softmax, and a token depends on
+nothing but its own row."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Who owns which KV block."""
+"""Ownership of KV blocks."""

@@ -1,4 +1,4 @@
-"""How a sequence gets its blocks: as it grows, or all at once as one run (`contiguous.py`)."""
+"""Allocation of a sequence's blocks: as it grows, or all at once as one run (`contiguous.py`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from photon_grpc.core.sequence import Sequence
 
 
 class FreeBlocks:
-    """The ids that nobody holds: a stack for single blocks."""
+    """The free ids: a stack for single blocks."""
 
     def __init__(self, num_blocks: int) -> None:
         self._stack = list(range(num_blocks, 0, -1))
@@ -20,14 +20,14 @@ class FreeBlocks:
         self._stack.append(block)
 
     def take(self, count: int) -> list[int]:
-        """Raises IndexError when there are fewer."""
+        """Raise IndexError when there are fewer."""
         if count > len(self._stack):
             raise IndexError(count)
         return [self._stack.pop() for _ in range(count)]
 
 
 class AllocationPolicy(Protocol):
-    """How much is reserved at admission, and from which store."""
+    """The amount reserved at admission, and its store."""
 
     #: Whether tables may hold blocks of others: no where they must be one run.
     may_share: bool

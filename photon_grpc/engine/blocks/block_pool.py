@@ -1,8 +1,9 @@
 """Owner of every block id. Books: free + cached + owned + limbo = total.
 
-A block is *owned* while a table references it, *cached* while only the prefix index knows it (and then as good as free: it is evicted when
-needed, and counted once), in *limbo* while it may not be given away because work in flight still touches it, else *free*.
-Block 0 is reserved for padding and stands outside the books; in a table it stands for what a window has left behind.
+A block is *owned* while a table references it, *cached* while only the prefix index knows it (and then as good as free:
+it is evicted when needed, and counted once), in *limbo* while it may not be given away because work in flight still
+touches it, else *free*. Block 0 is reserved for padding and stands outside the books; in a table it stands for what a
+window has left behind.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class BlockPool:
         self._fence_of_owned: dict[int, int] = {}
         self._num_owned = 0
 
-    # -- books -------------------------------------------------------------------------------------------------------------------------
+    # -- books ---------------------------------------------------------------------------------------------------------
 
     @property
     def num_free(self) -> int:
@@ -63,33 +64,35 @@ class BlockPool:
 
     @property
     def num_available(self) -> int:
-        """What can be allocated now: free blocks and those that can be evicted."""
+        """Blocks that can be allocated: free ones and those that can be evicted."""
         return len(self._free) + self._index.num_resting
 
     def check(self) -> None:
-        """Raises RuntimeError when the books do not balance."""
+        """Raise RuntimeError when the books do not balance."""
         owned = sum(1 for count in self._references[1:] if count)
         total = self.num_free + self.num_cached + owned + self.num_limbo
         if owned != self._num_owned or total != self.num_blocks or self._references[0]:
             raise RuntimeError(
-                f"KV books do not balance: free {self.num_free} + cached {self.num_cached} + owned {owned} (counted {self._num_owned}) "
+                f"KV books do not balance: free {self.num_free} + cached {self.num_cached} + "
+                f"owned {owned} (counted {self._num_owned}) "
                 f"+ limbo {self.num_limbo} != total {self.num_blocks}"
             )
 
-    # -- allocation --------------------------------------------------------------------------------------------------------------------
+    # -- allocation ----------------------------------------------------------------------------------------------------
 
     def admit(self, seq: Sequence, root: Hashable, num_running: int) -> bool:
-        """Gives a sequence without blocks what it needs to start: the longest known beginning, shared, and fresh blocks for the rest.
+        """Give a sequence without blocks what it needs to start: the longest known beginning, shared, and fresh blocks
+        for the rest.
 
-        Sets `seq.num_computed` to the tokens that need not be computed, at most all but one. False, and nothing taken, when there is
-        no room.
+        Sets `seq.num_computed` to the tokens that need not be computed, at most all but one. False, and nothing taken,
+        when there is no room.
         """
         path = self._match(seq, root)
         num_tokens = len(path) * self.block_size
         hit = [
             self._seen([node.blocks[group] for node in path], group, num_tokens) for group in range(len(self._windows))
         ]
-        # What a hit wakes from rest is no longer there to be evicted: a resting block is never promised twice.
+        # A block that a hit wakes from rest cannot be evicted: a resting block is never promised twice.
         waking = sum(
             1 for group in hit for block in group if block and not self._references[block] and block not in self._limbo
         )
@@ -101,10 +104,12 @@ class BlockPool:
         return True
 
     def fork(self, seq: Sequence, leader: Sequence, num_running: int) -> tuple[tuple[int, int], ...] | None:
-        """Gives `seq` the leader's prompt but for its last token: whole blocks shared, the partial one of each group to be copied.
+        """Give `seq` the leader's prompt but for its last token: whole blocks shared, the partial one of each group to
+        be copied.
 
-        Returns the copies (source, destination), or None when there is no room. A shared block is never written: writes begin behind
-        the last whole shared block, in a block of the sequence's own. Where the leader's window has left the prompt behind, as `admit`.
+        Return the copies (source, destination), or None when there is no room. A shared block is never written: writes
+        begin behind the last whole shared block, in a block of the sequence's own. Where the leader's window has left
+        the prompt behind, as `admit`.
         """
         num_tokens = seq.num_prompt - 1
         whole, needed = self.plan.whole(num_tokens), self.plan.columns(num_tokens)
@@ -129,7 +134,7 @@ class BlockPool:
         )
 
     def grow(self, seq: Sequence, num_tokens: int) -> list[Growth] | None:
-        """Extends the table to hold `num_tokens`. None, and nothing taken, when there is no room."""
+        """Extend the table to hold `num_tokens`. None, and nothing taken, when there is no room."""
         table = seq.table
         missing = self.plan.columns(num_tokens - table.capacity)
         if missing * len(table.groups) > self.num_available:
@@ -147,7 +152,8 @@ class BlockPool:
         return self.plan.blocks(num_tokens - seq.table.capacity) <= self.num_available + self.num_limbo
 
     def release(self, table: BlockTable, fence: int) -> None:
-        """Takes all blocks back; those that nobody else references wait for `fence`, the newest ticket that touches them (0: none does)."""
+        """Take all blocks back; those without another reference wait for `fence`, the newest ticket that touches them
+        (0: none does)."""
         # From the end, so that what rests longest is a leaf of the index.
         for blocks in zip(*map(reversed, table.groups), strict=True):
             for block in blocks:
@@ -158,19 +164,21 @@ class BlockPool:
         table.publish_at = table.slide_at = table.settle_at = NEVER
 
     def open_limbo(self) -> None:
-        """Gives back what was in limbo behind fences that are passed."""
+        """Give back what was in limbo behind fences that are passed."""
         for block in self._limbo.opened():
             self._give_back(block)
 
-    # -- what has settled --------------------------------------------------------------------------------------------------------------
+    # -- what has settled ----------------------------------------------------------------------------------------------
 
     def settle(self, seq: Sequence, fence: int) -> None:
-        """Publishes and lets go of what `seq.num_computed` settled tokens allow; to be called from `seq.table.settle_at` on."""
+        """Publish and let go of what `seq.num_computed` settled tokens allow; to be called from
+        `seq.table.settle_at` on."""
         self.publish(seq, seq.num_computed)
         self.slide(seq, seq.num_computed, fence)
 
     def slide(self, seq: Sequence, num_settled: int, fence: int) -> None:
-        """Takes back the blocks that no token from position `num_settled` on attends; they wait for `fence` as in `release`."""
+        """Take back the blocks that no token from position `num_settled` on attends; they wait for `fence` as in
+        `release`."""
         table = seq.table
         if num_settled < table.slide_at:
             return
@@ -182,11 +190,11 @@ class BlockPool:
                 group[column] = 0
         self._set_marks(table, num_settled)
 
-    # -- prefixes ----------------------------------------------------------------------------------------------------------------------
+    # -- prefixes ------------------------------------------------------------------------------------------------------
 
     def publish(self, seq: Sequence, num_tokens: int) -> list[int]:
-        """Makes the whole blocks within the first `num_tokens` known; their content is computed by now or by a step in flight.
-        Returns those that became known."""
+        """Make the whole blocks within the first `num_tokens` known; their content is computed by now or by a step in
+        flight. Return those that became known."""
         table, size = seq.table, self.block_size
         published: list[int] = []
         if table.tail is not None and not table.tail.is_known:
@@ -198,7 +206,8 @@ class BlockPool:
             blocks = [group[column] for group in table.groups]
             node = self._index.publish(table.root, table.tail, seq.ids[end - size : end], blocks)
             if node is None:
-                # Others are that already; hanging ours below blocks that we do not hold, they could be forgotten with them.
+                # Others are that already; hanging ours below blocks that we do not hold, they could be forgotten with
+                # them.
                 table.publish_at = NEVER
             else:
                 table.tail = node
@@ -208,17 +217,18 @@ class BlockPool:
         return published
 
     def forget(self, blocks: set[int]) -> set[int]:
-        """Forgets these blocks and all that hang from them: the step that was to fill them failed. Returns what was forgotten."""
+        """Forget these blocks and all that hang from them: the step that was to fill them failed. Return what was
+        forgotten."""
         gone = self._index.forget(blocks)
         self._reclaim(gone)
         return gone
 
     def forget_prefix(self, seq: Sequence) -> None:
-        """Forgets every block that the beginning of `seq` could be found in, and all that hang from them."""
+        """Forget every block that the beginning of `seq` could be found in, and all that hang from them."""
         self._reclaim(self._index.forget_beginning(seq.table.root, seq.ids))
 
     def reset_prefixes(self) -> int:
-        """Forgets everything known; returns how many blocks became free. Those in use are only forgotten."""
+        """Forget everything known; return how many blocks became free. Those in use are only forgotten."""
         before = len(self._free)
         while self._index.num_resting:
             self._reclaim(self._index.evict())
@@ -226,7 +236,7 @@ class BlockPool:
         self._index.forget({block for block, count in enumerate(self._references) if count or block in self._limbo})
         return freed
 
-    # -- inside ------------------------------------------------------------------------------------------------------------------------
+    # -- inside --------------------------------------------------------------------------------------------------------
 
     def _match(self, seq: Sequence, root: Hashable) -> list[PrefixNode]:
         if seq.request.bypass_prefix_cache or not self.allocation.may_share:
@@ -234,7 +244,7 @@ class BlockPool:
         return self._index.match(root, seq.ids, len(seq.ids) - 1)
 
     def _seen(self, blocks: list[int], group: int, num_tokens: int) -> list[int]:
-        """What a sequence that goes on behind `num_tokens` holds of these blocks of one group: 0 for those behind its window."""
+        """The blocks of one group that a sequence behind `num_tokens` holds: 0 for those behind its window."""
         behind = self.plan.behind(self._windows[group], num_tokens)
         return [0] * behind + blocks[behind:] if behind else blocks
 

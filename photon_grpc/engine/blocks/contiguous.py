@@ -7,7 +7,7 @@ from photon_grpc.engine.blocks.allocation import FreeBlocks
 
 
 class FreeRuns(FreeBlocks):
-    """The ids that nobody holds, as a map that is searched for the first run long enough."""
+    """The free ids, as a map that is searched for the first run long enough."""
 
     def __init__(self, num_blocks: int) -> None:
         # One byte a block, index = id: bytearray.find is a run search at memory speed.
@@ -22,7 +22,7 @@ class FreeRuns(FreeBlocks):
         self._count += 1
 
     def take(self, count: int) -> list[int]:
-        """`count` consecutive ids. Raises IndexError when no run is long enough."""
+        """`count` consecutive ids. Raise IndexError when no run is long enough."""
         start = self._free.find(b"\x01" * count)
         if start < 0:
             raise IndexError(count)

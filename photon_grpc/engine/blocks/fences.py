@@ -1,4 +1,4 @@
-"""What may not be given away yet, because work in flight still touches it."""
+"""Items that may not be given away yet, because work in flight still touches them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from __future__ import annotations
 class Fences:
     """Tickets of work in flight: steps, copies and transfers alike. They close in any order.
 
-    A fence is the newest ticket that touches something; it is passed when every ticket up to it has closed. Ticket 0 was never open.
+    A fence is the newest ticket that touches something; it is passed when every ticket up to it has closed. Ticket 0
+    was never open.
     """
 
     def __init__(self) -> None:
@@ -21,7 +22,7 @@ class Fences:
         return self._newest
 
     def close(self, ticket: int) -> None:
-        """That work has ended. Raises KeyError where the ticket is not open."""
+        """That work has ended. Raise KeyError where the ticket is not open."""
         del self._open[ticket]
 
     @property
@@ -31,7 +32,7 @@ class Fences:
 
 
 class Limbo:
-    """Items that nobody holds but that may still be touched, each until its fence is passed."""
+    """Released items that may still be touched, each until its fence is passed."""
 
     def __init__(self, fences: Fences) -> None:
         self._fences = fences
@@ -49,11 +50,12 @@ class Limbo:
         self._waiting.setdefault(fence, []).append(item)
 
     def take(self, item: int) -> int:
-        """Takes one item out before its fence is passed, for work that comes behind; returns the fence, 0 when it is not here."""
+        """Take one item out before its fence is passed, for work that comes behind; return the fence, 0 when it is not
+        here."""
         return self._fence_of.pop(item, 0)
 
     def opened(self) -> list[int]:
-        """Takes out all whose fence is passed."""
+        """Take out all whose fence is passed."""
         if not self._waiting:
             return []
         passed = self._fences.passed

@@ -1,9 +1,10 @@
-"""Which blocks hold which beginnings of sequences.
+"""The blocks that hold known beginnings of sequences.
 
-A beginning is a chain of nodes in a tree, each a whole block of ids after its parent's, the root being (adapter, owner, salt). The ids
-themselves are the key, so a hit is verified by construction and no hash can collide. A node says which block of each KVGroup holds its keys
-and values. In a group that attends everything a node always has one: without it nothing behind it can be used, and it is forgotten with all
-that hang from it. In a group with a window it may lack one: a hit needs only the blocks that the window reaches back to.
+A beginning is a chain of nodes in a tree, each a whole block of ids after its parent's, the root being (adapter, owner,
+salt). The ids themselves are the key, so a hit is verified by construction and no hash can collide. A node says which
+block of each KVGroup holds its keys and values. In a group that attends everything a node always has one: without it
+nothing behind it can be used, and it is forgotten with all that hang from it. In a group with a window it may lack one:
+a hit needs only the blocks that the window reaches back to.
 
 A table is released from its end, so the least recently used block of a group that attends everything is a leaf.
 """
@@ -19,34 +20,35 @@ from photon_grpc.core.kv import KVPlan, PrefixNode
 
 
 class PrefixIndex(Protocol):
-    """What BlockPool asks about content. `RadixIndex` remembers, `NoPrefixIndex` does not."""
+    """Answers BlockPool about content. `RadixIndex` remembers, `NoPrefixIndex` does not."""
 
     def match(self, root: Hashable, ids: Sequence[int], max_tokens: int) -> list[PrefixNode]:
-        """The longest beginning of `ids`, at most `max_tokens` of it, behind which a sequence can go on: whole in groups that attend
-        everything, as far back as the window reaches in the others."""
+        """The longest beginning of `ids`, at most `max_tokens` of it, behind which a sequence can go on: whole in
+        groups that attend everything, as far back as the window reaches in the others."""
 
     def publish(
         self, root: Hashable, parent: PrefixNode | None, ids: Sequence[int], blocks: Sequence[int]
     ) -> PrefixNode | None:
-        """Makes `blocks`, one of each group or 0, known as `ids` after `parent` (None: at the beginning), where no other is that already.
-        None where others are in all groups: then nothing may hang from these."""
+        """Make `blocks`, one of each group or 0, known as `ids` after `parent` (None: at the beginning), where no other
+        is that already. None where others are in all groups: then nothing may hang from these."""
 
     def knows(self, block: int) -> bool: ...
 
     def rest(self, block: int) -> None:
-        """Nobody references `block` any more: it may be evicted, the longest resting first."""
+        """`block` has lost its last reference: it may be evicted, the longest resting first."""
 
     def wake(self, block: int) -> None:
         """`block` is referenced again."""
 
     def evict(self) -> set[int]:
-        """Forgets the block that rested longest; returns it with all that cannot be reached without it. Raises KeyError when none rests."""
+        """Forget the block that rested longest; return it with all that cannot be reached without it. Raise KeyError
+        when none rests."""
 
     def forget(self, blocks: Iterable[int]) -> set[int]:
-        """Forgets the nodes of these blocks and all that hang from them; returns all blocks that were forgotten."""
+        """Forget the nodes of these blocks and all that hang from them; return all blocks that were forgotten."""
 
     def forget_beginning(self, root: Hashable, ids: Sequence[int]) -> set[int]:
-        """Forgets the first node of `ids` and all that hang from it; returns all blocks that were forgotten."""
+        """Forget the first node of `ids` and all that hang from it; return all blocks that were forgotten."""
 
     @property
     def num_resting(self) -> int: ...
@@ -199,7 +201,7 @@ class RadixIndex:
         return gone
 
     def _prune(self, node: PrefixNode) -> None:
-        """Takes the node out of the tree, and those above it, where nothing is left of it."""
+        """Take the node out of the tree, and those above it, where nothing is left of it."""
         while not node.children and not any(node.blocks):
             node.is_known = False
             if node.parent is None:

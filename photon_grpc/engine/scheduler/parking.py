@@ -28,7 +28,7 @@ class Parking(Generic[K]):
             self.num_tokens += len(seq.ids)
 
     def leave(self, seq: Sequence) -> None:
-        """Forgets a sequence that has ended; one that is not here is none of ours."""
+        """Forget a sequence that has ended; one that is not here is none of ours."""
         until = self._until.pop(seq, None)
         if until is None:
             return

@@ -29,7 +29,7 @@ class WaitingQueue:
         return self._seqs[0]
 
     def remove(self, seq: Sequence) -> None:
-        """Raises ValueError when it is not here."""
+        """Raise ValueError when it is not here."""
         at = bisect_left(self._seqs, seq.rank, key=_rank)
         if at == len(self._seqs) or self._seqs[at] is not seq:
             raise ValueError(f"sequence {seq.handle} is not waiting")

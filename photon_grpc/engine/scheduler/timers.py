@@ -46,7 +46,7 @@ class Timers:
                 yield due, seq
 
     def sweep(self, num_live: int) -> None:
-        """Drops what belongs to finished sequences once that is more than half."""
+        """Drop what belongs to finished sequences once that is more than half."""
         if len(self._heap) > 6 * num_live + 64:
             self._heap = [entry for entry in self._heap if entry[3].status is not Status.FINISHED]
             heapq.heapify(self._heap)

@@ -124,7 +124,7 @@ def dispatch(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Step:
-    """What the choice depends on; `group`: query heads of a key head."""
+    """The grounds of the choice; `group`: query heads of a key head."""
 
     meta: AttentionMetadata
     pages: torch.Tensor

@@ -1,4 +1,4 @@
-"""Which row of a batch a program works for, where every row is cut into tiles of its own."""
+"""Find the row of a program, where every row of a batch is cut into tiles of its own."""
 
 from __future__ import annotations
 

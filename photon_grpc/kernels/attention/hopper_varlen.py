@@ -52,7 +52,7 @@ REGISTERS = {(64, 2): (240, 24), (64, 3): (160, 24), (128, 2): (232, 40), (128, 
 
 @constexpr_function
 def page_layout():
-    """How a tile of 16-bit keys or values lies in shared memory."""
+    """The layout of a tile of 16-bit keys or values in shared memory."""
     return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
 

@@ -1,4 +1,4 @@
-"""What a step's attention needs to know about the rows of its batch.
+"""The rows of a batch, as a step's attention needs them.
 
 Knows nothing of queries, keys or layers: one AttentionMetadata serves every layer of a KVGroup in a step.
 """

@@ -94,7 +94,7 @@ def peak_of(peaks, row, num_splits, SPLITS: tl.constexpr):
 
 @jit
 def tally_at(tallies, row, level, of_weights, num_splits):
-    """Where a row's tallies [S, 16] begin: level 0 coarse, 1 fine."""
+    """The start of a row's tallies [S, 16]: level 0 coarse, 1 fine."""
     return tallies + ((row * 2 + level) * 2 + of_weights) * num_splits * 16
 
 
