@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from photon_grpc.core.batch import NAN_LOGITS, NOTHING_TO_DRAW, Admission, Batch
+from photon_grpc.core.request import SamplingParams
+from photon_grpc.engine.grammar import Constraints
 from photon_grpc.errors import InternalFailure, InvalidConstraint, NumericFailure
 from photon_grpc.kernels import select
 from photon_grpc.runner.build import eager_runner
 from photon_grpc.runner.model_runner import ModelRunner
-from tests.runner.masks import ALLOWED, GREEDY, MASKED, batches, masks
+from tests.engine.tables import Table, TableGrammars
+from tests.runner.masks import ALLOWED, GREEDY, MASKED, VOCAB_SIZE, batches, masks
 from tests.runner.models import model
-from tests.runner.test_graphs import loaded, new_cache, replayed_runner
+from tests.runner.served import Served
+from tests.runner.test_graphs import Replayed, loaded, new_cache, replayed_runner
+from tests.runner.test_greedy import prompts
 
 
 @pytest.fixture(params=["eager", "replayed"])
@@ -121,3 +128,23 @@ def test_no_step_is_launched_between_a_body_and_its_tail(runner: ModelRunner) ->
         pending.result()
     pending.sample(masks(*ALLOWED[0]))
     assert not pending.result().faults
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("make", [Replayed, lambda: Served(model("llama")[0])], ids=["replayed", "eager"])
+def test_requests_keep_to_their_grammars_beside_others_that_have_none(make: Callable[[], Served], depth: int) -> None:
+    asked, seeded = prompts(4, (5, 9, 12, 7)), SamplingParams(temperature=1.1, seed=8)
+    samplings = (GREEDY, seeded, GREEDY, seeded)
+    # Ids of class 1, then 2, then 3, then of 1 again.
+    turns = Table(({1: 1}, {2: 2}, {3: 0}), frozenset())
+    outputs = []
+    for tables in ({}, {"r0": turns, "r1": turns}):
+        served = make()
+        served.assembled.runner.depth = depth  # type: ignore[misc]
+        served.engine.scheduler.live.constraints = Constraints(TableGrammars(tables), VOCAB_SIZE)
+        handles = [served.add(prompt, 12, sampling) for prompt, sampling in zip(asked, samplings, strict=True)]
+        served.run()
+        outputs.append([served.outputs[handle].ids for handle in handles])
+    free, kept = outputs
+    assert all([token % 4 for token in ids] == [1, 2, 3] * 4 for ids in kept[:2])
+    assert kept[2:] == free[2:] and kept[0] != kept[1]
