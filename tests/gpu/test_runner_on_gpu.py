@@ -12,14 +12,14 @@ from transformers import AutoModelForCausalLM
 from photon_grpc import demo
 from photon_grpc.config.flags import CacheConfig, SchedulerConfig
 from photon_grpc.core.request import SamplingParams
-from tests.runner.models import FAMILIES, greedy, model
+from tests.runner.models import FAMILIES, WINDOWED, greedy, model
 from tests.runner.served import Served
-from tests.runner.test_greedy import prompts
+from tests.runner.test_greedy import NUM_GROUPS, prompts
 
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, WINDOWED])
 @pytest.mark.parametrize("block_size", [8, 16, 64])
 def test_greedy_output_in_float32_equals_transformers(family: str, block_size: int) -> None:
     directory, reference = model(family)
@@ -29,14 +29,15 @@ def test_greedy_output_in_float32_equals_transformers(family: str, block_size: i
         served = Served(
             directory,
             device="cuda",
-            cache=CacheConfig(block_size=block_size, num_blocks=1024 // block_size),
+            cache=CacheConfig(block_size=block_size, num_blocks=NUM_GROUPS[family] * 1024 // block_size),
             scheduler=SchedulerConfig(max_num_batched_tokens=budget, async_depth=depth),
         )
         assert served.complete(asked, 64) == expected
 
 
-def test_eager_steps_and_replayed_ones_say_the_same() -> None:
-    directory, _ = model("qwen3")
+@pytest.mark.parametrize("family", ["qwen3", WINDOWED])
+def test_eager_steps_and_replayed_ones_say_the_same(family: str) -> None:
+    directory, _ = model(family)
     filtered = SamplingParams(temperature=0.8, top_p=0.9, top_k=30, seed=2)
     for sampling in (SamplingParams(0.0), SamplingParams(temperature=1.1, seed=1), filtered):
         outputs = [
@@ -67,7 +68,7 @@ def test_a_seed_draws_the_same_on_both_devices() -> None:
     assert on_gpu == on_cpu
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, WINDOWED])
 def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16(family: str) -> None:
     directory, reference = model(family)
     prompt = prompts(9, (50,))[0]

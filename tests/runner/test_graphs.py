@@ -25,7 +25,7 @@ from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
 from photon_grpc.runner.slot_table import SlotTable
 from photon_grpc.runner.step import Shape, Step
-from tests.runner.models import greedy, model
+from tests.runner.models import WINDOWED, greedy, model
 from tests.runner.served import Served
 from tests.runner.test_greedy import prompts
 
@@ -41,21 +41,21 @@ def plain_call(function: Callable[[], torch.Tensor]) -> Replay:
 class Replayed(Served):
     """A service whose runner replays every batch that fits a bucket."""
 
-    def __init__(self, num_seqs: int = 8, budget: int = 64) -> None:
-        directory, _ = model("llama")
+    def __init__(self, num_seqs: int = 8, budget: int = 64, family: str = "llama") -> None:
+        directory, _ = model(family)
         super().__init__(
             directory,
             cache=CacheConfig(block_size=BLOCK_SIZE, num_blocks=100),
             scheduler=SchedulerConfig(max_num_seqs=num_seqs, max_num_batched_tokens=budget),
         )
-        self.runner, self.launch, self.cache = replayed_runner(num_seqs)
+        self.runner, self.launch, self.cache = replayed_runner(num_seqs, family)
         object.__setattr__(self.assembled, "runner", self.runner)
         self.engine = self.assembled.engine(self.post, self.post, NoHeartbeat())
 
 
 @functools.cache
-def loaded() -> Decoder:
-    card = read_model_dir(model("llama")[0])
+def loaded(family: str = "llama") -> Decoder:
+    card = read_model_dir(model(family)[0])
     decoder = build(
         card, dtype=torch.float32, device=torch.device("cpu"), kernels=select("torch", "cpu"), max_model_len=256
     )
@@ -63,15 +63,15 @@ def loaded() -> Decoder:
     return decoder
 
 
-def new_cache() -> KVCache:
+def new_cache(family: str = "llama") -> KVCache:
     """What nobody wrote must not be read: it would be seen."""
-    cache = KVCache(KVPlan(loaded().kv_groups, BLOCK_SIZE), 100, torch.device("cpu"))
+    cache = KVCache(KVPlan(loaded(family).kv_groups, BLOCK_SIZE), 100, torch.device("cpu"))
     cache.pages.fill_(float("nan"))
     return cache
 
 
-def replayed_runner(num_seqs: int) -> tuple[ModelRunner, GraphLaunch, KVCache]:
-    decoder, device, kernels, cache = loaded(), torch.device("cpu"), select("torch", "cpu"), new_cache()
+def replayed_runner(num_seqs: int, family: str = "llama") -> tuple[ModelRunner, GraphLaunch, KVCache]:
+    decoder, device, kernels, cache = loaded(family), torch.device("cpu"), select("torch", "cpu"), new_cache(family)
     table = SlotTable(num_seqs + 1, decoder.max_model_len, cache.plan, decoder.vocab_size, device)
     buckets = Buckets(num_seqs)
     step = Step(decoder, table, cache.pages, kernels, max(num_seqs, *buckets.mixed))
@@ -79,10 +79,11 @@ def replayed_runner(num_seqs: int) -> tuple[ModelRunner, GraphLaunch, KVCache]:
     return ModelRunner(launch, table, cache, depth=0), launch, cache
 
 
-def test_replayed_output_equals_transformers() -> None:
-    _, reference = model("llama")
+@pytest.mark.parametrize("family", ["llama", WINDOWED])
+def test_replayed_output_equals_transformers(family: str) -> None:
+    _, reference = model(family)
     asked = prompts(8)
-    served = Replayed()
+    served = Replayed(family=family)
     assert served.complete(asked, 24) == [greedy(reference, prompt, 24) for prompt in asked]
     assert {shape.kind for shape in served.launch._bodies} == {"decode", "mixed"}
 
