@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import cycle
 
 import pytest
@@ -202,6 +203,25 @@ def test_a_request_whose_grammar_is_compiled_is_parked_until_the_event(depth: in
     h.run()
     assert h.outcomes[slow + 1].ids == complete([1, 2], 6, seed=1, index=1, table=PAIRS)
     assert not h.outcomes[slow].ids and not h.outcomes[gone].ids and h.idle()
+
+
+def test_parked_requests_count_as_queued_and_their_time_runs() -> None:
+    h = Harness(Setting(max_queue_size=2))
+    event = Event()
+    names = ("a", "b", "c")
+    h.grammars.compiling.update(dict.fromkeys(names, event))
+    now = time.monotonic()
+    late, overdue, refused = (
+        h.add([1, 2], 6, table=PAIRS, request_id=name, deadline_s=deadline_s, queue_deadline_s=queue_deadline_s)
+        for name, deadline_s, queue_deadline_s in zip(names, (now, None, None), (None, now, None), strict=True)
+    )
+    h.run()
+    reasons = [h.outcomes[handle].failed.reason for handle in (late, overdue, refused)]
+    assert reasons == ["DEADLINE_PASSED", "QUEUE_TIMEOUT", "QUEUE_FULL"]
+    h.grammars.compiling.clear()
+    h.post.wake(event)
+    h.run()
+    assert not any(h.outcomes[handle].ids for handle in (late, overdue)) and h.idle()
 
 
 def test_a_grammar_that_turns_out_broken_fails_what_was_parked() -> None:
