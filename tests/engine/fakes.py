@@ -266,6 +266,9 @@ class FakeRunner:
             if yields
         }
         faults = {row: FAULTS[ids[0]] for row, ids in kept.items() if ids[0] < 0}
+        for row in faults:
+            # Ids of such a row mean nothing, however many there are.
+            kept[row] = kept[row] * batch.yields[row]
         lengths = tuple(len(ids) for ids in kept.values()) if batch.drafts else ()
         return StepOutput(batch.step, tuple(token for ids in kept.values() for token in ids), faults, lengths=lengths)
 

@@ -72,6 +72,15 @@ def test_drafts_take_no_block_from_another_sequence() -> None:
     assert drafting.scheduler.num_preemptions == plain.scheduler.num_preemptions == 0
 
 
+def test_where_no_block_is_free_drafts_fill_those_that_are_held() -> None:
+    h = Harness(Setting(num_blocks=3, block_size=8, prefix_caching=False, drafts=(3,)))
+    handles = [h.add([i] * 5, 8, seed=i) for i in range(2)]
+    h.run()
+    assert [h.outcomes[handle].ids for handle in handles] == [complete([i] * 5, 8, seed=i) for i in range(2)]
+    # The first takes the last block for positions 5 to 8, the second has room for 5 to 7.
+    assert h.runner.batches[1].yields == (4, 3)
+
+
 @DEPTHS
 def test_an_end_among_kept_drafts_ends_the_output_there(depth: int) -> None:
     expected = complete([4, 4], 30)
