@@ -34,7 +34,7 @@ def decode_kernel(
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program for (row, key head, share of the keys); rows of several queries are left to `varlen`.
+    """One program for (row, key head, share of the keys); rows of several queries are left to `triton_varlen.py`.
 
     Writes out [T, Hq, D] where SPLITS is 1, else partial float32 [B, Hq, SPLITS, D] and its log2 weight [B, Hq, SPLITS].
     """
