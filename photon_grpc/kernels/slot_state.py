@@ -89,10 +89,12 @@ def advance_reference(
 
 @jit
 def decode_inputs_kernel(
-    slots, token_ids, num_computed, block_table, token, position, slot_mapping, context_len, tables,
-    token_stride, table_stride, num_columns, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    slots, state, inputs, context_len, token_stride, table_stride, num_columns,
+    BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program a row and group; what is the same for all groups each of them stores."""
+    token_ids, num_computed, block_table = state
+    token, position, slot_mapping, tables, _query_start, _last = inputs
     row, group = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + row)
     at = tl.load(num_computed + slot)
@@ -103,7 +105,7 @@ def decode_inputs_kernel(
     tl.store(position + row, at)
     tl.store(slot_mapping + place, block * BLOCK_SIZE + at % BLOCK_SIZE)
     tl.store(context_len + row, (at + 1).to(tl.int32))
-    # Pages behind the last one are not read by anybody.
+    # Nothing reads pages behind the last one.
     for start in range(0, at // BLOCK_SIZE + 1, BLOCK):
         column = start + tl.arange(0, BLOCK)
         inside = column < num_columns
@@ -113,12 +115,12 @@ def decode_inputs_kernel(
 
 @jit
 def mixed_inputs_kernel(
-    slots, counts, token_ids, num_computed, block_table,
-    token, position, slot_mapping, context_len, tables, query_start, last,
-    token_stride, table_stride, num_columns, num_rows, num_tokens,
+    slots, counts, state, inputs, context_len, token_stride, table_stride, num_columns, num_rows, num_tokens,
     ROWS_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program a row and group, and one a group for the tokens behind the last; what is the same for all groups each of them stores."""
+    token_ids, num_computed, block_table = state
+    token, position, slot_mapping, tables, query_start, last = inputs
     row, group = tl.program_id(0), tl.program_id(1)
     slot_mapping += group.to(tl.int64) * num_tokens
     other = tl.arange(0, ROWS_PAD)
@@ -147,7 +149,7 @@ def mixed_inputs_kernel(
             tl.store(token + first + number, tl.load(token_ids + slot * token_stride + at, mask=inside), mask=inside)
             tl.store(position + first + number, at, mask=inside)
             tl.store(slot_mapping + first + number, page * BLOCK_SIZE + at % BLOCK_SIZE, mask=inside)
-        # Pages behind the last one are not read by anybody.
+        # Nothing reads pages behind the last one.
         for start in range(0, (before + count) // BLOCK_SIZE + 1, BLOCK):
             column = start + tl.arange(0, BLOCK)
             inside = column < num_columns
@@ -177,12 +179,12 @@ def decode_inputs(slots: torch.Tensor, context_len: torch.Tensor, state: SlotSta
     places = torch.empty((1 + num_groups, num_rows), dtype=torch.int64, device=slots.device)
     position, slot_mapping = places[0], places[1:]
     tables = torch.empty((num_groups, num_rows, num_columns), dtype=torch.int32, device=slots.device)
+    inputs = Inputs(token, position, slot_mapping, tables)
     decode_inputs_kernel[(num_rows, num_groups)](
-        slots, *state, token, position, slot_mapping, context_len, tables,
-        state.token_ids.stride(0), state.block_table.stride(0), num_columns,
+        slots, state, inputs, context_len, state.token_ids.stride(0), state.block_table.stride(0), num_columns,
         BLOCK_SIZE=block_size, BLOCK=64, num_warps=1,
     )  # fmt: skip
-    return Inputs(token, position, slot_mapping, tables)
+    return inputs
 
 
 def mixed_inputs(
@@ -203,12 +205,13 @@ def mixed_inputs(
     query_start = torch.empty(num_rows + 1, dtype=torch.int32, device=device)
     last = torch.empty(num_rows, dtype=torch.int64, device=device)
     tables = torch.empty((num_groups, num_rows, num_columns), dtype=torch.int32, device=device)
+    inputs = Inputs(token, position, slot_mapping, tables, query_start, last)
+    strides = state.token_ids.stride(0), state.block_table.stride(0)
     mixed_inputs_kernel[(num_rows + 1, num_groups)](
-        slots, counts, *state, token, position, slot_mapping, context_len, tables, query_start, last,
-        state.token_ids.stride(0), state.block_table.stride(0), num_columns, num_rows, num_tokens,
+        slots, counts, state, inputs, context_len, *strides, num_columns, num_rows, num_tokens,
         ROWS_PAD=next_power_of_2(num_rows), BLOCK_SIZE=block_size, BLOCK=128, num_warps=4,
     )  # fmt: skip
-    return Inputs(token, position, slot_mapping, tables, query_start, last)
+    return inputs
 
 
 def advance(
