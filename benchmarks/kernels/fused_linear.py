@@ -23,7 +23,7 @@ from benchmarks.kernels.timing import Shape, measure_us, shapes
 from photon_grpc.kernels import Kernels
 from photon_grpc.kernels.linear import fused_linear, head, tiles
 from photon_grpc.kernels.linear.fused_linear import Affine
-from photon_grpc.kernels.linear.tiles import Tile
+from photon_grpc.kernels.linear.tiles import Problem, Tile
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput, Rotation
 from photon_grpc.kernels.sampling import draw
 
@@ -135,13 +135,14 @@ class Chain:
 def candidates(projection: Projection, rows: int) -> list[Tile]:
     """Tiles with enough bytes of W in flight, and no more programs than are of use."""
     p = projection
-    rings = itertools.product(("gemv",), (16, 32), (64, 128, 256), (4, 8), (2, 3, 4, 6, 8))
+    gemv = itertools.product(("gemv",), (16, 32), (64, 128, 256), (4, 8), (2, 3, 4, 6, 8))
     splits = (1, 2, 4, 8) if p.n < 8192 else (1,)
-    wides = itertools.product(("wgmma",), (64, 128), (64, 128), (4, 8), (3, 4, 6, 8), splits)
-    wide = [Tile(*tile) for tile in wides if (tile[3] == 4 or tile[1] == 128)]  # type: ignore[arg-type]
-    found = [Tile(*tile) for tile in rings] if rows <= 32 else []  # type: ignore[arg-type]
-    found += wide if rows >= 16 else []
-    return [tile for tile in found if tiles.fits(tile, p.n, p.k, rows, p.span) and _is_useful(tile, p, rows)]
+    wgmma = itertools.product(("wgmma",), (64, 128), (64, 128), (4, 8), (3, 4, 6, 8), splits)
+    found = [Tile(*tile) for tile in gemv] if rows <= 32 else []  # type: ignore[arg-type]
+    if rows >= 16:
+        found += [Tile(*tile) for tile in wgmma if (tile[3] == 4 or tile[1] == 128)]  # type: ignore[arg-type]
+    problem = Problem(p.n, p.k, rows, p.span)
+    return [tile for tile in found if tiles.fits(tile, problem) and _is_useful(tile, p, rows)]
 
 
 def _is_useful(tile: Tile, projection: Projection, rows: int) -> bool:
@@ -199,7 +200,7 @@ def table(kernels: Kernels, device: torch.device) -> None:
     if device.type != "cuda":
         return
     for projection, rows in itertools.product(projections(device), tiles.BUCKETS):
-        tile = tiles.choose(projection.n, projection.k, rows, projection.span)
+        tile = tiles.choose(Problem(projection.n, projection.k, rows, projection.span))
         if tile is None:
             continue
         chain = Chain(projection, rows, device)

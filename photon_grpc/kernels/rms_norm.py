@@ -41,9 +41,9 @@ def add_reference(
 @jit
 def norm_rows(x, weight, eps, SIZE: tl.constexpr):
     """w · round(x / rms(x)) for a tile x [rows, SIZE_PAD] whose columns from SIZE on are zero; in x's dtype."""
-    wide = x.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / SIZE + eps)
-    return (wide * scale[:, None]).to(x.dtype) * weight[None, :]
+    x_float = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x_float * x_float, axis=1) / SIZE + eps)
+    return (x_float * scale[:, None]).to(x.dtype) * weight[None, :]
 
 
 @jit

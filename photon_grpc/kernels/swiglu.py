@@ -28,8 +28,8 @@ def reference(gate_up: torch.Tensor) -> torch.Tensor:
 
 def norm_reference(gate_up: torch.Tensor, h: torch.Tensor, b: torch.Tensor | None, eps: float, y: torch.Tensor) -> None:
     """norm_swiglu in torch: fills y."""
-    wide = gate_up.float() * torch.rsqrt(h.float().square().mean(-1, keepdim=True) + eps)
-    gate, up = (wide if b is None else wide + b.float()).chunk(2, dim=-1)
+    scaled = gate_up.float() * torch.rsqrt(h.float().square().mean(-1, keepdim=True) + eps)
+    gate, up = (scaled if b is None else scaled + b.float()).chunk(2, dim=-1)
     y.copy_(torch.nn.functional.silu(gate) * up)
 
 
@@ -41,8 +41,8 @@ def swiglu_kernel(gate_up, y, stride, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     inside = column < SIZE
     gate = tl.load(gate_up + row * stride + column, mask=inside, other=0.0)
     up = tl.load(gate_up + row * stride + SIZE + column, mask=inside, other=0.0)
-    wide = gate.to(tl.float32)
-    silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
+    a = gate.to(tl.float32)
+    silu = (a / (1.0 + tl.exp(-a))).to(gate.dtype)
     tl.store(y + row * SIZE + column, silu * up, mask=inside)
 
 

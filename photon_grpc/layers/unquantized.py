@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from photon_grpc.kernels.gluon import can_fuse
 from photon_grpc.kernels.linear import tiles
-from photon_grpc.kernels.linear.tiles import Tile
+from photon_grpc.kernels.linear.tiles import Problem, Tile
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.gemm import LIBRARY, TILED, End, Gemm
 from photon_grpc.layers.leaf import Target
@@ -69,7 +69,7 @@ class Unquantized(LinearMethod):
         if end.norms is not None or (end.epilogue == "rotary" and 2 * end.span not in ROTARY_HEAD_DIMS):
             return None
         may_share = end.epilogue not in ("logits", "draw")
-        return _choose(linear.weight.device, *linear.weight.shape, num_rows, end.span, may_share)
+        return _choose(linear.weight.device, Problem(*linear.weight.shape, num_rows, end.span), may_share)
 
 
 class PackedUnquantized(Unquantized):
@@ -86,9 +86,9 @@ class PackedUnquantized(Unquantized):
 
 
 @cache
-def _choose(device: torch.device, n: int, k: int, num_rows: int, span: int, may_share: bool) -> Tile | None:
-    """For W [n, k]; layers of one shape ask the same."""
+def _choose(device: torch.device, problem: Problem, may_share: bool) -> Tile | None:
+    """Layers of one shape ask the same."""
     properties = torch.cuda.get_device_properties(device)
-    max_bytes = tiles.ring_bytes(properties.shared_memory_per_block_optin)
+    max_bytes = tiles.pipeline_bytes(properties.shared_memory_per_block_optin)
     has_wgmma = properties.major == 9
-    return tiles.choose(n, k, num_rows, span, has_wgmma=has_wgmma, may_share=may_share, max_bytes=max_bytes)
+    return tiles.choose(problem, has_wgmma=has_wgmma, may_share=may_share, max_bytes=max_bytes)

@@ -104,7 +104,7 @@ def test_projections_of_the_table(name: str, rows: int) -> None:
         ("add", Problem(model.hidden, model.intermediate, rows)),
     ]
     for end, problem in problems:
-        tile = tiles.choose(problem.N, problem.K, rows, problem.SPAN)
+        tile = tiles.choose(problem)
         assert tile == tiles.TABLE[problem.N, problem.K][rows]
         if tile is None:
             continue
@@ -121,13 +121,13 @@ def test_projections_of_the_table(name: str, rows: int) -> None:
 @pytest.mark.parametrize("rows", [bucket for bucket in tiles.BUCKETS if bucket <= tiles.MAX_DEFAULT_ROWS])
 def test_defaults_have_room_on_devices_with_less_shared_memory(rows: int, arch: int, shared_bytes: int) -> None:
     model = MODELS["1B"]
-    limit = tiles.ring_bytes(shared_bytes)
+    limit = tiles.pipeline_bytes(shared_bytes)
     problems = [
         ("rotary", qkv_problem(model, rows)),
         ("swiglu", Problem(2 * model.intermediate, model.hidden, rows, model.intermediate)),
     ]
     for end, problem in problems:
-        tile = tiles.choose(problem.N, problem.K, rows, problem.SPAN, has_wgmma=False, max_bytes=limit)
+        tile = tiles.choose(problem, has_wgmma=False, max_bytes=limit)
         assert tile is not None
         built = projection(end, tile, problem, arch)
         assert built.shared_bytes <= shared_bytes
@@ -137,10 +137,11 @@ def test_defaults_have_room_on_devices_with_less_shared_memory(rows: int, arch: 
 @pytest.mark.parametrize("rows", tiles.BUCKETS)
 @pytest.mark.parametrize("hidden", [2048, 4096])
 def test_head(hidden: int, rows: int, end: str) -> None:
-    tile = tiles.choose(128256, hidden, rows, 0, may_share=False)
+    problem = Problem(128256, hidden, rows, GUARD=True)
+    tile = tiles.choose(problem, may_share=False)
     if tile is None:
         pytest.skip("the library's")
-    built = projection(end, tile, Problem(128256, hidden, rows, GUARD=True))
+    built = projection(end, tile, problem)
     # The noise of 128 rows wants a few registers more than there are; it is made only where somebody draws.
     spare = 160 if (end, rows) == ("draw", 128) else 0
     check(built, "wgmma.mma_async" if tile.kind == "wgmma" else "mma.sync", max_spilled_bytes=spare)

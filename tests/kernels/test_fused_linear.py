@@ -60,7 +60,7 @@ SHAPES = [
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_model_has_tiles_that_divide_it(shape: tuple[int, int, int], rows: int, has_wgmma: bool) -> None:
     n, k, span = shape
-    tile = tiles.choose(n, k, rows, span, has_wgmma=has_wgmma)
+    tile = tiles.choose(tiles.Problem(n, k, rows, span), has_wgmma=has_wgmma)
     assert tile is not None
     assert n % tile.BN == 0
     assert k % (tile.BK * (tile.KW if tile.kind == "gemv" else tile.SPLITS)) == 0
@@ -74,12 +74,12 @@ def test_the_table_holds_only_tiles_that_fit_their_shape() -> None:
     spans = {(n, k): span for n, k, span in SHAPES}
     for (n, k), by_rows in tiles.TABLE.items():
         for rows, tile in by_rows.items():
-            assert tile is None or tiles.fits(tile, n, k, rows, spans.get((n, k), 0)), (n, k, rows, tile)
+            assert tile is None or tiles.fits(tile, tiles.Problem(n, k, rows, spans.get((n, k), 0))), (n, k, rows, tile)
 
 
 def test_what_neither_the_table_nor_a_default_takes_is_left_to_the_library() -> None:
-    assert tiles.choose(3072, 2048, 128, 32) is None
-    assert tiles.choose(1024, 1024, 128, 0) is None
+    assert tiles.choose(tiles.Problem(3072, 2048, 128, 32)) is None
+    assert tiles.choose(tiles.Problem(1024, 1024, 128, 0)) is None
 
 
 @pytest.mark.parametrize(
@@ -90,5 +90,5 @@ def test_rows_are_padded_to_the_smallest_bucket_that_holds_them(num_rows: int, b
 
 
 def test_a_shape_that_nothing_divides_has_no_tile() -> None:
-    assert tiles.choose(2048, 2047, 8, 0) is None
-    assert tiles.choose(2040, 2048, 8, 0) is None
+    assert tiles.choose(tiles.Problem(2048, 2047, 8, 0)) is None
+    assert tiles.choose(tiles.Problem(2040, 2048, 8, 0)) is None

@@ -51,9 +51,9 @@ class Problem(NamedTuple):
 BUCKETS = (8, 16, 32, 64, 128)
 #: Of shapes that the table does not know, steps of more rows are left to the library.
 MAX_DEFAULT_ROWS = 64
-#: Bytes of shared memory that a program's rings may take on sm_90.
+#: Bytes of shared memory that a program's steps in flight may take on sm_90.
 SHARED_BYTES = 200_000
-#: What a program takes beside its rings, for exchanging sums between threads.
+#: Bytes that a program takes beside them, for exchanging sums between threads.
 EXCHANGE_BYTES = 32_448
 
 #: (rows of W, columns of W) -> bucket -> tile.
@@ -146,18 +146,19 @@ def bucket(num_rows: int) -> int | None:
 
 
 def shared_bytes(tile: Tile, rows: int) -> int:
-    """Of both rings, for 16-bit elements."""
+    """For NS steps of W and of x, 16-bit elements."""
     slices = tile.KW if tile.kind == "gemv" else 1
     return 2 * tile.NS * slices * tile.BK * (tile.BN + rows)
 
 
-def ring_bytes(shared_bytes_per_program: int) -> int:
-    """What rings may take on a device that gives a program so many bytes of shared memory: 227 KiB on sm_90, 163 on sm_80, 99 on sm_89."""
+def pipeline_bytes(shared_bytes_per_program: int) -> int:
+    """The bytes left for steps in flight on a device that gives a program so many: 227 KiB on sm_90, 163 on sm_80, 99 on sm_89."""
     return min(SHARED_BYTES, shared_bytes_per_program - EXCHANGE_BYTES)
 
 
-def fits(tile: Tile, n: int, k: int, rows: int, span: int, max_bytes: int = SHARED_BYTES) -> bool:
-    """Whether a tile divides W [n, k] and its pairs at distance `span` (0: single rows), and fits into shared memory."""
+def fits(tile: Tile, problem: Problem, max_bytes: int = SHARED_BYTES) -> bool:
+    """Whether a tile divides the problem's W and its pairs, and fits into shared memory."""
+    n, k, rows, span = problem[:4]
     step = tile.KW * tile.BK if tile.kind == "gemv" else tile.SPLITS * tile.BK
     # A single step has nothing to loop over, which the compiler of Triton 3.6 does not bear.
     divides = n % tile.BN == 0 and k % step == 0 and k >= 2 * step and (span == 0 or span % (tile.BN // 2) == 0)
@@ -165,36 +166,29 @@ def fits(tile: Tile, n: int, k: int, rows: int, span: int, max_bytes: int = SHAR
 
 
 def choose(
-    n: int,
-    k: int,
-    rows: int,
-    span: int,
-    *,
-    has_wgmma: bool = True,
-    may_share: bool = True,
-    max_bytes: int = SHARED_BYTES,
+    problem: Problem, *, has_wgmma: bool = True, may_share: bool = True, max_bytes: int = SHARED_BYTES
 ) -> Tile | None:
-    """How W [n, k] is multiplied with `rows` of BUCKETS: from the table, or by the first default that fits. None: by the matrix library.
+    """The table's tile, or the first default that fits; None: the matrix library multiplies.
 
-    `may_share`: K may be shared out over several programs. `max_bytes`: `ring_bytes` of the device.
+    Args:
+        problem: BM is one of BUCKETS.
+        may_share: K may be shared out over several programs.
+        max_bytes: `pipeline_bytes` of the device.
     """
-    known = TABLE.get((n, k), {})
-    if has_wgmma and rows in known and _may_take(known[rows], n, k, rows, span, max_bytes):
-        return known[rows]
+    rows, known = problem.BM, TABLE.get((problem.N, problem.K), {})
+    if has_wgmma and rows in known:
+        tile = known[rows]
+        if tile is None or fits(tile, problem, max_bytes):
+            return tile
     if rows > MAX_DEFAULT_ROWS:
         return None
     candidates = [tile for tile in defaults(rows, has_wgmma) if may_share or tile.SPLITS == 1]
-    return next((tile for tile in candidates if fits(tile, n, k, rows, span, max_bytes)), None)
-
-
-def _may_take(tile: Tile | None, n: int, k: int, rows: int, span: int, max_bytes: int) -> bool:
-    return tile is None or fits(tile, n, k, rows, span, max_bytes)
+    return next((tile for tile in candidates if fits(tile, problem, max_bytes)), None)
 
 
 def defaults(rows: int, has_wgmma: bool) -> list[Tile]:
     """From the best to what always fits."""
-    rings = [Tile("gemv", 16, bk, kw, ns) for bk in (128, 64, 32) for kw in (4, 2, 1) for ns in (4, 3, 2)]
+    gemv = [Tile("gemv", 16, bk, kw, ns) for bk in (128, 64, 32) for kw in (4, 2, 1) for ns in (4, 3, 2)]
     if rows <= 16 or not has_wgmma:
-        return rings
-    wides = [Tile("wgmma", bn, bk, 4, 4, splits) for splits in (2, 1) for bk in (128, 64) for bn in (64, 32)]
-    return [tile for tile in wides if tile.BN >= 64] + rings
+        return gemv
+    return [Tile("wgmma", 64, bk, 4, 4, splits) for splits in (2, 1) for bk in (128, 64)] + gemv

@@ -36,7 +36,7 @@ def tile_for(kind: str, n: int, k: int, rows: int, span: int) -> Tile:
     bucket = tiles.bucket(rows)
     if tile.kind == "wgmma" and bucket < 16:
         pytest.skip("wgmma has eight columns at least, this kernel sixteen rows")
-    if not tiles.fits(tile, n, k, bucket, span):
+    if not tiles.fits(tile, tiles.Problem(n, k, bucket, span)):
         pytest.skip("the tile does not divide the shape")
     return tile
 
