@@ -198,7 +198,8 @@ def _dimensions(config: JsonFields, family: Family) -> dict[str, Any]:
 
 
 def _windows(config: JsonFields, family: Family, num_layers: int) -> tuple[int, ...]:
-    """Of each layer; 0: none. `layer_types` names the layers that slide, without it they are those from max_window_layers on."""
+    """Of each layer; 0: none. `layer_types` names the layers that slide, without it they are those from
+    max_window_layers on."""
     given = config.integer("sliding_window", 0, 2**31 - 1) if config.has("sliding_window") else 0
     slides = config.boolean("use_sliding_window", False) and given > 0
     if slides and not family.may_slide:

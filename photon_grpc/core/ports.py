@@ -24,7 +24,8 @@ class Pending(Protocol):
         nothing is drafted or the launch failed. Waits for the drafts only, not for the step."""
 
     def sample(self, masks: memoryview) -> None:
-        """Launch what was held back and return at once; called once, before `result` and the next `submit`, and only if `batch.masked`.
+        """Launch what was held back and return at once; called once, before `result` and the next `submit`, and only if
+        `batch.masked`.
 
         Args:
             masks: which ids may be drawn, `batch.drafts + 1` bitmasks for each masked row in Batch order: mask j is for

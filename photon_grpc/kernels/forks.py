@@ -1,4 +1,5 @@
-"""Jobs done in forks of this process, which know every object without being told and hold no interpreter's lock in common."""
+"""Jobs done in forks of this process, which know every object without being told and hold no interpreter's lock in
+common."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def run_in_forks(
 ) -> int:
     """The number of jobs that raised nothing. Waits for all of them, or until none has ended for `silence_s`.
 
-    A fork may touch no device and take no lock that a thread of this process may hold. Raises OSError when there can be no processes.
+    A fork may touch no device and take no lock that a thread of this process may hold. Raises OSError when there can be
+    no processes.
     """
     task_reader, task_writer = _pipe()
     done_reader, done_writer = _pipe()

@@ -1,10 +1,10 @@
 """Gluon (Triton's layer with explicit layouts and memory), or nothing: what `jit.py` beside it is to Triton.
 
-Programmatic dependent launch, as the kernels of one decode layer use it: a kernel launched with `launch_pdl=True` may start
-while the one before it still runs. Whatever it reads that an earlier kernel wrote comes behind `gdc_wait`, which returns when
-that kernel is complete; weights depend on no kernel, so they are fetched before it. `gdc_launch_dependents` lets the next
-one start. Every kernel of a chain waits, also where it needs nothing from the kernel before: its own end is what tells the
-next one that everything before is complete.
+Programmatic dependent launch, as the kernels of one decode layer use it: a kernel launched with `launch_pdl=True` may
+start while the one before it still runs. Whatever it reads that an earlier kernel wrote comes behind `gdc_wait`, which
+returns when that kernel is complete; weights depend on no kernel, so they are fetched before it.
+`gdc_launch_dependents` lets the next one start. Every kernel of a chain waits, also where it needs nothing from the
+kernel before: its own end is what tells the next one that everything before is complete.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ UNSPECIALIZED = ["num_rows", "num_tokens", "table_stride"]
 
 #: Whether the launches of this thread run nothing and only ask for their compilation.
 DRY_RUN: ContextVar[bool] = ContextVar("dry_run", default=False)
-#: Called in this thread before a kernel of ours is compiled, or read from Triton's cache on disk. Triton's own hook cannot be told of kernels
-#: whose constants are functions.
+#: Called in this thread before a kernel of ours is compiled, or read from Triton's cache on disk. Triton's own hook
+#: cannot be told of kernels whose constants are functions.
 BEFORE_COMPILATION: ContextVar[Callable[[], None]] = ContextVar("before_compilation", default=lambda: None)
 
 

@@ -1,14 +1,15 @@
 """All kernels of a start compiled side by side before the first of them runs.
 
-A dry run finds them: the code of the start on objects of its own, whose launches run nothing and ask for their compilation. There is no list of
-kernels to keep: one that a step launches is found.
+A dry run finds them: the code of the start on objects of its own, whose launches run nothing and ask for their
+compilation. There is no list of kernels to keep: one that a step launches is found.
 
     with precompile_on_demand(dry_run, progress, num_workers=16):
         ...                 # the first kernel that is missing in Triton's cache is compiled, then all others by the dry run
 
-Compilers run in forks rather than threads: more than a fifth of a compilation holds the interpreter's lock (Python that makes the first IR, and
-the linking of libdevice), which 16 threads would spend their time waiting for. 85 kernels of Llama-3.2-1B's shape beside an H200, 16 cores:
-5.8 to 6.0 s in forks, 13.7 s in threads, the 1.4 s to find them included; on two cores 27.7 and 34.6 s, 61.5 one after the other.
+Compilers run in forks rather than threads: more than a fifth of a compilation holds the interpreter's lock (Python that
+makes the first IR, and the linking of libdevice), which 16 threads would spend their time waiting for. 85 kernels of
+Llama-3.2-1B's shape beside an H200, 16 cores: 5.8 to 6.0 s in forks, 13.7 s in threads, the 1.4 s to find them
+included; on two cores 27.7 and 34.6 s, 61.5 one after the other.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ _LOG = logging.getLogger(__name__)
 def precompile_on_demand(
     dry_run: Callable[[], None], progress: OnProgress, num_workers: int
 ) -> AbstractContextManager[None]:
-    """While the block runs, the first kernel that has to be compiled has all others compiled as well; without one there is no dry run.
+    """While the block runs, the first kernel that has to be compiled has all others compiled as well; without one there
+    is no dry run.
 
     Where the dry run fails, a warning says so and kernels are compiled one after the other, as they are met.
 
     Args:
-        dry_run: everything that is computed before the first request, on objects of its own; waits for the device at its end, since nothing
-            is to be under way when this process is forked.
+        dry_run: everything that is computed before the first request, on objects of its own; waits for the device at
+            its end, since nothing is to be under way when this process is forked.
         progress: of the compilations.
         num_workers: compile at a time.
     """
@@ -91,11 +93,11 @@ def at_first_compilation(callback: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def launches_collected() -> Iterator[list[Job]]:
-    """Every launch of a kernel of ours by this thread fills the list instead of the device, until the block ends; one job a kernel and
-    specialisation, which compiles it into the cache on disk.
+    """Every launch of a kernel of ours by this thread fills the list instead of the device, until the block ends; one
+    job a kernel and specialisation, which compiles it into the cache on disk.
 
-    What torch computes is computed, and must not be led astray by memory that no kernel has filled: new tensors are zeros. Raises AttributeError
-    where Triton cannot hand compilations over (before 3.5).
+    What torch computes is computed, and must not be led astray by memory that no kernel has filled: new tensors are
+    zeros. Raises AttributeError where Triton cannot hand compilations over (before 3.5).
     """
     jobs: list[Job] = []
     with triton.AsyncCompileMode(_Collector(jobs), ignore_errors=True), _Zeroed():
@@ -121,7 +123,8 @@ class _Collector(Executor):
 
 def _compile(job: Job) -> None:
     kernel = job()
-    # The function that hands over its arguments is C, compiled and cached as well. Where it is not, that happens at the first launch.
+    # The function that hands over its arguments is C, compiled and cached as well. Where it is not, that happens at the
+    # first launch.
     with suppress(Exception):
         triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
 

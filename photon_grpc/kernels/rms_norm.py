@@ -81,7 +81,8 @@ def add_rms_norm_kernel(
 
 
 def config(size: int) -> dict[str, Any]:
-    """Compile-time arguments for rows of `size` elements: about 1,024 elements a program, more only for one long row."""
+    """Compile-time arguments for rows of `size` elements: about 1,024 elements a program, more only for one long
+    row."""
     size_pad = next_power_of_2(size)
     return {
         "SIZE": size,

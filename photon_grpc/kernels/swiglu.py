@@ -3,11 +3,11 @@
     swiglu:       y = round(silu(gate)) · up, rounded as transformers does
     norm_swiglu:  y = silu(g) · u,  (g, u) = r · gate_up + b,  r = 1 / sqrt(mean(h²) + eps), rounded once
 
-The second stands behind a projection of the residual stream h as it is: the norm before it, whose weight is folded into the projection,
-is caught up on here (as `rotate_store.py` does for attention).
+The second stands behind a projection of the residual stream h as it is: the norm before it, whose weight is folded into
+the projection, is caught up on here (as `rotate_store.py` does for attention).
 
-Shapes: gate_up [T, 2·I] (gate first; rows may be strided), h [T, H], b [2·I] or None -> y [T, I]. bf16, fp16, fp32; arithmetic in float32.
-Bytes moved: 3 · T · I · itemsize (+ T · H · itemsize).
+Shapes: gate_up [T, 2·I] (gate first; rows may be strided), h [T, H], b [2·I] or None -> y [T, I]. bf16, fp16, fp32;
+arithmetic in float32. Bytes moved: 3 · T · I · itemsize (+ T · H · itemsize).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Fused decode steps on a GPU: as near to float32 as transformers in the same dtype, the same in a padded graph, in few bytes."""
+"""Fused decode steps on a GPU: as near to float32 as transformers in the same dtype, the same in a padded graph, in few
+bytes."""
 
 from __future__ import annotations
 

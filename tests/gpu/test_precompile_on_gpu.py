@@ -1,4 +1,5 @@
-"""With an empty cache of kernels, this process compiles one: the rest is found by the dry run and compiled beside it."""
+"""With an empty cache of kernels, this process compiles one: the rest is found by the dry run and compiled beside
+it."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def listener(*, src, cache_hit, **_):
         compiled.append(src.name)
 
 knobs.compilation.listener = listener
-assemble(ServeConfig(scheduler=SchedulerConfig(max_num_seqs=24)), lambda stage, done, total: stages.append((stage, done, total)))
+config = ServeConfig(scheduler=SchedulerConfig(max_num_seqs=24))
+assemble(config, lambda stage, done, total: stages.append((stage, done, total)))
 kernels = [(done, total) for stage, done, total in stages if stage == "kernels"]
 print(len(compiled), "compiled here", compiled)
 print("precompiled", bool(kernels) and kernels[-1][0] == kernels[-1][1] > 10)

@@ -1,4 +1,5 @@
-"""The whole step on a GPU: float32 output equals transformers' on the CPU, bfloat16 stays near it, overlap changes nothing."""
+"""The whole step on a GPU: float32 output equals transformers' on the CPU, bfloat16 stays near it, overlap changes
+nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Slots that change their tenants on a GPU, in float32: what was there before changes nothing, launched one by one or replayed."""
+"""Slots that change their tenants on a GPU, in float32: what was there before changes nothing, launched one by one or
+replayed."""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ def padded(rows: int, size: int, dtype: torch.dtype, device: str, generator: tor
 
 
 class Problem:
-    """x [rows, K], W and bias of one projection, and for q, k and v: positions, slots, tables and a cache full of NaN."""
+    """x [rows, K], W and bias of one projection, and for q, k and v: positions, slots, tables and a cache full of
+    NaN."""
 
     def __init__(
         self, n: int, k: int, rows: int, dtype: torch.dtype, device: str, *, bias: bool = False, seed: int = 0

@@ -43,7 +43,8 @@ def paged_batch(
     """Rows of `contexts` keys in blocks of random order, the last counts[b] of them new; layer 1 of 3.
 
     NaN is in block 0, in every block that no row owns, in the other layers, behind each row's last key, and in the
-    pages that a block table names behind the row's context. Pages wholly behind the window of a row's oldest query are block 0.
+    pages that a block table names behind the row's context. Pages wholly behind the window of a row's oldest query are
+    block 0.
     """
     generator = torch.Generator().manual_seed(seed)
     pages = [-(-context // shape.block_size) for context in contexts]

@@ -1,4 +1,5 @@
-"""Which kernels attend in which step: a table of shapes, as a GPU of 132 multiprocessors would be asked; nothing is launched."""
+"""Which kernels attend in which step: a table of shapes, as a GPU of 132 multiprocessors would be asked; nothing is
+launched."""
 
 from __future__ import annotations
 

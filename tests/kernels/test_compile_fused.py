@@ -1,4 +1,5 @@
-"""The Gluon kernels of a fused layer compiled ahead of time for sm_90: every tile of the table, no spills, fits, the units meant.
+"""The Gluon kernels of a fused layer compiled ahead of time for sm_90: every tile of the table, no spills, fits, the
+units meant.
 
 Needs Triton and its ptxas, no GPU.
 """
@@ -47,7 +48,8 @@ OPERANDS = {
 def compiled_gluon(kernel: Any, constants: dict[Any, Any], num_warps: int, arch: int = 90, **types_of: Any) -> Compiled:
     """Compile as the launcher would: pointers and strides are multiples of 16, the number of rows is anything.
 
-    A tuple's type is the tuple of its types; numbers in it are strides. A constant within a tuple is named by its indices.
+    A tuple's type is the tuple of its types; numbers in it are strides. A constant within a tuple is named by its
+    indices.
     """
     from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon._runtime import GluonASTSource
@@ -111,7 +113,8 @@ def test_projections_of_the_table(name: str, rows: int) -> None:
         built = projection(end, tile, problem)
         check(built, "wgmma.mma_async" if tile.kind == "wgmma" else "mma.sync")
         before_wait, behind = built.ptx.split("griddepcontrol.wait", 1)
-        # Weights are on their way before the wait, and where there are enough of them eight neighbours are stored together.
+        # Weights are on their way before the wait, and where there are enough of them eight neighbours are stored
+        # together.
         assert "cp.async.c" in before_wait
         assert "griddepcontrol.launch_dependents" in behind
         assert "st.global.v4" in behind or rows < 64

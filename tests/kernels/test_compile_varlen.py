@@ -1,4 +1,5 @@
-"""The prompt attention of Hopper compiled ahead of time: every shape it is started with, no spills, fits, the units meant."""
+"""The prompt attention of Hopper compiled ahead of time: every shape it is started with, no spills, fits, the units
+meant."""
 
 from __future__ import annotations
 

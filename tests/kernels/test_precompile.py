@@ -1,4 +1,5 @@
-"""Kernels are found without running one, compiled elsewhere, and found by the launches that follow; a dry run that fails is a warning."""
+"""Kernels are found without running one, compiled elsewhere, and found by the launches that follow; a dry run that
+fails is a warning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Constrained outputs of a real model: masks from the engine's matchers, against transformers held to the same table."""
+"""Constrained outputs of a real model: masks from the engine's matchers, against transformers held to the same
+table."""
 
 from __future__ import annotations
 

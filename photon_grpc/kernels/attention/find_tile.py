@@ -9,8 +9,9 @@ from photon_grpc.kernels.jit import jit, tl
 def find_tile(query_start, num_rows, program, TILE: tl.constexpr):
     """(row, its first query, its number of queries, first of them in tile `program`), for Triton and for Gluon kernels.
 
-    Row b's tiles of TILE queries begin at query_start[b] // TILE + b, so T // TILE + B programs are enough whatever the lengths
-    are, and the row of a program is found by bisection. Some programs have nothing to do: their first query is behind the last.
+    Row b's tiles of TILE queries begin at query_start[b] // TILE + b, so T // TILE + B programs are enough whatever the
+    lengths are, and the row of a program is found by bisection. Some programs have nothing to do: their first query is
+    behind the last.
     """
     low, above = 0, num_rows
     while low < above:

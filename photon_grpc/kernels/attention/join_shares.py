@@ -1,4 +1,5 @@
-"""Joins the partial results that the programs of one (row, key head) have left, each of a share of its keys; for `gluon_decode.py`."""
+"""Joins the partial results that the programs of one (row, key head) have left, each of a share of its keys; for
+`gluon_decode.py`."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def join_shares(
 
 @gluon_jit
 def load_share(partial, partial_weight, place, share, num_shares, column, is_head, HEAD_DIM: gl.constexpr):
-    """(weight [HEADS], result [D, HEADS]) of one share, past the first-level cache; of no weight where there is none."""
+    """(weight [HEADS], result [D, HEADS]) of one share, past the first-level cache; of no weight where there is
+    none."""
     there = is_head & (share < num_shares)
     weight = gl.load(partial_weight + place + share, mask=there, other=0.0, cache_modifier=".cg")
     at = partial + (place + share)[None, :] * HEAD_DIM + column[:, None]

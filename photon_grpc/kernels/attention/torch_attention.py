@@ -3,11 +3,11 @@
     out[t] = softmax(scale · q[t] · K[first : p + 1]ᵀ) · V[first : p + 1],  p the position of token t in its row,
     first = 0, or max(0, p - window + 1) where there is a window
 
-Grouped queries: query head h reads key head h // (Hq / Hkv). Pages are gathered row by row, those of short decode rows together; pages
-wholly behind the window are not read.
+Grouped queries: query head h reads key head h // (Hq / Hkv). Pages are gathered row by row, those of short decode rows
+together; pages wholly behind the window are not read.
 
-Shapes: q [T, Hq, D] (tokens may be strided), pages [num_blocks, planes, 2, Hkv, block_size, D], AttentionMetadata of the rows
--> out [T, Hq, D], undefined for tokens that belong to no row.
+Shapes: q [T, Hq, D] (tokens may be strided), pages [num_blocks, planes, 2, Hkv, block_size, D], AttentionMetadata of
+the rows -> out [T, Hq, D], undefined for tokens that belong to no row.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from photon_grpc.kernels.attention.metadata import AttentionMetadata
 # larger ones pay fewer calls: 32 was best or within 3 % of it for 4 and 32 heads, 128 to 512 queries, float32 and bf16.
 QUERY_TILE = 32
 
-# Decode rows are gathered together, key by key, while their keys and values, padded to the longest, stay near the size of
-# a second-level cache. There the calls saved win (16 rows of 300 keys, 2 heads of 64, float32: 269 against 422 µs; one
-# row of 100: 13 against 19), above it the padded copy costs more than they do (16 rows of 1,000 keys: 1,999 against
+# Decode rows are gathered together, key by key, while their keys and values, padded to the longest, stay near the size
+# of a second-level cache. There the calls saved win (16 rows of 300 keys, 2 heads of 64, float32: 269 against 422 µs;
+# one row of 100: 13 against 19), above it the padded copy costs more than they do (16 rows of 1,000 keys: 1,999 against
 # 1,065 µs; with 8 heads 34.7 against 8.0 ms). Microseconds of one thread with AVX-512, pages of 16.
 MAX_GATHER_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RowGather:
-    """One row's pages: queries from `start`, keys from position `first_key`, and the indices of its page planes [2 · Hkv · pages]."""
+    """One row's pages: queries from `start`, keys from position `first_key`, and the indices of its page planes [2 ·
+    Hkv · pages]."""
 
     start: int
     count: int
@@ -44,7 +45,8 @@ class RowGather:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class DecodeGather:
-    """Rows of one query each: their places in q, key indices [2 · B · Hkv · N], and the mask [B, 1, 1, N] of shorter ones."""
+    """Rows of one query each: their places in q, key indices [2 · B · Hkv · N], and the mask [B, 1, 1, N] of shorter
+    ones."""
 
     queries: torch.Tensor
     keys: torch.Tensor
@@ -54,8 +56,8 @@ class DecodeGather:
 class GatherPlan:
     """Index tensors into `pages` seen from the first plane of a layer: one plan serves every layer of a step.
 
-    A page plane is the block_size · D elements of one (block, layer, K or V, head). `decode` is None where the rows with one
-    query are better gathered one by one, and then they are among `rows`.
+    A page plane is the block_size · D elements of one (block, layer, K or V, head). `decode` is None where the rows
+    with one query are better gathered one by one, and then they are among `rows`.
     """
 
     def __init__(self, meta: AttentionMetadata, pages: torch.Tensor) -> None:
@@ -113,8 +115,8 @@ class GatherPlan:
         return DecodeGather(queries, keys.view(-1), mask if behind.any() else None)
 
     def causal_mask(self, count: int, num_keys: int, group: int) -> torch.Tensor:
-        """[count · group, num_keys]: the last `count` of `num_keys` positions, `group` equal rows each, see no later key and none behind
-        the window."""
+        """[count · group, num_keys]: the last `count` of `num_keys` positions, `group` equal rows each, see no later
+        key and none behind the window."""
         mask = self._mask.get(group)
         if mask is None or mask.shape[1] < num_keys:
             longest = max(row.context for row in self.rows)
@@ -173,7 +175,8 @@ def _attend_row(
     q: torch.Tensor, out: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], scale: float, plan: GatherPlan,
     row: RowGather,
 ) -> None:  # fmt: skip
-    """One row over its gathered keys and values [1, Hkv, N, D], QUERY_TILE queries at a time, each tile against the keys it sees.
+    """One row over its gathered keys and values [1, Hkv, N, D], QUERY_TILE queries at a time, each tile against the
+    keys it sees.
 
     The group is folded into the query rows (never `enable_gqa`, which is many times slower on a CPU).
     """

@@ -31,8 +31,8 @@ def reference(
 
 
 def rows(slot_mapping: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
-    """int64 [T · 2 · Hkv]: where `write_rows` puts layer 0's keys and values of these slots, counted in rows of head_dim. The same for
-    every layer but for an offset."""
+    """int64 [T · 2 · Hkv]: where `write_rows` puts layer 0's keys and values of these slots, counted in rows of
+    head_dim. The same for every layer but for an offset."""
     _, layers, planes, kv_heads, block_size, _ = cache.shape
     block = slot_mapping // block_size
     first = block * ((layers * planes * kv_heads - 1) * block_size) + slot_mapping

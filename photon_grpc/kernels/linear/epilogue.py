@@ -1,16 +1,18 @@
-"""What a fused projection does with its sums: add to the residual, SwiGLU, rotate and store queries, keys and values; or, of logits,
-store them or keep the best of the tile.
+"""What a fused projection does with its sums: add to the residual, SwiGLU, rotate and store queries, keys and values;
+or, of logits, store them or keep the best of the tile.
 
-Gluon device functions over a tile [BN rows of W, BM rows of x] in float32, handed to `gemv_kernel` and `wgmma_kernel` in pairs:
+Gluon device functions over a tile [BN rows of W, BM rows of x] in float32, handed to `gemv_kernel` and `wgmma_kernel`
+in pairs:
 
     ahead = load(y, operands, num_rows, P, TILE)            asked for before the product, so that it arrives while that runs
     store(tile, ahead, y, operands, num_rows, P, TILE)      rows of x from num_rows on store nothing
 
-`operands` is a tuple of the pair's own. Sums arrive in the layout of their matrix product, where a thread's neighbours are far apart in
-memory; they are exchanged once, into `tile_layout`, and from there on every thread loads and stores up to eight neighbours at once.
+`operands` is a tuple of the pair's own. Sums arrive in the layout of their matrix product, where a thread's neighbours
+are far apart in memory; they are exchanged once, into `tile_layout`, and from there on every thread loads and stores up
+to eight neighbours at once.
 
-Row r of a tile of pairs is half (r % 16) // 8 of pair 8 · (r // 16) + r % 8. `tile_layout` keeps both halves in one thread, so
-that rotary and SwiGLU cost no exchange.
+Row r of a tile of pairs is half (r % 16) // 8 of pair 8 · (r // 16) + r % 8. `tile_layout` keeps both halves in one
+thread, so that rotary and SwiGLU cost no exchange.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ def row_layout(rows: int, tokens: int, warps: int) -> Any:
 
 @constexpr_function
 def tile_layout(rows: int, tokens: int, warps: int, paired: bool, slices: int = 0) -> Any:
-    """[rows, tokens], or [slices, rows, tokens] with all slices in one thread; where paired, pairs as `row_layout` of halves."""
+    """[rows, tokens], or [slices, rows, tokens] with all slices in one thread; where paired, pairs as `row_layout` of
+    halves."""
     if paired:
         bases = _bases(rows // 2, tokens, warps)
         registers, lanes, groups = ([[r if r < 8 else 2 * r, t] for r, t in part] for part in bases)
@@ -45,7 +48,8 @@ def tile_layout(rows: int, tokens: int, warps: int, paired: bool, slices: int = 
 
 @constexpr_function
 def _bases(rows: int, tokens: int, warps: int) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
-    """What each bit of a register's, lane's and warp's number adds to (row, token); zeros where threads are left over."""
+    """What each bit of a register's, lane's and warp's number adds to (row, token); zeros where threads are left
+    over."""
     bits = [[1 << i, 0] for i in range(rows.bit_length() - 1)]
     vector = min(rows, 8, max(2, rows * tokens // (32 * warps))).bit_length() - 1
     registers, rest = bits[:vector], bits[vector:] + [[0, 1 << i] for i in range(tokens.bit_length() - 1)]
@@ -65,8 +69,8 @@ def output_layout(rows: int, tokens: int, warps: int, span: int) -> Any:
 def tile_rows(program, BN: gl.constexpr, SPAN: gl.constexpr, layout: gl.constexpr):
     """int32 [BN], the rows of W in a program's tile: BN in order where SPAN is 0, else BN // 2 pairs.
 
-    Pair p is the rows p // SPAN · 2 · SPAN + p % SPAN and SPAN behind it: with SPAN half a head its rotary pairs, with SPAN
-    the intermediate size gate and up. BN // 2 divides SPAN.
+    Pair p is the rows p // SPAN · 2 · SPAN + p % SPAN and SPAN behind it: with SPAN half a head its rotary pairs, with
+    SPAN the intermediate size gate and up. BN // 2 divides SPAN.
     """
     row = gl.arange(0, BN, layout=layout)
     if SPAN == 0:
@@ -78,7 +82,8 @@ def tile_rows(program, BN: gl.constexpr, SPAN: gl.constexpr, layout: gl.constexp
 
 @gluon_jit
 def split_pairs(tile, P: gl.constexpr, TILE: gl.constexpr):
-    """[BN, BM] in a paired `tile_layout` -> first and second halves of its pairs, [BN // 2, BM] each in `output_layout`."""
+    """[BN, BM] in a paired `tile_layout` -> first and second halves of its pairs, [BN // 2, BM] each in
+    `output_layout`."""
     BM: gl.constexpr = P.BM
     BN: gl.constexpr = TILE.BN
     halves: gl.constexpr = output_layout(BN, BM, TILE.KW, P.SPAN)
@@ -99,7 +104,8 @@ def add_bias(tile, bias, P: gl.constexpr, TILE: gl.constexpr):
 
 @gluon_jit
 def output_indices(P: gl.constexpr, TILE: gl.constexpr):
-    """int32: the program's rows of the result [BN], or [BN // 2] of pairs, and the tokens [BM], in slices of `output_layout`."""
+    """int32: the program's rows of the result [BN], or [BN // 2] of pairs, and the tokens [BM], in slices of
+    `output_layout`."""
     ROWS: gl.constexpr = TILE.BN // 2 if P.SPAN else TILE.BN
     at: gl.constexpr = output_layout(TILE.BN, P.BM, TILE.KW, P.SPAN)
     row = gl.program_id(0) * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, at))
@@ -184,7 +190,8 @@ def store_logits(tile, ahead, y, operands, num_rows, P: gl.constexpr, TILE: gl.c
 
 @gluon_jit
 def store_best(logits, ahead, values, operands, num_rows, P: gl.constexpr, TILE: gl.constexpr):
-    """Of every token: the best value of the tile and its id, and the highest logit (infinite where one is NaN), as `draw.py` has them.
+    """Of every token: the best value of the tile and its id, and the highest logit (infinite where one is NaN), as
+    `draw.py` has them.
 
     operands: SamplingMetadata, tops, ids.
     """

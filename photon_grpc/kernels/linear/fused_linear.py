@@ -1,18 +1,19 @@
-"""The projections of a decode step with what stands before and behind them, for few rows x and a W that memory must stream.
+"""The projections of a decode step with what stands before and behind them, for few rows x and a W that memory must
+stream.
 
     add_linear:     h += W a
     norm_swiglu:    y = silu(g) · u,  (g, u) = r · W h + b,  r = 1 / sqrt(mean(h²) + eps)
     norm_qkv:       (q, k, v) = r · W h + b;  q and k rotated by their positions;  q is stored, k and v go to their pages
 
-The weight of the norm before a projection is folded into the columns of W: its program reads all of h for the product anyway,
-so it sums h² on the way. Sums, norm, rotation and SwiGLU are float32; every result is rounded once.
+The weight of the norm before a projection is folded into the columns of W: its program reads all of h for the product
+anyway, so it sums h² on the way. Sums, norm, rotation and SwiGLU are float32; every result is rounded once.
 
 One kernel multiplies, `gemv.py` or `wgmma.py` by the Tile; what is before and behind the product comes in a Fusion.
 
-Shapes: h [M, H] and a [M, K], contiguous and with memory for `tiles.bucket(M)` rows behind their first element (the surplus is read
-and does not matter), W [N, K], b [N] or None. W of norm_swiglu is gate above up; W of norm_qkv the heads of q, k and v,
-their rotary halves as `rotary.py` has them. cos, sin [max_position, D/2] float32, positions and slot_mapping [M] int64,
-cache [num_blocks, layers, 2, Hkv, block_size, D], q [M, Hq · D], y [M, N/2]. bf16 and fp16.
+Shapes: h [M, H] and a [M, K], contiguous and with memory for `tiles.bucket(M)` rows behind their first element (the
+surplus is read and does not matter), W [N, K], b [N] or None. W of norm_swiglu is gate above up; W of norm_qkv the
+heads of q, k and v, their rotary halves as `rotary.py` has them. cos, sin [max_position, D/2] float32, positions and
+slot_mapping [M] int64, cache [num_blocks, layers, 2, Hkv, block_size, D], q [M, Hq · D], y [M, N/2]. bf16 and fp16.
 Bytes moved: N · K · itemsize, all else is small.
 """
 

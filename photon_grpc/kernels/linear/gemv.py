@@ -1,9 +1,11 @@
-"""Gluon kernel for y = W x with at most 16 rows of x, at the speed of memory; `fused_linear.py` has formula and launchers.
+"""Gluon kernel for y = W x with at most 16 rows of x, at the speed of memory; `fused_linear.py` has formula and
+launchers.
 
-One program takes BN rows of W over all of K, each of its KW warps a slice of K: the layout of the product has rank 3 with the
-warps along the batch axis, and the warps' sums are added last, in a fixed order. Nothing is split among programs, so there
-are no atomics and the result is the same every time. NS tiles of W are in flight before the programmatic wait; x follows
-through a pipeline of its own behind it, in the same groups of copies, so that one wait serves both.
+One program takes BN rows of W over all of K, each of its KW warps a slice of K: the layout of the product has rank 3
+with the warps along the batch axis, and the warps' sums are added last, in a fixed order. Nothing is split among
+programs, so there are no atomics and the result is the same every time. NS tiles of W are in flight before the
+programmatic wait; x follows through a pipeline of its own behind it, in the same groups of copies, so that one wait
+serves both.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ def gemv_kernel(
 ):  # fmt: skip
     """W [N, K], x [>= BM, K], with GUARD [num_rows, K]; grid N // BN, KW warps, BM 8 to 32. K is a multiple of KW · BK.
 
-    LOAD and STORE are a pair of `epilogue.py`, `operands` what they take; P is a Problem, TILE a Tile. eps: None without a norm.
+    LOAD and STORE are a pair of `epilogue.py`, `operands` what they take; P is a Problem, TILE a Tile. eps: None
+    without a norm.
     """
     K: gl.constexpr = P.K
     BM: gl.constexpr = P.BM

@@ -3,8 +3,9 @@
     logits:  x Wᵀ in float32
     draw:    the id that `draw.py` would give for them
 
-A program takes a tile of the vocabulary for all rows, adds the noise of rows that want some and leaves the best of each row; a second
-kernel takes the best of those. Both ways multiply in the same order: filters see the logits that a plain draw saw.
+A program takes a tile of the vocabulary for all rows, adds the noise of rows that want some and leaves the best of each
+row; a second kernel takes the best of those. Both ways multiply in the same order: filters see the logits that a plain
+draw saw.
 
 Shapes: x [R, H] contiguous, W [V, H], the rest as for `draw.py`. bf16 and fp16; R at most tiles.BUCKETS[-1].
 Bytes moved: V · H · itemsize.

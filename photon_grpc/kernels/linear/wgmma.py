@@ -1,9 +1,9 @@
-"""Gluon kernel for y = W x with 16 to 128 rows of x, W the 64- or 128-row operand of wgmma; `fused_linear.py` has formula and
-launchers.
+"""Gluon kernel for y = W x with 16 to 128 rows of x, W the 64- or 128-row operand of wgmma; `fused_linear.py` has
+formula and launchers.
 
 One program takes BN rows of W over one of SPLITS shares of K. As in `gemv.py`, NS tiles of W are in flight before the
-programmatic wait and x follows behind it in a pipeline of its own. With several shares each stores its sums in float32, and the
-last to arrive adds them all in the order of their numbers: the result is the same every time.
+programmatic wait and x follows behind it in a pipeline of its own. With several shares each stores its sums in float32,
+and the last to arrive adds them all in the order of their numbers: the result is the same every time.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def wgmma_kernel(
 ):  # fmt: skip
     """W [N, K], x [>= BM, K], with GUARD [num_rows, K]; grid (N // BN, SPLITS), KW = 4 warps, or 8 with BN 128.
 
-    K is a multiple of SPLITS · BK. LOAD and STORE are a pair of `epilogue.py`, `operands` what they take; P is a Problem, TILE a Tile.
+    K is a multiple of SPLITS · BK. LOAD and STORE are a pair of `epilogue.py`, `operands` what they take; P is a
+    Problem, TILE a Tile.
     eps: None without a norm. shares: partial and counters of `merge_shares`, None with SPLITS 1.
     """
     K: gl.constexpr = P.K

@@ -1,15 +1,15 @@
-"""From a projection to queries, keys and values into attention, in one pass: heads are scaled, given their bias, normalised
-where the family does, rotated; queries go to a tensor of their own, keys and values to their pages.
+"""From a projection to queries, keys and values into attention, in one pass: heads are scaled, given their bias,
+normalised where the family does, rotated; queries go to a tensor of their own, keys and values to their pages.
 
     x = r · qkv[t] + b,  r = 1 / sqrt(mean(h[t]²) + eps)       the norm before the projection, whose weight is folded into W
     x = w · x / sqrt(mean(x²) + eps)                           of every head of q and of k, where `norms` are given
     (a, b) = (x[i], x[i + D/2]);  x[i] = a·cos - b·sin,  x[i + D/2] = b·cos + a·sin
 
-Arithmetic is float32, every result is rounded once. A matrix library multiplies the residual stream h as it is, and nothing has to
-write, or read again, the normalised one.
+Arithmetic is float32, every result is rounded once. A matrix library multiplies the residual stream h as it is, and
+nothing has to write, or read again, the normalised one.
 
-Shapes: qkv [T, (Hq + 2·Hkv) · D] contiguous, h [T, H] or None (r is 1), b [(Hq + 2·Hkv) · D] or None, norms two [D] or None, Rotation of the
-T tokens, cache [num_blocks, layers, 2, Hkv, block_size, D] -> q [T, Hq · D]. bf16, fp16, fp32.
+Shapes: qkv [T, (Hq + 2·Hkv) · D] contiguous, h [T, H] or None (r is 1), b [(Hq + 2·Hkv) · D] or None, norms two [D] or
+None, Rotation of the T tokens, cache [num_blocks, layers, 2, Hkv, block_size, D] -> q [T, Hq · D]. bf16, fp16, fp32.
 Bytes moved: 2 · T · (Hq + 2·Hkv) · D · itemsize + T · H · itemsize.
 """
 
@@ -137,7 +137,8 @@ def store_heads(to, first, second, STRIDE: tl.constexpr, HEADS: tl.constexpr):
 def rotate_store_kernel(
     qkv, h, bias, norms, q, pages, rotation, block_stride, eps, SIZES: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
-    """One program a token; `pages` points at the layer's plane of block 0, norms are weights [D] or None of query and of key heads."""
+    """One program a token; `pages` points at the layer's plane of block 0, norms are weights [D] or None of query and
+    of key heads."""
     Q: tl.constexpr = SIZES.Q
     K: tl.constexpr = SIZES.K
     V: tl.constexpr = SIZES.V

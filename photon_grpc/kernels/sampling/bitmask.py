@@ -5,8 +5,9 @@
 
 Bit i of word w stands for id 32 w + i.
 
-Shapes: logits float32 [R, V], changed in place; slots int64 [R], context_len int32 or int64 [R]; Constraints of S slots, W = ⌈V / 32⌉ words.
-Bytes moved: V / 8 and what is written for each row that is masked or below its minimum; nothing for others.
+Shapes: logits float32 [R, V], changed in place; slots int64 [R], context_len int32 or int64 [R]; Constraints of S
+slots, W = ⌈V / 32⌉ words. Bytes moved: V / 8 and what is written for each row that is masked or below its minimum;
+nothing for others.
 """
 
 from __future__ import annotations

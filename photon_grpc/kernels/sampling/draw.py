@@ -2,13 +2,13 @@
 
     id = argmax(logits / temperature + gumbel(seed, position, output index, token)),   argmax(logits) where temperature is 0
 
-position = context_len - num_prompt. INVALID (-1) where a row holds NaN or +infinity, or nothing above -infinity. Equal values: the lowest
-id. Noise as in `noise.py`.
+position = context_len - num_prompt. INVALID (-1) where a row holds NaN or +infinity, or nothing above -infinity. Equal
+values: the lowest id. Noise as in `noise.py`.
 
 Shapes: logits [R, V] float32 or bf16, SamplingMetadata of the R rows -> int64 [R]. Bytes moved: the logits, once.
 
-Two kernels: `draw` for a tile of one row's columns, `draw_merge` for the tiles of a row. The epilogue `store_best` of `linear/epilogue.py`
-does what the first does with logits that are not written.
+Two kernels: `draw` for a tile of one row's columns, `draw_merge` for the tiles of a row. The epilogue `store_best` of
+`linear/epilogue.py` does what the first does with logits that are not written.
 """
 
 from __future__ import annotations

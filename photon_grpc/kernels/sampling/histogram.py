@@ -2,19 +2,20 @@
 
     bin(x) = min(round(8 · (max(x) - x)), 255),  coarse bin = bin / 16 (two wide),  weight(x) = exp(x - max(x))
 
-A row that has a top_k is searched by count, for k; any other by weight, for top_p · Σ weight. In the order of the bins a
-running sum reaches what is searched for in one of them. Its elements are the window; by count, those of all bins before
-it too, since what is done next with the k largest needs them. Where a window is of more than CAPACITY elements its
-coarse bin is split in sixteen; one that still is then is not listed, and the row itself is searched.
+A row that has a top_k is searched by count, for k; any other by weight, for top_p · Σ weight. In the order of the bins
+a running sum reaches what is searched for in one of them. Its elements are the window; by count, those of all bins
+before it too, since what is done next with the k largest needs them. Where a window is of more than CAPACITY elements
+its coarse bin is split in sixteen; one that still is then is not listed, and the row itself is searched.
 
 A program does one chunk of one row, and sums are taken in the order of the chunks, which depends on nothing but the
 number of columns: a row's threshold is the same in any batch. A row that filters nothing costs the launches.
 
-Shapes: scaled logits float32 [R, V] in S = ⌈V / CHUNK⌉ chunks. peaks float32 [R, S]; tallies float32 [R, 2, 2, S, 16]: of
-coarse bins and of the sixteenths of one, counts (below 2^24, so exact) and the running sum of weights; windows float32 [R, 5]: first and last
-bin, the mass before them (the coarse bin before the last, by count), the mass searched for, how many elements; places
-float32 [R, 2, S]: where a chunk's part of the list begins, and its size; the list float32 [R, list_stride].
-Bytes moved: 4 · R · V for each of peaks, coarse tallies and the list, and for the fine tallies where they are needed.
+Shapes: scaled logits float32 [R, V] in S = ⌈V / CHUNK⌉ chunks. peaks float32 [R, S]; tallies float32 [R, 2, 2, S, 16]:
+of coarse bins and of the sixteenths of one, counts (below 2^24, so exact) and the running sum of weights; windows
+float32 [R, 5]: first and last bin, the mass before them (the coarse bin before the last, by count), the mass searched
+for, how many elements; places float32 [R, 2, S]: where a chunk's part of the list begins, and its size; the list
+float32 [R, list_stride]. Bytes moved: 4 · R · V for each of peaks, coarse tallies and the list, and for the fine
+tallies where they are needed.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Histogram(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """A program does a CHUNK of a row; up to CAPACITY elements are listed; the search reads STEPs of them and holds a TILE.
+    """A program does a CHUNK of a row; up to CAPACITY elements are listed; the search reads STEPs of them and holds a
+    TILE.
 
     SPLITS: chunks of a row, as a power of two. LANES: partial sums that a program takes.
     """
@@ -151,7 +153,8 @@ def lanes_8(number, weight, last: tl.constexpr, LANES: tl.constexpr):
 
 @jit
 def weigh(number, weight, LANES: tl.constexpr):
-    """[16]: the running sum of the bins' weights. The sums leave their threads together: one by one it took a barrier each."""
+    """[16]: the running sum of the bins' weights. The sums leave their threads together: one by one it took a barrier
+    each."""
     number = (number | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
     tile = tl.join(lanes_8(number, weight, 0, LANES), lanes_8(number, weight, 1, LANES))
     return tl.sum(tl.reshape(tile, [LANES, 16]), axis=0)
@@ -180,7 +183,8 @@ def peak_kernel(rows, filters, histogram, SIZES: tl.constexpr):
 
 @jit
 def tally_kernel(rows, filters, histogram, LEVEL: tl.constexpr, SIZES: tl.constexpr):
-    """Grid (S, R): a chunk's elements in each of sixteen bins, and their weights where the row is searched by weight."""
+    """Grid (S, R): a chunk's elements in each of sixteen bins, and their weights where the row is searched by
+    weight."""
     split, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     num_splits = tl.num_programs(0)
     _k, _p, by_count, is_needed = criteria(filters, row, rows.num_columns)

@@ -3,8 +3,8 @@
     x = Philox4x32-10(key = seed (low, high), counter = (token id, position, output index, 0)), word 0
     u = ((x >> 9) + 1/2) · 2^-23,   gumbel = -log(-log(u))
 
-Philox4x32-10 is the counter-based generator of Salmon, Moraes, Dror and Shaw (SC 2011): ten rounds of two 32 x 32 -> 64 bit
-products over a counter of four 32-bit words, keyed by two words.
+Philox4x32-10 is the counter-based generator of Salmon, Moraes, Dror and Shaw (SC 2011): ten rounds of two 32 x 32 -> 64
+bit products over a counter of four 32-bit words, keyed by two words.
 
 argmax(logits / temperature + gumbel) is a draw from the softmax, and the same draw alone, in any batch, after any
 preemption and for any subset of tokens that a filter kept.
@@ -106,7 +106,8 @@ def philox4x32(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[An
 
 @jit
 def philox_word(c0, c1, c2, c3, seed):
-    """Word 0, uint32, of the counter's words (any 32-bit integers that broadcast) under a 64-bit seed = key (lo, hi)."""
+    """Word 0, uint32, of the counter's words (any 32-bit integers that broadcast) under a 64-bit seed = key (lo,
+    hi)."""
     key = seed.to(tl.uint64, bitcast=True)
     low, high = (key & 0xFFFFFFFF).to(tl.uint32), (key >> 32).to(tl.uint32)
     word, _, _, _ = tl.philox_impl(c0, c1, c2, c3, low, high)
@@ -115,7 +116,8 @@ def philox_word(c0, c1, c2, c3, seed):
 
 @jit
 def gumbel(seed, position, output_index, ids):
-    """Noise float32 of a tile of token ids; seed int64, position and output_index scalars or of shapes that broadcast."""
+    """Noise float32 of a tile of token ids; seed int64, position and output_index scalars or of shapes that
+    broadcast."""
     x = philox_word(ids.to(tl.uint32), position.to(tl.uint32), output_index.to(tl.uint32), ids.to(tl.uint32) * 0, seed)
     uniform = ((x >> 9).to(tl.float32) + 0.5) * (1.0 / 8388608)
     return -tl.log(-tl.log(uniform))

@@ -1,7 +1,7 @@
 """top-k, top-p and min-p as one number per row: the smallest logit that is kept.
 
-Order and meaning are those of transformers' warpers: top-k, then top-p over what is left, then min-p. Tokens whose logits are equal are kept
-or dropped together.
+Order and meaning are those of transformers' warpers: top-k, then top-p over what is left, then min-p. Tokens whose
+logits are equal are kept or dropped together.
 
     after top-k   v_k, the k-th largest
     after top-p   the largest v with  Σ exp(x) over x >= v  not below  top_p · Σ exp(x) over the k largest
@@ -12,8 +12,9 @@ Nothing is sorted. Passes over the rows list the few elements among which v_k or
 a row halves the interval of floats, in the order of their numbers, until one is left. Where there are too many to list
 (flat rows, a large k) it does so over the row itself: right, and slower. Sums are taken in a fixed order.
 
-Shapes: scaled logits float32 [R, V], top_k int64 [R] (-1: off), top_p and min_p float32 [R] (1 and 0: off) -> float32 [R].
-Bytes moved: 4 · R · V three times, four where a nucleus is wide, once for min-p alone; nothing for rows that filter nothing.
+Shapes: scaled logits float32 [R, V], top_k int64 [R] (-1: off), top_p and min_p float32 [R] (1 and 0: off) -> float32
+[R]. Bytes moved: 4 · R · V three times, four where a nucleus is wide, once for min-p alone; nothing for rows that
+filter nothing.
 Scratch: CAPACITY + TILE floats a row.
 """
 
@@ -97,7 +98,8 @@ def mass_from(source, count, bound, top, BY_COUNT: tl.constexpr, STEP: tl.conste
 
 @jit
 def narrow(source, count, top, before, target, low, high, BY_COUNT: tl.constexpr, SIZES: tl.constexpr):
-    """Halve low..high until it has at most TILE elements: the new low and high, and the mass above high with `before`."""
+    """Halve low..high until it has at most TILE elements: the new low and high, and the mass above high with
+    `before`."""
     not_below, above, mass_above = count.to(tl.float32), tl.full([], 0.0, tl.float32), before
     while (low < high) & (not_below - above > SIZES.TILE):
         middle = high - ((high - low) >> 1)
@@ -132,7 +134,8 @@ def gather(source, count, low, high, scratch, SIZES: tl.constexpr):
 
 @jit
 def find(tile, source, count, scratch, top, before, target, low, high, BY_COUNT: tl.constexpr, SIZES: tl.constexpr):
-    """The largest ordinal in low..high from which on the elements, with the mass `before` them, reach `target`; low does.
+    """The largest ordinal in low..high from which on the elements, with the mass `before` them, reach `target`; low
+    does.
 
     `tile` has all `count` elements at `source`, if it can.
     """

@@ -1,4 +1,5 @@
-"""Attention of one query a row, shared out and joined in one kernel, against float64; every byte that no row may read is NaN.
+"""Attention of one query a row, shared out and joined in one kernel, against float64; every byte that no row may read
+is NaN.
 
 python -m pytest -m gpu tests/gpu/kernels
 """

@@ -1,4 +1,5 @@
-"""The fused projections on CUDA against float64: every kind of tile, every bucket, real and odd shapes, NaN wherever it may be.
+"""The fused projections on CUDA against float64: every kind of tile, every bucket, real and odd shapes, NaN wherever it
+may be.
 
 python -m pytest -m gpu tests/gpu/kernels
 """

@@ -14,7 +14,8 @@ from photon_grpc.kernels.sampling import noise, topk_topp
 
 pytestmark = pytest.mark.gpu
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
-# (hidden, intermediate, query heads, key heads, head size): Llama-3.2-1B, Llama-3.1-8B, the embedded model, a wide group.
+# (hidden, intermediate, query heads, key heads, head size): Llama-3.2-1B, Llama-3.1-8B, the embedded model, a wide
+# group.
 SHAPES = [(2048, 8192, 32, 8, 64), (4096, 14336, 32, 8, 128), (256, 768, 4, 2, 64), (1536, 8960, 12, 2, 128)]
 each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -1,4 +1,5 @@
-"""That a long prompt's kernels are loaded by what stands in for it: nothing is compiled or looked up for the prompt itself.
+"""That a long prompt's kernels are loaded by what stands in for it: nothing is compiled or looked up for the prompt
+itself.
 
 python -m pytest -m gpu tests/gpu/kernels
 """
