@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from photon_grpc.kernels import rms_norm, swiglu
-from photon_grpc.kernels.attention import triton_decode, triton_varlen, write_kv
+from photon_grpc.kernels.attention import online_softmax, triton_decode, triton_varlen, write_kv
 from photon_grpc.kernels.rotary import rotary, rotate_store
 from photon_grpc.kernels.rotary.rotate_store import Rotation
 from photon_grpc.kernels.sampling import bitmask, histogram, noise, topk_topp
@@ -201,10 +201,10 @@ def test_write_kv(name: str, dtype: torch.dtype) -> None:
     assert "st.global.v" in built.ptx
 
 
-def attention_types(dtype: torch.dtype) -> dict[str, str]:
-    types = dict.fromkeys(["q", "pages", "out"], "*" + NAMES[dtype])
+def attention_types(dtype: torch.dtype) -> dict[str, Any]:
+    types: dict[str, Any] = dict.fromkeys(["q", "pages", "out"], "*" + NAMES[dtype])
     types |= dict.fromkeys(["partial", "partial_weight"], "*fp32")
-    types |= dict.fromkeys(["query_start", "context_len", "block_tables"], "*i32")
+    types |= {"query_start": "*i32", "rows": ("*i32", "*i32", "*i32"), "shares": ("*fp32", "*fp32")}
     types |= dict.fromkeys(["q_stride", "block_stride", "table_stride", "num_rows"], "i32")
     return types | {"scale": "fp32"}
 
@@ -218,9 +218,11 @@ def one_page(model: Model, dtype: torch.dtype, block_size: int) -> torch.Tensor:
 @each_model
 def test_decode_attention(name: str, dtype: torch.dtype, splits: int, block_size: int, window: int) -> None:
     model = MODELS[name]
-    config = triton_decode.config(model.q_heads, one_page(model, dtype, block_size), window)
-    unused = {"partial": None, "partial_weight": None} if splits == 1 else {}
-    built = compiled(triton_decode.decode_kernel, attention_types(dtype), {"SPLITS": splits} | unused | config)
+    pages = one_page(model, dtype, block_size)
+    shape = online_softmax.shape(model.q_heads, pages, window)
+    constants = {"SHAPE": shape, "TILE": triton_decode.tile(shape.GROUP, splits), **triton_decode.options(pages)}
+    unused = {"shares": None} if splits == 1 else {}
+    built = compiled(triton_decode.decode_kernel, attention_types(dtype), constants | unused)
     check(built, "mma.sync" if dtype in HALF else "fma.rn.f32")
     # Keys come through shared memory, 16 bytes a thread, several tiles ahead.
     assert re.search(r"cp\.async\.cg\.shared\.global .*, 0x10", built.ptx)
@@ -230,8 +232,10 @@ def test_decode_attention(name: str, dtype: torch.dtype, splits: int, block_size
 @each_model
 def test_varlen_attention(name: str, dtype: torch.dtype, block_size: int, window: int) -> None:
     model = MODELS[name]
-    config = triton_varlen.config(model.q_heads, one_page(model, dtype, block_size), window)
-    built = compiled(triton_varlen.varlen_kernel, attention_types(dtype), config)
+    pages = one_page(model, dtype, block_size)
+    shape = online_softmax.shape(model.q_heads, pages, window)
+    constants = {"SHAPE": shape, "TILE": triton_varlen.tile(shape.GROUP, pages), **triton_varlen.options(pages)}
+    built = compiled(triton_varlen.varlen_kernel, attention_types(dtype), constants)
     check(built, "wgmma.mma_async" if dtype in HALF else "fma.rn.f32")
 
 

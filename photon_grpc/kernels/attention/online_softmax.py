@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
@@ -11,35 +11,36 @@ from photon_grpc.kernels.jit import jit, next_power_of_2, tl
 
 @jit
 def key_offsets(
-    table, start, stop, block_stride,
-    BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
+    table, start, stop, block_stride, SHAPE: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
     """Element offsets int64 [BLOCK_N] of the keys start … start + BLOCK_N - 1 of a row; `start` is a multiple of BLOCK_N.
 
     One look-up where a tile lies in one page, one for each key where it spans several. Keys from `stop` on point into
     block 0 or behind their page's valid part and must be masked.
     """
+    BLOCK_SIZE: tl.constexpr = SHAPE.BLOCK_SIZE
     key = start + tl.arange(0, BLOCK_N)
     if BLOCK_SIZE % BLOCK_N == 0:
         page = tl.load(table + start // BLOCK_SIZE).to(tl.int64)
     else:
         page = tl.load(table + key // BLOCK_SIZE, mask=key < stop, other=0).to(tl.int64)
-    return page * block_stride + (key % BLOCK_SIZE) * HEAD_DIM
+    return page * block_stride + (key % BLOCK_SIZE) * SHAPE.HEAD_DIM
 
 
 @jit
 def attend(
-    q, keys, values, offsets, in_context, visible, high, total, acc, scale,
-    HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
+    q, keys, values, offsets, in_context, visible, high, total, acc, scale, SHAPE: tl.constexpr, MASKED: tl.constexpr
 ):  # fmt: skip
     """One step over BLOCK_N keys; q [M, HEAD_PAD], in_context [BLOCK_N], visible broadcasts to [M, BLOCK_N].
 
     Without MASKED every query sees every key of the tile, and the masks are not read. `scale`, above 0, includes log2(e).
     Returns the new (high [M], total [M], acc [M, HEAD_PAD]): running maximum in units of log2, sum, unscaled output.
     """
+    HEAD_DIM: tl.constexpr = SHAPE.HEAD_DIM
+    HEAD_PAD: tl.constexpr = SHAPE.HEAD_PAD
     column = tl.arange(0, HEAD_PAD)
     k = load_rows(keys + offsets[:, None] + column[None, :], in_context, column, HEAD_DIM, HEAD_PAD, MASKED)
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    scores = tl.dot(q, tl.trans(k), input_precision=SHAPE.PRECISION)
     if MASKED:
         scores = tl.where(visible, scores, -float("inf"))
     new_high = tl.maximum(high, tl.max(scores, axis=1) * scale)
@@ -51,7 +52,7 @@ def attend(
     p = tl.exp2(scores * scale - base[:, None])
     shrink = tl.exp2(high - base)
     v = load_rows(values + offsets[:, None] + column[None, :], in_context, column, HEAD_DIM, HEAD_PAD, MASKED)
-    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=SHAPE.PRECISION)
     return new_high, total * shrink + tl.sum(p, axis=1), acc
 
 
@@ -68,15 +69,22 @@ def load_rows(at, in_context, column, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.const
     return tile
 
 
-def shape_config(q_heads: int, pages: torch.Tensor) -> dict[str, Any]:
-    """Compile-time arguments that follow from the shapes."""
+class Shape(NamedTuple):
+    """What a kernel is compiled for, of layers with GROUP query heads for each of KV_HEADS key heads. WINDOW: tokens a query looks back; 0: all."""
+
+    KV_HEADS: int
+    GROUP: int
+    HEAD_DIM: int
+    HEAD_PAD: int
+    BLOCK_SIZE: int
+    WINDOW: int
+    #: Of matrix products.
+    PRECISION: str
+
+
+def shape(q_heads: int, pages: torch.Tensor, window: int = 0) -> Shape:
+    """Of `q_heads` query heads over these pages."""
     _, _, _, kv_heads, block_size, head_dim = pages.shape
-    return {
-        "KV_HEADS": kv_heads,
-        "GROUP": q_heads // kv_heads,
-        "HEAD_DIM": head_dim,
-        "HEAD_PAD": next_power_of_2(head_dim),
-        "BLOCK_SIZE": block_size,
-        # float32 means float32: the tensor cores' tf32 would lose half of the digits.
-        "PRECISION": "ieee" if pages.dtype == torch.float32 else "tf32",
-    }
+    # float32 means float32: the tensor cores' tf32 would lose half of the digits.
+    precision = "ieee" if pages.dtype == torch.float32 else "tf32"
+    return Shape(kv_heads, q_heads // kv_heads, head_dim, next_power_of_2(head_dim), block_size, window, precision)

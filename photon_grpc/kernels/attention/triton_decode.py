@@ -13,12 +13,12 @@ Bytes moved: 2 · Hkv · D · itemsize for every key of every row.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
-from photon_grpc.kernels.attention.online_softmax import attend, key_offsets, shape_config
+from photon_grpc.kernels.attention.online_softmax import attend, key_offsets, shape
 from photon_grpc.kernels.jit import cdiv, jit, next_power_of_2, tl
 
 MAX_SPLITS = 16
@@ -26,18 +26,33 @@ MAX_SPLITS = 16
 BLOCK_N = 32
 
 
+class Tile(NamedTuple):
+    """What `decode_kernel` is compiled for: BLOCK_M is GROUP padded, BLOCK_N keys a step, the keys of a row in SPLITS shares."""
+
+    BLOCK_M: int
+    BLOCK_N: int
+    SPLITS: int
+
+
 @jit
 def decode_kernel(
-    q, pages, out, partial, partial_weight, query_start, context_len, block_tables,
-    scale, q_stride, block_stride, table_stride,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    q, pages, out, shares, rows, scale, q_stride, block_stride, table_stride, SHAPE: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
     """One program for (row, key head, share of the keys); rows of several queries are left to `triton_varlen.py`.
 
-    Writes out [T, Hq, D] where SPLITS is 1, else partial float32 [B, Hq, SPLITS, D] and its log2 weight [B, Hq, SPLITS].
+    rows: query_start, context_len, block_tables. Writes out [T, Hq, D] where SPLITS is 1, else `shares`: partial float32
+    [B, Hq, SPLITS, D] and its log2 weight [B, Hq, SPLITS].
     """
+    query_start, context_len, block_tables = rows
+    KV_HEADS: tl.constexpr = SHAPE.KV_HEADS
+    GROUP: tl.constexpr = SHAPE.GROUP
+    HEAD_DIM: tl.constexpr = SHAPE.HEAD_DIM
+    HEAD_PAD: tl.constexpr = SHAPE.HEAD_PAD
+    BLOCK_SIZE: tl.constexpr = SHAPE.BLOCK_SIZE
+    WINDOW: tl.constexpr = SHAPE.WINDOW
+    BLOCK_M: tl.constexpr = TILE.BLOCK_M
+    BLOCK_N: tl.constexpr = TILE.BLOCK_N
+    SPLITS: tl.constexpr = TILE.SPLITS
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     query = tl.load(query_start + row)
     if tl.load(query_start + row + 1) - query != 1:
@@ -64,19 +79,19 @@ def decode_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
     for start in range(begin, stop, BLOCK_N):
-        offsets = key_offsets(table, start, stop, block_stride, BLOCK_SIZE, BLOCK_N, HEAD_DIM)
+        offsets = key_offsets(table, start, stop, block_stride, SHAPE, BLOCK_N)
         key = start + tl.arange(0, BLOCK_N)
         in_context = key < stop
         if WINDOW:
             in_context &= key >= context - WINDOW
         high, total, acc = attend(
-            tile, keys, values, offsets, in_context, in_context[None, :], high, total, acc, scale,
-            HEAD_DIM, HEAD_PAD, PRECISION, True,
+            tile, keys, values, offsets, in_context, in_context[None, :], high, total, acc, scale, SHAPE, True
         )  # fmt: skip
     answer = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     if SPLITS == 1:
         tl.store(out + query.to(tl.int64) * (KV_HEADS * GROUP * HEAD_DIM) + within, answer.to(tile.dtype), mask=inside)
     else:
+        partial, partial_weight = shares
         place = (row.to(tl.int64) * (KV_HEADS * GROUP) + head) * SPLITS + split
         tl.store(partial + place[:, None] * HEAD_DIM + column[None, :], answer, mask=inside)
         tl.store(partial_weight + place, high + tl.log2(total), mask=member < GROUP)
@@ -105,18 +120,17 @@ def merge_kernel(
     tl.store(to, answer.to(out.dtype.element_ty), mask=column < HEAD_DIM)
 
 
-def config(q_heads: int, pages: torch.Tensor, window: int = 0) -> dict[str, Any]:
-    """Compile-time arguments of `decode_kernel`, all but SPLITS."""
-    shape = shape_config(q_heads, pages)
-    wide = pages.dtype == torch.float32
-    return shape | {
-        "BLOCK_M": max(16, next_power_of_2(shape["GROUP"])),
-        "BLOCK_N": BLOCK_N,
-        "WINDOW": window,
+def options(pages: torch.Tensor) -> dict[str, int]:
+    """Warps and stages of `decode_kernel`."""
+    if pages.dtype == torch.float32:
         # Without tensor cores the tiles of a float32 product live in registers: fewer warps spill them.
-        "num_warps": 8 if wide else (1 if shape["HEAD_PAD"] <= 64 else 2),
-        "num_stages": 2 if wide else 3,
-    }
+        return {"num_warps": 8, "num_stages": 2}
+    return {"num_warps": 1 if pages.shape[5] <= 64 else 2, "num_stages": 3}
+
+
+def tile(group: int, splits: int) -> Tile:
+    """For `group` query heads of a key head."""
+    return Tile(max(16, next_power_of_2(group)), BLOCK_N, splits)
 
 
 def num_splits(num_pairs: int, max_keys: int, multiprocessors: int) -> int:
@@ -137,17 +151,17 @@ def launch(
     q: torch.Tensor, pages: torch.Tensor, plane: int, meta: AttentionMetadata, out: torch.Tensor, *, splits: int
 ) -> None:
     """Fill the rows of `out` that have one query."""
-    num_rows, q_heads = meta.context_len.shape[0], q.shape[1]
-    constants = config(q_heads, pages, meta.window)
-    kv_heads, head_dim = constants["KV_HEADS"], constants["HEAD_DIM"]
-    partial = weight = None
+    num_rows, q_heads, found = meta.context_len.shape[0], q.shape[1], shape(q.shape[1], pages, meta.window)
+    shares = None
     if splits > 1:
-        partial = torch.empty((num_rows, q_heads, splits, head_dim), dtype=torch.float32, device=q.device)
+        partial = torch.empty((num_rows, q_heads, splits, found.HEAD_DIM), dtype=torch.float32, device=q.device)
         weight = torch.empty((num_rows, q_heads, splits), dtype=torch.float32, device=q.device)
+        shares = partial, weight
     rows = meta.query_start, meta.context_len, meta.block_tables
     numbers = meta.log2_scale, q.stride(0), pages.stride(0), meta.block_tables.stride(0)
-    grid = (num_rows, kv_heads, splits)
-    decode_kernel[grid](q, pages[:, plane], out, partial, weight, *rows, *numbers, SPLITS=splits, **constants)
+    decode_kernel[(num_rows, found.KV_HEADS, splits)](
+        q, pages[:, plane], out, shares, rows, *numbers, found, tile(found.GROUP, splits), **options(pages)
+    )
     if splits > 1:
-        shape = {"HEADS": q_heads, "HEAD_DIM": head_dim, "HEAD_PAD": constants["HEAD_PAD"], "SPLITS": splits}
-        merge_kernel[(num_rows, q_heads)](partial, weight, out, meta.query_start, num_warps=1, **shape)
+        sizes = {"HEADS": q_heads, "HEAD_DIM": found.HEAD_DIM, "HEAD_PAD": found.HEAD_PAD, "SPLITS": splits}
+        merge_kernel[(num_rows, q_heads)](partial, weight, out, meta.query_start, num_warps=1, **sizes)
