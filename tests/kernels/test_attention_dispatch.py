@@ -173,7 +173,8 @@ def test_stand_ins_are_compiled_as_what_follows(preloaded: Preloaded) -> None:
     chosen(ONE_B, [1024])
     pages = torch.zeros((2, 3, 2, 8, 64, 64), dtype=torch.bfloat16)
     for stand_in, page, consumers in preloaded:
-        assert hopper_varlen.config(32, pages, consumers) == hopper_varlen.config(stand_in.shape[1], page, consumers)
+        assert consumers in (2, 3) and stand_in.shape[1:] == (32, 64)
+        assert gluon_decode.shape(4, pages) == gluon_decode.shape(4, page)
         assert stand_in.stride(0) % 16 == 0
         assert all(stride % 16 == 0 for stride in (*page.stride()[:-1], *pages.stride()[:-1]))
 

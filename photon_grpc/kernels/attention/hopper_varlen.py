@@ -16,11 +16,12 @@ in any batch.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
 from photon_grpc.kernels.attention.find_tile import find_tile
+from photon_grpc.kernels.attention.gluon_decode import shape
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.gluon import (
     TensorDescriptor,
@@ -48,6 +49,18 @@ TILES = {64: (128, 3, False), 128: (64, 3, True)}
 # (head_dim, consumers) -> registers of a consumer's and of the producer's threads, together all of a multiprocessor's. The
 # producer clears the tail of a tile of values, which takes more of them where a value is wider.
 REGISTERS = {(64, 2): (240, 24), (64, 3): (160, 24), (128, 2): (232, 40), (128, 3): (160, 32)}
+
+
+class Tile(NamedTuple):
+    """What the kernel is compiled for: CONSUMERS groups of warps of PAIRS pairs each, BN keys a step, NS steps under way, scores AHEAD of sums."""
+
+    CONSUMERS: int
+    PAIRS: int
+    BN: int
+    NS: int
+    AHEAD: bool
+    CONSUMER_REGISTERS: int
+    PRODUCER_REGISTERS: int
 
 
 @constexpr_function
@@ -220,12 +233,13 @@ def attend_all(
 
 @gluon_jit
 def consume(
-    q, out, qs, ring, tile,
-    GROUP_OF_WARPS: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, BN: gl.constexpr, NS: gl.constexpr,
-    AHEAD: gl.constexpr,
+    q, out, qs, ring, tile, GROUP_OF_WARPS: gl.constexpr, SHAPE: gl.constexpr, TILE: gl.constexpr
 ):  # fmt: skip
     """One group of four warps: pairs 64 · GROUP_OF_WARPS … of the tile."""
     first_query, first, count, before, kv_head, q_stride, scale, full, steps = tile
+    KV_HEADS: gl.constexpr = SHAPE.KV_HEADS
+    GROUP: gl.constexpr = SHAPE.GROUP
+    BN: gl.constexpr = TILE.BN
     PAIRS: gl.constexpr = qs.shape[1]
     D: gl.constexpr = qs.shape[2]
     LANES: gl.constexpr = D // 8
@@ -245,7 +259,7 @@ def consume(
     member = GROUP_OF_WARPS * PAIRS + gl.arange(0, PAIRS, layout=gl.SliceLayout(1, score_mma))
     acc, total = attend_all(
         mine, ring, scale, before + first + member // GROUP, full, steps,
-        BN, NS, AHEAD, out_mma, score_mma,
+        BN, TILE.NS, TILE.AHEAD, out_mma, score_mma,
     )  # fmt: skip
     answer = acc / gl.convert_layout(total, gl.SliceLayout(1, out_mma))[:, None]
     answer = gl.convert_layout(answer.to(kind), copy)
@@ -254,28 +268,32 @@ def consume(
 
 @gluon_jit
 def varlen_tile_kernel(
-    q, cache, out, query_start, context_len, block_tables, num_rows, scale, first_row, q_stride, table_stride,
-    page_rows, v_rows,
-    KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr,
-    CONSUMERS: gl.constexpr, PAIRS: gl.constexpr, BN: gl.constexpr, NS: gl.constexpr, AHEAD: gl.constexpr,
-    CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    q, cache, out, rows, num_rows, scale, q_stride, table_stride, places, SHAPE: gl.constexpr, TILE: gl.constexpr
 ):  # fmt: skip
-    """Grid (KV_HEADS, tiles): tile t of row b is program query_start[b] // TILE + b + t from the end; four warps.
+    """Grid (KV_HEADS, tiles): tile t of row b is program query_start[b] // QUERIES + b + t from the end; four warps.
 
-    `first_row`, `v_rows`, `page_rows`: rows of the descriptor up to the layer's first key, from a key to its value,
+    rows: query_start, context_len, block_tables. places: rows of the descriptor up to the layer's first key, from a key to its value,
     and from page to page.
     """
-    TILE: gl.constexpr = CONSUMERS * PAIRS // GROUP
+    query_start, context_len, block_tables = rows
+    first_row, v_rows, page_rows = places
+    HEAD_DIM: gl.constexpr = SHAPE.HEAD_DIM
+    BLOCK_SIZE: gl.constexpr = SHAPE.BLOCK_SIZE
+    CONSUMERS: gl.constexpr = TILE.CONSUMERS
+    PAIRS: gl.constexpr = TILE.PAIRS
+    BN: gl.constexpr = TILE.BN
+    NS: gl.constexpr = TILE.NS
+    QUERIES: gl.constexpr = CONSUMERS * PAIRS // SHAPE.GROUP
     kind: gl.constexpr = q.dtype.element_ty
     kv_head = gl.program_id(0)
     # From the last tile to the first: the last tiles of a prompt see the most keys and should not be begun last.
     program = gl.num_programs(1) - 1 - gl.program_id(1)
-    row, first_query, count, first = find_tile(query_start, num_rows, program, TILE)
+    row, first_query, count, first = find_tile(query_start, num_rows, program, QUERIES)
     if (count == 1) | (first >= count):
         return
     context = gl.load(context_len + row)
     before = context - count
-    steps = (before + gl.minimum(first + TILE, count) + BN - 1) // BN
+    steps = (before + gl.minimum(first + QUERIES, count) + BN - 1) // BN
     full = (before + first + 1) // BN
     layout: gl.constexpr = page_layout()
     ks = gl.allocate_shared_memory(kind, [NS, BN, HEAD_DIM], layout)
@@ -301,23 +319,23 @@ def varlen_tile_kernel(
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (consume, (q, out, qs, ring, tile, 0, KV_HEADS, GROUP, BN, NS, AHEAD)),
-                (consume, (q, out, qs, ring, tile, 1, KV_HEADS, GROUP, BN, NS, AHEAD)),
+                (consume, (q, out, qs, ring, tile, 0, SHAPE, TILE)),
+                (consume, (q, out, qs, ring, tile, 1, SHAPE, TILE)),
                 (produce, (cache, landed, ring, pages, BLOCK_SIZE, BN, NS)),
             ],
             [4, 1],
-            [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+            [TILE.CONSUMER_REGISTERS, TILE.PRODUCER_REGISTERS],
         )
     else:
         gl.warp_specialize(
             [
-                (consume, (q, out, qs, ring, tile, 0, KV_HEADS, GROUP, BN, NS, AHEAD)),
-                (consume, (q, out, qs, ring, tile, 1, KV_HEADS, GROUP, BN, NS, AHEAD)),
-                (consume, (q, out, qs, ring, tile, 2, KV_HEADS, GROUP, BN, NS, AHEAD)),
+                (consume, (q, out, qs, ring, tile, 0, SHAPE, TILE)),
+                (consume, (q, out, qs, ring, tile, 1, SHAPE, TILE)),
+                (consume, (q, out, qs, ring, tile, 2, SHAPE, TILE)),
                 (produce, (cache, landed, ring, pages, BLOCK_SIZE, BN, NS)),
             ],
             [4, 4, 1],
-            [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+            [TILE.CONSUMER_REGISTERS, TILE.CONSUMER_REGISTERS, TILE.PRODUCER_REGISTERS],
         )
 
 
@@ -327,41 +345,33 @@ def num_consumers(num_pairs: int, kv_heads: int, multiprocessors: int) -> int:
     return 3 if tiles >= 2 * multiprocessors else 2
 
 
-def config(q_heads: int, pages: torch.Tensor, consumers: int) -> dict[str, Any]:
-    """Compile-time arguments."""
-    _, _, _, kv_heads, block_size, head_dim = pages.shape
-    keys, stages, ahead = TILES[head_dim]
-    consumer_registers, producer_registers = REGISTERS[head_dim, consumers]
-    return {
-        "KV_HEADS": kv_heads,
-        "GROUP": q_heads // kv_heads,
-        "HEAD_DIM": head_dim,
-        "BLOCK_SIZE": block_size,
-        "CONSUMERS": consumers,
-        "PAIRS": CONSUMER_PAIRS,
-        "BN": keys,
-        "NS": stages,
-        "AHEAD": ahead,
-        "CONSUMER_REGISTERS": consumer_registers,
-        "PRODUCER_REGISTERS": producer_registers,
-        "num_warps": 4,
-    }
+def tile(head_dim: int, consumers: int) -> Tile:
+    """Of so many groups of warps."""
+    return Tile(consumers, CONSUMER_PAIRS, *TILES[head_dim], *REGISTERS[head_dim, consumers])
 
 
 def launch(
     q: torch.Tensor, pages: torch.Tensor, plane: int, meta: AttentionMetadata, out: torch.Tensor, *, consumers: int
 ) -> None:
     """The rows of several queries, q [T, Hq, D] (tokens may be strided) -> their places in out [T, Hq, D]."""
-    _, planes, _, kv_heads, block_size, _ = pages.shape
-    constants = config(q.shape[1], pages, consumers)
-    num_rows = meta.context_len.shape[0]
-    tile = consumers * CONSUMER_PAIRS // constants["GROUP"]
-    rows = kv_heads * block_size
-    varlen_tile_kernel[(kv_heads, q.shape[0] // tile + num_rows)](
-        q, descriptor(pages, min(block_size, constants["BN"])), out,
-        meta.query_start, meta.context_len, meta.block_tables, num_rows, meta.log2_scale,
-        plane * 2 * rows, q.stride(0), meta.block_tables.stride(0), planes * 2 * rows, rows, **constants,
-    )  # fmt: skip
+    _, planes, _, kv_heads, block_size, head_dim = pages.shape
+    group, found = q.shape[1] // kv_heads, tile(head_dim, consumers)
+    num_rows, plane_rows = meta.context_len.shape[0], kv_heads * block_size
+    rows = meta.query_start, meta.context_len, meta.block_tables
+    numbers = num_rows, meta.log2_scale, q.stride(0), meta.block_tables.stride(0)
+    places = plane * 2 * plane_rows, plane_rows, planes * 2 * plane_rows
+    grid = kv_heads, q.shape[0] // (consumers * CONSUMER_PAIRS // group) + num_rows
+    varlen_tile_kernel[grid](
+        q,
+        descriptor(pages, min(block_size, found.BN)),
+        out,
+        rows,
+        *numbers,
+        places,
+        shape(group, pages),
+        found,
+        num_warps=4,
+    )
 
 
 @once
