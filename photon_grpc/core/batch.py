@@ -65,8 +65,6 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     drafts: int = 0
     #: Rows (not slots) that yield and whose draw waits for a mask, ascending.
     masked: tuple[int, ...] = ()
-    #: (row, first position) of rows whose prompt is scored from that position on.
-    scored: tuple[tuple[int, int], ...] = ()
 
 
 #: What NAN_LOGITS and NOTHING_TO_DRAW are as faults. One in place of a row's first id is the row's fault; behind kept
@@ -91,5 +89,3 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     duration_s: float = 0.0
     #: Ids of each yielding row, in Batch order, at most its `yields`; () is one each.
     lengths: tuple[int, ...] = ()
-    #: Scores of drawn ids and of prompts, packed; the front end unpacks them.
-    scores: bytes = b""

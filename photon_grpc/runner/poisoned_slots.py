@@ -48,7 +48,6 @@ class PoisonedSlots:
             yields=tuple(batch.yields[row] for row in rows),
             grown=tuple(growth for growth in batch.grown if growth.slot not in self._slots),
             masked=tuple(place[row] for row in batch.masked if row in place),
-            scored=tuple((place[row], first) for row, first in batch.scored if row in place),
         )
 
 
