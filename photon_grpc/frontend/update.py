@@ -37,10 +37,6 @@ class Update:
     usage: Usage | None = None
     timing: Timing | None = None
 
-    @property
-    def is_last(self) -> bool:
-        return self.timing is not None
-
 
 @dataclass(frozen=True, slots=True)
 class Result:

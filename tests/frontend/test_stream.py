@@ -73,7 +73,7 @@ async def test_first_token_at_once_then_all_that_gathered_then_the_end_in_one(pa
     link.step((1, a[0]), started=(Started(1, 3, 0.5),))
     first = await ready(stream)
     assert first is not None
-    assert (first.deltas[0].text, first.deltas[0].token_ids, first.usage, first.is_last) == ("a", a, None, False)
+    assert (first.deltas[0].text, first.deltas[0].token_ids, first.usage, first.timing) == ("a", a, None, None)
     assert await ready(stream) is None
     link.step((1, b[0]))
     link.step((1, c[0]))
@@ -250,7 +250,7 @@ async def test_several_outputs_take_consecutive_handles_and_end_together(pair: t
     link.step(finished=(done(3, num_cached=9),))
     update = await ready(stream)
     assert update is not None
-    assert not update.is_last
+    assert update.timing is None
     link.step((2, ids("c")[0]), finished=(done(2, num_cached=1),))
     updates = await rest(stream)
     assert updates[-1].usage == Usage(len(link.adds[1].request.prompt_ids), 1, 4)
