@@ -9,7 +9,7 @@ import torch
 
 from photon_grpc.core.batch import NAN_LOGITS, NOTHING_TO_DRAW, Admission, Batch
 from photon_grpc.core.request import SamplingParams
-from photon_grpc.engine.grammar import Constraints
+from photon_grpc.engine.grammar import ConstrainedOutputs
 from photon_grpc.errors import InternalFailure, InvalidConstraint, NumericFailure
 from photon_grpc.kernels import select
 from photon_grpc.runner.build import eager_runner
@@ -141,7 +141,7 @@ def test_requests_keep_to_their_grammars_beside_others_that_have_none(make: Call
     for tables in ({}, {"r0": turns, "r1": turns}):
         served = make()
         served.assembled.runner.depth = depth  # type: ignore[misc]
-        served.engine.scheduler.live.constraints = Constraints(TableGrammars(tables), VOCAB_SIZE)
+        served.engine.scheduler.live.constraints = ConstrainedOutputs(TableGrammars(tables), VOCAB_SIZE)
         handles = [served.add(prompt, 12, sampling) for prompt, sampling in zip(asked, samplings, strict=True)]
         served.run()
         outputs.append([served.outputs[handle].ids for handle in handles])
