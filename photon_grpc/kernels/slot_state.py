@@ -1,12 +1,14 @@
 """A step's way out of the slot table and back into it.
 
-    decode_inputs: of each slot the last token, its position, where its key goes, how many keys it sees, which pages they are in
-    mixed_inputs:  of each slot its next `counts` tokens, one row's behind the other's; what is left of T tokens is the first of slot 0
-    advance:       `counts` tokens more computed, and the drawn id behind them where the row yields; slot 0 (padding) stays as it is
+    decode_inputs: of each slot the last token, its position, where its key goes, how many keys it sees, which pages
+    they are in
+    mixed_inputs:  of each slot its next `counts` tokens, row behind row; the rest of T tokens is the first of slot 0
+    advance:       `counts` tokens more computed, the drawn id behind them where the row yields; slot 0 stays as it is
 
-Shapes: slots, counts, yields int64 [B], context_len int32 [B], SlotState of S slots and G KVGroups -> token int32 [T], position int64 [T],
-slot_mapping int64 [G, T], block_tables int32 [G, B, M], and of mixed steps query_start int32 [B + 1], last int64 [B], each row's last token.
-T is B in decode steps. `context_len` is filled: the keys that each row sees, the new ones included.
+Shapes: slots, counts, yields int64 [B], context_len int32 [B], SlotState of S slots and G KVGroups -> token int32 [T],
+position int64 [T], slot_mapping int64 [G, T], block_tables int32 [G, B, M], and of mixed steps query_start int32 [B +
+1], last int64 [B], each row's last token. T is B in decode steps. `context_len` is filled: the keys that each row sees,
+the new ones included.
 Bytes moved: 8 · G · B · M and a few for each row and token.
 """
 
@@ -20,7 +22,9 @@ from photon_grpc.kernels.jit import jit, launches, next_power_of_2, tl
 
 
 class SlotState(NamedTuple):
-    """What a step reads of the slot table, and changes: token_ids int32 [S, L], num_computed int64 [S], block_table int32 [S, G, M]."""
+    """Read from the slot table by a step, and changed: token_ids int32 [S, L], num_computed int64 [S], block_table
+    int32 [S, G, M].
+    """
 
     token_ids: torch.Tensor
     num_computed: torch.Tensor
@@ -79,7 +83,9 @@ def mixed_inputs_reference(
 def advance_reference(
     slots: torch.Tensor, counts: torch.Tensor, yields: torch.Tensor, ids: torch.Tensor, state: SlotState
 ) -> None:
-    """advance in torch. An invalid id is kept as 0, since it must be one that can be looked up; a row that does not yield keeps what it has."""
+    """advance in torch. An invalid id is kept as 0, since it must be one that can be looked up; a row that does not
+    yield keeps what it has.
+    """
     token_ids, num_computed, _ = state
     behind = num_computed[slots] + counts
     token_ids[slots, behind] = torch.where(yields > 0, ids.clamp(min=0).int(), token_ids[slots, behind])
@@ -118,7 +124,9 @@ def mixed_inputs_kernel(
     slots, counts, state, inputs, context_len, token_stride, table_stride, num_columns, num_rows, num_tokens,
     ROWS_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program a row and group, and one a group for the tokens behind the last; what is the same for all groups each of them stores."""
+    """One program a row and group, and one a group for the tokens behind the last; what is the same for all groups each
+    of them stores.
+    """
     token_ids, num_computed, block_table = state
     token, position, slot_mapping, tables, query_start, last = inputs
     row, group = tl.program_id(0), tl.program_id(1)

@@ -3,7 +3,7 @@ stream.
 
     add_linear:     h += W a
     norm_swiglu:    y = silu(g) · u,  (g, u) = r · W h + b,  r = 1 / sqrt(mean(h²) + eps)
-    norm_qkv:       (q, k, v) = r · W h + b;  q and k rotated by their positions;  q is stored, k and v go to their pages
+    norm_qkv:       (q, k, v) = r · W h + b;  q and k rotated by their positions;  k and v go to their pages
 
 The weight of the norm before a projection is folded into the columns of W: its program reads all of h for the product
 anyway, so it sums h² on the way. Sums, norm, rotation and SwiGLU are float32; every result is rounded once.

@@ -1,6 +1,8 @@
-"""Which tiles multiply a weight of given shape with few rows: a table made by an offline sweep on an H200, defaults elsewhere.
+"""Tiles that multiply a weight of given shape with few rows: a table from an offline sweep on an H200, defaults
+elsewhere.
 
-None in the table, and more rows than the largest bucket: the matrix library was faster, with the kernels that it needs beside it.
+None in the table, and more rows than the largest bucket: the matrix library was faster, with the kernels that it needs
+beside it.
 
 `python -m benchmarks.kernels.fused_linear --sweep` prints the rows of TABLE. Nothing is tuned at run time.
 """
@@ -13,8 +15,8 @@ from typing import Literal, NamedTuple
 class Tile(NamedTuple):
     """One way to multiply: `gemv` of gemv.py or `wgmma` of wgmma.py.
 
-    BN rows of W and BK columns a step, KW warps (each with BK columns of its own in gemv), NS steps in flight, K shared out over
-    SPLITS programs (wgmma only).
+    BN rows of W and BK columns a step, KW warps (each with BK columns of its own in gemv), NS steps in flight, K shared
+    out over SPLITS programs (wgmma only).
     """
 
     kind: Literal["gemv", "wgmma"]
@@ -34,9 +36,10 @@ class HeadSplit(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What a kernel is compiled for: W [N, K] and BM rows of x.
+    """The sizes that a kernel is compiled for: W [N, K] and BM rows of x.
 
-    SPAN: distance of W's paired rows, 0: they are not paired. GUARD: x ends behind its rows, which may be fewer than BM.
+    SPAN: distance of W's paired rows, 0: they are not paired. GUARD: x ends behind its rows, which may be fewer than
+    BM.
     """
 
     N: int
@@ -152,7 +155,7 @@ def shared_bytes(tile: Tile, rows: int) -> int:
 
 
 def pipeline_bytes(shared_bytes_per_program: int) -> int:
-    """The bytes left for steps in flight on a device that gives a program so many: 227 KiB on sm_90, 163 on sm_80, 99 on sm_89."""
+    """Left for steps in flight on a device that gives a program so many bytes: 227 KiB on sm_90, 99 on sm_89."""
     return min(SHARED_BYTES, shared_bytes_per_program - EXCHANGE_BYTES)
 
 

@@ -1,6 +1,6 @@
 """One id for each row of logits, without filters: the argmax, or a draw from the softmax by the Gumbel-max trick.
 
-    id = argmax(logits / temperature + gumbel(seed, position, output index, token)),   argmax(logits) where temperature is 0
+    id = argmax(logits / temperature + gumbel(seed, position, output index, token)),   argmax(logits) at temperature 0
 
 position = context_len - num_prompt. INVALID (-1) where a row holds NaN or +infinity, or nothing above -infinity. Equal
 values: the lowest id. Noise as in `noise.py`.
