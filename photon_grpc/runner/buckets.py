@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 
 from photon_grpc.core.batch import Batch
-from photon_grpc.runner.step import Shape, is_decode
+from photon_grpc.runner.step import StepShape, is_decode
 
 DECODE_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 #: Tokens of a prompt alone (at least two), of mixed steps with at most SHORT_ROWS rows, with at most MEDIUM_ROWS, and
@@ -31,7 +31,7 @@ class Buckets:
         self.rows = decode_buckets(max_num_seqs)
         self.mixed = mixed_buckets(max_num_seqs)
 
-    def shape(self, batch: Batch) -> Shape | None:
+    def shape(self, batch: Batch) -> StepShape | None:
         """The smallest that holds the batch; None where none does."""
         num_rows, num_tokens = len(batch.slots), sum(batch.counts)
         if num_rows <= self.rows[-1] and is_decode(batch):
@@ -39,17 +39,17 @@ class Buckets:
         for rows, buckets in self.mixed.items():
             # A last token of a prompt that has no decode shape, being new or yielding nothing, is no prompt of two.
             if num_rows <= rows and num_tokens <= buckets[-1] and (rows > 1 or num_tokens > 1):
-                return Shape("mixed", buckets[bisect_left(buckets, num_tokens)], rows)
+                return StepShape("mixed", buckets[bisect_left(buckets, num_tokens)], rows)
         return None
 
-    def mixed_shapes(self) -> Iterator[Shape]:
+    def mixed_shapes(self) -> Iterator[StepShape]:
         """The largest first."""
         sizes = [(tokens, rows) for rows, buckets in self.mixed.items() for tokens in buckets]
-        return (Shape("mixed", *size) for size in sorted(sizes, reverse=True))
+        return (StepShape("mixed", *size) for size in sorted(sizes, reverse=True))
 
 
-def decode_shape(num_rows: int) -> Shape:
-    return Shape("decode", num_rows, num_rows)
+def decode_shape(num_rows: int) -> StepShape:
+    return StepShape("decode", num_rows, num_rows)
 
 
 def decode_buckets(max_num_seqs: int) -> tuple[int, ...]:

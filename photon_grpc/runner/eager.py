@@ -7,7 +7,7 @@ from bisect import bisect_left
 import torch
 
 from photon_grpc.core.batch import Batch
-from photon_grpc.runner.step import Bounds, Drawing, Rows, SampledTokens, Shape, Step, Tail, is_decode
+from photon_grpc.runner.step import Bounds, Drawing, Rows, SampledTokens, Step, StepShape, Tail, is_decode
 
 
 class EagerLaunch:
@@ -27,7 +27,7 @@ class EagerLaunch:
         step, level = self._step, self._step.sampler.level(batch)
         yielding = [row for row, yields in enumerate(batch.yields) if yields]
         rows, drawing = self._send(batch, yielding)
-        shape = Shape("decode" if is_decode(batch) else "mixed", sum(batch.counts), len(batch.slots))
+        shape = StepShape("decode" if is_decode(batch) else "mixed", sum(batch.counts), len(batch.slots))
         states = step.body(rows, shape, self._bounds(batch))
 
         def tail() -> SampledTokens:

@@ -21,7 +21,7 @@ import torch
 from photon_grpc.core.batch import Batch
 from photon_grpc.runner.buckets import Buckets, decode_shape
 from photon_grpc.runner.sampler import SamplingLevel
-from photon_grpc.runner.step import Bounds, Launch, Rows, SampledTokens, Shape, Step, Tail
+from photon_grpc.runner.step import Bounds, Launch, Rows, SampledTokens, Step, StepShape, Tail
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class GraphLaunch:
         self._columns = torch.zeros((3, step.max_rows), dtype=torch.int64, device=step.table.device)
         context_len = torch.zeros(step.max_rows, dtype=torch.int32, device=step.table.device)
         self._rows = Rows(*self._columns, context_len)
-        self._bodies: dict[Shape, Replay | None] = {}
+        self._bodies: dict[StepShape, Replay | None] = {}
         self._tails: dict[tuple[int, SamplingLevel], Replay] = {}
         #: Slots of the decode step that `_rows` holds; () where it holds something else.
         self._slots: tuple[int, ...] = ()
@@ -86,13 +86,13 @@ class GraphLaunch:
             self._body(shape)
             progress(len(self._bodies) + len(self._tails), total)
 
-    def _body(self, shape: Shape) -> Replay | None:
+    def _body(self, shape: StepShape) -> Replay | None:
         """None where the shape could not be captured: its batches run eagerly."""
         if shape not in self._bodies:
             self._bodies[shape] = self._capture_body(shape)
         return self._bodies[shape]
 
-    def _capture_body(self, shape: Shape) -> Replay | None:
+    def _capture_body(self, shape: StepShape) -> Replay | None:
         out = None
         if shape.kind == "mixed":
             decode = self._body(decode_shape(shape.num_rows))
@@ -124,12 +124,12 @@ class GraphLaunch:
             _LOG.warning("cannot capture %s: it runs eagerly", what, exc_info=error)
             return None
 
-    def _bounds(self, shape: Shape) -> Bounds:
+    def _bounds(self, shape: StepShape) -> Bounds:
         if shape.kind == "decode":
             return Bounds(1, 1, self._step.max_model_len)
         return Bounds(shape.num_tokens, 2 if shape.num_rows == 1 else 1, self._step.max_model_len)
 
-    def _send(self, batch: Batch, shape: Shape) -> list[int] | None:
+    def _send(self, batch: Batch, shape: StepShape) -> list[int] | None:
         """Fill the static rows; those that yield, None where all do."""
         num_rows, surplus = len(batch.slots), (0,) * (shape.num_rows - len(batch.slots))
         slots = batch.slots + surplus

@@ -109,7 +109,7 @@ class ModelRunner:
             torch.cuda.synchronize(self._table.device)
 
 
-class Launched:
+class LaunchedStep:
     """A step of which nothing is held back and nothing was drafted."""
 
     def drafts(self) -> tuple[int, ...]:
@@ -119,7 +119,7 @@ class Launched:
         """Do nothing."""
 
 
-class HeldBack(Launched):
+class HeldBack(LaunchedStep):
     """A step whose tail waits for masks.
 
     Args:
@@ -139,7 +139,7 @@ class HeldBack(Launched):
         return self._pending.result()
 
 
-class Landed(Launched):
+class Landed(LaunchedStep):
     """A step that is already computed, or cannot be."""
 
     def __init__(self, output: StepOutput) -> None:
@@ -149,7 +149,7 @@ class Landed(Launched):
         return self._output
 
 
-class InFlight(Launched):
+class InFlight(LaunchedStep):
     """A step on the device: its ids travel to pinned memory behind it."""
 
     def __init__(self, batch: Batch, drawn: SampledTokens, start_s: float) -> None:

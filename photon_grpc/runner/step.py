@@ -23,7 +23,7 @@ from photon_grpc.runner.sampler import Sampler, SamplingLevel
 from photon_grpc.runner.slot_table import SlotTable
 
 
-class Shape(NamedTuple):
+class StepShape(NamedTuple):
     """Of a body. In a decode step every row is one token, and no row is new."""
 
     kind: Literal["decode", "mixed"]
@@ -96,7 +96,7 @@ class Step:
         self._kernels = kernels
         self._starts = torch.arange(max_rows + 1, dtype=torch.int32, device=table.device)
 
-    def body(self, rows: Rows, shape: Shape, bounds: Bounds, out: torch.Tensor | None = None) -> torch.Tensor:
+    def body(self, rows: Rows, shape: StepShape, bounds: Bounds, out: torch.Tensor | None = None) -> torch.Tensor:
         """[R, hidden_size]: the hidden state of each row's last token, of a mixed step in `out` where it is given."""
         return self._decode(rows, bounds) if shape.kind == "decode" else self._mixed(rows, shape, bounds, out)
 
@@ -119,7 +119,7 @@ class Step:
         ctx = self._context(found._replace(query_start=query_start), rows, bounds, history_is_settled=True)
         return self._decoder.forward(found.token, ctx)
 
-    def _mixed(self, rows: Rows, shape: Shape, bounds: Bounds, out: torch.Tensor | None) -> torch.Tensor:
+    def _mixed(self, rows: Rows, shape: StepShape, bounds: Bounds, out: torch.Tensor | None) -> torch.Tensor:
         table = self.table
         found = self._kernels.mixed_inputs(
             rows.slots, rows.counts, rows.context_len, shape.num_tokens, table.state, table.block_size

@@ -14,7 +14,7 @@ from photon_grpc.config.flags import CacheConfig, SchedulerConfig
 from photon_grpc.core.batch import Batch
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.runner.model_runner import ModelRunner
-from photon_grpc.runner.step import Shape, Tail
+from photon_grpc.runner.step import StepShape, Tail
 from tests.runner.models import model
 from tests.runner.padding import LEVELS, MAX_MODEL_LEN, NUM_SEQS, check, shapes
 from tests.runner.served import Served
@@ -39,7 +39,7 @@ def runner(eager: bool) -> ModelRunner:
 
 @pytest.mark.parametrize("shape", shapes(), ids=lambda shape: f"{shape.kind}-{shape.num_tokens}-{shape.num_rows}")
 @torch.inference_mode()
-def test_padding_and_free_slots_change_nothing(shape: Shape) -> None:
+def test_padding_and_free_slots_change_nothing(shape: StepShape) -> None:
     for level in LEVELS:
         check(runner(False), runner(True), shape, level)
 

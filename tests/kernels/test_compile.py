@@ -22,7 +22,7 @@ from photon_grpc.kernels.attention import online_softmax, triton_decode, triton_
 from photon_grpc.kernels.rotary import rotary, rotate_store
 from photon_grpc.kernels.rotary.rotate_store import Rotation
 from photon_grpc.kernels.sampling import bitmask, histogram, noise, topk_topp
-from photon_grpc.kernels.sampling.histogram import Filters, Histogram, Rows
+from photon_grpc.kernels.sampling.histogram import Filters, Histogram, LogitRows
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")
@@ -182,7 +182,7 @@ def test_rotate_store(name: str, dtype: torch.dtype, of_heads: bool) -> None:
 @pytest.mark.parametrize("num_columns", [32000, 151936])
 def test_topk_topp(num_columns: int) -> None:
     types = {
-        "rows": Rows("*fp32", "i32", "i32"),
+        "rows": LogitRows("*fp32", "i32", "i32"),
         "filters": Filters("*i64", "*fp32", "*fp32"),
         "histogram": Histogram(*["*fp32"] * 6, "i32", "i32"),
     }

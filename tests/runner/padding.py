@@ -11,7 +11,7 @@ from photon_grpc.core.request import SamplingParams
 from photon_grpc.runner.buckets import Buckets, decode_shape
 from photon_grpc.runner.model_runner import ModelRunner
 from photon_grpc.runner.slot_table import SlotTable
-from photon_grpc.runner.step import Shape
+from photon_grpc.runner.step import StepShape
 from tests.runner.tenants import poison
 
 MAX_MODEL_LEN = 256
@@ -20,14 +20,14 @@ NUM_SEQS = 16
 LEVELS = ("plain", "filtered", "shaped")
 
 
-def shapes() -> list[Shape]:
+def shapes() -> list[StepShape]:
     """Every one that rows of at most MAX_MODEL_LEN tokens reach."""
     buckets = Buckets(NUM_SEQS)
     decode = [decode_shape(rows) for rows in buckets.rows]
     return decode + [shape for shape in buckets.mixed_shapes() if shape.num_tokens <= shape.num_rows * 128]
 
 
-def check(replayed: ModelRunner, eager: ModelRunner, shape: Shape, level: str) -> None:
+def check(replayed: ModelRunner, eager: ModelRunner, shape: StepShape, level: str) -> None:
     """A batch one short of `shape` gives the ids of an eager step, and changes its own rows' cells and nothing else but
     block 0."""
     batch, admissions = short_of(shape, level)
@@ -60,7 +60,7 @@ def check(replayed: ModelRunner, eager: ModelRunner, shape: Shape, level: str) -
         assert torch.equal(bits(column)[len(batch.slots) + 1 :], bits(old)[len(batch.slots) + 1 :])
 
 
-def short_of(shape: Shape, level: str) -> tuple[Batch, tuple[Admission, ...]]:
+def short_of(shape: StepShape, level: str) -> tuple[Batch, tuple[Admission, ...]]:
     num_rows = max(1, shape.num_rows - 1)
     num_tokens = num_rows if shape.kind == "decode" else shape.num_tokens - 1
     counts = [num_tokens // num_rows + (row < num_tokens % num_rows) for row in range(num_rows)]

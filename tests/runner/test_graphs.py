@@ -24,7 +24,7 @@ from photon_grpc.runner.graphs import GraphLaunch, Replay
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
 from photon_grpc.runner.slot_table import SlotTable
-from photon_grpc.runner.step import Shape, Step
+from photon_grpc.runner.step import Step, StepShape
 from tests.runner.models import WINDOWED, greedy, model
 from tests.runner.served import Served
 from tests.runner.test_greedy import prompts
@@ -155,7 +155,7 @@ def test_surplus_tokens_of_a_mixed_step_change_nothing_but_block_0(num_rows: int
     # All but the end of a prompt, then the rows that decode: 9 and 23 tokens of 32.
     batch = Batch(2, (num_rows, *decoding), (8, *ones), (0, *ones), admissions=admissions[-1:])
     output = runner.submit(batch).result()
-    assert Shape("mixed", 32, 16) in launch._bodies and not output.faults
+    assert StepShape("mixed", 32, 16) in launch._bodies and not output.faults
     assert runner._table.num_computed.tolist() == [0, *(4 for _ in decoding), 8] + [0] * (16 - num_rows)
     is_old = before.isfinite()
     assert torch.equal(cache.pages[1:][is_old[1:]], before[1:][is_old[1:]])
@@ -195,7 +195,7 @@ def test_slots_are_sent_again_behind_a_mixed_step() -> None:
             Batch(0, (3, 1), (1, 1), (1, 1)),
         ],
     )
-    assert set(launch._bodies) == {Shape("mixed", 32, 16), decode_shape(16), decode_shape(2)}
+    assert set(launch._bodies) == {StepShape("mixed", 32, 16), decode_shape(16), decode_shape(2)}
 
 
 def test_slots_are_sent_again_behind_a_capture_that_failed() -> None:
@@ -243,7 +243,7 @@ def test_a_prompt_of_one_token_and_a_chunk_of_one_are_no_decode_steps() -> None:
             Batch(0, (2,), (1,), (1,)),
         ],
     )
-    assert set(launch._bodies) == {Shape("mixed", 32, 16), decode_shape(16), decode_shape(1)}
+    assert set(launch._bodies) == {StepShape("mixed", 32, 16), decode_shape(16), decode_shape(1)}
     # One that is admitted may need a key that another row of its step writes.
     runner.submit(Batch(0, (1, 3), (1, 1), (1, 1), admissions=(admission(3, (8,)),)))
     assert decode_shape(2) not in launch._bodies
@@ -275,7 +275,7 @@ def test_the_smallest_shape_that_holds_the_batch_is_taken(
     counts = (num_tokens - num_rows + 1, *(1,) * (num_rows - 1))
     # The first does not yield: no decode step.
     found = launch._buckets.shape(Batch(0, tuple(range(1, num_rows + 1)), counts, (0, *(1,) * (num_rows - 1))))
-    assert found == (shape and Shape("mixed", *shape))
+    assert found == (shape and StepShape("mixed", *shape))
 
 
 def test_what_cannot_be_captured_is_computed_eagerly() -> None:

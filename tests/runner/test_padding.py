@@ -13,7 +13,7 @@ from photon_grpc.kernels import select
 from photon_grpc.runner.build import eager_runner, graph_runner
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
-from photon_grpc.runner.step import Shape
+from photon_grpc.runner.step import StepShape
 from tests.runner.padding import LEVELS, MAX_MODEL_LEN, NUM_SEQS, check, shapes
 from tests.runner.test_graphs import loaded, plain_call
 
@@ -37,7 +37,7 @@ def runners() -> tuple[ModelRunner, ModelRunner]:
 
 @pytest.mark.parametrize("shape", shapes(), ids=lambda shape: f"{shape.kind}-{shape.num_tokens}-{shape.num_rows}")
 @torch.inference_mode()
-def test_padding_and_free_slots_change_nothing(shape: Shape) -> None:
+def test_padding_and_free_slots_change_nothing(shape: StepShape) -> None:
     replayed, eager = runners()
     for level in LEVELS if shape.kind == "decode" else LEVELS[shape.num_tokens // 32 % 3 :][:1]:
         check(replayed, eager, shape, level)

@@ -118,12 +118,12 @@ def dispatch(
     """
     if not launches(pages):
         return TorchAttention(meta, pages, slot_mapping)
-    step = _Step(meta, pages, slot_mapping.shape[0], num_heads // pages.shape[3])
+    step = _Grounds(meta, pages, slot_mapping.shape[0], num_heads // pages.shape[3])
     return KernelAttention(meta, pages, slot_mapping, tuple(_choose(step, chain)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Step:
+class _Grounds:
     """The grounds of the choice; `group`: query heads of a key head."""
 
     meta: AttentionMetadata
@@ -141,7 +141,7 @@ class _Step:
         return num_multiprocessors(self.pages.device)
 
 
-def _choose(step: _Step, chain: DependentChain | None) -> Iterator[Launch]:
+def _choose(step: _Grounds, chain: DependentChain | None) -> Iterator[Launch]:
     meta = step.meta
     if not step.num_pairs or not step.num_tokens:
         return
@@ -154,11 +154,11 @@ def _choose(step: _Step, chain: DependentChain | None) -> Iterator[Launch]:
         yield _one_query(step)
 
 
-def _is_decode(step: _Step) -> bool:
+def _is_decode(step: _Grounds) -> bool:
     return step.meta.max_query_len == 1 and step.num_tokens <= MAX_DECODE_ROWS
 
 
-def _several_queries(step: _Step) -> Launch:
+def _several_queries(step: _Grounds) -> Launch:
     pages, kv_heads = step.pages, step.pages.shape[3]
     if not _suits_hopper_varlen(step):
         return triton_varlen.launch
@@ -170,7 +170,7 @@ def _several_queries(step: _Step) -> Launch:
     return partial(hopper_varlen.launch, consumers=consumers)
 
 
-def _one_query(step: _Step) -> Launch:
+def _one_query(step: _Grounds) -> Launch:
     fills_device = step.num_pairs >= 2 * step.multiprocessors
     if fills_device and _is_hopper(step.pages) and _suits_gluon_decode(step):
         return gluon_decode.launch_rows_of_one
@@ -179,7 +179,7 @@ def _one_query(step: _Step) -> Launch:
     return partial(triton_decode.launch, splits=splits)
 
 
-def _suits_gluon_decode(step: _Step) -> bool:
+def _suits_gluon_decode(step: _Grounds) -> bool:
     return (
         can_fuse(step.pages.device)
         and not step.meta.window
@@ -189,7 +189,7 @@ def _suits_gluon_decode(step: _Step) -> bool:
     )
 
 
-def _suits_hopper_varlen(step: _Step) -> bool:
+def _suits_hopper_varlen(step: _Grounds) -> bool:
     """Prompts rather than decode rows."""
     meta, pages = step.meta, step.pages
     block_size, head_dim = pages.shape[4:]

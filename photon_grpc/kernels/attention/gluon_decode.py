@@ -62,7 +62,7 @@ TILES = {
 }
 
 
-class Shape(NamedTuple):
+class PageShape(NamedTuple):
     """What the kernel is compiled for, of the pages: GROUP query heads for each of KV_HEADS key heads."""
 
     KV_HEADS: int
@@ -71,7 +71,7 @@ class Shape(NamedTuple):
     BLOCK_SIZE: int
 
 
-class Tile(NamedTuple):
+class DecodeTile(NamedTuple):
     """What the kernel is compiled for, of the batch.
 
     HEADS is GROUP padded to 8 or 16. KW warps of BN keys a step, NS steps under way, at most SPLITS shares of at least MIN_SHARE keys.
@@ -324,16 +324,16 @@ def store_share(
                 gl.store(to, (joined / all_weight[None, :]).to(kind), mask=is_head[None, :])
 
 
-def shape(group: int, pages: torch.Tensor) -> Shape:
+def shape(group: int, pages: torch.Tensor) -> PageShape:
     """Of layers with `group` query heads for a key head."""
     _, _, _, kv_heads, block_size, head_dim = pages.shape
-    return Shape(kv_heads, group, head_dim, block_size)
+    return PageShape(kv_heads, group, head_dim, block_size)
 
 
-def tile(num_pairs: int, group: int, head_dim: int) -> Tile:
+def tile(num_pairs: int, group: int, head_dim: int) -> DecodeTile:
     """For `num_pairs` (row, key head) pairs: few want many keys in flight each, many want small programs."""
     warps, keys, steps, share = next(found for most, found in TILES[max(head_dim, 64)] if num_pairs <= most)
-    return Tile(8 if group <= 8 else 16, warps, keys, steps, share)
+    return DecodeTile(8 if group <= 8 else 16, warps, keys, steps, share)
 
 
 def num_splits(num_pairs: int, max_context_len: int, multiprocessors: int, min_share: int) -> int:

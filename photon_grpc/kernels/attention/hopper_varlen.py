@@ -51,7 +51,7 @@ TILES = {64: (128, 3, False), 128: (64, 3, True)}
 REGISTERS = {(64, 2): (240, 24), (64, 3): (160, 24), (128, 2): (232, 40), (128, 3): (160, 32)}
 
 
-class Tile(NamedTuple):
+class PrefillTile(NamedTuple):
     """What the kernel is compiled for: CONSUMERS groups of warps of PAIRS pairs each, BN keys a step, NS steps under way, scores AHEAD of sums."""
 
     CONSUMERS: int
@@ -345,9 +345,9 @@ def num_consumers(num_pairs: int, kv_heads: int, multiprocessors: int) -> int:
     return 3 if tiles >= 2 * multiprocessors else 2
 
 
-def tile(head_dim: int, consumers: int) -> Tile:
+def tile(head_dim: int, consumers: int) -> PrefillTile:
     """Of so many groups of warps."""
-    return Tile(consumers, CONSUMER_PAIRS, *TILES[head_dim], *REGISTERS[head_dim, consumers])
+    return PrefillTile(consumers, CONSUMER_PAIRS, *TILES[head_dim], *REGISTERS[head_dim, consumers])
 
 
 def launch(

@@ -69,7 +69,7 @@ def load_rows(at, in_context, column, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.const
     return tile
 
 
-class Shape(NamedTuple):
+class HeadShape(NamedTuple):
     """What a kernel is compiled for, of layers with GROUP query heads for each of KV_HEADS key heads. WINDOW: tokens a query looks back; 0: all."""
 
     KV_HEADS: int
@@ -82,9 +82,9 @@ class Shape(NamedTuple):
     PRECISION: str
 
 
-def shape(q_heads: int, pages: torch.Tensor, window: int = 0) -> Shape:
+def shape(q_heads: int, pages: torch.Tensor, window: int = 0) -> HeadShape:
     """Of `q_heads` query heads over these pages."""
     _, _, _, kv_heads, block_size, head_dim = pages.shape
     # float32 means float32: the tensor cores' tf32 would lose half of the digits.
     precision = "ieee" if pages.dtype == torch.float32 else "tf32"
-    return Shape(kv_heads, q_heads // kv_heads, head_dim, next_power_of_2(head_dim), block_size, window, precision)
+    return HeadShape(kv_heads, q_heads // kv_heads, head_dim, next_power_of_2(head_dim), block_size, window, precision)

@@ -26,7 +26,7 @@ MAX_SPLITS = 16
 BLOCK_N = 32
 
 
-class Tile(NamedTuple):
+class SplitTile(NamedTuple):
     """What `decode_kernel` is compiled for: BLOCK_M is GROUP padded, BLOCK_N keys a step, the keys of a row in SPLITS shares."""
 
     BLOCK_M: int
@@ -128,9 +128,9 @@ def options(pages: torch.Tensor) -> dict[str, int]:
     return {"num_warps": 1 if pages.shape[5] <= 64 else 2, "num_stages": 3}
 
 
-def tile(group: int, splits: int) -> Tile:
+def tile(group: int, splits: int) -> SplitTile:
     """For `group` query heads of a key head."""
-    return Tile(max(16, next_power_of_2(group)), BLOCK_N, splits)
+    return SplitTile(max(16, next_power_of_2(group)), BLOCK_N, splits)
 
 
 def num_splits(num_pairs: int, max_keys: int, multiprocessors: int) -> int:

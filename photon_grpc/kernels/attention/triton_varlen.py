@@ -23,7 +23,7 @@ from photon_grpc.kernels.attention.online_softmax import attend, key_offsets, sh
 from photon_grpc.kernels.jit import jit, next_power_of_2, tl
 
 
-class Tile(NamedTuple):
+class VarlenTile(NamedTuple):
     """What the kernel is compiled for: BLOCK_M (query, head of the group) pairs, BLOCK_N keys a step."""
 
     BLOCK_M: int
@@ -101,15 +101,15 @@ def options(pages: torch.Tensor) -> dict[str, int]:
     return {"num_warps": 8, "num_stages": 2} if pages.dtype == torch.float32 else {"num_warps": 4, "num_stages": 3}
 
 
-def tile(group: int, pages: torch.Tensor) -> Tile:
+def tile(group: int, pages: torch.Tensor) -> VarlenTile:
     """For `group` query heads of a key head.
 
     Of an H200's sweep over 64 to 256 queries, 32 to 128 keys, 4 and 8 warps, 2 to 4 stages, for prompts of 512 and 2,048 tokens.
     """
     if pages.dtype == torch.float32:
         # Without tensor cores the tiles of a float32 product live in registers: wider ones spill them.
-        return Tile(max(32, next_power_of_2(group)), 32 if next_power_of_2(pages.shape[5]) <= 64 else 16)
-    return Tile(max(64, next_power_of_2(group)), 64)
+        return VarlenTile(max(32, next_power_of_2(group)), 32 if next_power_of_2(pages.shape[5]) <= 64 else 16)
+    return VarlenTile(max(64, next_power_of_2(group)), 64)
 
 
 def launch(q: torch.Tensor, pages: torch.Tensor, plane: int, meta: AttentionMetadata, out: torch.Tensor) -> None:

@@ -86,7 +86,7 @@ def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-class Sizes(NamedTuple):
+class RowSizes(NamedTuple):
     """h [T, HIDDEN]; the heads of queries, keys and values in a row of qkv; tokens of a block."""
 
     HIDDEN: int
@@ -176,7 +176,7 @@ def config(hidden: int, q_heads: int, kv_heads: int, head_dim: int, block_size: 
     """Compile-time arguments, all but PDL."""
     heads = ((q_heads, 0), (kv_heads, q_heads), (kv_heads, q_heads + kv_heads))
     tiles = [head_tile(count, head_dim, first) for count, first in heads]
-    sizes = Sizes(hidden, next_power_of_2(hidden), *tiles, block_size)
+    sizes = RowSizes(hidden, next_power_of_2(hidden), *tiles, block_size)
     return {"SIZES": sizes, "num_warps": 4 if q_heads * head_dim <= 2048 else 8}
 
 

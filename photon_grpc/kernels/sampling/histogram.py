@@ -27,7 +27,7 @@ import torch
 from photon_grpc.kernels.jit import jit, tl
 
 
-class Rows(NamedTuple):
+class LogitRows(NamedTuple):
     """Scaled logits float32 [R, num_columns]; `stride` elements from one row to the next."""
 
     scaled: torch.Tensor
@@ -56,7 +56,7 @@ class Histogram(NamedTuple):
     num_splits: int
 
 
-class Sizes(NamedTuple):
+class HistogramSizes(NamedTuple):
     """A program does a CHUNK of a row; up to CAPACITY elements are listed; the search reads STEPs of them and holds a
     TILE.
 

@@ -29,8 +29,8 @@ from photon_grpc.kernels.jit import cdiv, jit, launches, next_power_of_2, tl
 from photon_grpc.kernels.sampling.histogram import (
     Filters,
     Histogram,
-    Rows,
-    Sizes,
+    HistogramSizes,
+    LogitRows,
     bin_of,
     criteria,
     list_kernel,
@@ -42,7 +42,7 @@ from photon_grpc.kernels.sampling.histogram import (
 )
 
 #: Of every launch; SPLITS and LANES follow from them.
-SIZES = Sizes()
+SIZES = HistogramSizes()
 
 
 def reference(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
@@ -204,7 +204,7 @@ def threshold_kernel(rows, filters, histogram, SIZES: tl.constexpr):
 
 
 @functools.cache
-def stages(num_columns: int, sizes: Sizes = SIZES) -> list[tuple[Any, dict[str, Any]]]:
+def stages(num_columns: int, sizes: HistogramSizes = SIZES) -> list[tuple[Any, dict[str, Any]]]:
     """The kernels in their order, each with its compile-time arguments."""
     sizes = sizes._replace(SPLITS=next_power_of_2(cdiv(num_columns, sizes.CHUNK)))
 
@@ -231,7 +231,7 @@ def launch(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p
     num_splits, list_stride = cdiv(num_columns, SIZES.CHUNK), SIZES.CAPACITY + SIZES.TILE
     shapes = (num_splits,), (2, 2, num_splits, 16), (5,), (2, num_splits), (list_stride,), ()
     buffers = [scaled.new_empty((num_rows, *shape), dtype=torch.float32) for shape in shapes]
-    rows, filters = Rows(scaled, num_columns, scaled.stride(0)), Filters(top_k, top_p, min_p)
+    rows, filters = LogitRows(scaled, num_columns, scaled.stride(0)), Filters(top_k, top_p, min_p)
     histogram = Histogram(*buffers, list_stride, num_splits)
     for kernel, constants in stages(num_columns, SIZES) if num_rows else ():
         grid = (num_rows,) if kernel in (window_kernel, threshold_kernel) else (num_splits, num_rows)

@@ -11,7 +11,7 @@ import torch
 from hypothesis import example, given, settings
 
 from photon_grpc.kernels.sampling import topk_topp
-from photon_grpc.kernels.sampling.histogram import Sizes
+from photon_grpc.kernels.sampling.histogram import HistogramSizes
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -58,7 +58,7 @@ def test_a_row_that_is_not_finite_ends() -> None:
 
 
 # So small that short rows have several chunks, windows that do not fit into the list, and searches of several steps.
-SMALL = Sizes(CHUNK=32, CAPACITY=16, TILE=8, STEP=16)
+SMALL = HistogramSizes(CHUNK=32, CAPACITY=16, TILE=8, STEP=16)
 # The width of a row's logits: flat, inside one bin, a few bins, further apart than all bins reach.
 WIDTHS = [0.0, 0.02, 1.0, 4.0, 60.0]
 
