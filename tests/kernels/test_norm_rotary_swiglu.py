@@ -18,6 +18,11 @@ def rounding(dtype: torch.dtype) -> dict[str, float]:
     return {"rtol": 2 * torch.finfo(dtype).eps, "atol": 2 * torch.finfo(dtype).eps}
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(1)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 256), (7, 2048), (5, 3, 64), (4, 2, 96)])
 def test_rms_norm_is_llamas(shape: tuple[int, ...], dtype: torch.dtype) -> None:
