@@ -52,9 +52,7 @@ class Assembled:
 
     def engine(self, inbox: Inbox, outbox: Outbox, heartbeat: Heartbeat) -> Engine:
         cache, scheduling = self.config.cache, self.config.scheduler
-        pool = BlockPool(
-            self.runner.kv, self.runner.num_blocks, _index(cache, self.runner.kv), _allocation(cache, self.runner.kv)
-        )
+        pool = BlockPool(self.runner.kv, self.runner.num_blocks, _index(cache, self.runner.kv), _allocation(cache))
         limits = SchedulerLimits(
             self.sizes.max_num_seqs, self.sizes.max_num_batched_tokens, depth=max(self.runner.depth, 1)
         )
@@ -112,6 +110,7 @@ def _load(
 ) -> Decoder:
     dtype = getattr(torch, card.dtype if config.model.dtype == "auto" else config.model.dtype)
     decoder = build(card, dtype=dtype, device=device, kernels=kernels, max_model_len=sizes.max_model_len)
+    _check_cache(config.cache, KVPlan(decoder.kv_groups, sizes.block_size))
     if config.model.load_format == "dummy":
         weights.dummy(decoder, config.model.seed)
     else:
@@ -140,15 +139,22 @@ def _kernels(config: ServeConfig, device: torch.device) -> Kernels:
         raise ConfigError(f"--kernels {kind}: {error}", field="kernels") from None
 
 
-def _allocation(cache: CacheConfig, plan: KVPlan) -> AllocationPolicy:
-    if cache.kv_layout != "contiguous":
-        return GrowOnDemand()
-    if any(group.window for group in plan.groups):
-        raise ConfigError(
-            "--kv-layout contiguous: this model has sliding windows, which free blocks amid a run; use paged",
-            field="kv_layout",
+def _check_cache(cache: CacheConfig, plan: KVPlan) -> None:
+    """Raise ConfigError, before weights are loaded, for what the model's layers forbid."""
+    if cache.kv_layout == "contiguous" and any(group.window for group in plan.groups):
+        message = "--kv-layout contiguous: this model has sliding windows, which free blocks amid a run; use paged"
+        raise ConfigError(message, field="kv_layout")
+    needed = plan.blocks(1)
+    if cache.num_blocks and cache.num_blocks < needed:
+        message = (
+            f"--num-blocks {cache.num_blocks}: one token takes {needed} blocks, one in each group of layers with "
+            "the same window; raise it"
         )
-    return ReserveContext()
+        raise ConfigError(message, field="num_blocks", needed=needed, limit=cache.num_blocks)
+
+
+def _allocation(cache: CacheConfig) -> AllocationPolicy:
+    return ReserveContext() if cache.kv_layout == "contiguous" else GrowOnDemand()
 
 
 def _index(cache: CacheConfig, plan: KVPlan) -> PrefixIndex:

@@ -110,14 +110,14 @@ class CacheConfig:
     num_blocks: int | None = flag(
         None,
         "KV blocks for requests. Unset: measured on CUDA; on a CPU what max-num-seqs × max-model-len needs, "
-        "at most 1 GiB.",
+        "at most 1 GiB. A model with sliding windows takes one for every group of its layers.",
         metavar="N",
         bounds=NumberRange(at_least=1, at_most=2**22),
     )
     kv_layout: str = flag(
         "paged",
         "paged: blocks as a sequence grows. contiguous: one run of blocks for its whole context, reserved at admission "
-        "(shares no prefixes).",
+        "(shares no prefixes, not for models with sliding windows).",
         choices=("paged", "contiguous"),
     )
     enable_prefix_caching: bool = flag(

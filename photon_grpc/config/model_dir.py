@@ -200,24 +200,34 @@ def _dimensions(config: JsonFields, family: Family) -> dict[str, Any]:
 def _windows(config: JsonFields, family: Family, num_layers: int) -> tuple[int, ...]:
     """Of each layer; 0: none. `layer_types` names the layers that slide, without it they are those from
     max_window_layers on."""
-    given = config.integer("sliding_window", 0, 2**31 - 1) if config.has("sliding_window") else 0
-    slides = config.boolean("use_sliding_window", False) and given > 0
-    if slides and not family.may_slide:
-        raise config.error("use_sliding_window", f"is true; {family.model_type} has no sliding-window attention")
-    first = config.integer("max_window_layers", 0, 2**31 - 1, 28)
+    window = _window(config, family)
     kinds = config.values.get("layer_types")
     if kinds is None:
-        return tuple(given if slides and layer >= first else 0 for layer in range(num_layers))
+        first = config.integer("max_window_layers", 0, 2**31 - 1, 28)
+        return tuple(window if layer >= first else 0 for layer in range(num_layers))
     if not isinstance(kinds, list) or any(kind not in LAYER_TYPES for kind in kinds):
-        raise config.error("layer_types", f"must be a list of {' and '.join(LAYER_TYPES)}; others are not supported")
+        problem = f"must be a list of {' and '.join(LAYER_TYPES)}; others are not supported; is {shown(kinds)}"
+        raise config.error("layer_types", problem)
     if len(kinds) != num_layers:
-        raise config.error("layer_types", f"names {len(kinds)} layers of {num_layers}")
+        raise config.error("layer_types", f"names {len(kinds)} layers of {num_layers}: name every layer once")
     sliding = [kind == "sliding_attention" for kind in kinds]
-    if any(sliding) and not slides:
-        raise config.error(
-            "layer_types", "names sliding_attention, but use_sliding_window and sliding_window give no window"
-        )
-    return tuple(given if slide else 0 for slide in sliding)
+    if any(sliding) and not window:
+        problem = "names sliding_attention, but there is no window: set use_sliding_window true and sliding_window"
+        raise config.error("layer_types", problem)
+    return tuple(window if slide else 0 for slide in sliding)
+
+
+def _window(config: JsonFields, family: Family) -> int:
+    """Of the layers that slide; 0: none does. As in transformers one that is not said is 4,096, null is none."""
+    is_null = config.values.get("sliding_window", 0) is None
+    window = 0 if is_null else config.integer("sliding_window", 0, 2**31 - 1, 4096)
+    if not config.boolean("use_sliding_window", False) or is_null:
+        return 0
+    if not family.may_slide:
+        raise config.error("use_sliding_window", f"is true; {family.model_type} has no sliding-window attention")
+    if not window:
+        raise config.error("sliding_window", "must be at least 1 where use_sliding_window is true, is 0")
+    return window
 
 
 def _head_dim(config: JsonFields, family: Family, hidden_size: int, num_heads: int) -> int:

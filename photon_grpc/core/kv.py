@@ -98,9 +98,9 @@ class KVPlan(msgspec.Struct, frozen=True, array_like=True):
 def kv_groups(layers: Sequence[LayerKV]) -> tuple[KVGroup, ...]:
     """Groups of layers with the same window, of equal size but for places left unused, those without a window first.
 
-    Where windows have unequal numbers of layers, the size is the one of these numbers that leaves the fewest places
-    unused: 4 full and 22 sliding layers become one full group and six sliding ones of 4, the last with two places
-    unused.
+    Where windows have unequal numbers of layers, the size is that of the fewest places and groups together: an unused
+    place is memory in every block, a group is a block table in every sequence. 4 full and 22 sliding layers become one
+    full group and six sliding ones of 4, the last with two places unused.
 
     Raise ModelLoadError where layers differ in what they keep per token.
     """
@@ -110,7 +110,12 @@ def kv_groups(layers: Sequence[LayerKV]) -> tuple[KVGroup, ...]:
     for number, layer in enumerate(layers):
         members.setdefault(layer.window, []).append(number)
     counts = [len(numbers) for numbers in members.values()]
-    size = min(counts, key=lambda size: (sum(-(-count // size) * size for count in counts), -size))
+
+    def cost(size: int) -> tuple[int, int]:
+        num_groups = sum(-(-count // size) for count in counts)
+        return num_groups * (size + 1), num_groups * size
+
+    size = min(range(1, max(counts) + 1), key=cost)
     return tuple(
         KVGroup(layers[0].format, tuple(numbers[first : first + size]), window)
         for window, numbers in sorted(members.items())

@@ -98,12 +98,17 @@ class DecoderBuilder:
         return Attention(
             layer,
             config.num_heads // self.mesh.tp.size,
-            LayerKV(self.page_format(), config.windows[layer]),
+            LayerKV(self.page_format(), self.window(layer)),
             qkv=self.column_linear(prefix, config.hidden_size, outputs, bias=config.qkv_bias),
             output=self.row_linear(prefix, q_size, {"o_proj": config.hidden_size}, bias=config.output_bias),
             rotary=self.rotary,
             qk_norm=self.qk_norm(prefix) if config.qk_norm else None,
         )
+
+    def window(self, layer: int) -> int:
+        """0 where the layer's window hides nothing from positions below `max_model_len`."""
+        window = self.config.windows[layer]
+        return window if window < self.max_model_len else 0
 
     def page_format(self) -> PageFormat:
         num_kv_heads, dtype = self.config.num_kv_heads // self.mesh.tp.size, str(self.dtype).removeprefix("torch.")

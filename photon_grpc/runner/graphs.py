@@ -62,7 +62,7 @@ class GraphLaunch:
         if shape is None or body is None:
             return self._eager(batch)
         replay_body, _ = body
-        replay_tail, ids = self._tail(shape.num_rows, self._step.sampler.level(batch))
+        replay_tail, ids = self._tail(shape.num_rows, self._step.sampler.level(batch), body)
         yielding = self._send(batch, shape)
         replay_body()
 
@@ -73,18 +73,21 @@ class GraphLaunch:
         return tail
 
     def warm_up(self, progress: Callable[[int, int], None]) -> None:
-        """Capture every shape, largest first, so that the smaller ones fit into the memory it took."""
+        """Capture every shape, of each kind the largest first: the smaller ones fit into the memory that it took."""
         rows = sorted({*self._buckets.rows, *self._buckets.mixed}, reverse=True)
         shapes, levels = list(self._buckets.mixed_shapes()), list(reversed(SamplingLevel))
         total = len(rows) * (1 + len(levels)) + len(shapes)
+        done = 0
         for num_rows in rows:
-            self._body(decode_shape(num_rows))
-            for level in levels:
-                self._tail(num_rows, level)
-            progress(len(self._bodies) + len(self._tails), total)
+            body = self._body(decode_shape(num_rows))
+            for level in levels if body is not None else ():
+                self._tail(num_rows, level, body)
+            done += 1 + len(levels)
+            progress(done, total)
         for shape in shapes:
             self._body(shape)
-            progress(len(self._bodies) + len(self._tails), total)
+            done += 1
+            progress(done, total)
 
     def _body(self, shape: StepShape) -> Replay | None:
         """None where the shape could not be captured: its batches run eagerly."""
@@ -102,11 +105,11 @@ class GraphLaunch:
         rows, bounds = self._rows.first(shape.num_rows), self._bounds(shape)
         return self._captured(lambda: self._step.body(rows, shape, bounds, out), shape)
 
-    def _tail(self, num_rows: int, level: SamplingLevel) -> Replay:
-        """Of the bodies of `num_rows` rows, one of which is captured."""
+    def _tail(self, num_rows: int, level: SamplingLevel, body: Replay) -> Replay:
+        """Of all bodies of `num_rows` rows: they end in the same buffer, that of `body`."""
         key = num_rows, level
         if key not in self._tails:
-            _, states = self._bodies[decode_shape(num_rows)]  # type: ignore[misc]
+            _, states = body
             function = partial(self._step.tail, self._rows.first(num_rows), states, level)
             self._tails[key] = self._captured(function, key) or uncaptured(function, num_rows, states.device)
         return self._tails[key]

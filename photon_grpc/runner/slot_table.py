@@ -67,8 +67,7 @@ class SlotTable:
         self.min_length, self.is_masked = constraints
         #: On the host, upper bounds of num_computed, to bound sizes without asking the device: drafts may be refused.
         self.max_computed = [0] * num_slots
-        #: Slots whose sampling is more than an argmax, and more than that plus noise.
-        self.drawing: set[int] = set()
+        #: Slots whose sampling is more than an argmax or noise.
         self.filtered: set[int] = set()
         #: Slots with banned ids -> the length from which they may be drawn.
         self.banned: dict[int, int] = {}
@@ -80,7 +79,7 @@ class SlotTable:
 
     @property
     def constraints(self) -> Constraints:
-        """Ids that no row of a slot may draw."""
+        """Bans and masks of every slot."""
         return Constraints(self.min_length, self.banned_ids, self.is_masked, self.masks)
 
     @contextmanager
@@ -112,16 +111,17 @@ class SlotTable:
         """The host's side of a launched step."""
         for slot, count in zip(batch.slots, batch.counts, strict=True):
             self.max_computed[slot] += count
-        # Bans take another tail: they are dropped as soon as they cannot apply any more.
-        for slot in [slot for slot, until in self.banned.items() if self.max_computed[slot] + 1 >= until]:
-            del self.banned[slot]
+        # Bans take another tail: they are dropped as soon as they cannot apply any more. Where tokens are drafted they
+        # stay: lengths are upper bounds then.
+        if self.banned and not batch.drafts:
+            for slot in [slot for slot, until in self.banned.items() if self.max_computed[slot] + 1 >= until]:
+                del self.banned[slot]
 
     def to_device(self, values: Numbers, dtype: torch.dtype) -> torch.Tensor:
         """Numbers of the host, copied without waiting for the device."""
         return to_device(values, dtype, self.device)
 
     def _forget(self, slot: int) -> None:
-        self.drawing.discard(slot)
         self.filtered.discard(slot)
         self.banned.pop(slot, None)
 
@@ -147,10 +147,8 @@ class SlotTable:
         slot, sampling = admission.slot, admission.sampling
         self._forget(slot)
         self.max_computed[slot] = admission.num_computed
-        if not sampling.is_greedy:
-            self.drawing.add(slot)
-            if sampling.is_filtered:
-                self.filtered.add(slot)
+        if not sampling.is_greedy and sampling.is_filtered:
+            self.filtered.add(slot)
         until = admission.num_prompt + admission.min_tokens
         if admission.banned_until_min and len(admission.ids) < until:
             self.banned[slot] = until

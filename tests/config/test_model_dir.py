@@ -232,7 +232,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"use_sliding_window": True, "sliding_window": 4096}, "use_sliding_window is true; llama has no sliding-window"),
     ({"layer_types": ["full_attention"] * 15 + ["linear_attention"]}, "layer_types must be a list of full_attention"),
     ({"layer_types": ["full_attention"] * 15 + ["sliding_attention"]}, "layer_types names sliding_attention, but"),
-    ({"layer_types": ["full_attention"] * 17}, "layer_types names 17 layers of 16"),
+    ({"layer_types": ["full_attention"] * 17}, "layer_types names 17 layers of 16: name every layer once"),
     (
         {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
         "rope_parameters.rope_type is 'yarn', which is not supported",
@@ -500,3 +500,20 @@ def test_a_card_crosses_processes_as_json(tmp_path: Path) -> None:
     card = read_model_dir(write(tmp_path))
     encoded = msgspec.json.encode(card, enc_hook=str)
     assert msgspec.json.decode(encoded, type=ModelConfig, dec_hook=lambda kind, value: kind(value)) == card
+
+
+@pytest.mark.parametrize("given", [{}, {"sliding_window": None}, {"sliding_window": 7}])
+def test_a_window_that_is_not_said_is_transformers(tmp_path: Path, given: dict[str, Any]) -> None:
+    config = transformers.Qwen2Config(num_hidden_layers=3, use_sliding_window=True, max_window_layers=1, **given)
+    written = config.to_dict() | {"architectures": ["Qwen2ForCausalLM"]}
+    for key in ("sliding_window", "layer_types"):
+        del written[key]
+    expected = tuple((config.sliding_window or 0) if kind == "sliding_attention" else 0 for kind in config.layer_types)
+    assert read_model_dir(write(tmp_path, written | given)).windows == expected
+
+
+def test_a_window_of_no_token_is_refused(tmp_path: Path) -> None:
+    written = transformers.Qwen2Config(num_hidden_layers=3).to_dict() | {"architectures": ["Qwen2ForCausalLM"]}
+    del written["layer_types"]
+    with pytest.raises(ModelLoadError, match="sliding_window must be at least 1"):
+        read_model_dir(write(tmp_path, written | {"use_sliding_window": True, "sliding_window": 0}))

@@ -62,3 +62,10 @@ def test_blocks_are_the_fewest_that_hold_the_tokens(num_tokens: int, block_size:
     num_blocks = plan.blocks(num_tokens)
     assert plan.tokens(num_blocks) >= num_tokens
     assert num_blocks == 0 or plan.tokens(num_blocks - 1) < num_tokens
+
+
+@pytest.mark.parametrize(("full", "sliding"), [(27, 1), (21, 7), (1, 27), (5, 1), (12, 12)])
+def test_one_odd_layer_does_not_give_every_layer_a_group(full: int, sliding: int) -> None:
+    groups = kv_groups(layers(*[0] * full, *[16] * sliding))
+    assert len(groups) <= 10
+    assert KVPlan(groups, 16).layers_per_block * len(groups) <= 1.3 * (full + sliding)

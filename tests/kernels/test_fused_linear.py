@@ -92,3 +92,10 @@ def test_rows_are_padded_to_the_smallest_bucket_that_holds_them(num_rows: int, b
 def test_a_shape_that_nothing_divides_has_no_tile() -> None:
     assert tiles.choose(tiles.Problem(2048, 2047, 8, 0)) is None
     assert tiles.choose(tiles.Problem(2040, 2048, 8, 0)) is None
+
+
+def test_a_head_is_given_no_tile_that_shares_its_sums_out() -> None:
+    for n, k in tiles.TABLE:
+        for rows in tiles.BUCKETS:
+            tile = tiles.choose(tiles.Problem(n, k, rows), may_share=False)
+            assert tile is None or tile.SPLITS == 1, (n, k, rows)

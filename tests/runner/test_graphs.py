@@ -303,3 +303,23 @@ def test_mixed_buckets_hold_every_row_and_are_no_decode_steps(max_num_seqs: int)
 
 def test_buckets_cover_what_may_come() -> None:
     assert decode_buckets(1) == (1,) and decode_buckets(9)[-1] == 12 and decode_buckets(512)[-1] == 512
+
+
+def test_a_start_survives_bodies_that_cannot_be_captured() -> None:
+    """One bucket of rows, or all of them: their batches run eagerly."""
+    for refused in ({8}, set(range(600))):
+        runner, launch, _ = replayed_runner(8)
+        capture, told = launch._capture, []
+        one_row = Admission(1, (1, 2, 3), 3, 0, ((1,),), SamplingParams(0.0))
+
+        def refuse(function, capture=capture, refused=refused):  # type: ignore[no-untyped-def]
+            replay, out = capture(function)
+            if out.dtype == torch.float32 and out.shape[0] in refused:
+                raise torch.OutOfMemoryError("no room")
+            return replay, out
+
+        launch._capture = refuse
+        with torch.inference_mode():
+            launch.warm_up(lambda done, total, told=told: told.append((done, total)))
+        assert told[-1][0] == told[-1][1]
+        assert not runner.submit(Batch(1, (1,), (3,), (1,), admissions=(one_row,))).result().faults

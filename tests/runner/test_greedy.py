@@ -126,6 +126,11 @@ def test_no_setting_changes_what_a_model_with_windows_says(cache: CacheConfig, s
     assert pool.num_owned == pool.num_limbo == 0
 
 
+def test_a_pool_that_holds_no_token_in_every_group_is_refused() -> None:
+    with pytest.raises(ConfigError, match="one token takes 3 blocks"):
+        Served(model(WINDOWED)[0], cache=CacheConfig(num_blocks=2))
+
+
 def test_a_run_of_blocks_for_a_context_that_windows_slide_over_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--kv-layout contiguous: .* use paged"):
         Served(model(WINDOWED)[0], cache=CacheConfig(kv_layout="contiguous"))

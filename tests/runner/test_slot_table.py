@@ -43,6 +43,16 @@ def test_what_resumes_above_its_minimum_is_not_banned() -> None:
 def test_a_slot_that_is_left_is_forgotten() -> None:
     table = SlotTable(2, 32, kv_plan(8), 50, torch.device("cpu"))
     launch(table, 3, admissions=(admission((1, 2, 3), min_tokens=20),))
-    assert (table.drawing, table.filtered, set(table.banned)) == ({SLOT}, {SLOT}, {SLOT})
+    assert (table.filtered, set(table.banned)) == ({SLOT}, {SLOT})
     table.apply(Batch(2, (), (), (), left=(SLOT,)))
-    assert not (table.drawing or table.filtered or table.banned)
+    assert not (table.filtered or table.banned)
+
+
+def test_a_ban_outlives_refused_drafts() -> None:
+    table = SlotTable(2, 64, kv_plan(8), 320, torch.device("cpu"))
+    admission = Admission(1, (1, 5, 9), 3, 0, ((1, 2),), SamplingParams(0.0), min_tokens=4, banned_until_min=(7,))
+    first = Batch(1, (1,), (3,), (1,), admissions=(admission,))
+    table.apply(first)
+    table.advance(first)
+    table.advance(Batch(2, (1,), (4,), (4,), drafts=3))
+    assert 1 in table.banned

@@ -181,7 +181,7 @@ def choose(
     rows, known = problem.BM, TABLE.get((problem.N, problem.K), {})
     if has_wgmma and rows in known:
         tile = known[rows]
-        if tile is None or fits(tile, problem, max_bytes):
+        if tile is None or (fits(tile, problem, max_bytes) and (may_share or tile.SPLITS == 1)):
             return tile
     if rows > MAX_DEFAULT_ROWS:
         return None
