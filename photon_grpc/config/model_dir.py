@@ -201,9 +201,9 @@ def _windows(config: JsonFields, family: Family, num_layers: int) -> tuple[int, 
     """Of each layer; 0: none. `layer_types` names the layers that slide, without it they are those from
     max_window_layers on."""
     window = _window(config, family)
+    first = config.integer("max_window_layers", 0, 2**31 - 1, 28)
     kinds = config.values.get("layer_types")
     if kinds is None:
-        first = config.integer("max_window_layers", 0, 2**31 - 1, 28)
         return tuple(window if layer >= first else 0 for layer in range(num_layers))
     if not isinstance(kinds, list) or any(kind not in LAYER_TYPES for kind in kinds):
         problem = f"must be a list of {' and '.join(LAYER_TYPES)}; others are not supported; is {shown(kinds)}"
