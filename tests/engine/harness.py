@@ -170,6 +170,7 @@ class Harness:
             or scheduler.live.num_queued
             or scheduler.live.siblings.num_seqs
             or scheduler.live.constraints.matchers
+            or scheduler._read_blocks
         )
 
     def _collect(self) -> None:

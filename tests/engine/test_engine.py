@@ -532,3 +532,21 @@ def test_rows_behind_a_failed_step_are_faults_and_their_neighbours_are_computed(
     again = h.add([1, 2, 3, 4, 5], 6)
     h.run()
     assert h.outcomes[again].ids == complete([1, 2, 3, 4, 5], 6) and h.idle()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_sequence_that_hit_blocks_of_a_failed_step_fails_though_it_was_preempted_since(depth: int) -> None:
+    # At depth 2 the second hits in step 2 what step 1 is to fill, and gives way in step 3; then step 1 fails.
+    h = Harness(Setting(num_blocks=7, block_size=2, depth=depth))
+    h.runner.fail_steps = {1: 0}
+    first = h.add(list(range(9)), 6, seed=3)
+    h.step()
+    second = h.add(list(range(6)), 5, seed=3)
+    h.run()
+    assert h.outcomes[first].failed.reason == "INTERNAL_FAILURE"
+    assert h.outcomes[second].num_preemptions == depth - 1
+    assert h.outcomes[second].failed.reason == "INTERNAL_FAILURE" and not h.outcomes[second].ids
+    again = h.add(list(range(6)), 5, seed=3)
+    h.run()
+    assert h.outcomes[again].ids == complete(range(6), 5, seed=3)
+    assert h.idle()

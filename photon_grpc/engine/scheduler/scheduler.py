@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from itertools import islice, repeat
+from itertools import chain, islice, repeat
 
 from photon_grpc.core.batch import Admission, Batch, StepOutput
 from photon_grpc.core.fault import Fault
@@ -65,6 +65,8 @@ class Scheduler:
         self._step = 0
         self._settled_step = 0
         self._flying: deque[tuple[Batch, BatchBuilder]] = deque()
+        #: Preempted while it flew -> the blocks that its flights read, until the last of them has landed.
+        self._read_blocks: dict[Sequence, frozenset[int]] = {}
 
     @property
     def num_in_flight(self) -> int:
@@ -176,6 +178,8 @@ class Scheduler:
     def _preempt(self, seq: Sequence) -> None:
         """Takes seat and blocks; the ids stay. What is in flight still yields its ids, its keys and values are void."""
         self.num_preemptions += 1
+        if seq.flights:
+            self._read_blocks[seq] = frozenset(chain.from_iterable(seq.table.groups))
         self.live.vacate(seq)
         self.live.running.remove(seq)
         seq.num_computed = 0
@@ -299,6 +303,8 @@ class Scheduler:
         self._settled_step = output.step
         if self.live.siblings.num_seqs:
             self._wake_siblings()
+        if self._read_blocks:
+            self._read_blocks = {seq: blocks for seq, blocks in self._read_blocks.items() if seq.flights}
         self.live.settled(batch.step)
         if ended:
             self.live.sweep()
@@ -347,6 +353,9 @@ class Scheduler:
         void |= self.pool.forget(void)
         for other in self.live.running:
             if other.status is Status.RUNNING and not all(map(void.isdisjoint, other.table.groups)):
+                self.live.fail(other, fault, report)
+        for other, blocks in self._read_blocks.items():
+            if other.status is Status.PARKED and not void.isdisjoint(blocks):
                 self.live.fail(other, fault, report)
 
     def _wake_siblings(self) -> None:
