@@ -232,7 +232,9 @@ class Engine:
 
     def _refuse_waiting(self, overdue: list[Sequence], report: StepFrameBuilder) -> None:
         for seq in overdue:
-            if (seq.leader or seq).first_scheduled_s is None and seq.status is not Status.FINISHED:
+            # A sibling waits for its leader's prompt: with its leader in a seat, it is served.
+            is_served = any(each and each.first_scheduled_s is not None for each in (seq, seq.leader))
+            if not is_served and seq.status is not Status.FINISHED:
                 retry_after_s = self._stats.load(self.scheduler).retry_after_s
                 message = "the request waited longer than max_queue_duration"
                 self._fail(seq, QueueTimeout(message, retry_after_s=retry_after_s), report)

@@ -430,6 +430,20 @@ def test_a_request_has_left_the_queue_when_its_first_output_runs() -> None:
         assert h.outcomes[handle + index].ids == complete(range(20), 3, index=index)
 
 
+@DEPTHS
+def test_an_output_that_runs_is_not_overdue_though_the_first_output_left_before_it_ran(depth: int) -> None:
+    h = Harness(Setting(depth=depth))
+    now = time.monotonic()
+    handle = h.add([1, 2, 3], 40, num_outputs=2, queue_deadline_s=now + 0.02)
+    h.abort(handle)
+    for _ in range(4):
+        h.step()
+    assert h.outcomes[handle + 1].ids
+    time.sleep(0.03)
+    h.run()
+    assert h.outcomes[handle + 1].ids == complete([1, 2, 3], 40, index=1)
+
+
 def test_timers_of_those_who_left_before_any_token_are_dropped() -> None:
     h = Harness(Setting(max_num_batched_tokens=4))
     for _ in range(200):
