@@ -80,7 +80,7 @@ class ConstrainedOutputs:
             if event is not None:
                 return event
             matchers = {seq: self._grammars.matcher(request) for seq in seqs}
-        except Exception as error:
+        except BaseException as error:
             raise _fit_for_caller(error) from error
         self.matchers.update((seq, matcher) for seq, matcher in matchers.items() if matcher is not None)
         return None
@@ -96,7 +96,7 @@ class ConstrainedOutputs:
             if not matcher.accept(token_id):
                 raise ValueError(f"id {token_id} was drawn though the constraint does not allow it")
             return matcher.is_complete
-        except Exception as error:
+        except BaseException as error:
             raise _fit_for_caller(error) from error
 
     def masks(
@@ -120,7 +120,7 @@ class ConstrainedOutputs:
                 continue
             try:
                 self._fill(seq, drafts[at * k : at * k + batch.yields[row] - 1], mine)
-            except Exception as error:
+            except BaseException as error:
                 failures[seq] = _fit_for_caller(error)
                 mine[:] = b"\xff" * stride
         return masks, failures
@@ -141,7 +141,11 @@ class ConstrainedOutputs:
             matcher.roll_back(num_walked)
 
 
-def _fit_for_caller(error: Exception) -> RequestError:
+def _fit_for_caller(error: BaseException) -> RequestError:
+    """Raises what is meant for the process. All else ends one request: a panic in a matcher written in Rust comes as a
+    BaseException that is no Exception."""
+    if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+        raise error
     if isinstance(error, RequestError):
         return error
     _LOG.error("a constraint failed", exc_info=error)

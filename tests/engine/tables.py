@@ -42,6 +42,10 @@ class Table:
         return END not in ids and self.allowed(ids) == {END}
 
 
+class Panic(BaseException):
+    """As what a Rust library raises where it has a defect: no Exception."""
+
+
 class TableMatcher:
     """A walk over a table.
 
@@ -59,7 +63,7 @@ class TableMatcher:
         if self._num_calls is not None:
             self._num_calls -= 1
             if self._num_calls < 0:
-                raise ArithmeticError("the matcher is broken")
+                raise Panic("the matcher is broken")
 
     def fill(self, mask: memoryview) -> None:
         self._call()
@@ -91,7 +95,7 @@ class TableGrammars:
     #: Not compiled yet.
     compiling: dict[str, Event] = field(default_factory=dict)
     #: What compiling ends with instead of a table.
-    broken: dict[str, Exception] = field(default_factory=dict)
+    broken: dict[str, BaseException] = field(default_factory=dict)
     #: Calls after which matchers break.
     num_calls: dict[str, int] = field(default_factory=dict)
 

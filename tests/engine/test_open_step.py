@@ -12,7 +12,7 @@ from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import InvalidConstraint
 from tests.engine.fakes import complete
 from tests.engine.harness import Harness, Setting
-from tests.engine.tables import END, Table
+from tests.engine.tables import END, Panic, Table
 
 pytestmark = pytest.mark.usefixtures("windows")
 
@@ -233,18 +233,28 @@ def test_parked_requests_count_as_queued_and_their_time_runs() -> None:
     assert not any(h.outcomes[handle].ids for handle in (late, overdue)) and h.idle()
 
 
-def test_a_grammar_that_turns_out_broken_fails_what_was_parked() -> None:
+@pytest.mark.parametrize("error", [ValueError("insides"), Panic("insides")])
+def test_a_grammar_that_turns_out_broken_fails_what_was_parked(error: BaseException) -> None:
     h = Harness()
     event = h.grammars.compiling["r0"] = Event()
     handle = h.add([1], 3, table=PAIRS)
     h.run()
     h.grammars.compiling.clear()
-    h.grammars.broken["r0"] = ValueError("insides")
+    h.grammars.broken["r0"] = error
     h.post.wake(event)
     h.abort(handle)
     h.run()
     assert h.outcomes[handle].failed.reason == "INTERNAL_FAILURE" and "insides" not in h.outcomes[handle].failed.message
     assert h.idle()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_what_is_meant_for_the_process_is_not_taken_for_a_broken_constraint(error: type[BaseException]) -> None:
+    h = Harness()
+    h.grammars.broken["r0"] = error()
+    h.add([1], 3)
+    with pytest.raises(error):
+        h.run()
 
 
 @DEPTHS
