@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from itertools import cycle
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from photon_grpc.core.frames import Control
@@ -44,6 +44,7 @@ asks = st.lists(
     st.dictionaries(st.integers(1, 25), st.integers(0, 6), max_size=3),
     st.dictionaries(st.integers(1, 25), st.integers(0, 3), max_size=3),
 )
+@example(Setting(block_size=2, max_num_batched_tokens=1), [([0, 0, 0], 1, 1, 0, "")], {3: 0}, {1: 0})
 @settings(max_examples=300)
 def test_faults_resets_and_departures_change_nobody_elses_output(setting, asked, bad_steps, bad_rows) -> None:  # type: ignore[no-untyped-def]
     h = Harness(setting)
@@ -67,8 +68,9 @@ def test_faults_resets_and_departures_change_nobody_elses_output(setting, asked,
             outcome = h.outcomes[handle + index]
             assert outcome.ids == (expected if outcome.finished else expected[: len(outcome.ids)])
     h.runner.fail_steps, h.runner.nan_rows = {}, {}
-    if bad_rows and any(event == "leave" for *_, event in asked):
-        # NaN in a chunk of a prompt is seen by the first that draws from it. Who left before leaves that to the next.
+    if bad_rows and (bad_steps or any(event == "leave" for *_, event in asked)):
+        # NaN in a chunk of a prompt is seen by the first that draws from it. Who left before, or failed with a step,
+        # leaves that to the next.
         healing = [h.add(prompt, 1, seed=3) for prompt, *_ in asked]
         h.run()
         failures = [h.outcomes[handle].failed for handle in healing]
