@@ -84,12 +84,12 @@ class _Slot:
 
 @dataclass
 class _Seat:
-    """What the scheduler may believe of a seat: tokens launched if every draft is refused, and if every one is kept."""
+    """What the scheduler may believe of a seat."""
 
     #: Per KVGroup.
     blocks: list[list[int]]
+    #: Tokens launched if every draft is refused.
     least: int
-    most: int
 
 
 class Landed:
@@ -163,7 +163,7 @@ class FakeRunner:
         #: What the scheduler believes of every slot, whether it was applied or not.
         self.seats: dict[int, _Seat] = {}
         self.batches: deque[Batch] = deque(maxlen=2000)
-        #: Unread step -> its slots, and the blocks it writes.
+        #: Unread step -> its slots, and the blocks it reads or writes.
         self.unread: dict[int, tuple[set[int], set[int]]] = {}
         #: Step to fail as a whole -> how many of its changes are applied before it does.
         self.fail_steps: dict[int, int] = {}
@@ -197,7 +197,6 @@ class FakeRunner:
                 length = next(lengths)
                 assert length <= yields
                 seat.least += length - 1
-                seat.most -= yields - length
 
     def close(self) -> None:
         pass
@@ -214,7 +213,7 @@ class FakeRunner:
             num_computed = admission.num_computed
             for group in admission.blocks:
                 self._check_unused(group[self.kv.columns(num_computed) :])
-            self.seats[admission.slot] = _Seat(list(map(list, admission.blocks)), num_computed, num_computed)
+            self.seats[admission.slot] = _Seat(list(map(list, admission.blocks)), num_computed)
         for growth in batch.grown:
             blocks = self.seats[growth.slot].blocks[growth.group]
             assert len(blocks) == growth.offset
@@ -223,19 +222,19 @@ class FakeRunner:
         self._check_unused([destination for _, destination in batch.copies])
 
     def _check_unused(self, blocks: Sequence[int]) -> None:
-        for _, written in self.unread.values():
-            assert written.isdisjoint(blocks), "a block that a step in flight writes was given to another sequence"
+        for _, touched in self.unread.values():
+            assert touched.isdisjoint(blocks), "a block that a step in flight touches was given to another sequence"
 
     def _launched(self, batch: Batch, seats: list[_Seat]) -> set[int]:
-        """The blocks that the scheduler has the rows write, whatever becomes of drafts."""
-        written: set[int] = set()
+        """The blocks that the rows read or write, whatever becomes of drafts: of each group's table, from where the
+        window of the first token computed begins."""
+        touched: set[int] = set()
         for seat, count, yields in zip(seats, batch.counts, batch.yields, strict=True):
             assert yields <= 1 + batch.drafts
-            columns = self.pages.columns(seat.least, seat.most + count - 1)
-            written.update(block for group in seat.blocks for block in group[columns])
+            for group, blocks in zip(self.kv.groups, seat.blocks, strict=True):
+                touched.update(blocks[self.kv.behind(group.window, seat.least) :])
             seat.least += count - max(yields - 1, 0)
-            seat.most += count
-        return written
+        return touched - {0}
 
     def _compute(self, batch: Batch) -> Pending:
         changes = self._changes(batch)
