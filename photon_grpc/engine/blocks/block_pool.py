@@ -262,7 +262,8 @@ class BlockPool:
         try:
             groups = [[*group, *self._take(own)] for group in shared]
         except IndexError:
-            # No run is long enough; where runs are wanted nothing is shared, so nothing was taken.
+            # No run is long enough. Runs share nothing and are for a plan of one group (one with windows is refused at
+            # startup): nothing was taken.
             return False
         seq.table = self._fresh_table(seq, root, groups)
         return True
