@@ -21,7 +21,6 @@ class AdmissionControl:
         self._facts = facts
         self._by_handle: dict[tuple[int, int], Sequence] = {}
         self._by_id: dict[tuple[str, str], list[Sequence]] = {}
-        self._arrivals = 0
 
     def __len__(self) -> int:
         return len(self._by_handle)
@@ -47,11 +46,10 @@ class AdmissionControl:
     def admit(self, frontend: int, add: Add) -> list[Sequence]:
         """The sequences of a request, one per output, known by handle and by id."""
         request = add.request
-        rank = self._scheduler.policy.rank(request)
+        rank, arrivals = self._scheduler.policy.rank(request), self._scheduler.live.arrivals
         seqs = []
         for index in range(request.num_outputs):
-            self._arrivals += 1
-            seq = Sequence(request, add.handle + index, index, frontend, (rank, self._arrivals))
+            seq = Sequence(request, add.handle + index, index, frontend, (rank, next(arrivals)))
             self._by_handle[frontend, seq.handle] = seq
             seqs.append(seq)
         self._by_id[request.owner, request.request_id] = list(seqs)

@@ -214,6 +214,25 @@ def test_a_request_whose_grammar_is_compiled_is_parked_until_the_event(depth: in
     assert not h.outcomes[slow].ids and not h.outcomes[gone].ids and h.idle()
 
 
+@DEPTHS
+def test_a_request_whose_grammar_comes_amid_a_static_batch_joins_the_next(depth: int) -> None:
+    h = Harness(Setting(policy="static", depth=depth))
+    event = h.grammars.compiling["slow"] = Event()
+    slow = h.add([1], 6, num_outputs=2, seed=1, table=PAIRS, request_id="slow")
+    batch = h.add([2], 12)
+    h.step()
+    h.grammars.compiling.clear()
+    h.post.wake(event)
+    while h.outcomes[batch].finished is None:
+        assert not h.outcomes[slow].ids
+        h.step()
+    h.run()
+    assert h.outcomes[batch].ids == complete([2], 12)
+    for index in range(2):
+        assert h.outcomes[slow + index].ids == complete([1], 6, seed=1, index=index, table=PAIRS)
+    assert h.idle()
+
+
 def test_parked_requests_count_as_queued_and_their_time_runs() -> None:
     h = Harness(Setting(max_queue_size=2))
     event = Event()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from itertools import groupby
+from itertools import count, groupby
 
 from photon_grpc.core.fault import Fault
 from photon_grpc.core.ports import Event
@@ -37,6 +37,8 @@ class LiveSequences:
         self.left: list[int] = []
         #: Rank of the first running sequence that the budget did not reach: it is served first next time.
         self.resume_at: Rank | None = None
+        #: Numbers for the ranks of those that come.
+        self.arrivals = count(1)
         #: Of the sequence that came last.
         self.newest: Rank = (0.0, 0)
         self._pool = pool
@@ -55,7 +57,7 @@ class LiveSequences:
         """Takes the sequences of one request; the first computes the prompt that the others share. A request whose
         constraint is not compiled yet is parked until it is; one whose constraint cannot be met fails."""
         leader, *siblings = seqs
-        self.newest = max(self.newest, seqs[-1].rank, key=_arrival)
+        self.newest = seqs[-1].rank
         try:
             event = self.constraints.begin(seqs)
         except RequestError as error:
@@ -71,9 +73,13 @@ class LiveSequences:
             seq.leader = leader
 
     def happened(self, event: Event, report: StepFrameBuilder) -> None:
-        """Takes again what was parked until `event`."""
-        for _, seqs in groupby(self._awaiting.release(event), lambda seq: id(seq.request)):
-            self.add(list(seqs), report)
+        """Takes again what was parked until `event`, last in the order of arrival: no static batch that is under way
+        takes it in."""
+        for _, group in groupby(self._awaiting.release(event), lambda seq: id(seq.request)):
+            seqs = list(group)
+            for seq in seqs:
+                seq.rank = (seq.rank[0], next(self.arrivals))
+            self.add(seqs, report)
 
     def wait(self, seq: Sequence) -> None:
         seq.status = Status.WAITING
@@ -209,7 +215,3 @@ def end_reason(seq: Sequence) -> FinishReason:
 
 def _rank(seq: Sequence) -> Rank:
     return seq.rank
-
-
-def _arrival(rank: Rank) -> int:
-    return rank[1]
