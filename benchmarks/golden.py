@@ -1,6 +1,7 @@
 """Records what every kind of step computes, as digests, so that two trees can be compared bit for bit on one device.
 
-    PYTHONPATH=TREE python TREE/benchmarks/golden.py --shape 1b 8b qwen3 --out before.json
+    PYTHONPATH=OTHER_TREE python -P benchmarks/golden.py --out before.json
+    PYTHONPATH=. python -P benchmarks/golden.py --out after.json
     python -m benchmarks.golden --compare before.json after.json
 
 Random weights, random pages. For every bucket of rows and of tokens, each sampling level, as graphs and eagerly: the

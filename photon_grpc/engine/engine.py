@@ -7,7 +7,7 @@ import time
 from collections import deque
 from typing import NamedTuple
 
-from photon_grpc.core.batch import Batch, StepOutput
+from photon_grpc.core.batch import StepOutput
 from photon_grpc.core.fault import Fault
 from photon_grpc.core.frames import Abort, Add, Control, Down, Facts, Failed, Reply
 from photon_grpc.core.ports import Event, Heartbeat, Inbox, Outbox, Pending, Runner
@@ -31,7 +31,6 @@ _LOAD_INTERVAL_S = 0.1
 
 
 class Launched(NamedTuple):
-    batch: Batch
     pending: Pending
     num_tokens: int
 
@@ -103,7 +102,7 @@ class Engine:
         num_tokens = 0 if batch is None else sum(batch.counts)
         self._beat(num_tokens)
         if batch is not None:
-            self._launched.append(Launched(batch, self._runner.submit(batch), num_tokens))
+            self._launched.append(Launched(self._runner.submit(batch), num_tokens))
         self._stalled = not self._launched
         while len(self._launched) > max(self._runner.depth, 1):
             self._settle_oldest(report)
