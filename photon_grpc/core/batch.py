@@ -6,6 +6,7 @@ import msgspec
 
 from photon_grpc.core.fault import Fault
 from photon_grpc.core.request import SamplingParams
+from photon_grpc.core.scores import NO_SCORES, ScoreParams
 from photon_grpc.errors import InvalidConstraint, NumericFailure
 
 #: A runner's answer in place of an id: the logits hold NaN or +infinity; every logit is -infinity, after bans and
@@ -30,6 +31,8 @@ class Admission(msgspec.Struct, frozen=True, array_like=True):
     #: Ids that cannot be drawn while fewer than `min_tokens` are generated.
     min_tokens: int = 0
     banned_until_min: tuple[int, ...] = ()
+    #: Its `prompt_logprobs` only says how to score a row of `Batch.scored`.
+    scores: ScoreParams = NO_SCORES
 
 
 class Growth(msgspec.Struct, frozen=True, array_like=True):
@@ -65,6 +68,9 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     drafts: int = 0
     #: Rows (not slots) that yield and whose draw waits for a mask, ascending.
     masked: tuple[int, ...] = ()
+    #: (row, first) of rows that score prompt tokens, ascending: of a row that computes the positions [a, a + n) those
+    #: at first ... min(a + n, num_prompt - 1), where first > a. The logits of position p score the id at p + 1.
+    scored: tuple[tuple[int, int], ...] = ()
 
 
 #: What NAN_LOGITS and NOTHING_TO_DRAW are as faults. One in place of a row's first id is the row's fault; behind kept
@@ -89,3 +95,7 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     duration_s: float = 0.0
     #: Ids of each yielding row, in Batch order, at most its `yields`; () is one each.
     lengths: tuple[int, ...] = ()
+    #: Row -> the RECORDs of its kept ids, `ScoreParams.records` each, of rows without a fault that ask for them.
+    scores: dict[int, bytes] = {}
+    #: Row -> the RECORDs of the prompt positions it scored, of rows of `Batch.scored` without a fault.
+    prompt_scores: dict[int, bytes] = {}

@@ -6,6 +6,8 @@ from enum import IntEnum
 
 import msgspec
 
+from photon_grpc.core.scores import NO_SCORES, ScoreParams
+
 
 class FinishReason(IntEnum):
     """Why an output ended. The numbers are those of the wire (a test holds them equal)."""
@@ -87,6 +89,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     replaces: bool = False
     #: The caller set no seed; each attempt draws its own.
     is_seed_drawn: bool = False
+    scores: ScoreParams = NO_SCORES
 
     def is_attempt_of(self, other: Request) -> bool:
         """Whether both may come from one call: equal in all that the caller says to the engine.

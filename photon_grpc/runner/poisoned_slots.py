@@ -48,6 +48,7 @@ class PoisonedSlots:
             yields=tuple(batch.yields[row] for row in rows),
             grown=tuple(growth for growth in batch.grown if growth.slot not in self._slots),
             masked=tuple(place[row] for row in batch.masked if row in place),
+            scored=tuple((place[row], first) for row, first in batch.scored if row in place),
         )
 
 
@@ -91,7 +92,14 @@ class SoundRows:
         rows = [row for row, slot in enumerate(slots) if slot in self._slots]
         faults = {row: STANDS_ON_FAILED for row, slot in enumerate(slots) if slot not in self._slots}
         faults |= {rows[row]: fault for row, fault in output.faults.items()}
-        return StepOutput(output.step, tuple(ids), faults, output.duration_s, tuple(lengths) if output.lengths else ())
+        return msgspec.structs.replace(
+            output,
+            ids=tuple(ids),
+            faults=faults,
+            lengths=tuple(lengths) if output.lengths else (),
+            scores={rows[row]: records for row, records in output.scores.items()},
+            prompt_scores={rows[row]: records for row, records in output.prompt_scores.items()},
+        )
 
     def _masked_rows(self) -> list[bool]:
         """For each masked row of the whole batch, whether it is sound."""

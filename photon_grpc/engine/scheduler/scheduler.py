@@ -242,6 +242,7 @@ class Scheduler:
                 output_index=seq.index,
                 min_tokens=stop.min_tokens,
                 banned_until_min=stop.eos_token_ids + stop.stop_token_ids if stop.min_tokens else (),
+                scores=seq.request.scores,
             )
         )
         plan.copies.extend(copies)
