@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 
 from photon_grpc import demo
-from photon_grpc.compose.sizes import Sizes, decide_sizes
-from photon_grpc.compose.warm_start import OnStage, WarmStart
+from photon_grpc.compose.threads import available_cores
 from photon_grpc.config.flags import CacheConfig, ServeConfig
 from photon_grpc.config.model_dir import ModelConfig, read_model_dir
+from photon_grpc.config.sizes import Sizes, decide_sizes
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.ports import Heartbeat, Inbox, Outbox, Runner
@@ -33,6 +33,7 @@ from photon_grpc.models import build, weights
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.models.fused import fuse, is_fused
 from photon_grpc.runner.model_runner import ModelRunner
+from photon_grpc.runner.start import OnStage, RunnerStart
 from photon_grpc.runner.warm_up import warm_up
 
 _LOG = logging.getLogger(__name__)
@@ -77,10 +78,10 @@ def assemble(config: ServeConfig, progress: OnStage) -> Assembled:
     _tell_unmet_defaults(card)
     device = pick_device(config.device.device)
     kernels = _kernels(config, device)
-    sizes = decide_sizes(card, device, config)
+    sizes = decide_sizes(card, config, on_cuda=device.type == "cuda")
     decoder = _load(card, config, device, kernels, sizes, progress)
     progress("warm-up", 0, 1)
-    runner = _runner(WarmStart(config, kernels, sizes, progress), decoder)
+    runner = _runner(RunnerStart(config, kernels, sizes, progress, available_cores()), decoder)
     token_s = warm_up(runner)
     progress("warm-up", 1, 1)
     facts = _facts(card, decoder, runner, config, kernels, sizes)
@@ -119,7 +120,7 @@ def _load(
     return decoder if kernels is TORCH else fuse(decoder) or decoder
 
 
-def _runner(start: WarmStart, decoder: Decoder) -> ModelRunner:
+def _runner(start: RunnerStart, decoder: Decoder) -> ModelRunner:
     """Weights that are damaged, or too large for the dtype, are not to be met by the first request."""
     try:
         return start.runner(decoder)

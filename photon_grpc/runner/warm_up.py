@@ -1,5 +1,5 @@
-"""Steps before the first request, for what a first call of everything costs; and what a dry run of them needs less
-of."""
+"""Steps before the first request, for what a first call of everything costs, in time and memory; and what a dry run of
+them needs less of."""
 
 from __future__ import annotations
 
@@ -8,38 +8,62 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
+from msgspec import structs
 
+from photon_grpc.config.sizes import Sizes
 from photon_grpc.core.batch import Admission, Batch
+from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.errors import ConfigError, NumericFailure
+from photon_grpc.kernels import Kernels
 from photon_grpc.models.decoder import Decoder, DecoderLayer
 from photon_grpc.runner.buckets import DECODE_BUCKETS, LONG_BUCKETS
+from photon_grpc.runner.build import eager_runner
 from photon_grpc.runner.graphs import Replay
+from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
+
+_GREEDY, _FILTERED = SamplingParams(0.0), SamplingParams(1.0, top_p=0.9)
 
 
 def warm_up(runner: ModelRunner) -> float:
-    """One real token, and what the first call of everything costs; the seconds it took. Raise as `compute`."""
-    admission = _row(runner, 1, 1, 0)
-    return compute(runner, Batch(0, (1,), (1,), (1,), admissions=(admission,)))
+    """One real token for each sampling level, the plain one last; the seconds that took. Raise as `compute`."""
+    plain = _row(runner.kv, 1, 1)
+    shaped = structs.replace(plain, min_tokens=1, banned_until_min=(0,))
+    filtered = structs.replace(plain, sampling=_FILTERED)
+    *_, seconds = [
+        compute(runner, Batch(0, (1,), (1,), (1,), admissions=(admission,))) for admission in (shaped, filtered, plain)
+    ]
+    return seconds
 
 
-def warm_up_mixed(runner: ModelRunner, *, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> None:
+def warm_up_mixed(runner: ModelRunner, sizes: Sizes) -> None:
     """Prompts longer than any graph beside few and many decode rows: such steps run eagerly, and the kernels of their
     rows differ with how many there are. The first long prompt is not to wait until they are compiled or loaded. Raise
     as `compute`.
     """
     num_tokens = LONG_BUCKETS[-1] + 1
-    length = min(max_model_len - 1, num_tokens)
+    length = min(sizes.max_model_len - 1, num_tokens)
     num_prompts = -(-num_tokens // length)
-    prompts = [_row(runner, slot, length, 0) for slot in range(1, num_prompts + 1)]
+    prompts = [_row(runner.kv, slot, length) for slot in range(1, num_prompts + 1)]
     for num_rows in (0, *DECODE_BUCKETS):
         num_slots = num_prompts + num_rows
-        if num_slots > max_num_seqs or num_prompts * length + num_rows > max_num_batched_tokens:
+        if num_slots > sizes.max_num_seqs or num_prompts * length + num_rows > sizes.max_num_batched_tokens:
             break
-        decoding = [_row(runner, slot, length, length - 1) for slot in range(num_prompts + 1, num_slots + 1)]
+        decoding = [_row(runner.kv, slot, length, length - 1) for slot in range(num_prompts + 1, num_slots + 1)]
         slots, counts = tuple(range(1, num_slots + 1)), (length,) * num_prompts + (1,) * num_rows
         compute(runner, Batch(0, slots, counts, (1,) * num_slots, admissions=(*prompts, *decoding)))
+
+
+def largest_step(decoder: Decoder, kernels: Kernels, plan: KVPlan, sizes: Sizes) -> None:
+    """One step of as many tokens over as many rows as there may be, on a cache of one block. Raise as `compute`."""
+    num_tokens = sizes.max_num_batched_tokens
+    length = min(decoder.max_model_len - 1, max(1, num_tokens // max(1, min(sizes.max_num_seqs, num_tokens))))
+    num_rows = max(1, min(sizes.max_num_seqs, num_tokens // length))
+    runner = eager_runner(decoder, KVCache(plan, 1, decoder.device), kernels, max_num_seqs=num_rows)
+    slots = tuple(range(1, num_rows + 1))
+    admissions = tuple(_row(plan, slot, length, sampling=_FILTERED) for slot in slots)
+    compute(runner, Batch(0, slots, (length,) * num_rows, (1,) * num_rows, admissions=admissions))
 
 
 def compute(runner: ModelRunner, batch: Batch) -> float:
@@ -58,10 +82,10 @@ def compute(runner: ModelRunner, batch: Batch) -> float:
     return output.duration_s
 
 
-def _row(runner: ModelRunner, slot: int, length: int, num_computed: int) -> Admission:
+def _row(plan: KVPlan, slot: int, length: int, num_computed: int = 0, sampling: SamplingParams = _GREEDY) -> Admission:
     """Everything in block 1, which no request has yet."""
-    blocks = ((1,) * runner.kv.columns(length),) * len(runner.kv.groups)
-    return Admission(slot, (0,) * length, length, num_computed, blocks, SamplingParams(0.0))
+    blocks = ((1,) * plan.columns(length),) * len(plan.groups)
+    return Admission(slot, (0,) * length, length, num_computed, blocks, sampling)
 
 
 def call_once(function: Callable[[], torch.Tensor]) -> Replay:

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from photon_grpc import LLM
-from photon_grpc.compose import warm_start
 from photon_grpc.core.batch import Batch
 from photon_grpc.errors import Closed, EngineFailure, ModelLoadError
 from photon_grpc.models.decoder import Decoder
+from photon_grpc.runner import start
 from photon_grpc.runner.build import graph_runner
 from photon_grpc.runner.graphs import GraphLaunch
 from photon_grpc.runner.kv_cache import KVCache
@@ -299,7 +299,7 @@ def test_nothing_of_the_model_outlives_its_program(
 
     kinds = (Decoder, KVCache, SlotTable, GraphLaunch, Step, ModelRunner)
     before = living(*kinds)
-    monkeypatch.setattr(warm_start, "eager_runner", replaying)
+    monkeypatch.setattr(start, "eager_runner", replaying)
     llm = LLM(model, load_format="dummy", device="cpu", num_blocks=64, max_num_seqs=2, max_num_batched_tokens=64)
     llm.generate(["a", "b"], max_tokens=4)
     unread = llm.stream("a", **LONG) if end == "close" else None

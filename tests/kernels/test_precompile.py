@@ -15,10 +15,14 @@ import pytest
 import torch
 
 from photon_grpc.kernels import precompile
-from photon_grpc.kernels.forks import run_in_forks
 from photon_grpc.kernels.gluon import gl, gluon_jit
 from photon_grpc.kernels.jit import BEFORE_COMPILATION, DRY_RUN, Launchable, jit, once, tl
-from photon_grpc.kernels.precompile import at_first_compilation, launches_collected, precompile_on_demand
+from photon_grpc.kernels.precompile import (
+    at_first_compilation,
+    launches_collected,
+    precompile_on_demand,
+    run_in_forks,
+)
 
 triton = pytest.importorskip("triton")
 needs_compiler = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")

@@ -4,22 +4,73 @@ from __future__ import annotations
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from photon_grpc.config.flags import SchedulerConfig
+from photon_grpc.config.flags import DeviceConfig, SchedulerConfig, ServeConfig
 from photon_grpc.config.model_dir import read_model_dir
+from photon_grpc.config.sizes import Sizes
+from photon_grpc.core.batch import Batch
 from photon_grpc.core.kv import KVPlan
 from photon_grpc.errors import ConfigError
-from photon_grpc.kernels import select
+from photon_grpc.kernels import TORCH, TRITON, Kernels, select
 from photon_grpc.models import build, load
+from photon_grpc.runner import start
 from photon_grpc.runner.buckets import LONG_BUCKETS
-from photon_grpc.runner.capacity import largest_step
-from photon_grpc.runner.warm_up import warm_up, warm_up_mixed
+from photon_grpc.runner.sampler import SamplingLevel
+from photon_grpc.runner.start import RunnerStart
+from photon_grpc.runner.warm_up import largest_step, warm_up, warm_up_mixed
 from tests.runner.models import greedy, model
 from tests.runner.served import Served
 from tests.runner.test_greedy import prompts
+
+
+def sizes(max_num_seqs: int, max_num_batched_tokens: int) -> Sizes:
+    return Sizes(256, 16, max_num_seqs, max_num_batched_tokens, 0)
+
+
+def test_a_token_is_drawn_at_every_level_before_the_first_request() -> None:
+    directory, reference = model("llama")
+    served = Served(directory)
+    runner, met = served.assembled.runner, []
+    sampler = runner._launch_body._step.sampler  # type: ignore[attr-defined]
+    level = sampler.level
+
+    def seen(batch: Batch) -> SamplingLevel:
+        met.append(level(batch))
+        return met[-1]
+
+    sampler.level = seen
+    assert warm_up(runner) > 0.0  # type: ignore[arg-type]
+    assert met == list(reversed(SamplingLevel))
+    asked = prompts(1)
+    assert served.complete(asked, 12) == [greedy(reference, prompt, 12) for prompt in asked]
+    assert not (runner._table.filtered or runner._table.banned)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("device", "kernels", "enforce_eager", "is_captured"),
+    [
+        ("cuda", TRITON, False, True),
+        ("cuda", TRITON, True, False),
+        ("cuda", TORCH, False, False),
+        ("cpu", TRITON, False, False),
+    ],
+)
+def test_graphs_are_captured_where_nothing_forbids_it(
+    monkeypatch: pytest.MonkeyPatch, device: str, kernels: Kernels, enforce_eager: bool, is_captured: bool
+) -> None:
+    """Under --kernels torch a step asks the device for lengths, which a capture forbids: not one shape is tried."""
+    made = []
+    for name in ("eager_runner", "graph_runner"):
+        monkeypatch.setattr(start, name, lambda *args, name=name, **options: made.append(name))
+    monkeypatch.setattr(RunnerStart, "_kv_cache", lambda *args: None)
+    config = ServeConfig(device=DeviceConfig(enforce_eager=enforce_eager))
+    decoder = SimpleNamespace(device=torch.device(device))
+    RunnerStart(config, kernels, sizes(8, 64), lambda *now: None, 1)._runner(decoder, 1, None)  # type: ignore[arg-type]
+    assert made == ["graph_runner" if is_captured else "eager_runner"]
 
 
 def test_steps_longer_than_any_graph_are_met_before_the_first_request() -> None:
@@ -29,7 +80,7 @@ def test_steps_longer_than_any_graph_are_met_before_the_first_request() -> None:
     batches = []
     submit = runner.submit
     runner.submit = lambda batch: batches.append(batch) or submit(batch)  # type: ignore[method-assign]
-    warm_up_mixed(runner, max_num_seqs=24, max_num_batched_tokens=4096, max_model_len=256)
+    warm_up_mixed(runner, sizes(24, 4096))
     assert all(sum(batch.counts) > LONG_BUCKETS[-1] for batch in batches)
     assert [batch.counts.count(1) for batch in batches] == [0, 1, 2, 3, 4, 6, 8, 12]
     asked = prompts(5)
@@ -39,8 +90,8 @@ def test_steps_longer_than_any_graph_are_met_before_the_first_request() -> None:
 def test_where_no_step_is_longer_nothing_is_computed() -> None:
     served = Served(model("llama")[0])
     served.assembled.runner.submit = None  # type: ignore[method-assign, assignment]
-    warm_up_mixed(served.assembled.runner, max_num_seqs=24, max_num_batched_tokens=2048, max_model_len=256)
-    warm_up_mixed(served.assembled.runner, max_num_seqs=4, max_num_batched_tokens=8192, max_model_len=256)
+    warm_up_mixed(served.assembled.runner, sizes(24, 2048))
+    warm_up_mixed(served.assembled.runner, sizes(4, 8192))
 
 
 def test_a_step_that_cannot_be_computed_ends_the_start() -> None:
@@ -53,7 +104,7 @@ def test_a_step_that_cannot_be_computed_ends_the_start() -> None:
     with pytest.raises(ConfigError, match="1 sequences and 1 tokens"):
         warm_up(runner)
     with pytest.raises(ConfigError, match="--max-num-batched-tokens"):
-        warm_up_mixed(runner, max_num_seqs=24, max_num_batched_tokens=4096, max_model_len=256)
+        warm_up_mixed(runner, sizes(24, 4096))
 
 
 def test_a_largest_step_that_cannot_be_computed_is_told_with_its_flag(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +114,7 @@ def test_a_largest_step_that_cannot_be_computed_is_told_with_its_flag(monkeypatc
     load(decoder, card)
     monkeypatch.setattr(decoder, "forward", lambda *args: 1 / 0)
     with pytest.raises(ConfigError, match=r"4 sequences and 64 tokens.*--max-num-batched-tokens"):
-        largest_step(decoder, kernels, KVPlan(decoder.kv_groups, 16), 4, 64)
+        largest_step(decoder, kernels, KVPlan(decoder.kv_groups, 16), sizes(4, 64))
 
 
 def test_a_runner_that_is_let_go_leaves_no_tensors_to_the_collector() -> None:

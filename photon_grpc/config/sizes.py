@@ -1,10 +1,8 @@
-"""Sizes that the settings leave open, decided by device and model: context, sequences, tokens, blocks."""
+"""Sizes that the settings leave open, decided by device and model: context, sequences, tokens of a block and a step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
 
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.config.model_dir import ModelConfig
@@ -22,17 +20,16 @@ class Sizes:
     depth: int
 
 
-def decide_sizes(card: ModelConfig, device: torch.device, config: ServeConfig) -> Sizes:
+def decide_sizes(model: ModelConfig, config: ServeConfig, *, on_cuda: bool) -> Sizes:
     """Raise ConfigError when max_model_len exceeds what the model was made for."""
-    on_cuda = device.type == "cuda"
     cache, scheduling = config.cache, config.scheduler
-    max_model_len = config.model.max_model_len or card.max_position_embeddings
-    if max_model_len > card.max_position_embeddings:
+    max_model_len = config.model.max_model_len or model.max_position_embeddings
+    if max_model_len > model.max_position_embeddings:
         raise ConfigError(
-            f"--max-model-len {max_model_len}: config.json says at most {card.max_position_embeddings}",
+            f"--max-model-len {max_model_len}: config.json says at most {model.max_position_embeddings}",
             field="max_model_len",
             needed=max_model_len,
-            limit=card.max_position_embeddings,
+            limit=model.max_position_embeddings,
         )
     return Sizes(
         max_model_len=max_model_len,

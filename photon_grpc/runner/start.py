@@ -1,0 +1,137 @@
+"""The start of a runner: how many KV blocks there are, and everything computed once that a request may meet.
+
+    runner = RunnerStart(config, kernels, sizes, progress, num_compilers).runner(decoder)
+
+On CUDA: the largest step is computed, and what memory it leaves is the KV cache (`runner`); graphs are captured
+(`graphs.py`); steps that no graph has are computed (`warm_up.py`). The first kernel on this way that Triton has not in
+its cache interrupts it for a dry run, which goes the same way on objects of its own and finds every kernel that is
+missing; they are compiled side by side (`kernels/precompile.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from photon_grpc.config.flags import ServeConfig
+from photon_grpc.config.sizes import Sizes
+from photon_grpc.core.kv import KVPlan
+from photon_grpc.errors import ConfigError
+from photon_grpc.kernels import TORCH, Kernels
+from photon_grpc.kernels.precompile import precompile_on_demand
+from photon_grpc.models.decoder import Decoder
+from photon_grpc.runner.build import eager_runner, graph_runner
+from photon_grpc.runner.graphs import Capture
+from photon_grpc.runner.kv_cache import KVCache
+from photon_grpc.runner.model_runner import ModelRunner
+from photon_grpc.runner.warm_up import call_once, largest_step, one_layer_of_each_kind, warm_up, warm_up_mixed
+
+CPU_POOL_BYTES = 1 << 30
+
+#: stage, done, total.
+OnStage = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerStart:
+    """The makings of a runner, for any decoder.
+
+    Args:
+        progress: of the stages "warm-up" (steps) and "kernels" (those that must be compiled).
+        num_compilers: kernels compiled at a time.
+    """
+
+    config: ServeConfig
+    kernels: Kernels
+    sizes: Sizes
+    progress: OnStage
+    num_compilers: int
+
+    def runner(self, decoder: Decoder) -> ModelRunner:
+        """Raise ConfigError where memory does not suffice, NumericFailure where the model gives NaN."""
+        num_blocks = self.config.cache.num_blocks
+        if decoder.device.type == "cpu":
+            return self._warm_runner(decoder, num_blocks or self._blocks_on_cpu(decoder))
+        short = one_layer_of_each_kind(decoder)
+        progress = partial(self.progress, "kernels")
+        with precompile_on_demand(lambda: self._dry_run(short), progress, self.num_compilers):
+            # The first kernel that is missing is met here, where nothing is measured.
+            self._largest_step(short)
+            return self._warm_runner(decoder, num_blocks or self._blocks_on_cuda(decoder))
+
+    def _dry_run(self, short: Decoder) -> None:
+        """Compute as `runner` does, on objects of its own; wait for the device."""
+        self._largest_step(short)
+        quiet = replace(self, progress=lambda stage, done, total: None)
+        quiet._warm_runner(short, 1, call_once).close()
+
+    def _warm_runner(self, decoder: Decoder, num_blocks: int, capture: Capture | None = None) -> ModelRunner:
+        runner = self._runner(decoder, num_blocks, capture)
+        warm_up(runner)
+        if decoder.device.type == "cuda":
+            warm_up_mixed(runner, self.sizes)
+        return runner
+
+    def _runner(self, decoder: Decoder, num_blocks: int, capture: Capture | None) -> ModelRunner:
+        cache, sizes = self._kv_cache(decoder, num_blocks), self.sizes
+        if not self._is_captured(decoder):
+            return eager_runner(decoder, cache, self.kernels, max_num_seqs=sizes.max_num_seqs, depth=sizes.depth)
+        return graph_runner(
+            decoder,
+            cache,
+            self.kernels,
+            max_num_seqs=sizes.max_num_seqs,
+            depth=sizes.depth,
+            progress=lambda done, total: self.progress("warm-up", done, total + 1),
+            capture=capture,
+        )
+
+    def _is_captured(self, decoder: Decoder) -> bool:
+        """torch's attention reads lengths from the device, which a capture forbids."""
+        return decoder.device.type == "cuda" and not self.config.device.enforce_eager and self.kernels is not TORCH
+
+    def _kv_cache(self, decoder: Decoder, num_blocks: int) -> KVCache:
+        try:
+            return KVCache(self._plan(decoder), num_blocks, decoder.device)
+        except RuntimeError:  # torch's word for memory that is not there, whatever the device
+            tokens = self.sizes.block_size
+            message = f"{num_blocks} KV blocks of {tokens} tokens do not fit into memory; set a smaller --num-blocks"
+            raise ConfigError(message, field="num_blocks", needed=num_blocks) from None
+
+    def _plan(self, decoder: Decoder) -> KVPlan:
+        return KVPlan(decoder.kv_groups, self.sizes.block_size)
+
+    def _largest_step(self, decoder: Decoder) -> None:
+        largest_step(decoder, self.kernels, self._plan(decoder), self.sizes)
+
+    def _blocks_on_cpu(self, decoder: Decoder) -> int:
+        """Blocks of max_num_seqs full contexts, at most 1 GiB, at least one for each group."""
+        plan, sizes = self._plan(decoder), self.sizes
+        wanted = sizes.max_num_seqs * plan.blocks(sizes.max_model_len)
+        return max(len(plan.groups), min(wanted, CPU_POOL_BYTES // plan.block_bytes))
+
+    def _blocks_on_cuda(self, decoder: Decoder) -> int:
+        """Blocks in the rest of --gpu-memory-utilization behind weights and the largest step, measured by running one.
+
+        Raise ConfigError when nothing is left.
+        """
+        plan, device = self._plan(decoder), decoder.device
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        self._largest_step(decoder)
+        torch.cuda.synchronize(device)
+        step_bytes = torch.cuda.max_memory_allocated(device) - before
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(device)
+        budget = int(free - total * (1.0 - self.config.device.gpu_memory_utilization)) - step_bytes
+        if budget < (len(plan.groups) + 1) * plan.block_bytes:
+            raise ConfigError(
+                f"no memory is left for the KV cache: {free >> 20} MiB of {total >> 20} are free, "
+                f"the largest step takes {step_bytes >> 20}; "
+                "lower --max-num-batched-tokens or raise --gpu-memory-utilization",
+                field="gpu_memory_utilization",
+            )
+        return budget // plan.block_bytes - 1
