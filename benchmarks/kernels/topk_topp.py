@@ -8,6 +8,7 @@ import torch
 
 from benchmarks.kernels.timing import measure_us, num_copies, report
 from photon_grpc.kernels import TORCH, Kernels
+from photon_grpc.kernels.sampling import topk_topp
 
 # top_k, top_p, min_p, and the standard deviation of the logits: the flatter, the more tokens a nucleus has.
 CASES = {
@@ -31,9 +32,7 @@ def table(kernels: Kernels, device: torch.device) -> None:
         for name, (top_k, top_p, min_p, deviation) in CASES.items():
             options = [torch.full((rows,), value, device=device) for value in (top_k, top_p, min_p)]
             scaled = [each * deviation for each in logits]
-            kinds = (
-                {"sort: ": TORCH.topk_topp} if kernels is TORCH else {"": kernels.topk_topp, "sort: ": TORCH.topk_topp}
-            )
+            kinds = {"sort: ": topk_topp.reference} | ({} if kernels is TORCH else {"": topk_topp.launch})
             for kind, threshold in kinds.items():
                 calls = [partial(threshold, each, *options) for each in scaled]
                 case = f"{kind}{rows} x {tokens} {name}"

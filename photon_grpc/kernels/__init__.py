@@ -19,7 +19,7 @@ from photon_grpc.kernels.attention.dispatch import DependentChain, GroupAttentio
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.jit import INTERPRETED, triton
 from photon_grpc.kernels.rotary import rotary
-from photon_grpc.kernels.sampling import bitmask, draw, noise, topk_topp
+from photon_grpc.kernels.sampling import bitmask, draw, draw_kept, histogram
 
 KernelKind = Literal["auto", "torch", "triton"]
 
@@ -34,9 +34,8 @@ class Kernels:
     swiglu: Callable[[torch.Tensor], torch.Tensor]
     attention: Callable[..., GroupAttention]
     mask_logits: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bitmask.Constraints], torch.Tensor]
-    topk_topp: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-    gumbel_noise: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | int], torch.Tensor]
     draw: Callable[[torch.Tensor, draw.SamplingMetadata], torch.Tensor]
+    draw_kept: Callable[[torch.Tensor, draw.SamplingMetadata, histogram.Filters | None], draw_kept.Drawn]
     decode_inputs: Callable[[torch.Tensor, torch.Tensor, slot_state.SlotState, int], slot_state.Inputs]
     mixed_inputs: Callable[..., slot_state.Inputs]
     advance: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, slot_state.SlotState], None]
@@ -49,9 +48,8 @@ TORCH = Kernels(
     swiglu=swiglu.reference,
     attention=torch_backend,
     mask_logits=bitmask.reference,
-    topk_topp=topk_topp.reference,
-    gumbel_noise=noise.reference,
     draw=draw.reference,
+    draw_kept=draw_kept.reference,
     decode_inputs=slot_state.decode_inputs_reference,
     mixed_inputs=slot_state.mixed_inputs_reference,
     advance=slot_state.advance_reference,
@@ -64,9 +62,8 @@ TRITON = Kernels(
     swiglu=swiglu.launch,
     attention=dispatch,
     mask_logits=bitmask.launch,
-    topk_topp=topk_topp.launch,
-    gumbel_noise=noise.launch,
     draw=draw.launch,
+    draw_kept=draw_kept.launch,
     decode_inputs=slot_state.decode_inputs,
     mixed_inputs=slot_state.mixed_inputs,
     advance=slot_state.advance,

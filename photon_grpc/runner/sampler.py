@@ -12,10 +12,9 @@ from typing import Protocol
 
 import torch
 
-from photon_grpc.core.batch import NAN_LOGITS, NOTHING_TO_DRAW, Batch
+from photon_grpc.core.batch import NOTHING_TO_DRAW, Batch
 from photon_grpc.kernels import Kernels
 from photon_grpc.kernels.sampling.draw import SamplingMetadata
-from photon_grpc.kernels.sampling.noise import MAX_GUMBEL, MIN_GUMBEL
 from photon_grpc.runner.slot_table import SlotTable
 
 
@@ -46,15 +45,14 @@ class Sampler:
     Args:
         head: makes logits, or draws from them.
         table: the parameters of every slot.
-        kernels: noise, and what filters keep.
+        kernels: masks, and draws from what filters keep.
     """
 
     def __init__(self, head: Head, table: SlotTable, kernels: Kernels) -> None:
         self._head = head
         self._table = table
-        self._noise = kernels.gumbel_noise
         self._mask_logits = kernels.mask_logits
-        self._topk_topp = kernels.topk_topp
+        self._draw_kept = kernels.draw_kept
         # A device draws all rows of a plain step in one kernel. On a CPU noise for a large vocabulary costs
         # milliseconds a row.
         self._on_cpu = table.device.type == "cpu"
@@ -91,45 +89,7 @@ class Sampler:
         is_constrained = None
         if level is SamplingLevel.SHAPED:
             is_constrained = self._mask_logits(logits, slots, context_len, table.constraints)
-        best, greedy = logits.max(-1)
-        ids = torch.where(best.isfinite(), self._sample(logits, greedy, metadata, level), NAN_LOGITS)
+        ids, best = self._draw_kept(logits, metadata, None if level is SamplingLevel.PLAIN else table.filters)
         if is_constrained is None:
             return ids
         return torch.where(is_constrained & (best == -torch.inf), NOTHING_TO_DRAW, ids)
-
-    def _sample(
-        self, logits: torch.Tensor, greedy: torch.Tensor, metadata: SamplingMetadata, level: SamplingLevel
-    ) -> torch.Tensor:
-        table, slots = self._table, metadata.slots
-        temperature = metadata.temperature[slots]
-        is_greedy = temperature <= 0.0
-        if self._on_cpu and is_greedy.all():
-            return greedy
-        scaled = logits.div_(torch.where(is_greedy, 1.0, temperature)[:, None])
-        # A token this far below the best cannot win, whatever the noise.
-        smallest = scaled.amax(-1) - (MAX_GUMBEL - MIN_GUMBEL)
-        if level is not SamplingLevel.PLAIN:
-            kept = self._topk_topp(scaled, table.top_k[slots], table.top_p[slots], table.min_p[slots])
-            smallest = torch.maximum(smallest, kept)
-        draw = self._draw_kept if self._on_cpu else self._draw_all
-        return torch.where(is_greedy, greedy, draw(scaled, smallest, metadata))
-
-    def _draw_all(self, scaled: torch.Tensor, smallest: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
-        noise = self._noise(*_noise_keys(metadata), scaled.shape[1])
-        return noise.add_(scaled).masked_fill_(scaled < smallest[:, None], -torch.inf).argmax(-1)
-
-    def _draw_kept(self, scaled: torch.Tensor, smallest: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
-        """The same, with noise for the kept tokens only."""
-        keys, drawn = _noise_keys(metadata), []
-        for row in range(scaled.shape[0]):
-            kept = (scaled[row] >= smallest[row]).nonzero().view(1, -1)
-            noise = self._noise(*(key[row : row + 1] for key in keys), kept)
-            drawn.append(kept[0, (noise[0] + scaled[row, kept[0]]).argmax()] if kept.numel() else kept.new_zeros(()))
-        return torch.stack(drawn)
-
-
-def _noise_keys(metadata: SamplingMetadata) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of each row: seed, generated position, output index."""
-    slots = metadata.slots
-    position = metadata.context_len - metadata.num_prompt[slots]
-    return metadata.seed[slots], position, metadata.output_index[slots]

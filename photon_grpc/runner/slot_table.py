@@ -17,6 +17,7 @@ import torch
 from photon_grpc.core.batch import Admission, Batch
 from photon_grpc.core.kv import KVPlan
 from photon_grpc.kernels.sampling.bitmask import Constraints
+from photon_grpc.kernels.sampling.histogram import Filters
 from photon_grpc.kernels.slot_state import SlotState
 from photon_grpc.runner.upload import Numbers, to_device, words_to_device
 
@@ -76,6 +77,11 @@ class SlotTable:
     def state(self) -> SlotState:
         """State that every step reads and changes."""
         return SlotState(self.token_ids, self.num_computed, self.block_table)
+
+    @property
+    def filters(self) -> Filters:
+        """top_k, top_p and min_p of every slot."""
+        return Filters(self.top_k, self.top_p, self.min_p)
 
     @property
     def constraints(self) -> Constraints:

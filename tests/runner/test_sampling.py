@@ -11,7 +11,7 @@ from photon_grpc.config.flags import SchedulerConfig
 from photon_grpc.core.batch import NAN_LOGITS, Admission, Batch
 from photon_grpc.core.request import FinishReason, SamplingParams
 from photon_grpc.kernels import select
-from photon_grpc.kernels.sampling import draw
+from photon_grpc.kernels.sampling import draw, draw_kept, noise
 from photon_grpc.kernels.sampling.draw import INVALID
 from photon_grpc.kernels.sampling.topk_topp import reference as cutoff
 from photon_grpc.runner.sampler import Sampler, SamplingLevel
@@ -175,16 +175,14 @@ def test_filters_that_keep_one_token_are_greedy() -> None:
     assert torch.equal(tail[0](logits.clone(), *tail[1:]), logits.argmax(-1))
 
 
-def test_drawing_all_and_drawing_kept_agree() -> None:
+def test_noise_for_all_and_noise_for_each_row_s_kept_draw_the_same() -> None:
     torch.manual_seed(1)
-    logits = torch.randn(6, 500) * 4
-    samplings = [
-        SamplingParams(temperature=t, top_k=k, seed=s)
-        for s, (t, k) in enumerate([(0.5, -1), (1.0, 40), (2.0, -1), (0.0, -1), (5.0, 7), (1.0, -1)])
-    ]
-    kept, everything = sampler_of(samplings, 500), sampler_of(samplings, 500)
-    everything[0]._draw_kept = everything[0]._draw_all
-    assert torch.equal(kept[0](logits.clone(), *kept[1:]), everything[0](logits.clone(), *everything[1:]))
+    scaled = torch.randn(6, 500) * 4
+    words = torch.arange(6)
+    metadata = draw.SamplingMetadata(words, words + 9, words.float(), words * 2**61, words, words // 2)
+    smallest = scaled.sort(-1).values[words, torch.tensor([0, 499, 450, 250, 490, 3])]
+    drawn = [each(scaled, smallest, metadata, noise.reference) for each in (draw_kept.draw_all, draw_kept.draw_each)]
+    assert torch.equal(*drawn) and drawn[0][1] == scaled[1].argmax()
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])

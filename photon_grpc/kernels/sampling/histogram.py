@@ -36,7 +36,7 @@ class LogitRows(NamedTuple):
 
 
 class Filters(NamedTuple):
-    """Of each row: top_k int64 (-1: off), top_p and min_p float32 (1 and 0: off)."""
+    """Of each row, or slot: top_k int64 (-1: off), top_p and min_p float32 (1 and 0: off)."""
 
     top_k: torch.Tensor
     top_p: torch.Tensor
