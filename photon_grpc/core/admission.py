@@ -9,10 +9,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from photon_grpc.core.frames import Facts
+from photon_grpc.core.request import Request
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import InvalidRequest, KVCapacity, PromptTooLong, QueueFull
 
 _MAX_TOKENS = "stop.max_tokens"
+
+
+def check_not_empty(request: Request) -> None:
+    """Raise InvalidRequest where there is nothing to compute: no prompt, no output, no token."""
+    for field, count in (
+        ("token_ids", len(request.prompt_ids)),
+        ("sampling.num_outputs", request.num_outputs),
+        ("stop.max_tokens", request.stop.max_tokens),
+    ):
+        if count < 1:
+            message = f"{field}: the engine was asked for {count}; at least one is needed"
+            raise InvalidRequest(message, field=field, needed=count, limit=1)
 
 
 def check_prompt(num_prompt: int, max_model_len: int, field: str) -> None:

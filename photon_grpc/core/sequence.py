@@ -31,7 +31,7 @@ class Flight(NamedTuple):
 
 class Sequence:
     """Ids, how far they are computed, and what is in flight. The Scheduler changes it; the BlockPool sets `table`, and
-    `num_computed` where an admission finds tokens computed.
+    `num_computed` where an admission finds tokens computed; the StepFrameBuilder sets `is_prompt_told`.
 
     wanted = ids known + what flights may yield; launched = computed + what flights compute. The difference is what is
     left to compute: prefill, a later chunk of it, decode, a prefix hit's rest and resumption after preemption are all
@@ -55,6 +55,7 @@ class Sequence:
         "rank",
         "stop_ids",
         "leader",
+        "is_prompt_told",
         "num_cached",
         "first_scheduled_s",
         "seated_step",
@@ -81,6 +82,8 @@ class Sequence:
         self.stop_ids = frozenset(request.stop.eos_token_ids) | frozenset(request.stop.stop_token_ids)
         #: The sequence that computes the shared prompt of a request with several outputs.
         self.leader: Sequence | None = None
+        #: Of a leader: whether an output of its request has begun or ended, by which the prompt is counted.
+        self.is_prompt_told = False
         self.num_cached = 0
         self.first_scheduled_s: float | None = None
         #: The step in which it got its present seat.

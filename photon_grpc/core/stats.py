@@ -28,7 +28,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=13):
     ended_per_s: float = 0.0
     #: Since start, monotone:
     steps: int = 0
-    #: Of requests whose first output began or ended: once per request, as callers are billed.
+    #: Of requests of which an output began or ended: once per request, as callers are billed.
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
     #: Sent to front ends.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from photon_grpc.core.admission import check_output, check_queue
+from photon_grpc.core.admission import check_not_empty, check_output, check_queue
 from photon_grpc.core.frames import Add, Facts
 from photon_grpc.core.request import Request
 from photon_grpc.core.sequence import Sequence
@@ -37,9 +37,10 @@ class AdmissionControl:
         return list(self._by_id.get((request.owner, request.request_id), ()))
 
     def check(self, request: Request, load: Load) -> None:
-        """Raise DuplicateRequestId, PromptTooLong, KVCapacity or QueueFull; `load` counts the queue without
-        `request`."""
+        """Raise DuplicateRequestId, InvalidRequest, PromptTooLong, KVCapacity or QueueFull; `load` counts the queue
+        without `request`."""
         self._check_duplicate(request)
+        check_not_empty(request)
         check_output(len(request.prompt_ids), request.stop.max_tokens, self._facts)
         check_queue(len(request.prompt_ids), load, self._facts)
 

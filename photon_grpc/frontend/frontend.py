@@ -272,7 +272,7 @@ class Frontend:
         for started in frame.started:
             entry = running.get(started.handle)
             if entry is not None:
-                entry[0].started(entry[1], started)
+                entry[0].started(started)
         for handle in frame.preempted:
             entry = running.get(handle)
             if entry is not None:

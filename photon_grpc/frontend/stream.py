@@ -55,6 +55,7 @@ class TokenStream:
         self._num_gathered = 0
         self._last_sent_s = 0.0
         self._first_token_s: float | None = None
+        self._is_prompt_told = False
         self._num_cached = 0
         self._queue_s = 0.0
         self._num_preemptions = 0
@@ -112,8 +113,8 @@ class TokenStream:
             self._look_up()
         return is_over
 
-    def started(self, output: OutputText, started: Started) -> None:
-        self._note(output, started.num_cached_prompt, started.queue_s)
+    def started(self, started: Started) -> None:
+        self._note(started.num_cached_prompt, started.queue_s)
 
     def preempted(self) -> None:
         """One of `outputs` lost its KV blocks to others and will be computed again."""
@@ -121,7 +122,7 @@ class TokenStream:
 
     def end(self, output: OutputText, finished: Finished) -> None:
         """The engine ended one of `outputs`."""
-        self._note(output, finished.num_cached_prompt, finished.queue_s)
+        self._note(finished.num_cached_prompt, finished.queue_s)
         output.end(finished.reason)
         self.num_running -= 1
         self._is_urgent = self._has_news = True
@@ -152,9 +153,10 @@ class TokenStream:
         """Up to now."""
         return Usage(self._num_prompt, self._num_cached, sum(output.num_tokens for output in self.outputs))
 
-    def _note(self, output: OutputText, num_cached: int, queue_s: float) -> None:
-        # The prompt is computed, and billed, once: for the first output.
-        if output.index == 0:
+    def _note(self, num_cached: int, queue_s: float) -> None:
+        # The prompt is computed, and billed, once: for the output that is told of first.
+        if not self._is_prompt_told:
+            self._is_prompt_told = True
             self._num_cached = num_cached
             self._queue_s = queue_s
 

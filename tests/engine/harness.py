@@ -171,6 +171,7 @@ class Harness:
             or scheduler.live.siblings.num_seqs
             or scheduler.live.constraints.matchers
             or scheduler._read_blocks
+            or scheduler._flying
         )
 
     def _collect(self) -> None:

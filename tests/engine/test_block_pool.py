@@ -89,6 +89,41 @@ def test_an_admission_leaves_a_block_for_each_that_runs() -> None:
     assert pool.admit(seq, ROOT, 2)
 
 
+def test_a_shared_block_waits_for_the_work_of_each_that_let_go_of_it() -> None:
+    pool = new_pool(4)
+    first = admitted(pool, (1, 2, 3))
+    pool.publish(first, 2)
+    second = admitted(pool, (1, 2, 9))
+    (shared,) = set(first.table.groups[0]) & set(second.table.groups[0])
+    ticket = pool.fences.open()
+    pool.release(first.table, ticket)
+    # The last to let go has nothing in flight; the first still has.
+    pool.release(second.table, 0)
+    pool.forget_prefix(first)
+    assert shared in pool._limbo and pool.num_limbo == 2 and pool.num_available == 2
+    pool.fences.close(ticket)
+    pool.open_limbo()
+    pool.check()
+    assert pool.num_free == 4
+
+
+def test_a_block_that_is_hit_in_limbo_is_owned_when_the_work_on_it_is_over() -> None:
+    pool = new_pool(4)
+    first = admitted(pool, (1, 2, 3))
+    pool.publish(first, 2)
+    ticket = pool.fences.open()
+    pool.release(first.table, ticket)
+    assert (pool.num_limbo, pool.num_owned) == (2, 0)
+    second = admitted(pool, (1, 2, 9))
+    assert second.num_computed == 2
+    pool.check()
+    assert (pool.num_limbo, pool.num_owned) == (1, 2)
+    pool.fences.close(ticket)
+    pool.open_limbo()
+    pool.check()
+    assert (pool.num_limbo, pool.num_owned, pool.num_available) == (0, 2, 2)
+
+
 def test_blocks_behind_a_window_leave_when_they_have_settled_and_are_found_again() -> None:
     plan = kv_plan(2, 0, 5)
     pool, ids = BlockPool(plan, 40, RadixIndex(plan), GrowOnDemand()), tuple(range(12))

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from photon_grpc.core.frames import Control, Reply
-from photon_grpc.core.request import FinishReason
+from photon_grpc.core.frames import Add, Control, Reply
+from photon_grpc.core.request import FinishReason, Request, SamplingParams, StopParams
 from photon_grpc.engine.scheduler.scheduler import SchedulerLimits
 from tests.engine.fakes import complete
-from tests.engine.harness import Harness, Setting
+from tests.engine.harness import Harness, Outcome, Setting
 
 pytestmark = pytest.mark.usefixtures("windows")
 
@@ -418,6 +418,52 @@ def test_a_chunk_launched_behind_one_that_fails_is_not_found_again() -> None:
     again = h.add([5] * 6, 2)
     h.run()
     assert h.outcomes[again].ids == complete([5] * 6, 2)
+
+
+def test_a_block_published_behind_a_step_that_fails_is_forgotten_before_the_step_that_published_it_is_read() -> None:
+    """The first step writes half a block, the second the other half; whoever comes between hits nothing of it."""
+    h = Harness(Setting(depth=1, block_size=4, max_num_batched_tokens=2))
+    h.runner.fail_steps[1] = 0
+    failed = h.add([5] * 8, 2)
+    h.step()
+    h.step()
+    assert h.outcomes[failed].failed.reason == "INTERNAL_FAILURE" and h.scheduler._flying
+    between = h.add([5] * 8, 2)
+    h.run()
+    assert h.outcomes[between].ids == complete([5] * 8, 2)
+
+
+@pytest.mark.parametrize("windows", [(0, 4), (4,)], indirect=True)
+def test_a_drawn_id_is_not_published_before_it_is_computed() -> None:
+    """A block leaves the window when the last id of the next one is drawn and not computed."""
+    h = Harness(Setting(block_size=4))
+    prompt = [1, 2, 3, 4, 5, 6, 7]
+    ids = complete(prompt, 3)
+    gone = h.add(prompt, 3)
+    h.step()
+    assert h.outcomes[gone].ids == ids[:1]
+    h.abort(gone)
+    again = h.add([*prompt, ids[0], 9], 3)
+    h.run()
+    assert h.outcomes[again].ids == complete([*prompt, ids[0], 9], 3)
+    assert h.outcomes[again].finished.num_cached_prompt == 4
+
+
+@pytest.mark.parametrize(
+    ("field", "prompt", "max_tokens", "num_outputs"),
+    [("token_ids", (), 3, 1), ("stop.max_tokens", (1, 2), 0, 1), ("sampling.num_outputs", (1, 2), 3, 0)],
+)
+def test_a_request_for_nothing_is_refused(
+    field: str, prompt: tuple[int, ...], max_tokens: int, num_outputs: int
+) -> None:
+    h = Harness()
+    h.outcomes[0] = Outcome()
+    request = Request("r0", prompt, SamplingParams(), StopParams(max_tokens), 0.0, num_outputs=num_outputs)
+    h.post.put(Add(0, request))
+    h.run()
+    failed = h.outcomes[0].failed
+    assert (failed.reason, failed.field, failed.needed, failed.limit) == ("INVALID_REQUEST", field, 0, 1)
+    assert h.idle() and h.engine._stats.load(h.scheduler).failed == 1
 
 
 def test_a_request_has_left_the_queue_when_its_first_output_runs() -> None:

@@ -14,6 +14,7 @@ from photon_grpc.core.frames import Abort, Add, Control, StepFrame
 from photon_grpc.core.request import FinishReason, Request, SamplingParams, StopParams
 from photon_grpc.core.stats import Load
 from photon_grpc.engine.engine import Engine
+from tests.engine.fakes import complete
 from tests.engine.harness import Harness, Setting
 
 pytestmark = pytest.mark.usefixtures("windows")
@@ -161,6 +162,21 @@ def test_each_output_is_counted_in_one_way_and_a_prompt_once(depth: int) -> None
     assert (load.finished, load.failed, load.cancelled) == (4, 1, 1)
     started = bool(h.outcomes[gone].ids)
     assert (load.prompt_tokens, load.cached_prompt_tokens) == (18 + started, 8)
+
+
+@DEPTHS
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_prompt_is_counted_where_its_first_output_left_before_a_token(depth: int, steps: int) -> None:
+    """A second output has it computed, or finds it computed."""
+    h = Harness(Setting(depth=depth, max_num_batched_tokens=4))
+    several = h.add(list(range(9)), 3, num_outputs=3)
+    for _ in range(steps):
+        h.step()
+    h.abort(several)
+    h.run()
+    assert not h.outcomes[several].ids and h.outcomes[several + 2].ids == complete(range(9), 3, index=2)
+    load = h.post.loads[-1]
+    assert (load.prompt_tokens, load.finished, load.cancelled) == (9, 2, 1)
 
 
 def loads(sock: socket.socket) -> list[Load]:

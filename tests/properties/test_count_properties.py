@@ -61,7 +61,7 @@ class Ledger:
     def add(self, stream: TokenStream) -> None:
         usage, outputs = stream.usage(), stream.outputs
         self.output_tokens += usage.output_tokens
-        if outputs[0].num_tokens or outputs[0].finish:
+        if any(output.num_tokens or output.finish for output in outputs):
             self.prompt_tokens += usage.prompt_tokens
             self.cached_prompt_tokens += usage.cached_prompt_tokens
         self.preemptions += stream._timing().preemption_count

@@ -57,6 +57,8 @@ class LiveSequences:
         """Takes the sequences of one request; the first computes the prompt that the others share. A request whose
         constraint is not compiled yet is parked until it is; one whose constraint cannot be met fails."""
         leader, *siblings = seqs
+        for seq in siblings:
+            seq.leader = leader
         self.newest = seqs[-1].rank
         try:
             event = self.constraints.begin(seqs)
@@ -69,8 +71,6 @@ class LiveSequences:
             return
         self.wait(leader)
         self.siblings.park(siblings, leader)
-        for seq in siblings:
-            seq.leader = leader
 
     def happened(self, event: Event, report: StepFrameBuilder) -> None:
         """Takes again what was parked until `event`, last in the order of arrival: no static batch that is under way

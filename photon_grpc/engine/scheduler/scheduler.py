@@ -68,10 +68,6 @@ class Scheduler:
         #: Preempted while it flew -> the blocks that its flights read, until the last of them has landed.
         self._read_blocks: dict[Sequence, frozenset[int]] = {}
 
-    @property
-    def num_in_flight(self) -> int:
-        return len(self._flying)
-
     # -- one step ------------------------------------------------------------------------------------------------------
 
     def schedule(self, now_s: float, report: StepFrameBuilder) -> Batch | None:

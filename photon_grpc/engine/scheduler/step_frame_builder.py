@@ -66,8 +66,10 @@ class StepFrameBuilder:
         self.columns[frontend].newest_added = handle
 
     def _prompt(self, seq: Sequence) -> None:
-        # Computed, and billed, once: for the first output.
-        if seq.index == 0:
+        # Computed, and billed, once: for the output that is told of first.
+        leader = seq.leader or seq
+        if not leader.is_prompt_told:
+            leader.is_prompt_told = True
             self.prompt_tokens += seq.num_prompt
             self.cached_tokens += seq.num_cached
 
