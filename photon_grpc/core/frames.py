@@ -107,6 +107,10 @@ class StepFrame(msgspec.Struct, frozen=True, array_like=True, tag=11):
     preempted: tuple[int, ...] = ()
     #: The newest `Add.handle` of this front end that `load` counts; 0: none came in this step.
     newest_added: int = 0
+    #: Handle -> the packed scores of its ids, in their order (core.scores); of handles whose requests ask for them.
+    scores: dict[int, bytes] = {}
+    #: Handle -> the packed scores of further prompt positions: all have come before the request's first id.
+    prompt_scores: dict[int, bytes] = {}
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag=12):

@@ -4,7 +4,7 @@ Every block is a list of cells holding the id written there. A token is drawn fr
 tables*, of a group with a window as far as it reaches, so a wrong block table, a block shared and then written, or one
 given away too early changes the output. `complete` is the independent oracle: the same function of the plain list of
 ids. Drafts are written into cells and stay there when they are not kept; of what the masks allow the first id from
-`next_id` on is drawn.
+`next_id` on is drawn. Scores, too, are those of `tests.engine.scored` for the ids that are read back.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from photon_grpc.core.fault import Fault
 from photon_grpc.core.frames import Down, Up
 from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.ports import Event, Pending
+from photon_grpc.core.scores import NO_SCORES
 from photon_grpc.core.stats import Load
 from photon_grpc.runner.poisoned_slots import PoisonedSlots, SoundRows
+from tests.engine import scored
 from tests.engine.pages import NAN, Pages
 from tests.engine.tables import Table
 
-VOCAB = 97
+VOCAB = scored.VOCAB
 MASK_BYTES = 4 * -(-VOCAB // 32)
 
 
@@ -80,6 +82,7 @@ class _Slot:
         self.num_prompt = 0
         self.seed = 0
         self.index = 0
+        self.scores = NO_SCORES
 
 
 @dataclass
@@ -242,19 +245,23 @@ class FakeRunner:
             change()
         if batch.step in self.fail_steps:
             return Landed(self._failed(batch))
+        firsts = [self.slots[number].computed for number in batch.slots]
         drafts = [self._draft(slot, yields - 1) for slot, yields in zip(batch.slots, batch.yields, strict=True)]
         for row, (slot, count) in enumerate(zip(batch.slots, batch.counts, strict=True)):
             self._write(slot, count, drafts[row], is_nan=self.nan_rows.get(batch.step) == row)
         for row, (slot, count) in enumerate(zip(batch.slots, batch.counts, strict=True)):
             self._attend(slot, count, drafts[row])
-        return _Open(batch, drafts, partial(self._tail, batch, drafts))
+        prompt_scores = {row: self._score_prompt(batch.slots[row], firsts[row], first) for row, first in batch.scored}
+        return _Open(batch, drafts, partial(self._tail, batch, drafts, prompt_scores))
 
     def _failed(self, batch: Batch) -> StepOutput:
         self._poisoned.failed(batch)
         faults = {row: Fault("INTERNAL_FAILURE", "launch failed") for row in range(len(batch.slots))}
         return StepOutput(batch.step, tuple(0 for y in batch.yields if y), faults)
 
-    def _tail(self, batch: Batch, drafts: list[list[int]], masks: list[bytes]) -> StepOutput:
+    def _tail(
+        self, batch: Batch, drafts: list[list[int]], prompt_scores: dict[int, bytes], masks: list[bytes]
+    ) -> StepOutput:
         if batch.step in self.fail_tails:
             return self._failed(batch)
         stride = batch.drafts + 1
@@ -265,11 +272,39 @@ class FakeRunner:
             if yields
         }
         faults = {row: FAULTS[ids[0]] for row, ids in kept.items() if ids[0] < 0}
+        scores = {row: self._score(batch.slots[row], ids) for row, ids in kept.items() if row not in faults}
         for row in faults:
             # Ids of such a row mean nothing, however many there are.
             kept[row] = kept[row] * batch.yields[row]
         lengths = tuple(len(ids) for ids in kept.values()) if batch.drafts else ()
-        return StepOutput(batch.step, tuple(token for ids in kept.values() for token in ids), faults, lengths=lengths)
+        return StepOutput(
+            batch.step,
+            tuple(token for ids in kept.values() for token in ids),
+            faults,
+            lengths=lengths,
+            scores={row: records for row, records in scores.items() if records},
+            prompt_scores={row: records for row, records in prompt_scores.items() if row not in faults},
+        )
+
+    def _score(self, number: int, kept: list[int]) -> bytes:
+        slot = self.slots[number]
+        if not slot.scores.records:
+            return b""
+        best, given = max(slot.scores.logprobs, 0), slot.scores.token_ids
+        read = [self.pages.read(slot.blocks, slot.ids[:at]) for at in range(len(slot.ids) - len(kept), len(slot.ids))]
+        return b"".join(scored.position(before, token, best, given) for before, token in zip(read, kept, strict=True))
+
+    def _score_prompt(self, number: int, begin: int, first: int) -> bytes:
+        """Of a row that has computed from position `begin` on."""
+        slot = self.slots[number]
+        last = min(slot.computed, slot.num_prompt - 1)
+        assert begin < first <= last, "a row is to score what it does not compute"
+        read = [self.pages.read(slot.blocks, slot.ids[:at]) for at in range(first, last + 1)]
+        tokens = slot.ids[first : last + 1]
+        return b"".join(
+            scored.position(before, token, slot.scores.prompt_logprobs)
+            for before, token in zip(read, tokens, strict=True)
+        )
 
     def _changes(self, batch: Batch) -> list[Callable[[], None]]:
         """One by one, in the order in which they are to be applied."""
@@ -284,6 +319,7 @@ class FakeRunner:
         slot.ids, slot.computed = list(admission.ids), admission.num_computed
         slot.blocks = list(map(list, admission.blocks))
         slot.num_prompt, slot.seed, slot.index = admission.num_prompt, admission.sampling.seed, admission.output_index
+        slot.scores = admission.scores
 
     def _grow(self, growth: Growth) -> None:
         self.slots[growth.slot].blocks[growth.group][growth.offset :] = growth.blocks

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from photon_grpc.core.fault import Fault
 from photon_grpc.core.frames import Abort, Add, Facts, Finished, StepFrame
 from photon_grpc.core.request import Request, SamplingParams, StopParams
+from photon_grpc.core.scores import RECORD
 from photon_grpc.engine.blocks.allocation import GrowOnDemand
 from photon_grpc.engine.blocks.block_pool import BlockPool
 from photon_grpc.engine.blocks.contiguous import ReserveContext
@@ -61,6 +62,9 @@ class Outcome:
     finished: Finished | None = None
     failed: Fault | None = None
     num_preemptions: int = 0
+    #: Packed.
+    scores: bytes = b""
+    prompt_scores: bytes = b""
 
 
 class CyclicDrafting:
@@ -104,6 +108,8 @@ class Harness:
             self.scheduler, self.runner, self.post, self.post, facts, self.post, load_interval_s=s.load_interval_s
         )
         self.outcomes: dict[int, Outcome] = {}
+        #: Handle of an output whose request scores its prompt -> (the first output's, bytes of the whole prompt's).
+        self._prompt_bytes: dict[int, tuple[int, int]] = {}
         self._handles = 0
         self._read = 0
 
@@ -132,8 +138,11 @@ class Harness:
             num_outputs=num_outputs,
             **more,  # type: ignore[arg-type]
         )
+        num_bytes = (len(prompt) - 1) * request.scores.prompt_records * RECORD.size
         for index in range(num_outputs):
             self.outcomes[handle + index] = Outcome()
+            if num_bytes:
+                self._prompt_bytes[handle + index] = (handle, num_bytes)
         self.post.put(Add(handle, request))
         return handle
 
@@ -170,6 +179,7 @@ class Harness:
             or scheduler.live.num_queued
             or scheduler.live.siblings.num_seqs
             or scheduler.live.constraints.matchers
+            or scheduler.live.prompt_scoring.unscored
             or scheduler._read_blocks
             or scheduler._flying
         )
@@ -178,12 +188,21 @@ class Harness:
         for _, frame in self.post.sent[self._read :]:
             if not isinstance(frame, StepFrame):
                 continue
+            for handle, records in frame.prompt_scores.items():
+                assert not self.outcomes[handle].ids, "prompt scores came behind an id"
+                self.outcomes[handle].prompt_scores += records
             for handle, token in zip(frame.handles, frame.ids, strict=True):
                 self.outcomes[handle].ids.append(token)
+            for handle, records in frame.scores.items():
+                self.outcomes[handle].scores += records
             for handle in frame.preempted:
                 self.outcomes[handle].num_preemptions += 1
             for finished in frame.finished:
                 self.outcomes[finished.handle].finished = finished
             for failed in frame.failed:
                 self.outcomes[failed.handle].failed = failed.fault
+            for handle in self._prompt_bytes.keys() & set(frame.handles):
+                first, num_bytes = self._prompt_bytes[handle]
+                leader = self.outcomes[first]
+                assert leader.failed or len(leader.prompt_scores) == num_bytes, "an id came before the prompt's scores"
         self._read = len(self.post.sent)

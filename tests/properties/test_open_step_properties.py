@@ -1,5 +1,5 @@
-"""Drafts, masks, events, faults and departures mixed at random: every output is a beginning of the one that its request
-has alone, and the whole of it unless something ended it."""
+"""Drafts, masks, scores, events, faults and departures mixed at random: every output is a beginning of the one that its
+request has alone, and the whole of it unless something ended it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from photon_grpc.core.ports import Event
+from photon_grpc.core.scores import NO_SCORES, ScoreParams
+from tests.engine import scored
 from tests.engine.fakes import complete
 from tests.engine.harness import Harness, Setting, windows
 from tests.engine.tables import END, NUM_CLASSES, Table
@@ -51,6 +53,7 @@ class Ask:
     priority: int
     stop: frozenset[int]
     table: Table | None
+    scores: ScoreParams
     #: Steps taken before the next one comes.
     pause: int
     #: Which of those that came leaves then.
@@ -69,6 +72,13 @@ asks = st.builds(
     priority=st.integers(0, 2),
     stop=st.sampled_from([frozenset(), frozenset({END}), frozenset({END, *range(20)})]),
     table=st.none() | tables,
+    scores=st.just(NO_SCORES)
+    | st.builds(
+        ScoreParams,
+        st.integers(-1, 2),
+        st.integers(-1, 2),
+        st.lists(st.integers(0, 96), max_size=2).map(tuple),
+    ),
     pause=st.integers(0, 5),
     leaver=st.none() | st.none() | st.integers(0, 9),
     compiled_after=st.sampled_from([0, 0, 1, 3]),
@@ -124,6 +134,7 @@ class Story:
             table=ask.table,
             priority=ask.priority,
             request_id=name,
+            scores=ask.scores,
         )
         self.handles.append(handle)
 
@@ -141,10 +152,13 @@ class Story:
             for index in range(ask.num_outputs):
                 expected = complete(ask.prompt, ask.max_tokens, number, index, ask.stop, ask.table)
                 self._check_one(ask, handle + index, expected, may_fail)
+                whole = scored.of_prompt(ask.prompt, ask.scores) if ask.scores.prompt_records and not index else b""
+                assert whole.startswith(self.h.outcomes[handle + index].prompt_scores)
 
     def _check_one(self, ask: Ask, handle: int, expected: list[int], may_fail: bool) -> None:
         outcome = self.h.outcomes[handle]
         assert outcome.ids == expected[: len(outcome.ids)]
+        assert outcome.scores == scored.of_output(ask.prompt, outcome.ids, ask.scores)
         if outcome.finished is not None:
             assert outcome.ids == expected and outcome.finished.num_generated == len(expected)
         elif outcome.failed is None:
@@ -188,7 +202,13 @@ def test_steps_that_fail_change_no_output_of_those_behind_them(
     story.h.runner.fail_steps, story.h.runner.fail_tails = {}, set()
     again = [
         story.h.add(
-            ask.prompt, ask.max_tokens, num_outputs=ask.num_outputs, seed=number, stop=tuple(ask.stop), table=ask.table
+            ask.prompt,
+            ask.max_tokens,
+            num_outputs=ask.num_outputs,
+            seed=number,
+            stop=tuple(ask.stop),
+            table=ask.table,
+            scores=ask.scores,
         )
         for number, ask in enumerate(many)
     ]

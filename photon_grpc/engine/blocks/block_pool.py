@@ -8,6 +8,7 @@ window has left behind.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable, Iterable
 
 from photon_grpc.core.batch import Growth
@@ -80,14 +81,14 @@ class BlockPool:
 
     # -- allocation ----------------------------------------------------------------------------------------------------
 
-    def admit(self, seq: Sequence, root: Hashable, num_running: int) -> bool:
-        """Give a sequence without blocks what it needs to start: the longest known beginning, shared, and fresh blocks
-        for the rest.
+    def admit(self, seq: Sequence, root: Hashable, num_running: int, max_cached: int = sys.maxsize) -> bool:
+        """Give a sequence without blocks what it needs to start: the longest known beginning of at most `max_cached`
+        tokens, shared, and fresh blocks for the rest.
 
         Sets `seq.num_computed` to the tokens that need not be computed, at most all but one. False, and nothing taken,
         when there is no room.
         """
-        path = self._match(seq, root)
+        path = self._match(seq, root, max_cached)
         num_tokens = len(path) * self.block_size
         hit = [
             self._seen([node.blocks[group] for node in path], group, num_tokens) for group in range(len(self._windows))
@@ -238,10 +239,10 @@ class BlockPool:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _match(self, seq: Sequence, root: Hashable) -> list[PrefixNode]:
+    def _match(self, seq: Sequence, root: Hashable, max_cached: int) -> list[PrefixNode]:
         if seq.request.bypass_prefix_cache or not self.allocation.may_share:
             return []
-        return self._index.match(root, seq.ids, len(seq.ids) - 1)
+        return self._index.match(root, seq.ids, min(len(seq.ids) - 1, max_cached))
 
     def _seen(self, blocks: list[int], group: int, num_tokens: int) -> list[int]:
         """The blocks of one group that a sequence behind `num_tokens` holds: 0 for those behind its window."""

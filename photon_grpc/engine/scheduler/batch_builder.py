@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from photon_grpc.core.batch import Admission, Batch, Growth
 from photon_grpc.core.sequence import Sequence
+from photon_grpc.engine.scheduler.prompt_scoring import PromptScoring
 
 
 class BatchBuilder:
@@ -39,7 +40,7 @@ class BatchBuilder:
         #: Row -> blocks that became known before this step has filled them.
         self.published: dict[int, list[int]] = {}
 
-    def freeze(self, left: list[int], constrained: Collection[Sequence]) -> Batch:
+    def freeze(self, left: list[int], constrained: Collection[Sequence], scoring: PromptScoring) -> Batch:
         """The Batch; rows of `constrained` sequences wait for masks."""
         yields, masked = tuple(self.yields), []
         if constrained:
@@ -55,6 +56,7 @@ class BatchBuilder:
             copies=tuple(self.copies),
             drafts=self.drafts if self.drafts and max(yields) > 1 else 0,
             masked=tuple(masked),
+            scored=scoring.scored(self.rows) if scoring.unscored else (),
         )
 
     def published_by(self, seq: Sequence) -> list[int]:

@@ -14,6 +14,7 @@ from photon_grpc.engine.blocks.fences import Limbo
 from photon_grpc.engine.grammar import ConstrainedOutputs
 from photon_grpc.engine.scheduler.parking import Parking
 from photon_grpc.engine.scheduler.policy import Rank
+from photon_grpc.engine.scheduler.prompt_scoring import PromptScoring
 from photon_grpc.engine.scheduler.queue import WaitingQueue
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
 from photon_grpc.errors import RequestError
@@ -30,6 +31,7 @@ class LiveSequences:
 
     def __init__(self, num_seats: int, pool: BlockPool, constraints: ConstrainedOutputs) -> None:
         self.constraints = constraints
+        self.prompt_scoring = PromptScoring()
         self.waiting = WaitingQueue()
         #: Those that have a seat, best rank first; one that has left it is here until `sweep`.
         self.running: list[Sequence] = []
@@ -69,6 +71,7 @@ class LiveSequences:
         if event is not None:
             self._awaiting.park(seqs, event)
             return
+        self.prompt_scoring.begin(leader)
         self.wait(leader)
         self.siblings.park(siblings, leader)
 
@@ -194,6 +197,8 @@ class LiveSequences:
         seq.finish_reason = reason
         if self.constraints.matchers:
             self.constraints.forget(seq)
+        if self.prompt_scoring.unscored:
+            self.prompt_scoring.forget(seq)
         if self.siblings.num_seqs:
             self.release_siblings(seq)
 

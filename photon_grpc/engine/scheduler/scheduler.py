@@ -14,6 +14,7 @@ from itertools import chain, islice, repeat
 
 from photon_grpc.core.batch import Admission, Batch, StepOutput
 from photon_grpc.core.fault import Fault
+from photon_grpc.core.scores import RECORD
 from photon_grpc.core.sequence import Flight, Sequence, Status
 from photon_grpc.engine.blocks.block_pool import BlockPool
 from photon_grpc.engine.grammar import ConstrainedOutputs, NoGrammars
@@ -82,7 +83,7 @@ class Scheduler:
             return None
         self._step = plan.step
         left, self.live.left = self.live.left, []
-        batch = plan.freeze(left, self.live.constraints.matchers)
+        batch = plan.freeze(left, self.live.constraints.matchers, self.live.prompt_scoring)
         self._flying.append((batch, plan))
         self.live.launched(plan.step)
         return batch
@@ -179,7 +180,9 @@ class Scheduler:
         self.live.vacate(seq)
         self.live.running.remove(seq)
         seq.num_computed = 0
-        self.live.release_siblings(seq)
+        if seq not in self.live.prompt_scoring.unscored:
+            # Else they would draw before the prompt is scored.
+            self.live.release_siblings(seq)
         if seq.flights:
             seq.status = Status.PARKED
         else:
@@ -211,7 +214,8 @@ class Scheduler:
             return self.pool.fork(seq, leader, len(self.live.running))
         request = seq.request
         root = (request.adapter, request.owner, request.salt)
-        return () if self.pool.admit(seq, root, len(self.live.running)) else None
+        max_cached = self.live.prompt_scoring.max_cached(seq)
+        return () if self.pool.admit(seq, root, len(self.live.running), max_cached) else None
 
     def _has_prompt(self, leader: Sequence) -> bool:
         """True when its prompt may be copied from. What it was admitted with may be written by that very step, and
@@ -264,6 +268,7 @@ class Scheduler:
         """Appends what the oldest step in flight produced, ends what ended, opens the fences behind it."""
         batch, plan = self._flying.popleft()
         yields, faults, is_plain = batch.yields, output.faults, not (batch.drafts or batch.masked)
+        num_known = {row: len(plan.rows[row].ids) for row in output.scores}
         ids = iter(self._settle_drafts(batch, plan, output, report) if batch.drafts else output.ids)
         ended = False
         for row, seq in enumerate(plan.rows):
@@ -297,6 +302,8 @@ class Scheduler:
                     self.live.wait(seq)
             elif seq.num_computed >= seq.table.settle_at:
                 self.pool.settle(seq, self.live.fence(seq))
+        if num_known or output.prompt_scores:
+            _report_scores(output, plan, num_known, report)
         self._settled_step = output.step
         if self.live.siblings.num_seqs:
             self._wake_siblings()
@@ -359,3 +366,20 @@ class Scheduler:
         for leader in self.live.siblings.awaited():
             if self._has_prompt(leader):
                 self.live.release_siblings(leader)
+
+
+def _report_scores(output: StepOutput, plan: BatchBuilder, num_known: dict[int, int], report: StepFrameBuilder) -> None:
+    """Tells the scores of the ids that were appended, not of those dropped behind an end, and of prompts whose sequence
+    is alive.
+
+    Args:
+        num_known: row -> the ids it had before the step was settled.
+    """
+    for row, records in output.scores.items():
+        seq = plan.rows[row]
+        num_bytes = (len(seq.ids) - num_known[row]) * seq.request.scores.records * RECORD.size
+        report.scores(seq, records[:num_bytes])
+    for row, records in output.prompt_scores.items():
+        seq = plan.rows[row]
+        if seq.status is not Status.FINISHED or seq.num_generated:
+            report.prompt_scores(seq, records)

@@ -11,7 +11,17 @@ from photon_grpc.core.stats import Load
 
 
 class _Columns:
-    __slots__ = ("handles", "ids", "finished", "failed", "started", "preempted", "newest_added")
+    __slots__ = (
+        "handles",
+        "ids",
+        "finished",
+        "failed",
+        "started",
+        "preempted",
+        "newest_added",
+        "scores",
+        "prompt_scores",
+    )
 
     def __init__(self) -> None:
         self.handles: list[int] = []
@@ -21,6 +31,8 @@ class _Columns:
         self.started: list[Started] = []
         self.preempted: list[int] = []
         self.newest_added = 0
+        self.scores: dict[int, bytes] = {}
+        self.prompt_scores: dict[int, bytes] = {}
 
 
 class StepFrameBuilder:
@@ -43,6 +55,16 @@ class StepFrameBuilder:
         if len(seq.ids) == seq.num_prompt + 1:
             columns.started.append(Started(seq.handle, seq.num_cached, _queue_s(seq)))
             self._prompt(seq)
+
+    def scores(self, seq: Sequence, records: bytes) -> None:
+        """Of the ids that the last settled step brought."""
+        if records:
+            scores = self.columns[seq.frontend].scores
+            scores[seq.handle] = scores.get(seq.handle, b"") + records
+
+    def prompt_scores(self, seq: Sequence, records: bytes) -> None:
+        scores = self.columns[seq.frontend].prompt_scores
+        scores[seq.handle] = scores.get(seq.handle, b"") + records
 
     def finished(self, seq: Sequence) -> None:
         if not seq.num_generated:
@@ -87,6 +109,8 @@ class StepFrameBuilder:
                     tuple(c.started),
                     tuple(c.preempted),
                     c.newest_added,
+                    c.scores,
+                    c.prompt_scores,
                 ),
             )
             for frontend, c in self.columns.items()
