@@ -135,7 +135,7 @@ def test_nothing_comes_of_a_prompt_whose_caller_has_left() -> None:
     for _ in range(4):
         h.step()
     before = h.outcomes[handle].prompt_scores
-    assert before and h.scheduler.num_in_flight
+    assert before and h.runner.unread
     h.abort(handle)
     h.run()
     assert h.outcomes[handle].prompt_scores == before and h.idle()
