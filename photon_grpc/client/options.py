@@ -25,6 +25,7 @@ class Options(TypedDict, total=False):
     model: str
     request_id: str
     parse_special_tokens: bool
+    continue_from: Sequence[int]
     # SamplingParams
     temperature: float
     top_p: float

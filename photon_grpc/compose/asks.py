@@ -54,6 +54,7 @@ def make_ask(
     skip_special_tokens: bool = True,
     max_duration_s: float | None = None,
     priority: int = 0,
+    continue_from: Sequence[int] = (),
 ) -> Ask:
     """The options have the names and meanings of the protos; None is the model's default, then the neutral value."""
     stops = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
@@ -66,6 +67,7 @@ def make_ask(
         ),
         output=OutputAsk(token_ids=True, skip_special_tokens=skip_special_tokens),
         scheduling=SchedulingAsk(priority=priority),
+        continue_from=tuple(continue_from),
     )
 
 

@@ -89,7 +89,14 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     replaces: bool = False
     #: The caller set no seed; each attempt draws its own.
     is_seed_drawn: bool = False
+    #: Output ids that were produced elsewhere: they count as the output's own and are not sent. Of one output only.
+    continued_ids: tuple[int, ...] = ()
     scores: ScoreParams = NO_SCORES
+
+    @property
+    def num_given(self) -> int:
+        """Tokens to compute before the first is drawn."""
+        return len(self.prompt_ids) + len(self.continued_ids)
 
     def is_attempt_of(self, other: Request) -> bool:
         """Whether both may come from one call: equal in all that the caller says to the engine.

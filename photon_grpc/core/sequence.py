@@ -46,6 +46,7 @@ class Sequence:
         "frontend",
         "ids",
         "num_prompt",
+        "num_given",
         "max_len",
         "num_computed",
         "flights",
@@ -68,8 +69,10 @@ class Sequence:
         self.handle = handle
         self.index = index
         self.frontend = frontend
-        self.ids: list[int] = list(request.prompt_ids)
-        self.num_prompt = len(self.ids)
+        self.ids: list[int] = [*request.prompt_ids, *request.continued_ids]
+        self.num_prompt = len(request.prompt_ids)
+        #: Ids that came with the request: the prompt, and the beginning of the output where it is continued.
+        self.num_given = len(self.ids)
         self.max_len = self.num_prompt + request.stop.max_tokens
         self.num_computed = 0
         self.flights: deque[Flight] = deque()
@@ -94,4 +97,5 @@ class Sequence:
 
     @property
     def num_generated(self) -> int:
-        return len(self.ids) - self.num_prompt
+        """Ids drawn here."""
+        return len(self.ids) - self.num_given

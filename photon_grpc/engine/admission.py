@@ -42,7 +42,7 @@ class AdmissionControl:
         self._check_duplicate(request)
         check_not_empty(request)
         check_output(len(request.prompt_ids), request.stop.max_tokens, self._facts)
-        check_queue(len(request.prompt_ids), load, self._facts)
+        check_queue(request.num_given, load, self._facts)
 
     def admit(self, frontend: int, add: Add) -> list[Sequence]:
         """The sequences of a request, one per output, known by handle and by id."""

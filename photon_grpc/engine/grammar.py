@@ -13,7 +13,7 @@ from photon_grpc.core.batch import Batch
 from photon_grpc.core.ports import Event
 from photon_grpc.core.request import Request
 from photon_grpc.core.sequence import Sequence
-from photon_grpc.errors import InternalFailure, RequestError
+from photon_grpc.errors import InternalFailure, InvalidRequest, RequestError
 
 _LOG = logging.getLogger(__name__)
 
@@ -80,6 +80,9 @@ class ConstrainedOutputs:
             if event is not None:
                 return event
             matchers = {seq: self._grammars.matcher(request) for seq in seqs}
+            for seq, matcher in matchers.items():
+                if matcher is not None:
+                    _follow(matcher, seq)
         except BaseException as error:
             raise _fit_for_caller(error) from error
         self.matchers.update((seq, matcher) for seq, matcher in matchers.items() if matcher is not None)
@@ -139,6 +142,14 @@ class ConstrainedOutputs:
             matcher.fill(masks[num_walked * size : (num_walked + 1) * size])
         if num_walked:
             matcher.roll_back(num_walked)
+
+
+def _follow(matcher: Matcher, seq: Sequence) -> None:
+    """Moves a matcher on by the ids an output continues from. Raises InvalidRequest for one that may not follow."""
+    for at, token_id in enumerate(seq.request.continued_ids):
+        if token_id not in seq.stop_ids and not matcher.accept(token_id):
+            message = f"continue_from.ids[{at}]: {token_id} may not follow under structured_output"
+            raise InvalidRequest(message, field=f"continue_from.ids[{at}]")
 
 
 def _fit_for_caller(error: BaseException) -> RequestError:

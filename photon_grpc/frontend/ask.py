@@ -106,5 +106,7 @@ class Ask:
     deadline_s: float | None = None
     #: The caller's credential: ids are unique per owner, prefixes shared within one.
     owner: str = ""
+    #: Output ids that were produced elsewhere.
+    continue_from: tuple[int, ...] = ()
     #: A retried call (grpc-previous-rpc-attempts): it takes the place of its earlier attempt.
     replaces: bool = False

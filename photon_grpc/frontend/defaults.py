@@ -18,12 +18,13 @@ from photon_grpc.core.admission import (
 )
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.request import FinishReason, Request, SamplingParams, StopParams
-from photon_grpc.errors import FeatureNotSupported, InvalidRequest
+from photon_grpc.errors import FeatureNotSupported, InvalidRequest, PromptTooLong
 from photon_grpc.frontend.ask import Ask, ChatInput, IdsInput, SamplingAsk, StopAsk, StreamAsk, TextInput
 from photon_grpc.frontend.chat import check_json
 from photon_grpc.frontend.model import Limits, ServedModel
 
 _MAX_REQUEST_ID = 128
+_CONTINUE_FROM = "continue_from.ids"
 _T = TypeVar("_T")
 
 
@@ -34,6 +35,7 @@ def check(ask: Ask, model: ServedModel, facts: Facts) -> None:
     check_input(ask.input, model, facts)
     _check_sampling(ask.sampling, limits)
     _check_stop(ask.stop, limits, facts)
+    _check_continuation(ask, facts)
     _check_text_wanted(ask, model)
     _check_stream(ask.stream)
     _check_duration(ask.scheduling.max_queue_duration_s, "scheduling.max_queue_duration")
@@ -95,7 +97,7 @@ def to_request(
         request_id=request_id,
         prompt_ids=prompt_ids,
         sampling=_sampling(ask.sampling, model.sampling_defaults(), drawn_seed),
-        stop=_stop(ask.stop, model, facts, len(prompt_ids), field),
+        stop=_stop_of(ask, model, facts, len(prompt_ids), field),
         arrival_s=ask.arrival_s,
         owner=ask.owner,
         num_outputs=_or(ask.sampling.num_outputs, 1),
@@ -108,6 +110,7 @@ def to_request(
         bypass_prefix_cache=ask.cache.bypass_prefix_cache,
         replaces=ask.replaces,
         is_seed_drawn=ask.sampling.seed is None,
+        continued_ids=ask.continue_from,
     )
 
 
@@ -154,6 +157,12 @@ def _check_stop(ask: StopAsk, limits: Limits, facts: Facts) -> None:
     _check_stop_strings(ask.stop_strings, limits)
     check_ids(ask.stop_token_ids, facts.vocab_size, "stop.stop_token_ids")
     _check_duration(ask.max_duration_s, "stop.max_duration")
+
+
+def _check_continuation(ask: Ask, facts: Facts) -> None:
+    check_ids(ask.continue_from, facts.vocab_size, _CONTINUE_FROM)
+    if ask.continue_from and _or(ask.sampling.num_outputs, 1) > 1:
+        raise _invalid("continue_from", f"one output can be continued; num_outputs is {ask.sampling.num_outputs}")
 
 
 def _check_stop_strings(texts: tuple[str, ...], limits: Limits) -> None:
@@ -217,6 +226,15 @@ def _stop(ask: StopAsk, model: ServedModel, facts: Facts, num_prompt: int, field
         eos_token_ids=eos_token_ids,
         stop_token_ids=tuple(dict.fromkeys(ask.stop_token_ids)),
     )
+
+
+def _stop_of(ask: Ask, model: ServedModel, facts: Facts, num_prompt: int, field: str) -> StopParams:
+    stop, num_continued = _stop(ask.stop, model, facts, num_prompt, field), len(ask.continue_from)
+    if num_continued > stop.max_tokens:
+        error = PromptTooLong if ask.stop.max_tokens is None else InvalidRequest
+        message = f"{_CONTINUE_FROM}: has {num_continued} tokens; the output ends after {stop.max_tokens}"
+        raise error(message, field=_CONTINUE_FROM, needed=num_continued, limit=stop.max_tokens)
+    return stop
 
 
 def _max_tokens(asked: int | None, facts: Facts, num_prompt: int, field: str) -> int:

@@ -50,6 +50,8 @@ _LOG = logging.getLogger(__name__)
 _RETRY_AFTER_S = 1.0
 #: Ids that Tokenize gives though no context holds them.
 _MAX_TOKENIZED = 2**20
+#: Ids that are replayed before other calls get their turn: about 2 ms.
+_REPLAY_SLICE = 1024
 #: Messages of a unary call: one, at the end.
 _GATHER_ALL = StreamAsk(max_tokens_per_message=2**62)
 
@@ -130,8 +132,8 @@ class Frontend:
         request = defaults.to_request(
             ask, self._model, facts, prepared.prompt_ids, request_id=request_id, drawn_seed=self._seeds.getrandbits(64)
         )
-        self._queue.check(len(request.prompt_ids), facts)
-        return self._open(ask, model.name, request, prepared)
+        outputs = await self._outputs(ask, request, prepared)
+        return self._open(ask, model.name, request, outputs)
 
     async def generate(self, ask: Ask) -> Result:
         """The whole of one generation. Cancelling it aborts the request. Raise PhotonError."""
@@ -221,19 +223,31 @@ class Frontend:
             raise RuntimeError("an ask without input was let through")
         return await self._encoder.prepare(ask.input, ask.stop.stop_strings, facts.max_model_len)
 
-    def _open(self, ask: Ask, model_name: str, request: Request, prepared: Prepared) -> TokenStream:
+    async def _outputs(self, ask: Ask, request: Request, prepared: Prepared) -> tuple[OutputText, ...]:
         outputs = tuple([self._output(i, ask, request, prepared) for i in range(request.num_outputs)])
+        for at in range(0, len(request.continued_ids), _REPLAY_SLICE):
+            if at:
+                await asyncio.sleep(0)
+            outputs[0].replay(request.continued_ids[at : at + _REPLAY_SLICE])
+        return outputs
+
+    def _open(self, ask: Ask, model_name: str, request: Request, outputs: tuple[OutputText, ...]) -> TokenStream:
+        self._queue.check(request.num_given, self._facts())
         stream = TokenStream(
             _start(ask, model_name, request),
             outputs,
-            num_prompt=len(request.prompt_ids),
+            num_prompt=request.num_given,
             arrival_s=ask.arrival_s,
             options=ask.stream,
             on_close=self._closed,
         )
+        if outputs[0].finish is not None:
+            # By a stop string in the ids that it continues from.
+            stream.ended()
+            return stream
         first, *_ = handles = [next(self._handles) for _ in outputs]
         self._link.send(Add(first, request))
-        self._queue.sent(first, len(request.prompt_ids))
+        self._queue.sent(first, request.num_given)
         self._running.update(zip(handles, ((stream, output) for output in outputs), strict=True))
         self._first_handles[stream] = first
         return stream

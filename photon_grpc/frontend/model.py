@@ -131,7 +131,7 @@ class ServedModel:
         features = ["TEXT"] if self.tokenizer is not None else []
         if self.template is not None:
             features.append("CHAT")
-        features.append("NUM_OUTPUTS")
+        features += ["NUM_OUTPUTS", "CONTINUE_FROM"]
         if self.shares_prefixes:
             features.append("PREFIX_CACHE")
         if self.obeys_priority:

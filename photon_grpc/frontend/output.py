@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from photon_grpc.core.request import FinishReason
+from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.detokenizer import Detokenizer
 from photon_grpc.frontend.stop_strings import StopMatcher
 from photon_grpc.frontend.update import OutputDelta, OutputFinish
@@ -43,6 +45,7 @@ class OutputText:
         "index",
         "is_told",
         "last_id",
+        "num_replayed",
         "num_tokens",
     )
 
@@ -58,8 +61,10 @@ class OutputText:
     ) -> None:
         """`detokenizer` is None where neither text nor stop strings are asked for."""
         self.index = index
-        #: Ids delivered, up to and including the one that ended it.
+        #: Ids of the output, up to and including the one that ended it.
         self.num_tokens = 0
+        #: Those of them that were delivered elsewhere.
+        self.num_replayed = 0
         self.last_id: int | None = None
         self.finish: OutputFinish | None = None
         #: Whether `finish` has been taken.
@@ -92,6 +97,21 @@ class OutputText:
             return False
         return self._release(self._detokenizer.push(token_id))
 
+    def replay(self, token_ids: Sequence[int]) -> None:
+        """The next ids, delivered elsewhere with the text that they release. Raises InvalidRequest where one follows
+        the end of the output."""
+        for token_id in token_ids:
+            if self._is_over():
+                field = f"continue_from.ids[{self.num_tokens}]"
+                raise InvalidRequest(f"{field}: the output had ended before it", field=field)
+            self.push(token_id)
+            self.num_replayed += 1
+        self.drop()
+
+    def _is_over(self) -> bool:
+        is_ended = self.last_id in self._ending_ids and self.num_tokens > self._min_tokens
+        return is_ended or self.finish is not None
+
     def end(self, reason: FinishReason) -> None:
         """The engine ended it."""
         stop = self.last_id if reason is FinishReason.STOP_TOKEN else None
@@ -99,6 +119,10 @@ class OutputText:
         if self._detokenizer is not None:
             self._flush(self._detokenizer, self._include_stop or (eos is None and stop is None))
         self.finish = OutputFinish(reason, stop_token_id=stop, eos_token_id=eos)
+
+    @property
+    def num_delivered(self) -> int:
+        return self.num_tokens - self.num_replayed
 
     def has_news(self) -> bool:
         return bool(self._parts or self._ids or (self.finish is not None and not self.is_told))

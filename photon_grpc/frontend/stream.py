@@ -97,7 +97,7 @@ class TokenStream:
 
     def push(self, output: OutputText, token_id: int) -> bool:
         """The next id of one of `outputs`. True when it ended the output: the engine must be told."""
-        is_first = output.num_tokens == 0
+        is_first = output.num_tokens == output.num_replayed
         is_over = output.push(token_id)
         self._num_gathered += 1
         if is_first:
@@ -128,6 +128,11 @@ class TokenStream:
         self._is_urgent = self._has_news = True
         self._wake()
 
+    def ended(self) -> None:
+        """All outputs had ended before the engine was asked."""
+        self.num_running = 0
+        self._is_urgent = self._has_news = True
+
     def fail(self, error: PhotonError) -> None:
         """Raise `error` to the reader, after what has gathered."""
         if self._error is None:
@@ -151,7 +156,7 @@ class TokenStream:
 
     def usage(self) -> Usage:
         """Up to now."""
-        return Usage(self._num_prompt, self._num_cached, sum(output.num_tokens for output in self.outputs))
+        return Usage(self._num_prompt, self._num_cached, sum(output.num_delivered for output in self.outputs))
 
     def _note(self, num_cached: int, queue_s: float) -> None:
         # The prompt is computed, and billed, once: for the output that is told of first.
@@ -175,7 +180,7 @@ class TokenStream:
         deltas = tuple([output.take() for output in self.outputs if output.has_news()])
         if not self._has_sent and not deltas:
             # The first token released nothing yet; that it is there is news enough.
-            deltas = tuple([output.take() for output in self.outputs if output.num_tokens])
+            deltas = tuple([output.take() for output in self.outputs if output.num_delivered])
         self._has_sent = True
         if self._interval_s:
             self._last_sent_s = time.monotonic()

@@ -68,6 +68,7 @@ def ask_of(
         stream=_stream(request.stream),
         deadline_s=deadline_s,
         replaces=replaces,
+        continue_from=tuple(request.continue_from.ids),
     )
 
 
@@ -80,6 +81,7 @@ def _check_counts(request: pb.GenerateRequest, facts: ModelFacts) -> None:
     """Refuse a list before it becomes objects: 32 MiB hold ten million of them, which would block the event loop."""
     check_prompt(len(request.token_ids.ids), facts.max_context_tokens, "token_ids.ids")
     check_messages(request.chat, facts)
+    check_count(len(request.continue_from.ids), facts.max_context_tokens, "continue_from.ids")
     check_count(len(request.stop.stop_strings), facts.limits.max_stop_strings, "stop.stop_strings")
     check_count(len(request.stop.stop_token_ids), facts.vocab_size, "stop.stop_token_ids")
 

@@ -11,7 +11,6 @@ Feature = model_pb2.Feature
 
 #: Fields of GenerateRequest that this build does not act on yet.
 UNSUPPORTED: dict[str, model_pb2.Feature.ValueType] = {
-    "continue_from": Feature.FEATURE_CONTINUE_FROM,
     "sampling.repetition_penalty": Feature.FEATURE_PENALTIES,
     "sampling.presence_penalty": Feature.FEATURE_PENALTIES,
     "sampling.frequency_penalty": Feature.FEATURE_PENALTIES,

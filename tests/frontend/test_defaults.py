@@ -237,7 +237,7 @@ async def test_a_model_without_tokenizer_speaks_ids_only() -> None:
             await front.tokenize("", TextInput("x"))
         await front.stream(ask((1,)))
         assert len(link.adds) == 1
-        assert front.model("").features == ("NUM_OUTPUTS", "PREFIX_CACHE", "PRIORITY")
+        assert front.model("").features == ("NUM_OUTPUTS", "CONTINUE_FROM", "PREFIX_CACHE", "PRIORITY")
 
 
 async def test_a_priority_that_would_be_ignored_is_refused() -> None:

@@ -62,6 +62,15 @@ class Ask:
     compiled_after: int
     #: Calls after which its matchers break.
     num_calls: int | None
+    #: It continues from so many ids of its only output.
+    cut: int = 0
+
+    def whole(self, number: int, index: int = 0) -> list[int]:
+        """An output when the request is alone."""
+        return complete(self.prompt, self.max_tokens, number, index, self.stop, self.table)
+
+    def continued_ids(self, number: int) -> tuple[int, ...]:
+        return tuple(self.whole(number)[: self.cut]) if self.num_outputs == 1 else ()
 
 
 asks = st.builds(
@@ -83,6 +92,7 @@ asks = st.builds(
     leaver=st.none() | st.none() | st.integers(0, 9),
     compiled_after=st.sampled_from([0, 0, 1, 3]),
     num_calls=st.none() | st.none() | st.integers(0, 40),
+    cut=st.sampled_from([0, 0, 0, 1, 3, 16]),
 )
 #: How far a draft lies from what will be drawn; 0 is kept.
 misses = st.lists(st.sampled_from([0, 0, 0, 0, 1, 50]), min_size=1, max_size=12)
@@ -135,6 +145,7 @@ class Story:
             priority=ask.priority,
             request_id=name,
             scores=ask.scores,
+            continued_ids=ask.continued_ids(number),
         )
         self.handles.append(handle)
 
@@ -150,21 +161,21 @@ class Story:
         """Every output against what its request draws alone."""
         for number, (ask, handle) in enumerate(zip(self.asks, self.handles, strict=True)):
             for index in range(ask.num_outputs):
-                expected = complete(ask.prompt, ask.max_tokens, number, index, ask.stop, ask.table)
-                self._check_one(ask, handle + index, expected, may_fail)
+                cut = len(ask.continued_ids(number))
+                self._check_one(ask, handle + index, ask.whole(number, index), cut, may_fail)
                 whole = scored.of_prompt(ask.prompt, ask.scores) if ask.scores.prompt_records and not index else b""
                 assert whole.startswith(self.h.outcomes[handle + index].prompt_scores)
 
-    def _check_one(self, ask: Ask, handle: int, expected: list[int], may_fail: bool) -> None:
-        outcome = self.h.outcomes[handle]
+    def _check_one(self, ask: Ask, handle: int, whole: list[int], cut: int, may_fail: bool) -> None:
+        outcome, expected = self.h.outcomes[handle], whole[cut:]
         assert outcome.ids == expected[: len(outcome.ids)]
-        assert outcome.scores == scored.of_output(ask.prompt, outcome.ids, ask.scores)
+        assert outcome.scores == scored.of_output([*ask.prompt, *whole[:cut]], outcome.ids, ask.scores)
         if outcome.finished is not None:
             assert outcome.ids == expected and outcome.finished.num_generated == len(expected)
         elif outcome.failed is None:
             assert handle in self.left
         elif outcome.failed.reason == "INVALID_CONSTRAINT":
-            assert ask.table is not None and outcome.ids == expected and not ask.table.allowed(expected)
+            assert ask.table is not None and outcome.ids == expected and not ask.table.allowed(whole)
         else:
             assert outcome.failed.reason == "INTERNAL_FAILURE"
             assert may_fail or (ask.table is not None and ask.num_calls is not None)
@@ -209,6 +220,7 @@ def test_steps_that_fail_change_no_output_of_those_behind_them(
             stop=tuple(ask.stop),
             table=ask.table,
             scores=ask.scores,
+            continued_ids=ask.continued_ids(number),
         )
         for number, ask in enumerate(many)
     ]

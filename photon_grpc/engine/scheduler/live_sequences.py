@@ -71,6 +71,10 @@ class LiveSequences:
         if event is not None:
             self._awaiting.park(seqs, event)
             return
+        reason = self._end_of_given(leader)
+        if reason is not None:
+            self.finish(leader, reason, report)
+            return
         self.prompt_scoring.begin(leader)
         self.wait(leader)
         self.siblings.park(siblings, leader)
@@ -183,6 +187,16 @@ class LiveSequences:
             self.waiting.remove(seq)
         self._end(seq, reason)
         self.sweep()
+
+    def _end_of_given(self, seq: Sequence) -> FinishReason | None:
+        """The reason of an output that the ids it continues from have ended; None: it goes on."""
+        num_continued = seq.num_given - seq.num_prompt
+        if not num_continued:
+            return None
+        if seq in self.constraints.matchers and self.constraints.matchers[seq].is_complete:
+            return FinishReason.CONSTRAINT_COMPLETE
+        is_stop = seq.ids[-1] in seq.stop_ids and num_continued > seq.request.stop.min_tokens
+        return end_reason(seq) if is_stop or seq.num_given >= seq.max_len else None
 
     def sweep(self) -> None:
         self.running = [seq for seq in self.running if seq.status is Status.RUNNING]

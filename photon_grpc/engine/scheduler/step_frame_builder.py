@@ -52,7 +52,7 @@ class StepFrameBuilder:
         columns = self.columns[seq.frontend]
         columns.handles.append(seq.handle)
         columns.ids.append(token)
-        if len(seq.ids) == seq.num_prompt + 1:
+        if len(seq.ids) == seq.num_given + 1:
             columns.started.append(Started(seq.handle, seq.num_cached, _queue_s(seq)))
             self._prompt(seq)
 
@@ -92,7 +92,7 @@ class StepFrameBuilder:
         leader = seq.leader or seq
         if not leader.is_prompt_told:
             leader.is_prompt_told = True
-            self.prompt_tokens += seq.num_prompt
+            self.prompt_tokens += seq.num_given
             self.cached_tokens += seq.num_cached
 
     def frames(self, step: int, load: Load) -> list[tuple[int, StepFrame]]:
