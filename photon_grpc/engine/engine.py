@@ -15,12 +15,20 @@ from photon_grpc.core.request import FinishReason
 from photon_grpc.core.sequence import Sequence, Status
 from photon_grpc.engine.admission import AdmissionControl
 from photon_grpc.engine.bulletin import Bulletin
+from photon_grpc.engine.deadline import check_deadline, seconds_computed, seconds_queued
 from photon_grpc.engine.engine_stats import EngineStats
 from photon_grpc.engine.pace import Pace
 from photon_grpc.engine.scheduler.scheduler import Scheduler
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
 from photon_grpc.engine.scheduler.timers import Due, Timers
-from photon_grpc.errors import AbortedByAdmin, DeadlinePassed, DuplicateRequestId, QueueTimeout, RequestError
+from photon_grpc.errors import (
+    AbortedByAdmin,
+    DeadlinePassed,
+    DeadlineUnreachable,
+    DuplicateRequestId,
+    QueueTimeout,
+    RequestError,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -67,6 +75,7 @@ class Engine:
         self._timers = Timers()
         self._stats = EngineStats()
         self._bulletin = Bulletin(self._stats, scheduler, outbox, load_interval_s)
+        self._facts = facts
         self._admission = AdmissionControl(scheduler, facts)
         self._launched: deque[Launched] = deque()
         #: Those that came since the last step was chosen.
@@ -176,10 +185,26 @@ class Engine:
             self._fail(seq, DuplicateRequestId("a later attempt of the same call took its place"), report)
         seqs = self._admission.admit(frontend, add)
         self._arrived.update(seqs)
-        self.scheduler.live.add(seqs, report)
+        try:
+            self._check_deadline(seqs[0])
+            self.scheduler.live.add(seqs, report)
+        except DeadlineUnreachable as error:
+            for seq in seqs:
+                self.scheduler.live.fail(seq, Fault.of(error), report)
         self._forget_ended(report)
         for seq in seqs:
             self._timers.add(seq)
+
+    def _check_deadline(self, seq: Sequence) -> None:
+        """Raises DeadlineUnreachable."""
+        request, live = seq.request, self.scheduler.live
+        if request.deadline_s is None:
+            return
+        left_s = request.deadline_s - time.monotonic()
+        queue_s = seconds_queued(live.waiting.num_before(seq.rank), self._stats.load(self.scheduler))
+        if queue_s + seconds_computed(request, 0, self.pace, self._facts) > left_s:
+            num_cached = self.scheduler.num_known(seq)
+            check_deadline(left_s, queue_s + seconds_computed(request, num_cached, self.pace, self._facts))
 
     def _forget_ended(self, report: StepFrameBuilder) -> None:
         """At once after what the scheduler has ended: what else this drain holds for it finds nothing, so that it ends

@@ -1,4 +1,4 @@
-"""The silence that the engine's loop may keep, from the measured durations of its steps."""
+"""What steps take, by those that were measured, and the silence that the engine's loop may keep during one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ _UNMEASURED_S = 60.0
 #: Share of the estimate that a faster step leaves. It rises at once and falls slowly: contexts of steps differ.
 _KEPT = 0.9
 _NUM_BUCKETS = 64
+#: Share of the average that a new step leaves.
+_KEPT_OF_MEAN = 0.8
 
 
 class Pace:
@@ -18,6 +20,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._step_s = [0.0] * _NUM_BUCKETS
+        self._mean_s = [0.0] * _NUM_BUCKETS
 
     def stepped(self, num_tokens: int, duration_s: float) -> None:
         """Record a step, from its launch until it was read. At most the allowance counts: a longer one was a pause of
@@ -26,6 +29,14 @@ class Pace:
         bucket = num_tokens.bit_length()
         fallen_s = _KEPT * self._step_s[bucket] + (1 - _KEPT) * duration_s
         self._step_s[bucket] = max(duration_s, fallen_s)
+        mean_s = self._mean_s[bucket]
+        self._mean_s[bucket] = _KEPT_OF_MEAN * mean_s + (1 - _KEPT_OF_MEAN) * duration_s if mean_s else duration_s
+
+    def expected_s(self, num_tokens: int) -> float:
+        """Seconds that a step of so many tokens takes at least, on average: what the largest took that were measured
+        and are surely no larger; 0 where there are none."""
+        largest = (num_tokens + 1).bit_length() - 1
+        return next((mean_s for mean_s in self._mean_s[largest:0:-1] if mean_s), 0.0)
 
     def allowance_s(self, num_tokens: int) -> float:
         """Seconds within which steps of so many tokens are read; of 0 tokens: until the loop's next turn."""

@@ -79,6 +79,10 @@ class BlockPool:
                 f"+ limbo {self.num_limbo} != total {self.num_blocks}"
             )
 
+    def num_known(self, seq: Sequence, root: Hashable) -> int:
+        """Tokens of `seq` that `admit` would find computed."""
+        return len(self._match(seq, root, sys.maxsize)) * self.block_size
+
     # -- allocation ----------------------------------------------------------------------------------------------------
 
     def admit(self, seq: Sequence, root: Hashable, num_running: int, max_cached: int = sys.maxsize) -> bool:

@@ -9,11 +9,13 @@ the one of its Batch.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import chain, islice, repeat
 
 from photon_grpc.core.batch import Admission, Batch, StepOutput
 from photon_grpc.core.fault import Fault
+from photon_grpc.core.request import Request
 from photon_grpc.core.scores import RECORD
 from photon_grpc.core.sequence import Flight, Sequence, Status
 from photon_grpc.engine.blocks.block_pool import BlockPool
@@ -212,10 +214,13 @@ class Scheduler:
             and self._has_prompt(leader)
         ):
             return self.pool.fork(seq, leader, len(self.live.running))
-        request = seq.request
-        root = (request.adapter, request.owner, request.salt)
+        root = _root(seq.request)
         max_cached = self.live.prompt_scoring.max_cached(seq)
         return () if self.pool.admit(seq, root, len(self.live.running), max_cached) else None
+
+    def num_known(self, seq: Sequence) -> int:
+        """Tokens of `seq` that need not be computed, were it admitted now."""
+        return self.pool.num_known(seq, _root(seq.request))
 
     def _has_prompt(self, leader: Sequence) -> bool:
         """True when its prompt may be copied from. What it was admitted with may be written by that very step, and
@@ -383,3 +388,8 @@ def _report_scores(output: StepOutput, plan: BatchBuilder, num_known: dict[int, 
         seq = plan.rows[row]
         if seq.status is not Status.FINISHED or seq.num_generated:
             report.prompt_scores(seq, records)
+
+
+def _root(request: Request) -> Hashable:
+    """Prefixes are shared below it."""
+    return request.adapter, request.owner, request.salt
