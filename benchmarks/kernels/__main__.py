@@ -14,6 +14,7 @@ from benchmarks.kernels import (
     paged_attention,
     rms_norm,
     rotary,
+    scores,
     swiglu,
     topk_topp,
     write_kv,
@@ -29,6 +30,7 @@ TABLES = {
     "decode_attention": decode_attention.table,
     "noise": noise.table,
     "topk_topp": topk_topp.table,
+    "scores": scores.table,
     "fused_linear": fused_linear.table,
 }
 

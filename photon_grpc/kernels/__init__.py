@@ -19,7 +19,7 @@ from photon_grpc.kernels.attention.dispatch import DependentChain, GroupAttentio
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.jit import INTERPRETED, triton
 from photon_grpc.kernels.rotary import rotary
-from photon_grpc.kernels.sampling import bitmask, draw, draw_kept, histogram
+from photon_grpc.kernels.sampling import bitmask, draw, draw_kept, histogram, scores
 
 KernelKind = Literal["auto", "torch", "triton"]
 
@@ -36,6 +36,7 @@ class Kernels:
     mask_logits: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bitmask.Constraints], torch.Tensor]
     draw: Callable[[torch.Tensor, draw.SamplingMetadata], torch.Tensor]
     draw_kept: Callable[[torch.Tensor, draw.SamplingMetadata, histogram.Filters | None], draw_kept.Drawn]
+    scores: Callable[[torch.Tensor, torch.Tensor, scores.ScoreMetadata], torch.Tensor]
     decode_inputs: Callable[[torch.Tensor, torch.Tensor, slot_state.SlotState, int], slot_state.Inputs]
     mixed_inputs: Callable[..., slot_state.Inputs]
     advance: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, slot_state.SlotState], None]
@@ -50,6 +51,7 @@ TORCH = Kernels(
     mask_logits=bitmask.reference,
     draw=draw.reference,
     draw_kept=draw_kept.reference,
+    scores=scores.reference,
     decode_inputs=slot_state.decode_inputs_reference,
     mixed_inputs=slot_state.mixed_inputs_reference,
     advance=slot_state.advance_reference,
@@ -64,6 +66,7 @@ TRITON = Kernels(
     mask_logits=bitmask.launch,
     draw=draw.launch,
     draw_kept=draw_kept.launch,
+    scores=scores.launch,
     decode_inputs=slot_state.decode_inputs,
     mixed_inputs=slot_state.mixed_inputs,
     advance=slot_state.advance,

@@ -21,8 +21,9 @@ from photon_grpc.kernels import rms_norm, swiglu
 from photon_grpc.kernels.attention import online_softmax, triton_decode, triton_varlen, write_kv
 from photon_grpc.kernels.rotary import rotary, rotate_store
 from photon_grpc.kernels.rotary.rotate_store import Rotation
-from photon_grpc.kernels.sampling import bitmask, histogram, noise, topk_topp
+from photon_grpc.kernels.sampling import bitmask, histogram, noise, scores, topk_topp
 from photon_grpc.kernels.sampling.histogram import Filters, Histogram, LogitRows
+from photon_grpc.kernels.sampling.scores import ScoreMetadata, TileScores
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")
@@ -264,3 +265,15 @@ def test_bitmask() -> None:
     types: dict[str, Any] = {"logits": "*fp32", "slots": "*i64", "context_len": "*i32", "is_constrained": "*i8"}
     types |= {"constraints": bitmask.Constraints("*i64", "*i32", "*i64", "*i32")} | numbers  # type: ignore[arg-type]
     check(compiled(bitmask.bitmask_kernel, types, {"BLOCK": 1024, "num_warps": 4}), "st.global")
+
+
+@pytest.mark.parametrize("num_columns", [32000, 128256, 262144])
+def test_scores(num_columns: int) -> None:
+    types: dict[str, Any] = {"logits": "*fp32", "ids": "*i64", "records": "*i32"}
+    types |= {"metadata": ScoreMetadata("*i64", "*i64", "*i64", "*i32")}  # type: ignore[arg-type]
+    types |= {"tiles": TileScores(*["*fp32"] * 3, *["*i32"] * 5)}  # type: ignore[arg-type]
+    types |= dict.fromkeys(("num_columns", "stride", "num_tiles"), "i32")
+    check(compiled(scores.peak_kernel, types, scores.config()), "ld.global.v4")
+    check(compiled(scores.merge_kernel, types, scores.merge_config(num_columns)))
+    check(compiled(scores.best_kernel, types, scores.config() | scores.LIMITS), "ld.global.v4")
+    check(compiled(scores.record_kernel, types, scores.record_config(num_columns)))
