@@ -32,7 +32,10 @@ class Buckets:
         self.mixed = mixed_buckets(max_num_seqs)
 
     def shape(self, batch: Batch) -> StepShape | None:
-        """The smallest that holds the batch; None where none does."""
+        """The smallest that holds the batch; None where none does, or prompts are scored: by hidden states that a graph
+        does not keep."""
+        if batch.scored:
+            return None
         num_rows, num_tokens = len(batch.slots), sum(batch.counts)
         if num_rows <= self.rows[-1] and is_decode(batch):
             return decode_shape(self.rows[bisect_left(self.rows, num_rows)])

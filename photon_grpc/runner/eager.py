@@ -7,7 +7,7 @@ from bisect import bisect_left
 import torch
 
 from photon_grpc.core.batch import Batch
-from photon_grpc.runner.step import Bounds, Drawing, Rows, SampledTokens, Step, StepShape, Tail, is_decode
+from photon_grpc.runner.step import Bounds, Drawing, Rows, Step, StepShape, StepTensors, Tail, is_decode
 
 
 class EagerLaunch:
@@ -28,10 +28,11 @@ class EagerLaunch:
         yielding = [row for row, yields in enumerate(batch.yields) if yields]
         rows, drawing = self._send(batch, yielding)
         shape = StepShape("decode" if is_decode(batch) else "mixed", sum(batch.counts), len(batch.slots))
-        states = step.body(rows, shape, self._bounds(batch))
+        tokens, last = step.body(rows, shape, self._bounds(batch))
+        prompts = step.score_prompts(batch, tokens)
 
-        def tail() -> SampledTokens:
-            return SampledTokens(step.tail(rows, states, level, drawing), drawing and yielding)
+        def tail() -> StepTensors:
+            return StepTensors(step.tail(rows, last, level, drawing), drawing and yielding, prompts)
 
         return tail
 

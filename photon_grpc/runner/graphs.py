@@ -14,22 +14,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from photon_grpc.core.batch import Batch
 from photon_grpc.runner.buckets import Buckets, decode_shape
-from photon_grpc.runner.sampler import SamplingLevel
-from photon_grpc.runner.step import Bounds, Launch, Rows, SampledTokens, Step, StepShape, Tail
+from photon_grpc.runner.sampler import SampledTokens, SamplingLevel
+from photon_grpc.runner.step import Bounds, Launch, Rows, Step, StepShape, StepTensors, Tail
 
 _LOG = logging.getLogger(__name__)
 
 
-#: Computes again what was captured, into the same tensor.
-Replay = tuple[Callable[[], Any], torch.Tensor]
-#: Makes a Replay of a function without arguments, which it calls.
-Capture = Callable[[Callable[[], torch.Tensor]], Replay]
+Tensors = TypeVar("Tensors")
+#: Computes again what was captured, into the same tensors.
+Replay = tuple[Callable[[], Any], Tensors]
+
+
+class Capture(Protocol):
+    """Makes a Replay of a function without arguments, which it calls."""
+
+    def __call__(self, function: Callable[[], Tensors], /) -> Replay[Tensors]: ...
 
 
 class GraphLaunch:
@@ -51,8 +56,9 @@ class GraphLaunch:
         self._columns = torch.zeros((3, step.max_rows), dtype=torch.int64, device=step.table.device)
         context_len = torch.zeros(step.max_rows, dtype=torch.int32, device=step.table.device)
         self._rows = Rows(*self._columns, context_len)
-        self._bodies: dict[StepShape, Replay | None] = {}
-        self._tails: dict[tuple[int, SamplingLevel], Replay] = {}
+        #: Each leaves the hidden states of the rows' last tokens.
+        self._bodies: dict[StepShape, Replay[torch.Tensor] | None] = {}
+        self._tails: dict[tuple[int, SamplingLevel], Callable[[], SampledTokens]] = {}
         #: Slots of the decode step that `_rows` holds; () where it holds something else.
         self._slots: tuple[int, ...] = ()
 
@@ -62,15 +68,11 @@ class GraphLaunch:
         if shape is None or body is None:
             return self._eager(batch)
         replay_body, _ = body
-        replay_tail, ids = self._tail(shape.num_rows, self._step.sampler.level(batch), body)
+        draw = self._tail(shape.num_rows, self._step.sampler.level(batch), body)
         yielding = self._send(batch, shape)
         replay_body()
 
-        def tail() -> SampledTokens:
-            replay_tail()
-            return SampledTokens(ids, yielding)
-
-        return tail
+        return lambda: StepTensors(draw(), yielding)
 
     def warm_up(self, progress: Callable[[int, int], None]) -> None:
         """Capture every shape, of each kind the largest first: the smaller ones fit into the memory that it took."""
@@ -89,13 +91,13 @@ class GraphLaunch:
             done += 1
             progress(done, total)
 
-    def _body(self, shape: StepShape) -> Replay | None:
+    def _body(self, shape: StepShape) -> Replay[torch.Tensor] | None:
         """None where the shape could not be captured: its batches run eagerly."""
         if shape not in self._bodies:
             self._bodies[shape] = self._capture_body(shape)
         return self._bodies[shape]
 
-    def _capture_body(self, shape: StepShape) -> Replay | None:
+    def _capture_body(self, shape: StepShape) -> Replay[torch.Tensor] | None:
         out = None
         if shape.kind == "mixed":
             decode = self._body(decode_shape(shape.num_rows))
@@ -103,18 +105,20 @@ class GraphLaunch:
                 return None
             _, out = decode
         rows, bounds = self._rows.first(shape.num_rows), self._bounds(shape)
-        return self._captured(lambda: self._step.body(rows, shape, bounds, out), shape)
+        return self._captured(lambda: self._step.body(rows, shape, bounds, out).last, shape)
 
-    def _tail(self, num_rows: int, level: SamplingLevel, body: Replay) -> Replay:
-        """Of all bodies of `num_rows` rows: they end in the same buffer, that of `body`."""
+    def _tail(self, num_rows: int, level: SamplingLevel, body: Replay[torch.Tensor]) -> Callable[[], SampledTokens]:
+        """Of all bodies of `num_rows` rows: they end in the same buffer, that of `body`. Launched one by one where it
+        could not be captured."""
         key = num_rows, level
         if key not in self._tails:
             _, states = body
             function = partial(self._step.tail, self._rows.first(num_rows), states, level)
-            self._tails[key] = self._captured(function, key) or uncaptured(function, num_rows, states.device)
+            captured = self._captured(function, key)
+            self._tails[key] = function if captured is None else partial(_replayed, *captured)
         return self._tails[key]
 
-    def _captured(self, function: Callable[[], torch.Tensor], what: object) -> Replay | None:
+    def _captured(self, function: Callable[[], Tensors], what: object) -> Replay[Tensors] | None:
         self._slots = ()
         for column in self._rows:
             # All rows are padding: a call changes no sequence's state.
@@ -148,10 +152,9 @@ class GraphLaunch:
         return [row for row, yields in enumerate(batch.yields) if yields]
 
 
-def uncaptured(function: Callable[[], torch.Tensor], num_rows: int, device: torch.device) -> Replay:
-    """Call a tail that could not be captured."""
-    out = torch.zeros(num_rows, dtype=torch.int64, device=device)
-    return lambda: out.copy_(function()), out
+def _replayed(replay: Callable[[], Any], out: Tensors) -> Tensors:
+    replay()
+    return out
 
 
 class CudaCapture:
@@ -161,7 +164,7 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = _capture_stream(torch.cuda.current_device())
 
-    def __call__(self, function: Callable[[], torch.Tensor]) -> Replay:
+    def __call__(self, function: Callable[[], Tensors], /) -> Replay[Tensors]:
         # Once outside the graph: what is compiled, loaded or allocated at a first call cannot be captured.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):

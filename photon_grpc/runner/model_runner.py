@@ -1,4 +1,4 @@
-"""Batch → Pending → StepOutput: applies what changed, has the step computed, copies the ids out.
+"""Batch → Pending → StepOutput: applies what changed, has the step computed, copies ids and scores out.
 
 One code path for CPU and CUDA. On CUDA nothing here waits for the device but `result` and `close`; a CPU has computed
 what `submit` or `sample` returns.
@@ -21,10 +21,14 @@ from photon_grpc.core.ports import Pending
 from photon_grpc.errors import InternalFailure
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.poisoned_slots import PoisonedSlots, SoundRows
+from photon_grpc.runner.score_records import ScoreRecords, output_records
 from photon_grpc.runner.slot_table import SlotTable
-from photon_grpc.runner.step import Launch, SampledTokens, Tail
+from photon_grpc.runner.step import Launch, StepTensors, Tail
 
 _LOG = logging.getLogger(__name__)
+
+#: Of outputs, of prompts.
+StepRecords = tuple[ScoreRecords, ScoreRecords]
 
 
 class ModelRunner:
@@ -76,7 +80,7 @@ class ModelRunner:
                 return Landed(StepOutput(batch.step, ()))
             tail = self._launch_body(batch)
             if not batch.masked:
-                return _sent(batch, tail(), start_s)
+                return self._sent(batch, tail(), start_s)
         except torch.AcceleratorError:
             raise
         except Exception:
@@ -91,11 +95,19 @@ class ModelRunner:
         self._is_held_back = False
         try:
             with self._table.masked([batch.slots[row] for row in batch.masked], masks):
-                return _sent(batch, tail(), start_s)
+                return self._sent(batch, tail(), start_s)
         except torch.AcceleratorError:
             raise
         except Exception:
             return self._failed(batch)
+
+    def _sent(self, batch: Batch, drawn: StepTensors, start_s: float) -> Pending:
+        """On its way from a device; on a CPU it is computed."""
+        ids, scores = drawn.sampled
+        records = output_records(scores, batch, self._table.scored), drawn.prompts
+        if ids.device.type == "cuda":
+            return InFlight(batch, ids, drawn.rows, records, start_s)
+        return Landed(_output(batch, ids, drawn.rows, records, time.perf_counter() - start_s))
 
     def _failed(self, batch: Batch) -> Pending:
         """Of an exception that is being handled."""
@@ -150,20 +162,22 @@ class Landed(LaunchedStep):
 
 
 class InFlight(LaunchedStep):
-    """A step on the device: its ids travel to pinned memory behind it."""
+    """A step on the device: its ids and scores travel to pinned memory behind it."""
 
-    def __init__(self, batch: Batch, drawn: SampledTokens, start_s: float) -> None:
+    def __init__(
+        self, batch: Batch, ids: torch.Tensor, rows: list[int] | None, records: StepRecords, start_s: float
+    ) -> None:
         self._batch = batch
-        self._rows = drawn.rows
+        self._rows = rows
         self._start_s = start_s
-        self._ids = torch.empty(drawn.ids.shape, dtype=drawn.ids.dtype, pin_memory=True)
-        self._ids.copy_(drawn.ids, non_blocking=True)
+        self._ids = _to_host(ids)
+        self._records = tuple(each._replace(records=_to_host(each.records)) if each.spans else each for each in records)
         self._landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._landed.record()
 
     def result(self) -> StepOutput:
         self._landed.synchronize()
-        return _output(self._batch, self._ids, self._rows, time.perf_counter() - self._start_s)
+        return _output(self._batch, self._ids, self._rows, self._records, time.perf_counter() - self._start_s)
 
 
 def free_unused() -> None:
@@ -173,21 +187,23 @@ def free_unused() -> None:
         torch.cuda.empty_cache()
 
 
-def _sent(batch: Batch, drawn: SampledTokens, start_s: float) -> Pending:
-    """On its way from a device; on a CPU it is computed."""
-    if drawn.ids.device.type == "cuda":
-        return InFlight(batch, drawn, start_s)
-    return Landed(_output(batch, drawn.ids, drawn.rows, time.perf_counter() - start_s))
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """In pinned memory, once what is launched has landed."""
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
 
 
-def _output(batch: Batch, ids: torch.Tensor, wanted: list[int] | None, duration_s: float) -> StepOutput:
+def _output(
+    batch: Batch, ids: torch.Tensor, wanted: list[int] | None, records: StepRecords, duration_s: float
+) -> StepOutput:
     drawn = ids.tolist()
     numbers = tuple(drawn) if wanted is None else tuple([drawn[row] for row in wanted])
-    if not numbers or min(numbers) >= 0:
-        return StepOutput(batch.step, numbers, {}, duration_s)
-    rows = [row for row, yields in enumerate(batch.yields) if yields]
-    faults = {row: FAULTS[number] for row, number in zip(rows, numbers, strict=True) if number < 0}
-    return StepOutput(batch.step, numbers, faults, duration_s)
+    faults: dict[int, Fault] = {}
+    if numbers and min(numbers) < 0:
+        rows = [row for row, yields in enumerate(batch.yields) if yields]
+        faults = {row: FAULTS[number] for row, number in zip(rows, numbers, strict=True) if number < 0}
+    scores, prompt_scores = (each.cut(faults) for each in records)
+    return StepOutput(batch.step, numbers, faults, duration_s, scores=scores, prompt_scores=prompt_scores)
 
 
 def _all_faulty(batch: Batch) -> StepOutput:

@@ -8,7 +8,7 @@ sample of the softmax (Gumbel 1954; Maddison, Tarlow and Minka 2014).
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -19,7 +19,8 @@ from photon_grpc.runner.slot_table import SlotTable
 
 
 class SamplingLevel(IntEnum):
-    """Asked of a tail by the rows of a batch; each level does what the ones before it do."""
+    """Asked of a tail by the rows of a batch. Those that draw do what the ones before them do; the last two score what
+    PLAIN and SHAPED draw."""
 
     #: An argmax, or noise over everything.
     PLAIN = 0
@@ -27,6 +28,26 @@ class SamplingLevel(IntEnum):
     FILTERED = 1
     #: Bans and masks.
     SHAPED = 2
+    SCORED_PLAIN = 3
+    SCORED = 4
+
+    @property
+    def is_scored(self) -> bool:
+        return self >= SamplingLevel.SCORED_PLAIN
+
+    @property
+    def draws(self) -> SamplingLevel:
+        """The level of the draw itself."""
+        scored = {SamplingLevel.SCORED_PLAIN: SamplingLevel.PLAIN, SamplingLevel.SCORED: SamplingLevel.SHAPED}
+        return scored.get(self, self)
+
+
+class SampledTokens(NamedTuple):
+    """ids: int64 [R]. scores: int32 [R, MAX_RECORDS, 3], as `kernels/sampling/scores.py` has them; None at a level that
+    is not scored."""
+
+    ids: torch.Tensor
+    scores: torch.Tensor | None = None
 
 
 class Head(Protocol):
@@ -40,19 +61,21 @@ class Head(Protocol):
 
 
 class Sampler:
-    """Draws one id for each row.
+    """Draws one id for each row, and scores it where the row asks for that.
 
     Args:
         head: makes logits, or draws from them.
         table: the parameters of every slot.
-        kernels: masks, and draws from what filters keep.
+        kernels: masks, draws and scores.
     """
 
     def __init__(self, head: Head, table: SlotTable, kernels: Kernels) -> None:
         self._head = head
         self._table = table
-        self._mask_logits = kernels.mask_logits
+        self._draw_plain = kernels.draw
         self._draw_kept = kernels.draw_kept
+        self._mask_logits = kernels.mask_logits
+        self._score = kernels.scores
         # A device draws all rows of a plain step in one kernel. On a CPU noise for a large vocabulary costs
         # milliseconds a row.
         self._on_cpu = table.device.type == "cpu"
@@ -60,19 +83,24 @@ class Sampler:
     def level(self, batch: Batch) -> SamplingLevel:
         """The lowest that gives every yielding row what it asks for."""
         table = self._table
-        if batch.masked:
-            return SamplingLevel.SHAPED
-        if not (table.filtered or table.banned):
+        if not (batch.masked or table.filtered or table.banned or table.scored):
             return SamplingLevel.PLAIN
         slots = [slot for slot, yields in zip(batch.slots, batch.yields, strict=True) if yields]
-        if not table.banned.keys().isdisjoint(slots):
+        draws = self._draws(batch, slots)
+        if table.scored.keys().isdisjoint(slots):
+            return draws
+        return SamplingLevel.SCORED_PLAIN if draws is SamplingLevel.PLAIN else SamplingLevel.SCORED
+
+    def _draws(self, batch: Batch, slots: list[int]) -> SamplingLevel:
+        table = self._table
+        if batch.masked or not table.banned.keys().isdisjoint(slots):
             return SamplingLevel.SHAPED
         return SamplingLevel.PLAIN if table.filtered.isdisjoint(slots) else SamplingLevel.FILTERED
 
     def __call__(
         self, hidden: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, level: SamplingLevel
-    ) -> torch.Tensor:
-        """int64 [R]; NAN_LOGITS where the best logit is not finite, NOTHING_TO_DRAW where bans and masks are why.
+    ) -> SampledTokens:
+        """Ids are NAN_LOGITS where the best logit is not finite, NOTHING_TO_DRAW where bans and masks are why.
 
         Args:
             hidden: [R, hidden_size], the model's last hidden states.
@@ -84,12 +112,23 @@ class Sampler:
             slots, context_len, table.temperature, table.seed, table.output_index, table.num_prompt
         )
         if level is SamplingLevel.PLAIN and not self._on_cpu:
-            return self._head.draw(hidden, metadata)
+            return SampledTokens(self._head.draw(hidden, metadata))
         logits = self._head.logits(hidden)
+        if not level.is_scored:
+            return SampledTokens(self._draw(logits, metadata, level))
+        # Scored is what the model gave, which masks change.
+        given = logits.clone() if level is SamplingLevel.SCORED else logits
+        ids = self._draw(logits, metadata, level.draws)
+        return SampledTokens(ids, self._score(given, ids, table.output_scores(slots)))
+
+    def _draw(self, logits: torch.Tensor, metadata: SamplingMetadata, level: SamplingLevel) -> torch.Tensor:
+        if level is SamplingLevel.PLAIN and not self._on_cpu:
+            return self._draw_plain(logits, metadata)
         is_constrained = None
         if level is SamplingLevel.SHAPED:
-            is_constrained = self._mask_logits(logits, slots, context_len, table.constraints)
-        ids, best = self._draw_kept(logits, metadata, None if level is SamplingLevel.PLAIN else table.filters)
+            is_constrained = self._mask_logits(logits, metadata.slots, metadata.context_len, self._table.constraints)
+        filters = None if level is SamplingLevel.PLAIN else self._table.filters
+        ids, best = self._draw_kept(logits, metadata, filters)
         if is_constrained is None:
             return ids
         return torch.where(is_constrained & (best == -torch.inf), NOTHING_TO_DRAW, ids)

@@ -16,8 +16,10 @@ import torch
 
 from photon_grpc.core.batch import Admission, Batch
 from photon_grpc.core.kv import KVPlan
+from photon_grpc.core.scores import ScoreParams
 from photon_grpc.kernels.sampling.bitmask import Constraints
 from photon_grpc.kernels.sampling.histogram import Filters
+from photon_grpc.kernels.sampling.scores import MAX_GIVEN, ScoreMetadata
 from photon_grpc.kernels.slot_state import SlotState
 from photon_grpc.runner.upload import Numbers, to_device, words_to_device
 
@@ -34,6 +36,9 @@ class _Numbers(NamedTuple):
     output_index: int
     num_prompt: int
     min_length: int
+    num_best: int
+    num_prompt_best: int
+    num_given: int
     is_masked: int = 0
 
 
@@ -48,7 +53,8 @@ class SlotTable:
     block_table: int32 [S, G, max_blocks], of every KVGroup; what its window has left behind stays until it is
     overwritten. temperature, top_p, min_p: float32 [S]; top_k, seed (bit pattern of the uint64), output_index,
     num_prompt: int64 [S]. min_length, is_masked: int64 [S], banned_ids, masks: int32 [S, W]: as
-    `kernels.sampling.bitmask.Constraints`.
+    `kernels.sampling.bitmask.Constraints`. num_best, num_prompt_best (the same for the prompt), num_given: int64 [S],
+    given_ids: int32 [S, MAX_GIVEN]: as `kernels.sampling.scores.ScoreMetadata`.
     """
 
     def __init__(self, num_slots: int, max_model_len: int, plan: KVPlan, vocab_size: int, device: torch.device) -> None:
@@ -61,17 +67,24 @@ class SlotTable:
         num_words = -(-vocab_size // 32)
         self.banned_ids = torch.zeros((num_slots, num_words), dtype=torch.int32, device=device)
         self.masks = torch.zeros_like(self.banned_ids)
+        self.given_ids = torch.zeros((num_slots, MAX_GIVEN), dtype=torch.int32, device=device)
         self._floats = torch.zeros((_NUM_FLOATS, num_slots), dtype=torch.float32, device=device)
         self._ints = torch.zeros((_NUM_INTS, num_slots), dtype=torch.int64, device=device)
         self.temperature, self.top_p, self.min_p = self._floats
-        self.num_computed, self.top_k, self.seed, self.output_index, self.num_prompt, *constraints = self._ints
-        self.min_length, self.is_masked = constraints
+        self.num_computed, self.top_k, self.seed, self.output_index, self.num_prompt, *others = self._ints
+        self.min_length, self.num_best, self.num_prompt_best, self.num_given, self.is_masked = others
+        self._none_given = torch.zeros_like(self.num_given)
+        # Rows of padding are not scored.
+        self.num_best.fill_(-1)
         #: On the host, upper bounds of num_computed, to bound sizes without asking the device: drafts may be refused.
         self.max_computed = [0] * num_slots
         #: Slots whose sampling is more than an argmax or noise.
         self.filtered: set[int] = set()
         #: Slots with banned ids -> the length from which they may be drawn.
         self.banned: dict[int, int] = {}
+        #: Slots whose output is scored, or their prompt -> how, and the length of the prompt.
+        self.scored: dict[int, ScoreParams] = {}
+        self.scored_prompts: dict[int, tuple[ScoreParams, int]] = {}
 
     @property
     def state(self) -> SlotState:
@@ -87,6 +100,14 @@ class SlotTable:
     def constraints(self) -> Constraints:
         """Bans and masks of every slot."""
         return Constraints(self.min_length, self.banned_ids, self.is_masked, self.masks)
+
+    def output_scores(self, slots: torch.Tensor) -> ScoreMetadata:
+        """How the ids that rows of these slots draw are scored."""
+        return ScoreMetadata(slots, self.num_best, self.num_given, self.given_ids)
+
+    def prompt_scores(self, slots: torch.Tensor) -> ScoreMetadata:
+        """How the ids of their prompts are."""
+        return ScoreMetadata(slots, self.num_prompt_best, self._none_given, self.given_ids)
 
     @contextmanager
     def masked(self, slots: Sequence[int], masks: memoryview) -> Iterator[None]:
@@ -130,11 +151,13 @@ class SlotTable:
     def _forget(self, slot: int) -> None:
         self.filtered.discard(slot)
         self.banned.pop(slot, None)
+        self.scored.pop(slot, None)
+        self.scored_prompts.pop(slot, None)
 
     def _admit(self, admissions: Sequence[Admission]) -> None:
-        """Write all of each slot that can be read, here and on the device: every number; ids and blocks as far as the
-        numbers reach, since what lies behind is written before it is read; bits of banned ids where `min_length` says
-        that they hold."""
+        """Write all of each slot that can be read, here and on the device: every number; ids, blocks and given ids as
+        far as the numbers reach, since what lies behind is written before it is read; bits of banned ids where
+        `min_length` says that they hold."""
         slots = self.to_device([admission.slot for admission in admissions], torch.int64)
         for admission in admissions:
             slot, blocks = admission.slot, admission.blocks
@@ -144,6 +167,8 @@ class SlotTable:
             if slot in self.banned:
                 words = _bitmask(admission.banned_until_min, self.banned_ids.shape[1])
                 self.banned_ids[slot] = words_to_device(words, self.device)
+            if given := admission.scores.token_ids:
+                self.given_ids[slot, : len(given)] = self.to_device(given, torch.int32)
         rows = [self._numbers(admission) for admission in admissions]
         floats = self.to_device([row[:_NUM_FLOATS] for row in rows], torch.float32)
         ints = self.to_device([row[_NUM_FLOATS:] for row in rows], torch.int64)
@@ -158,9 +183,13 @@ class SlotTable:
         until = admission.num_prompt + admission.min_tokens
         if admission.banned_until_min and len(admission.ids) < until:
             self.banned[slot] = until
+        if admission.scores.records:
+            self.scored[slot] = admission.scores
+        if admission.scores.prompt_records:
+            self.scored_prompts[slot] = admission.scores, admission.num_prompt
 
     def _numbers(self, admission: Admission) -> _Numbers:
-        sampling = admission.sampling
+        sampling, scores = admission.sampling, admission.scores
         return _Numbers(
             temperature=0.0 if sampling.is_greedy else sampling.temperature,
             top_p=sampling.top_p,
@@ -171,6 +200,9 @@ class SlotTable:
             output_index=admission.output_index,
             num_prompt=admission.num_prompt,
             min_length=self.banned.get(admission.slot, 0),
+            num_best=max(scores.logprobs, 0) if scores.records else -1,
+            num_prompt_best=scores.prompt_logprobs,
+            num_given=len(scores.token_ids),
         )
 
     def _grow(self, batch: Batch) -> None:

@@ -1,8 +1,8 @@
 """One step on tensors: a body, from the slot table to the hidden rows to draw from, and a tail, to the drawn ids and
 back into the table.
 
-    states = step.body(rows, shape, bounds)
-    ids = step.tail(rows, states, level)
+    hidden = step.body(rows, shape, bounds)
+    sampled = step.tail(rows, hidden.last, level)
 
 `eager.py` calls both with the exact shape of a batch, `graphs.py` captures both in padded shapes and replays them.
 """
@@ -19,7 +19,8 @@ from photon_grpc.kernels import AttentionMetadata, Kernels
 from photon_grpc.kernels.slot_state import Inputs
 from photon_grpc.layers.context import StepContext
 from photon_grpc.models.decoder import Decoder
-from photon_grpc.runner.sampler import Sampler, SamplingLevel
+from photon_grpc.runner.sampler import SampledTokens, Sampler, SamplingLevel
+from photon_grpc.runner.score_records import NO_RECORDS, PromptScorer, ScoreRecords
 from photon_grpc.runner.slot_table import SlotTable
 
 
@@ -63,15 +64,24 @@ class Drawing(NamedTuple):
     num_real: int
 
 
-class SampledTokens(NamedTuple):
-    """Ids that a step has put on the device, int64, and those of its rows that yield, in order (None: all)."""
+class HiddenStates(NamedTuple):
+    """What a body leaves: tokens [T, hidden_size], of all tokens, row behind row; last [R, hidden_size], of the last
+    token of each row."""
 
-    ids: torch.Tensor
+    tokens: torch.Tensor
+    last: torch.Tensor
+
+
+class StepTensors(NamedTuple):
+    """What a step has put on the device. rows: those that yield, in order (None: all)."""
+
+    sampled: SampledTokens
     rows: list[int] | None = None
+    prompts: ScoreRecords = NO_RECORDS
 
 
 #: Launches the tail of a step whose body is launched.
-Tail = Callable[[], SampledTokens]
+Tail = Callable[[], StepTensors]
 #: Launches the body of a batch whose changes are applied; does not wait for the device.
 Launch = Callable[[Batch], Tail]
 
@@ -89,6 +99,7 @@ class Step:
     ) -> None:
         self.table = table
         self.sampler = Sampler(decoder, table, kernels)
+        self.score_prompts = PromptScorer(decoder, table, kernels)
         self.max_rows = max_rows
         self.max_model_len = decoder.max_model_len
         self._decoder = decoder
@@ -96,36 +107,38 @@ class Step:
         self._kernels = kernels
         self._starts = torch.arange(max_rows + 1, dtype=torch.int32, device=table.device)
 
-    def body(self, rows: Rows, shape: StepShape, bounds: Bounds, out: torch.Tensor | None = None) -> torch.Tensor:
-        """[R, hidden_size]: the hidden state of each row's last token, of a mixed step in `out` where it is given."""
+    def body(self, rows: Rows, shape: StepShape, bounds: Bounds, out: torch.Tensor | None = None) -> HiddenStates:
+        """The `last` of a mixed step are in `out` where it is given."""
         return self._decode(rows, bounds) if shape.kind == "decode" else self._mixed(rows, shape, bounds, out)
 
     def tail(
         self, rows: Rows, states: torch.Tensor, level: SamplingLevel, drawing: Drawing | None = None
-    ) -> torch.Tensor:
-        """int64 [R]: the drawn ids, which the slot table has then too; that of a row that does not yield means nothing.
+    ) -> SampledTokens:
+        """Of each row; the slot table has the ids then too. Those of a row that does not yield mean nothing.
 
         Args:
+            states: [R, hidden_size], the `last` of HiddenStates.
             drawing: the rows to draw for, all that yield among them; None: all.
         """
-        ids = self._draw(rows, states, level, drawing)
-        self._kernels.advance(rows.slots, rows.counts, rows.yields, ids, self.table.state)
-        return ids
+        sampled = self._draw(rows, states, level, drawing)
+        self._kernels.advance(rows.slots, rows.counts, rows.yields, sampled.ids, self.table.state)
+        return sampled
 
-    def _decode(self, rows: Rows, bounds: Bounds) -> torch.Tensor:
+    def _decode(self, rows: Rows, bounds: Bounds) -> HiddenStates:
         table, query_start = self.table, self._starts[: rows.slots.shape[0] + 1]
         found = self._kernels.decode_inputs(rows.slots, rows.context_len, table.state, table.block_size)
         # No row of such a step is new: only its own newest key is written while it attends.
         ctx = self._context(found._replace(query_start=query_start), rows, bounds, history_is_settled=True)
-        return self._decoder.forward(found.token, ctx)
+        hidden = self._decoder.forward(found.token, ctx)
+        return HiddenStates(hidden, hidden)
 
-    def _mixed(self, rows: Rows, shape: StepShape, bounds: Bounds, out: torch.Tensor | None) -> torch.Tensor:
+    def _mixed(self, rows: Rows, shape: StepShape, bounds: Bounds, out: torch.Tensor | None) -> HiddenStates:
         table = self.table
         found = self._kernels.mixed_inputs(
             rows.slots, rows.counts, rows.context_len, shape.num_tokens, table.state, table.block_size
         )
         hidden = self._decoder.forward(found.token, self._context(found, rows, bounds, history_is_settled=False))
-        return torch.index_select(hidden, 0, found.last, out=out)
+        return HiddenStates(hidden, torch.index_select(hidden, 0, found.last, out=out))
 
     def _context(self, found: Inputs, rows: Rows, bounds: Bounds, *, history_is_settled: bool) -> StepContext:
         kv = []
@@ -146,14 +159,21 @@ class Step:
             )
         return StepContext(found.position, tuple(kv))
 
-    def _draw(self, rows: Rows, states: torch.Tensor, level: SamplingLevel, drawing: Drawing | None) -> torch.Tensor:
+    def _draw(self, rows: Rows, states: torch.Tensor, level: SamplingLevel, drawing: Drawing | None) -> SampledTokens:
         if drawing is None:
             return self.sampler(states, rows.slots, rows.context_len, level)
-        ids, (chosen, num_real) = torch.zeros_like(rows.slots), drawing
-        if num_real:
-            drawn = self.sampler(states[chosen], rows.slots[chosen], rows.context_len[chosen], level)
-            ids[chosen[:num_real]] = drawn[:num_real]
-        return ids
+        chosen, num_real = drawing
+        if not num_real:
+            return SampledTokens(torch.zeros_like(rows.slots))
+        drawn = self.sampler(states[chosen], rows.slots[chosen], rows.context_len[chosen], level)
+        return SampledTokens(*(each if each is None else _at(chosen, num_real, each, rows) for each in drawn))
+
+
+def _at(chosen: torch.Tensor, num_real: int, drawn: torch.Tensor, rows: Rows) -> torch.Tensor:
+    """[R, …] from what is drawn for the chosen rows; 0 for all others."""
+    spread = drawn.new_zeros((rows.slots.shape[0], *drawn.shape[1:]))
+    spread[chosen[:num_real]] = drawn[:num_real]
+    return spread
 
 
 def is_decode(batch: Batch) -> bool:

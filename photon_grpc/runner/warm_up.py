@@ -14,12 +14,13 @@ from photon_grpc.config.sizes import Sizes
 from photon_grpc.core.batch import Admission, Batch
 from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.request import SamplingParams
+from photon_grpc.core.scores import ScoreParams
 from photon_grpc.errors import ConfigError, NumericFailure
 from photon_grpc.kernels import Kernels
 from photon_grpc.models.decoder import Decoder, DecoderLayer
 from photon_grpc.runner.buckets import DECODE_BUCKETS, LONG_BUCKETS
 from photon_grpc.runner.build import eager_runner
-from photon_grpc.runner.graphs import Replay
+from photon_grpc.runner.graphs import Replay, Tensors
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
 
@@ -31,8 +32,10 @@ def warm_up(runner: ModelRunner) -> float:
     plain = _row(runner.kv, 1, 1)
     shaped = structs.replace(plain, min_tokens=1, banned_until_min=(0,))
     filtered = structs.replace(plain, sampling=_FILTERED)
+    scored = [structs.replace(admission, scores=ScoreParams(logprobs=0)) for admission in (shaped, plain)]
     *_, seconds = [
-        compute(runner, Batch(0, (1,), (1,), (1,), admissions=(admission,))) for admission in (shaped, filtered, plain)
+        compute(runner, Batch(0, (1,), (1,), (1,), admissions=(admission,)))
+        for admission in (*scored, shaped, filtered, plain)
     ]
     return seconds
 
@@ -56,13 +59,15 @@ def warm_up_mixed(runner: ModelRunner, sizes: Sizes) -> None:
 
 
 def largest_step(decoder: Decoder, kernels: Kernels, plan: KVPlan, sizes: Sizes) -> None:
-    """One step of as many tokens over as many rows as there may be, on a cache of one block. Raise as `compute`."""
+    """One step of as many tokens over as many rows as there may be, filtered and scored, on a cache of one block. Raise
+    as `compute`."""
     num_tokens = sizes.max_num_batched_tokens
     length = min(decoder.max_model_len - 1, max(1, num_tokens // max(1, min(sizes.max_num_seqs, num_tokens))))
     num_rows = max(1, min(sizes.max_num_seqs, num_tokens // length))
     runner = eager_runner(decoder, KVCache(plan, 1, decoder.device), kernels, max_num_seqs=num_rows)
     slots = tuple(range(1, num_rows + 1))
-    admissions = tuple(_row(plan, slot, length, sampling=_FILTERED) for slot in slots)
+    rows = [_row(plan, slot, length, sampling=_FILTERED) for slot in slots]
+    admissions = tuple(structs.replace(row, scores=ScoreParams(logprobs=0)) for row in rows)
     compute(runner, Batch(0, slots, (length,) * num_rows, (1,) * num_rows, admissions=admissions))
 
 
@@ -88,10 +93,10 @@ def _row(plan: KVPlan, slot: int, length: int, num_computed: int = 0, sampling: 
     return Admission(slot, (0,) * length, length, num_computed, blocks, sampling)
 
 
-def call_once(function: Callable[[], torch.Tensor]) -> Replay:
+def call_once(function: Callable[[], Tensors]) -> Replay[Tensors]:
     """A Capture that captures nothing: the function is called, its replay does nothing."""
-    ids = function()
-    return lambda: None, ids
+    out = function()
+    return lambda: None, out
 
 
 def one_layer_of_each_kind(decoder: Decoder) -> Decoder:

@@ -76,7 +76,7 @@ def test_frequencies_are_those_of_the_softmax(more: dict[str, float]) -> None:
     num_draws, temperature = 8000, 0.7
     logits = torch.tensor([[1.0, 2.0, 0.5, -1.0, 2.2, 0.0, -3.0]])
     tail = sampler_of([SamplingParams(temperature=temperature, seed=seed, **more) for seed in range(num_draws)], 7)  # type: ignore[arg-type]
-    ids = tail[0](logits.repeat(num_draws, 1), *tail[1:])
+    ids = tail[0](logits.repeat(num_draws, 1), *tail[1:]).ids
     warped = logits / temperature
     if "top_k" in more:
         warped = TopKLogitsWarper(int(more["top_k"]))(None, warped)
@@ -114,9 +114,9 @@ def test_one_pass_over_the_head_draws_what_filters_that_keep_all_draw() -> None:
     tail._table.num_prompt[slots] = 5
     tail._table.output_index[slots] = torch.tensor([0, 1, 2], dtype=tail._table.output_index.dtype)
     context_len = torch.tensor([9, 5, 6])
-    by_filters = tail(logits.clone(), slots, context_len, SamplingLevel.FILTERED)
+    by_filters = tail(logits.clone(), slots, context_len, SamplingLevel.FILTERED).ids
     tail._on_cpu = False
-    assert torch.equal(tail(logits.clone(), slots, context_len, SamplingLevel.PLAIN), by_filters)
+    assert torch.equal(tail(logits.clone(), slots, context_len, SamplingLevel.PLAIN).ids, by_filters)
 
 
 def test_ids_are_banned_up_to_min_tokens_and_for_their_request_alone() -> None:
@@ -132,7 +132,7 @@ def test_ids_are_banned_up_to_min_tokens_and_for_their_request_alone() -> None:
         # Before the token to draw: the prompt alone, then one and two tokens of the output.
         drawn.append(
             [
-                int(sampler(logits.clone(), torch.tensor([1]), torch.tensor([n]), SamplingLevel.SHAPED)[0])
+                int(sampler(logits.clone(), torch.tensor([1]), torch.tensor([n]), SamplingLevel.SHAPED).ids[0])
                 for n in (1, 2, 3)
             ]
         )
@@ -145,14 +145,14 @@ def test_a_neighbour_s_parameters_never_change_a_token() -> None:
     mine = [SamplingParams(temperature=0.9, seed=2**64 - 1 - i) for i in range(3)]
     plain = sampler_of([*mine, SamplingParams(temperature=0.0)], 300)
     mixed = sampler_of([*mine, SamplingParams(temperature=1.3, top_k=3, top_p=0.5, min_p=0.1)], 300)
-    assert torch.equal(plain[0](logits.clone(), *plain[1:])[:3], mixed[0](logits.clone(), *mixed[1:])[:3])
-    assert plain[0](logits.clone(), *plain[1:])[3] == logits[3].argmax()
+    assert torch.equal(plain[0](logits.clone(), *plain[1:]).ids[:3], mixed[0](logits.clone(), *mixed[1:]).ids[:3])
+    assert plain[0](logits.clone(), *plain[1:]).ids[3] == logits[3].argmax()
 
 
 def test_noise_changes_with_seed_and_position() -> None:
     logits = torch.zeros(50, 1000)
     draws = [
-        tail[0](logits.clone(), *tail[1:]).tolist()
+        tail[0](logits.clone(), *tail[1:]).ids.tolist()
         for tail in (
             sampler_of([SamplingParams(seed=s + shift) for s in range(50)], 1000, position=p)
             for shift, p in ((0, 0), (1000, 0), (0, 1))
@@ -165,14 +165,14 @@ def test_every_bit_of_a_seed_matters() -> None:
     """A seed is a uint64, in a column of int64."""
     logits, seeds = torch.zeros(1, 1000), [3, *(3 + 2**bit for bit in (3, 31, 32, 62, 63)), 2**64 - 1, 2**63 - 1]
     tail = sampler_of([SamplingParams(seed=seed) for seed in seeds], 1000)
-    ids = [tail[0](logits.repeat(len(seeds), 1), tail[1], tail[2] + at, tail[3]) for at in range(4)]
+    ids = [tail[0](logits.repeat(len(seeds), 1), tail[1], tail[2] + at, tail[3]).ids for at in range(4)]
     assert len(set(map(tuple, torch.stack(ids, dim=1).tolist()))) == len(seeds)
 
 
 def test_filters_that_keep_one_token_are_greedy() -> None:
     logits = torch.randn(2, 200)
     tail = sampler_of([SamplingParams(top_k=1, seed=1), SamplingParams(top_p=1e-9, seed=2)], 200)
-    assert torch.equal(tail[0](logits.clone(), *tail[1:]), logits.argmax(-1))
+    assert torch.equal(tail[0](logits.clone(), *tail[1:]).ids, logits.argmax(-1))
 
 
 def test_noise_for_all_and_noise_for_each_row_s_kept_draw_the_same() -> None:
@@ -190,7 +190,7 @@ def test_logits_that_are_not_finite_fail_their_row_alone(poison: float) -> None:
     logits = torch.randn(3, 50)
     logits[1, 7] = poison
     tail = sampler_of([SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(seed=3)], 50)
-    ids = tail[0](logits, *tail[1:])
+    ids = tail[0](logits, *tail[1:]).ids
     assert ids[1] == INVALID and ids[0] >= 0 and ids[2] >= 0
 
 
@@ -241,7 +241,7 @@ def test_what_is_nearly_greedy_is_greedy() -> None:
     logits = torch.randn(3, 200)
     samplings = [SamplingParams(temperature=9e-6, seed=1), SamplingParams(temperature=0.0), SamplingParams(seed=2)]
     sampler, slots, lengths, level = sampler_of(samplings, 200)
-    assert torch.equal(sampler(logits.clone(), slots, lengths, level)[:2], logits[:2].argmax(-1))
+    assert torch.equal(sampler(logits.clone(), slots, lengths, level).ids[:2], logits[:2].argmax(-1))
     assert sampler._table.temperature[slots].tolist() == [0.0, 0.0, 1.0] and samplings[0].is_greedy
 
 

@@ -47,7 +47,7 @@ def test_a_token_is_drawn_at_every_level_before_the_first_request() -> None:
     assert met == list(reversed(SamplingLevel))
     asked = prompts(1)
     assert served.complete(asked, 12) == [greedy(reference, prompt, 12) for prompt in asked]
-    assert not (runner._table.filtered or runner._table.banned)  # type: ignore[attr-defined]
+    assert not (runner._table.filtered or runner._table.banned or runner._table.scored)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,300 @@
+"""Scores of the real runner: those of transformers' log-softmax, of raw logits, whatever else a row asks for and
+whatever stands beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+import torch
+
+from photon_grpc.config.flags import CacheConfig, SchedulerConfig
+from photon_grpc.core.batch import NAN_LOGITS, Admission, Batch, StepOutput
+from photon_grpc.core.request import SamplingParams
+from photon_grpc.core.scores import NO_SCORES, RECORD, ScoreParams
+from photon_grpc.kernels import select
+from photon_grpc.runner import score_records
+from photon_grpc.runner.build import eager_runner
+from photon_grpc.runner.model_runner import ModelRunner
+from tests.runner.masks import masks
+from tests.runner.models import model
+from tests.runner.served import Served
+from tests.runner.test_graphs import Replayed, loaded, new_cache, replayed_runner
+from tests.runner.test_greedy import prompts
+
+Record = tuple[int, float, int]
+
+GREEDY = SamplingParams(temperature=0.0)
+#: Of slots 1, 2, …; every level of drawing, and rows without scores among them.
+ROWS: tuple[tuple[SamplingParams, ScoreParams], ...] = (
+    (GREEDY, ScoreParams(logprobs=5)),
+    (SamplingParams(0.9, seed=3), NO_SCORES),
+    (SamplingParams(1.2, top_k=50, top_p=0.9, seed=4), ScoreParams(logprobs=20, token_ids=(7, 319, 0))),
+    (SamplingParams(1.3, seed=5), ScoreParams(logprobs=0)),
+    (GREEDY, ScoreParams(token_ids=(11, 12))),
+    (GREEDY, NO_SCORES),
+)
+PLAIN = tuple((sampling, NO_SCORES) for sampling, _ in ROWS)
+
+
+@pytest.fixture(params=["eager", "replayed"])
+def runner(request: pytest.FixtureRequest) -> ModelRunner:
+    if request.param == "replayed":
+        return replayed_runner(8)[0]
+    return eager_runner(loaded(), new_cache(), select("torch", "cpu"), max_num_seqs=8)
+
+
+def admission(
+    slot: int, ids: Sequence[int], sampling: SamplingParams, scores: ScoreParams, **more: object
+) -> Admission:
+    blocks = tuple(range(10 * slot, 10 * slot + 10))
+    return Admission(slot, tuple(ids), len(ids), 0, (blocks,), sampling, scores=scores, **more)  # type: ignore[arg-type]
+
+
+def prompt_of(slot: int) -> list[int]:
+    return [(17 * slot + 5 * at) % 320 for at in range(2 + slot)]
+
+
+def batches(rows: tuple[tuple[SamplingParams, ScoreParams], ...], num_steps: int = 3) -> Iterator[Batch]:
+    """All prompts in one step, then decode steps."""
+    slots = tuple(range(1, len(rows) + 1))
+    ones, counts = (1,) * len(rows), tuple(len(prompt_of(slot)) for slot in slots)
+    admitted = tuple(admission(slot, prompt_of(slot), *row) for slot, row in zip(slots, rows, strict=True))
+    yield Batch(1, slots, counts, ones, admissions=admitted)
+    for step in range(2, 2 + num_steps):
+        yield Batch(step, slots, ones, ones)
+
+
+def unpacked(records: bytes) -> list[Record]:
+    return list(RECORD.iter_unpack(records))
+
+
+@torch.inference_mode()
+def expected_at(ids: Sequence[int], chosen: int, params: ScoreParams) -> list[Record]:
+    """Of the id behind `ids`, by transformers."""
+    logits = model("llama")[1](torch.tensor([list(ids)])).logits[0, -1].float()
+    logprobs, best = logits.log_softmax(-1), logits.argsort(descending=True, stable=True).tolist()
+    wanted = [chosen, *best[: max(params.logprobs, 0)], *params.token_ids]
+    return [(each, float(logprobs[each]), 1 + int((logits > logits[each]).sum())) for each in wanted]
+
+
+def assert_equal(found: Sequence[Record], expected: Sequence[Record]) -> None:
+    assert [(token, rank) for token, _, rank in found] == [(token, rank) for token, _, rank in expected]
+    assert [logprob for _, logprob, _ in found] == pytest.approx([logprob for _, logprob, _ in expected], abs=1e-4)
+
+
+def assert_scored(outputs: Sequence[StepOutput], rows: Sequence[tuple[SamplingParams, ScoreParams]] = ROWS) -> None:
+    """Every scored row of every step, by transformers, behind what the row has drawn before."""
+    ids = {row: prompt_of(row + 1) for row in range(len(rows))}
+    for output in outputs:
+        assert not output.faults
+        assert list(output.scores) == [row for row, (_, params) in enumerate(rows) if params.records]
+        for row, (_, params) in enumerate(rows):
+            if params.records:
+                found = unpacked(output.scores[row])
+                assert len(found) == params.records
+                assert_equal(found, expected_at(ids[row], output.ids[row], params))
+            ids[row].append(output.ids[row])
+
+
+def test_records_are_those_of_transformers_beside_rows_that_ask_for_none(runner: ModelRunner) -> None:
+    assert_scored([runner.submit(batch).result() for batch in batches(ROWS)])
+
+
+def test_scores_change_no_id(runner: ModelRunner) -> None:
+    scored = [runner.submit(batch).result() for batch in batches(ROWS)]
+    plain = [runner.submit(batch).result() for batch in batches(PLAIN)]
+    assert [output.ids for output in scored] == [output.ids for output in plain]
+    assert not any(output.scores for output in plain)
+
+
+def test_a_batch_that_only_scores_filters_and_masks_nothing(runner: ModelRunner) -> None:
+    rows = tuple((GREEDY if slot % 2 else SamplingParams(1.1, seed=slot), ScoreParams(logprobs=3)) for slot in range(5))
+    assert_scored([runner.submit(batch).result() for batch in batches(rows)], rows)
+
+
+def test_masks_and_bans_change_the_chosen_id_and_no_score(runner: ModelRunner) -> None:
+    """The chosen one's rank counts ids that could not be drawn."""
+    params = ScoreParams(logprobs=4, token_ids=(6,))
+    free = expected_at(prompt_of(1), 0, params)[1][0]
+    banned = admission(2, prompt_of(1), GREEDY, params, min_tokens=2, banned_until_min=(free,))
+    batch = Batch(
+        1,
+        (1, 2, 3),
+        (3, 3, 3),
+        (1, 1, 1),
+        admissions=(admission(1, prompt_of(1), GREEDY, params), banned, admission(3, prompt_of(1), GREEDY, params)),
+        masked=(0,),
+    )
+    pending = runner.submit(batch)
+    pending.sample(masks((9, 13, 200)))
+    output = pending.result()
+    assert output.ids[0] in (9, 13, 200) and output.ids[1] != free and output.ids[2] == free
+    for row in range(3):
+        assert_equal(unpacked(output.scores[row]), expected_at(prompt_of(1), output.ids[row], params))
+    assert unpacked(output.scores[1])[0][2] == 2
+
+
+def test_a_row_that_fails_has_no_scores_and_the_others_have_theirs(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = runner._launch_body._step.sampler._head  # type: ignore[attr-defined]
+    logits = head.logits
+
+    def poisoned(hidden: torch.Tensor) -> torch.Tensor:
+        made = logits(hidden)
+        made[0] = torch.nan
+        return made
+
+    monkeypatch.setattr(head, "logits", poisoned)
+    output = runner.submit(next(batches(ROWS))).result()
+    assert output.ids[0] == NAN_LOGITS and set(output.faults) == {0}
+    assert set(output.scores) == {2, 3, 4}
+    for row in (2, 3, 4):
+        found = unpacked(output.scores[row])
+        assert_equal(found, expected_at(prompt_of(row + 1), output.ids[row], ROWS[row][1]))
+
+
+def test_the_next_sequence_of_a_slot_is_scored_as_it_asks_itself(runner: ModelRunner) -> None:
+    first, second = ScoreParams(logprobs=3, token_ids=(5, 6, 7)), ScoreParams(logprobs=1)
+    for step, params in enumerate((first, second, NO_SCORES, first), 1):
+        batch = Batch(step, (1,), (3,), (1,), admissions=(admission(1, prompt_of(1), GREEDY, params),))
+        output = runner.submit(batch).result()
+        assert bool(output.scores) == bool(params.records)
+        if params.records:
+            assert_equal(unpacked(output.scores[0]), expected_at(prompt_of(1), output.ids[0], params))
+
+
+# -- prompts -----------------------------------------------------------------------------------------------------------
+
+LONG = [(7 + 13 * at) % 320 for at in range(60)]
+
+
+@torch.inference_mode()
+def expected_prompt(ids: Sequence[int], num_best: int) -> list[list[Record]]:
+    """Of the positions 1 … len(ids) - 1, by transformers."""
+    logits = model("llama")[1](torch.tensor([list(ids)])).logits[0].float()
+    logprobs = logits.log_softmax(-1)
+    found = []
+    for at in range(1, len(ids)):
+        row = logits[at - 1]
+        wanted = [ids[at], *row.argsort(descending=True, stable=True)[:num_best].tolist()]
+        found.append([(each, float(logprobs[at - 1, each]), 1 + int((row > row[each]).sum())) for each in wanted])
+    return found
+
+
+def assert_prompt(records: bytes, expected: Sequence[Sequence[Record]]) -> None:
+    assert_equal(unpacked(records), [record for position in expected for record in position])
+
+
+@pytest.mark.parametrize("width", [7, 64])
+def test_a_prompt_is_scored_chunk_by_chunk_beside_others(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    """Three chunks of one prompt, the first beside another that is scored in one step, each beside a decode row."""
+    monkeypatch.setattr(score_records, "SLICE", width)
+    long, short = ScoreParams(logprobs=2, prompt_logprobs=3), ScoreParams(prompt_logprobs=0)
+    decoding = admission(1, prompt_of(1), GREEDY, ScoreParams(logprobs=1))
+    runner.submit(Batch(1, (1,), (3,), (1,), admissions=(decoding,))).result()
+    entered = admission(2, LONG, GREEDY, long), admission(3, prompt_of(3), GREEDY, short)
+    outputs = [
+        runner.submit(batch).result()
+        for batch in (
+            Batch(2, (1, 2, 3), (1, 25, 5), (1, 0, 1), admissions=entered, scored=((1, 1), (2, 1))),
+            Batch(3, (1, 2, 3), (1, 20, 1), (1, 0, 1), scored=((1, 26),)),
+            Batch(4, (1, 2), (1, 15), (1, 1), scored=((1, 46),)),
+        )
+    ]
+    assert [set(output.prompt_scores) for output in outputs] == [{1, 2}, {1}, {1}]
+    assert_prompt(outputs[0].prompt_scores[2], expected_prompt(prompt_of(3), 0))
+    assert_prompt(b"".join(output.prompt_scores[1] for output in outputs), expected_prompt(LONG, 3))
+    assert [set(output.scores) for output in outputs] == [{0}, {0}, {0, 1}]
+    assert_equal(unpacked(outputs[2].scores[1]), expected_at(LONG, outputs[2].ids[1], long))
+
+
+def test_a_resumed_prompt_is_scored_from_where_its_scores_ended(runner: ModelRunner) -> None:
+    """It is computed again from its beginning, with what was generated behind it."""
+    params, expected = ScoreParams(prompt_logprobs=2), expected_prompt(LONG, 2)
+    resumed = Admission(1, (*LONG, 5, 6), len(LONG), 0, (tuple(range(1, 11)),), GREEDY, scores=params)
+    first = runner.submit(Batch(1, (1,), (50,), (0,), admissions=(resumed,), scored=((0, 31),))).result()
+    second = runner.submit(Batch(2, (1,), (12,), (1,), scored=((0, 51),))).result()
+    assert_prompt(first.prompt_scores[0], expected[30:50])
+    assert_prompt(second.prompt_scores[0], expected[50:])
+
+
+def test_a_chunk_of_one_token_is_scored_and_one_behind_the_prompt_has_nothing_to_score(runner: ModelRunner) -> None:
+    params, expected = ScoreParams(prompt_logprobs=1), expected_prompt(LONG, 1)
+    first = Batch(1, (1,), (58,), (0,), admissions=(admission(1, LONG, GREEDY, params),), scored=((0, 1),))
+    outputs = [
+        runner.submit(batch).result()
+        for batch in (
+            first,
+            Batch(2, (1,), (1,), (0,), scored=((0, 59),)),
+            Batch(3, (1,), (1,), (1,), scored=((0, 60),)),
+        )
+    ]
+    assert_prompt(outputs[0].prompt_scores[0], expected[:58])
+    assert_prompt(outputs[1].prompt_scores[0], expected[58:])
+    assert outputs[2].prompt_scores == {0: b""}
+
+
+def test_a_prompt_that_cannot_be_scored_fails_with_its_step_alone(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = runner._launch_body._step  # type: ignore[attr-defined]
+
+    def no_memory(batch: Batch, hidden: torch.Tensor) -> None:
+        raise torch.OutOfMemoryError("no memory for the logits")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(step, "score_prompts", no_memory)
+        failed = Batch(
+            1, (1,), (5,), (1,), admissions=(admission(1, LONG[:5], GREEDY, ScoreParams()),), scored=((0, 1),)
+        )
+        assert set(runner.submit(failed).result().faults) == {0}
+    assert_scored([runner.submit(batch).result() for batch in batches(ROWS)])
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("make", [Replayed, lambda: few_blocks()], ids=["replayed", "eager, preempted"])
+def test_requests_get_each_score_once_chunked_preempted_and_beside_others(
+    make: Callable[[], Served], depth: int
+) -> None:
+    served = make()
+    served.assembled.runner.depth = depth  # type: ignore[misc]
+    asked = prompts(4, (33, 9, 12, 7))
+    params = (
+        ScoreParams(logprobs=2, prompt_logprobs=1),
+        ScoreParams(logprobs=0, token_ids=(3,)),
+        NO_SCORES,
+        ScoreParams(prompt_logprobs=4),
+    )
+    samplings = GREEDY, SamplingParams(1.1, top_p=0.9, seed=8), GREEDY, GREEDY
+    each = zip(asked, samplings, params, strict=True)
+    handles = [served.add(prompt, 14, sampling, scores=scores) for prompt, sampling, scores in each]
+    served.run()
+    for handle, prompt, scores in zip(handles, asked, params, strict=True):
+        output = served.outputs[handle]
+        assert output.failed is None and len(output.ids) == 14
+        expected = [
+            record
+            for at, token in enumerate(output.ids if scores.records else ())
+            for record in expected_at([*prompt, *output.ids[:at]], token, scores)
+        ]
+        assert_equal(unpacked(output.scores), expected)
+        assert_prompt(
+            output.prompt_scores, expected_prompt(prompt, scores.prompt_logprobs) if scores.prompt_records else []
+        )
+    assert served.engine.scheduler.num_preemptions > 0 or isinstance(served, Replayed)
+
+
+def few_blocks() -> Served:
+    """Prompts come in chunks, and sequences lose their blocks on the way."""
+    return Served(
+        model("llama")[0],
+        cache=CacheConfig(block_size=4, num_blocks=15),
+        scheduler=SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=16),
+    )
