@@ -15,6 +15,7 @@ from photon_grpc.core.generation import Prompt
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.ask import (
     Ask,
+    CacheAsk,
     ChatInput,
     ChatMessage,
     IdsInput,
@@ -55,6 +56,7 @@ def make_ask(
     max_duration_s: float | None = None,
     priority: int = 0,
     continue_from: Sequence[int] = (),
+    session_id: str = "",
 ) -> Ask:
     """The options have the names and meanings of the protos; None is the model's default, then the neutral value."""
     stops = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
@@ -66,6 +68,7 @@ def make_ask(
             max_tokens, min_tokens, stops, tuple(stop_token_ids), ignore_eos, include_stop_in_text, max_duration_s
         ),
         output=OutputAsk(token_ids=True, skip_special_tokens=skip_special_tokens),
+        cache=CacheAsk(session_id=session_id),
         scheduling=SchedulingAsk(priority=priority),
         continue_from=tuple(continue_from),
     )

@@ -83,6 +83,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     #: Prefixes are shared only among equal salts.
     salt: str = ""
     bypass_prefix_cache: bool = False
+    #: Prefixes of sessions are evicted after all others.
+    session_id: str = ""
     #: 0 is the base model.
     adapter: int = 0
     #: Another attempt of the same call: takes the place of an equal request in flight with the same id.

@@ -31,6 +31,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=13):
     #: Of requests of which an output began or ended: once per request, as callers are billed.
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
+    #: Part of them that requests with a session_id found.
+    session_cached_prompt_tokens: int = 0
     #: Sent to front ends.
     output_tokens: int = 0
     #: Computed past an output's end, never sent, never billed.

@@ -20,6 +20,7 @@ class EngineStats:
         self.steps = 0
         self._step_s = 0.0
         self._prompt = self._cached = self._output = self._overrun = 0
+        self._session_cached = 0
         self._finished = self._failed = self._cancelled = 0
         #: When the window began; None at rest.
         self._since_s: float | None = None
@@ -36,6 +37,7 @@ class EngineStats:
         self._overrun += report.overrun_tokens
         self._prompt += report.prompt_tokens
         self._cached += report.cached_tokens
+        self._session_cached += report.session_cached_tokens
         for columns in report.columns.values():
             self._output += len(columns.ids)
             self._finished += len(columns.finished)
@@ -68,6 +70,7 @@ class EngineStats:
             steps=self.steps,
             prompt_tokens=self._prompt,
             cached_prompt_tokens=self._cached,
+            session_cached_prompt_tokens=self._session_cached,
             output_tokens=self._output,
             overrun_tokens=self._overrun,
             preemptions=scheduler.num_preemptions,

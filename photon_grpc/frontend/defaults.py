@@ -24,6 +24,8 @@ from photon_grpc.frontend.chat import check_json
 from photon_grpc.frontend.model import Limits, ServedModel
 
 _MAX_REQUEST_ID = 128
+#: Characters of a session or a salt.
+_MAX_NAME = 256
 _CONTINUE_FROM = "continue_from.ids"
 _T = TypeVar("_T")
 
@@ -33,6 +35,8 @@ def check(ask: Ask, model: ServedModel, facts: Facts) -> None:
     limits = model.facts(facts).limits
     check_request_id(ask.request_id)
     check_input(ask.input, model, facts)
+    _check_name(ask.cache.session_id, "cache.session_id")
+    _check_name(ask.cache.salt, "cache.salt")
     _check_sampling(ask.sampling, limits)
     _check_stop(ask.stop, limits, facts)
     _check_continuation(ask, facts)
@@ -52,6 +56,12 @@ def check_request_id(request_id: str) -> None:
         raise _invalid("request_id", message, needed=len(request_id), limit=_MAX_REQUEST_ID)
     if not (request_id.isascii() and (request_id.isprintable())):
         raise _invalid("request_id", "must be printable ASCII")
+
+
+def _check_name(name: str, field: str) -> None:
+    if len(name) > _MAX_NAME:
+        message = f"has {len(name)} characters; {_MAX_NAME} are allowed"
+        raise _invalid(field, message, needed=len(name), limit=_MAX_NAME)
 
 
 def check_input(input: TextInput | IdsInput | ChatInput | None, model: ServedModel, facts: Facts) -> None:
@@ -108,6 +118,7 @@ def to_request(
         # One owner's prefixes are not another's.
         salt=f"{ask.owner}\0{ask.cache.salt}" if ask.owner else ask.cache.salt,
         bypass_prefix_cache=ask.cache.bypass_prefix_cache,
+        session_id=ask.cache.session_id,
         replaces=ask.replaces,
         is_seed_drawn=ask.sampling.seed is None,
         continued_ids=ask.continue_from,

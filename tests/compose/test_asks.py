@@ -48,7 +48,11 @@ WRONG: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(NUMBERS, (True, "0.5", [0.5], np.False_, np.array([0.5]), 10**400)),
     **dict.fromkeys(SWITCHES, (0, 1, "no", "", 1.0, [], [True], np.int64(1))),
     "stop_strings": (1, 2.5, True, [1], [None], ["a", b"b"], [["a"]], [{}], np.array([1])),
-    "stop_token_ids": (1, "12", "", [1.5], [True], [None], ["1"], [[1]], [b"1"], np.array([1.5]), np.array([True])),
+    **dict.fromkeys(
+        ("stop_token_ids", "continue_from"),
+        (1, "12", "", [1.5], [True], [None], ["1"], [[1]], [b"1"], np.array([1.5]), np.array([True])),
+    ),
+    "session_id": (1, 2.5, True, ["a"], [1]),
 }
 #: Of the right type, and no request.
 IMPOSSIBLE: list[tuple[str, object]] = [
@@ -58,6 +62,9 @@ IMPOSSIBLE: list[tuple[str, object]] = [
     ("top_k", -2),
     ("stop_token_ids", [2**64]),
     ("stop_token_ids", [-1]),
+    ("continue_from", [2**64]),
+    ("continue_from", [-1]),
+    ("session_id", "s" * 257),
     ("stop_strings", [""]),
     ("stop_strings", "\ud800"),
 ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Hashable, Iterable
+from itertools import chain
 
 from photon_grpc.core.batch import Growth
 from photon_grpc.core.kv import NEVER, BlockTable, KVPlan, PrefixNode
@@ -156,9 +157,11 @@ class BlockPool:
         """Whether waiting for work in flight will free enough to hold `num_tokens` of `seq`."""
         return self.plan.blocks(num_tokens - seq.table.capacity) <= self.num_available + self.num_limbo
 
-    def release(self, table: BlockTable, fence: int) -> None:
+    def release(self, table: BlockTable, fence: int, *, of_session: bool = False) -> None:
         """Take all blocks back; those without another reference wait for `fence`, the newest ticket that touches them
-        (0: none does)."""
+        (0: none does). What is known of a session's blocks is evicted last."""
+        if of_session:
+            self._index.keep(chain.from_iterable(table.groups))
         # From the end, so that what rests longest is a leaf of the index.
         for blocks in zip(*map(reversed, table.groups), strict=True):
             for block in blocks:

@@ -12,11 +12,11 @@ A table is released from its end, so the least recently used block of a group th
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Protocol
 
 from photon_grpc.core.kv import KVPlan, PrefixNode
+from photon_grpc.engine.blocks.eviction import EvictionOrder
 
 
 class PrefixIndex(Protocol):
@@ -36,6 +36,9 @@ class PrefixIndex(Protocol):
 
     def rest(self, block: int) -> None:
         """`block` has lost its last reference: it may be evicted, the longest resting first."""
+
+    def keep(self, blocks: Iterable[int]) -> None:
+        """A session has used `blocks`: they are evicted after those of none."""
 
     def wake(self, block: int) -> None:
         """`block` is referenced again."""
@@ -76,6 +79,9 @@ class NoPrefixIndex:
     def rest(self, block: int) -> None:
         raise KeyError(block)
 
+    def keep(self, blocks: Iterable[int]) -> None:
+        pass
+
     def wake(self, block: int) -> None:
         pass
 
@@ -93,7 +99,7 @@ class NoPrefixIndex:
 
 
 class RadixIndex:
-    """A tree of whole blocks with least-recently-used eviction of unreferenced ones, whatever their group."""
+    """A tree of whole blocks; unreferenced ones are evicted in one order, whatever their group."""
 
     def __init__(self, plan: KVPlan) -> None:
         self._plan = plan
@@ -104,7 +110,7 @@ class RadixIndex:
         self._roots: dict[Hashable, PrefixNode] = {}
         #: Block -> its node and group.
         self._places: dict[int, tuple[PrefixNode, int]] = {}
-        self._resting: OrderedDict[int, None] = OrderedDict()
+        self._resting = EvictionOrder()
 
     @property
     def num_resting(self) -> int:
@@ -157,16 +163,20 @@ class RadixIndex:
         return block in self._places
 
     def rest(self, block: int) -> None:
-        self._resting[block] = None
+        self._resting.add(block)
+
+    def keep(self, blocks: Iterable[int]) -> None:
+        self._resting.keep(filter(self.knows, blocks))
 
     def wake(self, block: int) -> None:
-        self._resting.pop(block, None)
+        self._resting.remove(block)
 
     def evict(self) -> set[int]:
-        block, _ = self._resting.popitem(last=False)
+        block = self._resting.first(len(self))
         node, group = self._places[block]
         if not self._plan.groups[group].window:
             return self._forget_node(node)
+        self._resting.forget(block)
         del self._places[block]
         node.blocks[group] = 0
         self._prune(node)
@@ -195,7 +205,7 @@ class RadixIndex:
             for block in filter(None, each.blocks):
                 gone.add(block)
                 del self._places[block]
-                self._resting.pop(block, None)
+                self._resting.forget(block)
         node.children, node.blocks = {}, []
         self._prune(node)
         return gone

@@ -129,7 +129,7 @@ class LiveSequences:
     def vacate(self, seq: Sequence) -> None:
         """Takes seat and blocks; both may be given again once no step in flight touches them."""
         fence = self.fence(seq)
-        self._pool.release(seq.table, fence)
+        self._pool.release(seq.table, fence, of_session=bool(seq.request.session_id))
         self.left.append(seq.slot)
         if fence:
             self._slot_limbo.put(seq.slot, fence)

@@ -38,7 +38,7 @@ class _Columns:
 class StepFrameBuilder:
     """Filled by the Scheduler and the Engine during one step, then sent as one StepFrame per front end."""
 
-    __slots__ = ("cached_tokens", "columns", "ended", "overrun_tokens", "prompt_tokens")
+    __slots__ = ("cached_tokens", "columns", "ended", "overrun_tokens", "prompt_tokens", "session_cached_tokens")
 
     def __init__(self) -> None:
         self.columns: defaultdict[int, _Columns] = defaultdict(_Columns)
@@ -47,6 +47,7 @@ class StepFrameBuilder:
         self.overrun_tokens = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
+        self.session_cached_tokens = 0
 
     def token(self, seq: Sequence, token: int) -> None:
         columns = self.columns[seq.frontend]
@@ -94,6 +95,8 @@ class StepFrameBuilder:
             leader.is_prompt_told = True
             self.prompt_tokens += seq.num_given
             self.cached_tokens += seq.num_cached
+            if seq.request.session_id:
+                self.session_cached_tokens += seq.num_cached
 
     def frames(self, step: int, load: Load) -> list[tuple[int, StepFrame]]:
         return [
