@@ -1,49 +1,136 @@
-"""A weight reordered once into the tiles that oneDNN multiplies with, so that no call reorders it again.
+"""A weight reordered once into what this CPU multiplies with fastest, so that no call reorders it again.
 
-Against torch's own matmul on one Zen 5 core, Llama-3.2-1B shapes: in bfloat16 2.3 to 2.6 times as fast for one row, 1.5
-for 16, 1.05 for 512; in float32 1.3 to 1.8 times for one row, 2.2 to 4.8 above.
+| dtype, CPU                                   | kept as                        | multiplied by      |
+|----------------------------------------------|--------------------------------|--------------------|
+| float32 up to MAX_COLUMN_WEIGHTS, AVX2       | columns                        | torch (MKL)        |
+| float32 up to MAX_COLUMN_WEIGHTS, AVX-512    | columns for one row, and tiles | torch, oneDNN      |
+| float32 above                                | tiles                          | oneDNN             |
+| 16 bits where oneDNN multiplies them         | tiles                          | oneDNN             |
+| 16 bits where it does not (AVX2)             | tiles of float16               | FBGEMM, in float32 |
 
-A small float32 weight is kept by columns as well, for single rows: all 33 products of the embedded model, whose
-weights live in the last-level cache, take 0.53 ms that way and 0.92 ms packed. Large ones come from memory, where the
-packed form is faster.
+Microseconds of one thread. The embedded model's 33 products, whose weights live in the last-level cache, 1 / 2 / 16 /
+64 rows, AVX2: columns 726 / 1,253 / 4,451 / 17,400, oneDNN 1,308 / 3,227 / 5,888 / 21,100; one row with AVX-512: 530
+and 920. A weight 16,384 × 2,048 in bfloat16, 1 / 16 / 64 rows, AVX2: FBGEMM 2,440 / 14,900 / 65,400, torch's own
+3,800 / 61,900 / 285,000. Of Llama-3.2-1B's products with AVX-512, oneDNN against torch's own: in bfloat16 2.3 to 2.6
+times as fast for one row, 1.5 for 16, 1.05 for 512; in float32 1.3 to 1.8 for one row, 2.2 to 4.8 above.
+
+float16 holds every bfloat16 from 2⁻¹⁴ to 65,504 exactly, smaller ones to within 2⁻²⁵; a weight with larger ones is not
+packed.
 """
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
-#: Elements of a weight that is kept by columns too.
+#: Elements of a float32 weight that is small: it stays in a cache between two steps.
 MAX_COLUMN_WEIGHTS = 1 << 21
+_LARGEST_HALF = 65504.0
 
 
-def can_prepack(weight: torch.Tensor) -> bool:
-    """Whether this build and this CPU multiply with packed weights of this kind."""
+class Packed(Protocol):
+    """x Wᵀ + b for a W [out, in]; opaque, so nothing else can be read from it."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, in] -> [T, out] in x's dtype."""
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """The same in float32, not rounded on the way where the sums are float32."""
+
+
+def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Packed | None:
+    """None: this build or this CPU multiplies no faster with any other form of this weight."""
+    if weight.device.type != "cpu":
+        return None
+    is_small = weight.dtype == torch.float32 and weight.numel() <= MAX_COLUMN_WEIGHTS
+    if is_small and torch.backends.cpu.get_cpu_capability() == "AVX2":
+        return ColumnWeight(weight, bias)
+    if multiplies_tiles(weight.dtype):
+        return SmallTiledWeight(weight, bias) if is_small else TiledWeight(weight, bias)
+    return HalfWeight(weight, bias) if _fits_half(weight) and multiplies_half() else None
+
+
+def multiplies_tiles(dtype: torch.dtype) -> bool:
+    """Whether oneDNN does, on this CPU, without converting them."""
     ops = torch.ops.mkldnn
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available():
         return False
     if not hasattr(ops, "_linear_pointwise") or not hasattr(ops, "_reorder_linear_weight"):
         return False
-    if weight.dtype == torch.bfloat16:
+    if dtype == torch.bfloat16:
         return bool(ops._is_mkldnn_bf16_supported())
-    if weight.dtype == torch.float16:
+    if dtype == torch.float16:
         return bool(ops._is_mkldnn_fp16_supported())
-    return weight.dtype == torch.float32
+    return dtype == torch.float32
 
 
-class Prepacked:
-    """x Wᵀ + b for a packed W [out, in]; opaque, so nothing else can be read from it."""
+def multiplies_half() -> bool:
+    """Whether torch has FBGEMM's product of float32 and packed float16, and this CPU its instructions."""
+    has_instructions = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    return has_instructions and torch.backends.quantized.engine in ("x86", "fbgemm")
+
+
+def _fits_half(weight: torch.Tensor) -> bool:
+    if weight.dtype not in (torch.bfloat16, torch.float16) or not weight.numel():
+        return False
+    least, largest = weight.aminmax()
+    return float(least) >= -_LARGEST_HALF and float(largest) <= _LARGEST_HALF
+
+
+class TiledWeight:
+    """In oneDNN's tiles."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self.bias = bias
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+        self._bias = bias
+        self._tiles = torch.ops.mkldnn._reorder_linear_weight(weight)
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
-        is_small = weight.dtype == torch.float32 and weight.numel() <= MAX_COLUMN_WEIGHTS
-        self._columns = weight.t().contiguous().t() if is_small else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, in] -> [T, out]."""
-        if self._columns is None or x.shape[0] != 1:
-            return self._multiply(x, self.packed, self.bias, "none", [], "")
-        if self.bias is None:
-            return torch.mv(self._columns, x[0])[None]
-        return torch.addmv(self.bias, self._columns, x[0])[None]
+        return self._multiply(x, self._tiles, self._bias, "none", [], "")
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        return self(x).float()
+
+
+class ColumnWeight:
+    """Its transpose [in, out]; float32."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._bias = bias
+        self._columns = weight.t().contiguous()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(x, self._columns) if self._bias is None else torch.addmm(self._bias, x, self._columns)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        return self(x)
+
+
+class SmallTiledWeight:
+    """In columns for single rows, in tiles for several; float32."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._columns = ColumnWeight(weight, bias)
+        self._tiles = TiledWeight(weight, bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._columns(x) if x.shape[0] == 1 else self._tiles(x)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        return self(x)
+
+
+class HalfWeight:
+    """In FBGEMM's tiles of float16; products and sums are float32."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        quantized = torch.ops.quantized
+        self._tiles = quantized.linear_prepack_fp16(weight.float(), None if bias is None else bias.float())
+        self._multiply = quantized.linear_dynamic_fp16.default
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.logits(x).to(x.dtype)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        return self._multiply(x.float(), self._tiles)

@@ -16,7 +16,7 @@ from photon_grpc.layers.gemm import LIBRARY, TILED, End, Gemm
 from photon_grpc.layers.leaf import Target
 from photon_grpc.layers.linear import Linear, LinearMethod
 from photon_grpc.layers.norm import RMSNorm
-from photon_grpc.layers.prepacked import Prepacked, can_prepack
+from photon_grpc.layers.prepacked import pack
 
 #: Sizes of heads that a tile of the rotary epilogue divides.
 ROTARY_HEAD_DIMS = (32, 64, 128)
@@ -38,9 +38,10 @@ class Unquantized(LinearMethod):
                 yield Target(name + ".bias", bias, part=linear.part(bias.shape))
 
     def after_load(self, linear: Linear) -> None:
-        if can_prepack(linear.weight):
+        packed = pack(linear.weight, linear.bias)
+        if packed is not None:
             linear.method = PackedUnquantized()
-            linear.weight = Prepacked(linear.weight, linear.bias)  # drops the row-major weight
+            linear.weight = packed  # drops the row-major weight
 
     def apply(self, linear: Linear, x: torch.Tensor, ctx: StepContext | None) -> torch.Tensor:
         return F.linear(x, linear.weight, linear.bias)
@@ -82,7 +83,8 @@ class PackedUnquantized(Unquantized):
         return False
 
     def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
-        return None
+        logits: Gemm = linear.weight.logits
+        return logits if end.epilogue == "logits" else None
 
 
 @cache

@@ -1,7 +1,8 @@
 """Fills a decoder's weights: from safetensors files, checked in full before a byte is allocated, or at random.
 
 Leaf by leaf: allocate on the device, copy every tensor, or the part of it that a Target names, from the mapped file
-into its place, bring it into its final form. So the peak is the model, and one leaf twice.
+into its place, bring it into its final form. So the peak is the model, and one leaf twice; four times where 16 bits are
+packed by way of float32 (`layers/prepacked.py`).
 """
 
 from __future__ import annotations

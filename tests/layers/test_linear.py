@@ -18,7 +18,15 @@ from photon_grpc.layers.head import LMHead
 from photon_grpc.layers.leaf import Target
 from photon_grpc.layers.linear import Linear, LinearMethod
 from photon_grpc.layers.norm import RMSNorm
-from photon_grpc.layers.prepacked import Prepacked, can_prepack
+from photon_grpc.layers.prepacked import (
+    ColumnWeight,
+    HalfWeight,
+    SmallTiledWeight,
+    TiledWeight,
+    multiplies_half,
+    multiplies_tiles,
+    pack,
+)
 from photon_grpc.layers.unquantized import Unquantized
 
 CPU = torch.device("cpu")
@@ -38,10 +46,8 @@ def fill(leaf: Any) -> dict[str, torch.Tensor]:
 @pytest.fixture(params=[True, False], ids=["packed", "row-major"])
 def packing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Both ways of computing, wherever this machine has both."""
-    if request.param and not can_prepack(torch.empty(1)):
-        pytest.skip("this build cannot pack weights")
     if not request.param:
-        monkeypatch.setattr("photon_grpc.layers.unquantized.can_prepack", lambda weight: False)
+        monkeypatch.setattr("photon_grpc.layers.unquantized.pack", lambda weight, bias: None)
     return bool(request.param)
 
 
@@ -73,7 +79,7 @@ def test_targets_are_named_and_shaped_as_in_the_checkpoint() -> None:
 
 
 def test_folding_a_norm_changes_no_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("photon_grpc.layers.unquantized.can_prepack", lambda weight: False)
+    monkeypatch.setattr("photon_grpc.layers.unquantized.pack", lambda weight, bias: None)
     norm = RMSNorm("norm", 24, 1e-5, dtype=torch.float32, kernels=select("torch", "cpu"))
     linear = Linear("", 24, {"a": 16, "b": 8}, bias=True, dtype=torch.float32, method=Unquantized())
     fill(norm)
@@ -90,14 +96,56 @@ def test_no_memory_is_taken_before_it_is_asked_for() -> None:
     assert all(target.tensor.is_meta for target in linear.targets())
 
 
-@pytest.mark.skipif(not can_prepack(torch.empty(1)), reason="this build cannot pack weights")
+FORMS = [
+    (ColumnWeight, torch.float32),
+    (SmallTiledWeight, torch.float32),
+    *((TiledWeight, dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)),
+    *((HalfWeight, dtype) for dtype in (torch.bfloat16, torch.float16)),
+]
+
+
+@pytest.mark.parametrize(("form", "dtype"), FORMS, ids=lambda value: str(getattr(value, "__name__", value)))
+@pytest.mark.parametrize("bias", [False, True])
+def test_every_packed_form_that_this_cpu_has_computes_the_product(form: type, dtype: torch.dtype, bias: bool) -> None:
+    if not (multiplies_half() if form is HalfWeight else form is ColumnWeight or multiplies_tiles(dtype)):
+        pytest.skip("this CPU or build has no such product")
+    weight, b = torch.randn(40, 36).to(dtype), torch.randn(40).to(dtype) if bias else None
+    packed = form(weight, b)
+    for num_tokens in (0, 1, 3, 17):
+        x = torch.randn(num_tokens, 36).to(dtype)
+        expected = F.linear(x.double(), weight.double(), None if b is None else b.double())
+        tolerance = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 4e-2}[dtype]
+        assert packed(x).dtype == dtype
+        torch.testing.assert_close(packed(x).double(), expected, atol=tolerance, rtol=tolerance)
+        assert packed.logits(x).dtype == torch.float32
+        torch.testing.assert_close(packed.logits(x).double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.skipif(not multiplies_half(), reason="this build has no such product")
+def test_a_bfloat16_weight_in_half_precision_gives_logits_that_are_rounded_nowhere() -> None:
+    weight = (torch.randn(64, 128) * 0.02).bfloat16()
+    x = torch.randn(5, 128).bfloat16()
+    torch.testing.assert_close(
+        HalfWeight(weight, None).logits(x).double(), x.double() @ weight.double().t(), atol=2e-6, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("value", [70000.0, torch.inf, torch.nan])
+def test_a_weight_that_float16_cannot_hold_is_not_packed_into_it(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("photon_grpc.layers.prepacked.multiplies_tiles", lambda dtype: False)
+    weight = torch.ones(8, 8, dtype=torch.bfloat16)
+    weight[3, 5] = value
+    assert pack(weight, None) is None
+
+
+@pytest.mark.skipif(not multiplies_tiles(torch.float32), reason="this build cannot pack weights")
 def test_packing_releases_the_weight_it_replaces() -> None:
     linear = Linear("", 64, {"o_proj": 64}, bias=False, dtype=torch.float32, method=Unquantized())
     fill(linear)
     before = weakref.ref(linear.weight)
     linear.after_load()
     gc.collect()
-    assert isinstance(linear.weight, Prepacked)
+    assert not isinstance(linear.weight, torch.Tensor)
     assert before() is None
 
 
