@@ -20,6 +20,8 @@ _HEADER = struct.Struct("<I")
 _ENCODER = msgspec.msgpack.Encoder()
 #: Where reading begins, and what is kept between bursts.
 _BUFFER_BYTES = 64 * 1024
+#: No frame of a step is longer: a quarter of a million scored positions of a kibibyte each.
+MAX_STEP_BYTES = 256 * 1024 * 1024
 #: A buffer grown beyond this for one long prompt is given back when it is empty.
 _KEPT_BYTES = 1024 * 1024
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import importlib
 import json
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, TextIO
 
+from photon_grpc.cli.score_lines import Scores
 from photon_grpc.client import Client, Delta, Options, Prompt, Stream, SyncClient, Timing, Usage
 from photon_grpc.errors import PhotonError
 
@@ -59,15 +61,17 @@ async def generate(target: str, prompt: Prompt, options: Options, *, as_json: bo
 async def write_text(stream: Stream, out: TextIO) -> str:
     """The texts of a stream as they come, a line end after them; return the summary. Several outputs are told apart by
     their number."""
-    stopwatch, reasons, written = Stopwatch(), {}, Written(out)
+    stopwatch, reasons, written, scores = Stopwatch(), {}, Written(out), Scores()
     try:
         async for delta in stream:
             stopwatch.message()
             written.add(delta)
+            scores.add(delta)
             if delta.finish:
                 reasons[delta.index] = delta.finish.reason
     finally:
         written.end()
+    scores.print(stream.start, sys.stderr)
     return stopwatch.summary(stream.usage, stream.timing, ", ".join(dict.fromkeys(reasons.values())))
 
 
@@ -102,7 +106,7 @@ class Written:
 
 
 async def _write_json(stream: Stream) -> None:
-    """One JSON object a line: a delta each, then the start, usage and timing of the whole."""
+    """One JSON object a line: a delta each, then the start, usage and timing of the whole. Bytes are base64."""
     async for delta in stream:
         _print_json(_without_empty(asdict(delta)))
     whole = {"start": stream.start, "usage": stream.usage, "timing": stream.timing}
@@ -110,7 +114,11 @@ async def _write_json(stream: Stream) -> None:
 
 
 def _print_json(value: Mapping[str, Any]) -> None:
-    print(json.dumps(value, ensure_ascii=False), flush=True)
+    print(json.dumps(value, ensure_ascii=False, default=_base64), flush=True)
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
 
 
 def _without_empty(value: Any) -> Any:

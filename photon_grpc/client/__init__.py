@@ -16,7 +16,7 @@ from photon_grpc.client.options import Options
 from photon_grpc.client.status import Unreachable
 from photon_grpc.client.stream import Stream
 from photon_grpc.client.sync import SyncClient, SyncStream
-from photon_grpc.core.generation import Prompt, Start, Timing, Usage
+from photon_grpc.core.generation import Candidate, Prompt, Start, Timing, TokenScore, Usage
 
 __all__ = [
     "Client",
@@ -29,6 +29,8 @@ __all__ = [
     "Start",
     "Output",
     "Finish",
+    "TokenScore",
+    "Candidate",
     "Usage",
     "Timing",
     "Generation",

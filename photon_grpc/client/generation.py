@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from google.protobuf.duration_pb2 import Duration
 
-from photon_grpc.core.generation import Start, Timing, Usage
+from photon_grpc.core.generation import Candidate, Start, Timing, TokenScore, Usage
 from photon_grpc.v1 import inference_pb2 as pb
 
 _REASON_PREFIX = "FINISH_REASON_"
@@ -24,13 +25,15 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New text and ids of one output. The joined texts of an index are its whole text."""
+    """New text, ids and scores of one output. The joined texts of an index are its whole text."""
 
     index: int
     text: str = ""
     #: Only with token_ids=True.
     token_ids: tuple[int, ...] = ()
     finish: Finish | None = None
+    #: One for each new token, with logprobs or score_token_ids.
+    scores: tuple[TokenScore, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,8 @@ class Output:
     text: str
     token_ids: tuple[int, ...]
     finish: Finish
+    #: One for each token, with logprobs or score_token_ids.
+    scores: tuple[TokenScore, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,8 @@ class Generation:
     usage: Usage = field(default_factory=Usage)
     timing: Timing = field(default_factory=Timing)
     prompt_token_ids: tuple[int, ...] = ()
+    #: One for each token of the prompt, with prompt_logprobs.
+    prompt_scores: tuple[TokenScore, ...] = ()
 
     @property
     def text(self) -> str:
@@ -70,7 +77,7 @@ class Generation:
 
 def read_delta(message: pb.Output) -> Delta:
     finish = read_finish(message.finish) if message.HasField("finish") else None
-    return Delta(message.index, message.text, tuple(message.token_ids), finish)
+    return Delta(message.index, message.text, tuple(message.token_ids), finish, read_scores(message.scores))
 
 
 def read_start(message: pb.GenerationStart) -> Start:
@@ -80,6 +87,7 @@ def read_start(message: pb.GenerationStart) -> Start:
         seed=message.seed,
         create_time_s=message.create_time.ToNanoseconds() / 1e9,
         prompt_token_ids=tuple(message.prompt.token_ids),
+        prompt_scores=read_scores(message.prompt.scores),
     )
 
 
@@ -89,12 +97,32 @@ def read_generation(message: pb.GenerateResponse) -> Generation:
         model=message.model,
         seed=message.seed,
         outputs=tuple(
-            Output(output.index, output.text, tuple(output.token_ids), read_finish(output.finish))
+            Output(
+                output.index,
+                output.text,
+                tuple(output.token_ids),
+                read_finish(output.finish),
+                read_scores(output.scores),
+            )
             for output in message.outputs
         ),
         usage=read_usage(message.usage),
         timing=read_timing(message.timing),
         prompt_token_ids=tuple(message.prompt.token_ids),
+        prompt_scores=read_scores(message.prompt.scores),
+    )
+
+
+def read_scores(messages: Iterable[pb.TokenScore]) -> tuple[TokenScore, ...]:
+    return tuple(
+        TokenScore(
+            message.token_id,
+            message.logprob if message.HasField("logprob") else None,
+            message.rank,
+            message.token_bytes,
+            tuple(Candidate(each.token_id, each.logprob, each.rank, each.token_bytes) for each in message.candidates),
+        )
+        for message in messages
     )
 
 

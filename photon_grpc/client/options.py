@@ -19,7 +19,7 @@ from photon_grpc.v1 import inference_pb2 as pb
 class Options(TypedDict, total=False):
     """Unset means the model's defaults. docs/api.md says what each means; durations are seconds.
 
-    The protos' options for scores and structured output are reached through `photon_grpc.v1`.
+    The protos' options for structured output are reached through `photon_grpc.v1`.
     """
 
     model: str
@@ -50,6 +50,9 @@ class Options(TypedDict, total=False):
     text: bool
     token_ids: bool
     prompt_token_ids: bool
+    logprobs: int
+    prompt_logprobs: int
+    score_token_ids: Sequence[int]
     skip_special_tokens: bool
     # CacheOptions
     session_id: str

@@ -57,6 +57,9 @@ def make_ask(
     priority: int = 0,
     continue_from: Sequence[int] = (),
     session_id: str = "",
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
+    score_token_ids: Sequence[int] | None = None,
 ) -> Ask:
     """The options have the names and meanings of the protos; None is the model's default, then the neutral value."""
     stops = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
@@ -67,7 +70,13 @@ def make_ask(
         stop=StopAsk(
             max_tokens, min_tokens, stops, tuple(stop_token_ids), ignore_eos, include_stop_in_text, max_duration_s
         ),
-        output=OutputAsk(token_ids=True, skip_special_tokens=skip_special_tokens),
+        output=OutputAsk(
+            token_ids=True,
+            skip_special_tokens=skip_special_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            score_token_ids=None if score_token_ids is None else tuple(score_token_ids),
+        ),
         cache=CacheAsk(session_id=session_id),
         scheduling=SchedulingAsk(priority=priority),
         continue_from=tuple(continue_from),

@@ -14,7 +14,7 @@ from photon_grpc.compose.console import bar_of
 from photon_grpc.compose.program import Program
 from photon_grpc.config.download import fetch_model
 from photon_grpc.config.resolve import resolve_program
-from photon_grpc.core.generation import Prompt
+from photon_grpc.core.generation import Prompt, TokenScore
 from photon_grpc.core.request import FinishReason
 from photon_grpc.frontend.ask import Ask
 from photon_grpc.frontend.update import OutputDelta, Result
@@ -35,6 +35,10 @@ class Completion:
     #: From arrival to the first token and to the last one.
     first_token_s: float
     total_s: float
+    #: One for each id, with `logprobs` or `score_token_ids`.
+    scores: tuple[TokenScore, ...] = ()
+    #: One for each id of the prompt, with `prompt_logprobs`.
+    prompt_scores: tuple[TokenScore, ...] = ()
 
 
 class LLM:
@@ -107,6 +111,7 @@ def _has_use(asks: Sequence[Ask]) -> bool:
 
 
 def _completions(prompt_index: int, result: Result) -> Iterator[Completion]:
+    prompt_scores = tuple(result.prompt_scores)
     for output in result.outputs:
         yield Completion(
             text=output.text,
@@ -118,4 +123,6 @@ def _completions(prompt_index: int, result: Result) -> Iterator[Completion]:
             cached_prompt_tokens=result.usage.cached_prompt_tokens,
             first_token_s=result.timing.first_token_s,
             total_s=result.timing.total_s,
+            scores=tuple(output.scores),
+            prompt_scores=prompt_scores,
         )

@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from photon_grpc.bridge.heartbeat import NoHeartbeat
@@ -51,7 +52,8 @@ class Program:
         # Only now: torch reads the number of threads when it is imported.
         from photon_grpc.compose.assemble import assemble
 
-        model = read_served_model(config)
+        # There are no messages here that scores must fit in.
+        model = replace(read_served_model(config), max_message_bytes=sys.maxsize)
         display = LoadingDisplay(sys.stderr)
         try:
             assembled = assemble(config, display.show)

@@ -15,6 +15,32 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
+class Candidate:
+    """A token that could have stood there."""
+
+    token_id: int
+    #: Natural logarithm of its probability: the log-softmax of raw logits.
+    logprob: float
+    #: Its place among all tokens; 1 is the most likely.
+    rank: int
+    #: Its bytes, perhaps part of a character; empty without a tokenizer.
+    token_bytes: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """How likely the model held one token."""
+
+    token_id: int
+    #: As a Candidate's; None for the first token of a prompt, whose rank is 0.
+    logprob: float | None
+    rank: int
+    token_bytes: bytes = b""
+    #: The N best, best first, then the ids that the caller gave.
+    candidates: tuple[Candidate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
     """Known when a request is admitted; told with the first token."""
 
@@ -26,6 +52,8 @@ class Start:
     create_time_s: float
     #: Empty unless OutputOptions.prompt_token_ids asks for them.
     prompt_token_ids: tuple[int, ...] = ()
+    #: One for each token of the prompt; empty unless OutputOptions.prompt_logprobs asks for them.
+    prompt_scores: tuple[TokenScore, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

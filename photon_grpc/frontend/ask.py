@@ -64,6 +64,9 @@ class OutputAsk:
     token_ids: bool = False
     prompt_token_ids: bool = False
     skip_special_tokens: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    score_token_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

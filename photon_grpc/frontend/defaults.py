@@ -18,10 +18,12 @@ from photon_grpc.core.admission import (
 )
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.request import FinishReason, Request, SamplingParams, StopParams
+from photon_grpc.core.scores import NO_SCORES, ScoreParams
 from photon_grpc.errors import FeatureNotSupported, InvalidRequest, PromptTooLong
-from photon_grpc.frontend.ask import Ask, ChatInput, IdsInput, SamplingAsk, StopAsk, StreamAsk, TextInput
+from photon_grpc.frontend.ask import Ask, ChatInput, IdsInput, OutputAsk, SamplingAsk, StopAsk, StreamAsk, TextInput
 from photon_grpc.frontend.chat import check_json
 from photon_grpc.frontend.model import Limits, ServedModel
+from photon_grpc.frontend.score_bounds import fitted
 
 _MAX_REQUEST_ID = 128
 #: Characters of a session or a salt.
@@ -41,6 +43,7 @@ def check(ask: Ask, model: ServedModel, facts: Facts) -> None:
     _check_stop(ask.stop, limits, facts)
     _check_continuation(ask, facts)
     _check_text_wanted(ask, model)
+    _check_scores(ask.output, limits, facts)
     _check_stream(ask.stream)
     _check_duration(ask.scheduling.max_queue_duration_s, "scheduling.max_queue_duration")
     _check_duration(ask.scheduling.timeout_s, "scheduling.timeout")
@@ -103,7 +106,7 @@ def to_request(
         raise _invalid(field, "gives no tokens")
     check_ids(prompt_ids, facts.vocab_size, field)
     check_prompt(len(prompt_ids), facts.max_model_len, field)
-    return Request(
+    request = Request(
         request_id=request_id,
         prompt_ids=prompt_ids,
         sampling=_sampling(ask.sampling, model.sampling_defaults(), drawn_seed),
@@ -122,7 +125,9 @@ def to_request(
         replaces=ask.replaces,
         is_seed_drawn=ask.sampling.seed is None,
         continued_ids=ask.continue_from,
+        scores=_scores(ask.output),
     )
+    return fitted(request, model.max_message_bytes, model.tokenizer) if request.scores is not NO_SCORES else request
 
 
 def deadline_s(ask: Ask) -> float | None:
@@ -191,6 +196,19 @@ def _check_stop_strings(texts: tuple[str, ...], limits: Limits) -> None:
             raise _invalid(field, message, needed=num_bytes, limit=limits.max_stop_string_bytes)
 
 
+def _check_scores(ask: OutputAsk, limits: Limits, facts: Facts) -> None:
+    for field, best in (("output.logprobs", ask.logprobs), ("output.prompt_logprobs", ask.prompt_logprobs)):
+        if best is not None and not 0 <= best <= limits.max_logprobs:
+            message = f"must lie between 0 and {limits.max_logprobs}, is {best}"
+            raise _invalid(field, message, needed=best, limit=limits.max_logprobs)
+    if ask.score_token_ids is not None:
+        field = "output.score_token_ids.ids"
+        if not ask.score_token_ids:
+            raise _invalid(field, "must not be empty")
+        check_count(len(ask.score_token_ids), limits.max_logprobs, field)
+        check_ids(ask.score_token_ids, facts.vocab_size, field)
+
+
 def _check_text_wanted(ask: Ask, model: ServedModel) -> None:
     if model.tokenizer is None and ask.output.text:
         raise _lacking("TEXT", "output.text", "this model has no tokenizer")
@@ -217,6 +235,12 @@ def _sampling(ask: SamplingAsk, defaults: SamplingAsk, drawn_seed: int) -> Sampl
         min_p=_or(ask.min_p, _or(defaults.min_p, 0.0)),
         seed=_or(ask.seed, drawn_seed),
     )
+
+
+def _scores(ask: OutputAsk) -> ScoreParams:
+    if ask.logprobs is None and ask.prompt_logprobs is None and ask.score_token_ids is None:
+        return NO_SCORES
+    return ScoreParams(_or(ask.logprobs, -1), _or(ask.prompt_logprobs, -1), ask.score_token_ids or ())
 
 
 def _stop(ask: StopAsk, model: ServedModel, facts: Facts, num_prompt: int, field: str) -> StopParams:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from codecs import utf_8_decode
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 import tokenizers
@@ -34,6 +35,13 @@ class Vocabulary(Protocol):
 
     def detokenizer(self, prompt_ids: Sequence[int]) -> Detokenizer:
         """For ids that follow these."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token, perhaps part of a character; empty for an id without a token."""
+
+    @property
+    def max_token_bytes(self) -> int:
+        """At least those of the longest token."""
 
 
 def make_vocabulary(spec: dict[str, Any], tokenizer: tokenizers.Tokenizer, silent_ids: frozenset[int]) -> Vocabulary:
@@ -66,6 +74,18 @@ class TableVocabulary:
         self.first_texts = first_texts
         #: Spaces taken off the very beginning, at most.
         self.num_stripped = num_stripped
+
+    def token_bytes(self, token_id: int) -> bytes:
+        try:
+            text = self.texts[token_id]
+        except IndexError:
+            return b""
+        return self.raw[token_id] if text is None else text.encode()
+
+    @cached_property
+    def max_token_bytes(self) -> int:
+        whole = max((len(text.encode()) for text in self.texts if text), default=0)
+        return max(whole, max(map(len, self.raw.values()), default=0))
 
     def detokenizer(self, prompt_ids: Sequence[int]) -> Detokenizer:
         if self.first_texts is None and not self.num_stripped:
@@ -145,6 +165,15 @@ class WindowVocabulary:
 
     def is_silent(self, token_id: int) -> bool:
         return token_id in self._silent_ids or self._tokenizer.id_to_token(token_id) is None
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"" if self.is_silent(token_id) else self.decode([token_id]).encode()
+
+    @cached_property
+    def max_token_bytes(self) -> int:
+        # An upper bound, quickly: a byte may become U+FFFD, and a space may come before it.
+        longest = max((len(text.encode()) for text in self._tokenizer.get_vocab(with_added_tokens=True)), default=0)
+        return 3 * longest + 1
 
     def detokenizer(self, prompt_ids: Sequence[int]) -> Detokenizer:
         loud = [id for id in prompt_ids[-4 * self.CONTEXT :] if not self.is_silent(id)]

@@ -41,9 +41,10 @@ from photon_grpc.frontend.engine_queue import EngineQueue, estimate_tokens
 from photon_grpc.frontend.model import ModelFacts, ServedModel
 from photon_grpc.frontend.output import Ending, OutputText
 from photon_grpc.frontend.prompt import Prepared
+from photon_grpc.frontend.scores import OutputScores, PromptScores
 from photon_grpc.frontend.stop_strings import StopMatcher
 from photon_grpc.frontend.stream import TokenStream
-from photon_grpc.frontend.update import OutputDelta, Result, Update
+from photon_grpc.frontend.update import Result, gathered
 
 _LOG = logging.getLogger(__name__)
 
@@ -149,7 +150,7 @@ class Frontend:
             ) from None
         finally:
             stream.close()
-        return _result(stream.start, updates)
+        return gathered(stream.start, updates)
 
     async def tokenize(self, model: str, input: TextInput | ChatInput) -> tuple[int, ...]:
         """The ids that `generate` would see, also more than the context holds. Raise PhotonError."""
@@ -237,6 +238,7 @@ class Frontend:
             _start(ask, model_name, request),
             outputs,
             num_prompt=request.num_given,
+            prompt_scores=PromptScores(request.prompt_ids, request.scores.prompt_records, self._model.token_bytes),
             arrival_s=ask.arrival_s,
             options=ask.stream,
             on_close=self._closed,
@@ -267,6 +269,7 @@ class Frontend:
             matcher=matcher,
             wants_text=wants_text,
             wants_ids=ask.output.token_ids,
+            scores=OutputScores(request.scores.records, self._model.token_bytes),
             ending=Ending(frozenset(stop.eos_token_ids + stop.stop_token_ids), stop.min_tokens, include_stop),
         )
 
@@ -291,6 +294,8 @@ class Frontend:
             entry = running.get(handle)
             if entry is not None:
                 entry[0].preempted()
+        if frame.scores or frame.prompt_scores:
+            self._on_scores(frame)
         for handle, token_id in zip(frame.handles, frame.ids, strict=True):
             entry = running.get(handle)
             if entry is not None:
@@ -320,6 +325,16 @@ class Frontend:
                 self._abort(entry[0])
                 entry[0].fail(failed.fault.error())
         self._queue.told(frame.load, frame.newest_added)
+
+    def _on_scores(self, frame: StepFrame) -> None:
+        for handle, records in frame.prompt_scores.items():
+            entry = self._running.get(handle)
+            if entry is not None:
+                entry[0].prompt_scores.add(records)
+        for handle, records in frame.scores.items():
+            entry = self._running.get(handle)
+            if entry is not None:
+                entry[1].scores.add(records)
 
     def _on_lost(self) -> None:
         """The engine is gone and has forgotten everything."""
@@ -391,23 +406,3 @@ def _start(ask: Ask, model_name: str, request: Request) -> Start:
 
 def _gathering(ask: Ask) -> Ask:
     return replace(ask, stream=_GATHER_ALL)
-
-
-def _result(start: Start, updates: list[Update]) -> Result:
-    texts: dict[int, list[OutputDelta]] = {}
-    for update in updates:
-        for delta in update.deltas:
-            texts.setdefault(delta.index, []).append(delta)
-    outputs = tuple(
-        OutputDelta(
-            index,
-            "".join([delta.text for delta in deltas]),
-            tuple(itertools.chain.from_iterable(delta.token_ids for delta in deltas)),
-            deltas[-1].finish,
-        )
-        for index, deltas in sorted(texts.items())
-    )
-    last = updates[-1]
-    if last.usage is None or last.timing is None:
-        raise InternalFailure("a stream ended without its usage")
-    return Result(start, outputs, last.usage, last.timing)

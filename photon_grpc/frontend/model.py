@@ -11,6 +11,7 @@ from photon_grpc.frontend.chat import ChatTemplate
 from photon_grpc.frontend.tokenizer import Tokenizer
 
 MAX_NUM_OUTPUTS = 64
+MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,8 @@ class Limits:
     """Limits of one request."""
 
     max_num_outputs: int = MAX_NUM_OUTPUTS
-    max_logprobs: int = 20
+    #: N of outputs and of the prompt; given ids.
+    max_logprobs: int = MAX_LOGPROBS
     max_stop_strings: int = 64
     #: UTF-8 bytes of each.
     max_stop_string_bytes: int = 1024
@@ -111,7 +113,11 @@ class ServedModel:
             eos_token_ids=self.eos_token_ids,
             default_sampling=self.sampling_defaults(),
             features=self._features(),
-            limits=Limits(max_num_outputs=min(MAX_NUM_OUTPUTS, max_num_seqs), max_message_bytes=self.max_message_bytes),
+            limits=Limits(
+                max_num_outputs=min(MAX_NUM_OUTPUTS, max_num_seqs),
+                max_logprobs=min(MAX_LOGPROBS, self.vocab_size if engine is None else engine.vocab_size),
+                max_message_bytes=self.max_message_bytes,
+            ),
             revision=self.revision if engine is None or not engine.revision else engine.revision,
             dtype=self.dtype if engine is None else engine.dtype,
             quantization="" if engine is None else engine.quantization,
@@ -127,11 +133,15 @@ class ServedModel:
             min_p=0.0 if mine.min_p is None else mine.min_p,
         )
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Of one token; empty without a tokenizer."""
+        return b"" if self.tokenizer is None else self.tokenizer.token_bytes(token_id)
+
     def _features(self) -> tuple[str, ...]:
         features = ["TEXT"] if self.tokenizer is not None else []
         if self.template is not None:
             features.append("CHAT")
-        features += ["NUM_OUTPUTS", "CONTINUE_FROM"]
+        features += ["LOGPROBS", "PROMPT_LOGPROBS", "NUM_OUTPUTS", "CONTINUE_FROM"]
         if self.shares_prefixes:
             features.append("PREFIX_CACHE")
         if self.obeys_priority:

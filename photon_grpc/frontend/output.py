@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.detokenizer import Detokenizer
+from photon_grpc.frontend.scores import OutputScores
 from photon_grpc.frontend.stop_strings import StopMatcher
 from photon_grpc.frontend.update import OutputDelta, OutputFinish
 
@@ -38,6 +39,7 @@ class OutputText:
         "_include_stop",
         "_matcher",
         "_min_tokens",
+        "_num_taken",
         "_parts",
         "_wants_ids",
         "_wants_text",
@@ -47,6 +49,7 @@ class OutputText:
         "last_id",
         "num_replayed",
         "num_tokens",
+        "scores",
     )
 
     def __init__(
@@ -58,8 +61,9 @@ class OutputText:
         wants_text: bool = True,
         wants_ids: bool = False,
         ending: Ending = _NO_ENDING,
+        scores: OutputScores | None = None,
     ) -> None:
-        """`detokenizer` is None where neither text nor stop strings are asked for."""
+        """`detokenizer` is None where neither text nor stop strings are asked for, `scores` where none are."""
         self.index = index
         #: Ids of the output, up to and including the one that ended it.
         self.num_tokens = 0
@@ -69,6 +73,9 @@ class OutputText:
         self.finish: OutputFinish | None = None
         #: Whether `finish` has been taken.
         self.is_told = False
+        #: Given those of ids before the ids themselves.
+        self.scores = OutputScores(0) if scores is None else scores
+        self._num_taken = 0
         self._detokenizer = detokenizer
         self._matcher = matcher
         self._wants_text = wants_text
@@ -125,15 +132,20 @@ class OutputText:
         return self.num_tokens - self.num_replayed
 
     def has_news(self) -> bool:
-        return bool(self._parts or self._ids or (self.finish is not None and not self.is_told))
+        return bool(self._parts or self._ids or self.scores.has_any() or (self.finish is not None and not self.is_told))
 
     def take(self) -> OutputDelta:
         """All that has gathered."""
         delta = OutputDelta(
-            self.index, "".join(self._parts), tuple(self._ids), self.finish if not self.is_told else None
+            self.index,
+            "".join(self._parts),
+            tuple(self._ids),
+            self.finish if not self.is_told else None,
+            self.scores.take(self.num_tokens - self._num_taken),
         )
         self._parts = []
         self._ids = []
+        self._num_taken = self.num_tokens
         self.is_told = self.finish is not None
         return delta
 
@@ -141,6 +153,8 @@ class OutputText:
         """Forget what has not been read."""
         self._parts = []
         self._ids = []
+        self.scores.drop()
+        self._num_taken = self.num_tokens
 
     def _release(self, text: str) -> bool:
         matcher = self._matcher

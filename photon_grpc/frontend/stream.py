@@ -15,6 +15,7 @@ from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.errors import EngineFailure, EngineRestarting, PhotonError
 from photon_grpc.frontend.ask import StreamAsk
 from photon_grpc.frontend.output import OutputText
+from photon_grpc.frontend.scores import NOT_SCORED, PromptScores
 from photon_grpc.frontend.update import Update
 
 
@@ -28,6 +29,7 @@ class TokenStream:
         outputs: tuple[OutputText, ...],
         *,
         num_prompt: int,
+        prompt_scores: PromptScores,
         arrival_s: float,
         options: StreamAsk,
         on_close: Callable[[TokenStream], None],
@@ -38,6 +40,8 @@ class TokenStream:
         #: Outputs that the engine may still have tokens for.
         self.num_running = len(outputs)
         self._num_prompt = num_prompt
+        #: Complete when the first of `outputs` has its first id.
+        self.prompt_scores = prompt_scores
         self._arrival_s = arrival_s
         self._interval_s = options.min_interval_s
         self._max_tokens = options.max_tokens_per_message
@@ -181,14 +185,15 @@ class TokenStream:
         if not self._has_sent and not deltas:
             # The first token released nothing yet; that it is there is news enough.
             deltas = tuple([output.take() for output in self.outputs if output.num_delivered])
+        prompt_scores = NOT_SCORED if self._has_sent else self.prompt_scores.take()
         self._has_sent = True
         if self._interval_s:
             self._last_sent_s = time.monotonic()
         if self._error is None and all(output.is_told for output in self.outputs):
-            last = Update(deltas, self.usage(), self._timing())
+            last = Update(deltas, self.usage(), self._timing(), prompt_scores)
             self.close()
             return last
-        return Update(deltas, self.usage() if self._has_usage else None)
+        return Update(deltas, self.usage() if self._has_usage else None, None, prompt_scores)
 
     def _timing(self) -> Timing:
         total_s = time.monotonic() - self._arrival_s

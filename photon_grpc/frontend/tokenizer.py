@@ -100,6 +100,15 @@ class Tokenizer:
         """For ids that follow `prompt_ids`, whose text is not repeated."""
         return self._vocabularies[skip_special_tokens].detokenizer(prompt_ids)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token, special ones included, perhaps part of a character; empty for an id without one."""
+        return self._vocabularies[False].token_bytes(token_id)
+
+    @property
+    def max_token_bytes(self) -> int:
+        """At least those of the longest token."""
+        return self._vocabularies[False].max_token_bytes
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text that ids release when nothing precedes them."""
         detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)

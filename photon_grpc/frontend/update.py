@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import chain
 
 from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.core.request import FinishReason
+from photon_grpc.errors import InternalFailure
+from photon_grpc.frontend.scores import NOT_SCORED, ScoredTokens, joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +22,14 @@ class OutputFinish:
 
 @dataclass(frozen=True, slots=True)
 class OutputDelta:
-    """New ids of one output and the text that they release."""
+    """New ids of one output, the text that they release, and their scores."""
 
     index: int
     text: str = ""
     #: Empty unless OutputOptions.token_ids asks for them.
     token_ids: tuple[int, ...] = ()
     finish: OutputFinish | None = None
+    scores: ScoredTokens = NOT_SCORED
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,8 @@ class Update:
     #: On the last one, or on every one with continuous_usage.
     usage: Usage | None = None
     timing: Timing | None = None
+    #: On the first one: those of the whole prompt.
+    prompt_scores: ScoredTokens = NOT_SCORED
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +52,26 @@ class Result:
     outputs: tuple[OutputDelta, ...]
     usage: Usage = field(default_factory=Usage)
     timing: Timing = field(default_factory=Timing)
+    prompt_scores: ScoredTokens = NOT_SCORED
+
+
+def gathered(start: Start, updates: list[Update]) -> Result:
+    """All that a stream said, as one."""
+    texts: dict[int, list[OutputDelta]] = {}
+    for update in updates:
+        for delta in update.deltas:
+            texts.setdefault(delta.index, []).append(delta)
+    outputs = tuple(
+        OutputDelta(
+            index,
+            "".join([delta.text for delta in deltas]),
+            tuple(chain.from_iterable(delta.token_ids for delta in deltas)),
+            deltas[-1].finish,
+            joined([delta.scores for delta in deltas]),
+        )
+        for index, deltas in sorted(texts.items())
+    )
+    last = updates[-1]
+    if last.usage is None or last.timing is None:
+        raise InternalFailure("a stream ended without its usage")
+    return Result(start, outputs, last.usage, last.timing, updates[0].prompt_scores)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from photon_grpc.core.admission import check_count, check_prompt
@@ -24,6 +25,7 @@ from photon_grpc.frontend.ask import (
     TextInput,
 )
 from photon_grpc.frontend.model import ModelFacts
+from photon_grpc.frontend.scores import ScoredTokens
 from photon_grpc.frontend.update import OutputDelta, OutputFinish, Result, Update
 from photon_grpc.server.features import refuse_unsupported
 from photon_grpc.v1 import inference_pb2 as pb
@@ -84,6 +86,7 @@ def _check_counts(request: pb.GenerateRequest, facts: ModelFacts) -> None:
     check_count(len(request.continue_from.ids), facts.max_context_tokens, "continue_from.ids")
     check_count(len(request.stop.stop_strings), facts.limits.max_stop_strings, "stop.stop_strings")
     check_count(len(request.stop.stop_token_ids), facts.vocab_size, "stop.stop_token_ids")
+    check_count(len(request.output.score_token_ids.ids), facts.limits.max_logprobs, "output.score_token_ids.ids")
 
 
 def _input(request: pb.GenerateRequest) -> TextInput | IdsInput | ChatInput | None:
@@ -139,6 +142,9 @@ def _output(output: pb.OutputOptions) -> OutputAsk:
         token_ids=output.token_ids,
         prompt_token_ids=output.prompt_token_ids,
         skip_special_tokens=output.skip_special_tokens if output.HasField("skip_special_tokens") else True,
+        logprobs=output.logprobs if output.HasField("logprobs") else None,
+        prompt_logprobs=output.prompt_logprobs if output.HasField("prompt_logprobs") else None,
+        score_token_ids=tuple(output.score_token_ids.ids) if output.HasField("score_token_ids") else None,
     )
 
 
@@ -190,6 +196,8 @@ def stream_message(update: Update, sequence: int, start: Start | None) -> pb.Str
     message = pb.StreamGenerateResponse(deltas=[_delta(delta) for delta in update.deltas], sequence=sequence)
     if start is not None:
         _fill_start(message.start, start)
+        if update.prompt_scores:
+            _fill_scores(message.start.prompt.scores, update.prompt_scores)
     if update.usage is not None:
         message.usage.CopyFrom(_usage(update.usage))
     if update.timing is not None:
@@ -199,7 +207,7 @@ def stream_message(update: Update, sequence: int, start: Start | None) -> pb.Str
 
 def generate_response(result: Result) -> pb.GenerateResponse:
     start = result.start
-    return pb.GenerateResponse(
+    response = pb.GenerateResponse(
         request_id=start.request_id,
         model=start.model,
         outputs=[_delta(output) for output in result.outputs],
@@ -208,6 +216,18 @@ def generate_response(result: Result) -> pb.GenerateResponse:
         prompt=pb.PromptInfo(token_ids=start.prompt_token_ids) if start.prompt_token_ids else None,
         seed=start.seed,
     )
+    if result.prompt_scores:
+        _fill_scores(response.prompt.scores, result.prompt_scores)
+    return response
+
+
+def _fill_scores(message: RepeatedCompositeFieldContainer[pb.TokenScore], scores: ScoredTokens) -> None:
+    token_bytes = scores.token_bytes
+    for (token_id, logprob, rank), *others in scores.positions():
+        score = message.add(token_id=token_id, logprob=logprob, rank=rank, token_bytes=token_bytes(token_id))
+        candidates = score.candidates
+        for other, value, place in others:
+            candidates.add(token_id=other, logprob=value, rank=place, token_bytes=token_bytes(other))
 
 
 def _fill_start(message: pb.GenerationStart, start: Start) -> None:
@@ -220,11 +240,13 @@ def _fill_start(message: pb.GenerationStart, start: Start) -> None:
 
 
 def _delta(delta: OutputDelta) -> pb.Output:
-    if delta.finish is None and not delta.token_ids:
+    if delta.finish is None and not delta.token_ids and not delta.scores:
         return pb.Output(index=delta.index, text=delta.text)
     output = pb.Output(index=delta.index, text=delta.text, token_ids=delta.token_ids)
     if delta.finish is not None:
         output.finish.CopyFrom(_finish(delta.finish))
+    if delta.scores:
+        _fill_scores(output.scores, delta.scores)
     return output
 
 

@@ -22,9 +22,6 @@ UNSUPPORTED: dict[str, model_pb2.Feature.ValueType] = {
     "structured_output.choices": Feature.FEATURE_CHOICES,
     "structured_output.grammar": Feature.FEATURE_GRAMMAR,
     "structured_output.protobuf": Feature.FEATURE_PROTOBUF,
-    "output.logprobs": Feature.FEATURE_LOGPROBS,
-    "output.prompt_logprobs": Feature.FEATURE_PROMPT_LOGPROBS,
-    "output.score_token_ids": Feature.FEATURE_LOGPROBS,
 }
 
 #: Fields that a model may lack although the build has them; the front end refuses these.

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from photon_grpc.bridge.client import BridgeClient
-from photon_grpc.bridge.codec import max_frame_bytes
+from photon_grpc.bridge.codec import MAX_STEP_BYTES
 from photon_grpc.bridge.control import Bound, CannotStart, ControlChannel, ControlMessage, Drain, Link, Serving
 from photon_grpc.bridge.heartbeat import SharedHeartbeat
 from photon_grpc.compose.served_model import read_served_model
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
 async def _serve(duty: Duty) -> None:
     control, begin = duty.control, duty.begin
     config = begin.config
-    link = BridgeClient(max_frame_bytes=max_frame_bytes(config.server.max_message_size))
+    link = BridgeClient(max_frame_bytes=MAX_STEP_BYTES)
     model = read_served_model(config)
     async with contextlib.AsyncExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(min(os.cpu_count() or 1, _MAX_POOL_THREADS), "frontend"))

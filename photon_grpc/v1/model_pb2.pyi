@@ -336,7 +336,7 @@ class Limits(_message.Message):
     max_num_outputs: _builtins.int
     """SamplingParams.num_outputs."""
     max_logprobs: _builtins.int
-    """OutputOptions.logprobs and prompt_logprobs."""
+    """OutputOptions.logprobs and prompt_logprobs, and the number of score_token_ids."""
     max_stop_strings: _builtins.int
     """Number of StopParams.stop_strings."""
     max_stop_string_bytes: _builtins.int
@@ -346,7 +346,7 @@ class Limits(_message.Message):
     max_constraint_bytes: _builtins.int
     """Bytes of the constraint in StructuredOutput."""
     max_message_bytes: _builtins.int
-    """Bytes of a serialized request."""
+    """Bytes of a serialized request. Scores must fit into a response of so many bytes, too."""
     def __init__(
         self,
         *,

@@ -51,6 +51,39 @@ def test_flags_land_in_the_request(capsys: pytest.CaptureFixture[str], monkeypat
     assert not chat.HasField("sampling")
 
 
+def scored_script() -> list[pb.StreamGenerateResponse]:
+    script = [message("de", start=True), message("f", finish=EOS)]
+    script[0].start.prompt.scores.add(token_id=4, token_bytes=b"\x1b[2J")
+    for part, token in zip(script, (b"de", b"f"), strict=True):
+        score = part.deltas[0].scores.add(token_id=5, logprob=-0.5, rank=1, token_bytes=token)
+        score.candidates.add(token_id=6, logprob=-1.25, rank=2)
+    return script
+
+
+def test_scores_are_lines_on_stderr_that_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving_in_a_thread(scored_script()) as fake:
+        flags = ["--logprobs", "1", "--prompt-logprobs", "0", "--target", fake.target]
+        assert main.main(["generate", "x", *flags]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "def\n"
+    lines = captured.err.splitlines()
+    assert [line.split() for line in (lines[1], lines[3], lines[4])] == [
+        ["'\\x1b[2J'"],
+        ["-0.500", "1", "'de'", "\u00b7", "6", "-1.250"],
+        ["-0.500", "1", "'f'", "\u00b7", "6", "-1.250"],
+    ]
+    (request,) = fake.requests
+    assert request.output.HasField("prompt_logprobs") and request.output.logprobs == 1
+
+
+def test_bytes_of_tokens_are_base64_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving_in_a_thread(scored_script()) as fake:
+        assert main.main(["generate", "x", "--json", "--logprobs", "1", "--target", fake.target]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    (score,) = lines[0]["scores"]
+    assert (score["token_bytes"], score["logprob"], score["candidates"][0]["token_id"]) == ("ZGU=", -0.5, 6)
+
+
 def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     with serving_in_a_thread(SCRIPT) as fake:
         assert main.main(["generate", "x", "--json", "--target", fake.target]) == 0

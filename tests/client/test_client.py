@@ -11,7 +11,7 @@ import pytest
 from google.rpc import error_details_pb2
 
 from photon_grpc import errors
-from photon_grpc.client import Client, Unreachable
+from photon_grpc.client import Candidate, Client, TokenScore, Unreachable
 from photon_grpc.client.channel import channel_options, is_loopback
 from photon_grpc.client.status import to_error
 from photon_grpc.v1 import inference_pb2 as pb
@@ -259,3 +259,24 @@ def test_what_the_system_said_is_told_without_what_grpc_puts_around_it(told: str
         "no answer from nohost:1 (Connection refused)",
         "no answer from nohost:1 (Domain name not found)",
     )
+
+
+async def test_scores_are_read_from_a_stream_and_from_a_whole_answer() -> None:
+    score = pb.TokenScore(token_id=5, logprob=-0.5, rank=1, token_bytes=b"\xe3")
+    score.candidates.add(token_id=6, logprob=-1.5, rank=2, token_bytes=b"b")
+    first, last = message("a", start=True), message("b", finish=EOS)
+    first.start.prompt.scores.extend([pb.TokenScore(token_id=4, token_bytes=b"x"), score])
+    first.deltas[0].scores.append(score)
+    expected = TokenScore(5, -0.5, 1, b"\xe3", (Candidate(6, -1.5, 2, b"b"),))
+    async with serving(FakeServer([first, last])) as fake, Client(fake.target) as client:
+        options = {"logprobs": 1, "prompt_logprobs": 1, "score_token_ids": [6]}
+        stream = client.stream("x", **options)
+        deltas = [delta async for delta in stream]
+        whole = await client.generate("x", **options)
+    assert [delta.scores for delta in deltas] == [(expected,), ()]
+    assert stream.start is not None
+    assert stream.start.prompt_scores == (TokenScore(4, None, 0, b"x"), expected)
+    assert whole.outputs[0].scores == (expected,) and whole.prompt_scores == ()
+    for request in fake.requests:
+        assert (request.output.logprobs, request.output.prompt_logprobs) == (1, 1)
+        assert list(request.output.score_token_ids.ids) == [6]

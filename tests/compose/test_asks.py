@@ -22,7 +22,16 @@ from photon_grpc.errors import ConfigError, InvalidRequest, PhotonError
 from photon_grpc.frontend.ask import ChatMessage
 from tests.service.tiny import write_tiny_model
 
-INTEGERS = ("max_tokens", "min_tokens", "top_k", "seed", "num_outputs", "priority")
+INTEGERS = (
+    "max_tokens",
+    "min_tokens",
+    "top_k",
+    "seed",
+    "num_outputs",
+    "priority",
+    "logprobs",
+    "prompt_logprobs",
+)
 NUMBERS = ("temperature", "top_p", "min_p", "max_duration_s")
 SWITCHES = ("chat", "ignore_eos", "include_stop_in_text", "skip_special_tokens")
 
@@ -49,7 +58,7 @@ WRONG: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(SWITCHES, (0, 1, "no", "", 1.0, [], [True], np.int64(1))),
     "stop_strings": (1, 2.5, True, [1], [None], ["a", b"b"], [["a"]], [{}], np.array([1])),
     **dict.fromkeys(
-        ("stop_token_ids", "continue_from"),
+        ("stop_token_ids", "continue_from", "score_token_ids"),
         (1, "12", "", [1.5], [True], [None], ["1"], [[1]], [b"1"], np.array([1.5]), np.array([True])),
     ),
     "session_id": (1, 2.5, True, ["a"], [1]),

@@ -36,6 +36,10 @@ FACTS = Facts(
 )
 
 
+#: Of every model.
+FEATURES = ("LOGPROBS", "PROMPT_LOGPROBS", "NUM_OUTPUTS", "CONTINUE_FROM", "PREFIX_CACHE", "PRIORITY")
+
+
 class FakeLink:
     def __init__(self, facts: Facts | None = FACTS) -> None:
         self.facts = facts
@@ -75,11 +79,14 @@ class FakeLink:
         started: tuple[Started, ...] = (),
         preempted: tuple[int, ...] = (),
         load: Load | None = None,
+        scores: dict[int, bytes] | None = None,
+        prompt_scores: dict[int, bytes] | None = None,
     ) -> None:
         """One frame; `tokens` are (handle, id). Its Load counts everything that was sent."""
         handles, ids = zip(*tokens, strict=True) if tokens else ((), ())
         newest = self.adds[-1].handle if self.adds else 0
-        self.on_frame(StepFrame(1, handles, ids, finished, failed, load or Load(), started, preempted, newest))
+        news = (handles, ids, finished, failed, load or Load(), started, preempted, newest)
+        self.on_frame(StepFrame(1, *news, scores or {}, prompt_scores or {}))
 
     def lose(self) -> None:
         self.facts = None

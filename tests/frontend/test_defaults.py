@@ -55,6 +55,12 @@ INVALID = [
     (ask(scheduling=SchedulingAsk(max_queue_duration_s=-1.0)), "scheduling.max_queue_duration"),
     (ask(scheduling=SchedulingAsk(timeout_s=-0.5)), "scheduling.timeout"),
     *[(ask(scheduling=SchedulingAsk(priority=value)), "scheduling.priority") for value in (2**31, -(2**31) - 1)],
+    *[(ask(output=OutputAsk(logprobs=value)), "output.logprobs") for value in (-1, 21, 2**32 - 1)],
+    *[(ask(output=OutputAsk(prompt_logprobs=value)), "output.prompt_logprobs") for value in (-1, 21)],
+    *[
+        (ask(output=OutputAsk(score_token_ids=value)), "output.score_token_ids.ids")
+        for value in ((), tuple(range(21)), (1, 512), (-1,))
+    ],
     (ask(stream=StreamAsk(min_interval_s=-1)), "stream.min_interval"),
     (ask(stream=StreamAsk(max_tokens_per_message=0)), "stream.max_tokens_per_message"),
     *[(ask(request_id=value), "request_id") for value in ("x" * 129, "naïve", "a\nb", "\x7f")],
@@ -237,7 +243,14 @@ async def test_a_model_without_tokenizer_speaks_ids_only() -> None:
             await front.tokenize("", TextInput("x"))
         await front.stream(ask((1,)))
         assert len(link.adds) == 1
-        assert front.model("").features == ("NUM_OUTPUTS", "CONTINUE_FROM", "PREFIX_CACHE", "PRIORITY")
+        assert front.model("").features == (
+            "LOGPROBS",
+            "PROMPT_LOGPROBS",
+            "NUM_OUTPUTS",
+            "CONTINUE_FROM",
+            "PREFIX_CACHE",
+            "PRIORITY",
+        )
 
 
 async def test_a_priority_that_would_be_ignored_is_refused() -> None:

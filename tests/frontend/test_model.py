@@ -50,7 +50,16 @@ def test_a_directory_gives_tokenizer_template_and_defaults(card: ModelConfig) ->
     assert (facts.name, facts.aliases, facts.max_context_tokens, facts.vocab_size) == ("a", ("b",), 256, 512)
     assert facts.eos_token_ids == (401, 404)
     assert facts.default_sampling == SamplingAsk(temperature=0.6, top_p=1.0, top_k=-1, min_p=0.0)
-    assert facts.features == ("TEXT", "CHAT", "NUM_OUTPUTS", "CONTINUE_FROM", "PREFIX_CACHE", "PRIORITY")
+    assert facts.features == (
+        "TEXT",
+        "CHAT",
+        "LOGPROBS",
+        "PROMPT_LOGPROBS",
+        "NUM_OUTPUTS",
+        "CONTINUE_FROM",
+        "PREFIX_CACHE",
+        "PRIORITY",
+    )
     assert facts.limits.max_message_bytes == 1000
     assert model.tokenizer is not None
     ids = encode(ChatInput((ChatMessage("user", "hi"),)), model.tokenizer, model.template, 100)
@@ -68,7 +77,14 @@ def test_without_a_template_or_tokenizer_the_features_are_missing(card: ModelCon
     assert "CHAT" not in ServedModel.from_card(replace(card, chat_template=None)).facts(None).features
     bare = ServedModel.from_card(replace(card, has_tokenizer=False))
     assert bare.tokenizer is None
-    assert bare.facts(None).features == ("NUM_OUTPUTS", "CONTINUE_FROM", "PREFIX_CACHE", "PRIORITY")
+    assert bare.facts(None).features == (
+        "LOGPROBS",
+        "PROMPT_LOGPROBS",
+        "NUM_OUTPUTS",
+        "CONTINUE_FROM",
+        "PREFIX_CACHE",
+        "PRIORITY",
+    )
 
 
 def test_generation_defaults_that_are_unset_stay_neutral(card: ModelConfig) -> None:
