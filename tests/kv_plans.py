@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from photon_grpc.core.kv import KVPlan, LayerKV, PageFormat, kv_groups
+from photon_grpc.core.kv import NEVER, KVPlan, LayerKV, PageFormat, kv_groups
 
 
-def kv_plan(block_size: int, *windows: int) -> KVPlan:
+def kv_plan(block_size: int, *windows: int, max_chunk: int = NEVER) -> KVPlan:
     """Of one layer for each window; of one that attends everything where none is said."""
-    return KVPlan(kv_groups([LayerKV(PageFormat(1, 1, "float32"), window) for window in windows or (0,)]), block_size)
+    layers = [LayerKV(PageFormat(1, 1, "float32"), window) for window in windows or (0,)]
+    return KVPlan(kv_groups(layers), block_size, max_chunk)

@@ -111,7 +111,7 @@ def _load(
 ) -> Decoder:
     dtype = getattr(torch, card.dtype if config.model.dtype == "auto" else config.model.dtype)
     decoder = build(card, dtype=dtype, device=device, kernels=kernels, max_model_len=sizes.max_model_len)
-    _check_cache(config.cache, KVPlan(decoder.kv_groups, sizes.block_size))
+    _check_cache(config.cache, KVPlan(decoder.kv_groups, sizes.block_size, sizes.max_chunk))
     if config.model.load_format == "dummy":
         weights.dummy(decoder, config.model.seed)
     else:

@@ -17,6 +17,8 @@ class Sizes:
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    #: Tokens of one sequence that a step computes at most.
+    max_chunk: int
     depth: int
 
 
@@ -31,11 +33,13 @@ def decide_sizes(model: ModelConfig, config: ServeConfig, *, on_cuda: bool) -> S
             needed=max_model_len,
             limit=model.max_position_embeddings,
         )
+    max_num_batched_tokens = scheduling.max_num_batched_tokens or (8192 if on_cuda else 2048)
     return Sizes(
         max_model_len=max_model_len,
         block_size=cache.block_size or (64 if on_cuda else 16),
         max_num_seqs=scheduling.max_num_seqs or (256 if on_cuda else 64),
-        max_num_batched_tokens=scheduling.max_num_batched_tokens or (8192 if on_cuda else 2048),
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_chunk=max_num_batched_tokens if scheduling.enable_chunked_prefill else max_model_len,
         depth=_first(scheduling.async_depth, 1 if on_cuda else 0),
     )
 

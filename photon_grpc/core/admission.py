@@ -53,7 +53,7 @@ def check_kv(num_prompt: int, max_tokens: int, facts: Facts, field: str) -> None
     needed = facts.kv.blocks(num_tokens)
     if needed > facts.num_blocks:
         message = (
-            f"prompt and output need {needed} KV blocks of {facts.kv.block_size} tokens{_in_groups(facts)}; "
+            f"prompt and output need {needed} KV blocks of {facts.kv.block_size} tokens{_in_groups(facts)} at once; "
             f"the cache has {facts.num_blocks}: ask for fewer tokens"
         )
         raise KVCapacity(message, field=field, needed=needed, limit=facts.num_blocks)
@@ -91,7 +91,7 @@ def check_count(count: int, limit: int, field: str) -> None:
 
 def _in_groups(facts: Facts) -> str:
     num_groups = len(facts.kv.groups)
-    return f" in each of {num_groups} groups of layers" if num_groups > 1 else ""
+    return f" in {num_groups} groups of layers" if num_groups > 1 else ""
 
 
 def _num_stored(num_prompt: int, max_tokens: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Sequence
 
 import msgspec
@@ -55,6 +56,8 @@ class KVPlan(msgspec.Struct, frozen=True, array_like=True):
     groups: tuple[KVGroup, ...]
     #: Tokens a block holds, of the layers of one group.
     block_size: int
+    #: Tokens of one sequence that a step computes at most.
+    max_chunk: int = NEVER
 
     @property
     def format(self) -> PageFormat:
@@ -86,13 +89,29 @@ class KVPlan(msgspec.Struct, frozen=True, array_like=True):
         """The number of tokens from which on `behind` counts this column."""
         return (column + 1) * self.block_size + window - 1 if window else NEVER
 
+    def at_admission(self, window: int, num_computed: int, num_tokens: int) -> int:
+        """Columns that a sequence of which `num_computed` of `num_tokens` tokens are there gets in a group of this
+        window: all, or where a window will free others those of its first chunk."""
+        return self.columns(min(num_tokens, num_computed + self.max_chunk) if window else num_tokens)
+
     def blocks(self, num_tokens: int) -> int:
-        """Blocks that hold this many tokens of one sequence, over all groups."""
-        return self.columns(num_tokens) * len(self.groups)
+        """Blocks that a sequence holds at most while so many tokens are computed one chunk behind the other, over all
+        groups.
+
+        The first token of a chunk attends a window less one before it; what is wholly behind that is given back.
+        """
+        columns = self.columns(num_tokens)
+        return sum(min(columns, self._most_columns(group.window)) for group in self.groups)
 
     def tokens(self, num_blocks: int) -> int:
-        """Tokens of one sequence that so many blocks hold."""
-        return num_blocks // len(self.groups) * self.block_size
+        """Tokens of the longest sequence that never holds more than so many blocks. More than any sequence has where
+        windows free as many as it takes."""
+        size = self.block_size
+        return bisect_right(range(1, NEVER // size), num_blocks, key=lambda columns: self.blocks(columns * size)) * size
+
+    def _most_columns(self, window: int) -> int:
+        """Columns that hold the tokens of a chunk and those that its first one attends, wherever they begin."""
+        return self.columns(window + self.max_chunk - 2) + 1 if window else NEVER
 
 
 def kv_groups(layers: Sequence[LayerKV]) -> tuple[KVGroup, ...]:
@@ -151,7 +170,8 @@ class PrefixNode:
 
 class BlockTable:
     """The blocks of one sequence: `groups[g][i]` holds its tokens [i * block_size, (i + 1) * block_size) in KVGroup g;
-    0 where the group's window has left them behind.
+    0 where the group's window has left them behind. Groups with a window may have fewer than the others, and get more
+    before a step computes what belongs there.
 
     Changed by the BlockPool only.
     """
@@ -160,7 +180,7 @@ class BlockTable:
 
     def __init__(self) -> None:
         self.groups: list[list[int]] = []
-        #: Tokens that fit into the blocks held.
+        #: Tokens that fit into the blocks held, in every group.
         self.capacity = 0
         #: Tokens at which the next block is whole and becomes known to the prefix index.
         self.publish_at = NEVER

@@ -96,6 +96,11 @@ class Sequence:
         self.finish_reason = FinishReason.UNSPECIFIED
 
     @property
+    def num_launched(self) -> int:
+        """Tokens that are computed when all flights have settled, if every draft is kept."""
+        return self.num_computed + sum(flight.computes for flight in self.flights)
+
+    @property
     def num_generated(self) -> int:
         """Ids drawn here."""
         return len(self.ids) - self.num_given

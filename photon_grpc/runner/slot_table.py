@@ -160,7 +160,7 @@ class SlotTable:
         `min_length` says that they hold."""
         slots = self.to_device([admission.slot for admission in admissions], torch.int64)
         for admission in admissions:
-            slot, blocks = admission.slot, admission.blocks
+            slot, blocks = admission.slot, _equally_long(admission.blocks)
             self._remember(admission)
             self.token_ids[slot, : len(admission.ids)] = self.to_device(admission.ids, torch.int32)
             self.block_table[slot, :, : len(blocks[0])] = self.to_device(blocks, torch.int32)
@@ -212,6 +212,12 @@ class SlotTable:
         blocks = [block for growth in batch.grown for block in growth.blocks]
         where = self.to_device(rows, torch.int64), self.to_device(columns, torch.int64)
         self.block_table.flatten(0, 1)[where] = self.to_device(blocks, torch.int32)
+
+
+def _equally_long(groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Filled up with block 0."""
+    longest = max(map(len, groups))
+    return [(*blocks, *(0,) * (longest - len(blocks))) for blocks in groups]
 
 
 def _bitmask(ids: Sequence[int], num_words: int) -> npt.NDArray[np.int32]:

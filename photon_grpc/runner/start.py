@@ -102,7 +102,7 @@ class RunnerStart:
             raise ConfigError(message, field="num_blocks", needed=num_blocks) from None
 
     def _plan(self, decoder: Decoder) -> KVPlan:
-        return KVPlan(decoder.kv_groups, self.sizes.block_size)
+        return KVPlan(decoder.kv_groups, self.sizes.block_size, self.sizes.max_chunk)
 
     def _largest_step(self, decoder: Decoder) -> None:
         largest_step(decoder, self.kernels, self._plan(decoder), self.sizes)

@@ -110,6 +110,15 @@ def test_ids_and_counts_name_the_field_and_both_numbers() -> None:
     )
 
 
+def test_a_window_needs_no_more_blocks_than_it_and_a_chunk_lie_in() -> None:
+    facts = msgspec.structs.replace(FACTS, kv=kv_plan(16, 0, 16, max_chunk=16), num_blocks=10)
+    # Three at most in the group with the window: seven are left, of 112 tokens and one that is not stored.
+    assert admission.max_output_tokens(40, facts) == 7 * 16 + 1 - 40
+    admission.check_output(40, 73, facts)
+    error = raised(admission.check_output, 40, 74, facts)
+    assert isinstance(error, KVCapacity) and (error.needed, error.limit) == (11, 10)
+
+
 def test_every_group_of_layers_needs_blocks_of_its_own() -> None:
     facts = msgspec.structs.replace(FACTS, kv=kv_plan(16, 0, 64))
     assert admission.max_output_tokens(40, facts) == 3 * 16 + 1 - 40

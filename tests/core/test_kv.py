@@ -64,6 +64,40 @@ def test_blocks_are_the_fewest_that_hold_the_tokens(num_tokens: int, block_size:
     assert num_blocks == 0 or plan.tokens(num_blocks - 1) < num_tokens
 
 
+@given(
+    st.integers(0, 120),
+    st.integers(1, 9),
+    st.sampled_from([(0,), (8,), (0, 1), (0, 8), (0, 5, 12)]),
+    st.integers(1, 40),
+)
+def test_a_windows_blocks_are_the_most_that_a_chunk_and_what_it_sees_lie_in(
+    num_tokens: int, block_size: int, windows: tuple[int, ...], chunk: int
+) -> None:
+    def held(window: int, start: int) -> int:
+        first = max(0, start - window + 1) if window else 0
+        return len({position // block_size for position in range(first, start + chunk)})
+
+    plan = KVPlan(kv_groups(layers(*windows)), block_size, chunk)
+    most = [max(held(window, start) for start in range(num_tokens + 100)) for window in windows]
+    every = len({position // block_size for position in range(num_tokens)})
+    assert plan.blocks(num_tokens) == sum(min(every, number) for number in most)
+
+
+@given(st.integers(0, 60), st.integers(1, 9), st.sampled_from([(0,), (0, 1), (0, 8), (0, 5, 12)]), st.integers(1, 40))
+def test_the_tokens_of_blocks_are_the_most_that_need_no_more(
+    num_blocks: int, block_size: int, windows: tuple[int, ...], chunk: int
+) -> None:
+    plan = KVPlan(kv_groups(layers(*windows)), block_size, chunk)
+    most = plan.tokens(num_blocks)
+    assert plan.blocks(most) <= num_blocks < plan.blocks(most + 1)
+
+
+def test_windows_alone_hold_a_sequence_of_any_length() -> None:
+    plan = KVPlan(kv_groups(layers(8)), 4, 16)
+    assert plan.blocks(10**9) == 7
+    assert plan.tokens(6) == 24 and plan.tokens(7) > 10**15
+
+
 @pytest.mark.parametrize(("full", "sliding"), [(27, 1), (21, 7), (1, 27), (5, 1), (12, 12)])
 def test_one_odd_layer_does_not_give_every_layer_a_group(full: int, sliding: int) -> None:
     groups = kv_groups(layers(*[0] * full, *[16] * sliding))

@@ -49,6 +49,8 @@ class Setting:
     windows: tuple[int, ...] = field(default_factory=lambda: default_windows)
     #: Nothing here sleeps, so the Load is told after every step that changed it.
     load_interval_s: float = 0.0
+    #: For all KVGroups together, where it is said.
+    total_blocks: int = 0
 
 
 #: Drawn by properties: one group and two, windows that end within a block and with one, and no group that attends
@@ -79,9 +81,10 @@ class Harness:
     def __init__(self, setting: Setting | None = None) -> None:
         self.setting = s = setting or Setting()
         # A run of blocks for the whole context is not for windows.
-        plan = kv_plan(s.block_size, *s.windows) if not s.contiguous else kv_plan(s.block_size)
+        max_chunk = s.max_num_batched_tokens if s.chunked else s.max_model_len
+        plan = kv_plan(s.block_size, *(() if s.contiguous else s.windows), max_chunk=max_chunk)
         self.num_groups = len(plan.groups)
-        num_blocks = s.num_blocks * self.num_groups
+        num_blocks = s.total_blocks or s.num_blocks * self.num_groups
         self.runner = FakeRunner(plan, num_blocks, s.depth)
         index = RadixIndex(plan) if s.prefix_caching and not s.contiguous else NoPrefixIndex()
         self.pool = BlockPool(plan, num_blocks, index, ReserveContext() if s.contiguous else GrowOnDemand())

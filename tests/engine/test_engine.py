@@ -530,6 +530,21 @@ def test_a_shortage_that_steps_in_flight_will_end_preempts_nobody() -> None:
     assert h.scheduler.num_preemptions == 0
 
 
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_a_prompt_in_the_smallest_pool_that_holds_it_waits_for_what_its_window_frees(depth: int, drafts: int) -> None:
+    """Ten blocks for all of it, and four, not ten, for a chunk of two and what its first token sees."""
+    setting = Setting(
+        depth=depth, block_size=4, max_num_batched_tokens=8, windows=(0, 5), drafts=(drafts,), total_blocks=14
+    )
+    h = Harness(setting)
+    handle, larger = h.add(list(range(30)), 11), h.add(list(range(30)), 12)
+    h.run(max_steps=200)
+    assert h.outcomes[handle].ids == complete(range(30), 11)
+    assert (h.outcomes[larger].failed.needed, h.outcomes[larger].failed.limit) == (15, 14)
+    assert h.scheduler.num_preemptions == 0 and h.idle()
+
+
 def test_the_best_rank_never_gives_way_and_its_prompt_is_counted_once() -> None:
     h = Harness(Setting(num_blocks=10, prefix_caching=False))
     best = h.add([0, 1, 2], 24, priority=5)

@@ -28,7 +28,7 @@ from tests.runner.test_greedy import prompts
 
 
 def sizes(max_num_seqs: int, max_num_batched_tokens: int) -> Sizes:
-    return Sizes(256, 16, max_num_seqs, max_num_batched_tokens, 0)
+    return Sizes(256, 16, max_num_seqs, max_num_batched_tokens, max_num_batched_tokens, 0)
 
 
 def test_a_token_is_drawn_at_every_level_before_the_first_request() -> None:

@@ -140,22 +140,32 @@ class BlockPool:
         )
 
     def grow(self, seq: Sequence, num_tokens: int) -> list[Growth] | None:
-        """Extend the table to hold `num_tokens`. None, and nothing taken, when there is no room."""
-        table = seq.table
-        missing = self.plan.columns(num_tokens - table.capacity)
-        if missing * len(table.groups) > self.num_available:
+        """Extend the table to hold `num_tokens`, more than it does. None, and nothing taken, when there is no room."""
+        table, columns = seq.table, self.plan.columns(num_tokens)
+        if self._num_missing(table, columns) > self.num_available:
             return None
         grown = []
         for number, group in enumerate(table.groups):
-            blocks = self._take(missing)
-            grown.append(Growth(seq.slot, number, len(group), tuple(blocks)))
-            group.extend(blocks)
-        table.capacity += missing * self.block_size
+            if len(group) < columns:
+                blocks = self._take(columns - len(group))
+                grown.append(Growth(seq.slot, number, len(group), tuple(blocks)))
+                group.extend(blocks)
+        table.capacity = columns * self.block_size
         return grown
 
-    def limbo_covers(self, num_tokens: int, seq: Sequence) -> bool:
-        """Whether waiting for work in flight will free enough to hold `num_tokens` of `seq`."""
-        return self.plan.blocks(num_tokens - seq.table.capacity) <= self.num_available + self.num_limbo
+    def waiting_covers(self, num_tokens: int, seq: Sequence) -> bool:
+        """Whether waiting for work in flight will free enough to hold `num_tokens` of `seq`, with what its own windows
+        leave behind when its flights settle."""
+        sliding = sum(
+            sum(map(bool, group[: self.plan.behind(window, seq.num_launched)]))
+            for window, group in zip(self._windows, seq.table.groups, strict=True)
+        )
+        missing = self._num_missing(seq.table, self.plan.columns(num_tokens))
+        return missing <= self.num_available + self.num_limbo + sliding
+
+    def _num_missing(self, table: BlockTable, columns: int) -> int:
+        """Blocks that the table lacks to have so many columns in every group."""
+        return sum(max(0, columns - len(group)) for group in table.groups)
 
     def release(self, table: BlockTable, fence: int, *, of_session: bool = False) -> None:
         """Take all blocks back; those without another reference wait for `fence`, the newest ticket that touches them
@@ -163,10 +173,10 @@ class BlockPool:
         if of_session:
             self._index.keep(chain.from_iterable(table.groups))
         # From the end, so that what rests longest is a leaf of the index.
-        for blocks in zip(*map(reversed, table.groups), strict=True):
-            for block in blocks:
-                if block:
-                    self._dereference(block, fence)
+        for column in reversed(range(max(map(len, table.groups), default=0))):
+            for group in table.groups:
+                if column < len(group) and group[column]:
+                    self._dereference(group[column], fence)
         table.groups = []
         table.capacity = 0
         table.publish_at = table.slide_at = table.settle_at = NEVER
@@ -258,17 +268,20 @@ class BlockPool:
 
     def _seat(self, seq: Sequence, root: Hashable, shared: list[list[int]], waking: int, num_running: int) -> bool:
         """A table of `shared` blocks and fresh ones behind them. False, and nothing taken, when there is no room."""
-        num_groups, num_shared = len(shared), len(shared[0])
-        own = self.plan.columns(self.allocation.tokens_at_admission(seq)) - num_shared
+        num_tokens, num_shared = self.allocation.tokens_at_admission(seq), len(shared[0])
+        own = [
+            self.plan.at_admission(window, num_shared * self.block_size, num_tokens) - num_shared
+            for window in self._windows
+        ]
         room = self.num_available - waking
-        if (own + self.allocation.headroom(num_running)) * num_groups > room:
+        if sum(own) + self.allocation.headroom(num_running) * len(own) > room:
             return False
         for group in shared:
             for block in group:
                 if block:
                     self._reference(block)
         try:
-            groups = [[*group, *self._take(own)] for group in shared]
+            groups = [[*group, *self._take(count)] for group, count in zip(shared, own, strict=True)]
         except IndexError:
             # No run is long enough. Runs share nothing and are for a plan of one group (one with windows is refused at
             # startup): nothing was taken.
@@ -279,7 +292,7 @@ class BlockPool:
     def _fresh_table(self, seq: Sequence, root: Hashable, groups: list[list[int]]) -> BlockTable:
         table = BlockTable()
         table.root, table.groups = root, groups
-        table.capacity = len(groups[0]) * self.block_size
+        table.capacity = min(map(len, groups)) * self.block_size
         table.publish_at = NEVER if seq.request.bypass_prefix_cache else self.block_size
         self._set_marks(table, 0)
         return table

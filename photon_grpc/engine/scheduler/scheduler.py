@@ -166,7 +166,7 @@ class Scheduler:
             if grown is not None:
                 plan.grown.extend(grown)
                 return True
-            if self.pool.limbo_covers(num_tokens, seq):
+            if self.pool.waiting_covers(num_tokens, seq):
                 return False
             victim = next(other for other in reversed(self.live.running) if other.last_step != plan.step)
             self._preempt(victim)
