@@ -41,8 +41,6 @@ def batch(
         scale=shape.head_dim**-0.5,
         max_query_len=max(counts),
         max_context_len=max(contexts),
-        counts=counts,
-        contexts=contexts,
     )
 
 

@@ -105,11 +105,12 @@ def decode_inputs_kernel(
     slot = tl.load(slots + row)
     at = tl.load(num_computed + slot)
     table = block_table + slot * table_stride + group * num_columns
-    place = group * tl.num_programs(0) + row
+    num_rows = tl.num_programs(0)
+    place = group * num_rows + row
     block = tl.load(table + at // BLOCK_SIZE).to(tl.int64)
     tl.store(token + row, tl.load(token_ids + slot * token_stride + at))
     tl.store(position + row, at)
-    tl.store(slot_mapping + place, block * BLOCK_SIZE + at % BLOCK_SIZE)
+    tl.store(slot_mapping + place + group * (num_rows % 2), block * BLOCK_SIZE + at % BLOCK_SIZE)
     tl.store(context_len + row, (at + 1).to(tl.int32))
     # Nothing reads pages behind the last one.
     for start in range(0, at // BLOCK_SIZE + 1, BLOCK):
@@ -130,7 +131,7 @@ def mixed_inputs_kernel(
     token_ids, num_computed, block_table = state
     token, position, slot_mapping, tables, query_start, last = inputs
     row, group = tl.program_id(0), tl.program_id(1)
-    slot_mapping += group.to(tl.int64) * num_tokens
+    slot_mapping += group.to(tl.int64) * (num_tokens + num_tokens % 2)
     other = tl.arange(0, ROWS_PAD)
     first = tl.sum(tl.load(counts + other, mask=other < tl.minimum(row, num_rows), other=0), axis=0)
     tl.store(query_start + row, first.to(tl.int32))
@@ -184,8 +185,7 @@ def decode_inputs(slots: torch.Tensor, context_len: torch.Tensor, state: SlotSta
         return decode_inputs_reference(slots, context_len, state, block_size)
     num_rows, (_, num_groups, num_columns) = slots.shape[0], state.block_table.shape
     token = torch.empty(num_rows, dtype=torch.int32, device=slots.device)
-    places = torch.empty((1 + num_groups, num_rows), dtype=torch.int64, device=slots.device)
-    position, slot_mapping = places[0], places[1:]
+    position, slot_mapping = _places(num_groups, num_rows, slots.device)
     tables = torch.empty((num_groups, num_rows, num_columns), dtype=torch.int32, device=slots.device)
     inputs = Inputs(token, position, slot_mapping, tables)
     decode_inputs_kernel[(num_rows, num_groups)](
@@ -208,8 +208,7 @@ def mixed_inputs(
         return mixed_inputs_reference(slots, counts, context_len, num_tokens, state, block_size)
     num_rows, (_, num_groups, num_columns), device = slots.shape[0], state.block_table.shape, slots.device
     token = torch.empty(num_tokens, dtype=torch.int32, device=device)
-    places = torch.empty((1 + num_groups, num_tokens), dtype=torch.int64, device=device)
-    position, slot_mapping = places[0], places[1:]
+    position, slot_mapping = _places(num_groups, num_tokens, device)
     query_start = torch.empty(num_rows + 1, dtype=torch.int32, device=device)
     last = torch.empty(num_rows, dtype=torch.int64, device=device)
     tables = torch.empty((num_groups, num_rows, num_columns), dtype=torch.int32, device=device)
@@ -220,6 +219,13 @@ def mixed_inputs(
         ROWS_PAD=next_power_of_2(num_rows), BLOCK_SIZE=block_size, BLOCK=128, num_warps=4,
     )  # fmt: skip
     return inputs
+
+
+def _places(num_groups: int, num_tokens: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory for position and slot_mapping. Each group's row begins at a multiple of 16 bytes: a kernel is compiled
+    anew for pointers that do not."""
+    places = torch.empty((1 + num_groups, num_tokens + num_tokens % 2), dtype=torch.int64, device=device)
+    return places[0, :num_tokens], places[1:, :num_tokens]
 
 
 def advance(

@@ -15,7 +15,7 @@ from photon_grpc.layers.workspace import Workspace
 
 
 class Chain:
-    """One for all fused layers with the sizes, tables and KVGroup of these: they share a workspace a step.
+    """One for all fused layers with the sizes and tables of these, of whatever KVGroup: they share a step's buffers.
 
     Args:
         buckets: of tokens, those in which the layers' products are fused.
@@ -23,7 +23,6 @@ class Chain:
 
     def __init__(self, attention: Attention, mlp: GatedMLP, buckets: frozenset[int], device: torch.device) -> None:
         self._buckets = buckets
-        self.group = attention.group
         self._rotary = attention.rotary
         heads = attention.output.in_features
         self._sizes = attention.qkv.in_features, heads, heads, mlp.down.in_features
@@ -42,19 +41,21 @@ class Chain:
         """For the attention of a step that it takes."""
         return DependentChain(self._counters, history_is_settled)
 
-    def workspace(self, num_tokens: int, ctx: StepContext) -> Workspace | None:
-        """The step's buffers, made when they are first asked for; None where it does not take the step."""
-        if self not in ctx.memo:
-            ctx.memo[self] = self._make(num_tokens, ctx) if self.takes(num_tokens) else None
-        work: Workspace | None = ctx.memo[self]
+    def workspace(self, num_tokens: int, group: int, ctx: StepContext) -> Workspace | None:
+        """The step's buffers, made when they are first asked for, and the places of KVGroup `group`; None where the
+        chain does not take the step."""
+        key = self, group
+        if key not in ctx.memo:
+            ctx.memo[key] = self._make(num_tokens, group, ctx) if self.takes(num_tokens) else None
+        work: Workspace | None = ctx.memo[key]
         return work
 
-    def _make(self, num_tokens: int, ctx: StepContext) -> Workspace:
+    def _make(self, num_tokens: int, group: int, ctx: StepContext) -> Workspace:
         rows = bucket(num_tokens)
-        h, q, attended, y = (
-            torch.empty(rows or num_tokens, size, dtype=self._dtype, device=self._device)[:num_tokens]
-            for size in self._sizes
-        )
-        slot_mapping = ctx.kv[self.group].slot_mapping.long()
-        rotation = Rotation(self._rotary.cos, self._rotary.sin, ctx.positions, slot_mapping)
-        return Workspace(rows, h, q, attended, y, rotation, self._counters)
+        if self not in ctx.memo:
+            ctx.memo[self] = tuple(
+                torch.empty(rows or num_tokens, size, dtype=self._dtype, device=self._device)[:num_tokens]
+                for size in self._sizes
+            )
+        rotation = Rotation(self._rotary.cos, self._rotary.sin, ctx.positions, ctx.kv[group].slot_mapping.long())
+        return Workspace(rows, *ctx.memo[self], rotation, self._counters)

@@ -97,7 +97,10 @@ class Decoder:
         self.kv_groups: tuple[KVGroup, ...] = kv_groups([layer.attention.kv for layer in self.layers])
         for number, layer in enumerate(self.layers):
             layer.attention.group, layer.attention.plane = place(self.kv_groups, number)
-        self._chains = tuple(dict.fromkeys(layer.chain for layer in self.layers if layer.chain is not None))
+        #: (KVGroup, chain of some of its layers).
+        self._chains = tuple(
+            dict.fromkeys((layer.attention.group, layer.chain) for layer in self.layers if layer.chain is not None)
+        )
         self.vocab_size = embedding.weight.shape[0]
         #: Factor of q · k in every layer.
         self.attention_scale = self.kv_groups[0].format.width ** -0.5
@@ -114,7 +117,7 @@ class Decoder:
         row computes in the same step): older keys may be read before this step's are written.
         """
         num_tokens, num_heads = slot_mapping.shape[0], self.layers[0].attention.num_heads
-        chain = next((chain for chain in self._chains if chain.group == group and chain.takes(num_tokens)), None)
+        chain = next((chain for of, chain in self._chains if of == group and chain.takes(num_tokens)), None)
         dependent = chain and chain.dependent(history_is_settled)
         return GroupContext(
             pages, slot_mapping, self.kernels.attention(meta, pages, slot_mapping, num_heads, dependent)

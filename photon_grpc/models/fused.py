@@ -30,6 +30,7 @@ from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.mlp import GatedMLP
 from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.rotary import RotaryEmbedding
+from photon_grpc.layers.workspace import Workspace
 from photon_grpc.models.decoder import Decoder, DecoderLayer
 
 #: Products of qkv, output, gate and up, down.
@@ -65,13 +66,13 @@ CHAINS: dict[LayerForm, Callable[[DecoderLayer], tuple[End, End, End, End]]] = {
 class FusedEmbedding(Embedding):
     """Writes into the buffer of the residual stream, as the first kernel of the chain."""
 
-    def __init__(self, embedding: Embedding, chain: Chain) -> None:
+    def __init__(self, embedding: Embedding, first: FusedDecoderLayer) -> None:
         self.name = embedding.name
         self.weight = embedding.weight
-        self._chain = chain
+        self._first = first
 
     def __call__(self, token_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor:
-        work = self._chain.workspace(token_ids.shape[0], ctx)
+        work = self._first.workspace(token_ids.shape[0], ctx)
         if work is None:
             return super().__call__(token_ids, ctx)
         embed.launch(self.weight, token_ids, work.h)
@@ -96,7 +97,7 @@ class FusedDecoderLayer(DecoderLayer):
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, ctx: StepContext
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        work = self.chain.workspace(x.shape[0], ctx)
+        work = self.workspace(x.shape[0], ctx)
         if work is None:
             return super().__call__(x, residual, ctx)
         qkv, output, gate_up, down = self._gemms[work.bucket]
@@ -108,6 +109,10 @@ class FusedDecoderLayer(DecoderLayer):
         gate_up(work)
         down(work, work.y)
         return work.h, None
+
+    def workspace(self, num_tokens: int, ctx: StepContext) -> Workspace | None:
+        """The step's; None where the layer runs as it was."""
+        return self.chain.workspace(num_tokens, self.attention.group, ctx)
 
 
 def fuse(decoder: Decoder) -> Decoder | None:
@@ -129,7 +134,7 @@ def with_chains(decoder: Decoder) -> Decoder | None:
         return None
     embedding, first = decoder.embedding, layers[0]
     if isinstance(first, FusedDecoderLayer) and type(embedding) is Embedding:
-        embedding = FusedEmbedding(embedding, first.chain)
+        embedding = FusedEmbedding(embedding, first)
     return Decoder(
         embedding,
         layers,
@@ -160,7 +165,7 @@ def _fused(layer: DecoderLayer, chains: dict[Hashable, Chain], device: torch.dev
     ):
         return None
     sizes = tuple((leaf.in_features, leaf.out_features) for leaf in layer.leaves() if isinstance(leaf, Linear))
-    key = sizes, attention.kv, attention.group, attention.rotary, frozenset(gemms)
+    key = sizes, attention.kv, attention.rotary, frozenset(gemms)
     if key not in chains:
         chains[key] = Chain(attention, mlp, frozenset(gemms), device)
     return FusedDecoderLayer(layer, chains[key], gemms)

@@ -99,8 +99,6 @@ class Rows:
             scale=self.decoder.attention_scale,
             max_query_len=max(counts),
             max_context_len=MAX_LEN,
-            counts=counts,
-            contexts=contexts,
         )
         kv = self.decoder.group_context(0, self.cache, slots, meta, history_is_settled=True)
         return StepContext(positions, (kv,))

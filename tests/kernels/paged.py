@@ -37,7 +37,6 @@ def paged_batch(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     seed: int = 0,
-    host_lengths: bool = True,
     window: int = 0,
 ) -> PagedBatch:
     """Rows of `contexts` keys in blocks of random order, the last counts[b] of them new; layer 1 of 3.
@@ -73,8 +72,6 @@ def paged_batch(
         max_query_len=max(counts),
         max_context_len=max(contexts),
         min_query_len=min(count for count in counts if count),
-        counts=tuple(counts) if host_lengths else None,
-        contexts=tuple(contexts) if host_lengths else None,
         window=window,
     )
     q = projection.to(dtype).to(device)[:, : shape.q_heads]

@@ -61,6 +61,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "qwen3-window-between": (
+        "Qwen3",
+        {
+            "rope_parameters": DEFAULT_ROPE,
+            "head_dim": 16,
+            "use_sliding_window": True,
+            "sliding_window": 21,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+    ),
 }
 SIZES: dict[str, Any] = {
     "hidden_size": 48,

@@ -42,7 +42,7 @@ class Tiled(Unquantized):
 @pytest.fixture
 def row_major(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights as a GPU has them: not packed for this CPU."""
-    monkeypatch.setattr(unquantized, "can_prepack", lambda weight: False)
+    monkeypatch.setattr(unquantized, "pack", lambda weight, bias: None)
 
 
 def loaded(path: Path, method: Unquantized) -> Decoder:
@@ -73,7 +73,7 @@ def test_decode_steps_and_prompts_equal_transformers(variant: str, names: tuple[
 
 @pytest.mark.usefixtures("row_major")
 @pytest.mark.parametrize("names", [(), ALL], ids=["library", "tiles"])
-@pytest.mark.parametrize("variant", ["qwen2-window", "qwen3-window"])
+@pytest.mark.parametrize("variant", ["qwen2-window", "qwen3-window", "qwen3-window-between"])
 def test_layers_with_a_window_stay_as_they_are_among_fused_ones(
     variant: str, names: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -83,6 +83,15 @@ def test_layers_with_a_window_stay_as_they_are_among_fused_ones(
     kinds = [(bool(layer.attention.kv.window), type(layer)) for layer in mixed.layers]
     assert set(kinds) == {(True, DecoderLayer), (False, FusedDecoderLayer)}
     assert_equals(mixed, model)
+
+
+@pytest.mark.usefixtures("row_major")
+def test_layers_of_several_groups_share_one_chain(tmp_path: Path) -> None:
+    mixed = with_chains(loaded(save(make_model("qwen3-window-between"), tmp_path), Tiled(*ALL)))
+    assert mixed is not None
+    assert [group.window for group in mixed.kv_groups] == [0, 0, 21]
+    first, _, last = mixed.layers
+    assert first.chain is last.chain is not None and first.attention.group != last.attention.group
 
 
 @pytest.mark.usefixtures("row_major")

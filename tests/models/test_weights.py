@@ -291,7 +291,7 @@ def test_no_change_of_header_bytes_gets_past_as_anything_but_a_load_error(
 
 
 def test_dummy_weights_follow_from_seed_and_name(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("photon_grpc.layers.unquantized.can_prepack", lambda weight: False)  # cannot be read back
+    monkeypatch.setattr("photon_grpc.layers.unquantized.pack", lambda weight, bias: None)  # cannot be read back
 
     def weights(seed: int) -> dict[str, torch.Tensor]:
         decoder = unloaded(saved("llama-biases"))

@@ -6,7 +6,6 @@ Knows nothing of queries, keys or layers: one AttentionMetadata serves every lay
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +27,6 @@ class AttentionMetadata:
     max_query_len, max_context_len: upper bounds known to the host, so that nothing waits for the device. With
         max_query_len == 1 every row is one query: T == B.
     min_query_len: a lower bound of rows that have queries; above 1 nothing looks for decode rows.
-    counts, contexts: the same numbers as host integers; the torch backend reads the device where they are missing.
     window: tokens a query looks back, itself included: it sees the keys at positions p - window + 1 … p. 0: all of them.
     """
 
@@ -39,8 +37,6 @@ class AttentionMetadata:
     max_query_len: int
     max_context_len: int
     min_query_len: int = 1
-    counts: Sequence[int] | None = None
-    contexts: Sequence[int] | None = None
     window: int = 0
 
     @property

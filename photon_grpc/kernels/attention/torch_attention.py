@@ -65,8 +65,8 @@ class GatherPlan:
         self.dtype, self.device = pages.dtype, pages.device
         self.window = meta.window
         starts = meta.query_start.tolist()
-        counts = meta.counts or [stop - start for start, stop in itertools.pairwise(starts)]
-        contexts = meta.contexts or meta.context_len.tolist()
+        counts = [stop - start for start, stop in itertools.pairwise(starts)]
+        contexts = meta.context_len.tolist()
         live = [b for b, count in enumerate(counts) if count and contexts[b]]
         decode = [b for b in live if counts[b] == 1]
         self.decode = None

@@ -62,6 +62,8 @@ def test_inputs_of_a_decode_step_are_equal(num_groups: int) -> None:
     theirs = slot_state.decode_inputs_reference(slots, lengths[1], state, 4)
     assert_equal_inputs(mine, theirs, lengths[1])
     assert lengths.tolist() == [[18, 6, 1, 31, 1]] * 2
+    # Kernels are compiled for places that begin at 16 bytes, also of an odd number of rows.
+    assert not any((places.data_ptr() - mine.position.data_ptr()) % 16 for places in mine.slot_mapping)
 
 
 @pytest.mark.parametrize("num_groups", [1, 3])
