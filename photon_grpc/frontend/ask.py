@@ -68,6 +68,10 @@ class OutputAsk:
     prompt_logprobs: int | None = None
     score_token_ids: tuple[int, ...] | None = None
 
+    @property
+    def is_scored(self) -> bool:
+        return any(asked is not None for asked in (self.logprobs, self.prompt_logprobs, self.score_token_ids))
+
 
 @dataclass(frozen=True, slots=True)
 class CacheAsk:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from photon_grpc.config.model_dir import TOKENIZER_FILE, ModelConfig
 from photon_grpc.core.frames import Facts
 from photon_grpc.frontend.ask import SamplingAsk
 from photon_grpc.frontend.chat import ChatTemplate
+from photon_grpc.frontend.scores import no_bytes
 from photon_grpc.frontend.tokenizer import Tokenizer
 
 MAX_NUM_OUTPUTS = 64
@@ -133,9 +135,10 @@ class ServedModel:
             min_p=0.0 if mine.min_p is None else mine.min_p,
         )
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """Of one token; empty without a tokenizer."""
-        return b"" if self.tokenizer is None else self.tokenizer.token_bytes(token_id)
+    @property
+    def token_bytes(self) -> Callable[[int], bytes]:
+        """The bytes of a token; empty without a tokenizer."""
+        return no_bytes if self.tokenizer is None else self.tokenizer.token_bytes
 
     def _features(self) -> tuple[str, ...]:
         features = ["TEXT"] if self.tokenizer is not None else []

@@ -17,7 +17,7 @@ from photon_grpc.core.scores import RECORD
 Scored = tuple[int, float | None, int]
 
 
-def _no_bytes(token_id: int) -> bytes:
+def no_bytes(token_id: int) -> bytes:
     return b""
 
 
@@ -28,7 +28,7 @@ class ScoredTokens:
     #: RECORDs (core.scores), `num_records` of every position.
     records: bytes = b""
     num_records: int = 1
-    token_bytes: Callable[[int], bytes] = _no_bytes
+    token_bytes: Callable[[int], bytes] = no_bytes
     #: Ids before them that have no scores.
     unscored: tuple[int, ...] = ()
 
@@ -60,7 +60,7 @@ class OutputScores:
 
     __slots__ = ("_num_records", "_parts", "_token_bytes")
 
-    def __init__(self, num_records: int, token_bytes: Callable[[int], bytes] = _no_bytes) -> None:
+    def __init__(self, num_records: int, token_bytes: Callable[[int], bytes] = no_bytes) -> None:
         """`num_records` of every position; 0: nobody asks."""
         self._num_records = num_records
         self._token_bytes = token_bytes
@@ -88,7 +88,7 @@ class PromptScores:
     """Holds the packed scores of a prompt until all are there."""
 
     def __init__(
-        self, prompt_ids: tuple[int, ...], num_records: int, token_bytes: Callable[[int], bytes] = _no_bytes
+        self, prompt_ids: tuple[int, ...], num_records: int, token_bytes: Callable[[int], bytes] = no_bytes
     ) -> None:
         """`num_records` of every position; 0: nobody asks."""
         self._blank = ScoredTokens(b"", num_records or 1, token_bytes, prompt_ids[:1]) if num_records else NOT_SCORED

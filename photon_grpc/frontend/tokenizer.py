@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +100,10 @@ class Tokenizer:
         """For ids that follow `prompt_ids`, whose text is not repeated."""
         return self._vocabularies[skip_special_tokens].detokenizer(prompt_ids)
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token, special ones included, perhaps part of a character; empty for an id without one."""
-        return self._vocabularies[False].token_bytes(token_id)
+    @property
+    def token_bytes(self) -> Callable[[int], bytes]:
+        """The bytes of a token, special ones included, perhaps part of a character; empty for an id without one."""
+        return self._vocabularies[False].token_bytes
 
     @property
     def max_token_bytes(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import cast
 
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from photon_grpc.core.admission import check_count, check_prompt
@@ -25,7 +24,6 @@ from photon_grpc.frontend.ask import (
     TextInput,
 )
 from photon_grpc.frontend.model import ModelFacts
-from photon_grpc.frontend.scores import ScoredTokens
 from photon_grpc.frontend.update import OutputDelta, OutputFinish, Result, Update
 from photon_grpc.server.features import refuse_unsupported
 from photon_grpc.v1 import inference_pb2 as pb
@@ -188,7 +186,7 @@ def _is_valid(duration: Duration) -> bool:
     return 0 <= duration.seconds <= _MAX_DURATION_S and 0 <= duration.nanos < 1_000_000_000
 
 
-# --- Update, Result → messages ---------------------------------------------------------------------------------------
+# --- Update, Result → messages, but for scores ------------------------------------------------------------------------
 
 
 def stream_message(update: Update, sequence: int, start: Start | None) -> pb.StreamGenerateResponse:
@@ -196,8 +194,6 @@ def stream_message(update: Update, sequence: int, start: Start | None) -> pb.Str
     message = pb.StreamGenerateResponse(deltas=[_delta(delta) for delta in update.deltas], sequence=sequence)
     if start is not None:
         _fill_start(message.start, start)
-        if update.prompt_scores:
-            _fill_scores(message.start.prompt.scores, update.prompt_scores)
     if update.usage is not None:
         message.usage.CopyFrom(_usage(update.usage))
     if update.timing is not None:
@@ -207,7 +203,7 @@ def stream_message(update: Update, sequence: int, start: Start | None) -> pb.Str
 
 def generate_response(result: Result) -> pb.GenerateResponse:
     start = result.start
-    response = pb.GenerateResponse(
+    return pb.GenerateResponse(
         request_id=start.request_id,
         model=start.model,
         outputs=[_delta(output) for output in result.outputs],
@@ -216,18 +212,6 @@ def generate_response(result: Result) -> pb.GenerateResponse:
         prompt=pb.PromptInfo(token_ids=start.prompt_token_ids) if start.prompt_token_ids else None,
         seed=start.seed,
     )
-    if result.prompt_scores:
-        _fill_scores(response.prompt.scores, result.prompt_scores)
-    return response
-
-
-def _fill_scores(message: RepeatedCompositeFieldContainer[pb.TokenScore], scores: ScoredTokens) -> None:
-    token_bytes = scores.token_bytes
-    for (token_id, logprob, rank), *others in scores.positions():
-        score = message.add(token_id=token_id, logprob=logprob, rank=rank, token_bytes=token_bytes(token_id))
-        candidates = score.candidates
-        for other, value, place in others:
-            candidates.add(token_id=other, logprob=value, rank=place, token_bytes=token_bytes(other))
 
 
 def _fill_start(message: pb.GenerationStart, start: Start) -> None:
@@ -240,13 +224,11 @@ def _fill_start(message: pb.GenerationStart, start: Start) -> None:
 
 
 def _delta(delta: OutputDelta) -> pb.Output:
-    if delta.finish is None and not delta.token_ids and not delta.scores:
+    if delta.finish is None and not delta.token_ids:
         return pb.Output(index=delta.index, text=delta.text)
     output = pb.Output(index=delta.index, text=delta.text, token_ids=delta.token_ids)
     if delta.finish is not None:
         output.finish.CopyFrom(_finish(delta.finish))
-    if delta.scores:
-        _fill_scores(output.scores, delta.scores)
     return output
 
 

@@ -10,6 +10,7 @@ from photon_grpc.frontend.ask import Ask
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.server import codec, metadata
 from photon_grpc.server.metadata import Context
+from photon_grpc.server.scores import add_scores
 from photon_grpc.server.writer import StreamWriter
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
@@ -27,6 +28,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         del request  # megabytes, perhaps, for as long as it runs
         result = await self._frontend.generate(ask)
         response = codec.generate_response(result)
+        if ask.output.is_scored:
+            await add_scores(response.outputs, result.outputs, response.prompt, result.prompt_scores)
         await metadata.send_request_id(context)
         return response
 
@@ -35,13 +38,15 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> None:
         ask = self._ask(request, context)
         del request  # megabytes, perhaps, for as long as it runs
-        stream = await self._frontend.stream(ask)
+        stream, is_scored = await self._frontend.stream(ask), ask.output.is_scored
         del ask
         try:
             sequence = 0
             async for update in stream:
                 sequence += 1
                 message = codec.stream_message(update, sequence, stream.start if sequence == 1 else None)
+                if is_scored:
+                    await add_scores(message.deltas, update.deltas, message.start.prompt, update.prompt_scores)
                 if sequence == 1:
                     await metadata.send_request_id(context)
                 await self._writer.write(context, message)

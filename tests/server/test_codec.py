@@ -10,11 +10,8 @@ from google.protobuf.message import Message
 
 from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.core.request import FinishReason
-from photon_grpc.core.scores import RECORD
 from photon_grpc.errors import FeatureNotSupported, InvalidRequest, PromptTooLong
 from photon_grpc.frontend.ask import Ask, ChatInput, ChatMessage, IdsInput, TextInput
-from photon_grpc.frontend.score_bounds import BYTES_PER_ID
-from photon_grpc.frontend.scores import ScoredTokens
 from photon_grpc.frontend.update import OutputDelta, OutputFinish, Result, Update
 from photon_grpc.server import codec, features
 from photon_grpc.v1 import inference_pb2 as pb
@@ -292,58 +289,3 @@ def test_the_whole_result_has_everything() -> None:
     assert list(response.prompt.token_ids) == [4, 5]
     bare = codec.generate_response(Result(Start("r", "m", 1, 0.0), ()))
     assert not bare.HasField("prompt")
-
-
-def records(*scored: tuple[int, float, int]) -> bytes:
-    return b"".join(RECORD.pack(*each) for each in scored)
-
-
-def spelled(token_id: int) -> bytes:
-    return b"\xe3" if token_id == 2 else b"t%d" % token_id
-
-
-#: Two positions of two ids.
-SCORED = ScoredTokens(records((2, -0.5, 1), (3, -1.25, 2), (3, -2.0, 128), (2**31 - 1, -0.125, 1)), 2, spelled)
-MESSAGES = [
-    pb.TokenScore(
-        token_id=2,
-        logprob=-0.5,
-        rank=1,
-        token_bytes=b"\xe3",
-        candidates=[pb.Candidate(token_id=3, logprob=-1.25, rank=2, token_bytes=b"t3")],
-    ),
-    pb.TokenScore(
-        token_id=3,
-        logprob=-2.0,
-        rank=128,
-        token_bytes=b"t3",
-        candidates=[pb.Candidate(token_id=2**31 - 1, logprob=-0.125, rank=1, token_bytes=b"t2147483647")],
-    ),
-]
-
-
-def test_scores_of_a_delta_are_one_message_a_token() -> None:
-    message = codec.stream_message(Update((OutputDelta(1, "a", scores=SCORED), OutputDelta(2, "b"))), 2, None)
-    assert list(message.deltas[0].scores) == MESSAGES and not message.deltas[1].scores
-    assert not message.HasField("start")
-    response = codec.generate_response(Result(START, (OutputDelta(0, "a", scores=SCORED),)))
-    assert list(response.outputs[0].scores) == MESSAGES
-
-
-def test_the_first_id_of_a_prompt_has_no_logprob() -> None:
-    prompt = ScoredTokens(SCORED.records, 2, spelled, (0,))
-    for written in (
-        codec.stream_message(Update((), prompt_scores=prompt), 1, START).start.prompt,
-        codec.generate_response(Result(START, (), prompt_scores=prompt)).prompt,
-    ):
-        first, *others = written.scores
-        assert first == pb.TokenScore(token_id=0, token_bytes=b"t0") and not first.HasField("logprob")
-        assert others == MESSAGES
-
-
-def test_a_scored_id_takes_no_more_bytes_than_the_door_counts() -> None:
-    longest = b"x" * 3000
-    scored = ScoredTokens(records(*[(2**31 - 1, -1e-30, 2**31 - 1)] * 42), 21, lambda token_id: longest)
-    message = codec.stream_message(Update((OutputDelta(0, scores=scored),)), 1, None)
-    empty = codec.stream_message(Update((OutputDelta(0),)), 1, None)
-    assert message.ByteSize() - empty.ByteSize() <= 42 * (BYTES_PER_ID + len(longest))

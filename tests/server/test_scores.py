@@ -1,0 +1,111 @@
+"""Scores as messages, and answers as large as the door lets through: none dies of its own size."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from photon_grpc.client import Client
+from photon_grpc.config.flags import ServerConfig
+from photon_grpc.core.request import FinishReason
+from photon_grpc.core.scores import RECORD
+from photon_grpc.errors import InvalidRequest
+from photon_grpc.frontend.score_bounds import BYTES_PER_ID
+from photon_grpc.frontend.scores import NOT_SCORED, ScoredTokens
+from photon_grpc.frontend.update import OutputDelta
+from photon_grpc.server import scores as score_messages
+from photon_grpc.server.scores import add_scores
+from photon_grpc.server.server import Server
+from photon_grpc.v1 import inference_pb2 as pb
+from tests.frontend.fake_engine import FACTS, done, frontend, served
+
+
+def records(*scored: tuple[int, float, int]) -> bytes:
+    return b"".join(RECORD.pack(*each) for each in scored)
+
+
+def spelled(token_id: int) -> bytes:
+    return b"\xe3" if token_id == 2 else b"t%d" % token_id
+
+
+#: Two positions of two ids.
+SCORED = ScoredTokens(records((2, -0.5, 1), (3, -1.25, 2), (3, -2.0, 128), (2**31 - 1, -0.125, 1)), 2, spelled)
+MESSAGES = [
+    pb.TokenScore(
+        token_id=2,
+        logprob=-0.5,
+        rank=1,
+        token_bytes=b"\xe3",
+        candidates=[pb.Candidate(token_id=3, logprob=-1.25, rank=2, token_bytes=b"t3")],
+    ),
+    pb.TokenScore(
+        token_id=3,
+        logprob=-2.0,
+        rank=128,
+        token_bytes=b"t3",
+        candidates=[pb.Candidate(token_id=2**31 - 1, logprob=-0.125, rank=1, token_bytes=b"t2147483647")],
+    ),
+]
+
+
+async def written(
+    *deltas: ScoredTokens, prompt: ScoredTokens = NOT_SCORED
+) -> tuple[list[pb.Output], pb.GenerateResponse]:
+    response = pb.GenerateResponse(outputs=[pb.Output(index=at) for at in range(len(deltas))])
+    outputs = tuple([OutputDelta(at, scores=scores) for at, scores in enumerate(deltas)])
+    await add_scores(response.outputs, outputs, response.prompt, prompt)
+    return list(response.outputs), response
+
+
+@pytest.mark.parametrize("many", [0, 4096])
+async def test_scores_are_one_message_a_token(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(score_messages, "_MANY", many)
+    outputs, response = await written(NOT_SCORED, SCORED)
+    assert list(outputs[1].scores) == MESSAGES and not outputs[0].scores
+    assert not response.HasField("prompt")
+
+
+async def test_the_first_id_of_a_prompt_has_no_logprob() -> None:
+    _, response = await written(prompt=ScoredTokens(SCORED.records, 2, spelled, (0,)))
+    first, *others = response.prompt.scores
+    assert first == pb.TokenScore(token_id=0, token_bytes=b"t0") and not first.HasField("logprob")
+    assert others == MESSAGES
+
+
+async def test_a_scored_id_takes_no_more_bytes_than_the_door_counts() -> None:
+    longest = b"x" * 3000
+    scored = ScoredTokens(records(*[(2**31 - 1, -1e-30, 2**31 - 1)] * 42), 21, lambda token_id: longest)
+    outputs, _ = await written(scored)
+    assert outputs[0].ByteSize() <= 42 * (BYTES_PER_ID + len(longest))
+
+
+MAX_MESSAGE_BYTES = 40_000
+
+
+@pytest.mark.parametrize("num_outputs", [1, 2])
+async def test_the_largest_answer_that_is_let_through_arrives(num_outputs: int) -> None:
+    model = served(max_message_bytes=MAX_MESSAGE_BYTES)
+    assert model.tokenizer is not None
+    longest = max(range(model.vocab_size), key=lambda id: len(model.token_bytes(id)))
+    record = RECORD.pack(longest, -1e-30, 2**31 - 1)
+    options = {"logprobs": 20, "prompt_logprobs": 3, "token_ids": True, "num_outputs": num_outputs}
+    with frontend(model) as (front, link):
+        server = Server(front, config=ServerConfig(max_message_size=MAX_MESSAGE_BYTES))
+        (address,) = await server.start(("127.0.0.1:0",), reuse_port=False)
+        async with Client(address) as client:
+            call = asyncio.create_task(client.generate([1, 2, 3], **options))
+            await link.added(1)
+            num_tokens = link.adds[0].request.stop.max_tokens
+            assert 3 < num_tokens < FACTS.max_model_len // 2
+            handles = range(1, num_outputs + 1)
+            link.step(prompt_scores={1: record * 4 * 2})
+            for _ in range(num_tokens):
+                link.step(*[(handle, longest) for handle in handles], scores=dict.fromkeys(handles, record * 21))
+            link.step(finished=tuple(done(handle, FinishReason.CONTEXT_LENGTH, num_tokens) for handle in handles))
+            result = await call
+            assert [len(output.scores) for output in result.outputs] == [num_tokens] * num_outputs
+            assert len(result.prompt_scores) == 3 and result.finish.reason == "CONTEXT_LENGTH"
+            with pytest.raises(InvalidRequest, match=r"^output.logprobs: .* may take \d+ bytes; \d+ are left"):
+                await client.generate([1, 2, 3], max_tokens=num_tokens + 1, **options)
+        await server.drain_and_stop(0)
