@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator
 from photon_grpc.errors import FeatureNotSupported
 from photon_grpc.frontend.ask import Ask
 from photon_grpc.frontend.frontend import Frontend
-from photon_grpc.server import codec, metadata
+from photon_grpc.server import codec, metadata, scores
 from photon_grpc.server.metadata import Context
-from photon_grpc.server.scores import add_scores
 from photon_grpc.server.writer import StreamWriter
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
@@ -29,7 +28,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         result = await self._frontend.generate(ask)
         response = codec.generate_response(result)
         if ask.output.is_scored:
-            await add_scores(response.outputs, result.outputs, response.prompt, result.prompt_scores)
+            await scores.add_to_response(response, result)
         await metadata.send_request_id(context)
         return response
 
@@ -46,7 +45,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 sequence += 1
                 message = codec.stream_message(update, sequence, stream.start if sequence == 1 else None)
                 if is_scored:
-                    await add_scores(message.deltas, update.deltas, message.start.prompt, update.prompt_scores)
+                    await scores.add_to_message(message, update)
                 if sequence == 1:
                     await metadata.send_request_id(context)
                 await self._writer.write(context, message)

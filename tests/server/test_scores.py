@@ -8,14 +8,15 @@ import pytest
 
 from photon_grpc.client import Client
 from photon_grpc.config.flags import ServerConfig
+from photon_grpc.core.generation import Start
 from photon_grpc.core.request import FinishReason
 from photon_grpc.core.scores import RECORD
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.score_bounds import BYTES_PER_ID
 from photon_grpc.frontend.scores import NOT_SCORED, ScoredTokens
-from photon_grpc.frontend.update import OutputDelta
+from photon_grpc.frontend.update import OutputDelta, Result, Update
+from photon_grpc.server import codec
 from photon_grpc.server import scores as score_messages
-from photon_grpc.server.scores import add_scores
 from photon_grpc.server.server import Server
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.frontend.fake_engine import FACTS, done, frontend, served
@@ -49,25 +50,30 @@ MESSAGES = [
 ]
 
 
-async def written(
-    *deltas: ScoredTokens, prompt: ScoredTokens = NOT_SCORED
-) -> tuple[list[pb.Output], pb.GenerateResponse]:
-    response = pb.GenerateResponse(outputs=[pb.Output(index=at) for at in range(len(deltas))])
+async def written(*deltas: ScoredTokens, prompt: ScoredTokens = NOT_SCORED) -> pb.GenerateResponse:
+    """A whole answer; a stream's message says the same."""
     outputs = tuple([OutputDelta(at, scores=scores) for at, scores in enumerate(deltas)])
-    await add_scores(response.outputs, outputs, response.prompt, prompt)
-    return list(response.outputs), response
+    result = Result(Start("r", "m", 1, 0.0), outputs, prompt_scores=prompt)
+    response = codec.generate_response(result)
+    await score_messages.add_to_response(response, result)
+    update = Update(outputs, prompt_scores=prompt)
+    message = codec.stream_message(update, 2, None)
+    await score_messages.add_to_message(message, update)
+    assert list(message.deltas) == list(response.outputs)
+    assert message.HasField("start") == response.HasField("prompt") and message.start.prompt == response.prompt
+    return response
 
 
 @pytest.mark.parametrize("many", [0, 4096])
 async def test_scores_are_one_message_a_token(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(score_messages, "_MANY", many)
-    outputs, response = await written(NOT_SCORED, SCORED)
-    assert list(outputs[1].scores) == MESSAGES and not outputs[0].scores
+    response = await written(NOT_SCORED, SCORED)
+    assert list(response.outputs[1].scores) == MESSAGES and not response.outputs[0].scores
     assert not response.HasField("prompt")
 
 
 async def test_the_first_id_of_a_prompt_has_no_logprob() -> None:
-    _, response = await written(prompt=ScoredTokens(SCORED.records, 2, spelled, (0,)))
+    response = await written(prompt=ScoredTokens(SCORED.records, 2, spelled, (0,)))
     first, *others = response.prompt.scores
     assert first == pb.TokenScore(token_id=0, token_bytes=b"t0") and not first.HasField("logprob")
     assert others == MESSAGES
@@ -76,8 +82,8 @@ async def test_the_first_id_of_a_prompt_has_no_logprob() -> None:
 async def test_a_scored_id_takes_no_more_bytes_than_the_door_counts() -> None:
     longest = b"x" * 3000
     scored = ScoredTokens(records(*[(2**31 - 1, -1e-30, 2**31 - 1)] * 42), 21, lambda token_id: longest)
-    outputs, _ = await written(scored)
-    assert outputs[0].ByteSize() <= 42 * (BYTES_PER_ID + len(longest))
+    (output,) = (await written(scored)).outputs
+    assert output.ByteSize() <= 42 * (BYTES_PER_ID + len(longest))
 
 
 MAX_MESSAGE_BYTES = 40_000
