@@ -12,6 +12,7 @@ import platform
 import socket
 import subprocess
 import sys
+from collections import Counter
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -169,10 +170,16 @@ def _card(directory: Path) -> list[tuple[str, str]]:
         ("weights", f"{num_bytes / 1e6:,.1f} MB of safetensors" if num_bytes else "none (only --load-format dummy)"),
         ("dtype", card.dtype),
         ("vocabulary", f"{card.vocab_size:,}; ends with {', '.join(map(str, card.eos_token_ids)) or 'nothing'}"),
-        ("context", f"{card.max_position_embeddings:,} tokens"),
+        ("context", f"{card.max_position_embeddings:,} tokens{_windows(card.windows)}"),
         ("speaks", " and ".join(parts) or "token ids only (no tokenizer.json)"),
         ("revision", card.revision[:16]),
     ]
+
+
+def _windows(windows: tuple[int, ...]) -> str:
+    """`windows`: of every layer; 0 attends everything."""
+    counts = Counter(filter(None, windows))
+    return "".join(f"; {count} of {len(windows)} layers attend the last {n:,}" for n, count in sorted(counts.items()))
 
 
 def _address_state(address: str) -> str:

@@ -31,7 +31,7 @@ from photon_grpc.errors import ConfigError, ModelLoadError, NumericFailure
 from photon_grpc.kernels import TORCH, Kernels, select
 from photon_grpc.models import build, weights
 from photon_grpc.models.decoder import Decoder
-from photon_grpc.models.fused import fuse, is_fused
+from photon_grpc.models.fused import fuse, num_fused
 from photon_grpc.runner.model_runner import ModelRunner
 from photon_grpc.runner.start import OnStage, RunnerStart
 from photon_grpc.runner.warm_up import warm_up
@@ -178,5 +178,12 @@ def _facts(
         device=torch.cuda.get_device_name(decoder.device) if decoder.device.type == "cuda" else "cpu",
         dtype=str(decoder.dtype).removeprefix("torch."),
         revision=card.revision,
-        kernels="torch" if kernels is TORCH else "triton, fused" if is_fused(decoder) else "triton",
+        kernels="torch" if kernels is TORCH else _triton(num_fused(decoder), len(decoder.layers)),
     )
+
+
+def _triton(num_fused: int, num_layers: int) -> str:
+    """The kernels as callers are told them."""
+    if not num_fused:
+        return "triton"
+    return "triton, fused" if num_fused == num_layers else f"triton, fused {num_fused} of {num_layers}"

@@ -147,9 +147,9 @@ def with_chains(decoder: Decoder) -> Decoder | None:
     )
 
 
-def is_fused(decoder: Decoder) -> bool:
-    """Whether any of its layers is."""
-    return any(isinstance(layer, FusedDecoderLayer) for layer in decoder.layers)
+def num_fused(decoder: Decoder) -> int:
+    """Layers that run in fused kernels."""
+    return sum(isinstance(layer, FusedDecoderLayer) for layer in decoder.layers)
 
 
 def _fused(layer: DecoderLayer, chains: dict[Hashable, Chain], device: torch.device) -> FusedDecoderLayer | None:

@@ -11,7 +11,7 @@ import click
 import pytest
 
 from photon_grpc import __version__
-from photon_grpc.cli import main, serve, settings_flags
+from photon_grpc.cli import doctor, main, serve, settings_flags
 from photon_grpc.config.settings import Setting, sections, settings
 
 
@@ -155,6 +155,18 @@ def test_what_a_verb_does_not_need_is_not_loaded(program: str, absent: list[str]
     loaded = json.loads(shown.splitlines()[-1])
     assert "photon_grpc" in loaded
     assert not set(absent) & set(loaded)
+
+
+@pytest.mark.parametrize(
+    ("windows", "told"),
+    [
+        ((0, 0), ""),
+        ((512, 0, 512), "; 2 of 3 layers attend the last 512"),
+        ((4096,), "; 1 of 1 layers attend the last 4,096"),
+    ],
+)
+def test_doctor_tells_of_windows(windows: tuple[int, ...], told: str) -> None:
+    assert doctor._windows(windows) == told
 
 
 def test_doctor_shows_values_and_where_they_come_from(

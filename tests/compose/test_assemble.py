@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from photon_grpc.bridge.heartbeat import NoHeartbeat
-from photon_grpc.compose.assemble import assemble
+from photon_grpc.compose.assemble import _triton, assemble
 from photon_grpc.config.flags import CacheConfig, ServeConfig
 from photon_grpc.config.resolve import resolve
 from photon_grpc.config.settings import settings
@@ -26,6 +26,11 @@ def test_blocks_that_no_memory_holds_are_refused_by_flag() -> None:
     config = ServeConfig(cache=CacheConfig(num_blocks=10**12))
     with pytest.raises(ConfigError, match=f"{10**12} KV blocks of 16 tokens .* --num-blocks"):
         assemble(config, lambda stage, done, total: None)
+
+
+@pytest.mark.parametrize(("num_fused", "told"), [(0, "triton"), (12, "triton, fused 12 of 26"), (26, "triton, fused")])
+def test_layers_that_are_not_fused_are_told(num_fused: int, told: str) -> None:
+    assert _triton(num_fused, 26) == told
 
 
 SIZES = [

@@ -20,7 +20,7 @@ from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.unquantized import Unquantized
 from photon_grpc.models import Decoder
 from photon_grpc.models.decoder import DecoderLayer
-from photon_grpc.models.fused import CHAINS, FusedDecoderLayer, fuse, is_fused, with_chains
+from photon_grpc.models.fused import CHAINS, FusedDecoderLayer, fuse, num_fused, with_chains
 from tests.models.reference import load_decoder, make_model, paged_logits, prompts, reference_logits, save
 
 #: A CPU does not look into it.
@@ -127,6 +127,7 @@ def test_each_layer_of_a_mixed_model_goes_its_own_way(number: int, names: tuple[
     mixed = with_chains(with_another_layer(loaded(path, Tiled(*names)), number))
     assert mixed is not None
     assert [type(layer) is FusedDecoderLayer for layer in mixed.layers] == [at != number for at in range(3)]
+    assert num_fused(mixed) == 2
     assert type(mixed.layers[number]) is PostNormLayer
     for chunks in ([5, 1, 1], [1]):
         pairs = (paged_logits(decoder, prompts(), block_size=8, chunks=chunks) for decoder in (plain, mixed))
@@ -245,5 +246,5 @@ def test_a_decoder_on_a_cpu_stays_as_it_is(tmp_path: Path) -> None:
     decoder = load_decoder(save(make_model("qwen2"), tmp_path))
     norms = [layer.input_norm.weight.clone() for layer in decoder.layers]
     assert fuse(decoder) is None
-    assert not is_fused(decoder)
+    assert num_fused(decoder) == 0
     assert all(torch.equal(layer.input_norm.weight, norm) for layer, norm in zip(decoder.layers, norms, strict=True))

@@ -7,19 +7,19 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from photon_grpc.config.flags import CacheConfig, SchedulerConfig
 from photon_grpc.core.batch import NAN_LOGITS, NOTHING_TO_DRAW, Admission, Batch
-from photon_grpc.core.request import SamplingParams
+from photon_grpc.core.request import FinishReason, SamplingParams
 from photon_grpc.engine.grammar import ConstrainedOutputs
 from photon_grpc.errors import InternalFailure, InvalidConstraint, NumericFailure
 from photon_grpc.kernels import select
 from photon_grpc.runner.build import eager_runner
 from photon_grpc.runner.model_runner import ModelRunner
-from tests.engine.tables import Table, TableGrammars
+from tests.engine.tables import END, Table, TableGrammars
 from tests.runner.masks import ALLOWED, GREEDY, MASKED, VOCAB_SIZE, batches, masks
-from tests.runner.models import model
+from tests.runner.models import greedy, model
 from tests.runner.served import Served
 from tests.runner.test_graphs import Replayed, loaded, new_cache, replayed_runner
-from tests.runner.test_greedy import prompts
 
 
 @pytest.fixture(params=["eager", "replayed"])
@@ -130,21 +130,66 @@ def test_no_step_is_launched_between_a_body_and_its_tail(runner: ModelRunner) ->
     assert not pending.result().faults
 
 
+#: Ids of class 1, then of 2, over and over.
+PAIRS = Table(({1: 1}, {2: 0}), frozenset())
+#: Three ids of class 3 and no more.
+THREE = Table(({3: 1}, {3: 2}, {3: 3}, {}), frozenset({3}))
+#: Two ids, then nothing: neither a way on nor an end.
+STUCK = Table(({0: 1}, {1: 2}, {}), frozenset())
+SEEDED = SamplingParams(temperature=1.1, seed=8)
+#: Prompt, sampling, what the output keeps to.
+ASKED = (
+    ([5, 6, 7, 8, 9], GREEDY, PAIRS),
+    ([3] * 17, GREEDY, THREE),
+    ([1, 2], GREEDY, STUCK),
+    ([9, 9, 4], SEEDED, PAIRS),
+    ([40, 41, 42], GREEDY, None),
+    ([40, 41, 42], SEEDED, None),
+)
+
+
+def constrained_greedy(reference: torch.nn.Module, prompt: list[int], max_tokens: int, table: Table) -> list[int]:
+    ids: list[int] = []
+    while len(ids) < max_tokens and END not in ids and not table.is_complete(ids):
+        allowed = sorted(table.allowed(ids))
+        if not allowed:
+            break
+        with torch.no_grad():
+            logits = reference(torch.tensor([[*prompt, *ids]])).logits[0, -1]
+        ids.append(allowed[int(logits[allowed].argmax())])
+    return ids
+
+
+def squeezed() -> Served:
+    """Few blocks, so that some are preempted and their matchers go on where they were."""
+    return Served(
+        model("llama")[0],
+        cache=CacheConfig(block_size=4, num_blocks=11),
+        scheduler=SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=16),
+    )
+
+
 @pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("make", [Replayed, lambda: Served(model("llama")[0])], ids=["replayed", "eager"])
-def test_requests_keep_to_their_grammars_beside_others_that_have_none(make: Callable[[], Served], depth: int) -> None:
-    asked, seeded = prompts(4, (5, 9, 12, 7)), SamplingParams(temperature=1.1, seed=8)
-    samplings = (GREEDY, seeded, GREEDY, seeded)
-    # Ids of class 1, then 2, then 3, then of 1 again.
-    turns = Table(({1: 1}, {2: 2}, {3: 0}), frozenset())
-    outputs = []
-    for tables in ({}, {"r0": turns, "r1": turns}):
+@pytest.mark.parametrize("make", [Replayed, squeezed])
+def test_outputs_equal_transformers_held_to_their_tables_and_others_notice_nothing(
+    make: Callable[[], Served], depth: int
+) -> None:
+    _, reference = model("llama")
+    runs = []
+    for tables in ({}, {f"r{number}": table for number, (_, _, table) in enumerate(ASKED) if table}):
         served = make()
         served.assembled.runner.depth = depth  # type: ignore[misc]
         served.engine.scheduler.live.constraints = ConstrainedOutputs(TableGrammars(tables), VOCAB_SIZE)
-        handles = [served.add(prompt, 12, sampling) for prompt, sampling in zip(asked, samplings, strict=True)]
+        handles = [served.add(prompt, 20, sampling, stop=(END,)) for prompt, sampling, _ in ASKED]
         served.run()
-        outputs.append([served.outputs[handle].ids for handle in handles])
-    free, kept = outputs
-    assert all([token % 4 for token in ids] == [1, 2, 3] * 4 for ids in kept[:2])
-    assert kept[2:] == free[2:] and kept[0] != kept[1]
+        runs.append([served.outputs[handle] for handle in handles])
+    assert make is Replayed or served.engine.scheduler.num_preemptions > 0
+    free, kept = runs
+    for (prompt, _, table), output in list(zip(ASKED, kept, strict=True))[:3]:
+        assert table is not None and output.ids == constrained_greedy(reference, prompt, 20, table)
+    _, three, stuck, seeded, *others = kept
+    assert [token % 4 for token in seeded.ids] == [1, 2] * 10 and seeded.ids != free[3].ids
+    assert [output.ids for output in others] == [output.ids for output in free[4:]]
+    assert others[0].ids == greedy(reference, ASKED[4][0], 20)
+    assert three.finished is not None and three.finished.reason is FinishReason.CONSTRAINT_COMPLETE
+    assert stuck.failed is not None and stuck.failed.fault.reason == "INVALID_CONSTRAINT" and len(stuck.ids) == 2
