@@ -66,7 +66,7 @@ class Work:
 
     def __init__(self, assembled: Assembled) -> None:
         self._frames: list[tuple[int, Down]] = []
-        self._runner = assembled.runner
+        self.runner = assembled.runner
         self._engine = assembled.engine(self, self, NoHeartbeat())
         self._handles = 0
         self.facts = assembled.facts
@@ -129,8 +129,8 @@ class Work:
 
     def close(self) -> None:
         """Lets go of the model, whoever else may still hold this object."""
-        self._runner.close()
-        del self._engine, self._runner
+        self.runner.close()
+        del self._engine, self.runner
 
     def slow_step_ms(self) -> float:
         """The 99th percentile of the distances between steps that brought tokens, since the last submission."""
