@@ -15,8 +15,8 @@ from photon_grpc.runner.model_runner import ModelRunner
 from tests.gpu.test_waits_on_gpu import waiting_is_an_error
 from tests.kernels.scored import asking
 from tests.runner.models import model
+from tests.runner.scored import GREEDY, LONG, ROWS, admission, batches
 from tests.runner.served import Served
-from tests.runner.test_scores import GREEDY, LONG, ROWS, admission, batches
 
 pytestmark = pytest.mark.gpu
 

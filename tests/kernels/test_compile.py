@@ -273,7 +273,7 @@ def test_scores(num_columns: int) -> None:
     types |= {"metadata": ScoreMetadata("*i64", "*i64", "*i64", "*i32")}  # type: ignore[arg-type]
     types |= {"tiles": TileScores(*["*fp32"] * 3, *["*i32"] * 5)}  # type: ignore[arg-type]
     types |= dict.fromkeys(("num_columns", "stride", "num_tiles"), "i32")
-    check(compiled(scores.peak_kernel, types, scores.config()), "ld.global.v4")
-    check(compiled(scores.merge_kernel, types, scores.merge_config(num_columns)))
-    check(compiled(scores.best_kernel, types, scores.config() | scores.LIMITS), "ld.global.v4")
-    check(compiled(scores.record_kernel, types, scores.record_config(num_columns)))
+    check(compiled(scores.score_peak_kernel, types, scores.config()), "ld.global.v4")
+    check(compiled(scores.score_merge_kernel, types, scores.merge_config(num_columns)))
+    check(compiled(scores.score_best_kernel, types, scores.config() | scores.LIMITS), "ld.global.v4")
+    check(compiled(scores.score_record_kernel, types, scores.record_config(num_columns)))

@@ -3,7 +3,7 @@ whatever stands beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -12,28 +12,21 @@ from photon_grpc.config.flags import CacheConfig, SchedulerConfig
 from photon_grpc.core.batch import NAN_LOGITS, Admission, Batch, StepOutput
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.core.scores import NO_SCORES, RECORD, ScoreParams
+from photon_grpc.frontend.model import MAX_LOGPROBS
 from photon_grpc.kernels import select
+from photon_grpc.kernels.sampling.scores import MAX_BEST, MAX_GIVEN
 from photon_grpc.runner import score_records
 from photon_grpc.runner.build import eager_runner
 from photon_grpc.runner.model_runner import ModelRunner
 from tests.runner.masks import masks
 from tests.runner.models import model
+from tests.runner.scored import GREEDY, LONG, ROWS, admission, batches, prompt_of
 from tests.runner.served import Served
 from tests.runner.test_graphs import Replayed, loaded, new_cache, replayed_runner
 from tests.runner.test_greedy import prompts
 
 Record = tuple[int, float, int]
 
-GREEDY = SamplingParams(temperature=0.0)
-#: Of slots 1, 2, …; every level of drawing, and rows without scores among them.
-ROWS: tuple[tuple[SamplingParams, ScoreParams], ...] = (
-    (GREEDY, ScoreParams(logprobs=5)),
-    (SamplingParams(0.9, seed=3), NO_SCORES),
-    (SamplingParams(1.2, top_k=50, top_p=0.9, seed=4), ScoreParams(logprobs=20, token_ids=(7, 319, 0))),
-    (SamplingParams(1.3, seed=5), ScoreParams(logprobs=0)),
-    (GREEDY, ScoreParams(token_ids=(11, 12))),
-    (GREEDY, NO_SCORES),
-)
 PLAIN = tuple((sampling, NO_SCORES) for sampling, _ in ROWS)
 
 
@@ -42,27 +35,6 @@ def runner(request: pytest.FixtureRequest) -> ModelRunner:
     if request.param == "replayed":
         return replayed_runner(8)[0]
     return eager_runner(loaded(), new_cache(), select("torch", "cpu"), max_num_seqs=8)
-
-
-def admission(
-    slot: int, ids: Sequence[int], sampling: SamplingParams, scores: ScoreParams, **more: object
-) -> Admission:
-    blocks = tuple(range(10 * slot, 10 * slot + 10))
-    return Admission(slot, tuple(ids), len(ids), 0, (blocks,), sampling, scores=scores, **more)  # type: ignore[arg-type]
-
-
-def prompt_of(slot: int) -> list[int]:
-    return [(17 * slot + 5 * at) % 320 for at in range(2 + slot)]
-
-
-def batches(rows: tuple[tuple[SamplingParams, ScoreParams], ...], num_steps: int = 3) -> Iterator[Batch]:
-    """All prompts in one step, then decode steps."""
-    slots = tuple(range(1, len(rows) + 1))
-    ones, counts = (1,) * len(rows), tuple(len(prompt_of(slot)) for slot in slots)
-    admitted = tuple(admission(slot, prompt_of(slot), *row) for slot, row in zip(slots, rows, strict=True))
-    yield Batch(1, slots, counts, ones, admissions=admitted)
-    for step in range(2, 2 + num_steps):
-        yield Batch(step, slots, ones, ones)
 
 
 def unpacked(records: bytes) -> list[Record]:
@@ -167,8 +139,6 @@ def test_the_next_sequence_of_a_slot_is_scored_as_it_asks_itself(runner: ModelRu
 
 # -- prompts -----------------------------------------------------------------------------------------------------------
 
-LONG = [(7 + 13 * at) % 320 for at in range(60)]
-
 
 @torch.inference_mode()
 def expected_prompt(ids: Sequence[int], num_best: int) -> list[list[Record]]:
@@ -193,7 +163,7 @@ def test_a_prompt_is_scored_chunk_by_chunk_beside_others(
 ) -> None:
     """Three chunks of one prompt, the first beside another that is scored in one step, each beside a decode row."""
     monkeypatch.setattr(score_records, "SLICE", width)
-    long, short = ScoreParams(logprobs=2, prompt_logprobs=3), ScoreParams(prompt_logprobs=0)
+    long, short = ScoreParams(logprobs=2, prompt_logprobs=3), ScoreParams(logprobs=4, prompt_logprobs=0)
     decoding = admission(1, prompt_of(1), GREEDY, ScoreParams(logprobs=1))
     runner.submit(Batch(1, (1,), (3,), (1,), admissions=(decoding,))).result()
     entered = admission(2, LONG, GREEDY, long), admission(3, prompt_of(3), GREEDY, short)
@@ -208,7 +178,10 @@ def test_a_prompt_is_scored_chunk_by_chunk_beside_others(
     assert [set(output.prompt_scores) for output in outputs] == [{1, 2}, {1}, {1}]
     assert_prompt(outputs[0].prompt_scores[2], expected_prompt(prompt_of(3), 0))
     assert_prompt(b"".join(output.prompt_scores[1] for output in outputs), expected_prompt(LONG, 3))
-    assert [set(output.scores) for output in outputs] == [{0}, {0}, {0, 1}]
+    assert [set(output.scores) for output in outputs] == [{0, 2}, {0, 2}, {0, 1}]
+    # Behind a row that draws nothing.
+    _, drawn = outputs[0].ids
+    assert_equal(unpacked(outputs[0].scores[2]), expected_at(prompt_of(3), drawn, short))
     assert_equal(unpacked(outputs[2].scores[1]), expected_at(LONG, outputs[2].ids[1], long))
 
 
@@ -298,3 +271,7 @@ def few_blocks() -> Served:
         cache=CacheConfig(block_size=4, num_blocks=15),
         scheduler=SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=16),
     )
+
+
+def test_the_kernels_have_room_for_all_that_a_request_may_ask_for() -> None:
+    assert min(MAX_BEST, MAX_GIVEN) >= MAX_LOGPROBS

@@ -114,7 +114,7 @@ def asked_id(ids, metadata, row, slot, number, MAX_GIVEN: tl.constexpr):
 
 
 @jit
-def peak_kernel(logits, metadata, tiles, num_columns, stride, num_tiles, BLOCK: tl.constexpr):
+def score_peak_kernel(logits, metadata, tiles, num_columns, stride, num_tiles, BLOCK: tl.constexpr):
     """Grid (R, T)."""
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if tl.load(metadata.num_best + tl.load(metadata.slots + row)) >= 0:
@@ -127,7 +127,7 @@ def peak_kernel(logits, metadata, tiles, num_columns, stride, num_tiles, BLOCK: 
 
 
 @jit
-def merge_kernel(metadata, tiles, num_tiles, TILES_PAD: tl.constexpr):
+def score_merge_kernel(metadata, tiles, num_tiles, TILES_PAD: tl.constexpr):
     """One program a row: log_sums and least."""
     row = tl.program_id(0).to(tl.int64)
     num_best = tl.load(metadata.num_best + tl.load(metadata.slots + row))
@@ -147,7 +147,7 @@ def merge_kernel(metadata, tiles, num_tiles, TILES_PAD: tl.constexpr):
 
 
 @jit
-def best_kernel(
+def score_best_kernel(
     logits, ids, metadata, tiles, num_columns, stride, num_tiles,
     BLOCK: tl.constexpr, MAX_BEST: tl.constexpr, MAX_GIVEN: tl.constexpr,
 ):  # fmt: skip
@@ -183,7 +183,7 @@ def store_record(record, token, logprob, rank):
 
 
 @jit
-def record_kernel(
+def score_record_kernel(
     logits, ids, metadata, tiles, records, stride, num_tiles,
     TILES_PAD: tl.constexpr, BEST_PAD: tl.constexpr, MAX_BEST: tl.constexpr, MAX_GIVEN: tl.constexpr,
 ):  # fmt: skip
@@ -222,12 +222,12 @@ def config() -> dict[str, Any]:
 
 
 def merge_config(num_columns: int) -> dict[str, Any]:
-    """Of `merge_kernel`."""
+    """Of `score_merge_kernel`."""
     return {"TILES_PAD": next_power_of_2(cdiv(num_columns, config()["BLOCK"])), "num_warps": 1}
 
 
 def record_config(num_columns: int) -> dict[str, Any]:
-    """Of `record_kernel`."""
+    """Of `score_record_kernel`."""
     return merge_config(num_columns) | {"BEST_PAD": next_power_of_2(MAX_BEST), "num_warps": 8} | LIMITS
 
 
@@ -244,10 +244,10 @@ def launch(logits: torch.Tensor, ids: torch.Tensor, metadata: ScoreMetadata) -> 
     tiles = _scratch(num_rows, num_tiles, logits.device)
     if num_rows:
         sizes = num_columns, stride, num_tiles
-        peak_kernel[(num_rows, num_tiles)](logits, metadata, tiles, *sizes, **config())
-        merge_kernel[(num_rows,)](metadata, tiles, num_tiles, **merge_config(num_columns))
-        best_kernel[(num_rows, num_tiles)](logits, ids, metadata, tiles, *sizes, **config(), **LIMITS)
-        record_kernel[(num_rows,)](
+        score_peak_kernel[(num_rows, num_tiles)](logits, metadata, tiles, *sizes, **config())
+        score_merge_kernel[(num_rows,)](metadata, tiles, num_tiles, **merge_config(num_columns))
+        score_best_kernel[(num_rows, num_tiles)](logits, ids, metadata, tiles, *sizes, **config(), **LIMITS)
+        score_record_kernel[(num_rows,)](
             logits, ids, metadata, tiles, records, stride, num_tiles, **record_config(num_columns)
         )
     return records

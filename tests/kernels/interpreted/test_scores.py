@@ -21,20 +21,19 @@ def test_records_are_those_of_a_sorted_log_softmax(num_columns: int) -> None:
     assert_equal_records(records, sorted_scores(logits, ids, asked))
 
 
-@pytest.mark.parametrize("block", [32, 128])
-def test_equal_values_share_a_rank_and_stand_in_the_order_of_their_ids(block: int) -> None:
-    """Rows of one value, of few, of zeros of both signs, and of ids that cannot be drawn."""
+@pytest.mark.parametrize(("block", "turned"), [(32, 0), (128, 4)])
+def test_equal_values_share_a_rank_and_stand_in_the_order_of_their_ids(block: int, turned: int) -> None:
+    """Rows of one value, of few, of zeros of both signs, and of ids that cannot be drawn. Slot 1, which wants the most,
+    is the row of one value, or that of few finite ones."""
     logits, ids = torch.zeros(6, 120), torch.tensor([119, 0, 7, 3, 4, 5])
     logits[3:] = torch.randn(3, 120, generator=torch.Generator().manual_seed(1)).round()
     logits[4, ::2] = -0.0
     logits[5, :110] = -torch.inf
-    # Slot 1, which wants the most, is the row of one value first and then that of few finite ones.
-    for turned in (0, 4):
-        asked = asking(6, 120)
-        asked = asked._replace(slots=asked.slots.roll(turned))
-        with patch.object(scores, "config", lambda: {"BLOCK": block}):
-            records = scores.launch(logits, ids, asked)
-        assert_equal_records(records, sorted_scores(logits, ids, asked))
+    asked = asking(6, 120)
+    asked = asked._replace(slots=asked.slots.roll(turned))
+    with patch.object(scores, "config", lambda: {"BLOCK": block}):
+        records = scores.launch(logits, ids, asked)
+    assert_equal_records(records, sorted_scores(logits, ids, asked))
 
 
 def test_rows_that_ask_for_nothing_and_rows_that_failed_hurt_no_other() -> None:
