@@ -11,6 +11,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 
 from photon_grpc import LLM
+from photon_grpc.core.generation import TokenScore
 
 #: What the embedded model likes to say: as stop ids these end outputs, and where they are banned it is seen.
 FREQUENT_IDS = (206, 284, 584, 95, 587, 10, 228, 15, 947, 21, 386, 335, 294, 85, 350, 598, 564, 291, 19, 16, 1, 551)
@@ -38,6 +39,11 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     # One that never ends anything: when it would depends on the machine.
     "max_duration_s": st.none() | st.just(3600.0),
     "priority": st.integers(-3, 3),
+    "session_id": st.sampled_from([None, "a", "b"]),
+    "continue_from": st.none() | st.none() | st.lists(ids, min_size=1, max_size=6),
+    "logprobs": st.sampled_from([None, None, 0, 1, 5, 20]),
+    "prompt_logprobs": st.sampled_from([None, None, None, 0, 3]),
+    "score_token_ids": st.none() | st.none() | st.lists(ids, min_size=1, max_size=3),
 }
 
 
@@ -46,17 +52,53 @@ class DrawnRequest(NamedTuple):
     options: Mapping[str, Any]
 
 
+class Logprob(float):
+    """Equal to those that other rows in a batch may make of it."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, float) and abs(self - other) < 1e-3
+
+    __hash__ = float.__hash__
+
+
+class Scored(NamedTuple):
+    token_id: int
+    logprob: Logprob
+    #: Of the best, whose order may change where they are as good as equal, and of the given ids.
+    candidates: tuple[Logprob, ...]
+    given: tuple[int, ...]
+
+
 class Output(NamedTuple):
     token_ids: tuple[int, ...]
     text: str
     #: A name of FinishReason.
     finish: str
+    scores: tuple[Scored, ...]
+    prompt_scores: tuple[Scored, ...]
+
+
+def scored(one: DrawnRequest, scores: Sequence[TokenScore], *, is_prompt: bool = False) -> tuple[Scored, ...]:
+    num_given = 0 if is_prompt else len(one.options.get("score_token_ids", ()))
+    return tuple(
+        Scored(
+            score.token_id,
+            Logprob(score.logprob or 0.0),
+            tuple(Logprob(each.logprob) for each in score.candidates),
+            tuple(each.token_id for each in score.candidates[len(score.candidates) - num_given :]),
+        )
+        for score in scores
+    )
 
 
 def _drawn(prompt: str | list[int], **options: Any) -> DrawnRequest:
     given = {name: value for name, value in options.items() if value is not None}
     if "min_tokens" in given:
         given["min_tokens"] = min(given["min_tokens"], given["max_tokens"])
+    if "continue_from" in given:
+        # One output, which has not ended yet.
+        given["continue_from"] = given["continue_from"][: given["max_tokens"]]
+        given |= {"stop_strings": (), "stop_token_ids": [], "ignore_eos": True, "num_outputs": 1}
     return DrawnRequest(prompt, given)
 
 
@@ -68,7 +110,16 @@ unshrunk = settings(max_examples=12, phases=(Phase.generate,))
 def complete(llm: LLM, one: DrawnRequest) -> list[Output]:
     """Its outputs, in order."""
     completions = llm.generate([one.prompt], **one.options)
-    return [Output(each.token_ids, each.text, each.finish_reason.name) for each in completions]
+    return [
+        Output(
+            each.token_ids,
+            each.text,
+            each.finish_reason.name,
+            scored(one, each.scores),
+            scored(one, each.prompt_scores, is_prompt=True),
+        )
+        for each in completions
+    ]
 
 
 def together(llm: LLM, many: Sequence[DrawnRequest]) -> list[list[Output]]:

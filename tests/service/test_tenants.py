@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from photon_grpc import LLM
 from photon_grpc.client import Client
-from tests.properties.drawn_requests import DrawnRequest, Output, complete, drawn_requests, unshrunk
+from tests.properties.drawn_requests import DrawnRequest, Output, complete, drawn_requests, scored, unshrunk
 from tests.service.running import serving
 
 
@@ -34,7 +34,11 @@ async def together(address: str, many: list[DrawnRequest]) -> list[list[Output]]
         async def one(drawn: DrawnRequest) -> list[Output]:
             options = {name.removesuffix("_s"): value for name, value in drawn.options.items()}
             generation = await client.generate(drawn.prompt, token_ids=True, **options)
-            return [Output(each.token_ids, each.text, each.finish.reason) for each in generation.outputs]
+            prompt_scores = scored(drawn, generation.prompt_scores, is_prompt=True)
+            return [
+                Output(each.token_ids, each.text, each.finish.reason, scored(drawn, each.scores), prompt_scores)
+                for each in generation.outputs
+            ]
 
         return await asyncio.gather(*map(one, many))
 
