@@ -96,7 +96,6 @@ class DecoderBuilder:
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         outputs = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
         return Attention(
-            layer,
             config.num_heads // self.mesh.tp.size,
             LayerKV(self.page_format(), self.window(layer)),
             qkv=self.column_linear(prefix, config.hidden_size, outputs, bias=config.qkv_bias),

@@ -102,6 +102,20 @@ def test_a_storm_of_preemptions_changes_nothing_behind_windows() -> None:
     assert served.engine.scheduler.num_preemptions > 0
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_context_that_only_windows_make_room_for_equals_transformers(depth: int) -> None:
+    directory, reference = model(WINDOWED)
+    asked = prompts(4, (150, 7, 140))
+    # 40 blocks of the layer that attends everything, and 7 in each group with a window of 13: 54 of 120.
+    cache = CacheConfig(block_size=4, num_blocks=54)
+    served = Served(directory, cache=cache, scheduler=SchedulerConfig(max_num_batched_tokens=12, async_depth=depth))
+    assert served.complete(asked, 11) == [greedy(reference, prompt, 11) for prompt in asked]
+    refused = served.add(asked[0], 12)
+    served.run()
+    failed = served.outputs[refused].failed
+    assert failed is not None and (failed.fault.needed, failed.fault.limit) == (55, 54)
+
+
 @given(
     cache=st.builds(
         CacheConfig,

@@ -23,11 +23,10 @@ class QKNorm:
 
 
 class Attention:
-    """Hq query heads share Hkv key-value heads of head_dim D; `layer` counts from 0 over the model."""
+    """Hq query heads share Hkv key-value heads of head_dim D."""
 
     def __init__(
         self,
-        layer: int,
         num_heads: int,
         kv: LayerKV,
         *,
@@ -37,8 +36,7 @@ class Attention:
         qk_norm: QKNorm | None = None,
     ) -> None:
         #: Its KVGroup, and its plane in the group's pages: given by the decoder, which knows all layers.
-        self.group = 0
-        self.plane = layer
+        self.group = self.plane = 0
         self.kv = kv
         self.qkv = qkv
         self.output = output
