@@ -228,6 +228,25 @@ def test_a_prompt_that_cannot_be_scored_fails_with_its_step_alone(
     assert_scored([runner.submit(batch).result() for batch in batches(ROWS)])
 
 
+def test_rows_behind_one_whose_step_failed_keep_their_scores(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The failed row is not computed, so the others are rows before their own."""
+    params = ScoreParams(logprobs=2, prompt_logprobs=1)
+    lost = Batch(1, (1,), (3,), (1,), admissions=(admission(1, prompt_of(1), GREEDY, params),))
+    with monkeypatch.context() as patched:
+        patched.setattr(runner._table, "apply", lambda batch: 1 / 0)
+        assert set(runner.submit(lost).result().faults) == {0}
+    entered = admission(2, LONG[:9], GREEDY, params), admission(3, prompt_of(3), GREEDY, params)
+    output = runner.submit(
+        Batch(2, (1, 2, 3), (1, 9, 5), (1, 1, 1), admissions=entered, scored=((1, 1), (2, 1)))
+    ).result()
+    assert set(output.faults) == {0} and set(output.scores) == set(output.prompt_scores) == {1, 2}
+    for row, prompt in ((1, LONG[:9]), (2, prompt_of(3))):
+        assert_equal(unpacked(output.scores[row]), expected_at(prompt, output.ids[row], params))
+        assert_prompt(output.prompt_scores[row], expected_prompt(prompt, 1))
+
+
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
