@@ -46,7 +46,12 @@ def make_ask(
     top_p: float | None = None,
     top_k: int | None = None,
     min_p: float | None = None,
+    repetition_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    frequency_penalty: float | None = None,
     seed: int | None = None,
+    logit_bias: dict[int, float] | None = None,
+    allowed_token_ids: Sequence[int] | None = None,
     num_outputs: int | None = None,
     stop_strings: str | Sequence[str] = (),
     stop_token_ids: Sequence[int] = (),
@@ -66,7 +71,19 @@ def make_ask(
     return Ask(
         input=_input(prompt, chat),
         arrival_s=time.monotonic(),
-        sampling=SamplingAsk(temperature, top_p, top_k, min_p, seed, num_outputs),
+        sampling=SamplingAsk(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            seed=seed,
+            logit_bias=tuple(sorted((logit_bias or {}).items())),
+            allowed_token_ids=None if allowed_token_ids is None else tuple(allowed_token_ids),
+            num_outputs=num_outputs,
+        ),
         stop=StopAsk(
             max_tokens, min_tokens, stops, tuple(stop_token_ids), ignore_eos, include_stop_in_text, max_duration_s
         ),
@@ -109,7 +126,7 @@ def typed(name: str, value: Any, kind: Any) -> Any:
     """
     try:
         return msgspec.convert(value, kind)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, AttributeError):  # the latter where an array is taken for a mapping
         pass
     try:
         return msgspec.convert(_plain(value), kind)

@@ -3,7 +3,6 @@ made here, once."""
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,8 +34,6 @@ from photon_grpc.models.fused import fuse, num_fused
 from photon_grpc.runner.model_runner import ModelRunner
 from photon_grpc.runner.start import OnStage, RunnerStart
 from photon_grpc.runner.warm_up import warm_up
-
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +72,6 @@ def assemble(config: ServeConfig, progress: OnStage) -> Assembled:
     must be compiled). Raise ConfigError and ModelLoadError.
     """
     card = read_model_dir(config.model.model or Path(demo.TARGET))
-    _tell_unmet_defaults(card)
     device = pick_device(config.device.device)
     kernels = _kernels(config, device)
     sizes = decide_sizes(card, config, on_cuda=device.type == "cuda")
@@ -86,16 +82,6 @@ def assemble(config: ServeConfig, progress: OnStage) -> Assembled:
     progress("warm-up", 1, 1)
     facts = _facts(card, decoder, runner, config, kernels, sizes)
     return Assembled(facts, config, sizes, runner, decoder.num_parameters, token_s)
-
-
-def _tell_unmet_defaults(card: ModelConfig) -> None:
-    """A default of the model that cannot be applied must not be lost silently."""
-    penalty = card.generation.repetition_penalty
-    if penalty not in (None, 1.0):
-        _LOG.warning(
-            "generation_config.json asks for repetition_penalty %s: penalties are not supported, it is not applied",
-            penalty,
-        )
 
 
 def pick_device(name: str) -> torch.device:

@@ -36,6 +36,15 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     min_p: float = 0.0
     #: uint64. Noise is keyed by (seed, output index, generated position, token id).
     seed: int = 0
+    #: Divides positive logits of ids in prompt or output, multiplies the others. 1 changes none.
+    repetition_penalty: float = 1.0
+    #: Taken from logits of ids in the output: once, and as often as they stand there.
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    #: (id, added to its raw logit), each id once.
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    #: Only these may be drawn; () is all.
+    allowed_token_ids: tuple[int, ...] = ()
 
     @property
     def is_greedy(self) -> bool:
@@ -45,6 +54,10 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def is_filtered(self) -> bool:
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+    @property
+    def is_penalised(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
 class StopParams(msgspec.Struct, frozen=True, array_like=True):

@@ -42,7 +42,14 @@ class SamplingAsk:
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
     seed: int | None = None
+    #: (id, bias), each id once.
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    #: None: all.
+    allowed_token_ids: tuple[int, ...] | None = None
     num_outputs: int | None = None
 
 

@@ -26,6 +26,7 @@ from photon_grpc.frontend.model import Limits, ServedModel
 from photon_grpc.frontend.score_bounds import fitted
 
 _MAX_REQUEST_ID = 128
+_LEAST_REPETITION_PENALTY = 1e-3
 #: Characters of a session or a salt.
 _MAX_NAME = 256
 _CONTINUE_FROM = "continue_from.ids"
@@ -40,6 +41,8 @@ def check(ask: Ask, model: ServedModel, facts: Facts) -> None:
     _check_name(ask.cache.session_id, "cache.session_id")
     _check_name(ask.cache.salt, "cache.salt")
     _check_sampling(ask.sampling, limits)
+    _check_penalties(ask.sampling)
+    _check_ids_drawn(ask.sampling, limits, facts)
     _check_stop(ask.stop, limits, facts)
     _check_continuation(ask, facts)
     _check_text_wanted(ask, model)
@@ -125,7 +128,7 @@ def to_request(
         replaces=ask.replaces,
         is_seed_drawn=ask.sampling.seed is None,
         continued_ids=ask.continue_from,
-        scores=_scores(ask.output),
+        scores=_scores(ask),
     )
     return fitted(request, model.max_message_bytes, model.tokenizer) if request.scores is not NO_SCORES else request
 
@@ -156,6 +159,29 @@ def _check_sampling(ask: SamplingAsk, limits: Limits) -> None:
     if ask.num_outputs is not None and not 1 <= ask.num_outputs <= limits.max_num_outputs:
         message = f"must lie between 1 and {limits.max_num_outputs}, is {ask.num_outputs}"
         raise _invalid("sampling.num_outputs", message, needed=ask.num_outputs, limit=limits.max_num_outputs)
+
+
+def _check_penalties(ask: SamplingAsk) -> None:
+    penalty = ask.repetition_penalty
+    if penalty is not None and not _LEAST_REPETITION_PENALTY <= penalty <= 1 / _LEAST_REPETITION_PENALTY:
+        bounds = f"{_LEAST_REPETITION_PENALTY:g} and {1 / _LEAST_REPETITION_PENALTY:g}"
+        raise _invalid("sampling.repetition_penalty", f"must be above 0, between {bounds}, is {penalty}")
+    for name in ("presence_penalty", "frequency_penalty"):
+        penalty = getattr(ask, name)
+        if penalty is not None and not -2 <= penalty <= 2:
+            raise _invalid(f"sampling.{name}", f"must lie between -2 and 2, is {penalty}")
+
+
+def _check_ids_drawn(ask: SamplingAsk, limits: Limits, facts: Facts) -> None:
+    check_count(len(ask.logit_bias), limits.max_logit_bias, "sampling.logit_bias")
+    check_ids([token_id for token_id, _ in ask.logit_bias], facts.vocab_size, "sampling.logit_bias")
+    for token_id, bias in ask.logit_bias:
+        if not -100 <= bias <= 100:
+            raise _invalid(f"sampling.logit_bias[{token_id}]", f"must lie between -100 and 100, is {bias}")
+    if ask.allowed_token_ids is not None:
+        if not ask.allowed_token_ids:
+            raise _invalid("sampling.allowed_token_ids", "must not be empty; unset allows all")
+        check_ids(ask.allowed_token_ids, facts.vocab_size, "sampling.allowed_token_ids.ids")
 
 
 def _check_stop(ask: StopAsk, limits: Limits, facts: Facts) -> None:
@@ -234,13 +260,21 @@ def _sampling(ask: SamplingAsk, defaults: SamplingAsk, drawn_seed: int) -> Sampl
         top_k=_or(ask.top_k, _or(defaults.top_k, -1)),
         min_p=_or(ask.min_p, _or(defaults.min_p, 0.0)),
         seed=_or(ask.seed, drawn_seed),
+        repetition_penalty=_or(ask.repetition_penalty, _or(defaults.repetition_penalty, 1.0)),
+        presence_penalty=_or(ask.presence_penalty, 0.0),
+        frequency_penalty=_or(ask.frequency_penalty, 0.0),
+        logit_bias=ask.logit_bias,
+        allowed_token_ids=tuple(dict.fromkeys(ask.allowed_token_ids or ())),
     )
 
 
-def _scores(ask: OutputAsk) -> ScoreParams:
-    if not ask.is_scored:
+def _scores(ask: Ask) -> ScoreParams:
+    output = ask.output
+    if not output.is_scored:
         return NO_SCORES
-    return ScoreParams(_or(ask.logprobs, -1), _or(ask.prompt_logprobs, -1), ask.score_token_ids or ())
+    # Of an output that goes on the prompt was scored by the call that began it.
+    num_prompt_best = -1 if ask.continue_from else _or(output.prompt_logprobs, -1)
+    return ScoreParams(_or(output.logprobs, -1), num_prompt_best, output.score_token_ids or ())
 
 
 def _stop(ask: StopAsk, model: ServedModel, facts: Facts, num_prompt: int, field: str) -> StopParams:

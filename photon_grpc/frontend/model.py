@@ -133,6 +133,9 @@ class ServedModel:
             top_p=1.0 if mine.top_p is None else mine.top_p,
             top_k=-1 if mine.top_k is None else mine.top_k,
             min_p=0.0 if mine.min_p is None else mine.min_p,
+            repetition_penalty=1.0 if mine.repetition_penalty is None else mine.repetition_penalty,
+            presence_penalty=0.0,
+            frequency_penalty=0.0,
         )
 
     @property
@@ -144,7 +147,7 @@ class ServedModel:
         features = ["TEXT"] if self.tokenizer is not None else []
         if self.template is not None:
             features.append("CHAT")
-        features += ["LOGPROBS", "PROMPT_LOGPROBS", "NUM_OUTPUTS", "CONTINUE_FROM"]
+        features += ["LOGPROBS", "PROMPT_LOGPROBS", "NUM_OUTPUTS", "PENALTIES", "LOGIT_BIAS", "CONTINUE_FROM"]
         if self.shares_prefixes:
             features.append("PREFIX_CACHE")
         if self.obeys_priority:
@@ -156,4 +159,10 @@ def _defaults(card: ModelConfig) -> SamplingAsk:
     given = card.generation
     # transformers writes 0 for "off".
     top_k = -1 if given.top_k is not None and given.top_k < 1 else given.top_k
-    return SamplingAsk(temperature=given.temperature, top_p=given.top_p, top_k=top_k, min_p=given.min_p)
+    return SamplingAsk(
+        temperature=given.temperature,
+        top_p=given.top_p,
+        top_k=top_k,
+        min_p=given.min_p,
+        repetition_penalty=given.repetition_penalty,
+    )

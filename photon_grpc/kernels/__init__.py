@@ -19,7 +19,7 @@ from photon_grpc.kernels.attention.dispatch import DependentChain, GroupAttentio
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.jit import INTERPRETED, triton
 from photon_grpc.kernels.rotary import rotary
-from photon_grpc.kernels.sampling import bitmask, draw, draw_kept, histogram, scores
+from photon_grpc.kernels.sampling import bitmask, draw, draw_kept, histogram, penalties, scores
 
 KernelKind = Literal["auto", "torch", "triton"]
 
@@ -33,12 +33,14 @@ class Kernels:
     rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     swiglu: Callable[[torch.Tensor], torch.Tensor]
     attention: Callable[..., GroupAttention]
+    penalise: Callable[[torch.Tensor, torch.Tensor, penalties.Penalties], None]
     mask_logits: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bitmask.Constraints], torch.Tensor]
     draw: Callable[[torch.Tensor, draw.SamplingMetadata], torch.Tensor]
     draw_kept: Callable[[torch.Tensor, draw.SamplingMetadata, histogram.Filters | None], draw_kept.Drawn]
     scores: Callable[[torch.Tensor, torch.Tensor, scores.ScoreMetadata], torch.Tensor]
     decode_inputs: Callable[[torch.Tensor, torch.Tensor, slot_state.SlotState, int], slot_state.Inputs]
     mixed_inputs: Callable[..., slot_state.Inputs]
+    count_drawn: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, penalties.Penalties], None]
     advance: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, slot_state.SlotState], None]
 
 
@@ -48,12 +50,14 @@ TORCH = Kernels(
     rotary=rotary.reference,
     swiglu=swiglu.reference,
     attention=torch_backend,
+    penalise=penalties.reference,
     mask_logits=bitmask.reference,
     draw=draw.reference,
     draw_kept=draw_kept.reference,
     scores=scores.reference,
     decode_inputs=slot_state.decode_inputs_reference,
     mixed_inputs=slot_state.mixed_inputs_reference,
+    count_drawn=penalties.count_reference,
     advance=slot_state.advance_reference,
 )
 
@@ -63,12 +67,14 @@ TRITON = Kernels(
     rotary=rotary.launch,
     swiglu=swiglu.launch,
     attention=dispatch,
+    penalise=penalties.launch,
     mask_logits=bitmask.launch,
     draw=draw.launch,
     draw_kept=draw_kept.launch,
     scores=scores.launch,
     decode_inputs=slot_state.decode_inputs,
     mixed_inputs=slot_state.mixed_inputs,
+    count_drawn=penalties.count,
     advance=slot_state.advance,
 )
 

@@ -26,7 +26,7 @@ class SamplingLevel(IntEnum):
     PLAIN = 0
     #: top_k, top_p, min_p.
     FILTERED = 1
-    #: Bans and masks.
+    #: Biases, penalties, bans, limits and masks.
     SHAPED = 2
     SCORED_PLAIN = 3
     SCORED = 4
@@ -74,6 +74,7 @@ class Sampler:
         self._table = table
         self._draw_plain = kernels.draw
         self._draw_kept = kernels.draw_kept
+        self._penalise = kernels.penalise
         self._mask_logits = kernels.mask_logits
         self._score = kernels.scores
         # A device draws all rows of a plain step in one kernel. On a CPU noise for a large vocabulary costs
@@ -83,7 +84,7 @@ class Sampler:
     def level(self, batch: Batch) -> SamplingLevel:
         """The lowest that gives every yielding row what it asks for."""
         table = self._table
-        if not (batch.masked or table.filtered or table.banned or table.scored):
+        if not (batch.masked or table.filtered or table.shaped or table.banned or table.scored):
             return SamplingLevel.PLAIN
         slots = [slot for slot, yields in zip(batch.slots, batch.yields, strict=True) if yields]
         draws = self._draws(batch, slots)
@@ -93,14 +94,14 @@ class Sampler:
 
     def _draws(self, batch: Batch, slots: list[int]) -> SamplingLevel:
         table = self._table
-        if batch.masked or not table.banned.keys().isdisjoint(slots):
+        if batch.masked or not (table.shaped.isdisjoint(slots) and table.banned.keys().isdisjoint(slots)):
             return SamplingLevel.SHAPED
         return SamplingLevel.PLAIN if table.filtered.isdisjoint(slots) else SamplingLevel.FILTERED
 
     def __call__(
         self, hidden: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, level: SamplingLevel
     ) -> SampledTokens:
-        """Ids are NAN_LOGITS where the best logit is not finite, NOTHING_TO_DRAW where bans and masks are why.
+        """Ids are NAN_LOGITS where the best logit is not finite, NOTHING_TO_DRAW where bans, limits and masks are why.
 
         Args:
             hidden: [R, hidden_size], the model's last hidden states.
@@ -116,7 +117,7 @@ class Sampler:
         logits = self._head.logits(hidden)
         if not level.is_scored:
             return SampledTokens(self._draw(logits, metadata, level))
-        # Scored is what the model gave, which masks change.
+        # Scored is what the model gave, which penalties and masks change.
         given = logits.clone() if level is SamplingLevel.SCORED else logits
         ids = self._draw(logits, metadata, level.draws)
         return SampledTokens(ids, self._score(given, ids, table.output_scores(slots)))
@@ -126,6 +127,7 @@ class Sampler:
             return self._draw_plain(logits, metadata)
         is_constrained = None
         if level is SamplingLevel.SHAPED:
+            self._penalise(logits, metadata.slots, self._table.penalties)
             is_constrained = self._mask_logits(logits, metadata.slots, metadata.context_len, self._table.constraints)
         filters = None if level is SamplingLevel.PLAIN else self._table.filters
         ids, best = self._draw_kept(logits, metadata, filters)

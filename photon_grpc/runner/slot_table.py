@@ -19,9 +19,10 @@ from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.scores import ScoreParams
 from photon_grpc.kernels.sampling.bitmask import Constraints
 from photon_grpc.kernels.sampling.histogram import Filters
+from photon_grpc.kernels.sampling.penalties import MAX_BIASES, Penalties, counted
 from photon_grpc.kernels.sampling.scores import MAX_GIVEN, ScoreMetadata
 from photon_grpc.kernels.slot_state import SlotState
-from photon_grpc.runner.upload import Numbers, to_device, words_to_device
+from photon_grpc.runner.upload import Numbers, array_to_device, to_device
 
 
 class _Numbers(NamedTuple):
@@ -30,6 +31,9 @@ class _Numbers(NamedTuple):
     temperature: float
     top_p: float
     min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
     num_computed: int
     top_k: int
     seed: int
@@ -39,10 +43,12 @@ class _Numbers(NamedTuple):
     num_best: int
     num_prompt_best: int
     num_given: int
+    num_biases: int
+    is_limited: int
     is_masked: int = 0
 
 
-_NUM_FLOATS = 3
+_NUM_FLOATS = 6
 _NUM_INTS = len(_Numbers._fields) - _NUM_FLOATS
 
 
@@ -52,9 +58,8 @@ class SlotTable:
     num_computed: int64 [S], tokens whose keys and values are written (by steps launched so far).
     block_table: int32 [S, G, max_blocks], of every KVGroup; what its window has left behind stays until it is
     overwritten. temperature, top_p, min_p: float32 [S]; top_k, seed (bit pattern of the uint64), output_index,
-    num_prompt: int64 [S]. min_length, is_masked: int64 [S], banned_ids, masks: int32 [S, W]: as
-    `kernels.sampling.bitmask.Constraints`. num_best, num_prompt_best (the same for the prompt), num_given: int64 [S],
-    given_ids: int32 [S, MAX_GIVEN]: as `kernels.sampling.scores.ScoreMetadata`.
+    num_prompt: int64 [S]. num_prompt_best: as num_best, of the prompt. All others as in `Constraints`, `Penalties` and
+    `ScoreMetadata` of kernels/sampling.
     """
 
     def __init__(self, num_slots: int, max_model_len: int, plan: KVPlan, vocab_size: int, device: torch.device) -> None:
@@ -67,19 +72,28 @@ class SlotTable:
         num_words = -(-vocab_size // 32)
         self.banned_ids = torch.zeros((num_slots, num_words), dtype=torch.int32, device=device)
         self.masks = torch.zeros_like(self.banned_ids)
+        self.limits = torch.zeros_like(self.banned_ids)
+        self.bias_ids = torch.zeros((num_slots, MAX_BIASES), dtype=torch.int32, device=device)
+        self.biases = torch.zeros((num_slots, MAX_BIASES), dtype=torch.float32, device=device)
+        self.counts = torch.zeros((num_slots, vocab_size), dtype=torch.int16, device=device)
         self.given_ids = torch.zeros((num_slots, MAX_GIVEN), dtype=torch.int32, device=device)
         self._floats = torch.zeros((_NUM_FLOATS, num_slots), dtype=torch.float32, device=device)
         self._ints = torch.zeros((_NUM_INTS, num_slots), dtype=torch.int64, device=device)
-        self.temperature, self.top_p, self.min_p = self._floats
+        self.temperature, self.top_p, self.min_p, *penalties = self._floats
+        self.repetition_penalty, self.presence_penalty, self.frequency_penalty = penalties
         self.num_computed, self.top_k, self.seed, self.output_index, self.num_prompt, *others = self._ints
-        self.min_length, self.num_best, self.num_prompt_best, self.num_given, self.is_masked = others
+        self.min_length, self.num_best, self.num_prompt_best, self.num_given, *others = others
+        self.num_biases, self.is_limited, self.is_masked = others
         self._none_given = torch.zeros_like(self.num_given)
-        # Rows of padding are not scored.
+        # Rows of padding are not scored and not penalised.
         self.num_best.fill_(-1)
+        self.repetition_penalty.fill_(1.0)
         #: On the host, upper bounds of num_computed, to bound sizes without asking the device: drafts may be refused.
         self.max_computed = [0] * num_slots
         #: Slots whose sampling is more than an argmax or noise.
         self.filtered: set[int] = set()
+        #: Slots with penalties, biases or limits.
+        self.shaped: set[int] = set()
         #: Slots with banned ids -> the length from which they may be drawn.
         self.banned: dict[int, int] = {}
         #: Slots whose output is scored, or their prompt -> how, and the length of the prompt.
@@ -98,8 +112,14 @@ class SlotTable:
 
     @property
     def constraints(self) -> Constraints:
-        """Bans and masks of every slot."""
-        return Constraints(self.min_length, self.banned_ids, self.is_masked, self.masks)
+        """Bans, masks and limits of every slot."""
+        return Constraints(self.min_length, self.banned_ids, self.is_masked, self.masks, self.is_limited, self.limits)
+
+    @property
+    def penalties(self) -> Penalties:
+        """Penalties and biases of every slot."""
+        strengths = self.repetition_penalty, self.presence_penalty, self.frequency_penalty
+        return Penalties(self.counts, *strengths, self.num_biases, self.bias_ids, self.biases)
 
     def output_scores(self, slots: torch.Tensor) -> ScoreMetadata:
         """How the ids that rows of these slots draw are scored."""
@@ -118,7 +138,7 @@ class SlotTable:
         """
         words = np.frombuffer(masks, dtype="<i4").reshape(len(slots), self.masks.shape[1])
         where = self.to_device(slots, torch.int64)
-        self.masks[where] = words_to_device(words, self.device)
+        self.masks[where] = array_to_device(words, self.device)
         self.is_masked.index_fill_(0, where, 1)
         try:
             yield
@@ -150,6 +170,7 @@ class SlotTable:
 
     def _forget(self, slot: int) -> None:
         self.filtered.discard(slot)
+        self.shaped.discard(slot)
         self.banned.pop(slot, None)
         self.scored.pop(slot, None)
         self.scored_prompts.pop(slot, None)
@@ -157,7 +178,7 @@ class SlotTable:
     def _admit(self, admissions: Sequence[Admission]) -> None:
         """Write all of each slot that can be read, here and on the device: every number; ids, blocks and given ids as
         far as the numbers reach, since what lies behind is written before it is read; bits of banned ids where
-        `min_length` says that they hold."""
+        `min_length` says that they hold; counts where a penalty reads them."""
         slots = self.to_device([admission.slot for admission in admissions], torch.int64)
         for admission in admissions:
             slot, blocks = admission.slot, _equally_long(admission.blocks)
@@ -166,13 +187,29 @@ class SlotTable:
             self.block_table[slot, :, : len(blocks[0])] = self.to_device(blocks, torch.int32)
             if slot in self.banned:
                 words = _bitmask(admission.banned_until_min, self.banned_ids.shape[1])
-                self.banned_ids[slot] = words_to_device(words, self.device)
+                self.banned_ids[slot] = array_to_device(words, self.device)
             if given := admission.scores.token_ids:
                 self.given_ids[slot, : len(given)] = self.to_device(given, torch.int32)
+            if slot in self.shaped:
+                self._shape(admission)
         rows = [self._numbers(admission) for admission in admissions]
         floats = self.to_device([row[:_NUM_FLOATS] for row in rows], torch.float32)
         ints = self.to_device([row[_NUM_FLOATS:] for row in rows], torch.int64)
         self._floats[:, slots], self._ints[:, slots] = floats.T, ints.T
+
+    def _shape(self, admission: Admission) -> None:
+        slot, sampling, num_prompt = admission.slot, admission.sampling, admission.num_prompt
+        if sampling.is_penalised:
+            ids = admission.ids
+            counts = counted(ids[:num_prompt], ids[num_prompt:], self.counts.shape[1])
+            self.counts[slot] = array_to_device(counts, self.device)
+        if sampling.logit_bias:
+            ids, biases = zip(*sampling.logit_bias, strict=True)
+            self.bias_ids[slot, : len(ids)] = self.to_device(ids, torch.int32)
+            self.biases[slot, : len(ids)] = self.to_device(biases, torch.float32)
+        if sampling.allowed_token_ids:
+            words = _bitmask(sampling.allowed_token_ids, self.limits.shape[1])
+            self.limits[slot] = array_to_device(words, self.device)
 
     def _remember(self, admission: Admission) -> None:
         slot, sampling = admission.slot, admission.sampling
@@ -180,6 +217,8 @@ class SlotTable:
         self.max_computed[slot] = admission.num_computed
         if not sampling.is_greedy and sampling.is_filtered:
             self.filtered.add(slot)
+        if sampling.is_penalised or sampling.logit_bias or sampling.allowed_token_ids:
+            self.shaped.add(slot)
         until = admission.num_prompt + admission.min_tokens
         if admission.banned_until_min and len(admission.ids) < until:
             self.banned[slot] = until
@@ -194,6 +233,9 @@ class SlotTable:
             temperature=0.0 if sampling.is_greedy else sampling.temperature,
             top_p=sampling.top_p,
             min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
             num_computed=admission.num_computed,
             top_k=sampling.top_k,
             seed=_signed(sampling.seed),
@@ -203,6 +245,8 @@ class SlotTable:
             num_best=max(scores.logprobs, 0) if scores.records else -1,
             num_prompt_best=scores.prompt_logprobs,
             num_given=len(scores.token_ids),
+            num_biases=len(sampling.logit_bias),
+            is_limited=int(bool(sampling.allowed_token_ids)),
         )
 
     def _grow(self, batch: Batch) -> None:

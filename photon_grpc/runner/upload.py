@@ -18,8 +18,9 @@ def to_device(values: Numbers, dtype: torch.dtype, device: torch.device) -> torc
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
-def words_to_device(words: npt.NDArray[np.int32], device: torch.device) -> torch.Tensor:
-    """The same for an array of int32."""
-    host = torch.empty(words.shape, dtype=torch.int32, pin_memory=device.type != "cpu")
-    host.numpy()[...] = words
+def array_to_device(values: npt.NDArray[np.int16] | npt.NDArray[np.int32], device: torch.device) -> torch.Tensor:
+    """The same for an array."""
+    dtype = torch.int16 if values.dtype == np.int16 else torch.int32
+    host = torch.empty(values.shape, dtype=dtype, pin_memory=device.type != "cpu")
+    host.numpy()[...] = values
     return host.to(device, non_blocking=True)

@@ -85,6 +85,9 @@ def _check_counts(request: pb.GenerateRequest, facts: ModelFacts) -> None:
     check_count(len(request.stop.stop_strings), facts.limits.max_stop_strings, "stop.stop_strings")
     check_count(len(request.stop.stop_token_ids), facts.vocab_size, "stop.stop_token_ids")
     check_count(len(request.output.score_token_ids.ids), facts.limits.max_logprobs, "output.score_token_ids.ids")
+    check_count(len(request.sampling.logit_bias), facts.limits.max_logit_bias, "sampling.logit_bias")
+    allowed = request.sampling.allowed_token_ids.ids
+    check_count(len(allowed), facts.vocab_size, "sampling.allowed_token_ids.ids")
 
 
 def _input(request: pb.GenerateRequest) -> TextInput | IdsInput | ChatInput | None:
@@ -117,6 +120,11 @@ def _sampling(sampling: pb.SamplingParams) -> SamplingAsk:
         top_p=sampling.top_p if has("top_p") else None,
         top_k=sampling.top_k if has("top_k") else None,
         min_p=sampling.min_p if has("min_p") else None,
+        repetition_penalty=sampling.repetition_penalty if has("repetition_penalty") else None,
+        presence_penalty=sampling.presence_penalty if has("presence_penalty") else None,
+        frequency_penalty=sampling.frequency_penalty if has("frequency_penalty") else None,
+        logit_bias=tuple(sorted(sampling.logit_bias.items())),
+        allowed_token_ids=tuple(sampling.allowed_token_ids.ids) if has("allowed_token_ids") else None,
         seed=sampling.seed if has("seed") else None,
         num_outputs=sampling.num_outputs if has("num_outputs") else None,
     )

@@ -11,11 +11,6 @@ Feature = model_pb2.Feature
 
 #: Fields of GenerateRequest that this build does not act on yet.
 UNSUPPORTED: dict[str, model_pb2.Feature.ValueType] = {
-    "sampling.repetition_penalty": Feature.FEATURE_PENALTIES,
-    "sampling.presence_penalty": Feature.FEATURE_PENALTIES,
-    "sampling.frequency_penalty": Feature.FEATURE_PENALTIES,
-    "sampling.logit_bias": Feature.FEATURE_LOGIT_BIAS,
-    "sampling.allowed_token_ids": Feature.FEATURE_LOGIT_BIAS,
     "structured_output.json_schema": Feature.FEATURE_JSON_SCHEMA,
     "structured_output.json_object": Feature.FEATURE_JSON_SCHEMA,
     "structured_output.regex": Feature.FEATURE_REGEX,
@@ -35,9 +30,6 @@ _BY_MODEL: dict[str, model_pb2.Feature.ValueType] = {
     "sampling.num_outputs": Feature.FEATURE_NUM_OUTPUTS,
     "MultiplexGenerate": Feature.FEATURE_MULTIPLEX,
 }
-
-#: Set to these, a field asks for nothing.
-_NEUTRAL = {"sampling.repetition_penalty": 1.0, "sampling.presence_penalty": 0.0, "sampling.frequency_penalty": 0.0}
 
 
 def name_of(path: str) -> str:
@@ -63,7 +55,4 @@ def _is_asked(message: Message, path: str) -> bool:
         if not message.HasField(parent):
             return False
         message = getattr(message, parent)
-    value = getattr(message, leaf)
-    if path in _NEUTRAL:
-        return message.HasField(leaf) and value != _NEUTRAL[path]
-    return bool(value) if path == "sampling.logit_bias" else message.HasField(leaf)
+    return message.HasField(leaf)

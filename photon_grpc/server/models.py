@@ -119,6 +119,9 @@ def _sampling_message(sampling: SamplingAsk) -> inference_pb2.SamplingParams:
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
         seed=sampling.seed,
         num_outputs=sampling.num_outputs,
     )

@@ -32,8 +32,14 @@ INTEGERS = (
     "logprobs",
     "prompt_logprobs",
 )
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 NUMBERS = ("temperature", "top_p", "min_p", "max_duration_s")
 SWITCHES = ("chat", "ignore_eos", "include_stop_in_text", "skip_special_tokens")
+
+BIASES: tuple[dict[int, float], ...] = (
+    *({-1: 1.0}, {2**64: 1.0}, {1: 101.0}, {1: math.nan}),
+    dict.fromkeys(range(1025), 1.0),
+)
 
 #: Of no type that any option takes.
 NEVER = (
@@ -54,13 +60,14 @@ WRONG: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(
         INTEGERS, (2.5, 2.0, Decimal(2), True, "3", "", [3], (3,), math.nan, np.float64(2), np.True_, np.array([1]))
     ),
-    **dict.fromkeys(NUMBERS, (True, "0.5", [0.5], np.False_, np.array([0.5]), 10**400)),
+    **dict.fromkeys((*NUMBERS, *PENALTIES), (True, "0.5", [0.5], np.False_, np.array([0.5]), 10**400)),
     **dict.fromkeys(SWITCHES, (0, 1, "no", "", 1.0, [], [True], np.int64(1))),
     "stop_strings": (1, 2.5, True, [1], [None], ["a", b"b"], [["a"]], [{}], np.array([1])),
     **dict.fromkeys(
-        ("stop_token_ids", "continue_from", "score_token_ids"),
+        ("stop_token_ids", "continue_from", "allowed_token_ids", "score_token_ids"),
         (1, "12", "", [1.5], [True], [None], ["1"], [[1]], [b"1"], np.array([1.5]), np.array([True])),
     ),
+    "logit_bias": (1, "1", [1], {"a": 1.0}, {1: "1"}, {1: None}, {1.5: 1.0}),
     "session_id": (1, 2.5, True, ["a"], [1]),
 }
 #: Of the right type, and no request.
@@ -74,6 +81,11 @@ IMPOSSIBLE: list[tuple[str, object]] = [
     ("continue_from", [2**64]),
     ("continue_from", [-1]),
     ("session_id", "s" * 257),
+    *[(name, value) for name in PENALTIES for value in (math.nan, math.inf, -math.inf, 3e4, -3.0)],
+    ("repetition_penalty", 0.0),
+    ("allowed_token_ids", []),
+    ("allowed_token_ids", [2**64]),
+    *[("logit_bias", wrong) for wrong in BIASES],
     ("stop_strings", [""]),
     ("stop_strings", "\ud800"),
 ]
@@ -125,9 +137,14 @@ def test_every_option_is_in_the_table() -> None:
     assert sorted(WRONG.keys() - {"chat"}) == known
 
 
+def wrong_for(name: str) -> list[object]:
+    """No bias is none."""
+    return [*WRONG[name], *(each for each in NEVER if name != "logit_bias" or not isinstance(each, dict) or each)]
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_a_value_of_a_wrong_type_is_refused_by_the_name_of_its_option(name: str) -> None:
-    for value in (*WRONG[name], *NEVER):
+    for value in wrong_for(name):
         for ask, prompt in ((ask_for, "a"), (asks_for, ["a"])):
             with pytest.raises(InvalidRequest, match=f"^{name}[^\\n]*$") as caught:
                 ask(prompt, {name: value})
@@ -144,7 +161,7 @@ def refusals(llm: LLM, prompt: object, options: dict[str, object]) -> list[Photo
 
 
 def test_nothing_of_a_wrong_type_or_value_reaches_the_engine(llm: LLM, sent: list[Add]) -> None:
-    wrong = [(name, value) for name in WRONG for value in (*WRONG[name], *NEVER)]
+    wrong = [(name, value) for name in WRONG for value in wrong_for(name)]
     for name, value in wrong + IMPOSSIBLE:
         for error in refusals(llm, "a", {name: value}):
             assert name.removesuffix("_s") in error.field, (name, value, error)

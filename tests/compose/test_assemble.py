@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -60,16 +59,6 @@ def test_every_size_that_is_taken_starts_and_serves_or_is_refused_in_one_line(na
     ends = [frame for _, frame in post.sent if isinstance(frame, StepFrame) and (frame.finished or frame.failed)]
     (end,) = ends
     assert len(end.ids) == 1 or end.failed[0].fault.reason == "KV_CAPACITY"
-
-
-@pytest.mark.parametrize(("penalty", "is_told"), [(1.1, True), (1.0, False)])
-def test_a_default_of_the_model_that_cannot_be_applied_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, penalty: float, is_told: bool
-) -> None:
-    directory = shutil.copytree(model("llama")[0], tmp_path / "model")
-    (directory / "generation_config.json").write_text(json.dumps({"repetition_penalty": penalty}))
-    Served(directory)
-    assert any("repetition_penalty" in record.getMessage() for record in caplog.records) == is_told
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

@@ -12,7 +12,7 @@ from photon_grpc.core.frames import Abort, Add, Down, Facts, Failed, Finished, S
 from photon_grpc.core.request import FinishReason
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import EngineRestarting
-from photon_grpc.frontend.ask import Ask, IdsInput, TextInput
+from photon_grpc.frontend.ask import Ask, IdsInput, SamplingAsk, TextInput
 from photon_grpc.frontend.chat import ChatTemplate
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
@@ -37,7 +37,14 @@ FACTS = Facts(
 
 
 #: Of every model.
-FEATURES = ("LOGPROBS", "PROMPT_LOGPROBS", "NUM_OUTPUTS", "CONTINUE_FROM", "PREFIX_CACHE", "PRIORITY")
+FEATURES = (
+    *("LOGPROBS", "PROMPT_LOGPROBS", "NUM_OUTPUTS", "PENALTIES", "LOGIT_BIAS"),
+    *("CONTINUE_FROM", "PREFIX_CACHE", "PRIORITY"),
+)
+#: Sampling that changes nothing.
+NEUTRAL = SamplingAsk(
+    temperature=1.0, top_p=1.0, top_k=-1, min_p=0.0, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0
+)
 
 
 class FakeLink:

@@ -30,7 +30,7 @@ from photon_grpc.frontend.ask import (
     StreamAsk,
     TextInput,
 )
-from tests.frontend.fake_engine import FACTS, FakeLink, ask, frontend, served
+from tests.frontend.fake_engine import FACTS, FEATURES, NEUTRAL, FakeLink, ask, frontend, served
 
 NAN, INF = math.nan, math.inf
 INVALID = [
@@ -43,6 +43,16 @@ INVALID = [
     *[(ask(sampling=SamplingAsk(min_p=value)), "sampling.min_p") for value in (-0.1, 1.1, NAN)],
     *[(ask(sampling=SamplingAsk(num_outputs=value)), "sampling.num_outputs") for value in (0, 9, 2**32 - 1)],
     *[(ask(sampling=SamplingAsk(seed=value)), "sampling.seed") for value in (-1, 2**64)],
+    *[
+        (ask(sampling=SamplingAsk(**{f"{name}_penalty": value})), f"sampling.{name}_penalty")
+        for name, values in {"repetition": (0.0, -1.0, 1e4), "presence": (2.1, -2.1), "frequency": (2.1, -2.1)}.items()
+        for value in (*values, NAN, INF)
+    ],
+    (ask(sampling=SamplingAsk(logit_bias=((3, 100.5),))), "sampling.logit_bias[3]"),
+    (ask(sampling=SamplingAsk(logit_bias=((3, NAN),))), "sampling.logit_bias[3]"),
+    (ask(sampling=SamplingAsk(logit_bias=((2**31, 1.0),))), "sampling.logit_bias"),
+    (ask(sampling=SamplingAsk(allowed_token_ids=())), "sampling.allowed_token_ids"),
+    (ask(sampling=SamplingAsk(allowed_token_ids=(1, 2**31))), "sampling.allowed_token_ids.ids"),
     (ask(stop=StopAsk(max_tokens=0)), "stop.max_tokens"),
     (ask(stop=StopAsk(max_tokens=4, min_tokens=5)), "stop.min_tokens"),
     (ask(stop=StopAsk(min_tokens=2**32 - 1)), "stop.min_tokens"),
@@ -160,7 +170,7 @@ async def test_unset_sampling_comes_from_the_model_then_is_neutral() -> None:
         first, second = (add.request.sampling for add in link.adds)
         assert (first.temperature, first.top_p, first.top_k, first.min_p) == (0.6, 1.0, 20, 0.0)
         assert (second.temperature, second.top_p, second.top_k, second.min_p, second.seed) == (0.0, 0.5, -1, 0.1, 7)
-        assert front.model("").default_sampling == SamplingAsk(temperature=0.6, top_p=1.0, top_k=20, min_p=0.0)
+        assert front.model("").default_sampling == replace(NEUTRAL, temperature=0.6, top_k=20)
 
 
 async def test_seeds_are_drawn_told_and_repeatable() -> None:
@@ -243,14 +253,7 @@ async def test_a_model_without_tokenizer_speaks_ids_only() -> None:
             await front.tokenize("", TextInput("x"))
         await front.stream(ask((1,)))
         assert len(link.adds) == 1
-        assert front.model("").features == (
-            "LOGPROBS",
-            "PROMPT_LOGPROBS",
-            "NUM_OUTPUTS",
-            "CONTINUE_FROM",
-            "PREFIX_CACHE",
-            "PRIORITY",
-        )
+        assert front.model("").features == FEATURES
 
 
 async def test_a_priority_that_would_be_ignored_is_refused() -> None:

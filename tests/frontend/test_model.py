@@ -12,10 +12,10 @@ import pytest
 
 from photon_grpc.config.model_dir import GenerationDefaults, ModelConfig, read_model_dir
 from photon_grpc.errors import ModelLoadError
-from photon_grpc.frontend.ask import ChatInput, ChatMessage, SamplingAsk
+from photon_grpc.frontend.ask import ChatInput, ChatMessage
 from photon_grpc.frontend.model import ServedModel
 from photon_grpc.frontend.prompt import encode
-from tests.frontend.fake_engine import FACTS
+from tests.frontend.fake_engine import FACTS, FEATURES, NEUTRAL
 from tests.frontend.small_tokenizers import definition
 from tests.frontend.test_chat import LLAMA3
 
@@ -49,17 +49,8 @@ def test_a_directory_gives_tokenizer_template_and_defaults(card: ModelConfig) ->
     facts = model.facts(None)
     assert (facts.name, facts.aliases, facts.max_context_tokens, facts.vocab_size) == ("a", ("b",), 256, 512)
     assert facts.eos_token_ids == (401, 404)
-    assert facts.default_sampling == SamplingAsk(temperature=0.6, top_p=1.0, top_k=-1, min_p=0.0)
-    assert facts.features == (
-        "TEXT",
-        "CHAT",
-        "LOGPROBS",
-        "PROMPT_LOGPROBS",
-        "NUM_OUTPUTS",
-        "CONTINUE_FROM",
-        "PREFIX_CACHE",
-        "PRIORITY",
-    )
+    assert facts.default_sampling == replace(NEUTRAL, temperature=0.6)
+    assert facts.features == ("TEXT", "CHAT", *FEATURES)
     assert facts.limits.max_message_bytes == 1000
     assert model.tokenizer is not None
     ids = encode(ChatInput((ChatMessage("user", "hi"),)), model.tokenizer, model.template, 100)
@@ -77,21 +68,14 @@ def test_without_a_template_or_tokenizer_the_features_are_missing(card: ModelCon
     assert "CHAT" not in ServedModel.from_card(replace(card, chat_template=None)).facts(None).features
     bare = ServedModel.from_card(replace(card, has_tokenizer=False))
     assert bare.tokenizer is None
-    assert bare.facts(None).features == (
-        "LOGPROBS",
-        "PROMPT_LOGPROBS",
-        "NUM_OUTPUTS",
-        "CONTINUE_FROM",
-        "PREFIX_CACHE",
-        "PRIORITY",
-    )
+    assert bare.facts(None).features == FEATURES
 
 
 def test_generation_defaults_that_are_unset_stay_neutral(card: ModelConfig) -> None:
     defaults = (
         ServedModel.from_card(replace(card, generation=GenerationDefaults(top_p=0.9))).facts(None).default_sampling
     )
-    assert defaults == SamplingAsk(temperature=1.0, top_p=0.9, top_k=-1, min_p=0.0)
+    assert defaults == replace(NEUTRAL, top_p=0.9)
 
 
 def test_wrong_files_are_named(card: ModelConfig) -> None:

@@ -21,7 +21,7 @@ from photon_grpc.kernels import rms_norm, swiglu
 from photon_grpc.kernels.attention import online_softmax, triton_decode, triton_varlen, write_kv
 from photon_grpc.kernels.rotary import rotary, rotate_store
 from photon_grpc.kernels.rotary.rotate_store import Rotation
-from photon_grpc.kernels.sampling import bitmask, histogram, noise, scores, topk_topp
+from photon_grpc.kernels.sampling import bitmask, histogram, noise, penalties, scores, topk_topp
 from photon_grpc.kernels.sampling.histogram import Filters, Histogram, LogitRows
 from photon_grpc.kernels.sampling.scores import ScoreMetadata, TileScores
 
@@ -263,8 +263,18 @@ def test_noise(given_ids: bool) -> None:
 def test_bitmask() -> None:
     numbers = dict.fromkeys(("num_columns", "stride", "num_words"), "i32")
     types: dict[str, Any] = {"logits": "*fp32", "slots": "*i64", "context_len": "*i32", "is_constrained": "*i8"}
-    types |= {"constraints": bitmask.Constraints("*i64", "*i32", "*i64", "*i32")} | numbers  # type: ignore[arg-type]
+    types |= {"constraints": bitmask.Constraints("*i64", "*i32", "*i64", "*i32", "*i64", "*i32")} | numbers  # type: ignore[arg-type]
     check(compiled(bitmask.bitmask_kernel, types, {"BLOCK": 1024, "num_warps": 4}), "st.global")
+
+
+def test_penalties() -> None:
+    state = penalties.Penalties("*i16", *["*fp32"] * 3, "*i64", "*i32", "*fp32")  # type: ignore[arg-type]
+    types: dict[str, Any] = {"logits": "*fp32", "slots": "*i64", "penalties": state, "stride": "i32"}
+    check(compiled(penalties.bias_kernel, types, {"BLOCK": penalties.MAX_BIASES, "num_warps": 4}))
+    wide = types | {"num_columns": "i32"}
+    check(compiled(penalties.penalise_kernel, wide, {"BLOCK": 2048, "num_warps": 4}), "ld.global.v4")
+    counting = {"slots": "*i64", "yields": "*i64", "ids": "*i64", "counts": "*i16", "num_columns": "i32"}
+    check(compiled(penalties.count_kernel, counting, {"num_warps": 1}))
 
 
 @pytest.mark.parametrize("num_columns", [32000, 128256, 262144])

@@ -118,22 +118,17 @@ def test_unset_stays_unset_and_a_set_zero_is_a_zero() -> None:
     assert (sampling.seed, sampling.num_outputs) == (0, 0)
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        pb.SamplingParams(repetition_penalty=1),
-        pb.SamplingParams(presence_penalty=0, frequency_penalty=0),
-        pb.SamplingParams(logit_bias={}),
-    ],
-)
-def test_neutral_values_ask_for_nothing(sampling: pb.SamplingParams) -> None:
-    assert ask_of(pb.GenerateRequest(sampling=sampling)).sampling.temperature is None
+def test_neutral_penalties_are_set_and_no_biases_are_none() -> None:
+    neutral = pb.SamplingParams(repetition_penalty=1, presence_penalty=0, allowed_token_ids=pb.TokenIds())
+    sampling = ask_of(pb.GenerateRequest(sampling=neutral)).sampling
+    assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.0, 0.0, None)
+    assert (sampling.logit_bias, sampling.allowed_token_ids) == ((), ())
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1.0000001, -1.0])
-def test_a_penalty_that_is_not_neutral_is_refused(value: float) -> None:
-    with pytest.raises(FeatureNotSupported):
-        ask_of(pb.GenerateRequest(sampling=pb.SamplingParams(repetition_penalty=value)))
+def test_more_biases_than_allowed_are_refused_before_they_are_read() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        ask_of(pb.GenerateRequest(sampling=pb.SamplingParams(logit_bias=dict.fromkeys(range(1025), 1.0))))
+    assert (caught.value.field, caught.value.needed, caught.value.limit) == ("sampling.logit_bias", 1025, 1024)
 
 
 def test_zero_logprobs_are_asked_for_and_no_ids_are_not_unset() -> None:

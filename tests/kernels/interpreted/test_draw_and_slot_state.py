@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from photon_grpc.kernels import slot_state
-from photon_grpc.kernels.sampling import bitmask, draw
+from photon_grpc.kernels.sampling import bitmask, draw, penalties
 
 
 def rows() -> draw.SamplingMetadata:
@@ -92,7 +92,9 @@ def test_masked_logits_are_equal() -> None:
     slots, lengths = torch.tensor([3, 1, 0, 2, 4]), torch.tensor([9, 5, 1, 9, 9], dtype=torch.int32)
     words = torch.randint(-(2**31), 2**31, (2, 5, num_words), dtype=torch.int64).int()
     # Slot 1 is below its minimum, slot 2 masked, slot 3 both, slot 4 neither.
-    constraints = bitmask.Constraints(torch.tensor([0, 8, 9, 10, 9]), words[0], torch.tensor([0, 0, 1, 1, 0]), words[1])
+    limits = torch.randint(-(2**31), 2**31, (5, num_words), dtype=torch.int64).int()
+    early, masked, limited = (torch.tensor(each) for each in ([0, 8, 9, 10, 9], [0, 0, 1, 1, 0], [0, 1, 0, 0, 0]))
+    constraints = bitmask.Constraints(early, words[0], masked, words[1], limited, limits)
     logits = torch.randn(5, num_columns)
     mine, theirs = logits.clone(), logits.clone()
     constrained = bitmask.launch(mine, slots, lengths, constraints)
@@ -101,5 +103,40 @@ def test_masked_logits_are_equal() -> None:
     for row, slot in enumerate(slots.tolist()):
         for token in (0, 31, 32, 63, 777, 2499):
             banned, allowed = (int(word[slot, token // 32]) >> token % 32 & 1 for word in words)
-            is_out = (slot in (1, 3) and banned) or (slot in (2, 3) and not allowed)
+            is_outside = slot == 1 and not int(limits[slot, token // 32]) >> token % 32 & 1
+            is_out = (slot in (1, 3) and banned) or (slot in (2, 3) and not allowed) or is_outside
             assert bool(mine[row, token] == -torch.inf) == bool(is_out)
+
+
+def penalised(num_columns: int) -> penalties.Penalties:
+    """Five slots: nothing, a repetition penalty, all penalties, biases, and all."""
+    counts = torch.randint(-(2**15), 2**15, (5, num_columns), dtype=torch.int64).short()
+    counts[:, ::3] = 0
+    strengths = torch.tensor([[1, 1.5, 0.7, 1, 1.2], [0, 0, 1.5, 0, -1], [0, 0, -0.5, 0, 0.01]])
+    ids = torch.stack([torch.randperm(num_columns)[: penalties.MAX_BIASES] for _ in range(5)]).int()
+    num_biases = torch.tensor([0, 0, 0, 5, penalties.MAX_BIASES])
+    return penalties.Penalties(counts, *strengths, num_biases, ids, torch.randn(5, penalties.MAX_BIASES))
+
+
+def test_penalised_logits_are_equal() -> None:
+    torch.manual_seed(4)
+    state, slots = penalised(2500), torch.tensor([3, 1, 0, 2, 4, 0])
+    logits = torch.randn(6, 2500) * 5
+    mine, theirs = logits.clone(), logits.clone()
+    penalties.launch(mine, slots, state)
+    penalties.reference(theirs, slots, state)
+    torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-4)
+    assert torch.equal(mine[2], logits[2]) and torch.equal(mine[5], logits[5])
+    assert not torch.equal(mine[0], logits[0])
+
+
+def test_drawn_ids_are_counted_alike() -> None:
+    state = penalised(2500)
+    state.counts[2, 7], state.counts[3, 8] = 0x7FFF, -1
+    slots, yields = torch.tensor([0, 1, 2, 3, 4, 0]), torch.tensor([1, 1, 1, 1, 0, 1])
+    ids, copies = torch.tensor([5, -1, 7, 8, 9, 5]), (state.counts.clone(), state.counts.clone())
+    penalties.count(slots, yields, ids, state._replace(counts=copies[0]))
+    penalties.count_reference(slots, yields, ids, state._replace(counts=copies[1]))
+    assert torch.equal(*copies) and torch.equal(copies[0], state.counts)
+    penalties.count(torch.tensor([4, 3]), torch.tensor([1, 1]), torch.tensor([9, 9]), state)
+    assert state.counts[4, 9] == copies[0][4, 9] + 1 and state.counts[3, 9] == copies[0][3, 9] + 1
