@@ -33,11 +33,14 @@ def config_of(flags: Sequence[str]) -> ServeConfig:
 
 
 @contextlib.contextmanager
-def loaded(shape: str, flags: Sequence[str] = ()) -> Iterator[Work]:
+def loaded(shape: str, flags: Sequence[str] = (), max_len: int = 0) -> Iterator[Work]:
     """The shape with random weights ("demo": the embedded model), ready to compute; says what it is. Frees the device's
-    memory at the end."""
+    memory at the end.
+
+    max_len: positions that the shape is made for, where they are more than those of the named workloads.
+    """
     with tempfile.TemporaryDirectory() as directory:
-        model = [] if shape == "demo" else ["--model", str(workloads.write_model_dir(shape, Path(directory)))]
+        model = [] if shape == "demo" else ["--model", str(workloads.write_model_dir(shape, Path(directory), max_len))]
         model += ["--load-format", "dummy"] if model else []
         start_s = time.perf_counter()
         assembled = assemble(config_of([*model, *flags]), lambda stage, done, total: None)
@@ -71,11 +74,12 @@ class Work:
         self._handles = 0
         self.facts = assembled.facts
         #: Requests that have not ended, tokens since the last submission, seconds from it to the first of them, and
-        #: when each step's came.
+        #: when each step's came, and to how many rows.
         self.num_open = 0
         self.num_tokens = 0
         self.first_s = 0.0
         self.step_times_s: list[float] = []
+        self.step_rows: list[int] = []
         self._submitted_s = 0.0
 
     def drain(self, timeout_s: float | None) -> list[tuple[int, Down]]:
@@ -90,6 +94,7 @@ class Work:
         now = time.perf_counter()
         if frame.ids:
             self.step_times_s.append(now)
+            self.step_rows.append(len(frame.ids))
             if not self.num_tokens:
                 self.first_s = now - self._submitted_s
         self.num_tokens += len(frame.ids)
@@ -100,7 +105,7 @@ class Work:
 
     def submit(self, prompts: Sequence[Sequence[int]], num_tokens: Sequence[int], *, share: bool = False) -> None:
         """Greedy, EOS ignored, exactly so many tokens each; `share`: through the prefix cache."""
-        self.num_tokens, self.step_times_s = 0, []
+        self.num_tokens, self.step_times_s, self.step_rows = 0, [], []
         self._submitted_s = time.perf_counter()
         vocab_size = self.facts.vocab_size
         for ids, count in zip(prompts, num_tokens, strict=True):

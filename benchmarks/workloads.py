@@ -80,10 +80,12 @@ def shared_prefix(stream: int, count: int = 256, common: int = 1024, own: int = 
     return [beginning + prompt(stream + 1, request, own) for request in range(count)]
 
 
-def write_model_dir(shape: str, directory: Path) -> Path:
-    """A directory with nothing but config.json, to be served with --load-format dummy."""
+def write_model_dir(shape: str, directory: Path, max_len: int = 0) -> Path:
+    """A directory with nothing but config.json, to be served with --load-format dummy; for at least `max_len`
+    positions."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(SHAPES[shape]))
+    longest = max(max_len, SHAPES[shape]["max_position_embeddings"])
+    (directory / "config.json").write_text(json.dumps(SHAPES[shape] | {"max_position_embeddings": longest}))
     return directory
 
 

@@ -1,5 +1,5 @@
 """Attention of one query a row as decode steps run it: behind a small dependent kernel, at many rows, lengths equal and
-mixed."""
+mixed; and few rows of long contexts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from photon_grpc.kernels.gluon import can_fuse
 READ_BYTES_PER_SECOND = 4.5e12
 ROWS = (1, 8, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 CONTEXTS = (128, 272, 700, 2000)
-BLOCK_SIZE, MAX_LEN = 64, 4096
+#: (rows, keys of each).
+LONG = ((1, 8192), (8, 8192), (32, 8192), (1, 32000), (8, 32000))
+BLOCK_SIZE = 64
 
 
 def contexts_of(rows: int, context: int | None) -> list[int]:
@@ -28,7 +30,8 @@ def contexts_of(rows: int, context: int | None) -> list[int]:
 def batch(shape: Shape, contexts: list[int], device: torch.device) -> AttentionMetadata:
     """Rows whose pages lie in random order."""
     pages = [-(-context // BLOCK_SIZE) for context in contexts]
-    tables = torch.zeros(len(contexts), MAX_LEN // BLOCK_SIZE, dtype=torch.int32)
+    max_len = 4096 if max(contexts) <= 4096 else 32768
+    tables = torch.zeros(len(contexts), max_len // BLOCK_SIZE, dtype=torch.int32)
     blocks = (torch.randperm(sum(pages), dtype=torch.int32) + 1).split(pages)
     for row, of_row in zip(tables, blocks, strict=True):
         row[: len(of_row)] = of_row
@@ -38,7 +41,7 @@ def batch(shape: Shape, contexts: list[int], device: torch.device) -> AttentionM
         block_tables=tables.to(device),
         scale=shape.head_dim**-0.5,
         max_query_len=1,
-        max_context_len=MAX_LEN,
+        max_context_len=max_len,
     )
 
 
@@ -72,12 +75,12 @@ def kv_bytes(shape: Shape, contexts: list[int]) -> int:
 def table(kernels: Kernels, device: torch.device) -> None:
     if not can_fuse(device):
         return
+    cases = [(rows, context) for rows in ROWS for context in (*CONTEXTS, None)]
     for name, shape in shapes(device).items():
-        for rows in ROWS:
-            for context in (*CONTEXTS, None):
-                contexts = contexts_of(rows, context)
-                us = row_us(shape, contexts, device)
-                floor_us = kv_bytes(shape, contexts) / READ_BYTES_PER_SECOND * 1e6
-                case = f"{name} rows {rows} context {context or 'mixed'}"
-                line = f"decode_attention {case:36s} {us:10.2f} us   floor {floor_us:9.2f} us"
-                print(f"{line}   {100 * floor_us / us:5.1f} %", flush=True)
+        for rows, context in (*cases, *LONG):
+            contexts = contexts_of(rows, context)
+            us = row_us(shape, contexts, device)
+            floor_us = kv_bytes(shape, contexts) / READ_BYTES_PER_SECOND * 1e6
+            case = f"{name} rows {rows} context {context or 'mixed'}"
+            line = f"decode_attention {case:36s} {us:10.2f} us   floor {floor_us:9.2f} us"
+            print(f"{line}   {100 * floor_us / us:5.1f} %", flush=True)

@@ -82,6 +82,12 @@ def num_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
+@functools.cache
+def num_shared_bytes(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have on a CUDA device; none elsewhere."""
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin if device.type == "cuda" else 0
+
+
 def next_power_of_2(n: int) -> int:
     """The smallest power of two that is at least n (n >= 1)."""
     return 1 << (n - 1).bit_length()

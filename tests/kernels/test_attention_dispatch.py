@@ -13,6 +13,7 @@ import torch
 from photon_grpc.kernels import AttentionMetadata, DependentChain, select
 from photon_grpc.kernels.attention import dispatch as routes
 from photon_grpc.kernels.attention import gluon_decode, hopper_varlen, torch_attention, triton_decode, triton_varlen
+from photon_grpc.kernels.attention.decode_tiles import TILES, Limits, choose, ring_bytes
 from tests.kernels.paged import Shape, expected, paged_batch, tolerance
 
 ONE_B, EIGHT_B = Shape(32, 8, 64, 64), Shape(32, 8, 128, 64)
@@ -134,11 +135,33 @@ def test_a_cpu_and_kernels_of_torch_attend_in_torch() -> None:
     torch.testing.assert_close(out, torch_attention.attend(batch.q, batch.cache, batch.layer, batch.meta))
 
 
+H200 = Limits(132, 232_448)
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
+def test_few_rows_of_long_contexts_are_shared_out_over_what_the_device_holds(head_dim: int) -> None:
+    for num_pairs in (1, 2, 4, 8, 16, 24, 64, 128, 256, 512, 4096):
+        tile = choose(num_pairs, 4, head_dim, 131072, H200)
+        resident = (H200.shared_bytes + 1024) // (ring_bytes(tile.KW * tile.BN, tile.NS, head_dim) + 1024) * 132
+        assert resident >= 132
+        assert tile.SPLITS == 1 or tile.SPLITS * num_pairs <= resident
+        assert tile.SPLITS == 32 or 2 * tile.SPLITS * num_pairs > resident
+
+
 def test_short_contexts_and_large_batches_are_not_shared_out() -> None:
-    assert gluon_decode.num_splits(8, 512, 132, 512) == 1
-    assert gluon_decode.num_splits(64 * 8, 131072, 132, 128) == 1
-    assert gluon_decode.num_splits(8, 131072, 132, 512) == 16
-    assert gluon_decode.num_splits(8, 1024, 132, 512) == 2
+    assert choose(8, 4, 64, 512, H200).SPLITS == 1
+    assert choose(8, 4, 64, 1024, H200).SPLITS == 2
+    assert choose(8, 4, 64, 131072, H200).SPLITS == 16
+    assert choose(64 * 8, 4, 128, 131072, H200).SPLITS == 1
+
+
+@pytest.mark.parametrize("limits", [Limits(108, 166_912), Limits(58, 101_376)], ids=["A100", "L4"])
+def test_rings_have_room_on_devices_with_less_shared_memory(limits: Limits) -> None:
+    for head_dim, entries in TILES.items():
+        for most, (warps, keys, steps, _) in entries:
+            tile = choose(int(min(most, 4096)), 4, head_dim, 4096, limits)
+            assert ring_bytes(tile.KW * tile.BN, tile.NS, head_dim) <= limits.shared_bytes
+            assert (warps, steps) == (tile.KW, tile.NS) and tile.BN in (keys, keys // 2) and tile.BN >= 16
 
 
 Preloaded = list[tuple[torch.Tensor, torch.Tensor, int]]

@@ -14,6 +14,7 @@ import torch
 
 from photon_grpc.kernels import embed
 from photon_grpc.kernels.attention import gluon_decode
+from photon_grpc.kernels.attention.decode_tiles import DecodeTile, Limits, choose
 from photon_grpc.kernels.attention.gluon_decode import decode_attention_kernel
 from photon_grpc.kernels.linear import epilogue, tiles
 from photon_grpc.kernels.linear.gemv import gemv_kernel
@@ -151,31 +152,47 @@ def test_head(hidden: int, rows: int, end: str) -> None:
     assert "cp.async.c" in built.ptx.split("griddepcontrol.wait", 1)[0]
 
 
+H200, A100, L4 = Limits(132, 232_448), Limits(108, 166_912), Limits(58, 101_376)
+
+
+def decode_attention(name: str, tile: DecodeTile, *, early: bool, arch: int = 90) -> Compiled:
+    model = MODELS[name]
+    cache = one_page(model, torch.bfloat16, model.block_size)
+    shape, query_start = gluon_decode.shape(model.q_heads // model.kv_heads, cache), (ROWS, 0)
+    constants = {"SHAPE": shape, "TILE": tile, "EARLY": early, "PDL": arch >= 90, query_start: None}
+    constants |= {"shares": None} if tile.SPLITS == 1 else {}
+    return compiled_gluon(
+        decode_attention_kernel, constants, tile.KW, arch,
+        rows=("constexpr", "*i32", "*i32"), shares=("*fp32", "*fp32", "*i32"),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("early", [False, True])
-@pytest.mark.parametrize("rows", [1, 8, 32, 64, 128, 256, 512])
+@pytest.mark.parametrize("rows", [1, 8, 16, 32, 64, 128, 256])
 @pytest.mark.parametrize("name", ["1B", "8B"])
 def test_decode_attention(name: str, rows: int, early: bool) -> None:
     model = MODELS[name]
-    cache = one_page(model, torch.bfloat16, model.block_size)
-    group = model.q_heads // model.kv_heads
-    tile = gluon_decode.tile(rows * model.kv_heads, group, model.head_dim)
-    shape, query_start = gluon_decode.shape(group, cache), (ROWS, 0)
-    for splits in (1, 8):
-        constants = {"SHAPE": shape, "TILE": tile._replace(SPLITS=splits), "EARLY": early, "PDL": True}
-        shares = {"shares": None} if splits == 1 else {}
-        built = compiled_gluon(
-            decode_attention_kernel, constants | shares | {query_start: None}, tile.KW,
-            rows=("constexpr", "*i32", "*i32"), shares=("*fp32", "*fp32", "*i32"),
-        )  # fmt: skip
+    tile = choose(rows * model.kv_heads, model.q_heads // model.kv_heads, model.head_dim, 131072, H200)
+    for splits in {1, tile.SPLITS}:
+        built = decode_attention(name, tile._replace(SPLITS=splits), early=early)
         check(built, "mma.sync")
         assert ("cp.async.c" in built.ptx.split("griddepcontrol.wait", 1)[0]) == early
+
+
+@pytest.mark.parametrize(("arch", "limits"), [(80, A100), (89, L4)])
+@pytest.mark.parametrize("name", ["1B", "8B"])
+def test_decode_attention_has_room_on_devices_with_less_shared_memory(name: str, arch: int, limits: Limits) -> None:
+    model = MODELS[name]
+    tile = choose(model.kv_heads, model.q_heads // model.kv_heads, model.head_dim, 131072, limits)
+    built = decode_attention(name, tile, early=True, arch=arch)
+    assert built.shared_bytes <= limits.shared_bytes
 
 
 @pytest.mark.parametrize("name", ["1B", "8B"])
 def test_decode_attention_of_a_mixed_batch(name: str) -> None:
     model = MODELS[name]
     group = model.q_heads // model.kv_heads
-    tile = gluon_decode.tile(256 * model.kv_heads, group, model.head_dim)
+    tile = choose(256 * model.kv_heads, group, model.head_dim, 131072, H200)
     shape = gluon_decode.shape(group, one_page(model, torch.bfloat16, model.block_size))
     constants = {"SHAPE": shape, "TILE": tile, "EARLY": False, "PDL": False, "shares": None}
     built = compiled_gluon(decode_attention_kernel, constants, tile.KW, rows=("*i32", "*i32", "*i32"))

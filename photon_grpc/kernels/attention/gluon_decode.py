@@ -2,10 +2,12 @@
 
     out[b] = softmax(scale · q[b] · K[: context_len[b]]ᵀ) · V[: context_len[b]]
 
-Long rows are shared out over at most `splits` programs; each leaves its partial result, and the last to arrive joins them in the order
-of their numbers, so that the result is the same every time. A share is about MIN_SHARE keys long at least: the other programs of a
-short row leave at once. How a row is cut depends on its own length and, through `splits` and MIN_SHARE, on the number of rows (a
-captured step's bucket), never on the other rows' lengths. `torch_attention.py` is the reference.
+Long rows are shared out over at most `splits` programs; each leaves its partial result, and the last to arrive joins
+them in the order of their numbers, so that the result is the same every time. A share is about MIN_SHARE keys long at
+least: the other programs of a short row leave at once. There are no more programs than the device holds at a time, and
+the fewer there are the longer is the ring of each: a multiprocessor's memory is full of keys under way. How a row is
+cut depends on its own length and, through `splits` and MIN_SHARE, on the number of rows (a captured step's bucket) and
+the longest context that the step allows, never on the other rows' lengths. `torch_attention.py` is the reference.
 
 Shapes: q [M, Hq, D], pages [num_blocks, planes, 2, Hkv, block_size, D], AttentionMetadata of B rows -> out [M, Hq, D]. bf16 and
 fp16; D in HEAD_DIMS, at most MAX_GROUP query heads for a key head.
@@ -17,17 +19,18 @@ Products are transposed, keys (or the head's dimensions) in their 16 rows and th
 few heads of a group leave half as much of them empty as the other way round.
 
 Keys and values pass through a ring of NS steps, the page of a step looked up one step before its copy starts. The newest key
-comes from the kernel before: with EARLY all steps of the ring but a share's last are fetched before the programmatic wait.
+comes from the kernel before: with EARLY all steps of the ring but the one with that key are fetched before the
+programmatic wait.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
+from photon_grpc.kernels.attention.decode_tiles import choose, limits_of
 from photon_grpc.kernels.attention.join_shares import join_shares
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.gluon import (
@@ -39,27 +42,9 @@ from photon_grpc.kernels.gluon import (
     has_dependent_launch,
     mma_v2,
 )
-from photon_grpc.kernels.jit import num_multiprocessors
 
-MAX_SPLITS = 16
 HEAD_DIMS = (32, 64, 128)
 MAX_GROUP = 16
-# head_dim -> (most (row, key head) pairs, (KW, BN, NS, MIN_SHARE)). Sweeps on an H200, each at contexts of 272, 2,000 and 64 … 1,500 mixed, 8 key heads.
-TILES = {
-    64: (
-        (64, (4, 32, 3, 512)),
-        (256, (2, 32, 3, 512)),
-        (384, (1, 64, 3, 512)),
-        (512, (1, 64, 2, 512)),
-        (768, (1, 32, 4, 512)),
-        (1024, (1, 32, 3, 512)),
-        (math.inf, (1, 64, 2, 512)),
-    ),
-    128: (
-        (512, (1, 32, 3, 96)),
-        (math.inf, (2, 32, 2, 96)),
-    ),
-}
 
 
 class PageShape(NamedTuple):
@@ -69,20 +54,6 @@ class PageShape(NamedTuple):
     GROUP: int
     HEAD_DIM: int
     BLOCK_SIZE: int
-
-
-class DecodeTile(NamedTuple):
-    """What the kernel is compiled for, of the batch.
-
-    HEADS is GROUP padded to 8 or 16. KW warps of BN keys a step, NS steps under way, at most SPLITS shares of at least MIN_SHARE keys.
-    """
-
-    HEADS: int
-    KW: int
-    BN: int
-    NS: int
-    MIN_SHARE: int
-    SPLITS: int = 1
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -213,6 +184,8 @@ def decode_attention_kernel(
     swizzle: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [2, 1, 0])
     kind: gl.constexpr = q.dtype.element_ty
     STEP: gl.constexpr = KW * BN
+    # Of where a share may begin: a step that is looked up as one lies in one page, else a warp's part of it does.
+    GRAIN: gl.constexpr = STEP if BLOCK_SIZE % STEP == 0 else BN
     kv_head, row, split = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     if not EARLY and PDL:
         gdc_wait()
@@ -223,7 +196,7 @@ def decode_attention_kernel(
         query_row = gl.load(query_start + row)
         context = gl.where(gl.load(query_start + row + 1) - query_row == 1, context, 0)
     wanted = gl.maximum(gl.minimum((context + MIN_SHARE - 1) // MIN_SHARE, SPLITS), 1)
-    share = (context + wanted * STEP - 1) // (wanted * STEP) * STEP
+    share = (context + wanted * GRAIN - 1) // (wanted * GRAIN) * GRAIN
     num_shares = (context + share - 1) // gl.maximum(share, 1)
     begin = split * share
     stop = gl.minimum(begin + share, context)
@@ -235,7 +208,8 @@ def decode_attention_kernel(
     page = look_up(table, begin, stop, SHAPE, TILE, copy)
     num_early = 0
     if EARLY:
-        num_early = gl.minimum(gl.maximum(num_steps - 1, 0), NS)
+        has_newest = 1 if SPLITS == 1 else (stop == context).to(gl.int32)
+        num_early = gl.minimum(gl.maximum(num_steps - has_newest, 0), NS)
         for s in range(num_early):
             key = begin + s * STEP
             fetch(ks.index(s), vs.index(s), keys, page, key, stop, block_stride, SHAPE, TILE, copy)
@@ -318,30 +292,14 @@ def store_share(
             counter = counters + row * KV_HEADS + kv_head
             if gl.atomic_add(counter, 1, sem="acq_rel") == num_shares - 1:
                 gl.store(counter, 0)
-                joined, all_weight = join_shares(
-                    partial, partial_weight, place, num_shares, column, is_head, HEADS, HEAD_DIM, layout
-                )
-                gl.store(to, (joined / all_weight[None, :]).to(kind), mask=is_head[None, :])
+                first = row * (KV_HEADS * GROUP) + kv_head * GROUP
+                join_shares(partial, partial_weight, out, first, num_shares, GROUP, HEAD_DIM, SPLITS, TILE.KW)
 
 
 def shape(group: int, pages: torch.Tensor) -> PageShape:
     """Of layers with `group` query heads for a key head."""
     _, _, _, kv_heads, block_size, head_dim = pages.shape
     return PageShape(kv_heads, group, head_dim, block_size)
-
-
-def tile(num_pairs: int, group: int, head_dim: int) -> DecodeTile:
-    """For `num_pairs` (row, key head) pairs: few want many keys in flight each, many want small programs."""
-    warps, keys, steps, share = next(found for most, found in TILES[max(head_dim, 64)] if num_pairs <= most)
-    return DecodeTile(8 if group <= 8 else 16, warps, keys, steps, share)
-
-
-def num_splits(num_pairs: int, max_context_len: int, multiprocessors: int, min_share: int) -> int:
-    """Most shares of each of `num_pairs` (row, key head) pairs: a power of two that fills the device with long rows."""
-    splits = 1
-    while splits < MAX_SPLITS and splits * num_pairs < 2 * multiprocessors and splits * min_share < max_context_len:
-        splits *= 2
-    return splits
 
 
 def launch(
@@ -357,20 +315,19 @@ def launch(
     num_rows, kv_heads, head_dim = meta.context_len.shape[0], pages.shape[3], pages.shape[5]
     q_heads = q.shape[1]
     num_pairs, group = num_rows * kv_heads, q_heads // kv_heads
-    found = tile(num_pairs, group, head_dim)
-    splits = num_splits(num_pairs, meta.max_context_len, num_multiprocessors(q.device), found.MIN_SHARE)
+    tile = choose(num_pairs, group, head_dim, meta.max_context_len, limits_of(q.device))
     shares = None
-    if splits > 1:
-        partial = torch.empty((num_rows, q_heads, splits, head_dim), dtype=torch.float32, device=q.device)
-        weight = torch.empty((num_rows, q_heads, splits), dtype=torch.float32, device=q.device)
+    if tile.SPLITS > 1:
+        partial = torch.empty((num_rows, q_heads, tile.SPLITS, head_dim), dtype=torch.float32, device=q.device)
+        weight = torch.empty((num_rows, q_heads, tile.SPLITS), dtype=torch.float32, device=q.device)
         shares = partial, weight, chain.counters
     pdl = has_dependent_launch(q.device)
     options = {"launch_pdl": True} if pdl else {}
     rows = None, meta.context_len, meta.block_tables
     numbers = meta.log2_scale, q.stride(0), pages.stride(0), meta.block_tables.stride(0)
-    constants = shape(group, pages), found._replace(SPLITS=splits), chain.history_is_settled, pdl
-    decode_attention_kernel[(kv_heads, num_rows, splits)](
-        q, pages[:, plane], out, shares, rows, *numbers, *constants, num_warps=found.KW, **options
+    constants = shape(group, pages), tile, chain.history_is_settled, pdl
+    decode_attention_kernel[(kv_heads, num_rows, tile.SPLITS)](
+        q, pages[:, plane], out, shares, rows, *numbers, *constants, num_warps=tile.KW, **options
     )
 
 
@@ -383,10 +340,10 @@ def launch_rows_of_one(
     """
     num_rows, kv_heads, head_dim = meta.context_len.shape[0], pages.shape[3], pages.shape[5]
     group = q.shape[1] // kv_heads
-    found = tile(num_rows * kv_heads, group, head_dim)
+    tile = choose(num_rows * kv_heads, group, head_dim, meta.max_context_len, limits_of(q.device))._replace(SPLITS=1)
     rows = meta.query_start, meta.context_len, meta.block_tables
     numbers = meta.log2_scale, q.stride(0), pages.stride(0), meta.block_tables.stride(0)
-    constants = shape(group, pages), found, False, False
+    constants = shape(group, pages), tile, False, False
     decode_attention_kernel[(kv_heads, num_rows, 1)](
-        q, pages[:, plane], out, None, rows, *numbers, *constants, num_warps=found.KW
+        q, pages[:, plane], out, None, rows, *numbers, *constants, num_warps=tile.KW
     )
