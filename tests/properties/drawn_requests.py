@@ -30,6 +30,12 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     "top_k": st.none() | st.sampled_from([-1, 1, 5, 50, 100_000]),
     "min_p": st.none() | st.sampled_from([0.0, 0.05, 1.0]),
     "seed": st.sampled_from([0, 1, 2**63, 2**64 - 1]) | st.integers(0, 2**64 - 1),
+    "repetition_penalty": st.sampled_from([None, None, 1.0, 1.5, 0.8]),
+    "presence_penalty": st.sampled_from([None, None, 2.0, -0.5]),
+    "frequency_penalty": st.sampled_from([None, None, 0.7, -0.1]),
+    "logit_bias": st.sampled_from([None, None, {}, {10: 5.0, 206: -100.0}]) | st.dictionaries(ids, st.floats(-9, 9)),
+    # Besides what may be banned, so that there is always something to draw.
+    "allowed_token_ids": st.sampled_from([None, None, list(range(0, 1024, 2)), [*FREQUENT_IDS, *range(600, 640)]]),
     "num_outputs": st.sampled_from([None, None, None, 1, 2, 3]),
     "stop_strings": st.sampled_from([(), (), (), ("\n",), ("e", "self."), (" ", "return")]),
     "stop_token_ids": st.sampled_from([[], [], list(FREQUENT_IDS)]) | st.lists(ids, max_size=4),
