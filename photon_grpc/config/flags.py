@@ -198,7 +198,7 @@ class ServerConfig:
     )
     max_message_size: int = flag(
         33_554_432,
-        "Largest message accepted, in bytes.",
+        "Largest message accepted or sent, in bytes.",
         metavar="BYTES",
         bounds=NumberRange(at_least=1024, at_most=2_147_483_647),
     )

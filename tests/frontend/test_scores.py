@@ -13,7 +13,9 @@ from photon_grpc.core.scores import RECORD, ScoreParams
 from photon_grpc.errors import EngineRestarting, InvalidRequest
 from photon_grpc.frontend.ask import OutputAsk, SamplingAsk, StopAsk
 from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.frontend.output import OutputText
 from photon_grpc.frontend.score_bounds import BYTES_PER_ID, BYTES_PER_OUTPUT
+from photon_grpc.frontend.scores import OutputScores
 from photon_grpc.frontend.stream import TokenStream
 from photon_grpc.frontend.tokenizer import Tokenizer
 from photon_grpc.frontend.update import Update
@@ -104,6 +106,8 @@ async def test_scores_behind_a_stop_string_are_dropped_with_their_ids(pair: tupl
     front, link = pair
     stream = await front.stream(ask(output=SCORES, stop=StopAsk(stop_strings=("b",))))
     a, b, c = ids("a")[0], ids("b")[0], ids("c")[0]
+    link.step((1, c), scores={1: packed(c)})
+    await read(stream)
     # Three ids of one step: drafts that were kept.
     link.step((1, a), (1, b), (1, c), scores={1: packed(a, b, c)})
     (delta,) = (await read(stream)).deltas
@@ -153,6 +157,8 @@ async def test_a_prompt_of_one_id_has_one_score_that_says_nothing(pair: tuple[Fr
     stream = await front.stream(ask((9,), output=OutputAsk(prompt_logprobs=0)))
     link.step((1, 5))
     assert list((await read(stream)).prompt_scores) == [TokenScore(9, None, 0, MODEL.token_bytes(9))]
+    link.step((1, 6))
+    assert not (await read(stream)).prompt_scores
 
 
 async def test_a_prompt_that_was_not_scored_to_its_end_has_no_scores(pair: tuple[Frontend, FakeLink]) -> None:
@@ -170,6 +176,17 @@ async def test_scores_of_an_engine_that_was_lost_are_not_sent(pair: tuple[Fronte
     link.lose()
     with pytest.raises(EngineRestarting):
         await read(stream)
+
+
+def test_what_is_dropped_is_dropped_with_its_scores() -> None:
+    output = OutputText(0, detokenizer=None, wants_ids=True, scores=OutputScores(1))
+    output.scores.add(RECORD.pack(4, -0.5, 1))
+    output.push(4)
+    output.drop()
+    assert not output.has_news()
+    output.scores.add(RECORD.pack(5, -0.25, 1))
+    output.push(5)
+    assert list(output.take().scores) == [TokenScore(5, -0.25, 1)]
 
 
 async def test_scores_for_a_caller_who_has_left_are_ignored(pair: tuple[Frontend, FakeLink]) -> None:
@@ -227,6 +244,7 @@ async def test_unset_max_tokens_becomes_what_a_message_holds_with_its_scores() -
     assert await max_tokens(room(7 * 10, 2), output=five, sampling=two) == (5, "CONTEXT_LENGTH")
     prompt = OutputAsk(logprobs=5, prompt_logprobs=1)
     assert await max_tokens(room(7 * 10 + 2 * 3), output=prompt) == (10, "CONTEXT_LENGTH")
+    assert await max_tokens(room(7 * 10 + 2 * 3 - 1), output=prompt) == (9, "CONTEXT_LENGTH")
     # An output that is continued sends only what is new of it.
     assert await max_tokens(room(7 * 10), output=five, continue_from=(5, 6)) == (12, "CONTEXT_LENGTH")
     assert await max_tokens(2**25, output=five) == (95, "CONTEXT_LENGTH")
