@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Sequence
 
 import msgspec
@@ -106,8 +105,14 @@ class KVPlan(msgspec.Struct, frozen=True, array_like=True):
     def tokens(self, num_blocks: int) -> int:
         """Tokens of the longest sequence that never holds more than so many blocks. More than any sequence has where
         windows free as many as it takes."""
-        size = self.block_size
-        return bisect_right(range(1, NEVER // size), num_blocks, key=lambda columns: self.blocks(columns * size)) * size
+        most = sorted(self._most_columns(group.window) for group in self.groups)
+        # Groups share alike, but what the shortest windows have no use for is for the others.
+        for num_served, columns in enumerate(most):
+            share = num_blocks // (len(most) - num_served)
+            if share < columns:
+                return share * self.block_size
+            num_blocks -= columns
+        return NEVER
 
     def _most_columns(self, window: int) -> int:
         """Columns that hold the tokens of a chunk and those that its first one attends, wherever they begin."""

@@ -83,7 +83,9 @@ def test_a_windows_blocks_are_the_most_that_a_chunk_and_what_it_sees_lie_in(
     assert plan.blocks(num_tokens) == sum(min(every, number) for number in most)
 
 
-@given(st.integers(0, 60), st.integers(1, 9), st.sampled_from([(0,), (0, 1), (0, 8), (0, 5, 12)]), st.integers(1, 40))
+@given(
+    st.integers(0, 60), st.integers(1, 9), st.sampled_from([(0,), (0, 0, 0, 1), (0, 8), (0, 5, 12)]), st.integers(1, 40)
+)
 def test_the_tokens_of_blocks_are_the_most_that_need_no_more(
     num_blocks: int, block_size: int, windows: tuple[int, ...], chunk: int
 ) -> None:
