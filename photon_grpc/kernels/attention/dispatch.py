@@ -62,16 +62,15 @@ class TorchAttention:
     """Any device, dtype and shape. Where keys go and where they are read from is worked out once for all layers."""
 
     def __init__(self, meta: AttentionMetadata, pages: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-        self._meta = meta
-        self._pages = pages
-        self._rows = write_kv.rows(slot_mapping, pages)
+        self._places = write_kv.rows(slot_mapping, pages)
+        self._planes = write_kv.plane_rows(pages)
         self._plan = torch_attention.GatherPlan(meta, pages)
 
     def write(self, k: torch.Tensor, v: torch.Tensor, plane: int) -> None:
-        write_kv.write_rows(k, v, self._pages, plane, self._rows)
+        write_kv.write_rows(k, v, self._planes[plane], self._places)
 
     def attend(self, q: torch.Tensor, plane: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        answer = torch_attention.attend(q, self._pages, plane, self._meta, self._plan)
+        answer = torch_attention.attend_plane(q, self._planes[plane], self._plan)
         return answer if out is None else out.copy_(answer)
 
 

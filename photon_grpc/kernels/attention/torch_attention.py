@@ -12,12 +12,14 @@ the rows -> out [T, Hq, D], undefined for tokens that belong to no row.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from photon_grpc.kernels.attention import write_kv
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
 
 # Queries of one row that are attended together. Smaller tiles skip more of the keys that causality hides,
@@ -62,6 +64,7 @@ class GatherPlan:
 
     def __init__(self, meta: AttentionMetadata, pages: torch.Tensor) -> None:
         self.pages_shape = pages.shape
+        self.scale = meta.scale
         self.dtype, self.device = pages.dtype, pages.device
         self.window = meta.window
         starts = meta.query_start.tolist()
@@ -100,19 +103,25 @@ class GatherPlan:
         self, rows: list[int], starts: list[int], contexts: Sequence[int], tables: torch.Tensor
     ) -> DecodeGather:
         _, planes, _, kv_heads, block_size, _ = self.pages_shape
-        context = torch.tensor([contexts[b] for b in rows]).unsqueeze(1)
-        first_key = torch.tensor([self._first_key(contexts[b], 1) for b in rows]).unsqueeze(1)
-        position = first_key + torch.arange(int((context - first_key).max()))
+        begins = [self._first_key(contexts[b], 1) for b in rows]
+        ends = [contexts[b] for b in rows]
+        lengths = [end - begin for begin, end in zip(begins, ends, strict=True)]
+        end = torch.tensor(ends)[:, None]
+        position = torch.arange(max(lengths))
+        if any(begins):
+            position = torch.tensor(begins)[:, None] + position
         # Behind its context a row reads its own last key again: masked, but never another row's (perhaps NaN) bytes.
-        clamped = torch.minimum(position, context - 1)
-        block = tables[torch.tensor(rows)].long().gather(1, clamped // block_size)
-        places = (block * (planes * 2 * kv_heads)).view(1, len(rows), 1, -1)
-        places = places + torch.arange(2 * kv_heads).view(2, 1, kv_heads, 1)
-        keys = places * block_size + (clamped % block_size).unsqueeze(1)
-        behind = position >= context
-        mask = torch.zeros(behind.shape, dtype=self.dtype).masked_fill_(behind, -torch.inf).view(len(rows), 1, 1, -1)
-        queries = torch.tensor([starts[b] for b in rows])
-        return DecodeGather(queries, keys.view(-1), mask if behind.any() else None)
+        clamped = torch.minimum(position, end - 1)
+        if len(rows) != len(tables):
+            tables = tables[torch.tensor(rows)]
+        block = tables.gather(1, clamped // block_size)
+        key = torch.add(clamped % block_size, block, alpha=planes * 2 * kv_heads * block_size)
+        keys = key.view(1, len(rows), 1, -1) + _head_offsets(kv_heads, block_size)
+        mask = None
+        if min(lengths) != max(lengths):
+            hidden = (position >= end).view(len(rows), 1, 1, -1)
+            mask = torch.zeros(hidden.shape, dtype=self.dtype).masked_fill_(hidden, -torch.inf)
+        return DecodeGather(torch.tensor([starts[b] for b in rows]), keys.view(-1), mask)
 
     def causal_mask(self, count: int, num_keys: int, group: int) -> torch.Tensor:
         """[count · group, num_keys]: the last `count` of `num_keys` positions, `group` equal rows each, see no later
@@ -140,41 +149,45 @@ class GatherPlan:
         return self._first_key(seen, count) - row.first_key, seen - row.first_key
 
 
-def attend(
-    q: torch.Tensor, pages: torch.Tensor, plane: int, meta: AttentionMetadata, plan: GatherPlan | None = None
-) -> torch.Tensor:
-    """out [T, Hq, D]. `plan`: that of `meta` and `pages`, made here where it is not given."""
-    plan = plan or GatherPlan(meta, pages)
+@functools.cache
+def _head_offsets(kv_heads: int, block_size: int) -> torch.Tensor:
+    """int64 [2, 1, Hkv, 1]: rows of head_dim from a key of the first head to that of each head, and to its value."""
+    return torch.arange(0, 2 * kv_heads * block_size, block_size).view(2, 1, kv_heads, 1)
+
+
+def attend(q: torch.Tensor, pages: torch.Tensor, plane: int, meta: AttentionMetadata) -> torch.Tensor:
+    """out [T, Hq, D]."""
+    return attend_plane(q, write_kv.plane_rows(pages)[plane], GatherPlan(meta, pages))
+
+
+def attend_plane(q: torch.Tensor, plane: torch.Tensor, plan: GatherPlan) -> torch.Tensor:
+    """out [T, Hq, D], over one of `write_kv.plane_rows` of the plan's pages."""
+    decode = plan.decode
     # A padded batch has queries that belong to no row.
-    if plan.covers_all and plan.decode is not None and plan.decode.queries.shape[0] == q.shape[0]:
-        return _attend_together(q, pages, plane, meta.scale, plan.decode)
+    if plan.covers_all and decode is not None and decode.queries.shape[0] == q.shape[0]:
+        return _attend_together(q, plane, plan, decode)
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
-    if plan.decode is not None:
-        queries = plan.decode.queries
-        out[queries] = _attend_together(q[queries], pages, plane, meta.scale, plan.decode)
-    kv_heads, block_size, head_dim = pages.shape[3:]
-    planes = pages.view(-1, block_size * head_dim)[plane * 2 * kv_heads :]
+    if decode is not None:
+        out[decode.queries] = _attend_together(q[decode.queries], plane, plan, decode)
+    kv_heads, block_size, head_dim = plan.pages_shape[3:]
+    planes = plane.view(-1, block_size * head_dim)
     for row in plan.rows:
         k, v = planes.index_select(0, row.planes).view(2, 1, kv_heads, -1, head_dim)
-        _attend_row(q, out, (k, v), meta.scale, plan, row)
+        _attend_row(q, out, (k, v), plan, row)
     return out
 
 
-def _attend_together(
-    q: torch.Tensor, pages: torch.Tensor, plane: int, scale: float, gather: DecodeGather
-) -> torch.Tensor:
+def _attend_together(q: torch.Tensor, plane: torch.Tensor, plan: GatherPlan, gather: DecodeGather) -> torch.Tensor:
     """Rows of one query each, q [B, Hq, D], over one gather of all their keys, masked to the length of each."""
-    _, _, _, kv_heads, block_size, head_dim = pages.shape
-    keys = pages.view(-1, head_dim)[plane * 2 * kv_heads * block_size :]
-    k, v = keys.index_select(0, gather.keys).view(2, q.shape[0], kv_heads, -1, head_dim)
+    kv_heads, _, head_dim = plan.pages_shape[3:]
+    k, v = plane.index_select(0, gather.keys).view(2, q.shape[0], kv_heads, -1, head_dim)
     grouped = q.reshape(q.shape[0], kv_heads, -1, head_dim)
-    return _attention(grouped, k, v, gather.mask, scale).reshape(q.shape)
+    return _attention(grouped, k, v, gather.mask, plan.scale).reshape(q.shape)
 
 
 def _attend_row(
-    q: torch.Tensor, out: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], scale: float, plan: GatherPlan,
-    row: RowGather,
-) -> None:  # fmt: skip
+    q: torch.Tensor, out: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], plan: GatherPlan, row: RowGather
+) -> None:
     """One row over its gathered keys and values [1, Hkv, N, D], QUERY_TILE queries at a time, each tile against the
     keys it sees.
 
@@ -186,7 +199,9 @@ def _attend_row(
     if row.count == 1:
         begin, end = plan.tile_keys(row, 0, 1)
         grouped = q[row.start].reshape(1, kv_heads, group, head_dim)
-        out[row.start] = _attention(grouped, k[:, :, begin:end], v[:, :, begin:end], None, scale).view(-1, head_dim)
+        out[row.start] = _attention(grouped, k[:, :, begin:end], v[:, :, begin:end], None, plan.scale).view(
+            -1, head_dim
+        )
         return
     for first in range(0, row.count, QUERY_TILE):
         count = min(QUERY_TILE, row.count - first)
@@ -194,7 +209,7 @@ def _attend_row(
         tile = slice(row.start + first, row.start + first + count)
         folded = q[tile].unflatten(1, (kv_heads, group)).transpose(0, 1).reshape(1, kv_heads, count * group, head_dim)
         mask = plan.causal_mask(count, end - begin, group) if count > 1 else None
-        answer = _attention(folded, k[:, :, begin:end], v[:, :, begin:end], mask, scale)
+        answer = _attention(folded, k[:, :, begin:end], v[:, :, begin:end], mask, plan.scale)
         unfolded = answer.view(kv_heads, count, group, head_dim).transpose(0, 1)
         out[tile].view(count, kv_heads, group, head_dim).copy_(unfolded)
 

@@ -40,11 +40,17 @@ def rows(slot_mapping: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
     return (first[:, None] + head).view(-1)
 
 
-def write_rows(k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, layer: int, places: torch.Tensor) -> None:
-    """write_kv in torch at the `rows` of a step, worked out once for all its layers."""
-    _, _, planes, kv_heads, block_size, head_dim = cache.shape
-    at = places + layer * (planes * kv_heads * block_size)
-    cache.view(-1, head_dim).index_copy_(0, at, _paired(k, v).reshape(-1, head_dim))
+def plane_rows(cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """[rows, D] for every layer: the cache's rows of head_dim from the layer's first on, for the numbers of `rows`."""
+    num_blocks, layers, planes, kv_heads, block_size, head_dim = cache.shape
+    size = planes * kv_heads * block_size
+    num_rows = ((num_blocks - 1) * layers + 1) * size
+    return cache.view(-1, head_dim).as_strided((layers, num_rows, head_dim), (size * head_dim, head_dim, 1)).unbind(0)
+
+
+def write_rows(k: torch.Tensor, v: torch.Tensor, plane: torch.Tensor, places: torch.Tensor) -> None:
+    """write_kv in torch to one of `plane_rows`, at the `rows` of a step, both worked out once for all its layers."""
+    plane.index_copy_(0, places, _paired(k, v).reshape(-1, plane.shape[1]))
 
 
 def _paired(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -27,10 +27,10 @@ def reference(
 
 
 def rows(cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tables' rows for `rotate`, the same in every layer: cos [T, 1, 1, D/2] and (-sin, sin) [T, 1, 2, D/2]."""
-    cos = cos.index_select(0, positions)[:, None, None]
+    """The tables' rows for `rotate`, the same in every layer: (cos, cos) and (-sin, sin), [T, 1, D] each."""
+    cos = cos.index_select(0, positions)[:, None]
     sin = sin.index_select(0, positions)[:, None]
-    return cos, torch.stack((-sin, sin), dim=2)
+    return torch.cat((cos, cos), dim=2), torch.cat((-sin, sin), dim=2)
 
 
 def rotate(
@@ -38,9 +38,9 @@ def rotate(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """rotary in torch, for the rows of the tables that `rows` gave."""
     for heads in _joined(q, k):
-        halves = heads.unflatten(-1, (2, heads.shape[-1] // 2))
-        # Widened by the float32 tables where the heads are narrower, and rounded once.
-        halves.copy_((halves * cos).add_(halves.flip(2) * signed_sin))
+        # (b, a) of every (a, b). Widened by the float32 tables where the heads are narrower, and rounded once.
+        swapped = heads.roll(heads.shape[-1] // 2, -1)
+        torch.addcmul(heads * cos, swapped, signed_sin, out=heads)
     return q, k
 
 
