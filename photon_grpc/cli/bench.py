@@ -44,6 +44,7 @@ class BenchOptions:
     rate: float | None = None
     prompt_file: Path | None = None
     text: bool = True
+    logprobs: int | None = None
     seed: int = 0
     processes: int | None = None
 
@@ -87,6 +88,7 @@ async def _bench(options: BenchOptions, *, as_json: bool) -> int:
         # A run finds nothing in the cache that an earlier one has left there.
         salt=f"bench-{time.time_ns()}",
         text=options.text,
+        logprobs=options.logprobs,
     )
     with _progress(len(sessions)) as advance:
         answers = await run_load(load, options.num_processes, advance)
@@ -207,10 +209,11 @@ def _what_was_asked(options: BenchOptions, model: Model) -> str:
     prompts = f"prompts of {options.prompt_file}" if options.prompt_file else f"{options.input_tokens} ids in"
     arrivals = f", {options.rate:g} arriving a second" if options.rate else ""
     places = f", {options.places} at a time" if options.places else ""
+    scores = "" if options.logprobs is None else f" with logprobs {options.logprobs}"
     parts = [
         f"{model.name} at {options.target}",
         f"{options.num_requests} requests{arrivals}{places}",
-        f"{prompts}, {options.output_tokens} tokens out",
+        f"{prompts}, {options.output_tokens} tokens out{scores}",
         f"{options.num_processes} client process{'' if options.num_processes == 1 else 'es'}",
     ]
     return " · ".join(parts)

@@ -55,6 +55,7 @@ from photon_grpc.cli.generate import with_target
     'objects with a "prompt".',
 )
 @click.option("--text/--no-text", default=True, help="Ask for text; off: for ids.  [default: on]")
+@click.option("--logprobs", type=click.IntRange(0), metavar="N", help="Ask for scores, and those of the N best.")
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Draws prompts and arrival times.")
 @click.option(
     "--processes",

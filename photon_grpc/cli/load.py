@@ -63,6 +63,8 @@ class Workload:
     salt: str = ""
     #: Text comes back; off: ids.
     text: bool = True
+    #: Scores of the N best come back, too.
+    logprobs: int | None = None
     bypass_prefix_cache: bool = False
     timeout_s: float | None = None
 

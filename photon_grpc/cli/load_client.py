@@ -83,6 +83,8 @@ class LoadClient:
         request.stop.ignore_eos = True
         request.cache.salt = load.salt
         request.cache.bypass_prefix_cache = load.bypass_prefix_cache
+        if load.logprobs is not None:
+            request.output.logprobs = load.logprobs
         if not load.text:
             request.output.text = False
             request.output.token_ids = True

@@ -27,7 +27,7 @@ MODEL = Model("m", (), "READY", 1024, 1000, (), ())
 
 
 def test_it_sends_what_was_asked_for_from_several_processes(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = "--concurrency 4 --requests 9 --input-tokens 20 --output-tokens 6 --processes 2 --no-text"
+    flags = "--concurrency 4 --requests 9 --input-tokens 20 --output-tokens 6 --processes 2 --no-text --logprobs 5"
     with serving_in_a_thread(SCRIPT) as fake:
         assert main.main(["bench", "--target", fake.target, *flags.split()]) == 0
     assert len(fake.requests) == 9
@@ -37,10 +37,11 @@ def test_it_sends_what_was_asked_for_from_several_processes(capsys: pytest.Captu
     for request in fake.requests:
         assert (request.stop.max_tokens, request.stop.ignore_eos, request.sampling.temperature) == (6, True, 0)
         assert (request.output.text, request.output.token_ids) == (False, True)
+        assert request.output.logprobs == 5
     assert len({request.cache.salt for request in fake.requests}) == 1
     captured = capsys.readouterr()
     assert captured.out.startswith(
-        f"demo at {fake.target} · 9 requests, 4 at a time · 20 ids in, 6 tokens out · 2 client"
+        f"demo at {fake.target} · 9 requests, 4 at a time · 20 ids in, 6 tokens out with logprobs 5 · 2 client"
     )
     assert "9 completed in" in captured.out
     assert "to the first token" in captured.out
@@ -63,6 +64,7 @@ def test_a_second_run_shares_no_prefix_with_the_first() -> None:
             assert main.main(["bench", "--target", fake.target, "--requests", "1"]) == 0
     first, second = fake.requests
     assert first.token_ids == second.token_ids
+    assert not first.output.HasField("logprobs")
     assert first.cache.salt != second.cache.salt
 
 
