@@ -26,6 +26,7 @@ from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
 from photon_grpc.runner.slot_table import SlotTable
 from photon_grpc.runner.step import Step
+from tests.runner.test_graphs import plain_call
 from tests.service.tiny import write_tiny_model
 
 #: Ends a test that would hang.
@@ -290,12 +291,7 @@ def test_nothing_of_the_model_outlives_its_program(
 ) -> None:
     def replaying(*args: object, **options: object) -> ModelRunner:
         """Graphs whose replays call the function again."""
-
-        def capture(function: Callable[[], object]) -> object:
-            ids = function()
-            return lambda: ids.copy_(function()), ids  # type: ignore[attr-defined]
-
-        return graph_runner(*args, **options, progress=lambda done, total: None, capture=capture)  # type: ignore[arg-type]
+        return graph_runner(*args, **options, progress=lambda done, total: None, capture=plain_call)  # type: ignore[arg-type]
 
     kinds = (Decoder, KVCache, SlotTable, GraphLaunch, Step, ModelRunner)
     before = living(*kinds)
