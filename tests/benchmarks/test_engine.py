@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks import overhead
+import pytest
+
+from benchmarks import long_context, overhead
 from benchmarks.engine import loaded
 
 
@@ -10,8 +12,19 @@ def test_the_embedded_model_brings_every_token_asked_for() -> None:
     with loaded("demo", ["--device", "cpu", "--num-blocks", "64"]) as work:
         seconds = work.run([[1, 2, 3], [4, 5]], [4, 2])
         assert seconds > 0 and work.num_tokens == 6 and not work.num_open
+        assert sum(work.step_rows) == 6 and len(work.step_rows) == len(work.step_times_s)
         # At rest and awake again.
         assert work.run([[1, 2, 3]], [1]) > 0 and work.num_tokens == 1
+
+
+def test_steps_of_a_long_context_are_those_that_brought_every_row_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_context, "NUM_STEPS", 4)
+    with loaded("demo", ["--device", "cpu", "--num-blocks", "64"]) as work:
+        assert long_context.ttft_ms(work, 40, repeats=1) > 0
+        assert long_context.step_ms(work, 40, rows=2, repeats=1) > 0
+        assert work.step_rows.count(2) >= 4
+        slots = work.facts.num_blocks * work.facts.kv.block_size
+        assert list(long_context.that_fit(work, slots // 2 - long_context.CHUNK, [1, 2, 3])) == [1, 2]
 
 
 def test_a_step_of_the_engine_alone_takes_time() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import workloads
+from photon_grpc.config.model_dir import read_model_dir
 
 TINY = {
     "num_hidden_layers": 2,
@@ -38,3 +39,9 @@ def test_transformers_finds_every_weight_that_the_floor_counts(
 
 def test_kv_bytes_are_keys_and_values_of_every_layer() -> None:
     assert workloads.kv_bytes("1b", [3, 5]) == 8 * 2 * 16 * 8 * 64 * 2
+
+
+@pytest.mark.parametrize(("asked", "found"), [(0, 4096), (100, 4096), (34048, 34048)])
+def test_a_shape_is_made_for_the_contexts_asked_for(asked: int, found: int, tmp_path: Path) -> None:
+    card = read_model_dir(workloads.write_model_dir("1b", tmp_path, asked))
+    assert card.max_position_embeddings == found

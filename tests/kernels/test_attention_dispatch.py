@@ -148,6 +148,18 @@ def test_few_rows_of_long_contexts_are_shared_out_over_what_the_device_holds(hea
         assert tile.SPLITS == 32 or 2 * tile.SPLITS * num_pairs > resident
 
 
+@pytest.mark.parametrize("num_pairs", [1, 8, 64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_step_that_knows_its_longest_row_cuts_rows_as_one_that_allows_longer(head_dim: int, num_pairs: int) -> None:
+    """Captured steps know the longest context that the model allows, eager ones that of their rows."""
+    captured = choose(num_pairs, 4, head_dim, 131072, H200)
+    for context in (1, 272, 513, 4096, 8193, 100_000):
+        eager = choose(num_pairs, 4, head_dim, context, H200)
+        assert eager._replace(SPLITS=captured.SPLITS) == captured
+        wanted = -(-context // captured.MIN_SHARE)
+        assert min(wanted, eager.SPLITS) == min(wanted, captured.SPLITS)
+
+
 def test_short_contexts_and_large_batches_are_not_shared_out() -> None:
     assert choose(8, 4, 64, 512, H200).SPLITS == 1
     assert choose(8, 4, 64, 1024, H200).SPLITS == 2
