@@ -50,6 +50,21 @@ def with_generation(function: F) -> F:
             metavar="X",
             help="Draw from tokens at least this likely relative to the likeliest.",
         ),
+        click.option(
+            "--repetition-penalty",
+            type=click.FloatRange(0, min_open=True),
+            metavar="X",
+            help="Divide logits of tokens in prompt or output; 1: leave them.",
+        ),
+        click.option(
+            "--presence-penalty", type=click.FloatRange(-2, 2), metavar="X", help="Take from tokens in the output."
+        ),
+        click.option(
+            "--frequency-penalty",
+            type=click.FloatRange(-2, 2),
+            metavar="X",
+            help="The same each time they stand there.",
+        ),
         click.option("--seed", type=int, metavar="N", help="The same seed gives the same text."),
         click.option(
             "--stop", "stop_strings", multiple=True, metavar="TEXT", help="End before this text appears; repeatable."

@@ -8,6 +8,7 @@ import importlib
 import json
 import sys
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, TextIO
@@ -195,7 +196,9 @@ def chat(target: str, options: Options, system: str = "") -> None:
     with SyncClient(target) as client:
         model = client.model()
         _remark(f"{model.name} at {target} · {_CHAT_HELP}")
-        Chat(client, options, system).run(_typed_lines() if sys.stdin.isatty() else sys.stdin)
+        # Each turn begins with all turns before it: the server is to keep them.
+        session: Options = {"session_id": uuid.uuid4().hex, **options}
+        Chat(client, session, system).run(_typed_lines() if sys.stdin.isatty() else sys.stdin)
 
 
 def _typed_lines() -> Iterator[str]:

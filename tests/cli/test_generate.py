@@ -36,6 +36,7 @@ def test_text_goes_to_stdout_and_the_summary_to_stderr(capsys: pytest.CaptureFix
 def test_flags_land_in_the_request(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("from stdin"))
     flags = "--max-tokens 5 --temperature 0 --top-p 0.5 --top-k -1 --min-p 0.1 --seed 3 --stop a --stop b --model m"
+    flags += " --repetition-penalty 1.5 --presence-penalty -1 --frequency-penalty 0.25"
     with serving_in_a_thread(SCRIPT) as fake:
         monkeypatch.setenv("PHOTON_TARGET", fake.target)
         assert main.main(["generate", "-", *flags.split()]) == 0
@@ -47,6 +48,8 @@ def test_flags_land_in_the_request(capsys: pytest.CaptureFixture[str], monkeypat
     assert list(request.stop.stop_strings) == ["a", "b"]
     assert request.sampling.HasField("temperature")
     assert (request.sampling.temperature, request.sampling.top_k, request.sampling.seed) == (0, -1, 3)
+    penalties = request.sampling
+    assert (penalties.repetition_penalty, penalties.presence_penalty, penalties.frequency_penalty) == (1.5, -1, 0.25)
     assert [(turn.role, turn.content) for turn in chat.chat.messages] == [("system", "be brief"), ("user", "hi")]
     assert not chat.HasField("sampling")
 
