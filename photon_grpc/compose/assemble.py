@@ -44,7 +44,6 @@ class Assembled:
     config: ServeConfig
     sizes: Sizes
     runner: Runner
-    num_parameters: int
     #: Seconds of a step of one token.
     token_s: float
 
@@ -81,7 +80,7 @@ def assemble(config: ServeConfig, progress: OnStage) -> Assembled:
     token_s = warm_up(runner)
     progress("warm-up", 1, 1)
     facts = _facts(card, decoder, runner, config, kernels, sizes)
-    return Assembled(facts, config, sizes, runner, decoder.num_parameters, token_s)
+    return Assembled(facts, config, sizes, runner, token_s)
 
 
 def pick_device(name: str) -> torch.device:

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import os
 
-#: Parameters below which a second thread is not worth waking: the embedded model (6.6 million)
-#: made 385 tokens/s with one and 354 with two, both cores idle, and 412 and 172 with one of them busy.
-_SMALL_MODEL = 50_000_000
-
 
 def limit_threads() -> None:
     """As many torch threads as this process has cores, and they soon sleep where they wait, unless OMP_* or GOMP_* says
@@ -19,14 +15,6 @@ def limit_threads() -> None:
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(available_cores()))
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-
-
-def settle_threads(num_parameters: int) -> None:
-    """One thread for a model whose operations are over before a second one has woken up."""
-    if num_parameters < _SMALL_MODEL:
-        import torch
-
-        torch.set_num_threads(1)
 
 
 def available_cores() -> int:

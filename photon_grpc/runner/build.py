@@ -9,10 +9,11 @@ from photon_grpc.models.decoder import Decoder
 from photon_grpc.runner.buckets import Buckets
 from photon_grpc.runner.eager import EagerLaunch
 from photon_grpc.runner.graphs import Capture, CudaCapture, GraphLaunch
+from photon_grpc.runner.intra_op_threads import SMALL_MODEL, SmallStepsAlone
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
 from photon_grpc.runner.slot_table import SlotTable
-from photon_grpc.runner.step import Step
+from photon_grpc.runner.step import Launch, Step
 
 
 def eager_runner(
@@ -21,7 +22,10 @@ def eager_runner(
     """Every batch launched operation by operation."""
     table = SlotTable(max_num_seqs + 1, decoder.max_model_len, cache.plan, decoder.vocab_size, decoder.device)
     step = Step(decoder, table, cache.pages, kernels, max_num_seqs)
-    return ModelRunner(EagerLaunch(step), table, cache, depth=depth)
+    launch: Launch = EagerLaunch(step)
+    if decoder.device.type == "cpu" and decoder.num_parameters < SMALL_MODEL:
+        launch = SmallStepsAlone(launch, decoder.num_parameters)
+    return ModelRunner(launch, table, cache, depth=depth)
 
 
 def graph_runner(

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from photon_grpc.bridge.codec import max_frame_bytes
 from photon_grpc.bridge.control import CannotStart, ControlChannel, LoadingProgress, Ready
 from photon_grpc.bridge.host import BridgeHost
-from photon_grpc.compose.threads import limit_threads, settle_threads
+from photon_grpc.compose.threads import limit_threads
 from photon_grpc.errors import StartupError
 from photon_grpc.service.child import CANNOT_START, Duty, enter_child
 from photon_grpc.service.log_pipe import log_to_stderr
@@ -57,7 +57,6 @@ def _run(duty: Duty) -> None:
     from photon_grpc.kernels.jit import BEFORE_COMPILATION
 
     assembled = assemble(config, _reporter(control))
-    settle_threads(assembled.num_parameters)
     host = BridgeHost(control, max_frame_bytes=max_frame_bytes(config.server.max_message_size))
     engine = assembled.engine(host, host, heartbeat)
     BEFORE_COMPILATION.set(lambda: heartbeat.beat(_COMPILATION_S))

@@ -49,7 +49,7 @@ class Attention:
     def __call__(self, x: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]. Writes the T tokens' keys and values before any of them attends."""
         num_tokens = x.shape[0]
-        q, k, v = self.qkv(x, ctx).view(num_tokens, *self._qkv_shape).split(self._heads, dim=1)
+        q, k, v = self.qkv(x, ctx).view(num_tokens, *self._qkv_shape).split_with_sizes(self._heads, 1)
         if self.qk_norm is not None:
             q, k = self.qk_norm.q(q), self.qk_norm.k(k)
         q, k = self.rotary(q, k, ctx)
