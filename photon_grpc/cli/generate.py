@@ -70,6 +70,13 @@ def with_generation(function: F) -> F:
             "--stop", "stop_strings", multiple=True, metavar="TEXT", help="End before this text appears; repeatable."
         ),
         click.option(
+            "--logprobs",
+            type=click.IntRange(0),
+            metavar="N",
+            help="Show how likely each token was, and the N likeliest.",
+        ),
+        click.option("--prompt-logprobs", type=click.IntRange(0), metavar="N", help="The same of the prompt."),
+        click.option(
             "--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="Give up after so long."
         ),
     )
@@ -84,10 +91,6 @@ def with_generation(function: F) -> F:
 @click.option("--chat", "as_chat", is_flag=True, help="The prompt is a user's message: use the model's chat template.")
 @click.option("--system", metavar="TEXT", help="Instructions before the message (implies --chat).")
 @click.option("--num-outputs", type=click.IntRange(1), metavar="N", help="Independent outputs of the one prompt.")
-@click.option(
-    "--logprobs", type=click.IntRange(0), metavar="N", help="Show how likely each token was, and the N likeliest."
-)
-@click.option("--prompt-logprobs", type=click.IntRange(0), metavar="N", help="The same of the prompt.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON object per line: deltas, then start, usage and timing.")
 def generate(prompt: str, target: str, as_chat: bool, system: str | None, as_json: bool, **options: Any) -> None:
     """Stream text that continues PROMPT ('-': from stdin). Ctrl-C ends the request on the server, too."""

@@ -174,16 +174,18 @@ class Chat:
             self.history.pop()
 
     def _stream(self, answered: list[str]) -> None:
-        stopwatch, written, reason = Stopwatch(), Written(sys.stdout), ""
+        stopwatch, written, scores, reason = Stopwatch(), Written(sys.stdout), Scores(), ""
         with self._client.stream(self._messages(), **self._options) as stream:
             try:
                 for delta in stream:
                     stopwatch.message()
                     written.add(delta)
+                    scores.add(delta)
                     answered.append(delta.text)
                     reason = delta.finish.reason if delta.finish else reason
             finally:
                 written.end()
+        scores.print(stream.start, sys.stderr)
         _remark(stopwatch.summary(stream.usage, stream.timing, reason))
 
     def _messages(self) -> list[dict[str, str]]:

@@ -170,6 +170,17 @@ def test_a_chat_remembers_forgets_and_keeps_its_instructions(
     assert "/system TEXT" in captured.err
 
 
+def test_a_chat_shows_the_scores_of_every_answer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hi\n"))
+    with serving_in_a_thread(scored_script()) as fake:
+        assert main.main(["chat", "--target", fake.target, "--logprobs", "1"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "def\n" and "-0.500      1  'de'" in captured.err
+    assert fake.requests[0].output.logprobs == 1
+
+
 def test_a_chat_goes_on_after_a_refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     long = Refusal(grpc.StatusCode.INVALID_ARGUMENT, "too long", [error_info("PROMPT_TOO_LONG")])
     monkeypatch.setattr(sys, "stdin", io.StringIO("much\nless\n"))
