@@ -587,7 +587,7 @@ class OutputOptions(_message.Message):
     logprobs: _builtins.int
     """Log-softmax of raw logits. Unset: none. 0: the chosen token. N: and the N best."""
     prompt_logprobs: _builtins.int
-    """The same over the prompt. Unset: none."""
+    """The same over the prompt. Unset: none. With continue_from none either: the call that began the output told them."""
     skip_special_tokens: _builtins.bool
     """Special tokens release no text. Unset: true."""
     @_builtins.property
