@@ -16,6 +16,22 @@ from photon_grpc.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+
+class _TextFile(click.ParamType[str]):
+    """A file's text; '-' is stdin."""
+
+    name = "file"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> str:
+        try:
+            with click.open_file(value, encoding="utf-8") as file:
+                return str(file.read())
+        except (OSError, UnicodeDecodeError) as error:
+            self.fail(f"{value}: {error}", parameter, context)
+
+
+_TEXT_FILE = _TextFile()
+
 with_target = click.option(
     "--target",
     envvar="PHOTON_TARGET",
@@ -91,6 +107,14 @@ def with_generation(function: F) -> F:
 @click.option("--chat", "as_chat", is_flag=True, help="The prompt is a user's message: use the model's chat template.")
 @click.option("--system", metavar="TEXT", help="Instructions before the message (implies --chat).")
 @click.option("--num-outputs", type=click.IntRange(1), metavar="N", help="Independent outputs of the one prompt.")
+@click.option(
+    "--json-schema", type=_TEXT_FILE, metavar="FILE", help="The output is JSON that validates against this JSON Schema."
+)
+@click.option("--regex", metavar="REGEX", help="The output matches this regular expression as a whole.")
+@click.option("--choice", "choices", multiple=True, metavar="TEXT", help="The output is one of these; repeatable.")
+@click.option(
+    "--grammar", type=_TEXT_FILE, metavar="FILE", help="The output is a sentence of this Lark or EBNF grammar."
+)
 @click.option("--json", "as_json", is_flag=True, help="A JSON object per line: deltas, then start, usage and timing.")
 def generate(prompt: str, target: str, as_chat: bool, system: str | None, as_json: bool, **options: Any) -> None:
     """Stream text that continues PROMPT ('-': from stdin). Ctrl-C ends the request on the server, too."""

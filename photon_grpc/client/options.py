@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import cache
@@ -19,7 +20,7 @@ from photon_grpc.v1 import inference_pb2 as pb
 class Options(TypedDict, total=False):
     """Unset means the model's defaults. docs/api.md says what each means; durations are seconds.
 
-    The protos' options for structured output are reached through `photon_grpc.v1`.
+    The protos' options for typed output are reached through `photon_grpc.v1`.
     """
 
     model: str
@@ -46,6 +47,12 @@ class Options(TypedDict, total=False):
     ignore_eos: bool
     include_stop_in_text: bool
     max_duration: float
+    # StructuredOutput: one of them
+    json_schema: str | Mapping[str, Any]
+    json_object: bool
+    regex: str
+    choices: Sequence[str]
+    grammar: str
     # OutputOptions: what comes back, not the prompt
     text: bool
     token_ids: bool
@@ -72,7 +79,7 @@ class Options(TypedDict, total=False):
     add_generation_prompt: bool
 
 
-_GROUPS = ("sampling", "stop", "output", "cache", "scheduling", "stream", "chat")
+_GROUPS = ("sampling", "stop", "structured_output", "output", "cache", "scheduling", "stream", "chat")
 
 
 def build_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateRequest:
@@ -81,6 +88,9 @@ def build_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateRequ
     write_prompt(request, prompt)
     for name, value in options.items():
         if value is None:
+            continue
+        if group_of(name) == "structured_output":
+            _write_constraint(request.structured_output, name, value)
             continue
         group = group_of(name)
         if group == "chat" and request.WhichOneof("input") != "chat":
@@ -135,6 +145,27 @@ def group_of(name: str) -> str:
         if message is not None and name in message.fields_by_name:
             return group
     return ""
+
+
+def _write_constraint(target: pb.StructuredOutput, name: str, value: Any) -> None:
+    path, other = f"structured_output.{name}", target.WhichOneof("constraint")
+    if other is not None:
+        raise InvalidRequest(f"{path}: {other} is set, too; an output has one constraint", field=path)
+    if name == "json_object":
+        if value:
+            target.json_object.SetInParent()
+    elif name == "choices":
+        target.choices.SetInParent()
+        write_field(target.choices, "values", value, path)
+    else:
+        write_field(target, name, _json(value, path) if isinstance(value, Mapping) else value, "structured_output")
+
+
+def _json(schema: Mapping[str, Any], path: str) -> str:
+    try:
+        return json.dumps(schema, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{path}: is no JSON: {error}", field=path) from None
 
 
 def _write_chat_message(target: pb.ChatMessage, message: Mapping[str, Any], path: str) -> None:

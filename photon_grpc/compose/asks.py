@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import typing
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,9 @@ from photon_grpc.frontend.ask import (
     CacheAsk,
     ChatInput,
     ChatMessage,
+    ConstraintAsk,
     IdsInput,
+    Kind,
     OutputAsk,
     SamplingAsk,
     SchedulingAsk,
@@ -65,6 +68,11 @@ def make_ask(
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
     score_token_ids: Sequence[int] | None = None,
+    json_schema: str | dict[str, Any] | None = None,
+    json_object: bool = False,
+    regex: str | None = None,
+    choices: Sequence[str] | None = None,
+    grammar: str | None = None,
 ) -> Ask:
     """The options have the names and meanings of the protos; None is the model's default, then the neutral value."""
     stops = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
@@ -97,6 +105,7 @@ def make_ask(
         cache=CacheAsk(session_id=session_id),
         scheduling=SchedulingAsk(priority=priority),
         continue_from=tuple(continue_from),
+        constraint=_constraint(json_schema, json_object, regex, choices, grammar),
     )
 
 
@@ -160,6 +169,33 @@ def _plain(value: Any, depth: int = _DEPTH) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(each, depth - 1) for key, each in value.items()}
     return [_plain(each, depth - 1) for each in value] if isinstance(value, Sequence) else value
+
+
+def _constraint(
+    json_schema: str | dict[str, Any] | None,
+    json_object: bool,
+    regex: str | None,
+    choices: Sequence[str] | None,
+    grammar: str | None,
+) -> ConstraintAsk | None:
+    schema = _json(json_schema) if isinstance(json_schema, dict) else json_schema
+    texts: tuple[tuple[Kind, str | None], ...] = (("json_schema", schema), ("regex", regex), ("grammar", grammar))
+    given = [ConstraintAsk(kind, text) for kind, text in texts if text is not None]
+    if json_object:
+        given.append(ConstraintAsk("json_object"))
+    if choices is not None:
+        given.append(ConstraintAsk("choices", choices=tuple(choices)))
+    if len(given) > 1:
+        kinds = " and ".join(each.kind for each in given)
+        raise InvalidRequest(f"{kinds} are set; an output has one constraint", field="structured_output")
+    return given[0] if given else None
+
+
+def _json(schema: dict[str, Any]) -> str:
+    try:
+        return json.dumps(schema, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"json_schema: is no JSON: {error}", field="json_schema") from None
 
 
 def _input(prompt: Any, chat: bool) -> TextInput | IdsInput | ChatInput:

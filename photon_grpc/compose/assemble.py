@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from llguidance import LLTokenizer
+from msgspec.structs import replace
 
 from photon_grpc import demo
 from photon_grpc.compose.threads import available_cores
@@ -21,7 +23,8 @@ from photon_grpc.engine.blocks.block_pool import BlockPool
 from photon_grpc.engine.blocks.contiguous import ReserveContext
 from photon_grpc.engine.blocks.prefix_index import NoPrefixIndex, PrefixIndex, RadixIndex
 from photon_grpc.engine.engine import Engine
-from photon_grpc.engine.grammar import ConstrainedOutputs, NoGrammars
+from photon_grpc.engine.grammar import ConstrainedOutputs, Grammars, NoGrammars
+from photon_grpc.engine.guidance import GuidanceGrammars, read_vocabulary
 from photon_grpc.engine.scheduler.chunking import Chunked, Whole
 from photon_grpc.engine.scheduler.drafting import NoDrafting
 from photon_grpc.engine.scheduler.policy import POLICIES
@@ -46,6 +49,8 @@ class Assembled:
     runner: Runner
     #: Seconds of a step of one token.
     token_s: float
+    #: The tokenizer's, for grammars; None: outputs cannot be constrained.
+    vocabulary: LLTokenizer | None
 
     def engine(self, inbox: Inbox, outbox: Outbox, heartbeat: Heartbeat) -> Engine:
         cache, scheduling = self.config.cache, self.config.scheduler
@@ -54,14 +59,17 @@ class Assembled:
             self.sizes.max_num_seqs, self.sizes.max_num_batched_tokens, depth=max(self.runner.depth, 1)
         )
         chunking = Chunked() if scheduling.enable_chunked_prefill else Whole()
-        policy, constraints = (
-            POLICIES[scheduling.scheduling_policy](),
-            ConstrainedOutputs(NoGrammars(), self.facts.vocab_size),
-        )
+        policy = POLICIES[scheduling.scheduling_policy]()
+        constraints = ConstrainedOutputs(self._grammars(inbox), self.facts.vocab_size)
         scheduler = Scheduler(limits, policy, pool, chunking, NoDrafting(), constraints)
         engine = Engine(scheduler, self.runner, inbox, outbox, self.facts, heartbeat)
         engine.pace.stepped(1, self.token_s)
         return engine
+
+    def _grammars(self, inbox: Inbox) -> Grammars:
+        if self.vocabulary is None:
+            return NoGrammars()
+        return GuidanceGrammars(self.vocabulary, inbox.wake, num_threads=max(1, available_cores() - 1))
 
 
 def assemble(config: ServeConfig, progress: OnStage) -> Assembled:
@@ -79,8 +87,10 @@ def assemble(config: ServeConfig, progress: OnStage) -> Assembled:
     runner = _runner(RunnerStart(config, kernels, sizes, progress, available_cores()), decoder)
     token_s = warm_up(runner)
     progress("warm-up", 1, 1)
+    vocabulary = read_vocabulary(card)
     facts = _facts(card, decoder, runner, config, kernels, sizes)
-    return Assembled(facts, config, sizes, runner, token_s)
+    facts = replace(facts, has_grammars=vocabulary is not None)
+    return Assembled(facts, config, sizes, runner, token_s, vocabulary)
 
 
 def pick_device(name: str) -> torch.device:

@@ -58,6 +58,8 @@ class Facts(msgspec.Struct, frozen=True, array_like=True, tag=10):
     revision: str = ""
     kernels: str = ""
     quantization: str = ""
+    #: Outputs can be constrained.
+    has_grammars: bool = False
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True):

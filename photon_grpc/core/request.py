@@ -6,6 +6,7 @@ from enum import IntEnum
 
 import msgspec
 
+from photon_grpc.core.constraint import Constraint
 from photon_grpc.core.scores import NO_SCORES, ScoreParams
 
 
@@ -107,6 +108,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     #: Output ids that were produced elsewhere: they count as the output's own and are not sent. Of one output only.
     continued_ids: tuple[int, ...] = ()
     scores: ScoreParams = NO_SCORES
+    #: What every output must look like.
+    constraint: Constraint | None = None
 
     @property
     def num_given(self) -> int:

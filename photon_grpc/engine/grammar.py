@@ -7,13 +7,14 @@ settled; drafts are walked for that and rolled back, so that only `advance` move
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Protocol
 
 from photon_grpc.core.batch import Batch
 from photon_grpc.core.ports import Event
 from photon_grpc.core.request import Request
 from photon_grpc.core.sequence import Sequence
-from photon_grpc.errors import InternalFailure, InvalidRequest, RequestError
+from photon_grpc.errors import FeatureNotSupported, InternalFailure, InvalidRequest, RequestError
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,15 +47,28 @@ class Grammars(Protocol):
     def matcher(self, request: Request) -> Matcher | None:
         """A matcher at its beginning for one output; None where the request has no constraint."""
 
+    def fill(self, matchers: Mapping[int, Matcher], masks: memoryview, mask_bytes: int) -> Mapping[int, BaseException]:
+        """Every matcher's `fill`, into the bitmask of its number among `masks`; what they raised, by those numbers.
+
+        Args:
+            matchers: this object's own, at least one.
+            masks: of `mask_bytes` each.
+        """
+
 
 class NoGrammars:
-    """No request has a constraint."""
+    """No request may have a constraint."""
 
     def awaits(self, request: Request) -> Event | None:
         return None
 
     def matcher(self, request: Request) -> Matcher | None:
+        if request.constraint is not None:
+            raise FeatureNotSupported("structured_output: this model has no tokenizer that grammars know")
         return None
+
+    def fill(self, matchers: Mapping[int, Matcher], masks: memoryview, mask_bytes: int) -> Mapping[int, BaseException]:
+        return {}
 
 
 class ConstrainedOutputs:
@@ -116,22 +130,30 @@ class ConstrainedOutputs:
         k = batch.drafts
         stride = (k + 1) * self._mask_bytes
         masks = memoryview(bytearray(b"\xff") * (len(batch.masked) * stride))
+        constrained = {at: rows[row] for at, row in enumerate(batch.masked) if rows[row] in self.matchers}
+        broken = self._fill({at * (k + 1): self.matchers[seq] for at, seq in constrained.items()}, masks)
         failures: dict[Sequence, RequestError] = {}
-        for at, row in enumerate(batch.masked):
-            seq, mine = rows[row], masks[at * stride : (at + 1) * stride]
-            if seq not in self.matchers:
-                continue
+        for at, seq in constrained.items():
+            mine = masks[at * stride : (at + 1) * stride]
             try:
-                self._fill(seq, drafts[at * k : at * k + batch.yields[row] - 1], mine)
+                if at * (k + 1) in broken:
+                    raise broken[at * (k + 1)]
+                if k:
+                    self._walk(seq, drafts[at * k : at * k + batch.yields[batch.masked[at]] - 1], mine)
             except BaseException as error:
                 failures[seq] = _fit_for_caller(error)
                 mine[:] = b"\xff" * stride
         return masks, failures
 
-    def _fill(self, seq: Sequence, drafts: tuple[int, ...], masks: memoryview) -> None:
-        """Walks the drafts, one mask for each state on the way, and back."""
+    def _fill(self, matchers: dict[int, Matcher], masks: memoryview) -> Mapping[int, BaseException]:
+        try:
+            return self._grammars.fill(matchers, masks, self._mask_bytes) if matchers else {}
+        except BaseException as error:
+            return dict.fromkeys(matchers, error)
+
+    def _walk(self, seq: Sequence, drafts: tuple[int, ...], masks: memoryview) -> None:
+        """Walks the drafts behind the first mask, one mask for each state on the way, and back."""
         matcher, size = self.matchers[seq], self._mask_bytes
-        matcher.fill(masks[:size])
         num_walked = 0
         for draft in drafts:
             if draft in seq.stop_ids or not matcher.accept(draft):

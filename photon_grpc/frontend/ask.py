@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
+
+#: Of a constraint.
+Kind = Literal["json_schema", "json_object", "regex", "choices", "grammar"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,16 @@ class OutputAsk:
 
 
 @dataclass(frozen=True, slots=True)
+class ConstraintAsk:
+    """What every output must look like."""
+
+    kind: Kind
+    #: Of json_schema, regex and grammar.
+    text: str = ""
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class CacheAsk:
     session_id: str = ""
     salt: str = ""
@@ -122,5 +136,6 @@ class Ask:
     owner: str = ""
     #: Output ids that were produced elsewhere.
     continue_from: tuple[int, ...] = ()
+    constraint: ConstraintAsk | None = None
     #: A retried call (grpc-previous-rpc-attempts): it takes the place of its earlier attempt.
     replaces: bool = False

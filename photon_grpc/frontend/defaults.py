@@ -20,7 +20,18 @@ from photon_grpc.core.frames import Facts
 from photon_grpc.core.request import FinishReason, Request, SamplingParams, StopParams
 from photon_grpc.core.scores import NO_SCORES, ScoreParams
 from photon_grpc.errors import FeatureNotSupported, InvalidRequest, PromptTooLong
-from photon_grpc.frontend.ask import Ask, ChatInput, IdsInput, OutputAsk, SamplingAsk, StopAsk, StreamAsk, TextInput
+from photon_grpc.frontend import constraint
+from photon_grpc.frontend.ask import (
+    Ask,
+    ChatInput,
+    ConstraintAsk,
+    IdsInput,
+    OutputAsk,
+    SamplingAsk,
+    StopAsk,
+    StreamAsk,
+    TextInput,
+)
 from photon_grpc.frontend.chat import check_json
 from photon_grpc.frontend.model import Limits, ServedModel
 from photon_grpc.frontend.score_bounds import fitted
@@ -47,6 +58,8 @@ def check(ask: Ask, model: ServedModel, facts: Facts) -> None:
     _check_continuation(ask, facts)
     _check_text_wanted(ask, model)
     _check_scores(ask.output, limits, facts)
+    if ask.constraint is not None:
+        _check_constraint(ask.constraint, model, facts, limits)
     _check_stream(ask.stream)
     _check_duration(ask.scheduling.max_queue_duration_s, "scheduling.max_queue_duration")
     _check_duration(ask.scheduling.timeout_s, "scheduling.timeout")
@@ -205,6 +218,13 @@ def _check_continuation(ask: Ask, facts: Facts) -> None:
     check_ids(ask.continue_from, facts.vocab_size, _CONTINUE_FROM)
     if ask.continue_from and _or(ask.sampling.num_outputs, 1) > 1:
         raise _invalid("continue_from", f"one output can be continued; num_outputs is {ask.sampling.num_outputs}")
+
+
+def _check_constraint(ask: ConstraintAsk, model: ServedModel, facts: Facts, limits: Limits) -> None:
+    if not facts.has_grammars:
+        why = "this model has no tokenizer" if model.tokenizer is None else "grammars do not know its tokenizer"
+        raise _lacking(constraint.FEATURES[ask.kind], constraint.field_of(ask), why)
+    constraint.check_constraint(ask, limits.max_constraint_bytes)
 
 
 def _check_stop_strings(texts: tuple[str, ...], limits: Limits) -> None:

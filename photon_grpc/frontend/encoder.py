@@ -13,9 +13,12 @@ from typing import Protocol
 
 import msgspec
 
+from photon_grpc.core.constraint import Constraint
 from photon_grpc.core.fault import Fault
-from photon_grpc.errors import InternalFailure, PhotonError, frames_of
-from photon_grpc.frontend.ask import ChatInput, IdsInput, TextInput
+from photon_grpc.errors import InternalFailure, InvalidConstraint, InvalidRequest, PhotonError, frames_of
+from photon_grpc.frontend.ask import ChatInput, ConstraintAsk, IdsInput, TextInput
+from photon_grpc.frontend.constraint import field_of as constraint_field
+from photon_grpc.frontend.grammar_trial import try_out
 from photon_grpc.frontend.model import ServedModel
 from photon_grpc.frontend.prompt import Prepared, prepare
 
@@ -39,6 +42,9 @@ class Encoder(Protocol):
 
     async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """The text that ids release. Raise Overloaded."""
+
+    async def try_out(self, constraint: ConstraintAsk) -> Constraint:
+        """The grammar of a checked constraint. Raise InvalidConstraint, Overloaded."""
 
 
 class ThreadEncoder:
@@ -68,6 +74,10 @@ class ThreadEncoder:
         return await asyncio.get_running_loop().run_in_executor(
             self._pool, _decode, self._model, token_ids, skip_special_tokens
         )
+
+    async def try_out(self, constraint: ConstraintAsk) -> Constraint:
+        """Without the limits of an encoder process: what breaks the compiler breaks this one."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, try_out, constraint)
 
 
 def is_small(input: TextInput | IdsInput | ChatInput) -> bool:
@@ -114,6 +124,10 @@ class DecodeIds(msgspec.Struct, frozen=True, array_like=True, tag=52):
     skip_special_tokens: bool
 
 
+class TryOut(msgspec.Struct, frozen=True, array_like=True, tag=53):
+    constraint: ConstraintAsk
+
+
 class Ids(msgspec.Struct, frozen=True, array_like=True, tag=60):
     #: int32, as this machine orders bytes.
     token_ids: bytes
@@ -123,14 +137,18 @@ class Text(msgspec.Struct, frozen=True, array_like=True, tag=61):
     text: str
 
 
+class Grammar(msgspec.Struct, frozen=True, array_like=True, tag=63):
+    constraint: Constraint
+
+
 class Refusal(msgspec.Struct, frozen=True, array_like=True, tag=62):
     fault: Fault
     #: An unforeseen failure's traceback without its text, for the log.
     frames: str = ""
 
 
-Job = EncodeText | EncodeChat | DecodeIds
-Answer = Ids | Text | Refusal
+Job = EncodeText | EncodeChat | DecodeIds | TryOut
+Answer = Ids | Text | Grammar | Refusal
 JOB: msgspec.msgpack.Decoder[Job] = msgspec.msgpack.Decoder(Job)
 ANSWER: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
@@ -147,9 +165,19 @@ def unpacked(token_ids: bytes) -> tuple[int, ...]:
 
 def field_of(job: Job) -> str:
     """The field that a refusal names."""
+    if isinstance(job, TryOut):
+        return constraint_field(job.constraint)
     if isinstance(job, DecodeIds):
         return "token_ids.ids"
     return "text" if isinstance(job, EncodeText) else "chat"
+
+
+def excess(job: Job, needs: str, limit: int | None = None) -> InvalidRequest:
+    """The refusal of a job that `needs` too much."""
+    field = field_of(job)
+    if isinstance(job, TryOut):
+        return InvalidConstraint(f"{field}: compiling it {needs}", field=field, limit=limit)
+    return InvalidRequest(f"encoding it {needs}", field=field, limit=limit)
 
 
 def perform(job: Job, model: ServedModel) -> Answer:
@@ -157,6 +185,8 @@ def perform(job: Job, model: ServedModel) -> Answer:
     try:
         if isinstance(job, DecodeIds):
             return Text(_decode(model, unpacked(job.token_ids), job.skip_special_tokens))
+        if isinstance(job, TryOut):
+            return Grammar(try_out(job.constraint))
         return Ids(packed(prepare(job.input, model.tokenizer, model.template, (), job.max_tokens).prompt_ids))
     except PhotonError as error:
         return refusal(error)

@@ -15,6 +15,8 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from enum import Enum
 
+import msgspec
+
 from photon_grpc.core.admission import check_ids
 from photon_grpc.core.frames import Abort, Add, Facts, StepFrame, Up
 from photon_grpc.core.generation import Start
@@ -44,6 +46,7 @@ from photon_grpc.frontend.prompt import Prepared
 from photon_grpc.frontend.scores import OutputScores, PromptScores
 from photon_grpc.frontend.stop_strings import StopMatcher
 from photon_grpc.frontend.stream import TokenStream
+from photon_grpc.frontend.tried_constraints import TriedConstraints
 from photon_grpc.frontend.update import Result, gathered
 
 _LOG = logging.getLogger(__name__)
@@ -73,6 +76,7 @@ class Frontend:
         self._link = link
         self._model = model
         self._encoder = encoder
+        self._constraints = TriedConstraints(encoder)
         self._seeds = random.Random(seed) if seed else random.SystemRandom()
         self._handles = itertools.count(1)
         self._running: dict[int, tuple[TokenStream, OutputText]] = {}
@@ -127,12 +131,15 @@ class Frontend:
         _check_deadline(ask)
         with self._place(ask, facts):
             prepared = await self._prepare(ask, facts)
+            constraint = await self._constraints.tried(ask.constraint) if ask.constraint else None
         facts = self._facts()  # the engine may have gone meanwhile
         _check_deadline(ask)
         request_id = ask.request_id or uuid.uuid4().hex
         request = defaults.to_request(
             ask, self._model, facts, prepared.prompt_ids, request_id=request_id, drawn_seed=self._seeds.getrandbits(64)
         )
+        if constraint is not None:
+            request = msgspec.structs.replace(request, constraint=constraint)
         outputs = await self._outputs(ask, request, prepared)
         return self._open(ask, model.name, request, outputs)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from photon_grpc.config.model_dir import TOKENIZER_FILE, ModelConfig
 from photon_grpc.core.frames import Facts
+from photon_grpc.frontend import constraint
 from photon_grpc.frontend.ask import SamplingAsk
 from photon_grpc.frontend.chat import ChatTemplate
 from photon_grpc.frontend.scores import no_bytes
@@ -114,7 +115,7 @@ class ServedModel:
             vocab_size=self.vocab_size if engine is None else engine.vocab_size,
             eos_token_ids=self.eos_token_ids,
             default_sampling=self.sampling_defaults(),
-            features=self._features(),
+            features=self._features(self.tokenizer is not None if engine is None else engine.has_grammars),
             limits=Limits(
                 max_num_outputs=min(MAX_NUM_OUTPUTS, max_num_seqs),
                 max_logprobs=min(MAX_LOGPROBS, self.vocab_size if engine is None else engine.vocab_size),
@@ -143,10 +144,12 @@ class ServedModel:
         """The bytes of a token; empty without a tokenizer."""
         return no_bytes if self.tokenizer is None else self.tokenizer.token_bytes
 
-    def _features(self) -> tuple[str, ...]:
+    def _features(self, has_grammars: bool) -> tuple[str, ...]:
         features = ["TEXT"] if self.tokenizer is not None else []
         if self.template is not None:
             features.append("CHAT")
+        if has_grammars:
+            features += dict.fromkeys(constraint.FEATURES.values())
         features += ["LOGPROBS", "PROMPT_LOGPROBS", "NUM_OUTPUTS", "PENALTIES", "LOGIT_BIAS", "CONTINUE_FROM"]
         if self.shares_prefixes:
             features.append("PREFIX_CACHE")

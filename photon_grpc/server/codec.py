@@ -15,6 +15,7 @@ from photon_grpc.frontend.ask import (
     CacheAsk,
     ChatInput,
     ChatMessage,
+    ConstraintAsk,
     IdsInput,
     OutputAsk,
     SamplingAsk,
@@ -67,6 +68,7 @@ def ask_of(
         scheduling=_scheduling(request.scheduling),
         stream=_stream(request.stream),
         deadline_s=deadline_s,
+        constraint=_constraint(request.structured_output),
         replaces=replaces,
         continue_from=tuple(request.continue_from.ids),
     )
@@ -152,6 +154,22 @@ def _output(output: pb.OutputOptions) -> OutputAsk:
         prompt_logprobs=output.prompt_logprobs if output.HasField("prompt_logprobs") else None,
         score_token_ids=tuple(output.score_token_ids.ids) if output.HasField("score_token_ids") else None,
     )
+
+
+def _constraint(wanted: pb.StructuredOutput) -> ConstraintAsk | None:
+    match wanted.WhichOneof("constraint"):
+        case "json_schema":
+            return ConstraintAsk("json_schema", wanted.json_schema)
+        case "json_object":
+            return ConstraintAsk("json_object")
+        case "regex":
+            return ConstraintAsk("regex", wanted.regex)
+        case "choices":
+            return ConstraintAsk("choices", choices=tuple(wanted.choices.values))
+        case "grammar":
+            return ConstraintAsk("grammar", wanted.grammar)
+        case _:
+            return None
 
 
 def _scheduling(scheduling: pb.SchedulingOptions) -> SchedulingAsk:

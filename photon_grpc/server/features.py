@@ -11,11 +11,6 @@ Feature = model_pb2.Feature
 
 #: Fields of GenerateRequest that this build does not act on yet.
 UNSUPPORTED: dict[str, model_pb2.Feature.ValueType] = {
-    "structured_output.json_schema": Feature.FEATURE_JSON_SCHEMA,
-    "structured_output.json_object": Feature.FEATURE_JSON_SCHEMA,
-    "structured_output.regex": Feature.FEATURE_REGEX,
-    "structured_output.choices": Feature.FEATURE_CHOICES,
-    "structured_output.grammar": Feature.FEATURE_GRAMMAR,
     "structured_output.protobuf": Feature.FEATURE_PROTOBUF,
 }
 
@@ -28,6 +23,11 @@ _BY_MODEL: dict[str, model_pb2.Feature.ValueType] = {
     "parse_special_tokens": Feature.FEATURE_TEXT,
     "chat": Feature.FEATURE_CHAT,
     "sampling.num_outputs": Feature.FEATURE_NUM_OUTPUTS,
+    "structured_output.json_schema": Feature.FEATURE_JSON_SCHEMA,
+    "structured_output.json_object": Feature.FEATURE_JSON_SCHEMA,
+    "structured_output.regex": Feature.FEATURE_REGEX,
+    "structured_output.choices": Feature.FEATURE_CHOICES,
+    "structured_output.grammar": Feature.FEATURE_GRAMMAR,
     "MultiplexGenerate": Feature.FEATURE_MULTIPLEX,
 }
 
@@ -44,7 +44,7 @@ def refuse_unsupported(request: inference_pb2.GenerateRequest) -> None:
     for path in UNSUPPORTED:
         if _is_asked(request, path):
             raise FeatureNotSupported(f"{path} is not supported yet ({name_of(path)})", field=path)
-    if request.HasField("structured_output"):
+    if request.HasField("structured_output") and request.structured_output.WhichOneof("constraint") is None:
         path = "structured_output.constraint"
         raise InvalidRequest("structured_output is set but names no constraint", field=path)
 

@@ -22,13 +22,16 @@ from typing import NoReturn
 from photon_grpc.bridge.codec import FrameReader, encode, max_frame_bytes
 from photon_grpc.bridge.control import ControlMessage, Link
 from photon_grpc.compose.served_model import read_served_model
-from photon_grpc.errors import InvalidRequest
-from photon_grpc.frontend.encoder import JOB, Answer, Job, field_of, perform, refusal
+from photon_grpc.frontend.encoder import JOB, Answer, Job, TryOut, excess, perform, refusal
+from photon_grpc.frontend.grammar_trial import byte_tokenizer
 from photon_grpc.frontend.model import ServedModel
 from photon_grpc.service.child import Duty, die_with, enter_child
 
 #: Processor time of one job. Text takes 0.3 to 1.3 s per MiB.
 MAX_CPU_S = 10.0
+#: Of trying a grammar out, and the stack for it: less than the threads have that walk it afterwards.
+MAX_TRIAL_CPU_S = 0.08
+_TRIAL_STACK_BYTES = 2**20
 #: A job up to so long is small, and gets less memory. Text takes 100 to 300 times its bytes while it is encoded.
 SMALL_JOB_BYTES = 2**20
 MAX_SMALL_MEMORY_BYTES = 2**29
@@ -36,7 +39,7 @@ MAX_MEMORY_BYTES = 2**31
 
 #: Behind everything that answers callers.
 _NICE = 10
-_WATCH_INTERVAL_S = 0.1
+_MAX_WATCH_INTERVAL_S = 0.1
 #: First to go where memory is short.
 _OOM_SCORE = "1000"
 
@@ -50,6 +53,7 @@ def main(argv: list[str]) -> int:
     # A fork is not waited for: the system forgets it when it ends.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     model = read_served_model(duty.begin.config)
+    byte_tokenizer()
     gc.freeze()
     with contextlib.suppress(EOFError):
         _fork_for_ever(duty, model)
@@ -85,7 +89,13 @@ def _live(parent: int, sock: socket.socket, max_bytes: int, model: ServedModel) 
         reply = _AnswerOnce(sock)
         threading.Thread(target=_watch, args=(sock, job, reply), daemon=True).start()
         _limit_memory(max_memory_bytes(num_bytes))
-        reply.send(perform(job, model))
+        if isinstance(job, TryOut):
+            threading.stack_size(_TRIAL_STACK_BYTES)
+            trial = threading.Thread(target=lambda: reply.send(perform(job, model)))
+            trial.start()
+            trial.join()
+        else:
+            reply.send(perform(job, model))
     finally:
         os._exit(1)
 
@@ -118,11 +128,12 @@ def _watch(sock: socket.socket, job: Job, reply: _AnswerOnce) -> None:
     """End the process when its time is over or the other end is closed."""
     hung_up = select.poll()
     hung_up.register(sock, select.POLLIN)
-    while time.process_time() < MAX_CPU_S:
-        if hung_up.poll(_WATCH_INTERVAL_S * 1000):
+    max_cpu_s = MAX_TRIAL_CPU_S if isinstance(job, TryOut) else MAX_CPU_S
+    interval_s = min(_MAX_WATCH_INTERVAL_S, max_cpu_s / 10)
+    while time.process_time() < max_cpu_s:
+        if hung_up.poll(interval_s * 1000):
             os._exit(1)
-    message = f"encoding it takes more than {MAX_CPU_S:g} s of processor time"
-    reply.send(refusal(InvalidRequest(message, field=field_of(job))))
+    reply.send(refusal(excess(job, f"takes more than {max_cpu_s:g} s of processor time")))
 
 
 def _limit_memory(num_bytes: int) -> None:

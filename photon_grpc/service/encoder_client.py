@@ -16,21 +16,24 @@ from dataclasses import dataclass, field
 
 from photon_grpc.bridge.codec import FrameReader, encode
 from photon_grpc.bridge.control import Begin, Link
-from photon_grpc.errors import EngineRestarting, InvalidRequest, QueueFull
-from photon_grpc.frontend.ask import ChatInput, IdsInput, TextInput
+from photon_grpc.core.constraint import Constraint
+from photon_grpc.errors import EngineRestarting, QueueFull
+from photon_grpc.frontend.ask import ChatInput, ConstraintAsk, IdsInput, TextInput
 from photon_grpc.frontend.encoder import (
     ANSWER,
     Answer,
     DecodeIds,
     EncodeChat,
     EncodeText,
+    Grammar,
     Ids,
     Job,
     Refusal,
     Text,
     ThreadEncoder,
+    TryOut,
     are_few,
-    field_of,
+    excess,
     is_small,
     packed,
     unpacked,
@@ -101,6 +104,14 @@ class EncoderProcess:
             raise RuntimeError(f"an encoder answered with {type(answer).__name__}")
         return answer.text
 
+    async def try_out(self, constraint: ConstraintAsk) -> Constraint:
+        answer = await self._perform(
+            TryOut(constraint), sum(map(sys.getsizeof, (constraint.text, *constraint.choices)))
+        )
+        if not isinstance(answer, Grammar):
+            raise RuntimeError(f"an encoder answered with {type(answer).__name__}")
+        return answer.constraint
+
     async def _perform(self, job: Job, num_bytes: int) -> Answer:
         """Cancelling it ends the work. Raise PhotonError."""
         async with self._turns.turn(num_bytes):
@@ -117,7 +128,7 @@ class EncoderProcess:
             if answer is None:
                 await _check_alive(child)
                 limit = max_memory_bytes(num_sent) >> 20
-                raise InvalidRequest(f"encoding it takes more than {limit} MiB", field=field_of(job), limit=limit)
+                raise excess(job, f"takes more than {limit} MiB", limit)
         if isinstance(answer, Refusal):
             if answer.frames:
                 log.error("encoding failed, %s", answer.frames)

@@ -20,7 +20,7 @@ from photon_grpc.engine.engine import Engine
 from photon_grpc.engine.grammar import Matcher
 from tests.engine.fakes import complete
 from tests.engine.harness import Harness
-from tests.engine.tables import Table, TableMatcher
+from tests.engine.tables import InTurn, Table, TableMatcher
 
 
 async def local_host() -> tuple[LocalHost, object]:
@@ -74,7 +74,7 @@ def test_of_many_events_of_many_threads_none_is_lost_and_none_comes_twice() -> N
     wakeup.close()
 
 
-class ThreadGrammars:
+class ThreadGrammars(InTurn):
     """Compiles in a thread of its own, which waits until it is let."""
 
     def __init__(self, table: Table, wake: Callable[[Event], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -10,12 +11,14 @@ from photon_grpc.client.options import Options, build_request, group_of
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.v1 import inference_pb2 as pb
 
-GROUPS = ("sampling", "stop", "output", "cache", "scheduling", "stream")
+GROUPS = ("sampling", "stop", "structured_output", "output", "cache", "scheduling", "stream")
+#: Its answer is read through the stubs.
+NOT_TYPED = {"protobuf"}
 
 
 def test_the_options_are_exactly_the_fields_of_the_proto() -> None:
     fields = pb.GenerateRequest.DESCRIPTOR.fields_by_name
-    in_proto = {name for group in GROUPS for name in fields[group].message_type.fields_by_name}
+    in_proto = {name for group in GROUPS for name in fields[group].message_type.fields_by_name} - NOT_TYPED
     in_proto |= {"model", "request_id", "parse_special_tokens", "continue_from"}
     in_proto |= set(fields["chat"].message_type.fields_by_name) - {"messages"}
     assert set(Options.__annotations__) == in_proto
@@ -62,6 +65,21 @@ def test_values_land_in_their_fields() -> None:
     assert request.cache.session_id == "s"
     assert request.scheduling.priority == -3
     assert request.stream.max_tokens_per_message == 4
+
+
+def test_a_constraint_lands_in_its_field_and_there_is_one() -> None:
+    schema = {"type": "object", "title": "ü"}
+    assert json.loads(build_request("", {"json_schema": schema}).structured_output.json_schema) == schema
+    assert build_request("", {"json_schema": "{}"}).structured_output.json_schema == "{}"
+    assert build_request("", {"json_object": True}).structured_output.WhichOneof("constraint") == "json_object"
+    assert not build_request("", {"json_object": False}).HasField("structured_output")
+    assert build_request("", {"choices": []}).structured_output.WhichOneof("constraint") == "choices"
+    assert list(build_request("", {"choices": ("a", "b")}).structured_output.choices.values) == ["a", "b"]
+    assert build_request("", {"grammar": 'start: "a"'}).structured_output.grammar == 'start: "a"'
+    with pytest.raises(InvalidRequest, match="json_object is set, too"):
+        build_request("", {"json_object": True, "regex": "a"})
+    with pytest.raises(InvalidRequest, match="json_schema: is no JSON"):
+        build_request("", {"json_schema": {"a": math.nan}})
 
 
 def test_prompts() -> None:

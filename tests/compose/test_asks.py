@@ -34,7 +34,7 @@ INTEGERS = (
 )
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 NUMBERS = ("temperature", "top_p", "min_p", "max_duration_s")
-SWITCHES = ("chat", "ignore_eos", "include_stop_in_text", "skip_special_tokens")
+SWITCHES = ("chat", "ignore_eos", "include_stop_in_text", "skip_special_tokens", "json_object")
 
 BIASES: tuple[dict[int, float], ...] = (
     *({-1: 1.0}, {2**64: 1.0}, {1: 101.0}, {1: math.nan}),
@@ -68,6 +68,8 @@ WRONG: dict[str, tuple[object, ...]] = {
         (1, "12", "", [1.5], [True], [None], ["1"], [[1]], [b"1"], np.array([1.5]), np.array([True])),
     ),
     "logit_bias": (1, "1", [1], {"a": 1.0}, {1: "1"}, {1: None}, {1.5: 1.0}),
+    **dict.fromkeys(("regex", "grammar", "json_schema"), (1, 2.5, True, ["a"], [1], [{}])),
+    "choices": ("a", 1, 2.5, True, [1], [None], ["a", b"b"], [["a"]], [{}], np.array([1])),
     "session_id": (1, 2.5, True, ["a"], [1]),
 }
 #: Of the right type, and no request.
@@ -138,8 +140,9 @@ def test_every_option_is_in_the_table() -> None:
 
 
 def wrong_for(name: str) -> list[object]:
-    """No bias is none."""
-    return [*WRONG[name], *(each for each in NEVER if name != "logit_bias" or not isinstance(each, dict) or each)]
+    """No bias is none, and a schema is a dict."""
+    is_right = {"logit_bias": lambda value: value == {}, "json_schema": lambda value: isinstance(value, dict)}.get(name)
+    return [*WRONG[name], *(each for each in NEVER if is_right is None or not is_right(each))]
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -16,7 +16,12 @@ from photon_grpc.config.settings import settings
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "photon_grpc"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-CLIENT_FLAGS = {"--target", "--max-tokens", "--temperature", "--logprobs"}
+CLIENT_FLAGS = {"--target", "--max-tokens", "--temperature", "--logprobs"} | {
+    "--json-schema",
+    "--regex",
+    "--choice",
+    "--grammar",
+}
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 

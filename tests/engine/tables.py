@@ -3,7 +3,7 @@ grammars made of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from photon_grpc.core.ports import Event
@@ -87,8 +87,21 @@ class TableMatcher:
         return self._table.is_complete(self.ids)
 
 
+class InTurn:
+    """Fills one mask after the other."""
+
+    def fill(self, matchers: Mapping[int, Matcher], masks: memoryview, mask_bytes: int) -> dict[int, BaseException]:
+        failures: dict[int, BaseException] = {}
+        for at, matcher in matchers.items():
+            try:
+                matcher.fill(masks[at * mask_bytes : (at + 1) * mask_bytes])
+            except BaseException as error:
+                failures[at] = error
+        return failures
+
+
 @dataclass
-class TableGrammars:
+class TableGrammars(InTurn):
     """Grammars of requests by their ids."""
 
     tables: dict[str, Table] = field(default_factory=dict)

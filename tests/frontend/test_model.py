@@ -50,7 +50,7 @@ def test_a_directory_gives_tokenizer_template_and_defaults(card: ModelConfig) ->
     assert (facts.name, facts.aliases, facts.max_context_tokens, facts.vocab_size) == ("a", ("b",), 256, 512)
     assert facts.eos_token_ids == (401, 404)
     assert facts.default_sampling == replace(NEUTRAL, temperature=0.6)
-    assert facts.features == ("TEXT", "CHAT", *FEATURES)
+    assert facts.features == ("TEXT", "CHAT", "JSON_SCHEMA", "REGEX", "CHOICES", "GRAMMAR", *FEATURES)
     assert facts.limits.max_message_bytes == 1000
     assert model.tokenizer is not None
     ids = encode(ChatInput((ChatMessage("user", "hi"),)), model.tokenizer, model.template, 100)
@@ -62,6 +62,7 @@ def test_the_engine_has_the_last_word(card: ModelConfig) -> None:
     facts = ServedModel.from_card(card).facts(FACTS)
     assert facts.name == card.path.name
     assert (facts.max_context_tokens, facts.dtype, facts.limits.max_num_outputs) == (128, "float32", 8)
+    assert "GRAMMAR" not in facts.features and FACTS.has_grammars is False
 
 
 def test_without_a_template_or_tokenizer_the_features_are_missing(card: ModelConfig) -> None:

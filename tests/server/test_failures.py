@@ -180,10 +180,12 @@ async def test_a_bad_header_id_is_named(inference: Stub) -> None:
 
 
 async def test_every_unsupported_feature_says_which(inference: Stub) -> None:
-    request = pb.GenerateRequest(text="hi", structured_output=pb.StructuredOutput(regex="a+"))
+    request = pb.GenerateRequest(
+        text="hi", structured_output=pb.StructuredOutput(protobuf=pb.StructuredOutput.Protobuf())
+    )
     error = await failure(inference.StreamGenerate(request))
     assert error.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert dict(info_of(error).metadata) == {"field": "structured_output.regex", "feature": "FEATURE_REGEX"}
+    assert dict(info_of(error).metadata) == {"field": "structured_output.protobuf", "feature": "FEATURE_PROTOBUF"}
 
 
 async def test_multiplex_is_refused_whether_or_not_it_sends(inference: Stub) -> None:

@@ -1,0 +1,251 @@
+"""Grammars and matchers of llguidance.
+
+Grammars are compiled in a thread beside the engine's loop (the library holds the interpreter's lock only while it reads
+the text), one at a time, and kept for those who ask for the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping
+from itertools import zip_longest
+
+import llguidance
+import numpy as np
+
+from photon_grpc.config.model_dir import TOKENIZER_FILE, ModelConfig
+from photon_grpc.core.constraint import LIMITS, Constraint
+from photon_grpc.core.ports import Event
+from photon_grpc.core.request import Request
+from photon_grpc.engine.grammar import Matcher
+from photon_grpc.errors import InvalidConstraint
+
+_LOG = logging.getLogger(__name__)
+
+#: What compiled grammars may take in all, by `_estimate`.
+_MAX_CACHE_BYTES = 256 * 2**20
+#: More than the front ends' trial has: what ended there well does so here.
+_STACK_BYTES = 64 * 2**20
+_FIELD = "structured_output"
+
+
+class Compilation(Event):
+    """One grammar, compiled or not yet. The compiling thread sets one of `matcher` and `problem`, once."""
+
+    __slots__ = ("constraint", "matcher", "problem")
+
+    def __init__(self, constraint: Constraint) -> None:
+        self.constraint = constraint
+        #: At its beginning; copies of it are walked.
+        self.matcher: llguidance.LLMatcher | None = None
+        self.problem = ""
+
+    @property
+    def is_done(self) -> bool:
+        return self.matcher is not None or bool(self.problem)
+
+
+class GuidanceGrammars:
+    """Grammars of the engine's requests.
+
+    Args:
+        tokenizer: its vocabulary is the model's.
+        wake: says that a Compilation is done, from any thread (core.ports.Inbox.wake).
+        num_threads: that fill masks.
+        max_cache_bytes: of compiled grammars.
+    """
+
+    def __init__(
+        self,
+        tokenizer: llguidance.LLTokenizer,
+        wake: Callable[[Event], None],
+        num_threads: int,
+        max_cache_bytes: int = _MAX_CACHE_BYTES,
+    ) -> None:
+        self._compiler = Compiler(tokenizer, wake)
+        self._tokenizer_ends = tuple(tokenizer.eos_tokens)
+        self._executor = llguidance.LLExecutor(num_threads)
+        self._is_parallel = num_threads > 1
+        self._max_cache_bytes = max_cache_bytes
+        #: Oldest use first.
+        self._cache: OrderedDict[Constraint, Compilation] = OrderedDict()
+        self._num_bytes = 0
+
+    def awaits(self, request: Request) -> Event | None:
+        if request.constraint is None:
+            return None
+        compilation = self._cache.get(request.constraint)
+        if compilation is None:
+            compilation = self._add(request.constraint)
+        self._cache.move_to_end(request.constraint)
+        return None if compilation.is_done else compilation
+
+    def matcher(self, request: Request) -> GuidanceMatcher | None:
+        if request.constraint is None:
+            return None
+        compilation, stop = self._cache[request.constraint], request.stop
+        return GuidanceMatcher(compilation, stop.eos_token_ids + stop.stop_token_ids, self._tokenizer_ends)
+
+    def fill(self, matchers: Mapping[int, Matcher], masks: memoryview, mask_bytes: int) -> dict[int, BaseException]:
+        """As engine.grammar.Grammars; in parallel."""
+        mine = {at: matcher for at, matcher in matchers.items() if isinstance(matcher, GuidanceMatcher)}
+        address, num_masks = _address(masks), len(masks) // mask_bytes
+        for together in self._rounds(mine):
+            self._executor.unsafe_compute_mask_ptr(together, address, mask_bytes, num_masks)
+        failures: dict[int, BaseException] = {}
+        for at, matcher in mine.items():
+            try:
+                matcher.correct(masks[at * mask_bytes : (at + 1) * mask_bytes])
+            except BaseException as error:
+                failures[at] = error
+        return failures
+
+    def _rounds(self, matchers: Mapping[int, GuidanceMatcher]) -> Iterator[list[tuple[llguidance.LLMatcher, int]]]:
+        """What is filled at a time: matchers of one grammar share a lexer under a lock, in parallel they would only
+        wait for each other. A round of one is filled in this thread."""
+        columns: dict[Compilation, list[tuple[llguidance.LLMatcher, int]]] = {}
+        for at, matcher in matchers.items():
+            columns.setdefault(matcher.grammar, []).append((matcher.state, at))
+        if not self._is_parallel:
+            yield from ([each] for column in columns.values() for each in column)
+            return
+        for together in zip_longest(*columns.values()):
+            yield [each for each in together if each is not None]
+
+    def _add(self, constraint: Constraint) -> Compilation:
+        self._num_bytes += _estimate(constraint)
+        while self._num_bytes > self._max_cache_bytes and self._cache:
+            oldest, _ = self._cache.popitem(last=False)
+            self._num_bytes -= _estimate(oldest)
+        compilation = self._cache[constraint] = Compilation(constraint)
+        self._compiler.submit(compilation)
+        return compilation
+
+
+class Compiler:
+    """A thread that lives while there is something to compile.
+
+    Args:
+        tokenizer: grammars are compiled for.
+        done: is called in the thread with every Compilation that is done.
+    """
+
+    def __init__(self, tokenizer: llguidance.LLTokenizer, done: Callable[[Event], None]) -> None:
+        self._tokenizer = tokenizer
+        self._done = done
+        self._lock = threading.Lock()
+        self._waiting: deque[Compilation] = deque()
+        self._is_running = False
+
+    def submit(self, compilation: Compilation) -> None:
+        with self._lock:
+            self._waiting.append(compilation)
+            if self._is_running:
+                return
+            self._is_running = True
+        size = threading.stack_size(_STACK_BYTES)
+        try:
+            threading.Thread(target=self._run, name="compiler", daemon=True).start()
+        finally:
+            threading.stack_size(size)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._is_running = False
+                    return
+                compilation = self._waiting.popleft()
+            _compile(compilation, self._tokenizer)
+            self._done(compilation)
+
+
+class GuidanceMatcher:
+    """One output's state.
+
+    Args:
+        grammar: compiled.
+        ends: ids that end the output: they may be drawn where the grammar is satisfied and nowhere else.
+        tokenizer_ends: ids that the library takes for ends.
+    """
+
+    __slots__ = ("grammar", "state", "_ends", "_others")
+
+    def __init__(self, grammar: Compilation, ends: tuple[int, ...], tokenizer_ends: tuple[int, ...]) -> None:
+        if grammar.matcher is None:
+            raise InvalidConstraint(f"{_FIELD}: {grammar.problem}", field=_FIELD)
+        self.grammar = grammar
+        self.state = grammar.matcher.deep_copy()
+        self._ends = ends
+        self._others = tuple(set(tokenizer_ends) - set(ends))
+
+    def fill(self, mask: memoryview) -> None:
+        self.state.unsafe_compute_mask_ptr(_address(mask), len(mask))
+        self.correct(mask)
+
+    def correct(self, mask: memoryview) -> None:
+        """Makes the library's mask one of engine.grammar.Matcher.fill. Raises InvalidConstraint where it has failed."""
+        self._check()
+        for token_id in self._others:
+            mask[token_id >> 3] &= ~(1 << (token_id & 7)) & 0xFF
+        is_satisfied = self.state.is_accepting()
+        for token_id in self._ends:
+            if is_satisfied:
+                mask[token_id >> 3] |= 1 << (token_id & 7)
+            else:
+                mask[token_id >> 3] &= ~(1 << (token_id & 7)) & 0xFF
+
+    def accept(self, token_id: int) -> bool:
+        is_accepted = self.state.try_consume_tokens([token_id]) == 1
+        self._check()
+        return is_accepted
+
+    def roll_back(self, num_tokens: int) -> None:
+        self.state.rollback(num_tokens)
+        self._check()
+
+    @property
+    def is_complete(self) -> bool:
+        return self.state.is_stopped()
+
+    def _check(self) -> None:
+        if self.state.is_error():
+            words = self.state.get_error().replace("<non-verbose/>", "").strip()
+            raise InvalidConstraint(f"{_FIELD}: too complex to go on: {words}", field=_FIELD)
+
+
+def read_vocabulary(card: ModelConfig) -> llguidance.LLTokenizer | None:
+    """The vocabulary of a model; None where it has no tokenizer, or none that gives every token its bytes. 0.7 s for
+    128,000 tokens, for which the interpreter's lock is held."""
+    if not card.has_tokenizer:
+        return None
+    text = (card.path / TOKENIZER_FILE).read_text()
+    try:
+        return llguidance.LLTokenizer(text, n_vocab=card.vocab_size, eos_token=list(card.eos_token_ids) or None)
+    except Exception as error:
+        _LOG.warning("outputs cannot be constrained: %s is not for grammars: %s", TOKENIZER_FILE, error)
+        return None
+
+
+def _compile(compilation: Compilation, tokenizer: llguidance.LLTokenizer) -> None:
+    try:
+        limits = llguidance.LLParserLimits(**LIMITS)
+        matcher = llguidance.LLMatcher(tokenizer, compilation.constraint.grammar, log_level=0, limits=limits)
+    except BaseException as error:  # a panic of the library is no Exception
+        compilation.problem = f"cannot be compiled ({type(error).__name__})"
+        return
+    if matcher.is_error():
+        compilation.problem = matcher.get_error()
+    else:
+        compilation.matcher = matcher
+
+
+def _address(mask: memoryview) -> int:
+    return int(np.frombuffer(mask, np.uint8).__array_interface__["data"][0])
+
+
+def _estimate(constraint: Constraint) -> int:
+    """Bytes that a compiled grammar takes."""
+    return 2**20 + 64 * len(constraint.grammar)

@@ -1,0 +1,97 @@
+"""What a caller may ask of an output's form: checked, and written as one grammar that llguidance reads."""
+
+from __future__ import annotations
+
+import re
+
+import llguidance
+import msgspec
+from llguidance.gbnf_to_lark import any_to_lark
+
+from photon_grpc.core.constraint import Constraint
+from photon_grpc.errors import InvalidConstraint, InvalidRequest
+from photon_grpc.frontend.ask import ConstraintAsk
+
+#: The names of kinds among a model's features.
+FEATURES = {
+    "json_schema": "JSON_SCHEMA",
+    "json_object": "JSON_SCHEMA",
+    "regex": "REGEX",
+    "choices": "CHOICES",
+    "grammar": "GRAMMAR",
+}
+#: JSON without white space outside strings, nothing ignored.
+_JSON_OPTIONS = {
+    "item_separator": ",",
+    "key_separator": ":",
+    "whitespace_flexible": False,
+    "lenient": False,
+    "coerce_one_of": False,
+}
+_REGEX_SIGNS = re.compile(r"[\\.+*?()|\[\]{}^$]")
+_EBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+
+
+def field_of(ask: ConstraintAsk) -> str:
+    return f"structured_output.{ask.kind}"
+
+
+def check_constraint(ask: ConstraintAsk, max_bytes: int) -> None:
+    """Raise InvalidConstraint where it is too large, InvalidRequest where it says nothing or is not Unicode."""
+    field = field_of(ask)
+    if ask.kind == "choices" and not ask.choices:
+        raise InvalidRequest(f"{field}.values: must not be empty", field=f"{field}.values")
+    for i, choice in enumerate(ask.choices):
+        if not choice:
+            raise InvalidRequest(f"{field}.values[{i}]: must not be empty", field=f"{field}.values[{i}]")
+    if ask.kind not in ("choices", "json_object") and not ask.text:
+        raise InvalidRequest(f"{field}: must not be empty", field=field)
+    try:
+        num_bytes = sum([len(text.encode()) for text in (ask.text, *ask.choices)])
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{field}: holds a lone surrogate, which is not Unicode", field=field) from None
+    if num_bytes > max_bytes:
+        message = f"{field}: has {num_bytes} bytes; {max_bytes} are allowed"
+        raise InvalidConstraint(message, field=field, needed=num_bytes, limit=max_bytes)
+
+
+def write_grammar(ask: ConstraintAsk) -> Constraint:
+    """The grammar of a checked `ask`. Takes long for a long one. Raise InvalidConstraint."""
+    if ask.kind in ("json_schema", "json_object"):
+        return Constraint(_grammar("json_schema", _compact(ask.text or '{"type":"object"}')))
+    if ask.kind == "regex":
+        return Constraint(llguidance.LLMatcher.grammar_from_regex(ask.text))
+    if ask.kind == "choices":
+        patterns = [_REGEX_SIGNS.sub(r"\\\g<0>", choice) for choice in ask.choices]
+        return Constraint(llguidance.LLMatcher.grammar_from_regex("|".join(patterns)))
+    return Constraint(_grammar("lark_grammar", msgspec.json.encode(_lark(ask.text))))
+
+
+def _grammar(kind: str, json: bytes) -> str:
+    return msgspec.json.encode({"grammars": [{kind: msgspec.Raw(json)}]}).decode()
+
+
+def _compact(schema: str) -> bytes:
+    """The schema with our options in place of its own."""
+    try:
+        keywords = msgspec.json.decode(schema, type=dict[str, msgspec.Raw] | bool)
+    except msgspec.ValidationError:
+        message = "structured_output.json_schema: a schema is a JSON object, true or false"
+        raise InvalidConstraint(message, field="structured_output.json_schema") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        message = f"structured_output.json_schema: is no JSON text: {error}"
+        raise InvalidConstraint(message, field="structured_output.json_schema") from None
+    if isinstance(keywords, bool):
+        # An empty schema allows everything, with `not` nothing.
+        return msgspec.json.encode({"x-guidance": _JSON_OPTIONS, **({} if keywords else {"enum": []})})
+    return msgspec.json.encode({**keywords, "x-guidance": _JSON_OPTIONS})
+
+
+def _lark(grammar: str) -> str:
+    if not _EBNF_RULE.search(grammar):
+        return grammar
+    try:
+        return any_to_lark(grammar)
+    except Exception as error:  # the converter raises what it likes
+        message = f"structured_output.grammar: cannot be read as EBNF: {str(error)[:500]}"
+        raise InvalidConstraint(message, field="structured_output.grammar") from None

@@ -1,0 +1,115 @@
+"""Tries a constraint out before the engine is given it: compiles it for tokens that are bytes, and walks it.
+
+What is written to break a compiler takes it long, or the process down with it (a chain of ten thousand references
+exhausts its stack): `service/encoder.py` does this in a fork. What passes here, in less stack and time than the engine
+has, is compiled there by the same limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import llguidance
+import msgspec
+
+from photon_grpc.core.constraint import LIMITS, Constraint
+from photon_grpc.errors import InvalidConstraint
+from photon_grpc.frontend.ask import ConstraintAsk
+from photon_grpc.frontend.constraint import field_of, write_grammar
+
+#: Bytes of the walk: enough for what grows with every step to meet its limit.
+_NUM_WALKED = 64
+#: Characters of the compiler's words that are told.
+_MAX_WORDS = 600
+#: Subschemas of a schema that does not compile which are compiled alone, to find which it is.
+_MAX_LOOKED_AT = 64
+_MAX_LOOKED_INTO = 32 * 1024
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE = ("items", "additionalProperties", "additionalItems")
+
+
+def try_out(ask: ConstraintAsk) -> Constraint:
+    """The grammar of a checked `ask`, which compiles and which something satisfies. Raise InvalidConstraint."""
+    field = field_of(ask)
+    constraint = write_grammar(ask)
+    matcher = _compile(constraint)
+    problem = matcher.get_error()
+    if problem:
+        where = _pointer(ask.text, problem) if ask.kind == "json_schema" else ""
+        raise InvalidConstraint(f"{field}: {where and f'at {where}: '}{_cut(problem)}", field=field)
+    problem = _walk(matcher)
+    if problem:
+        raise InvalidConstraint(f"{field}: {problem}", field=field)
+    return constraint
+
+
+@cache
+def byte_tokenizer() -> llguidance.LLTokenizer:
+    """Made once, before processes are forked that use it."""
+    return llguidance.LLTokenizer("byte", slices=[])
+
+
+def _compile(constraint: Constraint) -> llguidance.LLMatcher:
+    limits = llguidance.LLParserLimits(**LIMITS)
+    return llguidance.LLMatcher(byte_tokenizer(), constraint.grammar, log_level=0, limits=limits)
+
+
+def _walk(matcher: llguidance.LLMatcher) -> str:
+    """Why it cannot be followed for some steps; empty where it can. The way is the same for the same grammar."""
+    for step in range(_NUM_WALKED):
+        mask = matcher.compute_bitmask()
+        if matcher.is_error():
+            words = matcher.get_error()
+            return "nothing satisfies it" if not step and "NoExtension" in words else f"too complex: {_cut(words)}"
+        allowed = [id for id in range(256) if mask[id // 8] >> id % 8 & 1]
+        if not allowed:
+            return "" if step else "only an empty output satisfies it"
+        matcher.try_consume_tokens([allowed[step * 7 % len(allowed)]])
+        if matcher.is_stopped() and not matcher.is_error():
+            return ""
+    return ""
+
+
+def _cut(words: str) -> str:
+    words = words.replace("<non-verbose/>", "").strip()
+    return words if len(words) <= _MAX_WORDS else f"{words[:_MAX_WORDS]} ..."
+
+
+def _pointer(schema: str, problem: str) -> str:
+    """The JSON pointer of the deepest subschema that alone has the same problem; empty for the whole."""
+    if len(schema) > _MAX_LOOKED_INTO:
+        return ""
+    root = msgspec.json.decode(schema)
+    if not isinstance(root, dict):
+        return ""
+    shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
+    pointer, node, left = "", root, _MAX_LOOKED_AT
+    while True:
+        for step, child in _children(node):
+            left -= 1
+            if left < 0:
+                return pointer
+            alone = msgspec.json.encode({**child, **shared}).decode() if isinstance(child, dict) else str(child).lower()
+            if _compile(write_grammar(ConstraintAsk("json_schema", alone))).get_error() == problem:
+                pointer, node = pointer + step, child
+                break
+        else:
+            return pointer
+
+
+def _children(schema: Any) -> Iterator[tuple[str, Any]]:
+    """Subschemas with the end of their pointers."""
+    if not isinstance(schema, dict):
+        return
+    for keyword, value in schema.items():
+        if keyword in _MAPS and isinstance(value, dict):
+            for name, child in value.items():
+                yield f"/{keyword}/{name.replace('~', '~0').replace('/', '~1')}", child
+        elif keyword in _LISTS and isinstance(value, list):
+            for number, child in enumerate(value):
+                yield f"/{keyword}/{number}", child
+        elif keyword in _SINGLE:
+            yield f"/{keyword}", value
