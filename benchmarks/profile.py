@@ -33,7 +33,8 @@ from benchmarks.saved import add_save_flag, saved
 GROUPS = (
     (
         "sampling",
-        r"draw|score|threshold_kernel|bitmask|peak_kernel|tally|window_kernel|list_kernel|sampl|noise|gumbel|argmax|topk|softmax|sort|logits",
+        r"draw|score|threshold_kernel|bitmask|penalise|bias_kernel|count_kernel|bins_kernel|tally|window_kernel|list_kernel"
+        r"|sampl|noise|gumbel|argmax|topk|softmax|sort|logits",
     ),
     ("attention", r"attention|attn|flash|fmha|sdpa|varlen|decode_kernel|merge_kernel"),
     ("fused projections", r"gemv_kernel|wgmma_kernel|fused_linear|gemv"),

@@ -23,6 +23,9 @@ from photon_grpc.core.request import SamplingParams
 from photon_grpc.core.scores import NO_SCORES, RECORD, ScoreParams
 
 GREEDY, DRAWN, TOP_P = SamplingParams(0.0), SamplingParams(0.8, seed=1), SamplingParams(0.8, top_p=0.95, seed=1)
+# Logits of dummy weights are normal with deviation 0.9 (0.02 · √hidden_size). Over 0.8 such rows are nearly flat; over
+# 0.3 they are as wide as a trained model's.
+WIDE = SamplingParams(0.3, top_p=0.95, seed=1)
 VARIANTS = {
     "greedy": (GREEDY, NO_SCORES),
     "greedy, logprobs 0": (GREEDY, ScoreParams(logprobs=0)),
@@ -30,6 +33,9 @@ VARIANTS = {
     "greedy, logprobs 20": (GREEDY, ScoreParams(logprobs=20)),
     "temperature": (DRAWN, NO_SCORES),
     "temperature, logprobs 5": (DRAWN, ScoreParams(logprobs=5)),
+    "temperature, top_p of flat rows": (TOP_P, NO_SCORES),
+    "temperature, top_p of wide rows": (WIDE, NO_SCORES),
+    "temperature, top_k 50 and top_p of wide rows": (structs.replace(WIDE, top_k=50), NO_SCORES),
     "top_p": (TOP_P, NO_SCORES),
     "top_p, logprobs 5": (TOP_P, ScoreParams(logprobs=5)),
 }

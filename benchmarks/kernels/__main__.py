@@ -9,6 +9,7 @@ import torch
 
 from benchmarks.kernels import (
     decode_attention,
+    draw_kept,
     fused_linear,
     noise,
     paged_attention,
@@ -16,7 +17,6 @@ from benchmarks.kernels import (
     rotary,
     scores,
     swiglu,
-    topk_topp,
     write_kv,
 )
 from photon_grpc.kernels import select
@@ -29,8 +29,8 @@ TABLES = {
     "paged_attention": paged_attention.table,
     "decode_attention": decode_attention.table,
     "noise": noise.table,
-    "topk_topp": topk_topp.table,
     "scores": scores.table,
+    "draw_kept": draw_kept.table,
     "fused_linear": fused_linear.table,
 }
 

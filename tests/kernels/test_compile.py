@@ -21,8 +21,9 @@ from photon_grpc.kernels import rms_norm, swiglu
 from photon_grpc.kernels.attention import online_softmax, triton_decode, triton_varlen, write_kv
 from photon_grpc.kernels.rotary import rotary, rotate_store
 from photon_grpc.kernels.rotary.rotate_store import Rotation
-from photon_grpc.kernels.sampling import bitmask, histogram, noise, penalties, scores, topk_topp
-from photon_grpc.kernels.sampling.histogram import Filters, Histogram, LogitRows
+from photon_grpc.kernels.sampling import bitmask, draw_kept, histogram, noise, penalties, scores, topk_topp
+from photon_grpc.kernels.sampling.draw import SamplingMetadata
+from photon_grpc.kernels.sampling.histogram import Filters, LogitRows, Search
 from photon_grpc.kernels.sampling.scores import ScoreMetadata, TileScores
 
 triton = pytest.importorskip("triton")
@@ -180,16 +181,22 @@ def test_rotate_store(name: str, dtype: torch.dtype, of_heads: bool) -> None:
     assert "st.global.v" in built.ptx or name == "demo"
 
 
-@pytest.mark.parametrize("num_columns", [32000, 151936])
-def test_topk_topp(num_columns: int) -> None:
-    types = {
-        "rows": LogitRows("*fp32", "i32", "i32"),
-        "filters": Filters("*i64", "*fp32", "*fp32"),
-        "histogram": Histogram(*["*fp32"] * 6, "i32", "i32"),
+@pytest.mark.parametrize("num_columns", [32000, 128256, 151936])
+def test_draw_kept(num_columns: int) -> None:
+    types: dict[str, Any] = {
+        "rows": LogitRows("*fp32", "i32", "i32"),  # type: ignore[arg-type]
+        "metadata": SamplingMetadata("*i64", "*i32", "*fp32", "*i64", "*i64", "*i64"),  # type: ignore[arg-type]
+        "filters": Filters("*i64", "*fp32", "*fp32"),  # type: ignore[arg-type]
+        "search": Search(*["*fp32"] * 4, "*i64", "*i32", "*i32", *["*fp32"] * 4, "*i32", "i32"),  # type: ignore[arg-type]
     }
     for kernel, constants in topk_topp.stages(num_columns):
-        reads_chunk = kernel in (histogram.peak_kernel, histogram.tally_kernel, histogram.list_kernel)
-        check(compiled(kernel, types, constants), "ld.global.v4" if reads_chunk else "ld.global")
+        built = compiled(kernel, types, constants)
+        reads_chunk = kernel in (histogram.tally_kernel, histogram.list_kernel)
+        check(built, "ld.global.v4" if reads_chunk else "ld.global")
+    built = compiled(draw_kept.draw_kept_kernel, types, draw_kept.config())
+    check(built)
+    # An approximate logarithm has an absolute error that would swallow log(u) where u is near 1.
+    assert "lg2.approx" not in built.ptx
 
 
 @each_model

@@ -11,7 +11,7 @@ from photon_grpc.config.flags import SchedulerConfig
 from photon_grpc.core.batch import NAN_LOGITS, Admission, Batch
 from photon_grpc.core.request import FinishReason, SamplingParams
 from photon_grpc.kernels import select
-from photon_grpc.kernels.sampling import draw, draw_kept, noise
+from photon_grpc.kernels.sampling import draw, draw_kept
 from photon_grpc.kernels.sampling.draw import INVALID
 from photon_grpc.kernels.sampling.topk_topp import reference as cutoff
 from photon_grpc.runner.sampler import Sampler, SamplingLevel
@@ -181,7 +181,7 @@ def test_noise_for_all_and_noise_for_each_row_s_kept_draw_the_same() -> None:
     words = torch.arange(6)
     metadata = draw.SamplingMetadata(words, words + 9, words.float(), words * 2**61, words, words // 2)
     smallest = scaled.sort(-1).values[words, torch.tensor([0, 499, 450, 250, 490, 3])]
-    drawn = [each(scaled, smallest, metadata, noise.reference) for each in (draw_kept.draw_all, draw_kept.draw_each)]
+    drawn = [each(scaled, smallest, metadata) for each in (draw_kept.draw_all, draw_kept.draw_each)]
     assert torch.equal(*drawn) and drawn[0][1] == scaled[1].argmax()
 
 

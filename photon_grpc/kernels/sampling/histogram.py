@@ -1,21 +1,20 @@
-"""The few elements of a row among which its threshold is: bins by distance from the largest, counted, weighed, listed.
+"""The few elements of a row among which its threshold is: sixteen bins weighed, the one that has the threshold listed.
 
-    bin(x) = min(round(8 · (max(x) - x)), 255),  coarse bin = bin / 16 (two wide),  weight(x) = exp(x - max(x))
+    bin(x) = round((anchor - x) / width) within 0..15,  width = 0.2 · deviation,  anchor = center + 7.5 · width
+    weight(x) = exp((x - max) / temperature), or 1
 
-A row that has a top_k is searched by count, for k; any other by weight, for top_p · Σ weight. In the order of the bins
-a running sum reaches what is searched for in one of them. Its elements are the window; by count, those of all bins
-before it too, since what is done next with the k largest needs them. Where a window is of more than CAPACITY elements
-its coarse bin is split in sixteen; one that still is then is not listed, and the row itself is searched.
+Mean and deviation are those of a sample of the row, always of the same columns; the center is where the threshold of a
+normal row would be. A row that has a top_k is searched by count, for k; any other by weight, for top_p · Σ weight. In
+the order of the bins a running sum reaches what is searched for in one of them, the window. Its elements are listed; by
+count, and with a top_p behind it, those of all bins before it too, since what is done next with the k largest needs
+them. Any choice of bins gives the same threshold; a poor one lists more. Beside the window, elements that are above it
+and can win are listed to be drawn from: noise is made for them, and for nothing below.
 
 A program does one chunk of one row, and sums are taken in the order of the chunks, which depends on nothing but the
-number of columns: a row's threshold is the same in any batch. A row that filters nothing costs the launches.
+number of columns: a row's threshold is the same in any batch.
 
-Shapes: scaled logits float32 [R, V] in S = ⌈V / CHUNK⌉ chunks. peaks float32 [R, S]; tallies float32 [R, 2, 2, S, 16]:
-of coarse bins and of the sixteenths of one, counts (below 2^24, so exact) and the running sum of weights; windows
-float32 [R, 5]: first and last bin, the mass before them (the coarse bin before the last, by count), the mass searched
-for, how many elements; places float32 [R, 2, S]: where a chunk's part of the list begins, and its size; the list
-float32 [R, list_stride]. Bytes moved: 4 · R · V for each of peaks, coarse tallies and the list, and for the fine
-tallies where they are needed.
+Shapes: logits float32 [R, V] in S = ⌈V / CHUNK⌉ chunks. Bytes moved: 4 · R · V for the tallies; as much for the lists,
+but for chunks that have nothing to list, and 8 an element listed.
 """
 
 from __future__ import annotations
@@ -25,103 +24,130 @@ from typing import NamedTuple
 import torch
 
 from photon_grpc.kernels.jit import jit, tl
+from photon_grpc.kernels.sampling.noise import MAX_GUMBEL, MIN_GUMBEL
 
 
 class LogitRows(NamedTuple):
-    """Scaled logits float32 [R, num_columns]; `stride` elements from one row to the next."""
+    """Logits float32 [R, num_columns]; `stride` elements from one row to the next."""
 
-    scaled: torch.Tensor
+    logits: torch.Tensor
     num_columns: int
     stride: int
 
 
 class Filters(NamedTuple):
-    """Of each row, or slot: top_k int64 (-1: off), top_p and min_p float32 (1 and 0: off)."""
+    """Of every slot: top_k int64 (-1: off), top_p and min_p float32 (1 and 0: off)."""
 
     top_k: torch.Tensor
     top_p: torch.Tensor
     min_p: torch.Tensor
 
 
-class Histogram(NamedTuple):
-    """Handed from one kernel to the next, shapes as above; thresholds float32 [R] is what the last of them leaves."""
+class Search(NamedTuple):
+    """Handed from one kernel to the next; float32 but for what is said.
 
-    peaks: torch.Tensor
+    tops [R, S]: each chunk's highest logit, infinite where one is NaN.
+    tallies [R, S, 16]: the running sum of weights over the bins, relative to the chunk's highest.
+    bins [R, 3]: anchor, 1 / width (0: not searched), how fast weights fall in powers of two (0: by count, -1: greedy).
+    windows [R, 5]: first and last bin, the least logit that is drawn from, the mass before the window, the mass
+    searched for.
+    listed int64 [R, S · CHUNK], logit and id: each chunk's part of the window from its start on, what is above from its
+    end on; num_within, num_above int32 [R, S]: how many.
+    gathered [R, TILE]: scratch.
+    thresholds, best [R]: of logits / temperature, of logits.
+    scores [R, S], ids int32 [R, S]: of each chunk, what wins.
+    """
+
+    tops: torch.Tensor
     tallies: torch.Tensor
+    bins: torch.Tensor
     windows: torch.Tensor
-    places: torch.Tensor
     listed: torch.Tensor
+    num_within: torch.Tensor
+    num_above: torch.Tensor
+    gathered: torch.Tensor
     thresholds: torch.Tensor
-    list_stride: int
+    best: torch.Tensor
+    scores: torch.Tensor
+    ids: torch.Tensor
     num_splits: int
 
 
-class HistogramSizes(NamedTuple):
-    """A program does a CHUNK of a row; up to CAPACITY elements are listed; the search reads STEPs of them and holds a
-    TILE.
+class SearchSizes(NamedTuple):
+    """A program does a CHUNK of a row; the search reads STEPs of a list and holds a TILE.
 
-    SPLITS: chunks of a row, as a power of two. LANES: partial sums that a program takes.
+    SPLITS: chunks of a row, as a power of two. LANES: partial sums that a program takes. DRAWN: elements that one makes
+    noise for at a time. RANGE: a token whose scaled logit is this far below the best cannot win, whatever the noise.
     """
 
     CHUNK: int = 4096
-    CAPACITY: int = 16384
-    TILE: int = 4096
-    STEP: int = 8192
+    TILE: int = 8192
+    STEP: int = 4096
     SPLITS: int = 1
     LANES: int = 1
+    DRAWN: int = 512
+    RANGE: float = MAX_GUMBEL - MIN_GUMBEL
 
 
 @jit
-def criteria(filters, row, num_columns):
-    """k and p as float32, whether the row is searched by count, and whether it is searched at all."""
-    k, p = tl.load(filters.top_k + row), tl.load(filters.top_p + row)
+def criteria(metadata, filters, row, num_columns):
+    """Temperature, k and p as float32, whether the row is searched by count, and whether it is searched at all."""
+    slot = tl.load(metadata.slots + row)
+    temperature = tl.load(metadata.temperature + slot)
+    k, p = tl.load(filters.top_k + slot), tl.load(filters.top_p + slot)
     by_count = (k > 0) & (k < num_columns)
-    return k.to(tl.float32), p, by_count, by_count | (p < 1.0)
+    return temperature, k.to(tl.float32), p, by_count, (temperature > 0.0) & (by_count | (p < 1.0))
 
 
 @jit
-def bin_of(value, top):
-    """int32 in 0..255; what is no number is in the last."""
-    eighths = (top - value) * 8.0
-    # The sum rounds to an integer, which is then in the low bits: no conversion, of which a GPU does few at a time.
-    return (tl.where(eighths < 255.0, eighths, 255.0) + 8388608.0).to(tl.int32, bitcast=True) & 255
+def load_tops(search, row, SIZES: tl.constexpr):
+    """[SPLITS]: each chunk's highest logit, and the row's."""
+    split = tl.arange(0, SIZES.SPLITS)
+    place = search.tops + row * search.num_splits + split
+    tops = tl.load(place, mask=split < search.num_splits, other=-float("inf"))
+    return tops, tl.max(tops, axis=0)
 
 
 @jit
-def peak_of(peaks, row, num_splits, SPLITS: tl.constexpr):
-    """The row's largest element."""
-    split = tl.arange(0, SPLITS)
-    return tl.max(tl.load(peaks + row * num_splits + split, mask=split < num_splits, other=-float("inf")), axis=0)
+def load_chunk(rows, split, row, SIZES: tl.constexpr):
+    """float32 [CHUNK], -infinity behind the row's end."""
+    column = split * SIZES.CHUNK + tl.arange(0, SIZES.CHUNK)
+    return tl.load(rows.logits + row * rows.stride + column, mask=column < rows.num_columns, other=-float("inf"))
 
 
 @jit
-def tally_at(tallies, row, level, of_weights, num_splits):
-    """The start of a row's tallies [S, 16]: level 0 coarse, 1 fine."""
-    return tallies + ((row * 2 + level) * 2 + of_weights) * num_splits * 16
+def quantile(share):
+    """Of the standard normal distribution, to 0.01 (Tukey's lambda)."""
+    return 4.91 * (tl.exp2(0.14 * tl.log2(share)) - tl.exp2(0.14 * tl.log2(1.0 - share)))
 
 
 @jit
-def load_tally(tallies, row, level, of_weights, num_splits, SPLITS: tl.constexpr):
-    """float32 [SPLITS, 16], zeros behind the last chunk."""
-    entry = tl.arange(0, SPLITS * 16)
-    start = tally_at(tallies, row, level, of_weights, num_splits)
-    return tl.reshape(tl.load(start + entry, mask=entry < num_splits * 16, other=0.0), [SPLITS, 16])
+def choose_bins(rows, row, temperature, k, p, by_count):
+    """Anchor and 1 / width, by the finite ones of up to 1,024 elements in eight runs."""
+    number = tl.arange(0, 1024)
+    column = number // 128 * (rows.num_columns // 8) + number % 128
+    inside = column < rows.num_columns
+    logit = tl.load(rows.logits + row * rows.stride + column, mask=inside, other=float("inf"))
+    is_finite = tl.abs(logit) < float("inf")
+    size = tl.maximum(tl.sum(is_finite.to(tl.float32), axis=0), 1.0)
+    mean = tl.sum(tl.where(is_finite, logit, 0.0), axis=0) / size
+    distance = tl.where(is_finite, logit - mean, 0.0)
+    deviation = tl.sqrt(tl.sum(distance * distance, axis=0) / size)
+    deviation = tl.where(deviation > 0.0, deviation, 1.0)
+    # Weights shift a normal distribution by its variance.
+    share = tl.where(by_count, 1.0 - k / rows.num_columns, 1.0 - p)
+    center = quantile(share) + tl.where(by_count, 0.0, deviation / temperature)
+    center = tl.minimum(center, tl.max(distance, axis=0) / deviation)
+    return mean + (center + 1.5) * deviation, 5.0 / deviation
 
 
 @jit
-def crossing(running, before, target):
-    """The bin of sixteen at whose end the running sum has reached `target`, and the sum at its beginning."""
-    chosen = tl.minimum(tl.sum((running < target).to(tl.int32), axis=0), 15)
-    previous = tl.sum(tl.where(tl.arange(0, 16) == chosen - 1, running, 0.0), axis=0)
-    return chosen, tl.where(chosen > 0, previous, before)
-
-
-@jit
-def sizes_within(counts, chosen, by_count):
-    """[SPLITS]: each chunk's elements in the chosen bin; by count, in those before it too."""
-    bins = tl.arange(0, 16)
-    within = (bins == chosen) | (by_count & (bins < chosen))
-    return tl.sum(tl.where(within[None, :], counts, 0.0), axis=1)
+def bin_of(logit, anchor, scale):
+    """An integer in 0.0..15.0; what is no number is in the last."""
+    distance = (anchor - logit) * scale
+    distance = tl.maximum(tl.where(distance < 15.0, distance, 15.0), 0.0)
+    # The sum rounds to an integer: no conversion, of which a GPU does few at a time.
+    return (distance + 8388608.0) - 8388608.0
 
 
 @jit
@@ -155,113 +181,126 @@ def lanes_8(number, weight, last: tl.constexpr, LANES: tl.constexpr):
 def weigh(number, weight, LANES: tl.constexpr):
     """[16]: the running sum of the bins' weights. The sums leave their threads together: one by one it took a barrier
     each."""
-    number = (number | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
     tile = tl.join(lanes_8(number, weight, 0, LANES), lanes_8(number, weight, 1, LANES))
     return tl.sum(tl.reshape(tile, [LANES, 16]), axis=0)
 
 
 @jit
-def places_of(chosen, LANES: tl.constexpr):
-    """Numbers from 0 for the chosen of a tile, lane by lane: only the lanes' totals leave their threads."""
-    tile = tl.reshape(chosen, [chosen.shape[0] // (4 * LANES), LANES, 4])
-    quads = tl.sum(tile, axis=2)
+def running_sum(tile, LANES: tl.constexpr):
+    """Of a tile of integers, in the order of the lanes: only the lanes' totals leave their threads."""
+    lanes = tl.reshape(tile, [tile.shape[0] // (4 * LANES), LANES, 4])
+    quads = tl.sum(lanes, axis=2)
     totals = tl.sum(quads, axis=0)
     before = tl.cumsum(quads, axis=0) - quads + (tl.cumsum(totals, axis=0) - totals)[None, :]
-    return tl.reshape(before[:, :, None] + tl.cumsum(tile, axis=2) - 1, [chosen.shape[0]])
+    return tl.reshape(before[:, :, None] + tl.cumsum(lanes, axis=2), [tile.shape[0]])
 
 
 @jit
-def peak_kernel(rows, filters, histogram, SIZES: tl.constexpr):
-    """Grid (S, R): the largest element of each chunk, of rows that filter anything."""
-    split, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    _k, _p, _by_count, is_searched = criteria(filters, row, rows.num_columns)
-    if is_searched | (tl.load(filters.min_p + row) > 0.0):
-        column = split * SIZES.CHUNK + tl.arange(0, SIZES.CHUNK)
-        value = tl.load(rows.scaled + row * rows.stride + column, mask=column < rows.num_columns, other=-float("inf"))
-        tl.store(histogram.peaks + row * tl.num_programs(0) + split, tl.max(value, axis=0))
-
-
-@jit
-def tally_kernel(rows, filters, histogram, LEVEL: tl.constexpr, SIZES: tl.constexpr):
-    """Grid (S, R): a chunk's elements in each of sixteen bins, and their weights where the row is searched by
-    weight."""
-    split, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    num_splits = tl.num_programs(0)
-    _k, _p, by_count, is_needed = criteria(filters, row, rows.num_columns)
-    if is_needed & (LEVEL == 1):
-        is_needed = tl.load(histogram.windows + row * 5 + 4) > SIZES.CAPACITY
-    if is_needed:
-        column = split * SIZES.CHUNK + tl.arange(0, SIZES.CHUNK)
-        inside = column < rows.num_columns
-        value = tl.load(rows.scaled + row * rows.stride + column, mask=inside, other=-float("inf"))
-        top = peak_of(histogram.peaks, row, num_splits, SIZES.SPLITS)
-        number = bin_of(value, top)
-        if LEVEL == 1:
-            inside &= (number >> 4) == (tl.load(histogram.windows + row * 5 + 1).to(tl.int32) >> 4)
-            number = number & 15
-        else:
-            number = number >> 4
-        bins = split * 16 + tl.arange(0, 16)
-        counts = tl.histogram(number, 16, mask=inside)
-        tl.store(tally_at(histogram.tallies, row, LEVEL, 0, num_splits) + bins, counts.to(tl.float32))
-        if by_count == 0:
-            weight = tl.where(inside, tl.exp(value - top), 0.0)
-            tl.store(tally_at(histogram.tallies, row, LEVEL, 1, num_splits) + bins, weigh(number, weight, SIZES.LANES))
-
-
-@jit
-def window_kernel(rows, filters, histogram, LEVEL: tl.constexpr, SIZES: tl.constexpr):
-    """Grid (R,): the window that the tallies of this level leave, and where the list has each chunk's part of it."""
-    row, num_splits = tl.program_id(0).to(tl.int64), histogram.num_splits
-    k, p, by_count, is_needed = criteria(filters, row, rows.num_columns)
-    entry = histogram.windows + row * 5
-    if is_needed & (LEVEL == 1):
-        is_needed = tl.load(entry + 4) > SIZES.CAPACITY
-    if is_needed:
-        counts = load_tally(histogram.tallies, row, LEVEL, 0, num_splits, SIZES.SPLITS)
-        running = tl.cumsum(tl.sum(counts, axis=0), axis=0)
-        if by_count == 0:
-            running = tl.sum(load_tally(histogram.tallies, row, LEVEL, 1, num_splits, SIZES.SPLITS), axis=0)
-        if LEVEL == 0:
-            target = tl.where(by_count, k, p * tl.max(running, axis=0))
-            chosen, before = crossing(running, 0.0, target)
-            sizes = sizes_within(counts, chosen, by_count)
-            first, last = chosen * 16, chosen * 16 + 15
-        else:
-            coarse, target = tl.load(entry + 1).to(tl.int32) >> 4, tl.load(entry + 3)
-            before = tl.load(entry + 2)
-            sixteenth, before = crossing(before + running, before, target)
-            sizes = sizes_within(counts, sixteenth, by_count)
-            if by_count:
-                coarse_counts = load_tally(histogram.tallies, row, 0, 0, num_splits, SIZES.SPLITS)
-                sizes += sizes_within(coarse_counts, coarse - 1, by_count)
-            first, last = coarse * 16 + sixteenth, coarse * 16 + sixteenth
-        tl.store(entry, tl.where(by_count, 0, first).to(tl.float32))
-        tl.store(entry + 1, last.to(tl.float32))
-        tl.store(entry + 2, before)
-        tl.store(entry + 3, target)
-        tl.store(entry + 4, tl.sum(sizes, axis=0))
-        split = tl.arange(0, SIZES.SPLITS)
-        place = histogram.places + row * 2 * num_splits + split
-        tl.store(place, tl.cumsum(sizes, axis=0) - sizes, mask=split < num_splits)
-        tl.store(place + num_splits, sizes, mask=split < num_splits)
-
-
-@jit
-def list_kernel(rows, filters, histogram, SIZES: tl.constexpr):
-    """Grid (S, R): a chunk's elements of the window, in a fixed order, behind those of the chunks before."""
-    split, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    num_splits = tl.num_programs(0)
-    _k, _p, _by_count, is_searched = criteria(filters, row, rows.num_columns)
+def bins_kernel(rows, metadata, filters, search, SIZES: tl.constexpr):
+    """Grid (R,): by which bins a row is searched, and by what weights."""
+    row = tl.program_id(0).to(tl.int64)
+    temperature, k, p, by_count, is_searched = criteria(metadata, filters, row, rows.num_columns)
+    anchor, scale = tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float32)
     if is_searched:
-        entry, place = histogram.windows + row * 5, histogram.places + row * 2 * num_splits + split
-        if (tl.load(place + num_splits) > 0) & (tl.load(entry + 4) <= SIZES.CAPACITY):
-            first, last = tl.load(entry).to(tl.int32), tl.load(entry + 1).to(tl.int32)
-            column = split * SIZES.CHUNK + tl.arange(0, SIZES.CHUNK)
-            inside = column < rows.num_columns
-            value = tl.load(rows.scaled + row * rows.stride + column, mask=inside, other=-float("inf"))
-            number = bin_of(value, peak_of(histogram.peaks, row, num_splits, SIZES.SPLITS))
-            chosen = inside & (number >= first) & (number <= last)
-            position = tl.load(place).to(tl.int32) + places_of(chosen.to(tl.int32), SIZES.LANES)
-            listed = histogram.listed + row * histogram.list_stride
-            tl.store(listed + position, value, mask=chosen & (position < SIZES.CAPACITY))
+        anchor, scale = choose_bins(rows, row, temperature, k, p, by_count)
+    rate = tl.where(by_count, 0.0, 1.4426950408889634 / temperature)
+    tl.store(search.bins + row * 3, anchor)
+    tl.store(search.bins + row * 3 + 1, scale)
+    tl.store(search.bins + row * 3 + 2, tl.where(temperature > 0.0, rate, -1.0))
+
+
+@jit
+def load_bins(search, row):
+    """Anchor, 1 / width and rate."""
+    return tl.load(search.bins + row * 3), tl.load(search.bins + row * 3 + 1), tl.load(search.bins + row * 3 + 2)
+
+
+@jit
+def tally_kernel(rows, metadata, filters, search, SIZES: tl.constexpr):
+    """Grid (S, R): a chunk's highest logit, and the running sum of its bins' weights; of a greedy row its best."""
+    split, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    anchor, scale, rate = load_bins(search, row)
+    logit = load_chunk(rows, split, row, SIZES)
+    top = tl.max(tl.where(logit == logit, logit, float("inf")), axis=0)
+    place = row * search.num_splits + split
+    tl.store(search.tops + place, top)
+    if scale > 0.0:
+        above = logit - tl.where(top > -float("inf"), top, 0.0)
+        weight = tl.where(logit > -float("inf"), tl.exp2(above * rate), 0.0)
+        tally = weigh(bin_of(logit, anchor, scale), weight, SIZES.LANES)
+        tl.store(search.tallies + place * 16 + tl.arange(0, 16), tally)
+    if rate < 0.0:
+        best, column = tl.max(logit, axis=0, return_indices=True)
+        tl.store(search.scores + place, best)
+        tl.store(search.ids + place, split * SIZES.CHUNK + column)
+
+
+@jit
+def find_window(search, row, tops, best, rate, p, k, SIZES: tl.constexpr):
+    """The bin at whose end the running sum has reached the target, the sum at its beginning, and the target."""
+    entry, bins = tl.arange(0, SIZES.SPLITS * 16), tl.arange(0, 16)
+    tallies = search.tallies + row * search.num_splits * 16 + entry
+    tally = tl.reshape(tl.load(tallies, mask=entry < search.num_splits * 16, other=0.0), [SIZES.SPLITS, 16])
+    factor = tl.where(tops > -float("inf"), tl.exp2((tops - best) * rate), 0.0)
+    running = tl.sum(tally * factor[:, None], axis=0)
+    total = tl.max(running, axis=0)
+    target = tl.where(rate > 0.0, p * total, tl.minimum(k, total))
+    chosen = tl.minimum(tl.sum((running < target).to(tl.int32), axis=0), 15)
+    return chosen.to(tl.float32), tl.sum(tl.where(bins == chosen - 1, running, 0.0), axis=0), target
+
+
+@jit
+def least_of(filters, slot, best, temperature, SIZES: tl.constexpr):
+    """A logit that whatever min-p keeps and can win is not below."""
+    top = tl.div_rn(best, temperature)
+    least = tl.maximum(top - SIZES.RANGE, tl.minimum(top, top + tl.log(tl.load(filters.min_p + slot)))) * temperature
+    # What is divided and rounded later must not be above it.
+    return least - (tl.abs(least) * 1e-6 + 1e-30)
+
+
+@jit
+def window_kernel(rows, metadata, filters, search, SIZES: tl.constexpr):
+    """Grid (R,): what is listed of a row."""
+    row = tl.program_id(0).to(tl.int64)
+    temperature, k, p, by_count, is_searched = criteria(metadata, filters, row, rows.num_columns)
+    tops, best = load_tops(search, row, SIZES)
+    tl.store(search.best + row, best)
+    # Of a row that is not searched there is no window, and all is above it; of a greedy one nothing is drawn.
+    least = tl.full([], float("inf"), tl.float32)
+    if temperature > 0.0:
+        least = least_of(filters, tl.load(metadata.slots + row), best, temperature, SIZES)
+    first, last = tl.full([], 16.0, tl.float32), tl.full([], -1.0, tl.float32)
+    if is_searched:
+        last, before, target = find_window(search, row, tops, best, tl.load(search.bins + row * 3 + 2), p, k, SIZES)
+        has_all_before = by_count & (p < 1.0)
+        first = tl.where(has_all_before, 0.0, last)
+        tl.store(search.windows + row * 5 + 3, tl.where(has_all_before, 0.0, before))
+        tl.store(search.windows + row * 5 + 4, target)
+    tl.store(search.windows + row * 5, first)
+    tl.store(search.windows + row * 5 + 1, last)
+    tl.store(search.windows + row * 5 + 2, least)
+
+
+@jit
+def list_kernel(rows, metadata, filters, search, SIZES: tl.constexpr):
+    """Grid (S, R): a chunk's elements of the window and those above it that are not below the least, in a fixed
+    order."""
+    split, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    place, count = row * search.num_splits + split, tl.full([], 0, tl.int32)
+    anchor, scale, _rate = load_bins(search, row)
+    entry = search.windows + row * 5
+    first, last, least = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
+    top = tl.load(search.tops + place)
+    if (bin_of(top, anchor, scale) <= last) | ((last < 0.0) & (top >= least)):
+        logit = load_chunk(rows, split, row, SIZES)
+        number = bin_of(logit, anchor, scale)
+        is_within = (logit > -float("inf")) & (number >= first) & (number <= last)
+        mark = is_within.to(tl.int32) + ((number < first) & (logit >= least)).to(tl.int32) * 65536
+        running = running_sum(mark, SIZES.LANES)
+        offset = tl.where(is_within, (running & 65535) - 1, SIZES.CHUNK - (running >> 16))
+        column = split * SIZES.CHUNK + tl.arange(0, SIZES.CHUNK)
+        pair = (logit.to(tl.int32, bitcast=True).to(tl.int64) << 32) | column.to(tl.int64)
+        tl.store(search.listed + place * SIZES.CHUNK + offset, pair, mask=mark > 0)
+        count = tl.sum(mark, axis=0)
+    tl.store(search.num_within + place, count & 65535)
+    tl.store(search.num_above + place, count >> 16)

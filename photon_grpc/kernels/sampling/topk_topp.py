@@ -1,21 +1,20 @@
-"""top-k, top-p and min-p as one number per row: the smallest logit that is kept.
+"""top-k, top-p and min-p as one number per row: the smallest scaled logit that is kept, s = logit / temperature.
 
 Order and meaning are those of transformers' warpers: top-k, then top-p over what is left, then min-p. Tokens whose
-logits are equal are kept or dropped together.
+scaled logits are equal are kept or dropped together.
 
     after top-k   v_k, the k-th largest
-    after top-p   the largest v with  Σ exp(x) over x >= v  not below  top_p · Σ exp(x) over the k largest
-    after min-p   max(x) + log(min_p)
+    after top-p   the largest v with  Σ exp(s) over s >= v  not below  top_p · Σ exp(s) over the k largest
+    after min-p   max(s) + log(min_p)
     threshold   = the largest of the three
 
-Nothing is sorted. Passes over the rows list the few elements among which v_k or v is (`histogram.py`); then one program
-a row halves the interval of floats, in the order of their numbers, until one is left. Where there are too many to list
-(flat rows, a large k) it does so over the row itself: right, and slower. Sums are taken in a fixed order.
+Nothing is sorted. Two passes over the rows list the few elements among which v_k or v is (`histogram.py`); then one
+program a row halves the interval of floats, in the order of their numbers, until one is left. Sums are of float32, in
+an order that depends on the row and the number of columns alone: where Σ exp(s) meets top_p but for their rounding, the
+threshold may be the element before or behind, and is the same in any batch.
 
-Shapes: scaled logits float32 [R, V], top_k int64 [R] (-1: off), top_p and min_p float32 [R] (1 and 0: off) -> float32
-[R]. Bytes moved: 4 · R · V three times, four where a nucleus is wide, once for min-p alone; nothing for rows that
-filter nothing.
-Scratch: CAPACITY + TILE floats a row.
+Shapes: logits float32 [R, V], SamplingMetadata of the R rows, Filters of every slot -> Search, whose thresholds and
+best are float32 [R]. Bytes moved: those of the lists, once to six times. Scratch: 8 · V bytes a row.
 """
 
 from __future__ import annotations
@@ -25,24 +24,23 @@ from typing import Any
 
 import torch
 
-from photon_grpc.kernels.jit import cdiv, jit, launches, next_power_of_2, tl
+from photon_grpc.kernels.jit import cdiv, jit, next_power_of_2, tl
+from photon_grpc.kernels.sampling.draw import SamplingMetadata
 from photon_grpc.kernels.sampling.histogram import (
     Filters,
-    Histogram,
-    HistogramSizes,
     LogitRows,
-    bin_of,
+    Search,
+    SearchSizes,
+    bins_kernel,
     criteria,
     list_kernel,
-    peak_kernel,
-    peak_of,
-    places_of,
+    running_sum,
     tally_kernel,
     window_kernel,
 )
 
 #: Of every launch; SPLITS and LANES follow from them.
-SIZES = HistogramSizes()
+SIZES = SearchSizes()
 
 
 def reference(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
@@ -75,76 +73,87 @@ def value_of(number):
 
 
 @jit
-def mass_of(value, bound, top, BY_COUNT: tl.constexpr):
-    """How many of a tile's elements are not below `bound`, or what they weigh."""
-    return tl.sum(tl.where(value >= bound, 1.0 if BY_COUNT else tl.exp(value - top), 0.0), axis=0)
+def weight_of(logit, weighing):
+    """What each element of a tile adds to the mass searched for; weighing: highest logit, 1.44 / temperature, by
+    count."""
+    best, rate, by_count = weighing
+    return tl.where(by_count, 1.0, tl.exp2((logit - best) * rate))
 
 
 @jit
-def load(source, start, count, SIZE: tl.constexpr):
-    """A tile of `source`; behind its end what no comparison holds for."""
-    column = start + tl.arange(0, SIZE)
-    return tl.load(source + column, mask=column < count, other=float("nan"))
+def mass_of(logit, weight, bound):
+    """Of a tile's elements that are not below `bound`."""
+    return tl.sum(tl.where(logit >= bound, weight, 0.0), axis=0)
 
 
 @jit
-def mass_from(source, count, bound, top, BY_COUNT: tl.constexpr, STEP: tl.constexpr):
-    """`mass_of` the `count` elements at `source`."""
-    mass = tl.full([], 0.0, tl.float32)
-    for start in range(0, count, STEP):
-        mass += mass_of(load(source, start, count, STEP), bound, top, BY_COUNT)
-    return mass
+def load(part, start, SIZE: tl.constexpr, SIZES: tl.constexpr):
+    """[SIZE] logits, from each chunk's part of the list SIZE / SPLITS from `start` on; behind an end what no comparison
+    holds for."""
+    listed, counts = part
+    inner = start + tl.arange(0, SIZE // SIZES.SPLITS)
+    place = tl.arange(0, SIZES.SPLITS)[:, None] * SIZES.CHUNK + inner[None, :]
+    entry = tl.load(listed + place, mask=inner[None, :] < counts[:, None], other=0x7FC0000000000000)
+    return tl.reshape((entry >> 32).to(tl.int32).to(tl.float32, bitcast=True), [SIZE])
 
 
 @jit
-def narrow(source, count, top, before, target, low, high, BY_COUNT: tl.constexpr, SIZES: tl.constexpr):
+def number_and_mass(part, longest, bound, weighing, SIZES: tl.constexpr):
+    """How many elements of the list are not below `bound`, and their mass."""
+    number, mass = tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float32)
+    for start in range(0, longest, SIZES.STEP // SIZES.SPLITS):
+        logit = load(part, start, SIZES.STEP, SIZES)
+        number += tl.sum((logit >= bound).to(tl.float32), axis=0)
+        mass += mass_of(logit, weight_of(logit, weighing), bound)
+    return number, mass
+
+
+@jit
+def narrow(part, longest, weighing, before, target, low, high, SIZES: tl.constexpr):
     """Halve low..high until it has at most TILE elements: the new low and high, and the mass above high with
     `before`."""
-    not_below, above, mass_above = count.to(tl.float32), tl.full([], 0.0, tl.float32), before
+    not_below = tl.sum(part[1], axis=0).to(tl.float32)
+    above, mass_above = tl.full([], 0.0, tl.float32), before
     while (low < high) & (not_below - above > SIZES.TILE):
         middle = high - ((high - low) >> 1)
-        bound = value_of(middle)
-        number, mass = tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float32)
-        for start in range(0, count, SIZES.STEP):
-            value = load(source, start, count, SIZES.STEP)
-            number += mass_of(value, bound, top, True)
-            mass += mass_of(value, bound, top, BY_COUNT)
-        mass += before
-        if mass >= target:
+        number, mass = number_and_mass(part, longest, value_of(middle), weighing, SIZES)
+        if before + mass >= target:
             low, not_below = middle, number
         else:
-            high, above, mass_above = middle - 1, number, mass
+            high, above, mass_above = middle - 1, number, before + mass
     return low, high, mass_above
 
 
 @jit
-def gather(source, count, low, high, scratch, SIZES: tl.constexpr):
-    """The elements of low..high, TILE of them at most, as a tile; by way of `scratch` [TILE]."""
+def gather(part, longest, low, high, gathered, SIZES: tl.constexpr):
+    """The elements of low..high, TILE of them at most, as a tile; by way of `gathered` [TILE]."""
     place = 0
-    for start in range(0, count, SIZES.STEP):
-        value = load(source, start, count, SIZES.STEP)
-        bits = ordinal(value)
-        chosen = ((bits >= low) & (bits <= high) & (value == value)).to(tl.int32)
-        position = place + places_of(chosen, SIZES.LANES)
-        tl.store(scratch + position, value, mask=(chosen > 0) & (position < SIZES.TILE))
+    for start in range(0, longest, SIZES.STEP // SIZES.SPLITS):
+        logit = load(part, start, SIZES.STEP, SIZES)
+        bits = ordinal(logit)
+        chosen = ((bits >= low) & (bits <= high) & (logit == logit)).to(tl.int32)
+        position = place + running_sum(chosen, SIZES.LANES) - 1
+        tl.store(gathered + position, logit, mask=(chosen > 0) & (position < SIZES.TILE))
         place += tl.sum(chosen, axis=0)
     tl.debug_barrier()
-    return load(scratch, 0, tl.minimum(place, SIZES.TILE), SIZES.TILE)
+    number = tl.arange(0, SIZES.TILE)
+    return tl.load(gathered + number, mask=number < place, other=float("nan"))
 
 
 @jit
-def find(tile, source, count, scratch, top, before, target, low, high, BY_COUNT: tl.constexpr, SIZES: tl.constexpr):
+def find(tile, part, longest, gathered, weighing, before, target, low, high, SIZES: tl.constexpr):
     """The largest ordinal in low..high from which on the elements, with the mass `before` them, reach `target`; low
     does.
 
-    `tile` has all `count` elements at `source`, if it can.
+    `tile` has all of the list, if it can.
     """
-    if count > SIZES.TILE:
-        low, high, before = narrow(source, count, top, before, target, low, high, BY_COUNT, SIZES)
-        tile = gather(source, count, low, high, scratch, SIZES)
+    if longest > SIZES.TILE // SIZES.SPLITS:
+        low, high, before = narrow(part, longest, weighing, before, target, low, high, SIZES)
+        tile = gather(part, longest, low, high, gathered, SIZES)
+    weight = weight_of(tile, weighing)
     while low < high:
         middle = high - ((high - low) >> 1)
-        if before + mass_of(tile, value_of(middle), top, BY_COUNT) >= target:
+        if before + mass_of(tile, weight, value_of(middle)) >= target:
             low = middle
         else:
             high = middle - 1
@@ -152,88 +161,105 @@ def find(tile, source, count, scratch, top, before, target, low, high, BY_COUNT:
 
 
 @jit
-def range_of(value, top, first, last):
-    """The least and the largest ordinal of a tile's elements in the bins first..last."""
-    number, bits = bin_of(value, top), ordinal(value)
-    within = (number >= first) & (number <= last) & (value == value)
-    return tl.min(tl.where(within, bits, 0xFFFFFFFF), axis=0), tl.max(tl.where(within, bits, 0), axis=0)
+def range_of(logit):
+    """The least and the largest ordinal of a tile's elements."""
+    bits = ordinal(logit)
+    return tl.min(tl.where(logit == logit, bits, 0xFFFFFFFF), axis=0), tl.max(tl.where(logit == logit, bits, 0), axis=0)
 
 
 @jit
-def threshold_kernel(rows, filters, histogram, SIZES: tl.constexpr):
-    """One program a row: the element of the window that the row is searched for, and min-p."""
+def search_list(part, gathered, best, rate, before, target, p, by_count, SIZES: tl.constexpr):
+    """The lowest logit that top-k and top-p keep, of a row that is searched."""
+    longest = tl.max(part[1], axis=0)
+    tile = load(part, 0, SIZES.TILE, SIZES)
+    low, high = range_of(tile)
+    for start in range(SIZES.TILE // SIZES.SPLITS, longest, SIZES.STEP // SIZES.SPLITS):
+        lower, higher = range_of(load(part, start, SIZES.STEP, SIZES))
+        low, high = tl.minimum(low, lower), tl.maximum(high, higher)
+    # Nothing is listed where the target is 0.
+    low = tl.minimum(low, ordinal(best))
+    high = tl.maximum(high, low)
+    for number in range(tl.where(by_count & (p < 1.0), 2, 1)):
+        if number == 1:
+            # What the k largest weigh; of those that equal the k-th, as many as make up k.
+            above, weight = number_and_mass(part, longest, value_of(low + 1), (best, rate, False), SIZES)
+            target = p * (weight + (target - above) * tl.exp2((value_of(low) - best) * rate))
+            high = ordinal(best)
+        weighing = best, rate, by_count & (number == 0)
+        low = find(tile, part, longest, gathered, weighing, before, target, low, high, SIZES)
+    return value_of(low)
+
+
+@jit
+def threshold_kernel(rows, metadata, filters, search, SIZES: tl.constexpr):
+    """One program a row: the element of the list that the row is searched for, and min-p."""
     row = tl.program_id(0).to(tl.int64)
-    k, p, by_count, is_searched = criteria(filters, row, rows.num_columns)
-    least = tl.log(tl.load(filters.min_p + row))
+    temperature, _k, p, by_count, is_searched = criteria(metadata, filters, row, rows.num_columns)
+    best = tl.load(search.best + row)
     threshold = tl.full([], -float("inf"), tl.float32)
-    if is_searched | (least > threshold):
-        top = peak_of(histogram.peaks, row, histogram.num_splits, SIZES.SPLITS)
-        threshold = top + least
+    if (temperature > 0.0) & (tl.abs(best) < float("inf")):
+        top = tl.div_rn(best, temperature)
+        threshold = top + tl.log(tl.load(filters.min_p + tl.load(metadata.slots + row)))
         if is_searched:
-            entry = histogram.windows + row * 5
-            first, last = tl.load(entry).to(tl.int32), tl.load(entry + 1).to(tl.int32)
-            before, target, count = tl.load(entry + 2), tl.load(entry + 3), tl.load(entry + 4).to(tl.int32)
-            source = histogram.listed + row * histogram.list_stride
-            scratch = source + SIZES.CAPACITY
-            before = tl.where(by_count | (count > SIZES.CAPACITY), 0.0, before)
-            if count > SIZES.CAPACITY:
-                count, source = rows.num_columns, rows.scaled + row * rows.stride
-            tile = load(source, 0, count, SIZES.TILE)
-            low, high = range_of(tile, top, first, last)
-            for start in range(SIZES.TILE, count, SIZES.STEP):
-                lower, higher = range_of(load(source, start, count, SIZES.STEP), top, first, last)
-                low, high = tl.minimum(low, lower), tl.maximum(high, higher)
-            # Sums of bins and of sixteenths round differently: the bin that has the crossing may be empty.
-            low = tl.where(low <= high, low, ordinal(top + 0.0625 - first.to(tl.float32) * 0.125))
-            if by_count:
-                low = find(tile, source, count, scratch, top, before, target, low, high, True, SIZES)
-                # What the k largest weigh; of those that equal the k-th, as many as make up k.
-                above = value_of(low + 1)
-                others, weight = k - mass_of(tile, above, top, True), mass_of(tile, above, top, False)
-                if count > SIZES.TILE:
-                    others = k - mass_from(source, count, above, top, True, SIZES.STEP)
-                    weight = mass_from(source, count, above, top, False, SIZES.STEP)
-                target = p * (weight + others * tl.exp(value_of(low) - top))
-                high = ordinal(top)
-            if p < 1.0:
-                low = find(tile, source, count, scratch, top, before, target, low, high, False, SIZES)
-            threshold = tl.maximum(threshold, value_of(low))
+            split = tl.arange(0, SIZES.SPLITS)
+            counts = search.num_within + row * search.num_splits + split
+            part = (
+                search.listed + row * search.num_splits * SIZES.CHUNK,
+                tl.load(counts, mask=split < search.num_splits, other=0),
+            )
+            before, target = tl.load(search.windows + row * 5 + 3), tl.load(search.windows + row * 5 + 4)
+            gathered, rate = search.gathered + row * SIZES.TILE, 1.4426950408889634 / temperature
+            found = search_list(part, gathered, best, rate, before, target, p, by_count, SIZES)
+            threshold = tl.maximum(threshold, tl.div_rn(found, temperature))
         # The likeliest is always kept.
         threshold = tl.minimum(threshold, top)
-    tl.store(histogram.thresholds + row, threshold)
+    tl.store(search.thresholds + row, threshold)
 
 
 @functools.cache
-def stages(num_columns: int, sizes: HistogramSizes = SIZES) -> list[tuple[Any, dict[str, Any]]]:
+def stages(num_columns: int, sizes: SearchSizes = SIZES) -> list[tuple[Any, dict[str, Any]]]:
     """The kernels in their order, each with its compile-time arguments."""
     sizes = sizes._replace(SPLITS=next_power_of_2(cdiv(num_columns, sizes.CHUNK)))
 
-    def options(num_warps: int, tile: int, **more: int) -> dict[str, Any]:
-        return {"SIZES": sizes._replace(LANES=min(32 * num_warps, tile // 4)), "num_warps": num_warps} | more
+    def options(num_warps: int, tile: int) -> dict[str, Any]:
+        return {"SIZES": sizes._replace(LANES=min(32 * num_warps, tile // 4)), "num_warps": num_warps}
 
     plain = {"SIZES": sizes, "num_warps": 4}
     return [
-        (peak_kernel, plain),
-        (tally_kernel, options(4, sizes.CHUNK, LEVEL=0)),
-        (window_kernel, plain | {"LEVEL": 0}),
-        (tally_kernel, options(4, sizes.CHUNK, LEVEL=1)),
-        (window_kernel, plain | {"LEVEL": 1}),
+        (bins_kernel, plain),
+        (tally_kernel, options(8, sizes.CHUNK)),
+        (window_kernel, plain),
         (list_kernel, options(8, sizes.CHUNK)),
         (threshold_kernel, options(16, sizes.STEP)),
     ]
 
 
-def launch(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """float32 [R]; see `reference`. Rows of `scaled` may be strided, columns not."""
-    if not launches(scaled):
-        return reference(scaled, top_k, top_p, min_p)
-    num_rows, num_columns = scaled.shape
-    num_splits, list_stride = cdiv(num_columns, SIZES.CHUNK), SIZES.CAPACITY + SIZES.TILE
-    shapes = (num_splits,), (2, 2, num_splits, 16), (5,), (2, num_splits), (list_stride,), ()
-    buffers = [scaled.new_empty((num_rows, *shape), dtype=torch.float32) for shape in shapes]
-    rows, filters = LogitRows(scaled, num_columns, scaled.stride(0)), Filters(top_k, top_p, min_p)
-    histogram = Histogram(*buffers, list_stride, num_splits)
+def launch(logits: torch.Tensor, metadata: SamplingMetadata, filters: Filters) -> Search:
+    """Thresholds as of `reference`, of logits / temperature by slot; nothing of meaning for greedy rows, -infinity for
+    rows that are not finite. Rows of `logits` may be strided, columns not."""
+    num_rows, num_columns = logits.shape
+    num_splits = cdiv(num_columns, SIZES.CHUNK)
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return logits.new_empty((num_rows, *shape), dtype=dtype)
+
+    search = Search(
+        tops=empty(num_splits),
+        tallies=empty(num_splits, 16),
+        bins=empty(3),
+        windows=empty(5),
+        listed=empty(num_splits * SIZES.CHUNK, dtype=torch.int64),
+        num_within=empty(num_splits, dtype=torch.int32),
+        num_above=empty(num_splits, dtype=torch.int32),
+        gathered=empty(SIZES.TILE),
+        thresholds=empty(),
+        best=empty(),
+        scores=empty(num_splits),
+        ids=empty(num_splits, dtype=torch.int32),
+        num_splits=num_splits,
+    )
+    rows = LogitRows(logits, num_columns, logits.stride(0))
     for kernel, constants in stages(num_columns, SIZES) if num_rows else ():
-        grid = (num_rows,) if kernel in (window_kernel, threshold_kernel) else (num_splits, num_rows)
-        kernel[grid](rows, filters, histogram, **constants)
-    return histogram.thresholds
+        grid = (num_splits, num_rows) if kernel in (tally_kernel, list_kernel) else (num_rows,)
+        kernel[grid](rows, metadata, filters, search, **constants)
+    return search

@@ -10,7 +10,9 @@ import torch
 
 from photon_grpc.kernels import TORCH, TRITON
 from photon_grpc.kernels.attention import write_kv
-from photon_grpc.kernels.sampling import noise, topk_topp
+from photon_grpc.kernels.sampling import draw, draw_kept, noise, topk_topp
+from photon_grpc.kernels.sampling.histogram import Filters
+from tests.kernels.drawing import filters_of, metadata_of, thresholds
 
 pytestmark = pytest.mark.gpu
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -92,7 +94,7 @@ def test_topk_topp_keeps_what_sorting_keeps(num_columns: int) -> None:
     number = torch.arange(40, device="cuda")
     top_k = torch.where(number % 3 == 0, -1, number * 7 + 1)
     top_p, min_p = 1.0 - (number % 4) * 0.2, (number % 5) * 0.03
-    kept = scaled >= topk_topp.launch(scaled, top_k, top_p, min_p)[:, None]
+    kept = scaled >= thresholds(scaled, top_k, top_p, min_p)[:, None]
     expected = scaled >= topk_topp.reference(scaled, top_k, top_p, min_p)[:, None]
     # A sum that meets top_p but for its rounding may go either way.
     assert ((kept != expected).sum(-1) <= 1).all()
@@ -108,9 +110,9 @@ def test_topk_topp_of_hard_rows_in_a_graph(kind: str, num_rows: int) -> None:
     min_p = torch.tensor([0.0, 0.0, 0.05], device="cuda")[number % 3]
     scaled = torch.empty(num_rows, num_columns, device="cuda")
     graph = torch.cuda.CUDAGraph()
-    topk_topp.launch(scaled.normal_(), top_k, top_p, min_p)
+    thresholds(scaled.normal_(), top_k, top_p, min_p)
     with torch.cuda.graph(graph):
-        out = topk_topp.launch(scaled, top_k, top_p, min_p)
+        out = thresholds(scaled, top_k, top_p, min_p)
     scaled.normal_().mul_(3.0)
     if kind == "ties":
         scaled.mul_(2.0).round_().div_(2.0)
@@ -131,7 +133,35 @@ def test_topk_topp_of_hard_rows_in_a_graph(kind: str, num_rows: int) -> None:
         for e in (-1e-5, 1e-5)
     )
     unweighed = top_p == 1.0
-    assert (kept | (scaled < least.float()[:, None])).all()
+    assert (kept | (scaled < least.float()[:, None]) | scaled.isinf()).all()
     assert (~kept | (scaled >= most.float()[:, None])).all()
-    assert (kept == (scaled >= most.float()[:, None]))[unweighed].all()
-    assert (out[min(1, num_rows - 1)] == topk_topp.launch(scaled[:2], top_k[:2], top_p[:2], min_p[:2])[-1]).all()
+    # What is banned cannot be drawn, whether kept or not.
+    assert ((kept == (scaled >= most.float()[:, None])) | scaled.isinf())[unweighed].all()
+    assert (out[min(1, num_rows - 1)] == thresholds(scaled[:2], top_k[:2], top_p[:2], min_p[:2])[-1]).all()
+
+
+@pytest.mark.parametrize("num_rows", [1, 7, 64, 256])
+@pytest.mark.parametrize("deviation", [0.01, 1.0, 3.0, 9.0])
+def test_draw_kept_draws_what_the_reference_draws(deviation: float, num_rows: int) -> None:
+    torch.manual_seed(num_rows)
+    logits = torch.randn(num_rows, 128256, device="cuda") * deviation
+    number = torch.arange(num_rows, device="cuda")
+    metadata = metadata_of((number % 5 > 0) * (0.5 + number % 3 * 0.4))
+    top_k = torch.tensor([-1, 50, 9, -1, 9000, -1, 1000], device="cuda")[number % 7]
+    top_p = torch.tensor([0.95, 1.0, 0.9, 1.0], device="cuda")[number % 4]
+    filters = filters_of(top_k, top_p, (number % 3 == 2) * 0.01)
+    mine, theirs = draw_kept.launch(logits, metadata, filters), draw_kept.reference(logits, metadata, filters)
+    # What differs by the rounding of a logarithm or of a sum may decide a close call.
+    assert (mine.ids != theirs.ids).sum() <= num_rows // 100
+    assert torch.equal(mine.best, theirs.best)
+    for rows in (slice(1), slice(3, 70)):
+        few = metadata._replace(slots=metadata.slots[rows], context_len=metadata.context_len[rows])
+        assert torch.equal(draw_kept.launch(logits[rows], few, filters).ids, mine.ids[rows])
+
+
+def test_rows_without_filters_draw_what_they_draw_on_the_plain_level() -> None:
+    logits = torch.randn(33, 151936, device="cuda") * 2
+    metadata = metadata_of(torch.arange(33, device="cuda") * 0.1)
+    full = torch.ones(33, device="cuda")
+    mine = draw_kept.launch(logits, metadata, Filters((-full).long(), full, 0.0 * full)).ids
+    assert torch.equal(mine, draw.launch(logits, metadata))

@@ -10,13 +10,14 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 
-from photon_grpc.kernels.sampling import topk_topp
-from photon_grpc.kernels.sampling.histogram import HistogramSizes
+from photon_grpc.kernels.sampling import draw, draw_kept, topk_topp
+from photon_grpc.kernels.sampling.histogram import Filters, SearchSizes
+from tests.kernels.drawing import filters_of, metadata_of, thresholds
 
 
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("banned", [False, True])
-@pytest.mark.parametrize("num_columns", [50, 1024, 3000])
+@pytest.mark.parametrize("num_columns", [50, 5000])
 def test_the_same_tokens_are_kept(num_columns: int, banned: bool, ties: bool) -> None:
     torch.manual_seed(num_columns)
     scaled = torch.randn(7, num_columns) * 3
@@ -28,18 +29,18 @@ def test_the_same_tokens_are_kept(num_columns: int, banned: bool, ties: bool) ->
     top_k = torch.tensor([-1, 1, 5, 40, num_columns, 7, -1])
     top_p = torch.tensor([0.9, 1.0, 0.5, 0.95, 0.3, 1.0, 1.0])
     min_p = torch.tensor([0.0, 0.0, 0.05, 0.0, 0.2, 0.0, 0.1])
-    mine = topk_topp.launch(scaled, top_k, top_p, min_p)
+    mine = thresholds(scaled, top_k, top_p, min_p)
     theirs = topk_topp.reference(scaled, top_k, top_p, min_p)
-    assert torch.equal(scaled >= mine[:, None], scaled >= theirs[:, None])
+    assert not ((scaled >= mine[:, None]) != (scaled >= theirs[:, None])).logical_and(scaled.isfinite()).any()
 
 
-@pytest.mark.parametrize("find", [topk_topp.launch, topk_topp.reference])
+@pytest.mark.parametrize("find", [thresholds, topk_topp.reference])
 def test_the_likeliest_is_always_kept(find: Callable[..., torch.Tensor]) -> None:
     """Alone where a filter leaves no other: a top_p so small that it is 0 as float32, a min_p of 1."""
     top_k = torch.tensor([-1, -1, -1, 1, 5, 40, 40])
     top_p = torch.tensor([0.0, 1e-45, 1.0, 1.0, 0.0, 0.0, 1e-6])
     min_p = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 1.0])
-    for width in (0.01, 1.0, 60.0):
+    for width in (0.01, 60.0):
         scaled = torch.randn(7, 200, generator=torch.Generator().manual_seed(2)) * width
         assert torch.equal(find(scaled, top_k, top_p, min_p), scaled.amax(-1))
 
@@ -48,17 +49,17 @@ def test_the_likeliest_is_kept_where_a_logarithm_of_1_is_above_0() -> None:
     """As a device's approximate one may be."""
     scaled = torch.randn(3, 50) / 10
     above = torch.full((3,), 1.0 + 2**-20)
-    assert torch.equal(topk_topp.launch(scaled, torch.tensor([-1, 1, 5]), torch.ones(3), above), scaled.amax(-1))
+    assert torch.equal(thresholds(scaled, torch.tensor([-1, 1, 5]), torch.ones(3), above), scaled.amax(-1))
 
 
 def test_a_row_that_is_not_finite_ends() -> None:
     scaled = torch.randn(2, 60)
     scaled[0, 3] = torch.nan
-    topk_topp.launch(scaled, torch.tensor([4, 4]), torch.tensor([0.9, 0.9]), torch.tensor([0.0, 0.0]))
+    thresholds(scaled, torch.tensor([4, 4]), torch.tensor([0.9, 0.9]), torch.tensor([0.0, 0.0]))
 
 
-# So small that short rows have several chunks, windows that do not fit into the list, and searches of several steps.
-SMALL = HistogramSizes(CHUNK=32, CAPACITY=16, TILE=8, STEP=16)
+# So small that short rows have several chunks, lists that do not fit into a tile, and searches of several steps.
+SMALL = SearchSizes(CHUNK=32, TILE=8, STEP=16, DRAWN=8)
 # The width of a row's logits: flat, inside one bin, a few bins, further apart than all bins reach.
 WIDTHS = [0.0, 0.02, 1.0, 4.0, 60.0]
 
@@ -71,7 +72,7 @@ def row_of(seed: int, num_columns: int, width: float, banned: float, steps: int)
     return row.masked_fill(torch.rand(num_columns, generator=generator) < banned, -torch.inf)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     seed=st.integers(0, 10000),
     num_columns=st.sampled_from([1, 31, 64, 130]),
@@ -92,7 +93,7 @@ def test_any_row_keeps_what_sorting_keeps(
     if not scaled.isfinite().any():
         return
     with patch.object(topk_topp, "SIZES", SMALL):
-        mine = topk_topp.launch(scaled, torch.tensor([top_k]), torch.tensor([top_p]), torch.tensor([min_p]))
+        mine = thresholds(scaled, torch.tensor([top_k]), torch.tensor([top_p]), torch.tensor([min_p]))
     kept = (scaled >= mine[:, None]) & scaled.isfinite()
     # A sum that meets top_p but for its rounding may go either way.
     for share, differs in ((top_p * (1 - 1e-5), lambda least: least & ~kept), (top_p * (1 + 1e-5), kept.__gt__)):
@@ -107,13 +108,46 @@ def test_any_row_keeps_what_sorting_keeps(
 
 def test_the_batch_does_not_matter() -> None:
     """To the last bit: what a row's threshold is next to others, alone, and in a strided tensor."""
-    wide = torch.randn(4, 300)
-    scaled = wide[:, :200]
+    wide = torch.randn(4, 200)
+    scaled = wide[:, :100]
     options = torch.tensor([-1, 7, 50, -1]), torch.tensor([0.9, 1.0, 0.8, 1.0]), torch.tensor([0.0, 0.0, 0.0, 0.2])
     with patch.object(topk_topp, "SIZES", SMALL):
-        together = topk_topp.launch(scaled, *options)
+        together = thresholds(scaled, *options)
         alone = [
-            topk_topp.launch(scaled[row : row + 1].contiguous(), *(each[row : row + 1] for each in options))
+            thresholds(scaled[row : row + 1].contiguous(), *(each[row : row + 1] for each in options))
             for row in range(4)
         ]
     assert torch.equal(together, torch.cat(alone))
+
+
+# Greedy, temperature alone, each filter, several, banned, not finite.
+TEMPERATURES = [0.0, 0.7, 0.7, 1.0, 1.3, 0.5, 0.9, 0.0, 0.8, 1.1]
+TOP_K = [-1, -1, 9, -1, 40, -1, 3, 5, -1, 7]
+TOP_P = [1.0, 1.0, 1.0, 0.8, 0.9, 1.0, 0.5, 0.5, 0.95, 0.9]
+MIN_P = [0.0, 0.0, 0.0, 0.0, 0.01, 0.1, 0.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("sizes", [SMALL, topk_topp.SIZES])
+def test_ids_are_those_of_the_reference(sizes: SearchSizes) -> None:
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randn(10, 120, generator=generator) * 3
+    logits[0, 40:42] = logits[1, 3] = 20.0
+    logits[6, 20:] = -torch.inf
+    logits[8] = -torch.inf
+    logits[9, 100] = torch.nan
+    metadata = metadata_of(torch.tensor(TEMPERATURES))
+    filters = filters_of(*(torch.tensor(each) for each in (TOP_K, TOP_P, MIN_P)))
+    with patch.object(topk_topp, "SIZES", sizes):
+        mine = draw_kept.launch(logits, metadata, filters)
+    theirs = draw_kept.reference(logits, metadata, filters)
+    assert torch.equal(mine.ids, theirs.ids) and mine.ids[0] == 40 and mine.ids[8:].tolist() == [-1, -1]
+    assert torch.equal(mine.best[:9], theirs.best[:9]) and not mine.best[9].isfinite()
+
+
+def test_rows_without_filters_draw_what_they_draw_on_the_plain_level() -> None:
+    logits = torch.randn(4, 130, generator=torch.Generator().manual_seed(5))
+    metadata = metadata_of(torch.tensor([0.0, 0.6, 1.0, 3.0]))
+    filters = Filters(torch.full((4,), -1), torch.ones(4), torch.zeros(4))
+    with patch.object(topk_topp, "SIZES", SMALL):
+        mine = draw_kept.launch(logits, metadata, filters).ids
+    assert torch.equal(mine, draw.launch(logits, metadata))
