@@ -22,7 +22,8 @@ from photon_grpc.kernels.jit import cdiv, jit, launches, next_power_of_2, tl
 
 def reference(gate_up: torch.Tensor) -> torch.Tensor:
     """swiglu in torch; a new tensor [T, I]."""
-    gate, up = gate_up.chunk(2, dim=-1)
+    size = gate_up.shape[-1] // 2
+    gate, up = gate_up.split_with_sizes((size, size), -1)
     return torch.nn.functional.silu(gate).mul_(up)
 
 
