@@ -1,12 +1,14 @@
-"""Rows to draw for, and thresholds as the reference is asked for them."""
+"""Rows to draw for; thresholds and noise as the references are asked for them."""
 
 from __future__ import annotations
 
 import torch
 
+from photon_grpc.kernels.jit import jit, tl
 from photon_grpc.kernels.sampling import topk_topp
 from photon_grpc.kernels.sampling.draw import SamplingMetadata
 from photon_grpc.kernels.sampling.histogram import Filters
+from photon_grpc.kernels.sampling.noise import gumbel
 
 
 def metadata_of(temperature: torch.Tensor) -> SamplingMetadata:
@@ -24,3 +26,23 @@ def thresholds(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, m
     """By the kernels, at temperature 1."""
     metadata = metadata_of(torch.ones(len(scaled), device=scaled.device))
     return topk_topp.launch(scaled, metadata, filters_of(top_k, top_p, min_p)).thresholds
+
+
+@jit
+def noise_kernel(seed, position, output_index, tokens, out, num_columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    place, inside = row.to(tl.int64) * num_columns + column, column < num_columns
+    ids = tl.load(tokens + place, mask=inside, other=0)
+    noise = gumbel(tl.load(seed + row), tl.load(position + row), tl.load(output_index + row), ids)
+    tl.store(out + place, noise, mask=inside)
+
+
+def noise_of(
+    seed: torch.Tensor, position: torch.Tensor, output_index: torch.Tensor, tokens: torch.Tensor
+) -> torch.Tensor:
+    """float32 [R, N], what kernels add to the tokens [R, N]."""
+    out = torch.empty(tokens.shape, dtype=torch.float32, device=tokens.device)
+    grid = len(tokens), -(-tokens.shape[1] // 1024)
+    noise_kernel[grid](seed, position, output_index, tokens.contiguous(), out, tokens.shape[1], BLOCK=1024)
+    return out

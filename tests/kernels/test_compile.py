@@ -21,7 +21,7 @@ from photon_grpc.kernels import rms_norm, swiglu
 from photon_grpc.kernels.attention import online_softmax, triton_decode, triton_varlen, write_kv
 from photon_grpc.kernels.rotary import rotary, rotate_store
 from photon_grpc.kernels.rotary.rotate_store import Rotation
-from photon_grpc.kernels.sampling import bitmask, draw_kept, histogram, noise, penalties, scores, topk_topp
+from photon_grpc.kernels.sampling import bitmask, draw_kept, histogram, penalties, scores, topk_topp
 from photon_grpc.kernels.sampling.draw import SamplingMetadata
 from photon_grpc.kernels.sampling.histogram import Filters, LogitRows, Search
 from photon_grpc.kernels.sampling.scores import ScoreMetadata, TileScores
@@ -255,16 +255,6 @@ def test_merge(name: str, dtype: torch.dtype) -> None:
         check(
             compiled(triton_decode.merge_kernel, attention_types(dtype), constants | {"SPLITS": splits, "num_warps": 1})
         )
-
-
-@pytest.mark.parametrize("given_ids", [False, True])
-def test_noise(given_ids: bool) -> None:
-    types = dict.fromkeys(["seed", "position", "output_index", "tokens"], "*i64") | {"out": "*fp32"}
-    types |= {"num_columns": "i32", "tokens_stride": "i32"}
-    built = compiled(noise.noise_kernel, types, noise.config() | ({} if given_ids else {"tokens": None}))
-    check(built)
-    # An approximate logarithm has an absolute error that would swallow log(u) where u is near 1.
-    assert "lg2.approx" not in built.ptx
 
 
 def test_bitmask() -> None:

@@ -14,7 +14,7 @@ u = 1 and its token gets infinite noise, once in 2^24 tokens: every hundred draw
 
 Shapes: seed, position, output_index [R] integers (seed int64 holds the bit pattern of a uint64), token ids [R, N]
 -> float32 [R, N]. The bits of u are equal on every device; the logarithms may differ in the last place.
-Bytes moved: 4 · R · N written, and the ids read where they are given.
+A kernel makes noise where it is added: `gumbel`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from photon_grpc.kernels.jit import cdiv, jit, launches, tl
+from photon_grpc.kernels.jit import jit, tl
 
 MULTIPLIER_A = 0xD2511F53
 MULTIPLIER_B = 0xCD9E8D57
@@ -121,37 +121,3 @@ def gumbel(seed, position, output_index, ids):
     x = philox_word(ids.to(tl.uint32), position.to(tl.uint32), output_index.to(tl.uint32), ids.to(tl.uint32) * 0, seed)
     uniform = ((x >> 9).to(tl.float32) + 0.5) * (1.0 / 8388608)
     return -tl.log(-tl.log(uniform))
-
-
-@jit
-def noise_kernel(seed, position, output_index, tokens, out, num_columns, tokens_stride, BLOCK: tl.constexpr):
-    """out [R, num_columns]; one program for BLOCK columns of one row."""
-    row = tl.program_id(0)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < num_columns
-    ids = column
-    if tokens is not None:
-        ids = tl.load(tokens + row.to(tl.int64) * tokens_stride + column, mask=inside, other=0)
-    noise = gumbel(tl.load(seed + row), tl.load(position + row), tl.load(output_index + row), ids)
-    tl.store(out + row.to(tl.int64) * num_columns + column, noise, mask=inside)
-
-
-def config() -> dict[str, Any]:
-    """Compile-time arguments."""
-    return {"BLOCK": 1024, "num_warps": 4}
-
-
-def launch(
-    seed: torch.Tensor, position: torch.Tensor, output_index: torch.Tensor, tokens: torch.Tensor | int
-) -> torch.Tensor:
-    """Gumbel noise float32 [R, N]; see `reference`."""
-    if not launches(seed):
-        return reference(seed, position, output_index, tokens)
-    columns = tokens if isinstance(tokens, int) else tokens.shape[1]
-    out = torch.empty((seed.shape[0], columns), dtype=torch.float32, device=seed.device)
-    ids, stride = (None, 0) if isinstance(tokens, int) else (tokens, tokens.stride(0))
-    meta = config()
-    if out.numel():
-        grid = (seed.shape[0], cdiv(columns, meta["BLOCK"]))
-        noise_kernel[grid](seed, position, output_index, ids, out, columns, stride, **meta)
-    return out

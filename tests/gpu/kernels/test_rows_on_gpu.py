@@ -12,7 +12,7 @@ from photon_grpc.kernels import TORCH, TRITON
 from photon_grpc.kernels.attention import write_kv
 from photon_grpc.kernels.sampling import draw, draw_kept, noise, topk_topp
 from photon_grpc.kernels.sampling.histogram import Filters
-from tests.kernels.drawing import filters_of, metadata_of, thresholds
+from tests.kernels.drawing import filters_of, metadata_of, noise_of, thresholds
 
 pytestmark = pytest.mark.gpu
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -77,13 +77,13 @@ def test_swiglu(dtype: torch.dtype, shape: tuple[int, ...], tokens: int) -> None
 
 def test_noise_is_the_cpus_also_where_it_is_largest() -> None:
     words = torch.arange(64) * 7919 - 5, torch.arange(64), torch.arange(64) % 4
-    mine = noise.launch(*(word.cuda() for word in words), 128256).cpu()
+    mine = noise_of(*(word.cuda() for word in words), torch.arange(128256).expand(64, -1).cuda()).cpu()
     theirs = noise.reference(*words, 128256)
     # Near u = 0 and u = 1 too: eight million draws have some within 2^-22 of both.
     torch.testing.assert_close(mine, theirs, rtol=2e-6, atol=2e-6)
     assert mine.max() > 14
     ids = torch.randint(0, 128256, (64, 50))
-    kept = noise.launch(*(word.cuda() for word in words), ids.cuda()).cpu()
+    kept = noise_of(*(word.cuda() for word in words), ids.cuda()).cpu()
     assert torch.equal(kept, mine.gather(1, ids))
 
 
