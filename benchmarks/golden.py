@@ -43,22 +43,6 @@ MIXED = tuple(
     for tokens in sizes
 )  # fmt: skip
 LEVELS = ("plain", "filtered", "shaped")
-QWEN3 = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "vocab_size": 151936,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-6,
-    "dtype": "bfloat16",
-    "hidden_size": 2048,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "intermediate_size": 6144,
-    "tie_word_embeddings": True,
-    "rope_theta": 1000000.0,
-}
 
 
 def main() -> None:
@@ -205,10 +189,10 @@ def _sampling(draw: random.Random, number: int, level: str) -> SamplingParams:
 
 
 def _model_dir(shape: str, directory: Path) -> Path:
-    workloads.SHAPES.setdefault("qwen3", QWEN3)
-    if shape == "8b":
-        workloads.SHAPES["8b"] = workloads.SHAPES["8b"] | {"num_hidden_layers": 8}
-    return workloads.write_model_dir(shape, directory)
+    name = {"qwen3": "qwen3-1.7b"}.get(shape, shape)
+    if shape != "1b":
+        workloads.SHAPES[name] = workloads.SHAPES[name] | {"num_hidden_layers": 8}
+    return workloads.write_model_dir(name, directory)
 
 
 if __name__ == "__main__":

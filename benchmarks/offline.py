@@ -124,9 +124,8 @@ def measure(shape: str, args: argparse.Namespace) -> None:
     with loaded(shape, args.flags) as work:
         for name in args.work or names:
             if name == "decode":
-                decode(
-                    work, shape, args.batch or batches, args.plot and args.plot.with_stem(f"{args.plot.stem}-{shape}")
-                )
+                stem = f"{args.plot.stem}-{shape}".replace("/", "-") if args.plot else ""
+                decode(work, shape, args.batch or batches, args.plot and args.plot.with_stem(stem))
             else:
                 WORK[name](work, shape)
 

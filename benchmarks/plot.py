@@ -1,4 +1,4 @@
-"""Lines over a logarithmic axis as a small SVG, without a library."""
+"""Lines over a logarithmic axis, and shares in a grid, as a small SVG, without a library."""
 
 from __future__ import annotations
 
@@ -40,11 +40,41 @@ def svg(title: str, x_name: str, lines: Mapping[str, Mapping[float, float]]) -> 
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts += [f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"/>' for x, y in places]
         parts.append(_text(places[-1][0] + 8, places[-1][1] + 4, name, colour=colour))
+    return _document(_WIDTH, _HEIGHT, parts)
+
+
+def write_grid(path: Path, title: str, shares: Mapping[str, Mapping[int, float]]) -> None:
+    """A row of cells for each name, a column for each number; a share of 1 is darkest."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(grid(title, shares), encoding="utf-8")
+
+
+def grid(title: str, shares: Mapping[str, Mapping[int, float]]) -> str:
+    columns = sorted({column for row in shares.values() for column in row})
+    cell_width, cell_height, left, top = 64, 20, 140, 56
+    width, height = left + cell_width * len(columns) + 16, top + cell_height * len(shares) + 12
+    parts = [_text(left, 20, title, weight="bold")]
+    parts += [_text(left + cell_width * (i + 0.5), 44, str(column), "middle") for i, column in enumerate(columns)]
+    for j, (name, row) in enumerate(shares.items()):
+        y = top + cell_height * j
+        parts.append(_text(left - 8, y + 14, name, "end"))
+        for i, column in enumerate(columns):
+            if column in row:
+                x, share = left + cell_width * i, min(1.0, max(0.0, row[column]))
+                parts.append(
+                    f'<rect x="{x}" y="{y}" width="{cell_width - 2}" height="{cell_height - 2}" '
+                    f'fill="#1c7ed6" fill-opacity="{share**2:.2f}"/>'
+                )
+                parts.append(_text(x + cell_width / 2, y + 14, f"{100 * row[column]:.0f} %", "middle"))
+    return _document(width, height, parts)
+
+
+def _document(width: int, height: int, parts: list[str]) -> str:
     body = "\n".join(parts)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'font-family="sans-serif" font-size="12">\n'
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>\n{body}\n</svg>\n'
+        f'<rect width="{width}" height="{height}" fill="white"/>\n{body}\n</svg>\n'
     )
 
 

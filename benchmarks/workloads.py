@@ -1,4 +1,4 @@
-"""The named workloads, exactly, so that any program can run the same: shapes, token ids, lengths."""
+"""The named workloads, exactly, so that any program can run the same: token ids, lengths; random weights of a shape."""
 
 from __future__ import annotations
 
@@ -8,47 +8,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 32.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+from benchmarks import shapes
+from benchmarks.shapes import SHAPES
+
 VOCAB_SIZE = 128256
-_LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": VOCAB_SIZE,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "dtype": "bfloat16",
-}
-SHAPES: dict[str, dict[str, Any]] = {
-    "1b": _LLAMA
-    | {
-        "hidden_size": 2048,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "intermediate_size": 8192,
-        "tie_word_embeddings": True,
-        "rope_parameters": _ROPE,
-    },
-    "8b": _LLAMA
-    | {
-        "hidden_size": 4096,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 14336,
-        "tie_word_embeddings": False,
-        "rope_parameters": _ROPE | {"factor": 8.0},
-    },
-}
 
 _MASK = (1 << 64) - 1
 
@@ -122,7 +85,12 @@ def _tensors(s: dict[str, Any]) -> Iterator[dict[str, tuple[int, ...]]]:
             "mlp.up_proj": (inner, hidden),
             "mlp.down_proj": (hidden, inner),
         }
-        yield {f"model.layers.{layer}.{name}.weight": size for name, size in parts.items()}
+        if s["model_type"] == "qwen3":
+            parts |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), (s["head_dim"],))
+        named = {f"{name}.weight": size for name, size in parts.items()}
+        if s["model_type"] == "qwen2":
+            named |= {f"self_attn.{part}_proj.bias": parts[f"self_attn.{part}_proj"][:1] for part in "qkv"}
+        yield {f"model.layers.{layer}.{name}": size for name, size in named.items()}
     rest: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (s["vocab_size"], hidden)}
     rest["model.norm.weight"] = (hidden,)
     yield rest if s["tie_word_embeddings"] else rest | {"lm_head.weight": (s["vocab_size"], hidden)}
@@ -144,13 +112,9 @@ def _write_index(directory: Path) -> None:
 
 def weight_bytes(shape: str) -> int:
     """Bytes that one decode step reads of the weights (a tied head is read as the head)."""
-    s = SHAPES[shape]
-    hidden, heads, kv, dim = s["hidden_size"], s["num_attention_heads"], s["num_key_value_heads"], s["head_dim"]
-    layer = hidden * dim * (2 * heads + 2 * kv) + 3 * hidden * s["intermediate_size"]
-    return 2 * (s["num_hidden_layers"] * layer + s["vocab_size"] * hidden)
+    return shapes.weight_bytes(SHAPES[shape])
 
 
 def kv_bytes(shape: str, contexts: Sequence[int]) -> int:
     """Bytes that one decode step reads of the KV cache."""
-    s = SHAPES[shape]
-    return sum(contexts) * 2 * 2 * s["num_hidden_layers"] * s["num_key_value_heads"] * s["head_dim"]
+    return SHAPES[shape]["num_hidden_layers"] * shapes.layer_kv_bytes(SHAPES[shape], sum(contexts))

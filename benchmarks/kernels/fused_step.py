@@ -1,6 +1,6 @@
 """A whole decode step without sampling: embedding, layers, head, as one CUDA graph at a context of 272, random weights.
 
-    python -m benchmarks.kernels.fused_step [1B] [8B] [--rows 1,8,64]
+    python -m benchmarks.kernels.fused_step [1b] [8b] [--rows 1,8,64]
 
 Milliseconds a step: the decoder fused, the same decoder as it is, and the floor: bytes of the weights and of the keys
 and values over the bandwidth of a streaming read. Then the same step with greedy sampling, replayed again and again as
@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from benchmarks.kernels.timing import captured, measure_us
+from benchmarks.shapes import SHAPES
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.kernels import AttentionMetadata, select
 from photon_grpc.kernels.sampling.draw import SamplingMetadata
@@ -27,39 +28,12 @@ from photon_grpc.models.fused import fuse
 
 READ_BYTES_PER_SECOND = 4.5e12
 CONTEXT, BLOCK_SIZE, MAX_LEN = 272, 64, 4096
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
-CONFIGS = {
-    "1B": {
-        "hidden_size": 2048, "num_hidden_layers": 16, "head_dim": 64, "intermediate_size": 8192,
-        "tie_word_embeddings": True, "rope_parameters": LLAMA3 | {"factor": 32.0},
-    },
-    "8B": {
-        "hidden_size": 4096, "num_hidden_layers": 32, "head_dim": 128, "intermediate_size": 14336,
-        "tie_word_embeddings": False, "rope_parameters": LLAMA3 | {"factor": 8.0},
-    },
-}  # fmt: skip
-SHARED = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "torch_dtype": "bfloat16",
-}
 
 
 def model(name: str) -> Decoder:
     """Random weights on the GPU."""
     with TemporaryDirectory() as directory:
-        (Path(directory) / "config.json").write_text(json.dumps(SHARED | CONFIGS[name]))
+        (Path(directory) / "config.json").write_text(json.dumps(SHAPES[name]))
         card = read_model_dir(Path(directory))
     decoder = build(card, dtype=torch.bfloat16, device="cuda", kernels=select("triton", "cuda"), max_model_len=MAX_LEN)
     dummy(decoder)
@@ -139,7 +113,7 @@ def measure(name: str, all_rows: list[int]) -> None:
     cache = torch.randn(pages, len(decoder.layers), 2, kept.heads, BLOCK_SIZE, kept.width, device="cuda").bfloat16()
     for rows in all_rows:
         ctx = step_context(fused, rows, cache)
-        ids = torch.randint(0, 128256, (rows,), device="cuda")
+        ids = torch.randint(0, decoder.vocab_size, (rows,), device="cuda")
 
         steps = [(decoder, step_context(decoder, rows, cache)), (fused, ctx)]
         results = [step_ms(each, ids, given, head) for each, given in steps for head in (True, False)]
@@ -154,7 +128,7 @@ def measure(name: str, all_rows: list[int]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="*", default=["1B", "8B"])
+    parser.add_argument("models", nargs="*", default=["1b", "8b"])
     parser.add_argument("--rows", default="1,2,4,8,16,32,64,128,256")
     arguments = parser.parse_args()
     with torch.inference_mode():

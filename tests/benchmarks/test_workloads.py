@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import workloads
+from benchmarks import shapes, workloads
 from photon_grpc.config.model_dir import read_model_dir
 
 TINY = {
@@ -45,3 +45,24 @@ def test_kv_bytes_are_keys_and_values_of_every_layer() -> None:
 def test_a_shape_is_made_for_the_contexts_asked_for(asked: int, found: int, tmp_path: Path) -> None:
     card = read_model_dir(workloads.write_model_dir("1b", tmp_path, asked))
     assert card.max_position_embeddings == found
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-0.5b", "qwen3-0.6b"])
+def test_every_family_is_written_whole(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setitem(workloads.SHAPES, "tiny", workloads.SHAPES[name] | TINY)
+    workloads.write_weights("tiny", workloads.write_model_dir("tiny", tmp_path))
+    _, found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto", output_loading_info=True)
+    assert not any(found.values()), found
+
+
+def test_a_part_holds_its_share_of_heads_and_of_the_intermediate_size() -> None:
+    whole, half = workloads.SHAPES["qwen3-32b"], workloads.SHAPES["qwen3-32b/2"]
+    assert 2 * shapes.layer_bytes(half) == shapes.layer_bytes(whole)
+    assert 2 * shapes.layer_kv_bytes(half, 7) == shapes.layer_kv_bytes(whole, 7)
+    assert half["hidden_size"] == whole["hidden_size"]
+
+
+def test_a_third_of_the_shapes_is_held_out() -> None:
+    assert shapes.SHAPES.keys() > shapes.HELD_OUT
+    assert 3 * len(shapes.HELD_OUT) >= len(shapes.SHAPES)

@@ -1,0 +1,99 @@
+"""Public shapes, as Hugging Face's config.json has them, and the slices of them that several GPUs get.
+
+The one list: whatever takes a shape by name takes any of these. Of HELD_OUT nothing was tuned: no product of theirs is
+in the sweep that the constants of `kernels/linear/cost.py` are fitted to, but for those that another shape has as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Config = dict[str, Any]
+
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def _config(family: str, sizes: tuple[int, int, int, int, int, int, int], *, tied: bool, **more: Any) -> Config:
+    """sizes: hidden, layers, heads, KV heads, head_dim, intermediate, vocabulary."""
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+    named = dict(zip((*names, "intermediate_size", "vocab_size"), sizes, strict=True))
+    shared = {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "dtype": "bfloat16", "tie_word_embeddings": tied}
+    return {"architectures": [family + "ForCausalLM"], "model_type": family.lower()} | shared | named | more
+
+
+def _llama3(*sizes: int, tied: bool, factor: float) -> Config:
+    return _config("Llama", (*sizes, 128256), tied=tied, rope_parameters=_LLAMA3 | {"factor": factor})
+
+
+def _qwen2(*sizes: int, tied: bool) -> Config:
+    return _config("Qwen2", sizes, tied=tied, rms_norm_eps=1e-6, rope_theta=1000000.0)
+
+
+def _qwen3(*sizes: int, tied: bool) -> Config:
+    return _config("Qwen3", (*sizes, 151936), tied=tied, rms_norm_eps=1e-6, rope_theta=1000000.0)
+
+
+_WHOLE: dict[str, Config] = {
+    "1b": _llama3(2048, 16, 32, 8, 64, 8192, tied=True, factor=32.0),
+    "3b": _llama3(3072, 28, 24, 8, 128, 8192, tied=True, factor=32.0),
+    "8b": _llama3(4096, 32, 32, 8, 128, 14336, tied=False, factor=8.0),
+    "mistral-7b": _config("Llama", (4096, 32, 32, 8, 128, 14336, 32768), tied=False, rope_theta=1000000.0),
+    "qwen2.5-0.5b": _qwen2(896, 24, 14, 2, 64, 4864, 151936, tied=True),
+    "qwen2.5-1.5b": _qwen2(1536, 28, 12, 2, 128, 8960, 151936, tied=True),
+    "qwen2.5-3b": _qwen2(2048, 36, 16, 2, 128, 11008, 151936, tied=True),
+    "qwen2.5-7b": _qwen2(3584, 28, 28, 4, 128, 18944, 152064, tied=False),
+    "qwen2.5-14b": _qwen2(5120, 48, 40, 8, 128, 13824, 152064, tied=False),
+    "qwen2.5-32b": _qwen2(5120, 64, 40, 8, 128, 27648, 152064, tied=False),
+    "qwen3-0.6b": _qwen3(1024, 28, 16, 8, 128, 3072, tied=True),
+    "qwen3-1.7b": _qwen3(2048, 28, 16, 8, 128, 6144, tied=True),
+    "qwen3-4b": _qwen3(2560, 36, 32, 8, 128, 9728, tied=True),
+    "qwen3-8b": _qwen3(4096, 36, 32, 8, 128, 12288, tied=False),
+    "qwen3-14b": _qwen3(5120, 40, 40, 8, 128, 17408, tied=False),
+    "qwen3-32b": _qwen3(5120, 64, 64, 8, 128, 25600, tied=False),
+}
+_LLAMA_70B = _llama3(8192, 80, 64, 8, 128, 28672, tied=False, factor=8.0)
+
+
+def part(config: Config, num_gpus: int) -> Config:
+    """The shape of what each of several GPUs holds: its heads and its share of the intermediate size."""
+    shared = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+    return config | {name: config[name] // num_gpus for name in shared}
+
+
+#: NAME/2 is the part of one of two GPUs.
+_PARTS = {
+    f"{name}/{num_gpus}": part(config, num_gpus)
+    for name, config in (_WHOLE | {"70b": _LLAMA_70B}).items()
+    for num_gpus in (2, 4, 8)
+    if config["hidden_size"] >= 3072 and name != "mistral-7b" and config["num_key_value_heads"] % num_gpus == 0
+}
+SHAPES: dict[str, Config] = _WHOLE | _PARTS
+HELD_OUT = frozenset({
+    "qwen2.5-3b", "qwen2.5-14b", "qwen3-1.7b", "qwen3-14b",
+    "3b/4", "8b/2", "8b/8", "qwen2.5-7b/4", "qwen2.5-14b/2", "qwen2.5-14b/4", "qwen2.5-32b/8",
+    "qwen3-8b/4", "qwen3-14b/2", "qwen3-14b/8", "qwen3-32b/4", "70b/4",
+})  # fmt: skip
+#: A few of each, where all of them take too long.
+SAMPLE = ("3b", "qwen2.5-0.5b", "qwen2.5-7b", "qwen3-0.6b", "qwen3-8b", "70b/8")
+
+
+def weight_bytes(config: Config) -> int:
+    """Bytes that one decode step reads of the weights (a tied head is read as the head)."""
+    return config["num_hidden_layers"] * layer_bytes(config) + 2 * config["vocab_size"] * config["hidden_size"]
+
+
+def layer_bytes(config: Config) -> int:
+    """Of a layer's projections; 16 bits each."""
+    hidden, heads, kv = config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]
+    return 2 * hidden * (config["head_dim"] * (2 * heads + 2 * kv) + 3 * config["intermediate_size"])
+
+
+def layer_kv_bytes(config: Config, num_tokens: int) -> int:
+    """Of so many keys and values in a layer."""
+    return num_tokens * 2 * 2 * config["num_key_value_heads"] * config["head_dim"]
