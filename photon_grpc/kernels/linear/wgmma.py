@@ -25,17 +25,18 @@ from photon_grpc.kernels.linear.epilogue import add_bias, tile_layout, tile_rows
 def merge_shares(tile, squares, shares, NORM: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr):
     """(is last, sums [BN, BM], squares [BM]): stores this share, and reads all of them where it arrived last.
 
-    partial float32 [tiles, SPLITS, BN · BM + BM]; counters int32 [tiles], zero before and after.
+    Both are in a `tile_layout` without pairs, whose neighbours in a thread are neighbours in memory. partial float32
+    [tiles, SPLITS, BN · BM + BM]; counters int32 [tiles], zero before and after.
     """
     partial, counters = shares
     BM: gl.constexpr = P.BM
     BN: gl.constexpr = TILE.BN
     SPLITS: gl.constexpr = TILE.SPLITS
     SIZE: gl.constexpr = BN * BM + BM
-    whole: gl.constexpr = tile_layout(BN, BM, TILE.KW, P.SPAN > 0)
+    apart: gl.constexpr = tile_layout(BN, BM, TILE.KW, False)
     program = gl.program_id(0)
-    row = gl.arange(0, BN, layout=gl.SliceLayout(1, whole))
-    token = gl.arange(0, BM, layout=gl.SliceLayout(0, whole))
+    row = gl.arange(0, BN, layout=gl.SliceLayout(1, apart))
+    token = gl.arange(0, BM, layout=gl.SliceLayout(0, apart))
     within = token[None, :] * BN + row[:, None]
     of_tile = partial + program * (SPLITS * SIZE)
     mine = of_tile + gl.program_id(1) * SIZE
@@ -120,14 +121,17 @@ def wgmma_kernel(
             squares += x_float * x_float
         acc = warpgroup_mma_wait(0, deps=[acc])
     whole: gl.constexpr = tile_layout(BN, BM, KW, P.SPAN > 0)
-    sums = gl.convert_layout(acc, whole)
-    total = gl.convert_layout(gl.sum(squares, 1), gl.SliceLayout(0, whole))
+    first: gl.constexpr = tile_layout(BN, BM, KW, P.SPAN > 0 and TILE.SPLITS == 1)
+    sums = gl.convert_layout(acc, first)
+    total = gl.convert_layout(gl.sum(squares, 1), gl.SliceLayout(0, first))
     is_last = True
     if TILE.SPLITS > 1:
         is_last, sums, total = merge_shares(sums, total, shares, eps is not None, P, TILE)
     if is_last:
+        y_tile = gl.convert_layout(sums, whole)
         if eps is not None:
-            sums = sums * gl.rsqrt(total / K + eps)[None, :]
+            scale = gl.rsqrt(gl.convert_layout(total, gl.SliceLayout(0, whole)) / K + eps)
+            y_tile = y_tile * scale[None, :]
         if not AHEAD:
             ahead = LOAD(y, operands, num_rows, P, TILE)
-        STORE(add_bias(sums, bias, P, TILE), ahead, y, operands, num_rows, P, TILE)
+        STORE(add_bias(y_tile, bias, P, TILE), ahead, y, operands, num_rows, P, TILE)
