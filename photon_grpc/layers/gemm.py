@@ -57,15 +57,15 @@ def bucket(num_rows: int) -> int:
 
 def tiled_rotary(linear: Linear, tile: Tile, end: End, work: Workspace, pages: torch.Tensor, plane: int) -> None:
     """Fill work.q, and `plane` of pages [num_blocks, planes, 2, Hkv, block_size, D]."""
-    out = HeadOutput(work.q, pages, plane, work.rotation)
+    out = HeadOutput(work.q, pages, plane, work.rotation, end.norms)
     qkv_launch(work.h, Affine(linear.weight, linear.bias), end.eps, out, tile, work.counters)
 
 
 def library_rotary(linear: Linear, end: End, work: Workspace, pages: torch.Tensor, plane: int) -> None:
     """As `tiled_rotary`."""
     product = work.h @ linear.weight.t()
-    out = HeadOutput(work.q, pages, plane, work.rotation)
-    rotate_store.launch(product, work.h, linear.bias, end.norms, end.eps, out)
+    out = HeadOutput(work.q, pages, plane, work.rotation, end.norms)
+    rotate_store.launch(product, work.h, linear.bias, end.eps, out)
 
 
 def tiled_swiglu(linear: Linear, tile: Tile, end: End, work: Workspace) -> None:

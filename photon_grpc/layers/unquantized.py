@@ -9,17 +9,15 @@ import torch
 from torch.nn import functional as F
 
 from photon_grpc.kernels.gluon import can_fuse
-from photon_grpc.kernels.linear import tiles
-from photon_grpc.kernels.linear.tiles import Problem, Tile
+from photon_grpc.kernels.linear import cost, tiles
+from photon_grpc.kernels.linear.cost import Device, Product
+from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.gemm import LIBRARY, TILED, End, Gemm
 from photon_grpc.layers.leaf import Target
 from photon_grpc.layers.linear import Linear, LinearMethod
 from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.prepacked import pack
-
-#: Sizes of heads that a tile of the rotary epilogue divides.
-ROTARY_HEAD_DIMS = (32, 64, 128)
 
 
 class Unquantized(LinearMethod):
@@ -55,22 +53,38 @@ class Unquantized(LinearMethod):
         tile = self.tile(linear, num_rows, end)
         if tile is not None:
             return partial(TILED[end.epilogue], linear, tile, end)
-        # Of a residual stream that is not normalised yet the products may be large: float16 ends at 65,504.
-        is_too_large = end.epilogue in ("rotary", "swiglu") and linear.dtype == torch.float16
-        library = None if is_too_large else LIBRARY.get(end.epilogue)
+        library = LIBRARY.get(end.epilogue) if _library_takes(linear, end) else None
         return library and partial(library, linear, end)
 
     def tile(self, linear: Linear, num_rows: int, end: End) -> Tile | None:
-        """The kernel of ours that wins; None: the matrix library does, or none of ours can.
-
-        A tile of normalised heads would have to hold a head whole.
-        """
+        """The kernel of ours that wins; None: the matrix library does, or none of ours can."""
         if not num_rows or not can_fuse(linear.weight.device) or linear.dtype.itemsize != 2:
             return None
-        if end.norms is not None or (end.epilogue == "rotary" and 2 * end.span not in ROTARY_HEAD_DIMS):
-            return None
-        may_share = end.epilogue not in ("logits", "draw")
-        return _choose(linear.weight.device, Problem(*linear.weight.shape, num_rows, end.span), may_share)
+        product = product_of(linear, num_rows, end)
+        return _choose(linear.weight.device, product, _library_takes(linear, end))
+
+
+#: (epilogue, whether heads are normalised) -> the end as it is counted.
+_END: dict[tuple[str, bool], cost.End] = {
+    ("rotary", False): "rotary",
+    ("rotary", True): "normed",
+    ("swiglu", False): "swiglu",
+    ("add", False): "add",
+    # One tile for both: filters see the logits that a plain draw saw.
+    ("logits", False): "head",
+    ("draw", False): "head",
+}
+
+
+def product_of(linear: Linear, num_rows: int, end: End) -> Product:
+    """As its cost is counted."""
+    rows, columns = linear.weight.shape
+    return Product(rows, columns, num_rows, end.span, _END[end.epilogue, end.norms is not None])
+
+
+def _library_takes(linear: Linear, end: End) -> bool:
+    """Of a residual stream that is not normalised yet the products may be large: float16 ends at 65,504."""
+    return end.epilogue not in ("rotary", "swiglu") or linear.dtype != torch.float16
 
 
 class PackedUnquantized(Unquantized):
@@ -88,9 +102,13 @@ class PackedUnquantized(Unquantized):
 
 
 @cache
-def _choose(device: torch.device, problem: Problem, may_share: bool) -> Tile | None:
+def _choose(device: torch.device, product: Product, may_decline: bool) -> Tile | None:
     """Layers of one shape ask the same."""
     properties = torch.cuda.get_device_properties(device)
-    max_bytes = tiles.pipeline_bytes(properties.shared_memory_per_block_optin)
-    has_wgmma = properties.major == 9
-    return tiles.choose(problem, has_wgmma=has_wgmma, may_share=may_share, max_bytes=max_bytes)
+    limits = Device(
+        properties.multi_processor_count,
+        properties.shared_memory_per_multiprocessor,
+        tiles.pipeline_bytes(properties.shared_memory_per_block_optin),
+        has_wgmma=properties.major == 9,
+    )
+    return cost.choose(product, limits, may_decline=may_decline)

@@ -92,6 +92,16 @@ def test_a_picture_has_a_line_for_everything_that_has_points(tmp_path: Path) -> 
     assert first[0][1] > first[1][1] > first[2][1]
 
 
+def test_a_grid_has_a_cell_for_every_share_and_the_largest_is_darkest(tmp_path: Path) -> None:
+    path = tmp_path / "g.svg"
+    plot.write_grid(path, "a < b", {"first": {1: 0.9, 64: 0.5}, "second": {64: 0.25}})
+    nodes = list(ElementTree.parse(path).iter())
+    cells = [float(node.get("fill-opacity", "0")) for node in nodes if node.get("fill-opacity")]
+    assert len(cells) == 3
+    assert cells == sorted(cells, reverse=True)
+    assert {"first", "second", "1", "64", "90 %", "50 %", "25 %"} <= {node.text for node in nodes}
+
+
 def test_what_is_printed_is_kept_with_what_it_was_measured_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -66,8 +66,6 @@ def loaded(family: str, dtype: torch.dtype = torch.bfloat16) -> Decoder:
 
 def fused(family: str, dtype: torch.dtype = torch.bfloat16) -> Decoder:
     decoder = fuse(loaded(family, dtype))
-    if family == "qwen3" and dtype == torch.float16:
-        pytest.skip("heads that are normalised have no tiles, and sums that are not may exceed float16")
     assert decoder is not None
     return decoder
 

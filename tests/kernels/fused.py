@@ -8,7 +8,7 @@ import torch
 
 from photon_grpc.kernels.linear import tiles
 from photon_grpc.kernels.linear.fused_linear import Affine
-from photon_grpc.kernels.rotary.rotate_store import Rotation
+from photon_grpc.kernels.rotary.rotate_store import Norms, Rotation
 
 EPS = 1e-5
 LAYER = 1
@@ -77,10 +77,17 @@ class Problem:
         gate, up = self.normed().chunk(2, dim=-1)
         return gate / (1 + (-gate).exp()) * up
 
-    def expected_qkv(self, sizes: Sizes, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
+    def expected_qkv(
+        self, sizes: Sizes, rotation: Rotation, norms: Norms | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """(q [rows, Hq · D], the cache with every token's keys and values where its slot says)."""
         cache = self.cache(sizes).double().cpu()
         heads = self.normed().view(self.rows, -1, sizes.head_dim)
+        first = 0
+        for count, weight in zip((sizes.q_heads, sizes.kv_heads), norms or (), strict=False):
+            part = heads[:, first : first + count]
+            part *= (part.square().mean(-1, True) + EPS).rsqrt() * weight.double().cpu()
+            first += count
         half = sizes.head_dim // 2
         for token, slot in enumerate(rotation.slot_mapping.tolist()):
             position = rotation.positions[token].item()
@@ -93,10 +100,10 @@ class Problem:
         return heads[:, : sizes.q_heads].reshape(self.rows, -1), cache
 
 
-def assert_near(mine: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
-    """Relative error of the whole, as one rounding leaves it; NaN where and only where NaN is expected."""
+def assert_near(mine: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, *, roundings: int = 1) -> None:
+    """Relative error of the whole, as so many roundings leave it; NaN where and only where NaN is expected."""
     mine = mine.double().cpu()
     assert torch.equal(mine.isnan(), expected.isnan())
     mine, expected = mine.nan_to_num(), expected.nan_to_num()
     tolerance = {torch.bfloat16: 3e-3, torch.float16: 4e-4, torch.float32: 1e-5}[dtype]
-    assert (mine - expected).norm() <= tolerance * expected.norm()
+    assert (mine - expected).norm() <= roundings * tolerance * expected.norm()

@@ -12,17 +12,30 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.kernels.sweep import projections
+from benchmarks.shapes import SHAPES
 from photon_grpc.kernels import embed
 from photon_grpc.kernels.attention import gluon_decode
 from photon_grpc.kernels.attention.decode_tiles import DecodeTile, Limits, choose
 from photon_grpc.kernels.attention.gluon_decode import decode_attention_kernel
-from photon_grpc.kernels.linear import epilogue, tiles
+from photon_grpc.kernels.linear import cost, epilogue, tiles
+from photon_grpc.kernels.linear.cost import Device, Product
 from photon_grpc.kernels.linear.gemv import gemv_kernel
 from photon_grpc.kernels.linear.tiles import HeadSplit, Problem, Tile
 from photon_grpc.kernels.linear.wgmma import wgmma_kernel
 from photon_grpc.kernels.rotary.rotate_store import Rotation
 from photon_grpc.kernels.sampling.draw import SamplingMetadata
-from tests.kernels.test_compile import MODELS, Compiled, Model, check, compiled, leaves_of, one_page, ptxas_report
+from tests.kernels.test_compile import (
+    MODELS,
+    Compiled,
+    Model,
+    check,
+    compiled,
+    leaves_of,
+    one_page,
+    ptxas_report,
+    typed,
+)
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")
@@ -36,7 +49,8 @@ EPILOGUES = {
     "add": (epilogue.load_residual, epilogue.add_residual),
     "swiglu": (epilogue.load_nothing, epilogue.store_swiglu),
     "rotary": (epilogue.load_angles, epilogue.store_heads),
-    "logits": (epilogue.load_nothing, epilogue.store_logits),
+    "plain": (epilogue.load_nothing, epilogue.store_sums),
+    "logits": (epilogue.load_nothing, epilogue.store_sums),
     "draw": (epilogue.load_nothing, epilogue.store_best),
 }
 METADATA = SamplingMetadata("*i64", "*i32", "*fp32", "*i64", "*i64", "*i64")
@@ -58,8 +72,14 @@ def compiled_gluon(kernel: Any, constants: dict[Any, Any], num_warps: int, arch:
     types = POINTERS | SCALARS | types_of
     signature = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}
     is_stride = {(i,): name.endswith("stride") for i, name in enumerate(signature)}
-    leaves = leaves_of(tuple(signature.values()))
-    aligned = [path for path, kind in leaves if kind[0] == "*" or is_stride.get(path, True)]
+    leaves = dict(leaves_of(tuple(signature.values())))
+    constants = constants | {path: None for path, kind in leaves.items() if kind is None}
+    signature = {name: typed(kind) for name, kind in signature.items()}
+    aligned = [
+        path
+        for path, kind in leaves.items()
+        if kind and (kind[0] == "*" or (kind != "fp32" and is_stride.get(path, True)))
+    ]
     attributes = {path: [["tt.divisibility", 16]] for path in aligned}
     source = GluonASTSource(kernel, signature, constexprs=constants, attrs=attributes)
     built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": num_warps})
@@ -79,7 +99,7 @@ def projection(end: str, tile: Tile, problem: Problem, arch: int = 90) -> Compil
         types["operands"] = OPERANDS[end]
     else:
         constants["operands"] = None
-    if end not in ("rotary", "swiglu"):
+    if end not in ("rotary", "plain", "swiglu"):
         constants["eps"] = None
     if tile.kind == "gemv":
         return compiled_gluon(gemv_kernel, constants, tile.KW, arch, **types)
@@ -107,8 +127,7 @@ def test_projections_of_the_table(name: str, rows: int) -> None:
         ("add", Problem(model.hidden, model.intermediate, rows)),
     ]
     for end, problem in problems:
-        tile = tiles.choose(problem)
-        assert tile == tiles.TABLE[problem.N, problem.K][rows]
+        tile = tiles.TABLE[problem.N, problem.K][rows]
         if tile is None:
             continue
         built = projection(end, tile, problem)
@@ -121,17 +140,47 @@ def test_projections_of_the_table(name: str, rows: int) -> None:
         assert "st.global.v4" in behind or rows < 64
 
 
-@pytest.mark.parametrize(("arch", "shared_bytes"), [(80, 166_912), (89, 101_376)])
-@pytest.mark.parametrize("rows", [bucket for bucket in tiles.BUCKETS if bucket <= tiles.MAX_DEFAULT_ROWS])
-def test_defaults_have_room_on_devices_with_less_shared_memory(rows: int, arch: int, shared_bytes: int) -> None:
+#: Of each way to multiply that no shape of the table has: a shape, its product, rows.
+SAMPLE = [
+    ("qwen2.5-0.5b", "qkv", 8),  # two warps
+    ("qwen2.5-7b", "gate_up", 16),
+    ("qwen3-8b", "qkv", 32),  # normalised in a second kernel
+    ("70b/8", "qkv", 32),  # shared out, rotated by the last
+    ("qwen2.5-7b", "gate_up", 64),
+    ("3b", "down", 64),
+]
+
+
+@pytest.mark.parametrize(("name", "which", "rows"), SAMPLE)
+def test_tiles_that_are_chosen_for_other_shapes(name: str, which: str, rows: int) -> None:
+    shape = SHAPES[name]
+    product = next(p for p in projections(shape) if p.name == which).product(rows)
+    tile = cost.choose(product, may_decline=False)
+    assert tile is not None
+    heads = HeadSplit(shape["num_attention_heads"], shape["num_key_value_heads"], 64) if which == "qkv" else None
+    end = "plain" if product.end == "normed" else product.end
+    problem = Problem(product.n, product.k, rows, 0 if end == "plain" else product.span, HEADS=heads)
+    built = projection(end, tile, problem)
+    check(built, "wgmma.mma_async" if tile.kind == "wgmma" else "mma.sync")
+    if tile.SPLITS > 1:
+        # Shares are exchanged in wide pieces, whatever pairs the end wants.
+        assert "ld.global.cg.v4" in built.ptx
+
+
+@pytest.mark.parametrize(("arch", "shared_bytes", "num_multiprocessors"), [(80, 166_912, 108), (89, 101_376, 128)])
+@pytest.mark.parametrize("rows", [8, 16, 32])
+def test_tiles_have_room_on_devices_with_less_shared_memory(
+    rows: int, arch: int, shared_bytes: int, num_multiprocessors: int
+) -> None:
     model = MODELS["1B"]
     limit = tiles.pipeline_bytes(shared_bytes)
+    device = Device(num_multiprocessors, shared_bytes + 1024, limit, has_wgmma=False)
     problems = [
         ("rotary", qkv_problem(model, rows)),
         ("swiglu", Problem(2 * model.intermediate, model.hidden, rows, model.intermediate)),
     ]
     for end, problem in problems:
-        tile = tiles.choose(problem, has_wgmma=False, max_bytes=limit)
+        tile = cost.choose(Product(*problem[:4], end), device)
         assert tile is not None
         built = projection(end, tile, problem, arch)
         assert built.shared_bytes <= shared_bytes
@@ -142,7 +191,7 @@ def test_defaults_have_room_on_devices_with_less_shared_memory(rows: int, arch: 
 @pytest.mark.parametrize("hidden", [2048, 4096])
 def test_head(hidden: int, rows: int, end: str) -> None:
     problem = Problem(128256, hidden, rows, GUARD=True)
-    tile = tiles.choose(problem, may_share=False)
+    tile = cost.choose(Product(128256, hidden, rows, 0, "head"))
     if tile is None:
         pytest.skip("the library's")
     built = projection(end, tile, problem)

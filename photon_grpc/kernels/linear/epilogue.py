@@ -1,5 +1,5 @@
 """What a fused projection does with its sums: add to the residual, SwiGLU, rotate and store queries, keys and values;
-or, of logits, store them or keep the best of the tile.
+store them as they are; or, of logits, keep the best of the tile.
 
 Gluon device functions over a tile [BN rows of W, BM rows of x] in float32, handed to `gemv_kernel` and `wgmma_kernel`
 in pairs:
@@ -182,10 +182,11 @@ def store_heads(tile, angles, y, operands, num_rows, P: gl.constexpr, TILE: gl.c
 
 
 @gluon_jit
-def store_logits(tile, ahead, y, operands, num_rows, P: gl.constexpr, TILE: gl.constexpr):
-    """y [num_rows, N] float32."""
+def store_sums(tile, ahead, y, operands, num_rows, P: gl.constexpr, TILE: gl.constexpr):
+    """y [num_rows, N]."""
     row, token = output_indices(P, TILE)
-    gl.store(y + token[None, :] * P.N + row[:, None], tile, mask=(token < num_rows)[None, :])
+    to = y + token[None, :] * P.N + row[:, None]
+    gl.store(to, tile.to(y.dtype.element_ty), mask=(token < num_rows)[None, :])
 
 
 @gluon_jit

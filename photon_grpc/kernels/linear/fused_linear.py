@@ -3,12 +3,15 @@ stream.
 
     add_linear:     h += W a
     norm_swiglu:    y = silu(g) · u,  (g, u) = r · W h + b,  r = 1 / sqrt(mean(h²) + eps)
-    norm_qkv:       (q, k, v) = r · W h + b;  q and k rotated by their positions;  k and v go to their pages
+    norm_qkv:       (q, k, v) = r · W h + b;  q and k normalised where the family does, and rotated by their positions;
+                    k and v go to their pages
 
 The weight of the norm before a projection is folded into the columns of W: its program reads all of h for the product
 anyway, so it sums h² on the way. Sums, norm, rotation and SwiGLU are float32; every result is rounded once.
 
-One kernel multiplies, `gemv.py` or `wgmma.py` by the Tile; what is before and behind the product comes in a Fusion.
+One kernel multiplies, `gemv.py` or `wgmma.py` by the Tile; what is before and behind the product comes in a Fusion. A
+tile that does not divide the heads, and heads that are normalised, leave norm_qkv's end to a second kernel,
+`rotate_store.py`: tiles that hold a head whole were slower than the two.
 
 Shapes: h [M, H] and a [M, K], contiguous and with memory for `tiles.bucket(M)` rows behind their first element (the
 surplus is read and does not matter), W [N, K], b [N] or None. W of norm_swiglu is gate above up; W of norm_qkv the
@@ -27,7 +30,7 @@ from photon_grpc.kernels.gluon import has_dependent_launch
 from photon_grpc.kernels.jit import launches
 from photon_grpc.kernels.linear import epilogue
 from photon_grpc.kernels.linear.gemv import gemv_kernel
-from photon_grpc.kernels.linear.tiles import HeadSplit, Problem, Tile, bucket
+from photon_grpc.kernels.linear.tiles import HeadSplit, Problem, Tile, bucket, holds_heads
 from photon_grpc.kernels.linear.wgmma import wgmma_kernel
 from photon_grpc.kernels.rotary import rotate_store
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput
@@ -71,7 +74,7 @@ def swiglu_reference(h: torch.Tensor, linear: Affine, eps: float, y: torch.Tenso
 
 def qkv_reference(h: torch.Tensor, linear: Affine, eps: float, out: HeadOutput) -> None:
     """norm_qkv in torch: fills out.q, changes out.cache."""
-    rotate_store.reference(h.float() @ linear.w.float().T, h, linear.b, None, eps, out)
+    rotate_store.reference(h.float() @ linear.w.float().T, h, linear.b, eps, out)
 
 
 def _product(x: torch.Tensor, linear: Affine, eps: float | None = None) -> torch.Tensor:
@@ -105,8 +108,12 @@ def qkv_launch(
     """Fills out.q, changes out.cache."""
     if not launches(linear.w):
         return qkv_reference(h, linear, eps, out)
-    q, cache, layer, rotation = out
+    q, cache, layer, rotation, norms = out
     _, _, _, kv_heads, block_size, head_dim = cache.shape
+    if norms is not None or not holds_heads(tile, head_dim // 2):
+        product = torch.empty((h.shape[0], linear.w.shape[0]), dtype=h.dtype, device=h.device)
+        launch(Fusion(epilogue.load_nothing, epilogue.store_sums, eps=eps), tile, linear, h, product, counters)
+        return rotate_store.launch(product, None, None, eps, out)
     fusion = Fusion(
         epilogue.load_angles,
         epilogue.store_heads,

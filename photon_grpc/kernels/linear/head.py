@@ -22,7 +22,7 @@ from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.kernels.sampling import draw
 from photon_grpc.kernels.sampling.draw import SamplingMetadata
 
-LOGITS = Fusion(epilogue.load_nothing, epilogue.store_logits, guard=True)
+LOGITS = Fusion(epilogue.load_nothing, epilogue.store_sums, guard=True)
 
 
 def logits_reference(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

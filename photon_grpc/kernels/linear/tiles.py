@@ -1,10 +1,8 @@
-"""Tiles that multiply a weight of given shape with few rows: a table from an offline sweep on an H200, defaults
-elsewhere.
+"""Ways to multiply a weight of given shape with few rows, and those that two models are multiplied by; `cost.py` chooses
+for all others.
 
 None in the table, and more rows than the largest bucket: the matrix library was faster, with the kernels that it needs
 beside it.
-
-`python -m benchmarks.kernels.fused_linear --sweep` prints the rows of TABLE. Nothing is tuned at run time.
 """
 
 from __future__ import annotations
@@ -52,8 +50,6 @@ class Problem(NamedTuple):
 
 #: Rows of x are padded to one of these.
 BUCKETS = (8, 16, 32, 64, 128)
-#: Of shapes that the table does not know, steps of more rows are left to the library.
-MAX_DEFAULT_ROWS = 64
 #: Bytes of shared memory that a program's steps in flight may take on sm_90.
 SHARED_BYTES = 200_000
 #: Bytes that a program takes beside them, for exchanging sums between threads.
@@ -125,6 +121,8 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
         64: Tile("wgmma", 64, 64, 4, 8, 2),
         128: None,
     },
+    # Qwen2.5-32B: down, where no tile that the model of cost considers comes near the library.
+    (5120, 27648): {16: None},
     # Llama-3: head
     (128256, 2048): {
         8: Tile("gemv", 32, 128, 4, 2),
@@ -168,30 +166,6 @@ def fits(tile: Tile, problem: Problem, max_bytes: int = SHARED_BYTES) -> bool:
     return divides and shared_bytes(tile, rows) <= max_bytes
 
 
-def choose(
-    problem: Problem, *, has_wgmma: bool = True, may_share: bool = True, max_bytes: int = SHARED_BYTES
-) -> Tile | None:
-    """The table's tile, or the first default that fits; None: the matrix library multiplies.
-
-    Args:
-        problem: BM is one of BUCKETS.
-        may_share: K may be shared out over several programs.
-        max_bytes: `pipeline_bytes` of the device.
-    """
-    rows, known = problem.BM, TABLE.get((problem.N, problem.K), {})
-    if has_wgmma and rows in known:
-        tile = known[rows]
-        if tile is None or (fits(tile, problem, max_bytes) and (may_share or tile.SPLITS == 1)):
-            return tile
-    if rows > MAX_DEFAULT_ROWS:
-        return None
-    candidates = [tile for tile in defaults(rows, has_wgmma) if may_share or tile.SPLITS == 1]
-    return next((tile for tile in candidates if fits(tile, problem, max_bytes)), None)
-
-
-def defaults(rows: int, has_wgmma: bool) -> list[Tile]:
-    """From the best to what always fits."""
-    gemv = [Tile("gemv", 16, bk, kw, ns) for bk in (128, 64, 32) for kw in (4, 2, 1) for ns in (4, 3, 2)]
-    if rows <= 16 or not has_wgmma:
-        return gemv
-    return [Tile("wgmma", 64, bk, 4, 4, splits) for splits in (2, 1) for bk in (128, 64)] + gemv
+def holds_heads(tile: Tile, span: int) -> bool:
+    """Whether every program of the tile has whole pairs at distance `span`, all of one head."""
+    return span % (tile.BN // 2) == 0

@@ -42,24 +42,19 @@ Norms = tuple[torch.Tensor, torch.Tensor]
 
 
 class HeadOutput(NamedTuple):
-    """Filled by one layer: q [T, Hq · D], and plane `layer` of cache [num_blocks, layers, 2, Hkv, block_size, D]."""
+    """Filled by one layer: q [T, Hq · D], and plane `layer` of cache [num_blocks, layers, 2, Hkv, block_size, D]; with
+    the norms and the rotation of heads on their way there."""
 
     q: torch.Tensor
     cache: torch.Tensor
     layer: int
     rotation: Rotation
+    norms: Norms | None = None
 
 
-def reference(
-    qkv: torch.Tensor,
-    h: torch.Tensor | None,
-    b: torch.Tensor | None,
-    norms: Norms | None,
-    eps: float,
-    out: HeadOutput,
-) -> None:
+def reference(qkv: torch.Tensor, h: torch.Tensor | None, b: torch.Tensor | None, eps: float, out: HeadOutput) -> None:
     """rotate_store in torch: fills q, changes cache."""
-    q, cache, layer, rotation = out
+    q, cache, layer, rotation, norms = out
     _, _, _, kv_heads, block_size, head_dim = cache.shape
     x = qkv.float()
     if h is not None:
@@ -180,18 +175,11 @@ def config(hidden: int, q_heads: int, kv_heads: int, head_dim: int, block_size: 
     return {"SIZES": sizes, "num_warps": 4 if q_heads * head_dim <= 2048 else 8}
 
 
-def launch(
-    qkv: torch.Tensor,
-    h: torch.Tensor | None,
-    b: torch.Tensor | None,
-    norms: Norms | None,
-    eps: float,
-    out: HeadOutput,
-) -> None:
+def launch(qkv: torch.Tensor, h: torch.Tensor | None, b: torch.Tensor | None, eps: float, out: HeadOutput) -> None:
     """Fills q [T, Hq · D], changes cache."""
     if not launches(qkv):
-        return reference(qkv, h, b, norms, eps, out)
-    q, cache, layer, rotation = out
+        return reference(qkv, h, b, eps, out)
+    q, cache, layer, rotation, norms = out
     _, _, _, kv_heads, block_size, head_dim = cache.shape
     constants = config(1 if h is None else h.shape[1], q.shape[1] // head_dim, kv_heads, head_dim, block_size)
     pdl = has_dependent_launch(qkv.device)

@@ -93,6 +93,36 @@ def test_qkv(sizes: Sizes, rows: int, kind: str, dtype: torch.dtype, bias: bool)
     assert not problem.counters.any()
 
 
+# Heads that the tile does not divide; heads that are normalised.
+TWO_KERNELS = [
+    (Sizes(512, 4, 2, 96, 768), False),
+    (Sizes(512, 4, 2, 80, 768), True),
+    (Sizes(512, 4, 1, 128, 768), True),
+]
+
+
+@each_bias
+@each_dtype
+@each_kind
+@pytest.mark.parametrize("rows", [5, 16, 64])
+@pytest.mark.parametrize(("sizes", "is_normed"), TWO_KERNELS, ids=str)
+def test_qkv_with_a_second_kernel_for_heads(
+    sizes: Sizes, is_normed: bool, rows: int, kind: str, dtype: torch.dtype, bias: bool
+) -> None:
+    n, k = (sizes.q_heads + 2 * sizes.kv_heads) * sizes.head_dim, sizes.hidden
+    tile = tile_for(kind, n, k, rows, 0)
+    problem = Problem(n, k, rows, dtype, "cuda", bias=bias)
+    rotation, cache = problem.rotation(sizes), problem.cache(sizes)
+    norms = (problem.random(sizes.head_dim), problem.random(sizes.head_dim)) if is_normed else None
+    q = torch.full((rows, sizes.q_heads * sizes.head_dim), torch.nan, dtype=dtype, device="cuda")
+    qkv_launch(problem.x, problem.linear, EPS, HeadOutput(q, cache, LAYER, rotation, norms), tile, problem.counters)
+    expected_q, expected_cache = problem.expected_qkv(sizes, rotation, norms)
+    # The product is rounded once more on its way to the second.
+    for mine, expected in ((q, expected_q), (cache, expected_cache)):
+        assert_near(mine, expected, dtype, roundings=2)
+    assert not problem.counters.any()
+
+
 @pytest.mark.parametrize("kind", ["gemv", "wgmma, shared out"])
 def test_the_same_every_time(kind: str) -> None:
     problem = Problem(2048, 8192, 16, torch.bfloat16, "cuda")

@@ -87,7 +87,7 @@ def test_rotate_store(q_heads: int, kv_heads: int, size: int, dtype: torch.dtype
     for store in (rotate_store.launch, rotate_store.reference):
         q = torch.full((4, q_heads * size), torch.nan, dtype=dtype)
         cache = torch.full((5, 2, 2, kv_heads, 8, size), torch.nan, dtype=dtype)
-        store(qkv, h, bias, norms, 1e-5, HeadOutput(q, cache, 1, rotation))
+        store(qkv, h, bias, 1e-5, HeadOutput(q, cache, 1, rotation, norms))
         results.append((q, cache))
     for mine, theirs in zip(*results, strict=True):
         torch.testing.assert_close(mine, theirs, equal_nan=True, **close(dtype))

@@ -1,0 +1,249 @@
+"""Times tiles on the products of public shapes, none of them of a shape that is held out; the library beside them.
+
+    python -m benchmarks.kernels.sweep --out FILE.json      # on a GPU: what `fit.py` fits the model of cost to
+
+Every product with its end (what is fused with it) as a CUDA graph over as many weights as the second-level cache cannot
+hold, so that each launch overlaps the one before as in a layer. Tiles are those that the model of cost finds best;
+their results are compared with float32 before they are timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.kernels.timing import measure_us
+from benchmarks.shapes import HELD_OUT, SHAPES, Config
+from photon_grpc.kernels import swiglu
+from photon_grpc.kernels.linear import cost, fused_linear, head, tiles
+from photon_grpc.kernels.linear.cost import End
+from photon_grpc.kernels.linear.fused_linear import Affine
+from photon_grpc.kernels.linear.tiles import Tile
+from photon_grpc.kernels.precompile import launches_collected, run_in_forks
+from photon_grpc.kernels.rotary import rotate_store
+from photon_grpc.kernels.rotary.rotate_store import HeadOutput, Rotation
+from photon_grpc.kernels.sampling import draw
+
+SWEPT = (
+    "3b", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b", "qwen2.5-32b", "qwen3-0.6b", "qwen3-4b", "qwen3-8b", "70b/8",
+    "8b/4",
+)  # fmt: skip
+HEADS = ("3b", "qwen2.5-7b", "qwen3-0.6b")
+#: Tiles to time of each product, the best by the model.
+OF_EACH = 6
+CHAIN_BYTES = 160 << 20
+BLOCK_SIZE, EPS, MAX_ERROR = 64, 1e-5, 5e-3
+
+
+@dataclass(frozen=True)
+class Projection:
+    """W [n, k] of one of a layer's four, or of the head, its pairs `span` rows apart."""
+
+    name: str
+    n: int
+    k: int
+    span: int
+    end: End
+    #: Of queries, of keys.
+    heads: tuple[int, int] = field(default=(1, 1), compare=False)
+
+    def product(self, rows: int) -> cost.Product:
+        return cost.Product(self.n, self.k, rows, self.span, self.end)
+
+
+def projections(shape: Config) -> Iterator[Projection]:
+    """The four of a layer."""
+    hidden, dim, inner = shape["hidden_size"], shape["head_dim"], shape["intermediate_size"]
+    queries, kv = shape["num_attention_heads"], shape["num_key_value_heads"]
+    rotary: End = "normed" if shape["model_type"] == "qwen3" else "rotary"
+    yield Projection("qkv", (queries + 2 * kv) * dim, hidden, dim // 2, rotary, (queries, kv))
+    yield Projection("output", hidden, queries * dim, 0, "add")
+    yield Projection("gate_up", 2 * inner, hidden, inner, "swiglu")
+    yield Projection("down", hidden, inner, 0, "add")
+
+
+def swept() -> list[Projection]:
+    assert not HELD_OUT & {*SWEPT, *HEADS}
+    found = [projection for name in SWEPT for projection in projections(SHAPES[name])]
+    found += [Projection("head", SHAPES[name]["vocab_size"], SHAPES[name]["hidden_size"], 0, "head") for name in HEADS]
+    return list(dict.fromkeys(found))
+
+
+class Chain:
+    """Calls over `count` different weights."""
+
+    def __init__(self, projection: Projection, rows: int, count: int, device: torch.device) -> None:
+        p, dtype = projection, torch.bfloat16
+        self.projection, self.rows = p, rows
+        generator = torch.Generator(device).manual_seed(p.n + p.k)
+        self.weights = torch.randn(count, p.n, p.k, device=device, dtype=dtype, generator=generator) * 0.02
+        self.x = torch.randn(rows, p.k, device=device, dtype=dtype, generator=generator)
+        self.residual = torch.zeros(rows, p.n, device=device, dtype=dtype)
+        self.y = torch.empty(rows, p.n // 2, device=device, dtype=dtype)
+        self.counters = torch.zeros(8192, dtype=torch.int32, device=device)
+        self.heads = self._heads(device) if p.end in ("rotary", "normed") else None
+        number = torch.arange(rows, device=device)
+        self.metadata = draw.SamplingMetadata(number, number, torch.zeros(rows, device=device), number, number, number)
+
+    def _heads(self, device: torch.device) -> HeadOutput:
+        (queries, kv), dim = self.projection.heads, 2 * self.projection.span
+        q = torch.empty(self.rows, queries * dim, device=device, dtype=self.x.dtype)
+        cache = torch.zeros(self.rows + 1, 1, 2, kv, BLOCK_SIZE, dim, device=device, dtype=self.x.dtype)
+        cos, sin = torch.randn(2, 512, dim // 2, device=device)
+        slots = torch.arange(self.rows, device=device) * BLOCK_SIZE + BLOCK_SIZE
+        positions = torch.randint(0, 512, (self.rows,), device=device)
+        weights = torch.rand(2, dim, device=device).to(self.x.dtype) + 0.5
+        norms = (weights[0], weights[1]) if self.projection.end == "normed" else None
+        return HeadOutput(q, cache, 0, Rotation(cos, sin, positions, slots), norms)
+
+    def launch(self, w: torch.Tensor, tile: Tile) -> None:
+        linear, end = Affine(w), self.projection.end
+        if end == "head":
+            head.draw_launch(self.x, w, self.metadata, tile)
+        elif self.heads is not None:
+            fused_linear.qkv_launch(self.x, linear, EPS, self.heads, tile, self.counters)
+        elif end == "swiglu":
+            fused_linear.swiglu_launch(self.x, linear, EPS, self.y, tile, self.counters)
+        else:
+            fused_linear.add_launch(self.residual, self.x, linear, tile, self.counters)
+
+    def library(self, w: torch.Tensor) -> None:
+        """As `layers/gemm.py` has it."""
+        end = self.projection.end
+        if end == "head":
+            draw.launch(torch.mm(self.x, w.t(), out_dtype=torch.float32), self.metadata)
+        elif self.heads is not None:
+            rotate_store.launch(self.x @ w.t(), self.x, None, EPS, self.heads)
+        elif end == "swiglu":
+            swiglu.norm_launch(self.x @ w.t(), self.x, None, EPS, self.y)
+        else:
+            self.residual.addmm_(self.x, w.t())
+
+    def reference(self) -> torch.Tensor:
+        linear, end = Affine(self.weights[0]), self.projection.end
+        self._clear()
+        if self.heads is not None:
+            fused_linear.qkv_reference(self.x, linear, EPS, self.heads)
+        elif end == "swiglu":
+            fused_linear.swiglu_reference(self.x, linear, EPS, self.y)
+        elif end == "add":
+            fused_linear.add_reference(self.residual, self.x, linear)
+        return self._written()
+
+    def error(self, tile: Tile, expected: torch.Tensor) -> float:
+        """Relative, over one call."""
+        if self.projection.end == "head":
+            logits = head.logits_launch(self.x, self.weights[0], tile)
+            expected = head.logits_reference(self.x, self.weights[0])
+            return float((logits - expected).norm() / expected.norm())
+        self._clear()
+        self.launch(self.weights[0], tile)
+        return float((self._written() - expected).norm() / expected.norm())
+
+    def us(self, call: Callable[[torch.Tensor], object]) -> float:
+        return measure_us([partial(call, w) for w in self.weights], self.x.device, repeats=7)
+
+    def _clear(self) -> None:
+        self.residual.zero_()
+        self.y.fill_(torch.nan)
+        if self.heads is not None:
+            self.heads.q.fill_(torch.nan)
+            self.heads.cache.zero_()
+
+    def _written(self) -> torch.Tensor:
+        """What the end writes, one after the other."""
+        if self.heads is not None:
+            return torch.cat((self.heads.q.flatten(), self.heads.cache.flatten())).float()
+        return (self.y if self.projection.end == "swiglu" else self.residual).float()
+
+
+def candidates(product: cost.Product) -> list[Tile]:
+    return sorted(cost.candidates(product), key=lambda tile: cost.tile_us(tile, product))[:OF_EACH]
+
+
+def jobs(device: torch.device) -> list[Callable[[], Any]]:
+    """Compile everything that is to be timed."""
+    with launches_collected() as collected:
+        for projection in swept():
+            for rows in tiles.BUCKETS:
+                chain = Chain(projection, rows, 1, device)
+                for tile in candidates(projection.product(rows)):
+                    chain.launch(chain.weights[0], tile)
+    return collected
+
+
+def num_weights(projection: Projection) -> int:
+    """As many as the second-level cache cannot hold."""
+    size = 2 * projection.n * projection.k
+    return max(2 if size > CHAIN_BYTES else 4, min(100, CHAIN_BYTES // size))
+
+
+def timed(projection: Projection, rows: int, device: torch.device) -> dict[str, Any]:
+    chain = Chain(projection, rows, num_weights(projection), device)
+    expected = chain.reference()
+    product = projection.product(rows)
+    found: list[tuple[float, Tile]] = []
+    for tile in candidates(product):
+        try:
+            error = chain.error(tile, expected)
+            if not error < MAX_ERROR:
+                print(f"WRONG {projection} {rows} {tuple(tile)} error {error}", flush=True)
+                continue
+            found.append((round(chain.us(lambda w, tile=tile: chain.launch(w, tile)), 2), tile))
+        except RuntimeError as failure:
+            print(f"FAILED {projection} {rows} {tuple(tile)}: {str(failure)[:100]}", flush=True)
+    library = round(chain.us(chain.library), 2)
+    found.sort()
+    best = " | ".join(f"{us:.2f} {tuple(tile)}" for us, tile in found[:3])
+    print(
+        f"{projection.name:8s} {projection.n}x{projection.k} {rows:4d} library {library:7.2f} best {best}", flush=True
+    )
+    return {"product": product, "library": library, "tiles": [(us, *tile) for us, tile in found]}
+
+
+def sweep(device: torch.device, out: Path) -> None:
+    """The file is written after every product."""
+    results: list[dict[str, Any]] = []
+    for projection in swept():
+        results += [timed(projection, rows, device) for rows in tiles.BUCKETS]
+        out.write_text("\n".join(json.dumps(result) for result in results) + "\n")
+
+
+def compile_beside(device: torch.device) -> int:
+    """The process that compiles while this one times; it is in front by some seconds."""
+    begin_s = time.perf_counter()
+    collected = jobs(device)
+    print(f"{len(collected)} kernels found in {time.perf_counter() - begin_s:.1f} s", flush=True)
+    compiler = os.fork()
+    if not compiler:
+        try:
+            done = run_in_forks(collected, num_workers=max(1, (os.cpu_count() or 2) - 1))
+            print(f"{done} compiled in {time.perf_counter() - begin_s:.1f} s", flush=True)
+        finally:
+            os._exit(0)
+    time.sleep(min(20.0, len(collected) / 60))
+    return compiler
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    device = torch.device("cuda")
+    with torch.inference_mode():
+        compiler = compile_beside(device)
+        sweep(device, arguments.out)
+        os.waitpid(compiler, 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""The tile that a product of any shape is given: one that divides it and has room, the table's where there is one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.kernels.sweep import projections
+from benchmarks.shapes import SHAPES
+from photon_grpc.kernels.linear import cost, tiles
+from photon_grpc.kernels.linear.cost import H200, Device, Product
+from photon_grpc.kernels.linear.tiles import Tile
+
+#: Multiprocessors, bytes of one, bytes of a program, wgmma: H200, A100, an RTX 4090, an H100 of 114.
+DEVICES = [
+    H200,
+    Device(108, 167_936, tiles.pipeline_bytes(166_912), has_wgmma=False),
+    Device(128, 102_400, tiles.pipeline_bytes(101_376), has_wgmma=False),
+    Device(114, 233_472, tiles.SHARED_BYTES, has_wgmma=True),
+]
+each_device = pytest.mark.parametrize("device", DEVICES)
+TILE = Tile("gemv", 16, 64, 4, 6)
+PUBLIC = sorted({projection.product(8) for shape in SHAPES.values() for projection in projections(shape)})
+
+
+def assert_can(tile: Tile, product: Product, device: Device) -> None:
+    """What the kernels ask of a tile, by their own descriptions."""
+    n, k, rows, span, end = product
+    slices = tile.KW if tile.kind == "gemv" else 1
+    assert n % tile.BN == 0
+    assert k % (tile.BK * slices * tile.SPLITS) == 0
+    assert k // (tile.BK * slices * tile.SPLITS) >= 2
+    assert tile.NS * slices * tile.BK * (tile.BN + rows) * 2 <= device.max_bytes
+    if end == "swiglu":
+        assert span % (tile.BN // 2) == 0
+    if end == "head":
+        assert tile.SPLITS == 1
+    if tile.kind == "gemv":
+        assert (tile.SPLITS, rows <= 32) == (1, True)
+    else:
+        assert device.has_wgmma
+        assert rows >= 16
+        assert tile.KW * 16 <= tile.BN
+        assert tile.BK % 64 == 0
+
+
+@st.composite
+def products(draw: st.DrawFn) -> Product:
+    end = draw(st.sampled_from(("rotary", "normed", "swiglu", "add", "head")))
+    half = draw(st.sampled_from((16, 20, 32, 40, 48, 64, 128)))
+    n = draw(st.integers(1, 900)) * 16
+    k, rows = draw(st.integers(1, 900)) * draw(st.sampled_from((8, 16, 32, 64))), draw(st.sampled_from(tiles.BUCKETS))
+    if end in ("rotary", "normed"):
+        return Product(2 * half * draw(st.integers(3, 96)), k, rows, half, end)
+    return Product(2 * n, k, rows, n, end) if end == "swiglu" else Product(n, k, rows, 0, end)
+
+
+@given(products(), st.sampled_from(DEVICES), st.booleans())
+def test_a_tile_is_never_given_what_its_kernel_cannot_do(product: Product, device: Device, may_decline: bool) -> None:
+    tile = cost.choose(product, device, may_decline=may_decline)
+    if tile is not None:
+        assert_can(tile, product, device)
+
+
+@each_device
+@pytest.mark.parametrize("rows", [8, 16, 32])
+def test_few_rows_of_every_public_shape_are_multiplied_by_a_tile(rows: int, device: Device) -> None:
+    for product in PUBLIC:
+        if tiles.TABLE.get((product.n, product.k), {}).get(rows, TILE) is None and device.has_wgmma:
+            continue
+        tile = cost.choose(product._replace(rows=rows), device)
+        assert tile is not None, product
+        assert_can(tile, product._replace(rows=rows), device)
+
+
+def test_the_table_comes_first_and_fits_its_products() -> None:
+    for (n, k), by_rows in tiles.TABLE.items():
+        known = [product for product in PUBLIC if (product.n, product.k) == (n, k) and product.end != "normed"]
+        for rows, tile in by_rows.items():
+            for product in known or [Product(n, k, rows, 0, "head")]:
+                assert cost.choose(product._replace(rows=rows)) == tile
+                if tile is not None:
+                    assert_can(tile, product._replace(rows=rows), H200)
+
+
+def test_what_the_table_does_not_know_is_left_to_the_library_above_64_rows() -> None:
+    for product in PUBLIC:
+        if (product.n, product.k) not in tiles.TABLE:
+            assert cost.choose(product._replace(rows=128)) is None
+
+
+def test_a_head_of_more_bytes_than_are_read_well_is_left_to_the_library() -> None:
+    assert cost.choose(Product(152064, 3584, 8, 0, "head")) is None
+    assert cost.choose(Product(151936, 1024, 8, 0, "head")) is not None
+
+
+@pytest.mark.parametrize("rows", [8, 16, 32, 64])
+def test_a_product_that_the_library_cannot_take_has_a_tile_where_one_divides_it(rows: int) -> None:
+    for product in PUBLIC:
+        if tiles.TABLE.get((product.n, product.k), {}).get(rows, TILE) is not None:
+            assert cost.choose(product._replace(rows=rows), may_decline=False) is not None
+    assert cost.choose(Product(2048, 2047, rows, 0, "add"), may_decline=False) is None
+    assert cost.choose(Product(2040, 2048, rows, 0, "add"), may_decline=False) is None
+
+
+def test_time_grows_with_the_bytes_that_are_read() -> None:
+    """By no more and no less than memory takes for them, where they are many."""
+    times = [cost.tile_us(TILE, Product(n, 4096, 8, 0, "add")) for n in (132 * 16 * 16, 132 * 16 * 32)]
+    more_us = 132 * 16 * 16 * 4096 * 2 / cost.TILES.memory
+    assert more_us < times[1] - times[0] < 1.3 * more_us
+
+
+def test_heads_that_are_normalised_pay_for_a_second_kernel() -> None:
+    normed, rotated = (Product(6144, 4096, 8, 64, end) for end in ("normed", "rotary"))
+    assert cost.tile_us(TILE, normed) > cost.tile_us(TILE, rotated)
