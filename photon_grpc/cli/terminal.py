@@ -125,7 +125,8 @@ def _base64(value: bytes) -> str:
 def _without_empty(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    return {name: _without_empty(part) for name, part in value.items() if part is not None and part != ()}
+    kept = {name: part for name, part in value.items() if name == "text" or part not in (None, (), "")}
+    return {name: _without_empty(part) for name, part in kept.items()}
 
 
 class Chat:

@@ -16,7 +16,7 @@ from photon_grpc.client.options import Options
 from photon_grpc.client.status import Unreachable
 from photon_grpc.client.stream import Stream
 from photon_grpc.client.sync import SyncClient, SyncStream
-from photon_grpc.core.generation import Candidate, Prompt, Start, Timing, TokenScore, Usage
+from photon_grpc.core.generation import Candidate, Prompt, Start, Timing, TokenScore, ToolCall, Usage
 
 __all__ = [
     "Client",
@@ -31,6 +31,7 @@ __all__ = [
     "Finish",
     "TokenScore",
     "Candidate",
+    "ToolCall",
     "Usage",
     "Timing",
     "Generation",

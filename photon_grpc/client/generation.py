@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from google.protobuf.duration_pb2 import Duration
 
-from photon_grpc.core.generation import Candidate, Start, Timing, TokenScore, Usage
+from photon_grpc.core.generation import Candidate, Start, Timing, TokenScore, ToolCall, Usage
 from photon_grpc.v1 import inference_pb2 as pb
 
 _REASON_PREFIX = "FINISH_REASON_"
@@ -34,6 +34,11 @@ class Delta:
     finish: Finish | None = None
     #: One for each new token, with logprobs or score_token_ids.
     scores: tuple[TokenScore, ...] = ()
+    #: Of a chat, where the model's features have REASONING or TOOL_CALLS: the parts of the text.
+    reasoning: str = ""
+    content: str = ""
+    #: Complete ones, with tools_json.
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +51,16 @@ class Output:
     finish: Finish
     #: One for each token, with logprobs or score_token_ids.
     scores: tuple[TokenScore, ...] = ()
+    #: Of a chat, where the model's features have REASONING or TOOL_CALLS: the parts of the text.
+    reasoning: str = ""
+    content: str = ""
+    #: With tools_json.
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """The whole result of a call; `text`, `token_ids` and `finish` are the first output's."""
+    """The whole result of a call; what an output has and this lacks is the first output's."""
 
     request_id: str
     model: str
@@ -74,10 +84,31 @@ class Generation:
     def finish(self) -> Finish:
         return self.outputs[0].finish
 
+    @property
+    def reasoning(self) -> str:
+        return self.outputs[0].reasoning
+
+    @property
+    def content(self) -> str:
+        return self.outputs[0].content
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return self.outputs[0].tool_calls
+
 
 def read_delta(message: pb.Output) -> Delta:
     finish = read_finish(message.finish) if message.HasField("finish") else None
-    return Delta(message.index, message.text, tuple(message.token_ids), finish, read_scores(message.scores))
+    return Delta(
+        message.index,
+        message.text,
+        tuple(message.token_ids),
+        finish,
+        read_scores(message.scores),
+        message.reasoning,
+        message.content,
+        read_tool_calls(message.tool_calls),
+    )
 
 
 def read_start(message: pb.GenerationStart) -> Start:
@@ -103,6 +134,9 @@ def read_generation(message: pb.GenerateResponse) -> Generation:
                 tuple(output.token_ids),
                 read_finish(output.finish),
                 read_scores(output.scores),
+                output.reasoning,
+                output.content,
+                read_tool_calls(output.tool_calls),
             )
             for output in message.outputs
         ),
@@ -124,6 +158,10 @@ def read_scores(messages: Iterable[pb.TokenScore]) -> tuple[TokenScore, ...]:
         )
         for message in messages
     )
+
+
+def read_tool_calls(messages: Iterable[pb.ToolCall]) -> tuple[ToolCall, ...]:
+    return tuple(ToolCall(message.index, message.name, message.arguments_json) for message in messages)
 
 
 def read_finish(message: pb.Finish) -> Finish:

@@ -43,6 +43,8 @@ def make_ask(
     prompt: Prompt,
     *,
     chat: bool = False,
+    template_args_json: str = "",
+    tools_json: str = "",
     max_tokens: int | None = None,
     min_tokens: int | None = None,
     temperature: float | None = None,
@@ -77,7 +79,7 @@ def make_ask(
     """The options have the names and meanings of the protos; None is the model's default, then the neutral value."""
     stops = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
     return Ask(
-        input=_input(prompt, chat),
+        input=_input(prompt, chat, template_args_json, tools_json),
         arrival_s=time.monotonic(),
         sampling=SamplingAsk(
             temperature=temperature,
@@ -198,8 +200,12 @@ def _json(schema: dict[str, Any]) -> str:
         raise InvalidRequest(f"json_schema: is no JSON: {error}", field="json_schema") from None
 
 
-def _input(prompt: Any, chat: bool) -> TextInput | IdsInput | ChatInput:
+def _input(prompt: Any, chat: bool, template_args_json: str, tools_json: str) -> TextInput | IdsInput | ChatInput:
     if not chat:
+        for name, value in (("template_args_json", template_args_json), ("tools_json", tools_json)):
+            if value:
+                raise InvalidRequest(f"{name} is for a chat: set chat=True", field=name)
         return TextInput(prompt) if isinstance(prompt, str) else IdsInput(tuple(prompt))
     turns = [_Turn("user", prompt)] if isinstance(prompt, str) else prompt
-    return ChatInput(tuple(ChatMessage(**msgspec.structs.asdict(turn)) for turn in turns))
+    messages = tuple(ChatMessage(**msgspec.structs.asdict(turn)) for turn in turns)
+    return ChatInput(messages, template_args_json, tools_json)

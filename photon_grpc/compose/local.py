@@ -14,7 +14,7 @@ from photon_grpc.compose.console import bar_of
 from photon_grpc.compose.program import Program
 from photon_grpc.config.download import fetch_model
 from photon_grpc.config.resolve import resolve_program
-from photon_grpc.core.generation import Prompt, TokenScore
+from photon_grpc.core.generation import Prompt, TokenScore, ToolCall
 from photon_grpc.core.request import FinishReason
 from photon_grpc.frontend.ask import Ask
 from photon_grpc.frontend.update import OutputDelta, Result
@@ -39,6 +39,11 @@ class Completion:
     scores: tuple[TokenScore, ...] = ()
     #: One for each id of the prompt, with `prompt_logprobs`.
     prompt_scores: tuple[TokenScore, ...] = ()
+    #: With `chat`, where the chat template has marks for reasoning or calls: the parts of the text.
+    reasoning: str = ""
+    content: str = ""
+    #: With `tools_json`.
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 class LLM:
@@ -125,4 +130,7 @@ def _completions(prompt_index: int, result: Result) -> Iterator[Completion]:
             total_s=result.timing.total_s,
             scores=tuple(output.scores),
             prompt_scores=prompt_scores,
+            reasoning=output.reasoning,
+            content=output.content,
+            tool_calls=output.tool_calls,
         )

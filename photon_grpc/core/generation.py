@@ -41,6 +41,17 @@ class TokenScore:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that an output asks its reader to make."""
+
+    #: 0, 1, ... in its output.
+    index: int
+    name: str
+    #: A JSON object, as the model wrote it.
+    arguments_json: str
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
     """Known when a request is admitted; told with the first token."""
 

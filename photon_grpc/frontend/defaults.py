@@ -143,7 +143,10 @@ def to_request(
         continued_ids=ask.continue_from,
         scores=_scores(ask),
     )
-    return fitted(request, model.max_message_bytes, model.tokenizer) if request.scores is not NO_SCORES else request
+    if request.scores is NO_SCORES:
+        return request
+    num_texts = 2 if model.has_parts(ask.input) else 1
+    return fitted(request, model.max_message_bytes, model.tokenizer, num_texts=num_texts)
 
 
 def deadline_s(ask: Ask) -> float | None:

@@ -277,6 +277,7 @@ class Frontend:
             wants_text=wants_text,
             wants_ids=ask.output.token_ids,
             scores=OutputScores(request.scores.records, self._model.token_bytes),
+            parser=self._model.answer_parser(ask.input, request.prompt_ids) if wants_text else None,
             ending=Ending(frozenset(stop.eos_token_ids + stop.stop_token_ids), stop.min_tokens, include_stop),
         )
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from photon_grpc.config.model_dir import TOKENIZER_FILE, ModelConfig
 from photon_grpc.core.frames import Facts
 from photon_grpc.frontend import constraint
-from photon_grpc.frontend.ask import SamplingAsk
+from photon_grpc.frontend.answer import PLAIN, AnswerFormat, AnswerParser
+from photon_grpc.frontend.ask import ChatInput, IdsInput, SamplingAsk, TextInput
 from photon_grpc.frontend.chat import ChatTemplate
 from photon_grpc.frontend.scores import no_bytes
 from photon_grpc.frontend.tokenizer import Tokenizer
 
 MAX_NUM_OUTPUTS = 64
 MAX_LOGPROBS = 20
+#: Ids at the end of a prompt that may spell a mark for reasoning.
+_PROMPT_END = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,8 @@ class ServedModel:
     #: None: ids only.
     tokenizer: Tokenizer | None = None
     template: ChatTemplate | None = None
+    #: How it writes its answers, by its template.
+    answers: AnswerFormat = PLAIN
     defaults: SamplingAsk = field(default_factory=SamplingAsk)
     revision: str = ""
     dtype: str = ""
@@ -89,14 +94,15 @@ class ServedModel:
         naming the file."""
         token_names = dict(card.special_tokens)
         tokenizer = Tokenizer.from_file(card.path / TOKENIZER_FILE, token_names) if card.has_tokenizer else None
-        has_template = tokenizer is not None and card.chat_template is not None
+        template = ChatTemplate(card.chat_template, token_names) if tokenizer and card.chat_template else None
         return cls(
             names=names or (card.path.resolve().name,),
             max_context_tokens=max_model_len or card.max_position_embeddings,
             vocab_size=card.vocab_size,
             eos_token_ids=card.eos_token_ids,
             tokenizer=tokenizer,
-            template=ChatTemplate(card.chat_template, token_names) if has_template and card.chat_template else None,
+            template=template,
+            answers=AnswerFormat.of(template.source, tokenizer.markers.texts) if tokenizer and template else PLAIN,
             defaults=_defaults(card),
             revision=card.revision,
             dtype=card.dtype,
@@ -144,10 +150,27 @@ class ServedModel:
         """The bytes of a token; empty without a tokenizer."""
         return no_bytes if self.tokenizer is None else self.tokenizer.token_bytes
 
+    def has_parts(self, input: TextInput | IdsInput | ChatInput | None) -> bool:
+        """Whether the text of an output comes in parts, too."""
+        return self.answers.has_parts and isinstance(input, ChatInput)
+
+    def answer_parser(
+        self, input: TextInput | IdsInput | ChatInput | None, prompt_ids: Sequence[int]
+    ) -> AnswerParser | None:
+        """For one output. None: its text has no parts."""
+        if self.tokenizer is None or not isinstance(input, ChatInput) or not self.has_parts(input):
+            return None
+        end = self.tokenizer.decode(prompt_ids[-_PROMPT_END:], skip_special_tokens=False)
+        return self.answers.parser(input, end)
+
     def _features(self, has_grammars: bool) -> tuple[str, ...]:
         features = ["TEXT"] if self.tokenizer is not None else []
         if self.template is not None:
             features.append("CHAT")
+        if self.answers.has_reasoning:
+            features.append("REASONING")
+        if self.answers.calls is not None:
+            features.append("TOOL_CALLS")
         if has_grammars:
             features += dict.fromkeys(constraint.FEATURES.values())
         features += ["LOGPROBS", "PROMPT_LOGPROBS", "NUM_OUTPUTS", "PENALTIES", "LOGIT_BIAS", "CONTINUE_FROM"]

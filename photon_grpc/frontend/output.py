@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import InvalidRequest
+from photon_grpc.frontend.answer import NO_ANSWER, AnswerParser
 from photon_grpc.frontend.detokenizer import Detokenizer
 from photon_grpc.frontend.scores import OutputScores
 from photon_grpc.frontend.stop_strings import StopMatcher
@@ -40,6 +41,7 @@ class OutputText:
         "_matcher",
         "_min_tokens",
         "_num_taken",
+        "_parser",
         "_parts",
         "_wants_ids",
         "_wants_text",
@@ -62,8 +64,10 @@ class OutputText:
         wants_ids: bool = False,
         ending: Ending = _NO_ENDING,
         scores: OutputScores | None = None,
+        parser: AnswerParser | None = None,
     ) -> None:
-        """`detokenizer` is None where neither text nor stop strings are asked for, `scores` where none are."""
+        """`detokenizer` is None where neither text nor stop strings are asked for, `scores` where none are,
+        `parser` where the text has no parts."""
         self.index = index
         #: Ids of the output, up to and including the one that ended it.
         self.num_tokens = 0
@@ -75,6 +79,7 @@ class OutputText:
         self.is_told = False
         #: Given those of ids before the ids themselves.
         self.scores = OutputScores(0) if scores is None else scores
+        self._parser = parser
         self._num_taken = 0
         self._detokenizer = detokenizer
         self._matcher = matcher
@@ -142,6 +147,7 @@ class OutputText:
             tuple(self._ids),
             self.finish if not self.is_told else None,
             self.scores.take(self.num_tokens - self._num_taken),
+            NO_ANSWER if self._parser is None else self._parser.take(is_over=self.finish is not None),
         )
         self._parts = []
         self._ids = []
@@ -151,6 +157,8 @@ class OutputText:
 
     def drop(self) -> None:
         """Forget what has not been read."""
+        if self._parser is not None:
+            self._parser.take(is_over=self.finish is not None)
         self._parts = []
         self._ids = []
         self.scores.drop()
@@ -162,8 +170,7 @@ class OutputText:
             text = matcher.push(text, self.num_tokens >= self._min_tokens)
             if matcher.matched is not None:
                 self.finish = OutputFinish(FinishReason.STOP_STRING, stop_string=matcher.matched)
-        if text and self._wants_text:
-            self._parts.append(text)
+        self._keep(text)
         return self.finish is not None
 
     def _flush(self, detokenizer: Detokenizer, with_ending: bool) -> None:
@@ -173,5 +180,10 @@ class OutputText:
         if self._ending is not None and with_ending:
             text += detokenizer.push(self._ending)
         text += detokenizer.finish()
+        self._keep(text)
+
+    def _keep(self, text: str) -> None:
         if text and self._wants_text:
             self._parts.append(text)
+            if self._parser is not None:
+                self._parser.push(text)

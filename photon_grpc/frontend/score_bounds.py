@@ -15,9 +15,10 @@ BYTES_PER_ID = 32
 BYTES_PER_OUTPUT = 2048
 
 
-def fitted(request: Request, max_message_bytes: int, tokenizer: Tokenizer | None) -> Request:
+def fitted(request: Request, max_message_bytes: int, tokenizer: Tokenizer | None, *, num_texts: int = 1) -> Request:
     """The request with as many tokens as one message can hold with their scores and those of the prompt; `max_tokens`
     of the caller's own stays. A stream is bound like a single answer: what a slow reader is sent has all that gathered.
+    `num_texts`: how often the text is in it, as a whole and in parts.
 
     Raise InvalidRequest where the prompt's scores, max_tokens or min_tokens do not fit.
     """
@@ -34,7 +35,7 @@ def fitted(request: Request, max_message_bytes: int, tokenizer: Tokenizer | None
         return request
     # Of an output that is continued the beginning is not sent.
     num_sent = len(request.continued_ids)
-    token_bytes = num_outputs * (1 + scores.records) * bytes_per_id
+    token_bytes = num_outputs * (num_texts + scores.records) * bytes_per_id
     is_asked = stop.limit_reason is FinishReason.MAX_TOKENS
     least = max((stop.max_tokens if is_asked else stop.min_tokens) - num_sent, 1)
     field = "output.logprobs" if scores.logprobs >= 0 else "output.score_token_ids"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import chain
 
-from photon_grpc.core.generation import Start, Timing, Usage
+from photon_grpc.core.generation import Start, Timing, ToolCall, Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import InternalFailure
+from photon_grpc.frontend.answer import NO_ANSWER, Answer, joined_answer
 from photon_grpc.frontend.scores import NOT_SCORED, ScoredTokens, joined
 
 
@@ -30,6 +31,20 @@ class OutputDelta:
     token_ids: tuple[int, ...] = ()
     finish: OutputFinish | None = None
     scores: ScoredTokens = NOT_SCORED
+    #: Of the text of a chat, where the model has marks for them (see answer.py).
+    answer: Answer = NO_ANSWER
+
+    @property
+    def reasoning(self) -> str:
+        return self.answer.reasoning
+
+    @property
+    def content(self) -> str:
+        return self.answer.content
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return self.answer.tool_calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +83,7 @@ def gathered(start: Start, updates: list[Update]) -> Result:
             tuple(chain.from_iterable(delta.token_ids for delta in deltas)),
             deltas[-1].finish,
             joined([delta.scores for delta in deltas]),
+            joined_answer([delta.answer for delta in deltas]),
         )
         for index, deltas in sorted(texts.items())
     )

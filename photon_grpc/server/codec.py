@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import cast
 
 from google.protobuf.duration_pb2 import Duration
@@ -10,6 +11,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from photon_grpc.core.admission import check_count, check_prompt
 from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.errors import InvalidRequest
+from photon_grpc.frontend.answer import NO_ANSWER
 from photon_grpc.frontend.ask import (
     Ask,
     CacheAsk,
@@ -250,9 +252,16 @@ def _fill_start(message: pb.GenerationStart, start: Start) -> None:
 
 
 def _delta(delta: OutputDelta) -> pb.Output:
-    if delta.finish is None and not delta.token_ids:
+    if delta.finish is None and not delta.token_ids and delta.answer is NO_ANSWER:
         return pb.Output(index=delta.index, text=delta.text)
-    output = pb.Output(index=delta.index, text=delta.text, token_ids=delta.token_ids)
+    output = pb.Output(
+        index=delta.index,
+        text=delta.text,
+        token_ids=delta.token_ids,
+        reasoning=delta.reasoning,
+        content=delta.content,
+        tool_calls=[pb.ToolCall(**asdict(call)) for call in delta.tool_calls],
+    )
     if delta.finish is not None:
         output.finish.CopyFrom(_finish(delta.finish))
     return output

@@ -792,10 +792,21 @@ class Output(_message.Message):
     SCORES_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """0, 1, ... num_outputs - 1."""
     text: _builtins.str
     """Valid UTF-8 in every message, also where a character spans tokens."""
+    reasoning: _builtins.str
+    """Of chat input, where the model has FEATURE_REASONING: what stands in text between the marks of the chat template,
+    which the output or the end of the prompt begins with. In a stream append-only, as text is.
+    """
+    content: _builtins.str
+    """Of chat input, where the model has FEATURE_REASONING or FEATURE_TOOL_CALLS: text without reasoning and tool_calls.
+    Held back while it may be part of a call.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Set when OutputOptions.token_ids asks for them; includes the token that ended the output."""
@@ -812,6 +823,12 @@ class Output(_message.Message):
     def message(self) -> _any_pb2.Any:
         """The parsed message, when structured_output.protobuf completed."""
 
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
+        """Of chat input with tools_json, where the model has FEATURE_TOOL_CALLS: calls that stand in text, in their order;
+        in a stream each once, when it is complete. What is no well-formed call is content.
+        """
+
     def __init__(
         self,
         *,
@@ -821,14 +838,49 @@ class Output(_message.Message):
         scores: _abc.Iterable[Global___TokenScore] | None = ...,
         finish: Global___Finish | None = ...,
         message: _any_pb2.Any | None = ...,
+        reasoning: _builtins.str = ...,
+        content: _builtins.str = ...,
+        tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "index", b"index", "message", b"message", "scores", b"scores", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "finish", b"finish", "index", b"index", "message", b"message", "reasoning", b"reasoning", "scores", b"scores", "text", b"text", "token_ids", b"token_ids", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Output: _TypeAlias = Output  # noqa: Y015
+
+@_typing.final
+class ToolCall(_message.Message):
+    """A call that an output asks its reader to make. The reader checks name and arguments; nothing here holds a model to
+    its tools.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """0, 1, ... in its output."""
+    name: _builtins.str
+    """Of the tool, as the model wrote it."""
+    arguments_json: _builtins.str
+    """A JSON object, as the model wrote it."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        name: _builtins.str = ...,
+        arguments_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "index", b"index", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
 
 @_typing.final
 class StreamGenerateResponse(_message.Message):

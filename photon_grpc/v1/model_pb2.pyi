@@ -96,6 +96,10 @@ class _FeatureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Feature.Value
     """InferenceService.MultiplexGenerate."""
     FEATURE_ADAPTERS: _Feature.ValueType  # 18
     """AdminService.LoadAdapter and UnloadAdapter."""
+    FEATURE_REASONING: _Feature.ValueType  # 19
+    """Output.reasoning: the model's chat template has marks for it."""
+    FEATURE_TOOL_CALLS: _Feature.ValueType  # 20
+    """Output.tool_calls: the model's chat template writes calls in a way that is known. tools_json works without it."""
 
 class Feature(_Feature, metaclass=_FeatureEnumTypeWrapper):
     """What a model or build may lack. A field that needs a missing one is UNIMPLEMENTED / FEATURE_NOT_SUPPORTED."""
@@ -138,6 +142,10 @@ FEATURE_MULTIPLEX: Feature.ValueType  # 17
 """InferenceService.MultiplexGenerate."""
 FEATURE_ADAPTERS: Feature.ValueType  # 18
 """AdminService.LoadAdapter and UnloadAdapter."""
+FEATURE_REASONING: Feature.ValueType  # 19
+"""Output.reasoning: the model's chat template has marks for it."""
+FEATURE_TOOL_CALLS: Feature.ValueType  # 20
+"""Output.tool_calls: the model's chat template writes calls in a way that is known. tools_json works without it."""
 Global___Feature: _TypeAlias = Feature  # noqa: Y015
 
 @_typing.final

@@ -70,7 +70,7 @@ WRONG: dict[str, tuple[object, ...]] = {
     "logit_bias": (1, "1", [1], {"a": 1.0}, {1: "1"}, {1: None}, {1.5: 1.0}),
     **dict.fromkeys(("regex", "grammar", "json_schema"), (1, 2.5, True, ["a"], [1], [{}])),
     "choices": ("a", 1, 2.5, True, [1], [None], ["a", b"b"], [["a"]], [{}], np.array([1])),
-    "session_id": (1, 2.5, True, ["a"], [1]),
+    **dict.fromkeys(("session_id", "template_args_json", "tools_json"), (1, 2.5, True, ["a"], [1], [{}])),
 }
 #: Of the right type, and no request.
 IMPOSSIBLE: list[tuple[str, object]] = [
@@ -222,6 +222,12 @@ def test_a_conversation_takes_any_mapping() -> None:
     turn = {"role": "user", "content": "a"}
     asked = ask_for([turn, types.MappingProxyType(turn)], {"chat": True})
     assert asked.input.messages == (ChatMessage("user", "a"),) * 2  # type: ignore[union-attr]
+    tools = ask_for("a", {"chat": True, "tools_json": "[]", "template_args_json": "{}"}).input
+    assert (tools.tools_json, tools.template_args_json) == ("[]", "{}")  # type: ignore[union-attr]
+    for name in ("tools_json", "template_args_json"):
+        with pytest.raises(InvalidRequest, match="is for a chat") as refused:
+            ask_for("a", {name: "[]"})
+        assert refused.value.field == name
     assert asks_for(["a"], {"chat": True})[0].input.messages == (ChatMessage("user", "a"),)  # type: ignore[union-attr]
 
 

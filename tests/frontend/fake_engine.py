@@ -12,6 +12,7 @@ from photon_grpc.core.frames import Abort, Add, Down, Facts, Failed, Finished, S
 from photon_grpc.core.request import FinishReason
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import EngineRestarting
+from photon_grpc.frontend.answer import PLAIN, AnswerFormat
 from photon_grpc.frontend.ask import Ask, IdsInput, SamplingAsk, TextInput
 from photon_grpc.frontend.chat import ChatTemplate
 from photon_grpc.frontend.encoder import ThreadEncoder
@@ -119,6 +120,7 @@ def served(kind: str | None = "byte_level", *, template: str | None = None, **ch
         ),
         "tokenizer": tokenizer,
         "template": ChatTemplate(template) if template else None,
+        "answers": AnswerFormat.of(template, tokenizer.markers.texts) if tokenizer and template else PLAIN,
     } | changes
     return ServedModel(**fields)  # type: ignore[arg-type]
 

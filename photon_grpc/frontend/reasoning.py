@@ -1,0 +1,75 @@
+"""Reasoning at the beginning of an output, told apart from what follows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+OPEN = "<think>"
+CLOSE = "</think>"
+#: White space before OPEN.
+_MAX_BLANK = 64
+
+
+class Reasoning(Protocol):
+    """One output's."""
+
+    def push(self, text: str, is_over: bool) -> tuple[str, str]:
+        """The reasoning and the rest that the next text releases. With `is_over` nothing is held back."""
+
+
+class NoReasoning:
+    """All text is the rest."""
+
+    def push(self, text: str, is_over: bool) -> tuple[str, str]:
+        return "", text
+
+
+class MarkedReasoning:
+    """Between OPEN and CLOSE, once, where an output begins with OPEN or a prompt ends with it: what is answered may
+    speak of the marks.
+
+    Text that may be the beginning of a mark is held back.
+    """
+
+    def __init__(self, *, is_open: bool) -> None:
+        """`is_open`: the prompt ends with OPEN."""
+        self._held = ""
+        #: A method of this class.
+        self._step: Callable[[MarkedReasoning, str, bool], tuple[str, str]]
+        self._step = MarkedReasoning._reason if is_open else MarkedReasoning._begin
+
+    def push(self, text: str, is_over: bool) -> tuple[str, str]:
+        text, self._held = self._held + text, ""
+        return self._step(self, text, is_over)
+
+    def _begin(self, text: str, is_over: bool) -> tuple[str, str]:
+        stripped = text.lstrip()
+        num_blank = len(text) - len(stripped)
+        if num_blank > _MAX_BLANK or not (stripped.startswith(OPEN) or OPEN.startswith(stripped)):
+            return self._follow(text)
+        if stripped.startswith(OPEN):
+            return self._reason(stripped[len(OPEN) :], is_over)
+        if is_over:
+            return "", text
+        self._held = text
+        return "", ""
+
+    def _reason(self, text: str, is_over: bool) -> tuple[str, str]:
+        self._step = MarkedReasoning._reason
+        reasoning, mark, rest = text.partition(CLOSE)
+        if mark:
+            return reasoning, self._follow(rest)[1]
+        cut = len(text) if is_over else len(text) - length_of_beginning(text, CLOSE)
+        self._held = text[cut:]
+        return text[:cut], ""
+
+    def _follow(self, text: str, is_over: bool = False) -> tuple[str, str]:
+        self._step = MarkedReasoning._follow
+        return "", text
+
+
+def length_of_beginning(text: str, mark: str) -> int:
+    """How many characters at the end of `text` are the beginning of `mark`, but not all of it."""
+    lengths = range(min(len(mark) - 1, len(text)), 0, -1)
+    return next((length for length in lengths if text.endswith(mark[:length])), 0)
