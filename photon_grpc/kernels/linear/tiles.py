@@ -1,5 +1,5 @@
-"""Ways to multiply a weight of given shape with few rows, and those that two models are multiplied by; `cost.py` chooses
-for all others.
+"""Ways to multiply a weight of given shape with few rows: those that two models are multiplied by, and a few that were
+timed where the model of cost is wrong; `cost.py` chooses for all others.
 
 None in the table, and more rows than the largest bucket: the matrix library was faster, with the kernels that it needs
 beside it.
@@ -123,6 +123,13 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
     },
     # Qwen2.5-32B: down, where no tile that the model of cost considers comes near the library.
     (5120, 27648): {16: None},
+    # Heads of Llama-3.2-3B and of Qwen3-0.6B, for which the model of cost considers too few sizes.
+    (128256, 3072): {8: Tile("gemv", 64, 64, 4, 3), 16: Tile("wgmma", 128, 64, 8, 4)},
+    (151936, 1024): {
+        8: Tile("gemv", 64, 64, 4, 3),
+        16: Tile("wgmma", 128, 64, 4, 4),
+        64: Tile("wgmma", 64, 64, 4, 6),
+    },
     # Llama-3: head
     (128256, 2048): {
         8: Tile("gemv", 32, 128, 4, 2),
