@@ -106,6 +106,9 @@ def with_generation(function: F) -> F:
 @with_generation
 @click.option("--chat", "as_chat", is_flag=True, help="The prompt is a user's message: use the model's chat template.")
 @click.option("--system", metavar="TEXT", help="Instructions before the message (implies --chat).")
+@click.option(
+    "--tools", "tools_json", type=_TEXT_FILE, metavar="FILE", help="Tool definitions: a JSON array (implies --chat)."
+)
 @click.option("--num-outputs", type=click.IntRange(1), metavar="N", help="Independent outputs of the one prompt.")
 @click.option(
     "--json-schema", type=_TEXT_FILE, metavar="FILE", help="The output is JSON that validates against this JSON Schema."
@@ -125,7 +128,7 @@ def generate(prompt: str, target: str, as_chat: bool, system: str | None, as_jso
         with reading_stdin():
             text = sys.stdin.read()
     asked: Any = text
-    if as_chat or system is not None:
+    if as_chat or system is not None or options["tools_json"] is not None:
         asked = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": text}]
     try:
         asyncio.run(terminal.generate(target, asked, _only_set(options), as_json=as_json))

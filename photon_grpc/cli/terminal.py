@@ -10,7 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, TextIO
 
 from photon_grpc.cli.score_lines import Scores
@@ -106,6 +106,43 @@ class Written:
             self._write("\n")
 
 
+class Thoughts:
+    """Reasoning on its way to a terminal, dimmed; white space around it is left out."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._style = ("\x1b[2m", "\x1b[0m") if out.isatty() else ("", "")
+        #: White space that is shown before more reasoning only.
+        self._blank = ""
+        self._is_open = self._is_spoken = False
+
+    def add(self, delta: Delta) -> Delta:
+        """Show its reasoning; return it with the content as its text."""
+        self._think(delta.reasoning)
+        content = delta.content if self._is_spoken else delta.content.lstrip()
+        if content:
+            self._is_spoken = True
+            self.end()
+        return replace(delta, text=content)
+
+    def end(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._write("\n")
+
+    def _think(self, reasoning: str) -> None:
+        text = self._blank + reasoning if self._is_open else reasoning.lstrip()
+        said = text.rstrip()
+        self._blank = text[len(said) :]
+        if said:
+            self._is_open = True
+            self._write(f"{self._style[0]}{printable(said) if self._out.isatty() else said}{self._style[1]}")
+
+    def _write(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()
+
+
 async def _write_json(stream: Stream) -> None:
     """One JSON object a line: a delta each, then the start, usage and timing of the whole. Bytes are base64."""
     async for delta in stream:
@@ -132,9 +169,11 @@ def _without_empty(value: Any) -> Any:
 class Chat:
     """A conversation: what was said, and the commands that begin with a slash."""
 
-    def __init__(self, client: SyncClient, options: Options, system: str = "") -> None:
+    def __init__(self, client: SyncClient, options: Options, system: str = "", *, has_reasoning: bool = False) -> None:
+        """`has_reasoning`: the model's reasoning is shown, but is no part of the conversation."""
         self._client = client
         self._options = options
+        self._has_reasoning = has_reasoning
         self.system = system
         self.history: list[dict[str, str]] = []
 
@@ -176,15 +215,18 @@ class Chat:
 
     def _stream(self, answered: list[str]) -> None:
         stopwatch, written, scores, reason = Stopwatch(), Written(sys.stdout), Scores(), ""
+        thoughts = Thoughts(sys.stderr)
         with self._client.stream(self._messages(), **self._options) as stream:
             try:
                 for delta in stream:
                     stopwatch.message()
-                    written.add(delta)
+                    spoken = thoughts.add(delta) if self._has_reasoning else delta
+                    written.add(spoken)
                     scores.add(delta)
-                    answered.append(delta.text)
+                    answered.append(spoken.text)
                     reason = delta.finish.reason if delta.finish else reason
             finally:
+                thoughts.end()
                 written.end()
         scores.print(stream.start, sys.stderr)
         _remark(stopwatch.summary(stream.usage, stream.timing, reason))
@@ -197,11 +239,13 @@ class Chat:
 def chat(target: str, options: Options, system: str = "") -> None:
     """Converse with the user at the terminal, or with the lines of stdin. Raise PhotonError where no server answers."""
     with SyncClient(target) as client:
-        model = client.model()
+        model = client.model(options.get("model", ""))
         _remark(f"{model.name} at {target} · {_CHAT_HELP}")
         # Each turn begins with all turns before it: the server is to keep them.
         session: Options = {"session_id": uuid.uuid4().hex, **options}
-        Chat(client, session, system).run(_typed_lines() if sys.stdin.isatty() else sys.stdin)
+        has_reasoning = "REASONING" in model.features
+        lines = _typed_lines() if sys.stdin.isatty() else sys.stdin
+        Chat(client, session, system, has_reasoning=has_reasoning).run(lines)
 
 
 def _typed_lines() -> Iterator[str]:

@@ -18,6 +18,7 @@ from photon_grpc.cli import main
 from photon_grpc.cli.terminal import Stopwatch, printable
 from photon_grpc.client import Timing, Usage
 from photon_grpc.v1 import inference_pb2 as pb
+from photon_grpc.v1 import model_pb2
 from tests.client.fake_server import FakeServer, Refusal, error_info, message, serving_in_a_thread
 
 EOS, MAX_TOKENS = pb.FINISH_REASON_EOS, pb.FINISH_REASON_MAX_TOKENS
@@ -179,6 +180,59 @@ def test_a_chat_shows_the_scores_of_every_answer(
     captured = capsys.readouterr()
     assert captured.out == "def\n" and "-0.500      1  'de'" in captured.err
     assert fake.requests[0].output.logprobs == 1
+
+
+def test_tools_make_a_chat_and_calls_are_in_the_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tools.json").write_text('[{"name": "f"}]')
+    script = [message("<tool_call>...", start=True, finish=EOS)]
+    script[0].deltas[0].tool_calls.add(index=0, name="f", arguments_json='{"a": 1}')
+    with serving_in_a_thread(script) as fake:
+        flags = ["--tools", str(tmp_path / "tools.json"), "--json", "--target", fake.target]
+        assert main.main(["generate", "hi", *flags]) == 0
+    assert fake.requests[0].chat.tools_json == '[{"name": "f"}]'
+    assert fake.requests[0].chat.messages[0].content == "hi"
+    delta = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert delta["tool_calls"] == [{"index": 0, "name": "f", "arguments_json": '{"a": 1}'}]
+    assert "reasoning" not in delta
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def reasoned_script() -> list[pb.StreamGenerateResponse]:
+    parts = [
+        ("<think>\nhm", "\nhm", ""),
+        ("\n\nso\n", "\n\nso\n", ""),
+        ("</think>\n\n", "", "\n\n"),
+        ("Yes. ", "", "Yes. "),
+    ]
+    script = []
+    for text, reasoning, content in [*parts, ("Well", "", "Well")]:
+        script.append(message(text, start=not script, finish=EOS if text == "Well" else 0))
+        script[-1].deltas[0].reasoning, script[-1].deltas[0].content = reasoning, content
+    return script
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_chat_shows_reasoning_dimmed_and_forgets_it(
+    is_terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\nand now?\n"))
+    if is_terminal:
+        monkeypatch.setattr(sys, "stderr", Terminal())
+    with serving_in_a_thread(reasoned_script()) as fake:
+        fake.features.append(model_pb2.FEATURE_REASONING)
+        assert main.main(["chat", "--target", fake.target]) == 0
+        captured = capsys.readouterr()
+        told = sys.stderr.getvalue() if isinstance(sys.stderr, Terminal) else captured.err
+    assert captured.out == "Yes. Well\n" * 2
+    first = told.splitlines(keepends=True)[1:4]
+    dimmed = ["\x1b[2mhm\x1b[0m\x1b[2m\n", "\n", "so\x1b[0m\n"]
+    assert first == (dimmed if is_terminal else ["hm\n", "\n", "so\n"])
+    turns = [(turn.role, turn.content) for turn in fake.requests[1].chat.messages]
+    assert turns[1] == ("assistant", "Yes. Well")
 
 
 def test_a_chat_goes_on_after_a_refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,7 @@ class FakeServer(
         #: A call has left its servicer.
         self.ended = asyncio.Event()
         self.ready = True
+        self.features = [model_pb2.FEATURE_TEXT, model_pb2.FEATURE_CHAT]
         self.target = ""
 
     async def StreamGenerate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[Any]:
@@ -112,7 +113,7 @@ class FakeServer(
         found = model_pb2.Model(
             name="demo", aliases=["d"], state=model_pb2.MODEL_STATE_READY, max_context_tokens=4096, vocab_size=512
         )
-        found.features.extend([model_pb2.FEATURE_TEXT, model_pb2.FEATURE_CHAT])
+        found.features.extend(self.features)
         found.limits.max_stop_strings = 64
         return model_pb2.GetModelResponse(model=found)
 

@@ -21,6 +21,9 @@ CLIENT_FLAGS = {"--target", "--max-tokens", "--temperature", "--logprobs"} | {
     "--regex",
     "--choice",
     "--grammar",
+    "--chat",
+    "--tools",
+    "--json",
 }
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
