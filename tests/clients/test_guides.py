@@ -39,7 +39,7 @@ def test_a_grpcurl_command_works(command: str, target: str) -> None:
 
 def programs() -> list[str]:
     """Python blocks that stand on their own: those that import the client and open a connection."""
-    pages = [ROOT / "README.md", ROOT / "docs" / "guides" / "python.md"]
+    pages = [ROOT / "README.md", *[ROOT / "docs" / "guides" / name for name in ("python.md", "chats.md")]]
     blocks = [block for page in pages for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
     return [block for block in blocks if "import Client" in block or "import SyncClient" in block]
 
