@@ -16,7 +16,7 @@ import llguidance
 import numpy as np
 
 from photon_grpc.config.model_dir import TOKENIZER_FILE, ModelConfig
-from photon_grpc.core.constraint import LIMITS, Constraint
+from photon_grpc.core.constraint import Constraint
 from photon_grpc.core.ports import Event
 from photon_grpc.core.request import Request
 from photon_grpc.engine.grammar import Matcher
@@ -231,8 +231,11 @@ def read_vocabulary(card: ModelConfig) -> llguidance.LLTokenizer | None:
 
 def _compile(compilation: Compilation, tokenizer: llguidance.LLTokenizer) -> None:
     try:
-        limits = llguidance.LLParserLimits(**LIMITS)
-        matcher = llguidance.LLMatcher(tokenizer, compilation.constraint.grammar, log_level=0, limits=limits)
+        constraint = compilation.constraint
+        limits = llguidance.LLParserLimits(**constraint.limits)
+        matcher = llguidance.LLMatcher(tokenizer, constraint.grammar, log_level=0, limits=limits)
+        # The lexer, which all copies share, learns the beginning here.
+        matcher.deep_copy().compute_bitmask()
     except BaseException as error:  # a panic of the library is no Exception
         compilation.problem = f"cannot be compiled ({type(error).__name__})"
         return

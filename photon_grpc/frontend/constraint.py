@@ -58,13 +58,13 @@ def check_constraint(ask: ConstraintAsk, max_bytes: int) -> None:
 def write_grammar(ask: ConstraintAsk) -> Constraint:
     """The grammar of a checked `ask`. Takes long for a long one. Raise InvalidConstraint."""
     if ask.kind in ("json_schema", "json_object"):
-        return Constraint(_grammar("json_schema", _compact(ask.text or '{"type":"object"}')))
+        return Constraint("json_schema", _grammar("json_schema", _compact(ask.text or '{"type":"object"}')))
     if ask.kind == "regex":
-        return Constraint(llguidance.LLMatcher.grammar_from_regex(ask.text))
+        return Constraint("regex", llguidance.LLMatcher.grammar_from_regex(ask.text))
     if ask.kind == "choices":
         patterns = [_REGEX_SIGNS.sub(r"\\\g<0>", choice) for choice in ask.choices]
-        return Constraint(llguidance.LLMatcher.grammar_from_regex("|".join(patterns)))
-    return Constraint(_grammar("lark_grammar", msgspec.json.encode(_lark(ask.text))))
+        return Constraint("regex", llguidance.LLMatcher.grammar_from_regex("|".join(patterns)))
+    return Constraint("lark", _grammar("lark_grammar", msgspec.json.encode(_lark(ask.text))))
 
 
 def _grammar(kind: str, json: bytes) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import llguidance
 import msgspec
 
-from photon_grpc.core.constraint import LIMITS, Constraint
+from photon_grpc.core.constraint import Constraint
 from photon_grpc.errors import InvalidConstraint
 from photon_grpc.frontend.ask import ConstraintAsk
 from photon_grpc.frontend.constraint import field_of, write_grammar
@@ -53,7 +53,7 @@ def byte_tokenizer() -> llguidance.LLTokenizer:
 
 
 def _compile(constraint: Constraint) -> llguidance.LLMatcher:
-    limits = llguidance.LLParserLimits(**LIMITS)
+    limits = llguidance.LLParserLimits(**constraint.limits)
     return llguidance.LLMatcher(byte_tokenizer(), constraint.grammar, log_level=0, limits=limits)
 
 

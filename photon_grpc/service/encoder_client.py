@@ -128,7 +128,8 @@ class EncoderProcess:
             if answer is None:
                 await _check_alive(child)
                 limit = max_memory_bytes(num_sent) >> 20
-                raise excess(job, f"takes more than {limit} MiB", limit)
+                depth = " or nests too deeply" if isinstance(job, TryOut) else ""
+                raise excess(job, f"takes more than {limit} MiB{depth}", limit)
         if isinstance(answer, Refusal):
             if answer.frames:
                 log.error("encoding failed, %s", answer.frames)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,8 +17,8 @@ import pytest
 from photon_grpc.bridge.control import Begin
 from photon_grpc.compose.served_model import read_served_model
 from photon_grpc.config.flags import ServeConfig
-from photon_grpc.errors import EngineRestarting, InvalidRequest, PhotonError, QueueFull
-from photon_grpc.frontend.ask import ChatInput, ChatMessage, TextInput
+from photon_grpc.errors import EngineRestarting, InvalidConstraint, InvalidRequest, PhotonError, QueueFull
+from photon_grpc.frontend.ask import ChatInput, ChatMessage, ConstraintAsk, TextInput
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.service.encoder_client import EncoderProcess, Turns
 
@@ -224,3 +225,61 @@ async def test_what_waits_is_bounded_in_jobs_and_bytes() -> None:
 
 def _is_zombie(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+#: What is written to break a compiler: stack, time and memory.
+BOMBS = {
+    "references": ConstraintAsk(
+        "json_schema",
+        json.dumps(
+            {
+                "$ref": "#/$defs/a0",
+                "$defs": {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(20_000)} | {"a20000": {}},
+            }
+        ),
+    ),
+    "products": ConstraintAsk("json_schema", json.dumps({"type": "integer", "multipleOf": 999_983})),
+    "nesting": ConstraintAsk("json_schema", '{"items":' * 100_000 + "{}" + "}" * 100_000),
+    "combinations": ConstraintAsk(
+        "json_schema",
+        json.dumps(
+            {
+                "allOf": [
+                    {"anyOf": [{"type": "object", "properties": {f"p{i}": {"const": j}}} for j in range(4)]}
+                    for i in range(12)
+                ]
+            }
+        ),
+    ),
+    "a large schema": ConstraintAsk(
+        "json_schema", json.dumps({"properties": {f"property{i}": {"type": "string"} for i in range(20_000)}})
+    ),
+    "repetitions": ConstraintAsk("regex", "((a{1,1000}){1,1000}){1,1000}"),
+    "groups": ConstraintAsk("regex", "(" * 200_000 + "a" + ")" * 200_000),
+    "rules": ConstraintAsk(
+        "grammar", "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(30_000)) + 'r30000: "a"'
+    ),
+    "terminals": ConstraintAsk(
+        "grammar", "start: R0\n" + "".join(f"R{i}: R{i + 1} R{i + 1}\n" for i in range(40)) + 'R40: "a"'
+    ),
+    "alternatives": ConstraintAsk("grammar", "start: " + " | ".join(f'"lit{i}"' for i in range(60_000))),
+    "readings": ConstraintAsk("grammar", "start: a\na: a a a a a a | b\nb: a | | b b b b b b b b\n"),
+}
+
+
+async def test_constraints_that_break_a_compiler_are_refused_and_the_process_stays(encoder: EncoderProcess) -> None:
+    answer = await encoder.try_out(ConstraintAsk("regex", "a+"))
+    assert answer.kind == "regex"
+    child = encoder._child
+    for name, bomb in BOMBS.items():
+        with pytest.raises(InvalidConstraint) as caught:
+            await encoder.try_out(bomb)
+        assert caught.value.field == f"structured_output.{bomb.kind}", name
+        assert len(caught.value.message) < 800
+    assert encoder._child is child
+    assert await encoder.try_out(ConstraintAsk("regex", "a+")) == answer
+
+
+async def test_a_trial_ends_with_the_time_that_it_may_take(encoder: EncoderProcess) -> None:
+    with pytest.raises(InvalidConstraint, match=r"compiling it takes more than 0\.08 s of processor time"):
+        await encoder.try_out(BOMBS["alternatives"])
