@@ -43,7 +43,7 @@ ARGUMENTS = {
     "$id": "https://example.com/a",
     "$defs": {},
     "definitions": {},
-    **dict.fromkeys(("if", "then", "else", "contains", "propertyNames"), {"type": "string"}),
+    **{key: {"type": "string"} for key in ("if", "then", "else", "contains", "propertyNames")},
 }
 
 
