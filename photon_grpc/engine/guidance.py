@@ -147,14 +147,15 @@ class Compiler:
             self._is_running = True
         size = threading.stack_size(_STACK_BYTES)
         try:
-            threading.Thread(target=self._run, name="compiler", daemon=True).start()
+            # No daemon: one that the end of the interpreter meets in the library takes the process down with it.
+            threading.Thread(target=self._run, name="compiler").start()
         finally:
             threading.stack_size(size)
 
     def _run(self) -> None:
         while True:
             with self._lock:
-                if not self._waiting:
+                if not self._waiting or not threading.main_thread().is_alive():
                     self._is_running = False
                     return
                 compilation = self._waiting.popleft()

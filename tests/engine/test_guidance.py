@@ -50,8 +50,8 @@ class Compiled:
     def matcher(self, constraint: Constraint, stop: StopParams | None = None) -> GuidanceMatcher:
         asked = request(constraint, stop)
         event = self.grammars.awaits(asked)
-        if event is not None:
-            assert self.woken.get(timeout=30) is event
+        while event is not None and self.woken.get(timeout=30) is not event:
+            pass  # of one that was compiled before it was awaited
         matcher = self.grammars.matcher(asked)
         assert matcher is not None
         return matcher
@@ -71,10 +71,8 @@ def compiled() -> Compiled:
 def test_a_grammar_is_compiled_once_in_a_thread_that_wakes_the_engine() -> None:
     compiled = Compiled()
     asked, other = request(regex("a+")), request(regex("b+"))
-    event = compiled.grammars.awaits(asked)
-    assert event is not None
-    later = compiled.grammars.awaits(other)
-    assert {compiled.woken.get(timeout=30), compiled.woken.get(timeout=30)} == {event, later}
+    events = {compiled.grammars.awaits(asked), compiled.grammars.awaits(other)} - {None}
+    assert {compiled.woken.get(timeout=30), compiled.woken.get(timeout=30)} >= events
     assert compiled.grammars.awaits(asked) is None and compiled.grammars.awaits(request(regex("a+"))) is None
     assert compiled.grammars.matcher(asked) is not compiled.grammars.matcher(asked)
     assert compiled.grammars.awaits(request(None)) is None and compiled.grammars.matcher(request(None)) is None
@@ -93,8 +91,7 @@ def test_the_cache_forgets_what_was_used_longest_ago() -> None:
     first, second, third, fourth = (regex(f"{letter}+") for letter in "abcd")
     for constraint in (first, second, third, first, fourth):
         compiled.matcher(constraint)
-    assert compiled.grammars.awaits(request(first)) is None
-    assert compiled.grammars.awaits(request(second)) is not None
+    assert {*compiled.grammars._cache} == {third, first, fourth}
 
 
 @pytest.mark.parametrize("end", [EOS, (300,), (*EOS, 300)])
