@@ -30,8 +30,8 @@ def llm() -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def crowded() -> Iterator[LLM]:
-    """Prompts in pieces, few blocks: outputs are preempted over and over."""
-    with LLM(device="cpu", max_num_seqs=8, num_blocks=15, block_size=4, max_num_batched_tokens=5) as llm:
+    """Prompts in pieces, few blocks, a step in flight: outputs are preempted over and over."""
+    with LLM(device="cpu", max_num_seqs=8, num_blocks=15, block_size=4, max_num_batched_tokens=5, async_depth=1) as llm:
         yield llm
 
 
