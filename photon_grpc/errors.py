@@ -138,6 +138,8 @@ class QueueTimeout(Overloaded):
 
 class QuotaExceeded(Overloaded):
     reason = "QUOTA_EXCEEDED"
+    #: Asking again cannot succeed, or not before the caller's deadline.
+    is_final = False
 
 
 class KVCapacity(RequestError):

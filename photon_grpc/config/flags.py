@@ -202,6 +202,17 @@ class ServerConfig:
         metavar="BYTES",
         bounds=NumberRange(at_least=1024, at_most=2_147_483_647),
     )
+    api_keys_file: str = flag(
+        "",
+        "TOML file of the API keys that may call (photon-grpc keys new); read again when it changes. Unset: all may.",
+        metavar="FILE",
+    )
+    api_keys_exempt: tuple[str, ...] = flag(
+        ("health",),
+        "Service that needs no API key; repeatable. Kubernetes' probes send none.",
+        many=True,
+        choices=("health", "reflection", "none"),
+    )
     log_level: str = flag("info", "Least level written to stderr.", choices=("debug", "info", "warning", "error"))
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 
 import msgspec
 
@@ -43,6 +44,7 @@ from photon_grpc.frontend.engine_queue import EngineQueue, estimate_tokens
 from photon_grpc.frontend.model import ModelFacts, ServedModel
 from photon_grpc.frontend.output import Ending, OutputText
 from photon_grpc.frontend.prompt import Prepared
+from photon_grpc.frontend.quotas import NO_QUOTAS, NoQuotas, Quotas, Share
 from photon_grpc.frontend.scores import OutputScores, PromptScores
 from photon_grpc.frontend.stop_strings import StopMatcher
 from photon_grpc.frontend.stream import TokenStream
@@ -71,7 +73,15 @@ class State(Enum):
 class Frontend:
     """All methods belong to one event loop."""
 
-    def __init__(self, *, link: EngineLink, model: ServedModel, encoder: Encoder, seed: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        link: EngineLink,
+        model: ServedModel,
+        encoder: Encoder,
+        seed: int = 0,
+        quotas: Quotas | NoQuotas = NO_QUOTAS,
+    ) -> None:
         """`seed` draws the seeds of requests that set none; 0: from the system."""
         self._link = link
         self._model = model
@@ -82,6 +92,7 @@ class Frontend:
         self._running: dict[int, tuple[TokenStream, OutputText]] = {}
         self._first_handles: dict[TokenStream, int] = {}
         self._queue = EngineQueue()
+        self._quotas = quotas
         self._num_late_tokens = 0
         self._state = State.LOADING if link.facts is None else State.SERVING
         self._failure = ""
@@ -129,19 +140,9 @@ class Frontend:
         facts = self._facts()
         defaults.check(ask, self._model, facts)
         _check_deadline(ask)
-        with self._place(ask, facts):
-            prepared = await self._prepare(ask, facts)
-            constraint = await self._constraints.tried(ask.constraint) if ask.constraint else None
-        facts = self._facts()  # the engine may have gone meanwhile
-        _check_deadline(ask)
-        request_id = ask.request_id or uuid.uuid4().hex
-        request = defaults.to_request(
-            ask, self._model, facts, prepared.prompt_ids, request_id=request_id, drawn_seed=self._seeds.getrandbits(64)
-        )
-        if constraint is not None:
-            request = msgspec.structs.replace(request, constraint=constraint)
-        outputs = await self._outputs(ask, request, prepared)
-        return self._open(ask, model.name, request, outputs)
+        with self._quotas.share(ask.owner, defaults.deadline_s(ask)) as share:
+            request, outputs = await self._encoded(ask, facts)
+            return self._open(ask, model.name, request, outputs, share)
 
     async def generate(self, ask: Ask) -> Result:
         """The whole of one generation. Cancelling it aborts the request. Raise PhotonError."""
@@ -239,8 +240,27 @@ class Frontend:
             outputs[0].replay(request.continued_ids[at : at + _REPLAY_SLICE])
         return outputs
 
-    def _open(self, ask: Ask, model_name: str, request: Request, outputs: tuple[OutputText, ...]) -> TokenStream:
+    async def _encoded(self, ask: Ask, facts: Facts) -> tuple[Request, tuple[OutputText, ...]]:
+        """The engine's request and its outputs, with the ids replayed that it continues from. Raise PhotonError."""
+        with self._place(ask, facts):
+            prepared = await self._prepare(ask, facts)
+            constraint = await self._constraints.tried(ask.constraint) if ask.constraint else None
+        facts = self._facts()  # the engine may have gone meanwhile
+        _check_deadline(ask)
+        request_id = ask.request_id or uuid.uuid4().hex
+        request = defaults.to_request(
+            ask, self._model, facts, prepared.prompt_ids, request_id=request_id, drawn_seed=self._seeds.getrandbits(64)
+        )
+        if constraint is not None:
+            request = msgspec.structs.replace(request, constraint=constraint)
+        outputs = await self._outputs(ask, request, prepared)
+        return request, outputs
+
+    def _open(
+        self, ask: Ask, model_name: str, request: Request, outputs: tuple[OutputText, ...], share: Share
+    ) -> TokenStream:
         self._queue.check(request.num_given, self._facts())
+        share.check_prompt(request.num_given)
         stream = TokenStream(
             _start(ask, model_name, request),
             outputs,
@@ -248,7 +268,7 @@ class Frontend:
             prompt_scores=PromptScores(request.prompt_ids, request.scores.prompt_records, self._model.token_bytes),
             arrival_s=ask.arrival_s,
             options=ask.stream,
-            on_close=self._closed,
+            on_close=partial(self._closed, share),
         )
         if outputs[0].finish is not None:
             # By a stop string in the ids that it continues from.
@@ -257,6 +277,7 @@ class Frontend:
         first, *_ = handles = [next(self._handles) for _ in outputs]
         self._link.send(Add(first, request))
         self._queue.sent(first, request.num_given)
+        share.sent(request.num_given)
         self._running.update(zip(handles, ((stream, output) for output in outputs), strict=True))
         self._first_handles[stream] = first
         return stream
@@ -366,8 +387,9 @@ class Frontend:
         self._abort(stream)
         stream.fail(InternalFailure("internal error while detokenizing"))
 
-    def _closed(self, stream: TokenStream) -> None:
+    def _closed(self, share: Share, stream: TokenStream) -> None:
         self._abort(stream)
+        share.end(stream.usage().output_tokens)
         self._first_handles.pop(stream, None)
         if not self._first_handles:
             self._is_empty.set()

@@ -49,6 +49,7 @@ def ask_of(
     arrival_s: float,
     deadline_s: float | None = None,
     replaces: bool = False,
+    owner: str = "",
 ) -> Ask:
     """The Ask in `request`, for the model with these `facts`. Times are CLOCK_MONOTONIC seconds.
 
@@ -72,6 +73,7 @@ def ask_of(
         deadline_s=deadline_s,
         constraint=_constraint(request.structured_output),
         replaces=replaces,
+        owner=owner,
         continue_from=tuple(request.continue_from.ids),
     )
 

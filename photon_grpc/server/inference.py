@@ -71,4 +71,5 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             arrival_s=arrival_s,
             deadline_s=metadata.deadline_s(context),
             replaces=metadata.is_retry(context),
+            owner=metadata.owner(),
         )

@@ -1,4 +1,4 @@
-"""A call's metadata: its id, its deadline, whether it is another attempt."""
+"""A call's metadata: its id, its deadline, whether it is another attempt; and whose it is."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 #: grpc.aio runs every call in a task of its own, hence in a context of its own.
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
+_owner: ContextVar[str] = ContextVar("owner", default="")
 
 
 def name_call(context: Context) -> None:
@@ -38,6 +39,16 @@ def rename_call(request_id: str, field: str) -> None:
 def request_id() -> str:
     """The id of the call that the running task serves."""
     return _request_id.get()
+
+
+def set_owner(name: str) -> None:
+    """The call is made with the API key of this name."""
+    _owner.set(name)
+
+
+def owner() -> str:
+    """The name of the API key that the call of the running task was let in by; empty where none was asked for."""
+    return _owner.get()
 
 
 async def send_request_id(context: Context) -> None:

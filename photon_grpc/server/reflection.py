@@ -17,6 +17,7 @@ from photon_grpc.v1 import inference_pb2, model_pb2
 
 _V1ALPHA = reflection.SERVICE_NAME
 _V1 = "grpc.reflection.v1.ServerReflection"
+SERVICES = (_V1, _V1ALPHA)
 
 
 def handlers(services: Sequence[str]) -> tuple[grpc.GenericRpcHandler, ...]:
@@ -32,7 +33,7 @@ def handlers(services: Sequence[str]) -> tuple[grpc.GenericRpcHandler, ...]:
         response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
     )
     methods = {"ServerReflectionInfo": method}
-    return tuple(grpc.method_handlers_generic_handler(name, methods) for name in (_V1, _V1ALPHA))
+    return tuple(grpc.method_handlers_generic_handler(name, methods) for name in SERVICES)
 
 
 class _Servicer(reflection.aio.ReflectionServicer):

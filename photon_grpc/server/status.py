@@ -27,6 +27,8 @@ _MAX_VALUE_BYTES = 256
 _DEFAULT_RETRY_S = 1.0
 _DETAILS_KEY = "grpc-status-details-bin"
 _PUSHBACK_KEY = "grpc-retry-pushback-ms"
+#: A negative pushback: gRPC does not try again.
+_NEVER = "-1"
 
 #: The nearest class in an error's line of ancestors decides.
 CODES: dict[type[errors.PhotonError], grpc.StatusCode] = {
@@ -67,7 +69,7 @@ def call_status(error: Exception, request_id: str) -> CallStatus:
         (metadata.REQUEST_ID_KEY, request_id),
     ]
     if told.retry_after_s is not None or isinstance(told, errors.Overloaded):
-        trailers.append((_PUSHBACK_KEY, str(round(_retry_s(told) * 1000))))
+        trailers.append((_PUSHBACK_KEY, _NEVER if _is_final(told) else str(round(_retry_s(told) * 1000))))
     return CallStatus(code, text, tuple(trailers), told.reason)
 
 
@@ -99,7 +101,8 @@ def _details(error: errors.PhotonError) -> list[Message]:
     """The most useful first: what does not fit is cut from the end."""
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=_facts(error))
     details: list[Message] = [info]
-    if error.retry_after_s is not None or isinstance(error, (errors.Overloaded, errors.Unavailable)):
+    is_told = isinstance(error, (errors.Overloaded, errors.Unavailable)) and not _is_final(error)
+    if error.retry_after_s is not None or is_told:
         delay = Duration()
         delay.FromNanoseconds(round(_retry_s(error) * 1e9))
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
@@ -132,6 +135,10 @@ def _packed(details: Iterable[Message]) -> list[Any]:
         packed.append(Any())
         packed[-1].Pack(detail)
     return packed
+
+
+def _is_final(error: errors.PhotonError) -> bool:
+    return isinstance(error, errors.QuotaExceeded) and error.is_final
 
 
 def _retry_s(error: errors.PhotonError) -> float:

@@ -18,6 +18,7 @@ from photon_grpc.bridge.client import BridgeClient
 from photon_grpc.bridge.codec import MAX_STEP_BYTES
 from photon_grpc.bridge.control import Bound, CannotStart, ControlChannel, ControlMessage, Drain, Link, Serving
 from photon_grpc.bridge.heartbeat import SharedHeartbeat
+from photon_grpc.compose.access import access
 from photon_grpc.compose.served_model import read_served_model
 from photon_grpc.errors import StartupError
 from photon_grpc.frontend.encoder import ThreadEncoder
@@ -59,9 +60,11 @@ async def _serve(duty: Duty) -> None:
     async with contextlib.AsyncExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(min(os.cpu_count() or 1, _MAX_POOL_THREADS), "frontend"))
         encoder = await stack.enter_async_context(EncoderProcess(ThreadEncoder(model, pool), begin).running())
-        frontend = Frontend(link=link, model=model, encoder=encoder, seed=_own_seed(config.model.seed, begin.index))
+        allowed = await stack.enter_async_context(access(config.server))
+        seed = _own_seed(config.model.seed, begin.index)
+        frontend = Frontend(link=link, model=model, encoder=encoder, seed=seed, quotas=allowed.quotas)
         frontend.on_state(lambda state: _report(control, Serving(state is State.SERVING)))
-        server = Server(frontend, config=config.server)
+        server = Server(frontend, config=config.server, interceptors=allowed.interceptors)
         addresses = await server.start(begin.addresses, reuse_port=begin.reuse_port)
         _keep_beating(duty.heartbeat)
         _report(control, Bound(addresses, frontend.model("").name))

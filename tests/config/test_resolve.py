@@ -29,7 +29,8 @@ def another(setting: Setting) -> str:
     if setting.name == "model":
         return "organisation/name"
     if setting.choices:
-        return next(choice for choice in setting.choices if choice != setting.default)
+        default = setting.default if setting.many else (setting.default,)
+        return next(choice for choice in setting.choices if choice not in default)
     texts = {
         bool: str(not setting.default).lower(),
         int: str(setting.bounds.at_most or 2345),

@@ -18,6 +18,7 @@ from photon_grpc.frontend.chat import ChatTemplate
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.model import ServedModel
+from photon_grpc.frontend.quotas import NO_QUOTAS, NoQuotas, Quotas
 from photon_grpc.frontend.tokenizer import Tokenizer
 from tests.frontend.small_tokenizers import definition
 from tests.kv_plans import kv_plan
@@ -127,12 +128,17 @@ def served(kind: str | None = "byte_level", *, template: str | None = None, **ch
 
 @contextmanager
 def frontend(
-    model: ServedModel | None = None, *, link: FakeLink | None = None, seed: int = 0
+    model: ServedModel | None = None,
+    *,
+    link: FakeLink | None = None,
+    seed: int = 0,
+    quotas: Quotas | NoQuotas = NO_QUOTAS,
 ) -> Iterator[tuple[Frontend, FakeLink]]:
     link = link or FakeLink()
     with ThreadPoolExecutor(1) as pool:
         model = model or served()
-        yield Frontend(link=link, model=model, encoder=ThreadEncoder(model, pool), seed=seed), link
+        encoder = ThreadEncoder(model, pool)
+        yield Frontend(link=link, model=model, encoder=encoder, seed=seed, quotas=quotas), link
 
 
 def ask(text: str | tuple[int, ...] = "Hello", **changes: object) -> Ask:

@@ -1,0 +1,56 @@
+"""`keys`: makes API keys. The server knows their digests only."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+
+import click
+
+#: Found by scanners of source code for secrets.
+_PREFIX = "photon-"
+_SECRET_BYTES = 32
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SCOPES = ("generate", "models", "admin")
+
+
+@click.group()
+def keys() -> None:
+    """Make API keys."""
+
+
+@keys.command()
+@click.argument("name", default="")
+@click.option(
+    "--scope",
+    "scopes",
+    multiple=True,
+    type=click.Choice(_SCOPES),
+    default=("generate", "models"),
+    show_default=True,
+    help="What it may call; repeatable.",
+)
+@click.option("--max-concurrent", type=click.IntRange(1), metavar="N", help="Requests in flight. Unset: no limit.")
+@click.option(
+    "--tokens-per-minute", type=click.IntRange(1), metavar="N", help="Prompt and output tokens. Unset: no limit."
+)
+def new(name: str, scopes: tuple[str, ...], max_concurrent: int | None, tokens_per_minute: int | None) -> None:
+    """Show a new key, once, and its block for the file of `serve --api-keys-file`."""
+    if name and not _NAME.fullmatch(name):
+        raise click.BadParameter(f"{name!r}: letters, digits, '.', '_' and '-', 64 at most", param_hint="NAME")
+    secret = _PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
+    entry = {
+        "name": name or f"key-{secrets.token_hex(4)}",
+        "sha256": hashlib.sha256(secret.encode()).hexdigest(),
+        "scopes": list(scopes),
+        "max_concurrent": max_concurrent,
+        "tokens_per_minute": tokens_per_minute,
+    }
+    click.echo(f"The key, shown only here; calls carry it as metadata `authorization: Bearer KEY`:\n\n    {secret}\n")
+    click.echo("Its block for the file of --api-keys-file:\n\n[[key]]")
+    # Texts, numbers and lists of ASCII are the same in JSON and TOML.
+    for field, value in entry.items():
+        if value is not None:
+            click.echo(f"{field} = {json.dumps(value)}")

@@ -1,0 +1,35 @@
+"""Who may call a front end, and how much: chosen by the configuration, once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from photon_grpc.config.flags import ServerConfig
+from photon_grpc.frontend.quotas import NO_QUOTAS, NoQuotas, Quotas
+from photon_grpc.server.interceptors.api_keys import ApiKeyInterceptor
+from photon_grpc.server.key_ring import KeyRing
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Without keys: no link in the chain of interceptors, no quotas."""
+
+    interceptors: tuple[ApiKeyInterceptor, ...] = ()
+    quotas: Quotas | NoQuotas = NO_QUOTAS
+
+
+@asynccontextmanager
+async def access(config: ServerConfig) -> AsyncIterator[Access]:
+    """Keys are read again when their file changes, for as long as this lasts. Raise ConfigError."""
+    if not config.api_keys_file:
+        yield Access()
+        return
+    keys = KeyRing(config.api_keys_file)
+    watching = asyncio.create_task(keys.watch())
+    try:
+        yield Access((ApiKeyInterceptor(keys, config.api_keys_exempt),), Quotas(keys.named))
+    finally:
+        watching.cancel()

@@ -1,0 +1,67 @@
+"""The file of `--api-keys-file`: who may call, and how much.
+
+    [[key]]
+    name = "search"                      # the owner of its requests: ids and cached prefixes are within it
+    sha256 = "2c26b46b68ffc68ff99b…"     # of the key, in hex; the key itself stands nowhere
+    scopes = ["generate", "models"]
+    max_concurrent = 64                  # unset: no limit
+    tokens_per_minute = 100000           # unset: no limit
+
+`photon-grpc keys new` writes such a block.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from photon_grpc.errors import ConfigError
+
+Scope = Literal["generate", "models", "admin"]
+
+_FLAG = "--api-keys-file"
+_Limit = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+
+
+class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One [[key]]."""
+
+    name: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+    sha256: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+    scopes: Annotated[tuple[Scope, ...], msgspec.Meta(min_length=1)]
+    #: Requests in flight.
+    max_concurrent: _Limit | None = None
+    #: Prompt and output tokens.
+    tokens_per_minute: _Limit | None = None
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    key: Annotated[tuple[ApiKey, ...], msgspec.Meta(min_length=1)]
+
+
+def read_api_keys(path: str) -> tuple[ApiKey, ...]:
+    """Raise ConfigError naming the file and the place in it. A file without a key is a mistake: it would shut everyone
+    out."""
+    try:
+        file = msgspec.convert(tomllib.loads(Path(path).read_text(encoding="utf-8")), _File)
+    except OSError as error:
+        raise _bad_file(path, error.strerror or "cannot be read") from None
+    except UnicodeDecodeError:
+        raise _bad_file(path, "is no UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise _bad_file(path, f"is no TOML: {error}") from None
+    except msgspec.ValidationError as error:
+        raise _bad_file(path, str(error)) from None
+    for what in ("name", "sha256"):
+        value, count = Counter(getattr(key, what) for key in file.key).most_common(1)[0]
+        if count > 1:
+            raise _bad_file(path, f"{count} keys have the {what} {value!r}")
+    return file.key
+
+
+def _bad_file(path: str, problem: str) -> ConfigError:
+    return ConfigError(f"{_FLAG} {path}: {problem}", field=_FLAG)

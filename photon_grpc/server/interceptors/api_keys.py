@@ -1,0 +1,88 @@
+"""Lets calls in by their API key, `authorization: Bearer KEY`: denied by default, whatever the method and its path.
+
+A call is judged before its message is received. A refusal is raised where the call is answered, not where it is
+intercepted: there gRPC would end it without details.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import grpc
+
+from photon_grpc.config.api_keys import ApiKey
+from photon_grpc.errors import InvalidCredentials, MissingCredentials, NotAllowed, ScopeRequired
+from photon_grpc.server import health, metadata, reflection
+from photon_grpc.server.interceptors.errors import MethodHandler
+from photon_grpc.server.key_ring import KeyRing
+from photon_grpc.v1 import admin_pb2, inference_pb2, model_pb2
+
+_AUTHORIZATION = "authorization"
+_SCHEME = "bearer"
+
+#: Any key will do.
+_NO_SCOPE = ""
+#: Of every service that is known here; a method of any other needs _SCOPE_OF_OTHERS.
+_SCOPES = {
+    inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name: "generate",
+    model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name: "models",
+    admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name: "admin",
+    health.SERVICE: _NO_SCOPE,
+    **dict.fromkeys(reflection.SERVICES, _NO_SCOPE),
+}
+_SCOPE_OF_OTHERS = "admin"
+
+#: --api-keys-exempt -> the services that need no key then.
+_EXEMPTIONS = {"health": (health.SERVICE,), "reflection": reflection.SERVICES, "none": ()}
+
+
+class ApiKeyInterceptor(grpc.aio.ServerInterceptor):
+    """Stands inside ErrorInterceptor, which tells a refusal."""
+
+    def __init__(self, keys: KeyRing, exempt: Iterable[str]) -> None:
+        """`exempt`: values of --api-keys-exempt."""
+        self._keys = keys
+        self._exempt = frozenset(service for name in exempt for service in _EXEMPTIONS[name])
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[MethodHandler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> MethodHandler | None:
+        handler = await continuation(handler_call_details)
+        service = handler_call_details.method.removeprefix("/").rpartition("/")[0]
+        if handler is not None and service in self._exempt:
+            return handler
+        try:
+            key = self._key(handler_call_details)
+            if handler is not None:
+                _check_scope(key, _SCOPES.get(service, _SCOPE_OF_OTHERS))
+        except NotAllowed as error:
+            return _refusing(error)
+        metadata.set_owner(key.name)
+        return handler
+
+    def _key(self, details: grpc.HandlerCallDetails) -> ApiKey:
+        """Raise MissingCredentials, InvalidCredentials."""
+        given = [value for name, value in details.invocation_metadata or () if name == _AUTHORIZATION]
+        if not given:
+            raise MissingCredentials("this server wants an API key: metadata `authorization: Bearer KEY`")
+        scheme, _, secret = str(given[0]).partition(" ")
+        key = self._keys.find(secret.strip())
+        # Two headers may be read differently by a proxy in front.
+        if key is None or len(given) > 1 or scheme.lower() != _SCHEME:
+            raise InvalidCredentials("the API key is not known here, or not sent as `authorization: Bearer KEY`")
+        return key
+
+
+def _check_scope(key: ApiKey, scope: str) -> None:
+    if scope != _NO_SCOPE and scope not in key.scopes:
+        raise ScopeRequired(f"this method needs the scope {scope!r}; the key has {', '.join(sorted(key.scopes))}")
+
+
+def _refusing(error: NotAllowed) -> MethodHandler:
+    async def refuse(messages: Any, context: metadata.Context) -> None:
+        raise error
+
+    return grpc.stream_stream_rpc_method_handler(refuse)

@@ -1,0 +1,54 @@
+"""`keys new`: what it prints is a key, and a block that a server takes."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from photon_grpc.cli import main
+from photon_grpc.config.api_keys import read_api_keys
+
+
+def made(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:
+    """The key and its block."""
+    assert main.main(["keys", "new", *arguments]) == 0
+    shown, _, block = capsys.readouterr().out.partition("[[key]]")
+    (secret,) = re.findall(r"^    (photon-\S{43})$", shown, re.MULTILINE)
+    return secret, "[[key]]" + block
+
+
+def test_the_block_is_of_the_key_and_does_not_hold_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    limits = ("--max-concurrent", "3", "--tokens-per-minute", "1000")
+    secret, block = made(capsys, "search", "--scope", "generate", "--scope", "admin", *limits)
+    other, other_block = made(capsys)
+    assert secret not in block and secret != other
+    file = tmp_path / "keys.toml"
+    file.write_text(block + other_block)
+    key, unnamed = read_api_keys(str(file))
+    assert key.sha256 == hashlib.sha256(secret.encode()).hexdigest()
+    assert (key.name, key.scopes, key.max_concurrent, key.tokens_per_minute) == (
+        "search",
+        ("generate", "admin"),
+        3,
+        1000,
+    )
+    assert (unnamed.scopes, unnamed.max_concurrent, unnamed.tokens_per_minute) == (("generate", "models"), None, None)
+
+
+def test_a_name_that_the_file_would_not_take_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["keys", "new", "two words"]) == 2
+    assert "two words" in capsys.readouterr().err
+
+
+def test_it_needs_no_server() -> None:
+    code = (
+        "import sys; from photon_grpc.cli.main import main; main(['keys', 'new']); "
+        "print({'grpc', 'torch', 'msgspec'} & set(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.strip() == "set()"
