@@ -24,6 +24,7 @@
     │   ├── NumericFailure             NUMERIC_FAILURE         NaN logits
     │   ├── RequestQuarantined         REQUEST_QUARANTINED     it crashed the engine twice
     │   ├── AbortedByAdmin             ABORTED_BY_ADMIN
+    │   ├── Cancelled                  CANCELLED               by its caller, amid others on a multiplexed stream
     │   └── InternalFailure            INTERNAL_FAILURE        a defect of ours, told without its insides
     ├── Unavailable                    the server cannot serve now; `retry_after_s` says when to come back
     │   ├── ModelLoading               MODEL_LOADING
@@ -164,6 +165,10 @@ class RequestQuarantined(RequestError):
 
 class AbortedByAdmin(RequestError):
     reason = "ABORTED_BY_ADMIN"
+
+
+class Cancelled(RequestError):
+    reason = "CANCELLED"
 
 
 class InternalFailure(RequestError):

@@ -1,6 +1,7 @@
 """The stream of one request: its outputs' news, gathered until the reader comes and merged into one Update.
 
-A slow reader costs the memory of its unread text, at most that of max_tokens, and does not slow other streams.
+A slow reader costs the memory of its unread text, at most that of max_tokens, and does not slow other streams. A reader
+of one stream iterates; a reader of many has itself called (`call_when_due`) and takes.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 
 from photon_grpc.core.frames import Finished, Started
@@ -16,7 +18,7 @@ from photon_grpc.errors import EngineFailure, EngineRestarting, PhotonError
 from photon_grpc.frontend.ask import StreamAsk
 from photon_grpc.frontend.output import OutputText
 from photon_grpc.frontend.scores import NOT_SCORED, PromptScores
-from photon_grpc.frontend.update import Update
+from photon_grpc.frontend.update import OutputDelta, Update
 
 
 class TokenStream:
@@ -50,8 +52,10 @@ class TokenStream:
         self._on_close = on_close
         self._is_closed = False
         self._error: PhotonError | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._has_timer = False
+        #: Called once when something may be taken.
+        self._on_due: Callable[[], None] | None = None
+        #: Calls it at the end of the interval.
+        self._timer: asyncio.TimerHandle | None = None
         #: Something may be sent now, whatever the options say.
         self._is_urgent = False
         self._has_news = False
@@ -74,12 +78,29 @@ class TokenStream:
         while True:
             if self._is_closed:
                 raise StopAsyncIteration
-            if self._is_due():
-                return self._take()
-            if self._error is not None:
-                self.close()
-                raise self._error
+            update = self.take()
+            if update is not None:
+                return update
             await self._news()
+
+    def take(self) -> Update | None:
+        """All that has gathered; None while nothing may be sent. The stream is over with the Update that has a timing.
+        Raise PhotonError, which ends it, too."""
+        if self._is_due():
+            return self._take()
+        if self._error is not None:
+            self.close()
+            raise self._error
+        return None
+
+    def call_when_due(self, call: Callable[[], None]) -> None:
+        """Call `call` once: when there may be something to take, at once where there is already."""
+        self._on_due = call
+        if self._is_due() or self._error is not None:
+            self._wake()
+        elif self._has_news and self._interval_s:
+            delay_s = max(self._last_sent_s + self._interval_s - time.monotonic(), 0.0) + 1e-4
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._wake)
 
     def close(self) -> None:
         """End the stream; what still runs is aborted. May be called again."""
@@ -113,7 +134,7 @@ class TokenStream:
             self._is_urgent = True
         if not self._has_news:
             self._has_news = output.has_news()
-        if self._waiter is not None:
+        if self._on_due is not None:
             self._look_up()
         return is_over
 
@@ -181,15 +202,20 @@ class TokenStream:
     def _take(self) -> Update:
         self._is_urgent = self._has_news = False
         self._num_gathered = 0
-        deltas = tuple([output.take() for output in self.outputs if output.has_news()])
+        outputs = self.outputs
+        deltas: tuple[OutputDelta, ...]
+        if len(outputs) == 1:
+            deltas = (outputs[0].take(),) if outputs[0].has_news() else ()
+        else:
+            deltas = tuple([output.take() for output in outputs if output.has_news()])
         if not self._has_sent and not deltas:
             # The first token released nothing yet; that it is there is news enough.
-            deltas = tuple([output.take() for output in self.outputs if output.num_delivered])
+            deltas = tuple([output.take() for output in outputs if output.num_delivered])
         prompt_scores = NOT_SCORED if self._has_sent else self.prompt_scores.take()
         self._has_sent = True
         if self._interval_s:
             self._last_sent_s = time.monotonic()
-        if self._error is None and all(output.is_told for output in self.outputs):
+        if not self.num_running and self._error is None and all(output.is_told for output in outputs):
             last = Update(deltas, self.usage(), self._timing(), prompt_scores)
             self.close()
             return last
@@ -201,26 +227,31 @@ class TokenStream:
         return Timing(self._queue_s, first_s, total_s, self._num_preemptions)
 
     async def _news(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._waiter = loop.create_future()
-        timer = None
-        self._has_timer = self._has_news and self._interval_s > 0
-        if self._has_timer:
-            timer = loop.call_later(
-                max(self._last_sent_s + self._interval_s - time.monotonic(), 0.0) + 1e-4, self._wake
-            )
+        waiter = asyncio.get_running_loop().create_future()
+        self.call_when_due(partial(_settle, waiter))
         try:
-            await self._waiter
+            await waiter
         finally:
-            self._waiter = None
-            if timer is not None:
-                timer.cancel()
+            self._forget_reader()
 
     def _look_up(self) -> None:
         # With an interval the reader sets its timer when the first news comes, and sleeps again.
-        if self._is_due() or (self._has_news and self._interval_s and not self._has_timer):
+        if self._is_due() or (self._has_news and self._interval_s and self._timer is None):
             self._wake()
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        call = self._on_due
+        self._forget_reader()
+        if call is not None:
+            call()
+
+    def _forget_reader(self) -> None:
+        self._on_due = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _settle(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

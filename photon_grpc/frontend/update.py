@@ -1,9 +1,14 @@
-"""A stream's news as plain data; the server turns it into messages."""
+"""A stream's news as plain data; the server turns it into messages.
+
+What is made for every token is a msgspec.Struct: a frozen dataclass takes five times as long to make.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import chain
+
+import msgspec
 
 from photon_grpc.core.generation import Start, Timing, ToolCall, Usage
 from photon_grpc.core.request import FinishReason
@@ -21,8 +26,7 @@ class OutputFinish:
     eos_token_id: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class OutputDelta:
+class OutputDelta(msgspec.Struct, frozen=True):
     """New ids of one output, the text that they release, and their scores."""
 
     index: int
@@ -47,8 +51,7 @@ class OutputDelta:
         return self.answer.tool_calls
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(msgspec.Struct, frozen=True):
     """One message's worth of a stream. `timing` is set on the last one only."""
 
     deltas: tuple[OutputDelta, ...]

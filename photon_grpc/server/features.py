@@ -28,7 +28,6 @@ _BY_MODEL: dict[str, model_pb2.Feature.ValueType] = {
     "structured_output.regex": Feature.FEATURE_REGEX,
     "structured_output.choices": Feature.FEATURE_CHOICES,
     "structured_output.grammar": Feature.FEATURE_GRAMMAR,
-    "MultiplexGenerate": Feature.FEATURE_MULTIPLEX,
 }
 
 

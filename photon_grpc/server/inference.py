@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator
+from functools import partial
 
-from photon_grpc.errors import FeatureNotSupported
+from photon_grpc.errors import Draining, QueueFull
 from photon_grpc.frontend.ask import Ask
-from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.frontend.frontend import Frontend, State
 from photon_grpc.server import codec, metadata, scores
+from photon_grpc.server.interceptors.failure_log import FailureLog
+from photon_grpc.server.interceptors.intake import Messages
 from photon_grpc.server.metadata import Context
+from photon_grpc.server.multiplex import Admitted, MultiplexCall
 from photon_grpc.server.writer import StreamWriter
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
+
+#: MultiplexGenerate calls at a time; each may hold a message of the largest size while it arrives.
+MAX_MULTIPLEX_CALLS = 64
+_RETRY_AFTER_S = 1.0
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
@@ -21,6 +29,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     def __init__(self, frontend: Frontend, writer: StreamWriter) -> None:
         self._frontend = frontend
         self._writer = writer
+        self._failures = FailureLog()
+        self._multiplexed: set[MultiplexCall] = set()
+        self._reading: set[asyncio.Task[None]] = set()
+        frontend.on_state(self._on_state)
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         ask = self._ask(request, context)
@@ -54,11 +66,40 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             stream.close()
 
     async def MultiplexGenerate(  # type: ignore[override]
-        self, request_iterator: AsyncIterator[pb.MultiplexGenerateRequest], context: Context
+        self, request_iterator: Messages, context: Context
     ) -> None:
-        raise FeatureNotSupported(
-            "MultiplexGenerate is not supported yet (FEATURE_MULTIPLEX)", field="MultiplexGenerate"
-        )
+        self._check_open()
+        call = MultiplexCall(partial(self._admit, context), self._failures)
+        self._multiplexed.add(call)
+        reading = asyncio.create_task(call.read(request_iterator))
+        self._reading.add(reading)
+        reading.add_done_callback(self._reading.discard)
+        try:
+            await call.answer(context, self._writer)
+        finally:
+            self._multiplexed.discard(call)
+            call.close()
+
+    def _check_open(self) -> None:
+        """Raise Draining, QueueFull."""
+        if self._frontend.state is State.DRAINING:
+            raise Draining("the server is going away", retry_after_s=_RETRY_AFTER_S)
+        count, limit = len(self._multiplexed), MAX_MULTIPLEX_CALLS
+        if count >= limit:
+            message = f"{count} calls of MultiplexGenerate are open; {limit} may"
+            raise QueueFull(message, needed=count + 1, limit=limit, retry_after_s=_RETRY_AFTER_S)
+
+    def _on_state(self, state: State) -> None:
+        if state is State.DRAINING:
+            for call in self._multiplexed:
+                call.drain()
+
+    async def _admit(self, context: Context, request: pb.GenerateRequest) -> Admitted:
+        """One of many requests; the task that runs this is its own."""
+        ask = self._ask(request, context)
+        del request  # megabytes, perhaps, while its prompt is prepared
+        is_scored = ask.output.is_scored
+        return Admitted(await self._frontend.stream(ask), is_scored)
 
     def _ask(self, request: pb.GenerateRequest, context: Context) -> Ask:
         arrival_s = time.monotonic()

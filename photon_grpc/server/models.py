@@ -105,7 +105,7 @@ def _model_message(facts: ModelFacts, state: State) -> pb.Model:
         vocab_size=facts.vocab_size,
         eos_token_ids=facts.eos_token_ids,
         default_sampling=_sampling_message(facts.default_sampling),
-        features=[pb.Feature.Value(f"FEATURE_{name}") for name in facts.features],
+        features=[*(pb.Feature.Value(f"FEATURE_{name}") for name in facts.features), pb.FEATURE_MULTIPLEX],
         limits=_limits_message(facts.limits),
         revision=facts.revision,
         dtype=facts.dtype,

@@ -17,6 +17,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from photon_grpc import errors
 from photon_grpc.server import features, metadata
+from photon_grpc.v1 import inference_pb2
 
 DOMAIN = "photon-grpc"
 #: Serialized google.rpc.Status; base64 makes it 5.4 KiB on the wire.
@@ -44,33 +45,44 @@ CODES: dict[type[errors.PhotonError], grpc.StatusCode] = {
     errors.DeadlineUnreachable: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.DeadlinePassed: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.AbortedByAdmin: grpc.StatusCode.ABORTED,
+    errors.Cancelled: grpc.StatusCode.CANCELLED,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.PhotonError: grpc.StatusCode.INTERNAL,
 }
 
 
 class CallStatus(NamedTuple):
-    """The end of a failed call: the arguments of `context.abort`, and the reason for the log."""
+    """The end of a failed call: the arguments of `context.abort`, and what the log says beside them."""
 
     code: grpc.StatusCode
     text: str
     trailers: tuple[tuple[str, str | bytes], ...]
     reason: str
+    request_id: str
 
 
 def call_status(error: Exception, request_id: str) -> CallStatus:
     """The caller's view of `error`. An exception that is not meant for callers keeps its text to itself."""
     told = _fit_for_callers(error, request_id)
-    code = code_of(told)
-    text = _cut(told.message, MAX_TEXT_BYTES)
-    status = bounded(status_pb2.Status(code=code.value[0], message=text, details=_packed(_details(told))))
+    status = _rpc_status(told)
     trailers: list[tuple[str, str | bytes]] = [
         (_DETAILS_KEY, status.SerializeToString()),
         (metadata.REQUEST_ID_KEY, request_id),
     ]
     if told.retry_after_s is not None or isinstance(told, errors.Overloaded):
         trailers.append((_PUSHBACK_KEY, _NEVER if _is_final(told) else str(round(_retry_s(told) * 1000))))
-    return CallStatus(code, text, tuple(trailers), told.reason)
+    return CallStatus(code_of(told), status.message, tuple(trailers), told.reason, request_id)
+
+
+def request_error(error: Exception, request_id: str) -> inference_pb2.RequestError:
+    """The same of one request among others on a stream."""
+    status = _rpc_status(_fit_for_callers(error, request_id))
+    return inference_pb2.RequestError(code=status.code, message=status.message, details=status.details)
+
+
+def _rpc_status(told: errors.PhotonError) -> status_pb2.Status:
+    text = _cut(told.message, MAX_TEXT_BYTES)
+    return bounded(status_pb2.Status(code=code_of(told).value[0], message=text, details=_packed(_details(told))))
 
 
 def code_of(error: errors.PhotonError) -> grpc.StatusCode:

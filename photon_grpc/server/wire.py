@@ -23,6 +23,9 @@ _MAX_DEPTH = 100
 _VARINT, _FIXED64, _LENGTH, _GROUP, _END_GROUP, _FIXED32 = range(6)
 _MAX_TAG = 2**32
 
+#: Of a field 1 that is a message or a string.
+_FIRST_TAG = 0x0A
+
 #: Field number -> (name, the same of that message), of fields that are messages; None in its place: a list of numbers.
 _Nested = dict[int, tuple[str, Any]]
 _PLAIN = ("", None)
@@ -95,6 +98,19 @@ def _count(message: bytes, nested: _Nested, limit: int) -> int:
             raise _malformed()
         if len(above) > _MAX_DEPTH:
             raise _malformed()
+
+
+def first_request_id(action: bytes) -> str:
+    """The id with which the request begins in a MultiplexGenerateRequest that is not parsed; "" where none is seen."""
+    try:
+        for _ in ("generate", "request_id"):
+            if action[0] != _FIRST_TAG:
+                return ""
+            length, begin = _varint(action, 1)
+            action = action[begin : begin + length]
+    except (IndexError, MalformedMessage):
+        return ""
+    return action.decode("ascii", "ignore")[:128]
 
 
 def _varint(message: bytes, position: int) -> tuple[int, int]:

@@ -188,15 +188,6 @@ async def test_every_unsupported_feature_says_which(inference: Stub) -> None:
     assert dict(info_of(error).metadata) == {"field": "structured_output.protobuf", "feature": "FEATURE_PROTOBUF"}
 
 
-async def test_multiplex_is_refused_whether_or_not_it_sends(inference: Stub) -> None:
-    action = pb.MultiplexGenerateRequest(generate=ASK)
-    for requests in ([], [action]):
-        error = await failure(inference.MultiplexGenerate(iter(requests)))
-        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
-        assert info_of(error).reason == "FEATURE_NOT_SUPPORTED"
-        assert info_of(error).metadata["feature"] == "FEATURE_MULTIPLEX"
-
-
 async def test_an_unknown_method_is_unimplemented(channel: grpc.aio.Channel) -> None:
     error = await failure(raw(channel, "/photon_grpc.v1.InferenceService/Nothing")(b""))
     assert error.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -52,7 +52,8 @@ async def test_a_model_tells_all_of_itself(models: Stub, name: str) -> None:
     assert (model.max_context_tokens, model.vocab_size, list(model.eos_token_ids)) == (4096, 100, [2, 3])
     expected = ipb.SamplingParams(temperature=0.5, top_k=40)
     assert model.default_sampling == expected
-    assert list(model.features) == [pb.FEATURE_TEXT, pb.FEATURE_CHAT, pb.FEATURE_NUM_OUTPUTS]
+    by_model = [pb.FEATURE_TEXT, pb.FEATURE_CHAT, pb.FEATURE_NUM_OUTPUTS]
+    assert list(model.features) == [*by_model, pb.FEATURE_MULTIPLEX]
     assert (model.revision, model.dtype, model.quantization) == ("abc", "float32", "")
     limits = model.limits
     assert (limits.max_num_outputs, limits.max_logprobs) == (8, 20)

@@ -17,10 +17,9 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from photon_grpc.errors import InvalidRequest
-from photon_grpc.server import metadata
+from photon_grpc.server import metadata, multiplex
 from photon_grpc.server.interceptors.failure_log import FailureLog
-from photon_grpc.server.interceptors.intake import Fail, Intake, Parse, parsed
+from photon_grpc.server.interceptors.intake import Fail, Intake, Parse
 from photon_grpc.server.metadata import Context
 from photon_grpc.server.status import CallStatus, call_status
 
@@ -52,10 +51,10 @@ def _guarded(handler: Any, method: str, failures: FailureLog, intake: Intake) ->
     """The same method to callers; to gRPC one that reads its messages itself, also where it is only one."""
     parse = _parser(handler.request_deserializer)
     guard = partial(_guard, partial(_fail, method, failures))
-    read = _stream_reader(parse) if handler.request_streaming else _message_reader(parse, intake)
+    read = _stream_reader(method, parse, intake) if handler.request_streaming else _message_reader(parse, intake)
     if handler.response_streaming:
         wrapped = _responding_stream(handler, guard, read)
-        return grpc.stream_stream_rpc_method_handler(wrapped, None, handler.response_serializer)
+        return grpc.stream_stream_rpc_method_handler(wrapped, None, _serializer(handler.response_serializer))
     return grpc.stream_unary_rpc_method_handler(
         _responding_once(handler, guard, read), None, handler.response_serializer
     )
@@ -68,23 +67,17 @@ def _message_reader(parse: Parse, intake: Intake) -> Read:
     return read
 
 
-#: Parsed on the event loop; reflection asks for names.
+#: In a stream of requests; reflection asks for names.
 MAX_STREAMED_BYTES = 64 * 1024
+#: Of methods that take prompts: as in a call with one message.
+_MAX_BYTES = {multiplex.METHOD: 2**31}
 
 
-def _stream_reader(parse: Parse) -> Read:
-    async def parse_each(messages: AsyncIterator[bytes]) -> AsyncIterator[Any]:
-        async for message in messages:
-            if len(message) > MAX_STREAMED_BYTES:
-                raise InvalidRequest(
-                    f"the message has {len(message)} bytes; {MAX_STREAMED_BYTES} are allowed in a stream of requests",
-                    needed=len(message),
-                    limit=MAX_STREAMED_BYTES,
-                )
-            yield parsed(message, parse)
+def _stream_reader(method: str, parse: Parse, intake: Intake) -> Read:
+    max_bytes = _MAX_BYTES.get(method, MAX_STREAMED_BYTES)
 
     async def read(messages: AsyncIterator[bytes], context: Context, fail: Fail) -> Any:
-        return parse_each(messages)
+        return intake.messages(context, parse, max_bytes)
 
     return read
 
@@ -154,6 +147,11 @@ async def _end(context: Context, status: CallStatus) -> None:
         # The call is over for its client (deadline, cancel). gRPC takes that for a crash of ours and prints a page,
         # unless it sees this.
         raise asyncio.CancelledError from None
+
+
+def _serializer(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """Bytes are messages that their method has written itself."""
+    return lambda message: message if type(message) is bytes else serialize(message)
 
 
 def _parser(deserializer: Callable[[bytes], Any] | None) -> Parse:

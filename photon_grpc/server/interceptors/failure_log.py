@@ -9,7 +9,6 @@ from collections import Counter
 from typing import NamedTuple
 
 from photon_grpc.errors import PhotonError, frames_of
-from photon_grpc.server import metadata
 from photon_grpc.server.status import CallStatus
 
 _log = logging.getLogger(__name__)
@@ -61,7 +60,7 @@ def _line(error: Exception, status: CallStatus, method: str, duration_s: float) 
         "method": method,
         "code": status.code.name,
         "reason": status.reason,
-        "request_id": metadata.request_id(),
+        "request_id": status.request_id,
         "duration_ms": round(duration_s * 1000, 1),
     }
     if not isinstance(error, PhotonError):

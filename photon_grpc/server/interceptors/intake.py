@@ -1,4 +1,5 @@
-"""Receives the one message of a call: few at a time, large ones parsed one at a time, beside the loop.
+"""Receives messages: the one of a call, few calls at a time; those of a stream of requests, one after another. Large
+ones are parsed one at a time, beside the loop.
 
 A call whose message is not read holds no more of it than an HTTP/2 window.
 """
@@ -11,12 +12,13 @@ import contextvars
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from photon_grpc.errors import MalformedMessage, QueueFull
+from photon_grpc.errors import InvalidRequest, MalformedMessage, QueueFull
 from photon_grpc.server.metadata import Context
 from photon_grpc.server.wire import count_fields
 
@@ -70,7 +72,15 @@ class Intake:
             # A cancelled call ends so too; its task is about to be told.
             await asyncio.sleep(0)
             raise MalformedMessage("the call has no message, or ends within it")
-        return parsed(received, parse) if len(received) <= _SMALL_BYTES else await self._parse_beside(received, parse)
+        return await self._parse(parse, received)
+
+    def messages(self, context: Context, parse: Parse, max_bytes: int) -> Messages:
+        """Those of a stream of requests. As long as it is read it may hold one of the largest that gRPC lets in: let
+        few such calls be open."""
+        return Messages(context, partial(self._parse, parse), max_bytes)
+
+    async def _parse(self, parse: Parse, message: bytes) -> Any:
+        return parsed(message, parse) if len(message) <= _SMALL_BYTES else await self._parse_beside(message, parse)
 
     async def _receive(self, context: Context, fail: Fail) -> Any:
         await self._permit(context.peer())
@@ -169,6 +179,34 @@ class Intake:
             return await asyncio.get_running_loop().run_in_executor(self._thread, _counted_and_parsed, message, parse)
         finally:
             self._num_unparsed_bytes -= len(message)
+
+
+class Messages:
+    """Async iterator. After one that cannot be taken, which raises, the next may be asked for."""
+
+    #: Has a request's id in it.
+    _NUM_BEGINNING_BYTES = 256
+
+    def __init__(self, context: Context, parse: Callable[[bytes], Awaitable[Any]], max_bytes: int) -> None:
+        self._context = context
+        self._parse = parse
+        self._max_bytes = max_bytes
+        #: Of the newest message.
+        self.beginning = b""
+
+    def __aiter__(self) -> Messages:
+        return self
+
+    async def __anext__(self) -> Any:
+        """Raise MalformedMessage, InvalidRequest (too large, too many fields), QueueFull."""
+        message = await self._context.read()
+        if message is grpc.aio.EOF:
+            raise StopAsyncIteration
+        self.beginning = message[: self._NUM_BEGINNING_BYTES]
+        if len(message) > self._max_bytes:
+            text = f"the message has {len(message)} bytes; {self._max_bytes} are allowed in this stream of requests"
+            raise InvalidRequest(text, needed=len(message), limit=self._max_bytes)
+        return await self._parse(message)
 
 
 def parsed(message: bytes, parse: Parse) -> Any:

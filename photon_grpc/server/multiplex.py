@@ -1,0 +1,258 @@
+"""One MultiplexGenerate call: actions in, one frame for everything that is there when the last one was written.
+
+A request is named by its id until its end was told; a handle stands for it in every item. What one of them meets is
+an item of its own: only the call's own end (cancel, deadline, a lost connection, a drain) ends the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+import grpc
+
+from photon_grpc.errors import Cancelled, Draining, DuplicateRequestId, InvalidRequest, PhotonError
+from photon_grpc.frontend.stream import TokenStream
+from photon_grpc.frontend.update import Update
+from photon_grpc.server import metadata
+from photon_grpc.server.frames import ItemWriter
+from photon_grpc.server.interceptors.failure_log import FailureLog
+from photon_grpc.server.interceptors.intake import Messages
+from photon_grpc.server.metadata import Context
+from photon_grpc.server.status import call_status
+from photon_grpc.server.wire import first_request_id
+from photon_grpc.server.writer import StreamWriter
+from photon_grpc.v1 import inference_pb2 as pb
+
+METHOD = "/photon_grpc.v1.InferenceService/MultiplexGenerate"
+#: Requests with news that were not told yet: beyond them no action is read, so that a reader that takes nothing cannot
+#: have errors heaped up.
+MAX_UNTOLD = 1024
+#: A frame with so much is written, what is left goes into the next. Clients take 4 MiB unless told otherwise.
+MAX_FRAME_BYTES = 1 << 20
+_RETRY_AFTER_S = 1.0
+
+
+class Admitted(NamedTuple):
+    """A request that the front end has taken."""
+
+    stream: TokenStream
+    is_scored: bool
+
+
+Admit = Callable[[pb.GenerateRequest], Awaitable[Admitted]]
+
+
+class _Member:
+    """One request of the call, from its action to its end."""
+
+    __slots__ = ("_call", "admission", "error", "is_ready", "is_scored", "items", "request_id", "started_s", "stream")
+
+    def __init__(self, call: MultiplexCall, handle: int, request_id: str) -> None:
+        self.request_id = request_id
+        self.items = ItemWriter(handle, request_id)
+        self.started_s = time.monotonic()
+        #: Prepares and sends it to the engine.
+        self.admission: asyncio.Task[None] | None = None
+        self.stream: TokenStream | None = None
+        self.is_scored = False
+        self.error: Exception | None = None
+        #: Stands among those with news.
+        self.is_ready = False
+        self._call = call
+
+    def due(self) -> None:
+        """There is something to tell of it."""
+        if not self.is_ready:
+            self.is_ready = True
+            self._call.has_news(self)
+
+    def stop(self) -> None:
+        """Whatever still runs of it is aborted."""
+        if self.admission is not None:
+            self.admission.cancel()
+        if self.stream is not None:
+            self.stream.close()
+
+
+class MultiplexCall:
+    """Reads in a task of its own, beside the task of the call, which writes."""
+
+    def __init__(self, admit: Admit, failures: FailureLog) -> None:
+        self._admit = admit
+        self._failures = failures
+        self._num_handles = 0
+        #: Those whose end was not told yet, by id.
+        self._members: dict[str, _Member] = {}
+        #: Those with news, in the order in which they came.
+        self._ready: list[_Member] = []
+        self._news = asyncio.Event()
+        self._room = asyncio.Event()
+        self._is_half_closed = False
+        self._is_draining = False
+        self._is_over = False
+        self._defect: Exception | None = None
+
+    # Of the task that writes.
+
+    async def answer(self, context: Context, writer: StreamWriter) -> None:
+        """Write until the client has half-closed and every request has ended. Raise Draining, DeadlinePassed."""
+        has_written = False
+        while await self._wait():
+            frame = await self._frame()
+            if not frame:
+                continue
+            if not has_written:
+                await metadata.send_request_id(context)
+                has_written = True
+            await writer.write(context, frame)
+
+    def drain(self) -> None:
+        """End with Draining once nothing runs."""
+        self._is_draining = True
+        self._news.set()
+
+    def close(self) -> None:
+        """Abort what still runs; no action is read any more."""
+        self._is_over = True
+        self._room.set()
+        for member in self._members.values():
+            member.stop()
+        self._members.clear()
+
+    def has_news(self, member: _Member) -> None:
+        self._ready.append(member)
+        self._news.set()
+
+    async def _wait(self) -> bool:
+        """For news; False at the end of the call."""
+        while not self._ready:
+            if self._defect is not None:
+                raise self._defect
+            if not self._members:
+                if self._is_half_closed:
+                    return False
+                if self._is_draining:
+                    raise Draining("the server is going away", retry_after_s=_RETRY_AFTER_S)
+            self._news.clear()
+            await self._news.wait()
+        return True
+
+    async def _frame(self) -> bytes:
+        """Everything that is there, as far as it fits: a MultiplexGenerateResponse in wire form."""
+        ready, self._ready = self._ready, []
+        items: list[bytes] = []
+        num_bytes = 0
+        for number, member in enumerate(ready):
+            if num_bytes > MAX_FRAME_BYTES:
+                self._ready = ready[number:] + self._ready
+                break
+            member.is_ready = False
+            item = await self._item(member)
+            items.append(item)
+            num_bytes += len(item)
+        if len(self._ready) < MAX_UNTOLD:
+            self._room.set()
+        return b"".join(items)
+
+    async def _item(self, member: _Member) -> bytes:
+        """Its news; empty where there are none, after all."""
+        stream, items = member.stream, member.items
+        update = self._take(member, stream) if stream is not None and member.error is None else None
+        if update is None or stream is None:
+            return b"" if member.error is None else items.error(member.error)
+        item = None if member.is_scored else items.plain(update)
+        return await items.full(update, stream.start) if item is None else item
+
+    def _take(self, member: _Member, stream: TokenStream) -> Update | None:
+        """What is new of it. Has itself called when there is more, forgets it at its end."""
+        try:
+            update = stream.take()
+        except Exception as error:
+            self._end(member, error)
+            return None
+        if update is not None and update.timing is not None:
+            del self._members[member.request_id]
+        else:
+            stream.call_when_due(member.due)
+        return update
+
+    # Of the task that reads.
+
+    async def read(self, messages: Messages) -> None:
+        """Until the client half-closes or the call is over. Never cancelled: a read of gRPC is not to be."""
+        try:
+            while not self._is_over:
+                try:
+                    self._act(await anext(messages))
+                except StopAsyncIteration:
+                    break
+                except PhotonError as error:
+                    self._fail(self._member(first_request_id(messages.beginning)), error)
+                while len(self._ready) >= MAX_UNTOLD and not self._is_over:
+                    self._room.clear()
+                    await self._room.wait()
+        except grpc.aio.BaseError:  # the call is over
+            pass
+        except Exception as error:
+            self._defect = error
+        self._is_half_closed = True
+        self._news.set()
+
+    def _act(self, action: pb.MultiplexGenerateRequest) -> None:
+        """Raise InvalidRequest."""
+        match action.WhichOneof("action"):
+            case "generate":
+                self._generate(action.generate)
+            case "cancel":
+                self._cancel(action.cancel.request_id)
+            case _:
+                raise InvalidRequest("action: it holds neither generate nor cancel", field="action")
+
+    def _generate(self, request: pb.GenerateRequest) -> None:
+        member = self._member(request.request_id)
+        if not member.request_id:
+            text = "request_id: a request of MultiplexGenerate must have one"
+            self._fail(member, InvalidRequest(text, field="request_id"))
+        elif member.request_id in self._members:
+            text = "request_id: a request of this stream with this id is in flight"
+            self._fail(member, DuplicateRequestId(text, field="request_id"))
+        else:
+            self._members[member.request_id] = member
+            member.admission = asyncio.create_task(self._admitted(member, request))
+
+    def _cancel(self, request_id: str) -> None:
+        member = self._members.get(request_id)
+        if member is None or (member.stream is not None and not member.stream.num_running):
+            return  # its end, of whatever kind, has been told or is about to be
+        member.stop()
+        self._fail(member, Cancelled("cancelled by its caller"))
+
+    def _member(self, request_id: str) -> _Member:
+        self._num_handles += 1
+        return _Member(self, self._num_handles, request_id)
+
+    async def _admitted(self, member: _Member, request: pb.GenerateRequest) -> None:
+        admission = self._admit(request)
+        del request  # megabytes, perhaps
+        try:
+            member.stream, member.is_scored = await admission
+        except Exception as error:
+            self._fail(member, error)
+        else:
+            member.stream.call_when_due(member.due)
+
+    def _fail(self, member: _Member, error: Exception) -> None:
+        self._end(member, error)
+        member.due()
+
+    def _end(self, member: _Member, error: Exception) -> None:
+        if self._members.get(member.request_id) is member:
+            del self._members[member.request_id]
+        member.error = error
+        if not isinstance(error, Cancelled):
+            status = call_status(error, member.request_id)
+            self._failures.report(error, status, METHOD, time.monotonic() - member.started_s)
+        error.__traceback__ = error.__context__ = None  # their frames may hold megabytes of a message
