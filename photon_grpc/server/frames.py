@@ -7,6 +7,7 @@ more than all else that the front end does for a token. https://protobuf.dev/pro
 from __future__ import annotations
 
 from photon_grpc.core.generation import Start
+from photon_grpc.frontend.answer import NO_ANSWER
 from photon_grpc.frontend.update import OutputDelta, Update
 from photon_grpc.server import codec, scores
 from photon_grpc.server.status import request_error
@@ -53,7 +54,7 @@ class ItemWriter:
             return None
         deltas = b""
         for delta in update.deltas:
-            if delta.finish is not None:
+            if delta.finish is not None or delta.answer is not NO_ANSWER:
                 return None
             output = _output(delta)
             deltas += _DELTAS + _varint(len(output)) + output

@@ -6,12 +6,15 @@ import asyncio
 from collections import defaultdict
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from photon_grpc.core.generation import Start, Usage
 from photon_grpc.core.request import FinishReason
+from photon_grpc.frontend.answer import Answer
 from photon_grpc.frontend.ask import Ask, IdsInput, OutputAsk, SamplingAsk, StopAsk
-from photon_grpc.frontend.update import OutputDelta, Update
+from photon_grpc.frontend.update import OutputDelta, OutputFinish, Update
 from photon_grpc.server import codec
 from photon_grpc.server.frames import ItemWriter
 from photon_grpc.server.interceptors.failure_log import FailureLog
@@ -148,3 +151,23 @@ def test_items_written_by_hand_are_those_of_protobuf(
     assert written is not None
     item = pb.MultiplexItem(handle=handle, response=codec.stream_message(Update(deltas), sequence + 1, None))
     assert pb.MultiplexGenerateResponse.FromString(written) == pb.MultiplexGenerateResponse(items=[item])
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        Update((OutputDelta(0, "x"),), Usage(1, 0, 1)),
+        Update((OutputDelta(0, "x"), OutputDelta(1, "y", finish=OutputFinish(FinishReason.EOS, eos_token_id=2)))),
+        Update((OutputDelta(0, "x", answer=Answer(reasoning="x")),)),
+    ],
+)
+def test_what_holds_more_is_not_written_by_hand(update: Update) -> None:
+    writer = ItemWriter(7, "id")
+    assert writer.plain(Update((OutputDelta(0, "first"),))) is None
+    first = asyncio.run(writer.full(update, Start("id", "demo", 7, 0.0)))
+    assert writer.plain(update) is None
+    second = asyncio.run(writer.full(update, Start("id", "demo", 7, 0.0)))
+    for number, written in enumerate((first, second), 1):
+        (item,) = pb.MultiplexGenerateResponse.FromString(written).items
+        assert item.response.deltas == codec.stream_message(update, number, None).deltas
+        assert (item.handle, item.request_id, item.response.sequence) == (7, "id" if number == 1 else "", number)

@@ -38,6 +38,7 @@ TABLE: list[tuple[type[errors.PhotonError], grpc.StatusCode, str]] = [
     (errors.NumericFailure, Code.INTERNAL, "NUMERIC_FAILURE"),
     (errors.InternalFailure, Code.INTERNAL, "INTERNAL_FAILURE"),
     (errors.AbortedByAdmin, Code.ABORTED, "ABORTED_BY_ADMIN"),
+    (errors.Cancelled, Code.CANCELLED, "CANCELLED"),
 ]
 
 
