@@ -158,7 +158,7 @@ class ServedModel:
         self, input: TextInput | IdsInput | ChatInput | None, prompt_ids: Sequence[int]
     ) -> AnswerParser | None:
         """For one output. None: its text has no parts."""
-        if self.tokenizer is None or not isinstance(input, ChatInput) or not self.has_parts(input):
+        if self.tokenizer is None or not self.answers.has_parts or not isinstance(input, ChatInput):
             return None
         end = self.tokenizer.decode(prompt_ids[-_PROMPT_END:], skip_special_tokens=False)
         return self.answers.parser(input, end)

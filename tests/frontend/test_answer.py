@@ -146,6 +146,7 @@ MALFORMED = [
     '<tool_call>{"name": "f", "arguments": {"a": tru}}</tool_call>',
     "<tool_call>{'name': 'f', 'arguments': {}}</tool_call>",
     '<tool_call>{"name": "f", "arguments": {"a": "\n"}}</tool_call>',
+    '<tool_call>{"name": "f", "arguments": {"a": "no end}}\n</tool_call>',
     '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>',
     '<tool_call>{"name": "f", "arguments": {"a": 1}',
     '<tool_call>{"name": "f", "arguments": {"a": "',

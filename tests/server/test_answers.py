@@ -31,7 +31,7 @@ class Talker:
     def __init__(self, client: Client, front: Frontend, link: FakeLink) -> None:
         self.client = client
         self._front = front
-        self._link = link
+        self.link = link
 
     def ids(self, text: str) -> tuple[int, ...]:
         tokenizer = self._front._model.tokenizer
@@ -48,7 +48,7 @@ class Talker:
         return (await asyncio.gather(read(), self._say(says)))[0]
 
     async def _say(self, text: str) -> None:
-        link = self._link
+        link = self.link
         await link.added(len(link.adds) + 1)
         first, request = link.adds[-1].handle, link.adds[-1].request
         handles = range(first, first + request.num_outputs)
@@ -59,8 +59,8 @@ class Talker:
 
 
 @asynccontextmanager
-async def talking(template: str) -> AsyncIterator[Talker]:
-    with frontend(served("byte_level", template=template), link=FakeLink(LONG_FACTS)) as (front, link):
+async def talking(template: str, **changes: Any) -> AsyncIterator[Talker]:
+    with frontend(served("byte_level", template=template, **changes), link=FakeLink(LONG_FACTS)) as (front, link):
         server = Server(front, config=ServerConfig())
         (address,) = await server.start(("127.0.0.1:0",), reuse_port=False)
         async with Client(address) as client:
@@ -168,6 +168,15 @@ async def test_a_model_without_marks_has_no_parts() -> None:
         assert (result.text, result.reasoning, result.content, result.tool_calls) == (ANSWER, "", "", ())
         features = (await talker.client.model()).features
         assert "REASONING" not in features and "TOOL_CALLS" not in features
+
+
+async def test_scores_leave_room_for_text_and_parts() -> None:
+    lengths = []
+    for template in (QWEN3, PLAIN_TEMPLATE):
+        async with talking(template, max_message_bytes=40_000) as talker:
+            await talker.generate("yes", logprobs=0)
+            lengths.append(talker.link.adds[-1].request.stop.max_tokens)
+    assert lengths[0] * 3 == pytest.approx(lengths[1] * 2, abs=3), "a score, the text, and perhaps its parts"
 
 
 async def test_features_name_both(qwen: Talker) -> None:
