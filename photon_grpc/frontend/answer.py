@@ -41,8 +41,8 @@ NO_ANSWER = Answer()
 def joined_answer(parts: Sequence[Answer]) -> Answer:
     """The parts of one output, in their order, as one."""
     told = [part for part in parts if part is not NO_ANSWER]
-    if not told:
-        return NO_ANSWER
+    if len(told) < 2:
+        return told[0] if told else NO_ANSWER
     return Answer(
         "".join([part.reasoning for part in told]),
         "".join([part.content for part in told]),

@@ -71,5 +71,7 @@ class MarkedReasoning:
 
 def length_of_beginning(text: str, mark: str) -> int:
     """How many characters at the end of `text` are the beginning of `mark`, but not all of it."""
-    lengths = range(min(len(mark) - 1, len(text)), 0, -1)
-    return next((length for length in lengths if text.endswith(mark[:length])), 0)
+    at = text.find(mark[0], max(len(text) - len(mark) + 1, 0))
+    while at >= 0 and not mark.startswith(text[at:]):
+        at = text.find(mark[0], at + 1)
+    return len(text) - at if at >= 0 else 0
