@@ -101,6 +101,19 @@ def with_generation(function: F) -> F:
     return function
 
 
+class Bias(click.ParamType):  # type: ignore[type-arg]
+    """ID=X."""
+
+    name = "bias"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, float]:
+        token_id, _, bias = str(value).partition("=")
+        try:
+            return int(token_id), float(bias)
+        except ValueError:
+            self.fail(f"{value!r} is not ID=X, for example 42=-1.5", param, ctx)
+
+
 @click.command()
 @click.argument("prompt")
 @with_generation
@@ -109,6 +122,26 @@ def with_generation(function: F) -> F:
 @click.option(
     "--tools", "tools_json", type=_TEXT_FILE, metavar="FILE", help="Tool definitions: a JSON array (implies --chat)."
 )
+@click.option(
+    "--logit-bias", type=Bias(), multiple=True, metavar="ID=X", help="Add X to the logit of this token; repeatable."
+)
+@click.option(
+    "--allowed-token-id",
+    "allowed_token_ids",
+    type=click.IntRange(0),
+    multiple=True,
+    metavar="ID",
+    help="Draw from these tokens alone; repeatable.",
+)
+@click.option(
+    "--score-token-id",
+    "score_token_ids",
+    type=click.IntRange(0),
+    multiple=True,
+    metavar="ID",
+    help="Show how likely this token was; repeatable.",
+)
+@click.option("--session-id", metavar="NAME", help="Keep the prompt in the server's prefix cache for longer.")
 @click.option("--num-outputs", type=click.IntRange(1), metavar="N", help="Independent outputs of the one prompt.")
 @click.option(
     "--json-schema", type=_TEXT_FILE, metavar="FILE", help="The output is JSON that validates against this JSON Schema."

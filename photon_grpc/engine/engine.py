@@ -15,7 +15,7 @@ from photon_grpc.core.request import FinishReason
 from photon_grpc.core.sequence import Sequence, Status
 from photon_grpc.engine.admission import AdmissionControl
 from photon_grpc.engine.bulletin import Bulletin
-from photon_grpc.engine.deadline import check_deadline, seconds_computed, seconds_queued
+from photon_grpc.engine.deadline import check_deadline, least_seconds
 from photon_grpc.engine.engine_stats import EngineStats
 from photon_grpc.engine.pace import Pace
 from photon_grpc.engine.scheduler.scheduler import Scheduler
@@ -197,14 +197,13 @@ class Engine:
 
     def _check_deadline(self, seq: Sequence) -> None:
         """Raises DeadlineUnreachable."""
-        request, live = seq.request, self.scheduler.live
+        request = seq.request
         if request.deadline_s is None:
             return
         left_s = request.deadline_s - time.monotonic()
-        queue_s = seconds_queued(live.waiting.num_before(seq.rank), self._stats.load(self.scheduler))
-        if queue_s + seconds_computed(request, 0, self.pace, self._facts) > left_s:
+        if least_seconds(request, 0, self.pace, self._facts) > left_s:
             num_cached = self.scheduler.num_known(seq)
-            check_deadline(left_s, queue_s + seconds_computed(request, num_cached, self.pace, self._facts))
+            check_deadline(left_s, least_seconds(request, num_cached, self.pace, self._facts))
 
     def _forget_ended(self, report: StepFrameBuilder) -> None:
         """At once after what the scheduler has ended: what else this drain holds for it finds nothing, so that it ends
@@ -278,6 +277,8 @@ class Engine:
     def _settle_oldest(self, report: StepFrameBuilder) -> None:
         launched = self._launched.popleft()
         output: StepOutput = launched.pending.result()
+        # What fell due during the step is not ended by it.
+        self._expire(time.monotonic(), report)
         self.pace.stepped(launched.num_tokens, output.duration_s)
         self.scheduler.settle(output, report)
         self._stats.stepped(output)

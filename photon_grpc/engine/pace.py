@@ -11,8 +11,8 @@ _UNMEASURED_S = 60.0
 #: Share of the estimate that a faster step leaves. It rises at once and falls slowly: contexts of steps differ.
 _KEPT = 0.9
 _NUM_BUCKETS = 64
-#: Share of the average that a new step leaves.
-_KEPT_OF_MEAN = 0.8
+#: Steps of a size that must have been measured before any is refused for what they took.
+_LEAST_MEASURED = 3
 
 
 class Pace:
@@ -20,7 +20,8 @@ class Pace:
 
     def __init__(self) -> None:
         self._step_s = [0.0] * _NUM_BUCKETS
-        self._mean_s = [0.0] * _NUM_BUCKETS
+        self._fastest_s = [0.0] * _NUM_BUCKETS
+        self._num_measured = [0] * _NUM_BUCKETS
 
     def stepped(self, num_tokens: int, duration_s: float) -> None:
         """Record a step, from its launch until it was read. At most the allowance counts: a longer one was a pause of
@@ -29,14 +30,20 @@ class Pace:
         bucket = num_tokens.bit_length()
         fallen_s = _KEPT * self._step_s[bucket] + (1 - _KEPT) * duration_s
         self._step_s[bucket] = max(duration_s, fallen_s)
-        mean_s = self._mean_s[bucket]
-        self._mean_s[bucket] = _KEPT_OF_MEAN * mean_s + (1 - _KEPT_OF_MEAN) * duration_s if mean_s else duration_s
+        if duration_s > 0.0:
+            # A step that failed has no duration.
+            fastest_s = self._fastest_s[bucket]
+            self._fastest_s[bucket] = min(fastest_s, duration_s) if fastest_s else duration_s
+            self._num_measured[bucket] += 1
 
-    def expected_s(self, num_tokens: int) -> float:
-        """Seconds that a step of so many tokens takes at least, on average: what the largest took that were measured
-        and are surely no larger; 0 where there are none."""
-        largest = (num_tokens + 1).bit_length() - 1
-        return next((mean_s for mean_s in self._mean_s[largest:0:-1] if mean_s), 0.0)
+    def least_s(self, num_tokens: int) -> float:
+        """Seconds that a step of so many tokens takes at least, by the fastest that were measured: one of its own
+        bucket, taken to be as large as the bucket allows, or one of a smaller bucket; 0 where too few were measured."""
+        own = num_tokens.bit_length()
+        for bucket in range(own, 0, -1):
+            if self._num_measured[bucket] >= _LEAST_MEASURED:
+                return self._fastest_s[bucket] * (num_tokens / (1 << own) if bucket == own else 1.0)
+        return 0.0
 
     def allowance_s(self, num_tokens: int) -> float:
         """Seconds within which steps of so many tokens are read; of 0 tokens: until the loop's next turn."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from typing import TypeVar
 
+import msgspec
+
 from photon_grpc.core.admission import (
     check_count,
     check_ids,
@@ -141,12 +143,16 @@ def to_request(
         replaces=ask.replaces,
         is_seed_drawn=ask.sampling.seed is None,
         continued_ids=ask.continue_from,
-        scores=_scores(ask),
+        scores=_scores(ask.output),
     )
     if request.scores is NO_SCORES:
         return request
     num_texts = 2 if model.has_parts(ask.input) else 1
-    return fitted(request, model.max_message_bytes, model.tokenizer, num_texts=num_texts)
+    request = fitted(request, model.max_message_bytes, model.tokenizer, num_texts=num_texts)
+    if not ask.continue_from:
+        return request
+    # The prompt was scored by the call that began the output.
+    return msgspec.structs.replace(request, scores=msgspec.structs.replace(request.scores, prompt_logprobs=-1))
 
 
 def deadline_s(ask: Ask) -> float | None:
@@ -291,13 +297,10 @@ def _sampling(ask: SamplingAsk, defaults: SamplingAsk, drawn_seed: int) -> Sampl
     )
 
 
-def _scores(ask: Ask) -> ScoreParams:
-    output = ask.output
-    if not output.is_scored:
+def _scores(ask: OutputAsk) -> ScoreParams:
+    if not ask.is_scored:
         return NO_SCORES
-    # Of an output that goes on the prompt was scored by the call that began it.
-    num_prompt_best = -1 if ask.continue_from else _or(output.prompt_logprobs, -1)
-    return ScoreParams(_or(output.logprobs, -1), num_prompt_best, output.score_token_ids or ())
+    return ScoreParams(_or(ask.logprobs, -1), _or(ask.prompt_logprobs, -1), ask.score_token_ids or ())
 
 
 def _stop(ask: StopAsk, model: ServedModel, facts: Facts, num_prompt: int, field: str) -> StopParams:

@@ -18,7 +18,8 @@ BYTES_PER_OUTPUT = 2048
 def fitted(request: Request, max_message_bytes: int, tokenizer: Tokenizer | None, *, num_texts: int = 1) -> Request:
     """The request with as many tokens as one message can hold with their scores and those of the prompt; `max_tokens`
     of the caller's own stays. A stream is bound like a single answer: what a slow reader is sent has all that gathered.
-    `num_texts`: how often the text is in it, as a whole and in parts.
+    `num_texts`: how often the text is in it, as a whole and in parts. What an output continues from counts as if it
+    were sent, so that it ends where the uncut one does.
 
     Raise InvalidRequest where the prompt's scores, max_tokens or min_tokens do not fit.
     """
@@ -33,14 +34,12 @@ def fitted(request: Request, max_message_bytes: int, tokenizer: Tokenizer | None
         room -= prompt_bytes
     if not scores.records:
         return request
-    # Of an output that is continued the beginning is not sent.
-    num_sent = len(request.continued_ids)
     token_bytes = num_outputs * (num_texts + scores.records) * bytes_per_id
     is_asked = stop.limit_reason is FinishReason.MAX_TOKENS
-    least = max((stop.max_tokens if is_asked else stop.min_tokens) - num_sent, 1)
+    least = max(stop.max_tokens if is_asked else stop.min_tokens, 1)
     field = "output.logprobs" if scores.logprobs >= 0 else "output.score_token_ids"
     _check(field, f"{scores.records} of each of {num_outputs} x {least} output tokens", least * token_bytes, room)
-    max_tokens = min(stop.max_tokens, num_sent + room // token_bytes)
+    max_tokens = min(stop.max_tokens, room // token_bytes)
     return msgspec.structs.replace(request, stop=msgspec.structs.replace(stop, max_tokens=max_tokens))
 
 

@@ -100,6 +100,8 @@ class PromptScores:
 
     def take(self) -> ScoredTokens:
         """One of each prompt id. None at all where the outputs ended before their prompt was computed."""
+        if not self._parts and self._num_positions != 1:
+            return NOT_SCORED
         whole = replace(self._blank, records=b"".join(self._parts))
         self._parts = []
         return whole if len(whole) == self._num_positions else NOT_SCORED

@@ -638,9 +638,9 @@ class CacheOptions(_message.Message):
     SALT_FIELD_NUMBER: _builtins.int
     BYPASS_PREFIX_CACHE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
-    """A hint for eviction and affinity; never changes output."""
+    """A hint for eviction and affinity; never changes output. At most 256 characters."""
     salt: _builtins.str
-    """Prefixes are shared only among equal salts (and, with API keys on, within one key)."""
+    """Prefixes are shared only among equal salts (and, with API keys on, within one key). At most 256 characters."""
     bypass_prefix_cache: _builtins.bool
     """Neither reads nor writes the prefix cache."""
     def __init__(

@@ -42,7 +42,13 @@ def test_flags_land_in_the_request(capsys: pytest.CaptureFixture[str], monkeypat
         monkeypatch.setenv("PHOTON_TARGET", fake.target)
         assert main.main(["generate", "-", *flags.split()]) == 0
         assert main.main(["generate", "hi", "--system", "be brief"]) == 0
-    request, chat = fake.requests
+        flags = "--logit-bias 4=-1.5 --logit-bias 5=2 --allowed-token-id 7 --score-token-id 8 --session-id s"
+        assert main.main(["generate", "x", *flags.split()]) == 0
+        assert main.main(["generate", "x", "--logit-bias", "four"]) == 2
+    assert "'four' is not ID=X" in capsys.readouterr().err
+    request, chat, shaped = fake.requests
+    assert dict(shaped.sampling.logit_bias) == {4: -1.5, 5: 2.0} and shaped.cache.session_id == "s"
+    assert (list(shaped.sampling.allowed_token_ids.ids), list(shaped.output.score_token_ids.ids)) == ([7], [8])
     assert request.text == "from stdin"
     assert request.model == "m"
     assert request.stop.max_tokens == 5

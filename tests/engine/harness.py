@@ -124,6 +124,7 @@ class Harness:
         num_outputs: int = 1,
         seed: int = 0,
         stop: tuple[int, ...] = (),
+        min_tokens: int = 0,
         table: Table | None = None,
         **more: object,
     ) -> int:
@@ -136,7 +137,7 @@ class Harness:
             request_id=request_id,
             prompt_ids=tuple(prompt),
             sampling=SamplingParams(seed=seed),
-            stop=StopParams(max_tokens, stop_token_ids=stop),
+            stop=StopParams(max_tokens, min_tokens=min_tokens, stop_token_ids=stop),
             arrival_s=float(more.pop("arrival_s", time.monotonic())),  # type: ignore[arg-type]
             num_outputs=num_outputs,
             **more,  # type: ignore[arg-type]

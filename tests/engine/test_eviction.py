@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from photon_grpc.engine.blocks.eviction import EvictionOrder
+from photon_grpc.engine.blocks.prefix_index import RadixIndex
 from tests.engine.fakes import complete
 from tests.engine.harness import Harness, Setting
+from tests.kv_plans import kv_plan
 
 PROMPT = list(range(17))
 
@@ -65,6 +67,47 @@ def test_sessions_alone_share_the_cache_by_age() -> None:
     assert num_cached(h, others(20, 8)[-1], session_id="7") > 0
 
 
+def test_sessions_that_never_come_back_leave_half_of_the_cache_to_others() -> None:
+    h = Harness(Setting(num_blocks=24, windows=(0,)))
+    plain = list(range(100, 117))
+    num_cached(h, plain)
+    hits = []
+    for number, prompt in enumerate(others(20, 40)):
+        num_cached(h, prompt[:17], session_id=str(number))
+        hits.append(num_cached(h, plain))
+    assert hits == [16] * 40
+
+
+def test_a_session_keeps_its_blocks_through_more_turns_than_there_are_blocks() -> None:
+    h = Harness(Setting(num_blocks=40, windows=(0,)))
+    num_cached(h, PROMPT, session_id="mine")
+    crowd(h, 20, 20)
+    assert num_cached(h, PROMPT, session_id="mine") == 16
+
+
+def test_a_block_whose_content_is_forgotten_is_no_session_s_any_more() -> None:
+    order = EvictionOrder()
+    order.keep([1])
+    order.add(1)
+    order.forget(1)
+    order.add(1)
+    order.add(2)
+    order.keep([3])
+    order.add(3)
+    assert order.first(1000) == 1
+
+
+def test_blocks_of_every_group_are_kept_and_unknown_ones_are_not() -> None:
+    index = RadixIndex(kv_plan(1, 0, 2))
+    index.publish(("",), None, (1,), [1, 2])
+    index.publish(("",), None, (2,), [3, 4])
+    index.keep([1, 2, 9])
+    for block in (1, 2, 3, 4):
+        index.rest(block)
+    assert index.evict() == {3, 4}
+    assert 9 not in index._resting._kept
+
+
 @given(st.lists(st.tuples(st.sampled_from(["add", "keep", "remove", "forget", "first"]), st.integers(1, 9))))
 def test_what_is_to_go_next_rests_and_is_the_oldest_of_its_kind(calls: list[tuple[str, int]]) -> None:
     order, resting, kept = EvictionOrder(), list[int](), set[int]()
@@ -82,5 +125,6 @@ def test_what_is_to_go_next_rests_and_is_the_oldest_of_its_kind(calls: list[tupl
         elif call == "first" and resting:
             plain = [each for each in resting if each not in kept]
             # Far more turns than are taken here are needed to make a session's block the older one.
-            assert order.first(1000) == (plain or resting)[0]
+            of_sessions = [each for each in resting if each in kept]
+            assert order.first(1000) == (plain or of_sessions)[0]
         assert len(order) == len(resting)

@@ -245,8 +245,9 @@ async def test_unset_max_tokens_becomes_what_a_message_holds_with_its_scores() -
     prompt = OutputAsk(logprobs=5, prompt_logprobs=1)
     assert await max_tokens(room(7 * 10 + 2 * 3), output=prompt) == (10, "CONTEXT_LENGTH")
     assert await max_tokens(room(7 * 10 + 2 * 3 - 1), output=prompt) == (9, "CONTEXT_LENGTH")
-    # An output that is continued sends only what is new of it.
-    assert await max_tokens(room(7 * 10), output=five, continue_from=(5, 6)) == (12, "CONTEXT_LENGTH")
+    # An output that is continued ends where the uncut one does.
+    assert await max_tokens(room(7 * 10), output=five, continue_from=(5, 6)) == (10, "CONTEXT_LENGTH")
+    assert await max_tokens(room(7 * 10 + 2 * 3 - 1), output=prompt, continue_from=(5, 6)) == (9, "CONTEXT_LENGTH")
     assert await max_tokens(2**25, output=five) == (95, "CONTEXT_LENGTH")
     assert await max_tokens(4096, output=OutputAsk()) == (95, "CONTEXT_LENGTH")
 

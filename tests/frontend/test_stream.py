@@ -596,3 +596,24 @@ async def test_a_slow_reader_gets_one_merged_message(pair: tuple[Frontend, FakeL
     assert update is not None
     assert update.deltas[0].text == "a" * 500
     assert await ready(stream) is None
+
+
+async def test_an_output_that_goes_on_sends_and_bills_what_is_new(pair: tuple[Frontend, FakeLink]) -> None:
+    front, link = pair
+    stream = await front.stream(ask((1, 2, 3), continue_from=ids("ab"), output=OutputAsk(token_ids=True)))
+    assert link.adds[0].request.continued_ids == ids("ab")
+    link.step((1, ids("c")[0]), finished=(done(1, FinishReason.MAX_TOKENS, 1),))
+    (last,) = await rest(stream)
+    assert (last.deltas[0].text, last.deltas[0].token_ids) == ("c", ids("c"))
+    assert last.usage == Usage(5, 0, 1)
+
+
+async def test_ids_behind_the_end_of_an_output_do_not_continue_it(pair: tuple[Frontend, FakeLink]) -> None:
+    front, link = pair
+    with pytest.raises(InvalidRequest) as caught:
+        await front.stream(ask(continue_from=ids("abc"), stop=StopAsk(stop_strings=("b",))))
+    assert caught.value.field == "continue_from.ids[2]"
+    stream = await front.stream(ask(continue_from=ids("ab"), stop=StopAsk(stop_strings=("b",))))
+    (only,) = await rest(stream)
+    assert only.deltas[0].finish is not None and only.deltas[0].finish.reason is FinishReason.STOP_STRING
+    assert only.deltas[0].text == "" and link.adds == [] and front.num_streams == 0

@@ -13,6 +13,7 @@ from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, 
 
 from photon_grpc.config.flags import CacheConfig, SchedulerConfig
 from photon_grpc.core.request import SamplingParams
+from photon_grpc.frontend.model import Limits
 from photon_grpc.kernels.sampling import penalties
 from tests.runner.models import greedy, model
 from tests.runner.served import Served
@@ -143,6 +144,8 @@ def test_a_seat_is_left_clean(served: Served) -> None:
     plain = served.complete(PROMPTS, 8)
     served.complete(PROMPTS * 2, 8, sampling=WAYS["all"])
     assert served.complete(PROMPTS, 8) == plain
+    table = served.assembled.runner._table
+    assert not table.shaped
 
 
 def test_allowed_ids_that_are_banned_leave_nothing_to_draw(served: Served) -> None:
@@ -151,6 +154,8 @@ def test_allowed_ids_that_are_banned_leave_nothing_to_draw(served: Served) -> No
     served.run()
     failed = served.outputs[alone].failed
     assert failed is not None and failed.fault.reason == "INVALID_CONSTRAINT"
+    assert "sampling.allowed_token_ids and stop.min_tokens leave no id" in failed.fault.message
+    assert failed.fault.field == "sampling.allowed_token_ids"
     assert len(served.outputs[other].ids) == 5
 
 
@@ -173,6 +178,10 @@ def test_frequencies_of_a_draw_are_those_of_the_changed_softmax(served: Served) 
     assert set(seen) <= set(kept)
     # The 99.99 % quantile for 7 degrees of freedom.
     assert statistic < 29.9
+
+
+def test_the_table_holds_as_many_biases_as_a_request_may_have() -> None:
+    assert Limits().max_logit_bias == penalties.MAX_BIASES
 
 
 def test_counts_end_at_the_most_that_fifteen_bits_hold() -> None:

@@ -1,4 +1,5 @@
-"""The order in which blocks at rest are evicted: the one that rested longest first, those of sessions later."""
+"""The order in which blocks at rest are evicted: the one that rested longest first, those of sessions later, as long
+as they are no more than half of what is known."""
 
 from __future__ import annotations
 
@@ -51,5 +52,7 @@ class EvictionOrder:
         """True when the turn is at a block of a session."""
         if not (self._plain and self._of_sessions):
             return not self._plain
+        if 2 * len(self._of_sessions) > num_known:
+            return True
         plain, kept = (next(iter(turns.values())) for turns in (self._plain, self._of_sessions))
         return kept + _SESSION_ROUNDS * num_known < plain

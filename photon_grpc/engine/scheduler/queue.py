@@ -25,9 +25,6 @@ class WaitingQueue:
         insort(self._seqs, seq, key=_rank)
         self.num_tokens += len(seq.ids)
 
-    def num_before(self, rank: tuple[float, int]) -> int:
-        return bisect_left(self._seqs, rank, key=_rank)
-
     def first(self) -> Sequence:
         return self._seqs[0]
 

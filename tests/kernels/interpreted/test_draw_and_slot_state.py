@@ -112,6 +112,8 @@ def penalised(num_columns: int) -> penalties.Penalties:
     """Five slots: nothing, a repetition penalty, all penalties, biases, and all."""
     counts = torch.randint(-(2**15), 2**15, (5, num_columns), dtype=torch.int64).short()
     counts[:, ::3] = 0
+    # In the prompt alone.
+    counts[:, 1::3] = -(2**15)
     strengths = torch.tensor([[1, 1.5, 0.7, 1, 1.2], [0, 0, 1.5, 0, -1], [0, 0, -0.5, 0, 0.01]])
     ids = torch.stack([torch.randperm(num_columns)[: penalties.MAX_BIASES] for _ in range(5)]).int()
     num_biases = torch.tensor([0, 0, 0, 5, penalties.MAX_BIASES])
