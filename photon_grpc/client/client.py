@@ -57,15 +57,14 @@ class Client:
         request = build_request(prompt, options)
         stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
         call = stub.Generate(request, timeout=options.get("timeout"), metadata=self._metadata)
-        return read_generation(await self._raised(call))
+        return read_generation(await self._raised(call), options.get("message_type"))
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """The result as it is produced; see Stream."""
         request = build_request(prompt, options)
         stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
-        return Stream(
-            stub.StreamGenerate(request, timeout=options.get("timeout"), metadata=self._metadata), self.target
-        )
+        call = stub.StreamGenerate(request, timeout=options.get("timeout"), metadata=self._metadata)
+        return Stream(call, self.target, options.get("message_type"))
 
     async def models(self) -> list[Model]:
         """Every served model, the default one first."""

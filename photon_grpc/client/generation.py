@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 
+from photon_grpc.client.message_type import read_message
 from photon_grpc.core.generation import Candidate, Start, Timing, TokenScore, ToolCall, Usage
 from photon_grpc.v1 import inference_pb2 as pb
 
@@ -39,6 +41,8 @@ class Delta:
     content: str = ""
     #: Complete ones, with tools_json.
     tool_calls: tuple[ToolCall, ...] = ()
+    #: With message_type and `finish`, where the output is complete.
+    message: Message | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,8 @@ class Output:
     content: str = ""
     #: With tools_json.
     tool_calls: tuple[ToolCall, ...] = ()
+    #: With message_type, where the output is complete: of that type.
+    message: Message | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +102,12 @@ class Generation:
     def tool_calls(self) -> tuple[ToolCall, ...]:
         return self.outputs[0].tool_calls
 
+    @property
+    def message(self) -> Message | None:
+        return self.outputs[0].message
 
-def read_delta(message: pb.Output) -> Delta:
+
+def read_delta(message: pb.Output, message_type: type[Message] | None = None) -> Delta:
     finish = read_finish(message.finish) if message.HasField("finish") else None
     return Delta(
         message.index,
@@ -108,6 +118,7 @@ def read_delta(message: pb.Output) -> Delta:
         message.reasoning,
         message.content,
         read_tool_calls(message.tool_calls),
+        read_message(message, message_type),
     )
 
 
@@ -122,7 +133,7 @@ def read_start(message: pb.GenerationStart) -> Start:
     )
 
 
-def read_generation(message: pb.GenerateResponse) -> Generation:
+def read_generation(message: pb.GenerateResponse, message_type: type[Message] | None = None) -> Generation:
     return Generation(
         request_id=message.request_id,
         model=message.model,
@@ -137,6 +148,7 @@ def read_generation(message: pb.GenerateResponse) -> Generation:
                 output.reasoning,
                 output.content,
                 read_tool_calls(output.tool_calls),
+                read_message(output, message_type),
             )
             for output in message.outputs
         ),

@@ -12,16 +12,14 @@ from typing import Any, TypedDict, cast
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
+from photon_grpc.client.message_type import write_message_type
 from photon_grpc.core.generation import Prompt
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.v1 import inference_pb2 as pb
 
 
 class Options(TypedDict, total=False):
-    """Unset means the model's defaults. docs/api.md says what each means; durations are seconds.
-
-    The protos' options for typed output are reached through `photon_grpc.v1`.
-    """
+    """Unset means the model's defaults. docs/api.md says what each means; durations are seconds."""
 
     model: str
     request_id: str
@@ -47,12 +45,13 @@ class Options(TypedDict, total=False):
     ignore_eos: bool
     include_stop_in_text: bool
     max_duration: float
-    # StructuredOutput: one of them
+    # StructuredOutput: one of them; message_type is a generated class, for `protobuf`
     json_schema: str | Mapping[str, Any]
     json_object: bool
     regex: str
     choices: Sequence[str]
     grammar: str
+    message_type: type[Message]
     # OutputOptions: what comes back, not the prompt
     text: bool
     token_ids: bool
@@ -140,6 +139,8 @@ def group_of(name: str) -> str:
         near = difflib.get_close_matches(name, Options.__annotations__, n=1)
         raise TypeError(f"there is no option {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
     fields = pb.GenerateRequest.DESCRIPTOR.fields_by_name
+    if name == "message_type":
+        return "structured_output"
     for group in _GROUPS:
         message = fields[group].message_type
         if message is not None and name in message.fields_by_name:
@@ -151,7 +152,9 @@ def _write_constraint(target: pb.StructuredOutput, name: str, value: Any) -> Non
     path, other = f"structured_output.{name}", target.WhichOneof("constraint")
     if other is not None:
         raise InvalidRequest(f"{path}: {other} is set, too; an output has one constraint", field=path)
-    if name == "json_object":
+    if name == "message_type":
+        write_message_type(target.protobuf, value)
+    elif name == "json_object":
         if value:
             target.json_object.SetInParent()
     elif name == "choices":

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 import grpc.aio
+from google.protobuf.message import Message
 
 from photon_grpc.client.generation import Delta, read_delta, read_start, read_timing, read_usage
 from photon_grpc.client.status import to_error
@@ -24,10 +25,14 @@ class Stream:
     """
 
     def __init__(
-        self, call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.StreamGenerateResponse], target: str
+        self,
+        call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.StreamGenerateResponse],
+        target: str,
+        message_type: type[Message] | None = None,
     ) -> None:
         self._call = call
         self._target = target
+        self._message_type = message_type
         self._ready: deque[Delta] = deque()
         self.start: Start | None = None
         self.usage: Usage | None = None
@@ -72,4 +77,4 @@ class Stream:
             self.usage = read_usage(message.usage)
         if message.HasField("timing"):
             self.timing = read_timing(message.timing)
-        self._ready.extend(read_delta(delta) for delta in message.deltas)
+        self._ready.extend(read_delta(delta, self._message_type) for delta in message.deltas)

@@ -12,9 +12,11 @@ import msgspec
 class Constraint(msgspec.Struct, frozen=True, array_like=True):
     """A grammar that a front end has written and tried out."""
 
-    kind: Literal["json_schema", "regex", "lark"]
+    kind: Literal["json_schema", "regex", "lark", "protobuf"]
     #: As llguidance reads it: a JSON object with one grammar in its list.
     grammar: str
+    #: It is of JSON without white space, and no object may have a key twice.
+    has_unique_keys: bool = False
 
     @property
     def limits(self) -> Mapping[str, Any]:

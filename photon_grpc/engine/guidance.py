@@ -10,6 +10,7 @@ import logging
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
 from itertools import zip_longest
 
 import llguidance
@@ -20,6 +21,7 @@ from photon_grpc.core.constraint import Constraint
 from photon_grpc.core.ports import Event
 from photon_grpc.core.request import Request
 from photon_grpc.engine.grammar import Matcher
+from photon_grpc.engine.unique_keys import KeyState, KeyTokens, after
 from photon_grpc.errors import InvalidConstraint
 
 _LOG = logging.getLogger(__name__)
@@ -34,10 +36,12 @@ _FIELD = "structured_output"
 class Compilation(Event):
     """One grammar, compiled or not yet. The compiling thread sets one of `matcher` and `problem`, once."""
 
-    __slots__ = ("constraint", "matcher", "problem")
+    __slots__ = ("constraint", "key_tokens", "matcher", "problem")
 
-    def __init__(self, constraint: Constraint) -> None:
+    def __init__(self, constraint: Constraint, key_tokens: Callable[[], KeyTokens]) -> None:
         self.constraint = constraint
+        #: Of the vocabulary; the first call takes long.
+        self.key_tokens = key_tokens
         #: At its beginning; copies of it are walked.
         self.matcher: llguidance.LLMatcher | None = None
         self.problem = ""
@@ -66,6 +70,7 @@ class GuidanceGrammars:
     ) -> None:
         self._compiler = Compiler(tokenizer, wake)
         self._tokenizer_ends = tuple(tokenizer.eos_tokens)
+        self._key_tokens = cache(partial(KeyTokens, tokenizer))
         self._executor = llguidance.LLExecutor(num_threads)
         self._is_parallel = num_threads > 1
         self._max_cache_bytes = max_cache_bytes
@@ -86,7 +91,8 @@ class GuidanceGrammars:
         if request.constraint is None:
             return None
         compilation, stop = self._cache[request.constraint], request.stop
-        return GuidanceMatcher(compilation, stop.eos_token_ids + stop.stop_token_ids, self._tokenizer_ends)
+        kind = UniqueKeysMatcher if request.constraint.has_unique_keys else GuidanceMatcher
+        return kind(compilation, stop.eos_token_ids + stop.stop_token_ids, self._tokenizer_ends)
 
     def fill(self, matchers: Mapping[int, Matcher], masks: memoryview, mask_bytes: int) -> dict[int, BaseException]:
         """As engine.grammar.Grammars; in parallel."""
@@ -119,7 +125,7 @@ class GuidanceGrammars:
         while self._num_bytes > self._max_cache_bytes and self._cache:
             oldest, _ = self._cache.popitem(last=False)
             self._num_bytes -= _estimate(oldest)
-        compilation = self._cache[constraint] = Compilation(constraint)
+        compilation = self._cache[constraint] = Compilation(constraint, self._key_tokens)
         self._compiler.submit(compilation)
         return compilation
 
@@ -217,6 +223,33 @@ class GuidanceMatcher:
             raise InvalidConstraint(f"{_FIELD}: too complex to go on: {words}", field=_FIELD)
 
 
+class UniqueKeysMatcher(GuidanceMatcher):
+    """One output's state, whose JSON objects have no key twice."""
+
+    __slots__ = ("_key_tokens", "_states")
+
+    def __init__(self, grammar: Compilation, ends: tuple[int, ...], tokenizer_ends: tuple[int, ...]) -> None:
+        super().__init__(grammar, ends, tokenizer_ends)
+        self._key_tokens = grammar.key_tokens
+        #: At the beginning and behind every token.
+        self._states = [KeyState()]
+
+    def correct(self, mask: memoryview) -> None:
+        super().correct(mask)
+        self._key_tokens().forbid(self._states[-1], mask)
+
+    def accept(self, token_id: int) -> bool:
+        state = after(self._states[-1], self._key_tokens().bytes[token_id])
+        if state is None or not super().accept(token_id):
+            return False
+        self._states.append(state)
+        return True
+
+    def roll_back(self, num_tokens: int) -> None:
+        super().roll_back(num_tokens)
+        del self._states[len(self._states) - num_tokens :]
+
+
 def read_vocabulary(card: ModelConfig) -> llguidance.LLTokenizer | None:
     """The vocabulary of a model; None where it has no tokenizer, or none that gives every token its bytes. 0.7 s for
     128,000 tokens, for which the interpreter's lock is held."""
@@ -237,6 +270,8 @@ def _compile(compilation: Compilation, tokenizer: llguidance.LLTokenizer) -> Non
         matcher = llguidance.LLMatcher(tokenizer, constraint.grammar, log_level=0, limits=limits)
         # The lexer, which all copies share, learns the beginning here.
         matcher.deep_copy().compute_bitmask()
+        if constraint.has_unique_keys:
+            compilation.key_tokens()
     except BaseException as error:  # a panic of the library is no Exception
         compilation.problem = f"cannot be compiled ({type(error).__name__})"
         return

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 #: Of a constraint.
-Kind = Literal["json_schema", "json_object", "regex", "choices", "grammar"]
+Kind = Literal["json_schema", "json_object", "regex", "choices", "grammar", "protobuf"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,11 @@ class ConstraintAsk:
     """What every output must look like."""
 
     kind: Kind
-    #: Of json_schema, regex and grammar.
+    #: Of json_schema, regex and grammar; of protobuf the grammar of its JSON, in Lark.
     text: str = ""
     choices: tuple[str, ...] = ()
+    #: Of protobuf: objects take keys that the grammar does not list.
+    has_maps: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ FEATURES = {
     "regex": "REGEX",
     "choices": "CHOICES",
     "grammar": "GRAMMAR",
+    "protobuf": "PROTOBUF",
 }
 #: JSON without white space outside strings, nothing ignored.
 _JSON_OPTIONS = {
@@ -64,6 +65,8 @@ def write_grammar(ask: ConstraintAsk) -> Constraint:
     if ask.kind == "choices":
         patterns = [_REGEX_SIGNS.sub(r"\\\g<0>", choice) for choice in ask.choices]
         return Constraint("regex", llguidance.LLMatcher.grammar_from_regex("|".join(patterns)))
+    if ask.kind == "protobuf":
+        return Constraint("protobuf", _grammar("lark_grammar", msgspec.json.encode(ask.text)), ask.has_maps)
     return Constraint("lark", _grammar("lark_grammar", msgspec.json.encode(_lark(ask.text))))
 
 

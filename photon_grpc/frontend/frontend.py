@@ -49,6 +49,7 @@ from photon_grpc.frontend.scores import OutputScores, PromptScores
 from photon_grpc.frontend.stop_strings import StopMatcher
 from photon_grpc.frontend.stream import TokenStream
 from photon_grpc.frontend.tried_constraints import TriedConstraints
+from photon_grpc.frontend.typed_output import TypedOutput
 from photon_grpc.frontend.update import Result, gathered
 
 _LOG = logging.getLogger(__name__)
@@ -291,7 +292,10 @@ class Frontend:
             detokenizer = tokenizer.detokenizer(skip_special_tokens=skip, prompt_ids=request.prompt_ids)
         include_stop, stop = ask.stop.include_stop_in_text, request.stop
         matcher = StopMatcher(prepared.stops, include_stop_in_text=include_stop) if prepared.stops is not None else None
-        return OutputText(
+        kind: Callable[..., OutputText] = OutputText
+        if ask.constraint is not None and ask.constraint.kind == "protobuf":
+            kind = partial(TypedOutput, token_bytes=self._model.token_bytes)
+        return kind(
             index,
             detokenizer=detokenizer,
             matcher=matcher,

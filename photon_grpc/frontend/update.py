@@ -24,6 +24,8 @@ class OutputFinish:
     stop_string: str | None = None
     stop_token_id: int | None = None
     eos_token_id: int | None = None
+    #: Of typed output that is complete: the JSON of its message, with the ids that it continues from.
+    message_json: bytes = b""
 
 
 class OutputDelta(msgspec.Struct, frozen=True):

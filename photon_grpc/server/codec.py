@@ -28,7 +28,8 @@ from photon_grpc.frontend.ask import (
 )
 from photon_grpc.frontend.model import ModelFacts
 from photon_grpc.frontend.update import OutputDelta, OutputFinish, Result, Update
-from photon_grpc.server.features import refuse_unsupported
+from photon_grpc.server.features import refuse_empty
+from photon_grpc.server.message_type import MessageType
 from photon_grpc.v1 import inference_pb2 as pb
 
 #: Of one conversation: some 10 ms to make them into plain data.
@@ -50,13 +51,14 @@ def ask_of(
     deadline_s: float | None = None,
     replaces: bool = False,
     owner: str = "",
+    message_type: MessageType | None = None,
 ) -> Ask:
-    """The Ask in `request`, for the model with these `facts`. Times are CLOCK_MONOTONIC seconds.
+    """The Ask in `request`, for the model with these `facts`. Times are CLOCK_MONOTONIC seconds; `message_type` is that
+    of typed output.
 
-    Raise FeatureNotSupported for a field that this build does not act on, InvalidRequest for an invalid Duration and
-    for lists that are too long.
+    Raise InvalidRequest for an invalid Duration and for lists that are too long.
     """
-    refuse_unsupported(request)
+    refuse_empty(request)
     _check_counts(request, facts)
     _check_durations(request)
     return Ask(
@@ -71,7 +73,7 @@ def ask_of(
         scheduling=_scheduling(request.scheduling),
         stream=_stream(request.stream),
         deadline_s=deadline_s,
-        constraint=_constraint(request.structured_output),
+        constraint=_constraint(request.structured_output, message_type),
         replaces=replaces,
         owner=owner,
         continue_from=tuple(request.continue_from.ids),
@@ -160,7 +162,9 @@ def _output(output: pb.OutputOptions) -> OutputAsk:
     )
 
 
-def _constraint(wanted: pb.StructuredOutput) -> ConstraintAsk | None:
+def _constraint(wanted: pb.StructuredOutput, message_type: MessageType | None) -> ConstraintAsk | None:
+    if message_type is not None:
+        return ConstraintAsk("protobuf", message_type.grammar, has_maps=message_type.has_maps)
     match wanted.WhichOneof("constraint"):
         case "json_schema":
             return ConstraintAsk("json_schema", wanted.json_schema)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from photon_grpc.core.generation import Start
 from photon_grpc.frontend.answer import NO_ANSWER
 from photon_grpc.frontend.update import OutputDelta, Update
-from photon_grpc.server import codec, scores
+from photon_grpc.server import codec, messages, scores
+from photon_grpc.server.message_type import MessageType
 from photon_grpc.server.status import request_error
 from photon_grpc.v1 import inference_pb2 as pb
 
@@ -40,13 +41,15 @@ def _varint(value: int) -> bytes:
 class ItemWriter:
     """Writes the items of one request."""
 
-    __slots__ = ("_handle", "_handle_field", "_request_id", "_sequence")
+    __slots__ = ("_handle", "_handle_field", "_request_id", "_sequence", "message_type")
 
     def __init__(self, handle: int, request_id: str) -> None:
         self._handle = handle
         self._handle_field = _HANDLE + _varint(handle)
         self._request_id = request_id
         self._sequence = 0
+        #: Of typed output.
+        self.message_type: MessageType | None = None
 
     def plain(self, update: Update) -> bytes | None:
         """The next item; None where it holds more than new text and ids: then `full` writes it. Not for scores."""
@@ -69,6 +72,8 @@ class ItemWriter:
         is_first = self._sequence == 1
         response = codec.stream_message(update, self._sequence, start if is_first else None)
         await scores.add_to_message(response, update)
+        if self.message_type is not None:
+            await messages.add(response.deltas, update.deltas, self.message_type)
         request_id = self._request_id if is_first else ""
         return _framed(pb.MultiplexItem(handle=self._handle, request_id=request_id, response=response))
 

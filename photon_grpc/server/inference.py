@@ -9,9 +9,10 @@ from functools import partial
 from photon_grpc.errors import Draining, QueueFull
 from photon_grpc.frontend.ask import Ask
 from photon_grpc.frontend.frontend import Frontend, State
-from photon_grpc.server import codec, metadata, scores
+from photon_grpc.server import codec, messages, metadata, scores
 from photon_grpc.server.interceptors.failure_log import FailureLog
 from photon_grpc.server.interceptors.intake import Messages
+from photon_grpc.server.message_type import MessageType, MessageTypes
 from photon_grpc.server.metadata import Context
 from photon_grpc.server.multiplex import Admitted, MultiplexCall
 from photon_grpc.server.writer import StreamWriter
@@ -33,21 +34,26 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._multiplexed: set[MultiplexCall] = set()
         self._reading: set[asyncio.Task[None]] = set()
         frontend.on_state(self._on_state)
+        self._types = MessageTypes()
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
-        ask = self._ask(request, context)
+        message_type = await self._message_type(request)
+        ask = self._ask(request, context, message_type)
         del request  # megabytes, perhaps, for as long as it runs
         result = await self._frontend.generate(ask)
         response = codec.generate_response(result)
         if ask.output.is_scored:
             await scores.add_to_response(response, result)
+        if message_type is not None:
+            await messages.add(response.outputs, result.outputs, message_type)
         await metadata.send_request_id(context)
         return response
 
     async def StreamGenerate(  # type: ignore[override]  # a coroutine that writes: cheaper than a generator
         self, request: pb.GenerateRequest, context: Context
     ) -> None:
-        ask = self._ask(request, context)
+        message_type = await self._message_type(request)
+        ask = self._ask(request, context, message_type)
         del request  # megabytes, perhaps, for as long as it runs
         stream, is_scored = await self._frontend.stream(ask), ask.output.is_scored
         del ask
@@ -58,6 +64,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 message = codec.stream_message(update, sequence, stream.start if sequence == 1 else None)
                 if is_scored:
                     await scores.add_to_message(message, update)
+                if message_type is not None:
+                    await messages.add(message.deltas, update.deltas, message_type)
                 if sequence == 1:
                     await metadata.send_request_id(context)
                 await self._writer.write(context, message)
@@ -96,12 +104,18 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
     async def _admit(self, context: Context, request: pb.GenerateRequest) -> Admitted:
         """One of many requests; the task that runs this is its own."""
-        ask = self._ask(request, context)
+        message_type = await self._message_type(request)
+        ask = self._ask(request, context, message_type)
         del request  # megabytes, perhaps, while its prompt is prepared
         is_scored = ask.output.is_scored
-        return Admitted(await self._frontend.stream(ask), is_scored)
+        return Admitted(await self._frontend.stream(ask), is_scored, message_type)
 
-    def _ask(self, request: pb.GenerateRequest, context: Context) -> Ask:
+    async def _message_type(self, request: pb.GenerateRequest) -> MessageType | None:
+        """The type of typed output, None where another or none is asked for."""
+        wanted = request.structured_output
+        return await self._types.find(wanted.protobuf) if wanted.HasField("protobuf") else None
+
+    def _ask(self, request: pb.GenerateRequest, context: Context, message_type: MessageType | None) -> Ask:
         arrival_s = time.monotonic()
         if request.request_id:
             metadata.rename_call(request.request_id, "request_id")
@@ -113,4 +127,5 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             deadline_s=metadata.deadline_s(context),
             replaces=metadata.is_retry(context),
             owner=metadata.owner(),
+            message_type=message_type,
         )

@@ -13,13 +13,14 @@ from typing import NamedTuple
 
 import grpc
 
-from photon_grpc.errors import Cancelled, Draining, DuplicateRequestId, InvalidRequest, PhotonError
+from photon_grpc.errors import Cancelled, Draining, DuplicateRequestId, InternalFailure, InvalidRequest, PhotonError
 from photon_grpc.frontend.stream import TokenStream
 from photon_grpc.frontend.update import Update
 from photon_grpc.server import metadata
 from photon_grpc.server.frames import ItemWriter
 from photon_grpc.server.interceptors.failure_log import FailureLog
 from photon_grpc.server.interceptors.intake import Messages
+from photon_grpc.server.message_type import MessageType
 from photon_grpc.server.metadata import Context
 from photon_grpc.server.status import call_status
 from photon_grpc.server.wire import first_request_id
@@ -40,6 +41,8 @@ class Admitted(NamedTuple):
 
     stream: TokenStream
     is_scored: bool
+    #: Of typed output.
+    message_type: MessageType | None = None
 
 
 Admit = Callable[[pb.GenerateRequest], Awaitable[Admitted]]
@@ -164,7 +167,14 @@ class MultiplexCall:
         if update is None or stream is None:
             return b"" if member.error is None else items.error(member.error)
         item = None if member.is_scored else items.plain(update)
-        return await items.full(update, stream.start) if item is None else item
+        if item is not None:
+            return item
+        try:
+            return await items.full(update, stream.start)
+        except InternalFailure as error:  # a message that cannot be made
+            stream.close()
+            self._end(member, error)
+            return items.error(error)
 
     def _take(self, member: _Member, stream: TokenStream) -> Update | None:
         """What is new of it. Has itself called when there is more, forgets it at its end."""
@@ -238,7 +248,7 @@ class MultiplexCall:
         admission = self._admit(request)
         del request  # megabytes, perhaps
         try:
-            member.stream, member.is_scored = await admission
+            member.stream, member.is_scored, member.items.message_type = await admission
         except Exception as error:
             self._fail(member, error)
         else:

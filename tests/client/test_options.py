@@ -12,14 +12,14 @@ from photon_grpc.errors import InvalidRequest
 from photon_grpc.v1 import inference_pb2 as pb
 
 GROUPS = ("sampling", "stop", "structured_output", "output", "cache", "scheduling", "stream")
-#: Its answer is read through the stubs.
-NOT_TYPED = {"protobuf"}
+#: Given as a generated class, `message_type`.
+DESCRIBED = {"protobuf"}
 
 
 def test_the_options_are_exactly_the_fields_of_the_proto() -> None:
     fields = pb.GenerateRequest.DESCRIPTOR.fields_by_name
-    in_proto = {name for group in GROUPS for name in fields[group].message_type.fields_by_name} - NOT_TYPED
-    in_proto |= {"model", "request_id", "parse_special_tokens", "continue_from"}
+    in_proto = {name for group in GROUPS for name in fields[group].message_type.fields_by_name} - DESCRIBED
+    in_proto |= {"message_type", "model", "request_id", "parse_special_tokens", "continue_from"}
     in_proto |= set(fields["chat"].message_type.fields_by_name) - {"messages"}
     assert set(Options.__annotations__) == in_proto
 

@@ -50,7 +50,7 @@ def test_a_directory_gives_tokenizer_template_and_defaults(card: ModelConfig) ->
     assert (facts.name, facts.aliases, facts.max_context_tokens, facts.vocab_size) == ("a", ("b",), 256, 512)
     assert facts.eos_token_ids == (401, 404)
     assert facts.default_sampling == replace(NEUTRAL, temperature=0.6)
-    assert facts.features == ("TEXT", "CHAT", "JSON_SCHEMA", "REGEX", "CHOICES", "GRAMMAR", *FEATURES)
+    assert facts.features == ("TEXT", "CHAT", "JSON_SCHEMA", "REGEX", "CHOICES", "GRAMMAR", "PROTOBUF", *FEATURES)
     assert facts.limits.max_message_bytes == 1000
     assert model.tokenizer is not None
     ids = encode(ChatInput((ChatMessage("user", "hi"),)), model.tokenizer, model.template, 100)

@@ -179,15 +179,6 @@ async def test_a_bad_header_id_is_named(inference: Stub) -> None:
     assert (error.code(), info_of(error).metadata["field"]) == (grpc.StatusCode.INVALID_ARGUMENT, "x-request-id")
 
 
-async def test_every_unsupported_feature_says_which(inference: Stub) -> None:
-    request = pb.GenerateRequest(
-        text="hi", structured_output=pb.StructuredOutput(protobuf=pb.StructuredOutput.Protobuf())
-    )
-    error = await failure(inference.StreamGenerate(request))
-    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert dict(info_of(error).metadata) == {"field": "structured_output.protobuf", "feature": "FEATURE_PROTOBUF"}
-
-
 async def test_an_unknown_method_is_unimplemented(channel: grpc.aio.Channel) -> None:
     error = await failure(raw(channel, "/photon_grpc.v1.InferenceService/Nothing")(b""))
     assert error.code() is grpc.StatusCode.UNIMPLEMENTED

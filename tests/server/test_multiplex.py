@@ -422,7 +422,7 @@ BAD = {
         "MODEL_NOT_FOUND",
         "model",
     ),
-    "unsupported": (
+    "no descriptors": (
         pb.MultiplexGenerateRequest(
             generate=pb.GenerateRequest(
                 request_id="bad",
@@ -431,8 +431,8 @@ BAD = {
             )
         ),
         "bad",
-        "FEATURE_NOT_SUPPORTED",
-        "structured_output.protobuf",
+        "INVALID_REQUEST",
+        "structured_output.protobuf.file_descriptor_set",
     ),
     "no message": (b"\xff\xff\xff", "", "MALFORMED_MESSAGE", None),
     "no UTF-8": (b"\x0a\x08\x0a\x03bad\x1a\x01\xff", "bad", "MALFORMED_MESSAGE", None),

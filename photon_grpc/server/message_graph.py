@@ -1,0 +1,207 @@
+"""The messages that a message type may hold, checked: what JSON cannot be constrained to is refused by name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from google.protobuf import (
+    any_pb2,
+    api_pb2,
+    descriptor_pb2,
+    duration_pb2,
+    empty_pb2,
+    field_mask_pb2,
+    source_context_pb2,
+    struct_pb2,
+    timestamp_pb2,
+    type_pb2,
+    wrappers_pb2,
+)
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import Message
+
+from photon_grpc.errors import InvalidConstraint
+
+FIELD = "structured_output.protobuf.file_descriptor_set"
+#: Messages within one another, map entries counted. Parsers take 100.
+MAX_DEPTH = 32
+_MAX_FIELDS = 512
+#: A step looks at all that may come next.
+_MAX_FIELDS_OF_MESSAGE = 128
+_MAX_ENUM_VALUES = 2048
+_MODULES: tuple[ModuleType, ...] = (
+    *(any_pb2, api_pb2, descriptor_pb2, duration_pb2, empty_pb2, field_mask_pb2, source_context_pb2, struct_pb2),
+    *(timestamp_pb2, type_pb2, wrappers_pb2),
+)
+#: They may be left out of a set; one that is in it is taken from here all the same.
+WELL_KNOWN_FILES: dict[str, bytes] = {module.DESCRIPTOR.name: module.DESCRIPTOR.serialized_pb for module in _MODULES}
+#: Messages whose JSON is one value.
+ONE_VALUE: Mapping[str, str] = {
+    "google.protobuf.Timestamp": "TIMESTAMP",
+    "google.protobuf.Duration": "DURATION",
+    "google.protobuf.FieldMask": "FIELD_MASK",
+    "google.protobuf.DoubleValue": "DOUBLE",
+    "google.protobuf.FloatValue": "FLOAT",
+    "google.protobuf.Int64Value": "INT64",
+    "google.protobuf.UInt64Value": "UINT64",
+    "google.protobuf.Int32Value": "INT32",
+    "google.protobuf.UInt32Value": "UINT32",
+    "google.protobuf.BoolValue": "BOOL",
+    "google.protobuf.StringValue": "STRING",
+    "google.protobuf.BytesValue": "BYTES",
+}
+#: Messages whose JSON is of any form.
+ANY_FORM: Mapping[str, str] = {
+    "google.protobuf.Value": "value",
+    "google.protobuf.Struct": "struct",
+    "google.protobuf.ListValue": "list",
+}
+#: Attributes of every message in Python, which its JSON parser uses.
+_TAKEN_NAMES = frozenset(dir(Message))
+
+
+@dataclass(frozen=True, slots=True)
+class _Edge:
+    """A field that holds messages."""
+
+    child: str
+    #: 1 for a map's entry, which is a message itself.
+    between: int
+    is_required: bool
+
+
+class MessageGraph:
+    """All that can be reached from `root`. Raises InvalidConstraint."""
+
+    def __init__(self, root: Descriptor, pool: DescriptorPool) -> None:
+        self.root = root
+        self._edges: dict[str, list[_Edge]] = {}
+        self._reach(pool)
+        fixed = {name: MAX_DEPTH for name in self._edges if name in ANY_FORM}
+        self._heights = _depths(self._edges, fixed)
+        required = {name: [edge for edge in edges if edge.is_required] for name, edges in self._edges.items()}
+        self._least = _depths(required, {})
+        if self._least[root.full_name] > MAX_DEPTH:
+            raise refused(f"{root.full_name} requires messages within one another without end")
+
+    def height(self, message: Descriptor) -> int:
+        """Depth of its deepest value, MAX_DEPTH where that is more."""
+        return min(self._heights[message.full_name], MAX_DEPTH)
+
+    def least_depth(self, message: Descriptor) -> int:
+        """Depth of its smallest value."""
+        return self._least[message.full_name]
+
+    def _reach(self, pool: DescriptorPool) -> None:
+        root = self.root.full_name
+        num_fields, num_values = 0, dict[str, int]()
+        waiting = [(self.root, root)]
+        while waiting:
+            message, holder = waiting.pop()
+            if message.full_name in self._edges:
+                continue
+            edges = self._edges[message.full_name] = []
+            _check_message(message, holder, pool)
+            for field in fields_of(message):
+                num_fields += 1
+                _check_count(num_fields, _MAX_FIELDS, f"fields are reached from {root}")
+                _check_field(field)
+                child = value_type(field)
+                if is_map(field):
+                    edges.append(_Edge("", 0, False))
+                if child is not None:
+                    edges.append(_Edge(child.full_name, int(is_map(field)), field.is_required))
+                    waiting.append((child, field.full_name))
+                enum = value_of(field).enum_type
+                if enum is not None:
+                    num_values[enum.full_name] = len(enum.values)
+                    _check_count(sum(num_values.values()), _MAX_ENUM_VALUES, f"enum values are reached from {root}")
+
+
+def _depths(edges: Mapping[str, list[_Edge]], fixed: Mapping[str, int]) -> dict[str, int]:
+    """Messages within one another, along the longest way; MAX_DEPTH + 1 where there are more."""
+    depths = {"": 1, **dict.fromkeys(edges, 1), **fixed}
+    changed = True
+    while changed:
+        changed = False
+        for name, mine in edges.items():
+            deepest = max([depths[edge.child] + edge.between for edge in mine], default=0)
+            depth = min(1 + deepest, MAX_DEPTH + 1)
+            if depth > depths[name]:
+                depths[name], changed = depth, True
+    return depths
+
+
+def fields_of(message: Descriptor) -> Iterator[FieldDescriptor]:
+    """The fields that its JSON has."""
+    if message.full_name not in ONE_VALUE and message.full_name not in ANY_FORM:
+        yield from message.fields
+
+
+def slots_of(message: Descriptor) -> list[tuple[tuple[FieldDescriptor, ...], bool]]:
+    """Fields in the order of their declaration, those of a oneof together; whether one must be there."""
+    slots: dict[str, list[FieldDescriptor]] = {}
+    for field in message.fields:
+        group = field.containing_oneof
+        slots.setdefault(field.name if group is None else f"oneof {group.name}", []).append(field)
+    return [(tuple(fields), fields[0].is_required) for fields in slots.values()]
+
+
+def is_map(field: FieldDescriptor) -> bool:
+    message = field.message_type
+    return message is not None and message.GetOptions().map_entry
+
+
+def entry_field(field: FieldDescriptor, name: str) -> FieldDescriptor:
+    """The "key" or "value" of a map."""
+    entry: Any = field.message_type
+    found: FieldDescriptor = entry.fields_by_name[name]
+    return found
+
+
+def value_of(field: FieldDescriptor) -> FieldDescriptor:
+    """The field itself, of a map the one of its entries' values."""
+    return entry_field(field, "value") if is_map(field) else field
+
+
+def value_type(field: FieldDescriptor) -> Descriptor | None:
+    """The message type of the field, of a map's values; None where they are no messages."""
+    return value_of(field).message_type
+
+
+def refused(problem: str, *, needed: int | None = None, limit: int | None = None) -> InvalidConstraint:
+    return InvalidConstraint(f"{FIELD}: {problem}", field=FIELD, needed=needed, limit=limit)
+
+
+def _check_message(message: Descriptor, holder: str, pool: DescriptorPool) -> None:
+    name = message.full_name
+    if name == "google.protobuf.Any":
+        raise refused(f"{holder} is a google.protobuf.Any, which is of no one type")
+    extensions = pool.FindAllExtensions(message)
+    if extensions:
+        raise refused(f"{extensions[0].full_name} extends {name}; extensions are not supported")
+    if name.startswith("google.protobuf.") and message.file.name not in WELL_KNOWN_FILES:
+        raise refused(f"{name} is defined in {message.file.name}, not by protobuf")
+    _check_count(len(message.fields), _MAX_FIELDS_OF_MESSAGE, f"fields has {name}")
+    keys = Counter([field.json_name for field in fields_of(message)])
+    keys.update([group.name for group in message.oneofs])
+    for key, count in keys.items():
+        if count > 1:
+            raise refused(f"{name} has {count} fields or oneofs that are called {key!r} in JSON")
+
+
+def _check_field(field: FieldDescriptor) -> None:
+    if field.type == FieldDescriptor.TYPE_GROUP:
+        raise refused(f"{field.full_name} is a group; groups are not supported")
+    if field.name in _TAKEN_NAMES:
+        raise refused(f"{field.full_name}: protobuf's JSON parser cannot set a field of this name")
+
+
+def _check_count(number: int, limit: int, what: str) -> None:
+    if number > limit:
+        raise refused(f"{number} or more {what}; {limit} are allowed", needed=number, limit=limit)

@@ -1,0 +1,174 @@
+"""Message types of typed output: from a caller's descriptors to a grammar, and from JSON to a message."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from google.protobuf import descriptor_pb2
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.json_format import Parse
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from photon_grpc.errors import InvalidConstraint, InvalidRequest
+from photon_grpc.server.json_grammar import TooManyFields, write_json_grammar
+from photon_grpc.server.message_graph import FIELD, MAX_DEPTH, WELL_KNOWN_FILES, MessageGraph, refused
+from photon_grpc.server.wire import count_fields
+from photon_grpc.v1 import inference_pb2 as pb
+
+_NAME_FIELD = "structured_output.protobuf.message_type"
+_MAX_SET_BYTES = 2**20
+#: Fields of the whole set on the wire: some 30 ms to read it.
+_MAX_SET_FIELDS = 2**15
+#: A set up to so long is read on the event loop: some 5 ms.
+_SMALL_SET_BYTES = 4 * 1024
+#: Of sets whose types are kept; a type takes some 20 times its set.
+_MAX_CACHE_BYTES = 2**22
+_MAX_WORDS = 500
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MessageType:
+    """A message type and the grammar of its JSON."""
+
+    name: str
+    message_class: type[Message]
+    #: In Lark.
+    grammar: str
+    #: Whether objects take keys that the grammar does not list.
+    has_maps: bool
+
+    def parse(self, json: str) -> Message:
+        """Raise google.protobuf.json_format.ParseError."""
+        message = self.message_class()
+        Parse(json, message)
+        return message
+
+
+class MessageTypes:
+    """Types that were asked for, kept for those who ask again. Belongs to one event loop.
+
+    Args:
+        max_cache_bytes: of the descriptor sets.
+    """
+
+    def __init__(self, max_cache_bytes: int = _MAX_CACHE_BYTES) -> None:
+        self._max_cache_bytes = max_cache_bytes
+        self._num_bytes = 0
+        #: By digest of the set and name, with its bytes; oldest use first.
+        self._kept: OrderedDict[tuple[bytes, str], tuple[MessageType, int]] = OrderedDict()
+
+    async def find(self, wanted: pb.StructuredOutput.Protobuf) -> MessageType:
+        """The type of a request, a large one made beside the event loop. Raise InvalidConstraint, InvalidRequest."""
+        files, name = wanted.file_descriptor_set, wanted.message_type
+        _check(files, name)
+        key = (hashlib.sha256(files).digest(), name)
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key][0]
+        is_small = len(files) <= _SMALL_SET_BYTES
+        made = read_message_type(files, name) if is_small else await asyncio.to_thread(read_message_type, files, name)
+        if key not in self._kept:  # by another call meanwhile
+            self._keep(key, made, len(files) + len(made.grammar))
+        return made
+
+    def _keep(self, key: tuple[bytes, str], made: MessageType, num_bytes: int) -> None:
+        self._kept[key] = (made, num_bytes)
+        self._num_bytes += num_bytes
+        while self._num_bytes > self._max_cache_bytes:
+            _, (_, oldest) = self._kept.popitem(last=False)
+            self._num_bytes -= oldest
+
+
+def read_message_type(files: bytes, name: str) -> MessageType:
+    """The type `name` of a serialized FileDescriptorSet. Raise InvalidConstraint."""
+    pool = _pool(_parsed(files))
+    try:
+        root = pool.FindMessageTypeByName(name)
+    except KeyError:
+        raise InvalidConstraint(f"{_NAME_FIELD}: the set has no message {name[:200]!r}", field=_NAME_FIELD) from None
+    graph = MessageGraph(root, pool)
+    try:
+        grammar = write_json_grammar(graph)
+    except TooManyFields:
+        problem = f"{root.full_name} requires too many fields within one another, to a depth of"
+        needed = graph.least_depth(root)
+        raise refused(f"{problem} {needed}; {MAX_DEPTH} are allowed", needed=needed, limit=MAX_DEPTH) from None
+    return MessageType(root.full_name, GetMessageClass(root), grammar.text, grammar.has_maps)
+
+
+def _check(files: bytes, name: str) -> None:
+    for field, value in ((FIELD, files), (_NAME_FIELD, name)):
+        if not value:
+            raise InvalidRequest(f"{field}: must not be empty", field=field)
+    if len(files) > _MAX_SET_BYTES:
+        problem = f"has {len(files)} bytes; {_MAX_SET_BYTES} are allowed"
+        raise refused(problem, needed=len(files), limit=_MAX_SET_BYTES)
+
+
+def _parsed(files: bytes) -> dict[str, descriptor_pb2.FileDescriptorProto]:
+    """The files by name."""
+    try:
+        count_fields(files, descriptor_pb2.FileDescriptorSet.DESCRIPTOR, _MAX_SET_FIELDS)
+        listed = descriptor_pb2.FileDescriptorSet.FromString(files).file
+    except InvalidRequest as error:
+        if error.needed is not None:
+            problem = f"has {error.needed} fields or more; {error.limit} are allowed"
+            raise refused(problem, needed=error.needed, limit=error.limit) from None
+        raise refused("is no serialized google.protobuf.FileDescriptorSet") from None
+    except DecodeError:
+        raise refused("is no serialized google.protobuf.FileDescriptorSet") from None
+    named = {file.name: file for file in listed}
+    if len(named) < len(listed):
+        names = [file.name for file in listed]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise refused(f"the file {twice!r} is in it {names.count(twice)} times")
+    return named
+
+
+def _pool(files: dict[str, descriptor_pb2.FileDescriptorProto]) -> DescriptorPool:
+    pool = DescriptorPool()
+    for name in _in_order(files):
+        try:
+            if name in WELL_KNOWN_FILES:
+                pool.AddSerializedFile(WELL_KNOWN_FILES[name])
+            else:
+                pool.AddSerializedFile(files[name].SerializeToString())
+        except Exception as error:  # protobuf raises TypeError here, and says more in its text
+            raise refused(f"the file {name!r} is invalid: {str(error)[:_MAX_WORDS]}") from None
+    return pool
+
+
+def _in_order(files: dict[str, descriptor_pb2.FileDescriptorProto]) -> Iterator[str]:
+    """Names of the files and of those they import, imports first. Raise InvalidConstraint for a missing one and for a
+    circle."""
+    done, begun = set[str](), set[str]()
+    for first in files:
+        waiting = [first]
+        while waiting:
+            name = waiting[-1]
+            imports = _imports(files, name)
+            missing = [each for each in imports if each not in files and each not in WELL_KNOWN_FILES]
+            if missing:
+                raise refused(f"{name!r} imports {missing[0]!r}, which is not in it")
+            left = [each for each in imports if each not in done]
+            if name in done or not left:
+                waiting.pop()
+                if name not in done:
+                    done.add(name)
+                    yield name
+                continue
+            if name in begun:
+                raise refused(f"{name!r} imports itself, by way of {left[0]!r}")
+            begun.add(name)
+            waiting += left
+
+
+def _imports(files: dict[str, descriptor_pb2.FileDescriptorProto], name: str) -> list[str]:
+    if name in WELL_KNOWN_FILES:
+        return list(descriptor_pb2.FileDescriptorProto.FromString(WELL_KNOWN_FILES[name]).dependency)
+    return list(files[name].dependency)

@@ -1,0 +1,158 @@
+"""Typed outputs of the embedded model, through gRPC: what completes is a message."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.any_pb2 import Any as Any_
+from google.protobuf.json_format import Parse
+from google.protobuf.message import Message
+from google.protobuf.wrappers_pb2 import Int32Value
+
+from photon_grpc import LLM
+from photon_grpc.client import Generation, SyncClient
+from photon_grpc.client.options import build_request
+from photon_grpc.config.flags import ServerConfig
+from photon_grpc.core.request import FinishReason
+from photon_grpc.errors import InvalidConstraint, InvalidRequest
+from photon_grpc.frontend.ask import ConstraintAsk
+from photon_grpc.server.message_type import read_message_type
+from photon_grpc.server.server import Server
+from photon_grpc.v1 import inference_pb2, inference_pb2_grpc
+from tests.compose import drawn_messages
+from tests.compose.test_structured_output import COMPLETE, PROMPT, answers, asked, reason
+from tests.server.described import enum, file, message, serialized
+
+#: Outputs of random types; ten thousand in the long form.
+NUM_DRAWN = int(os.environ.get("PHOTON_TEST_TYPED_OUTPUTS", "200"))
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(device="cpu", max_num_seqs=64, num_blocks=1024, block_size=8) as llm:
+        yield llm
+
+
+def test_every_complete_output_of_a_random_type_is_parsed(llm: LLM) -> None:
+    random, num_complete, num_full = Random(11), 0, 0
+    for start in range(0, NUM_DRAWN, 50):
+        types = [read_message_type(*drawn_messages.draw(random)) for _ in range(min(25, NUM_DRAWN - start))]
+        asks = [
+            asked(
+                2 * start + number,
+                ConstraintAsk("protobuf", types[number // 2].grammar, has_maps=types[number // 2].has_maps),
+                max_tokens=80,
+            )
+            for number in range(2 * len(types))
+        ]
+        for number, output in enumerate(answers(llm, asks)):
+            assert output.finish is not None
+            if reason(output) in COMPLETE:
+                num_complete += 1
+                num_full += output.text != "{}"
+                assert output.finish.message_json.decode() == output.text
+                types[number // 2].parse(output.text).SerializeToString()
+            else:
+                assert reason(output) is FinishReason.MAX_TOKENS and not output.finish.message_json
+    assert num_complete > 0.6 * NUM_DRAWN and num_full > 0.4 * NUM_DRAWN
+    print(f"{num_complete} of {NUM_DRAWN} complete, {num_full} not empty")
+
+
+def ledger() -> tuple[bytes, str]:
+    described = file(syntax="proto2")
+    enum(described, "Color", "COLOR_NONE", "RED")
+    message(
+        described,
+        "Ledger",
+        "count: required uint32",
+        "color: required .acme.Color",
+        "days: map int32 bool",
+        "paid: repeated int64",
+    )
+    return serialized(described), "acme.Ledger"
+
+
+LEDGER = read_message_type(*ledger()).message_class
+
+
+@pytest.fixture(scope="module")
+def target(llm: LLM) -> Iterator[str]:
+    """The address of a server in front of it."""
+    program = llm._program
+
+    async def serve() -> tuple[Server, str]:
+        server = Server(program._frontend, config=ServerConfig())
+        return server, (await server.start(("127.0.0.1:0",), reuse_port=False))[0]
+
+    server, address = program.wait(serve())
+    yield address
+    program.wait(server.drain_and_stop(0))
+
+
+def typed(client: SyncClient, message_type: type[Message], **options: Any) -> Any:
+    return client.generate(PROMPT, message_type=message_type, temperature=1.5, token_ids=True, **options)
+
+
+def complete(client: SyncClient, **options: Any) -> tuple[int, Generation]:
+    """A seed with which an output is complete after some tokens, and that output."""
+    for seed in range(100):
+        found = typed(client, LEDGER, seed=seed, max_tokens=40, **options)
+        if found.message is not None and len(found.token_ids) > 8:
+            return seed, found
+    raise AssertionError("none is complete")
+
+
+def test_the_client_takes_a_class_and_gives_its_message(target: str) -> None:
+    with SyncClient(target) as client:
+        several = typed(client, LEDGER, seed=6, max_tokens=40, num_outputs=4)
+        for output in several.outputs:
+            assert (output.message is not None) == (output.finish.reason != "MAX_TOKENS")
+            assert output.message is None or isinstance(output.message, LEDGER)
+        seed, found = complete(client)
+        assert found.message == Parse(found.text, LEDGER())
+        *_, last = client.stream(
+            PROMPT, message_type=LEDGER, temperature=1.5, seed=seed, max_tokens=40, text=False, token_ids=True
+        )
+        assert last.message == found.message and last.text == ""
+
+
+def test_an_output_that_goes_on_gives_the_whole_message_and_a_cut_one_none(target: str) -> None:
+    with SyncClient(target) as client:
+        seed, whole = complete(client)
+        for cut in range(1, len(whole.token_ids), 3):
+            assert typed(client, LEDGER, seed=seed, max_tokens=cut).message is None
+            rest = typed(client, LEDGER, seed=seed, max_tokens=40, continue_from=whole.token_ids[:cut])
+            assert rest.message == whole.message
+
+
+def test_a_token_that_ends_an_output_is_no_part_of_its_message(target: str) -> None:
+    with SyncClient(target) as client:
+        shown = {"stop_token_ids": tuple(range(300, 2000)), "include_stop_in_text": True}
+        found = [typed(client, Int32Value, seed=seed, max_tokens=9, **shown) for seed in range(8)]
+        stopped = [each for each in found if each.finish.reason == "STOP_TOKEN"]
+        assert stopped and all(each.text.startswith(str(each.message.value)) for each in stopped)
+        assert any(each.text != str(each.message.value) for each in stopped)
+
+
+def test_a_bad_type_is_refused_by_name(target: str) -> None:
+    with SyncClient(target) as client:
+        with pytest.raises(InvalidConstraint, match=r"google\.protobuf\.Any"):
+            typed(client, Any_)
+        with pytest.raises(InvalidRequest, match="no class of messages"):
+            typed(client, int)  # type: ignore[arg-type]
+
+
+def test_a_multiplexed_request_gets_its_message(target: str) -> None:
+    request = build_request(PROMPT, {"message_type": Int32Value, "max_tokens": 20, "seed": 4, "request_id": "one"})
+    with grpc.insecure_channel(target) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        call = stub.MultiplexGenerate(iter([inference_pb2.MultiplexGenerateRequest(generate=request)]))
+        deltas = [delta for frame in call for item in frame.items for delta in item.response.deltas]
+    found = Int32Value()
+    assert deltas[-1].message.Unpack(found)
+    assert found.value == int("".join(delta.text for delta in deltas))

@@ -1,0 +1,273 @@
+"""Descriptors of callers: what JSON has a form for is read, all else refused by name."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+import llguidance
+import pytest
+from google.protobuf import struct_pb2, timestamp_pb2
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.json_format import ParseError
+
+from photon_grpc.core.constraint import Constraint
+from photon_grpc.errors import InvalidConstraint, InvalidRequest
+from photon_grpc.server.message_type import MessageType, MessageTypes, read_message_type
+from photon_grpc.v1 import inference_pb2 as pb
+from tests.server.described import add_field, enum, file, message, serialized
+
+LLGUIDANCE = llguidance.LLTokenizer("byte", slices=[])
+
+
+def takes(made: MessageType, text: str) -> bool:
+    """Whether the grammar is satisfied by a text."""
+    grammar = json.dumps({"grammars": [{"lark_grammar": made.grammar}]})
+    limits = llguidance.LLParserLimits(**Constraint("protobuf", grammar).limits)
+    matcher = llguidance.LLMatcher(LLGUIDANCE, grammar, log_level=0, limits=limits)
+    assert not matcher.is_error(), matcher.get_error()
+    ids = list(text.encode())
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+def of_field(text: str, *, syntax: str = "proto3") -> MessageType:
+    described = file(syntax=syntax)
+    enum(described, "Color", "COLOR_NONE", "RED")
+    message(described, "Inner", "id: int32")
+    message(described, "Outer", text)
+    return read_message_type(serialized(described), "acme.Outer")
+
+
+@pytest.mark.parametrize(
+    ("field", "good", "bad"),
+    [
+        ("v: int32", "0 7 -7 2147483647 -2147483648 1999999999", "-0 01 2147483648 -2147483649 1.0 1e3 9999999999"),
+        ("v: sfixed32", "-2147483648", "2147483648"),
+        ("v: uint32", "0 4294967295", "-1 4294967296"),
+        ("v: int64", '"0" "9223372036854775807" "-9223372036854775808"', '5 "9223372036854775808" "-0" "01" ""'),
+        ("v: fixed64", '"18446744073709551615"', '"18446744073709551616" "-1"'),
+        ("v: float", "0 -0 1.5 1e21 -999999999999999.5e21 1E-45", "1e22 1e39 .5 1. NaN +1 01 1e+"),
+        ("v: double", "1e289 1e-290 123456789012345", "1e309 1e290 Infinity 1234567890123456"),
+        ("v: bool", "true false", '1 "true" True'),
+        ("v: string", r'"" "é🙂" "\n\"\\\/" "A" "\ud83d\ude00"', r'"\ud83d" "\ude00" "\ud83dx" "\x41" \''),
+        ("v: bytes", '"" "QUI=" "QQ==" "QUJD" "+/+/"', '"Q" "QQ" "QUI" "QQ=" "QUJ=" "QR==" "_-_-"'),
+        ("v: .acme.Color", '"RED"', '"BLUE" 1 "red" null'),
+        ("v: .acme.Inner", '{} {"id":1}', '{"id":1,"id":2} {"x":1} {"id":null} null'),
+        ("v: repeated bool", "[] [true] [true,false]", "[null] [true,] {}"),
+        ("v: map string bool", '{} {"":true} {"a":true,"b":false}', '{"a":null} {a:true} {"\\u0061":true}'),
+        ("v: map bool int32", '{"true":1} {"false":1,"true":2}', '{"true":1,"true":2} {"true":1,"false":2} {"no":1}'),
+        ("v: map uint32 .acme.Inner", '{"7":{}}', '{"-7":{}} {"07":{}} {7:{}} {"1234567890":{}}'),
+        ("v: .google.protobuf.Timestamp", '"2024-02-28T23:59:59Z" "0001-01-01T00:00:00.000000001Z"', '"2024-02-29T00:00:00Z" "0000-01-01T00:00:00Z" "2024-13-01T00:00:00Z" "2024-01-01T24:00:00Z"'),  # noqa: E501
+        ("v: .google.protobuf.Duration", '"0s" "-1.500s" "315576000000s"', '"315576000001s" "315576000000.5s" "1" "1.5s" "--1s"'),  # noqa: E501
+        ("v: .google.protobuf.FieldMask", '"" "a" "fooBar.baz,x1"', '"a_b" "A" "a," ".a"'),
+        ("v: .google.protobuf.Struct", '{} {"a":{"b":[null,1.5,"x",true]}}', '[] {"a":NaN}'),
+        ("v: .google.protobuf.Value", 'null 1 "x" [] {"a":[]}', "nul"),
+        ("v: .google.protobuf.ListValue", "[] [1,[2]]", "{} null"),
+        ("v: .google.protobuf.NullValue", "null", '"x" 0'),
+        ("v: repeated .google.protobuf.NullValue", '["NULL_VALUE"]', "[null]"),
+        ("v: .google.protobuf.Int64Value", '"5"', "5 null"),
+        ("v: .google.protobuf.BoolValue", "true", "null"),
+        ("v: .google.protobuf.Empty", "{}", "null"),
+    ],
+)  # fmt: skip
+def test_values_are_those_that_protobuf_parses_and_are_of_the_type(field: str, good: str, bad: str) -> None:
+    made = of_field(field)
+    for value in good.split():
+        text = f'{{"v":{value}}}'
+        assert takes(made, text), value
+        parsed = made.parse(text)
+        assert made.message_class.FromString(parsed.SerializeToString()) is not None
+    for value in bad.split():
+        assert not takes(made, f'{{"v":{value}}}'), value
+
+
+def test_fields_stand_in_order_each_once_and_of_a_oneof_one() -> None:
+    described = file()
+    message(
+        described, "Outer", "a_b: int32", "x: oneof pick int32", "c: int32", "y: oneof pick bool", "z: optional int32"
+    )
+    made = read_message_type(serialized(described), "acme.Outer")
+    for text in ("{}", '{"aB":1}', '{"aB":1,"x":2,"c":3}', '{"y":true,"c":3,"z":4}', '{"z":1}', '{"x":1}'):
+        assert takes(made, text) and made.parse(text) is not None
+    for text in ('{"c":1,"aB":1}', '{"aB":1,"aB":1}', '{"x":1,"y":true}', '{"a_b":1}', '{"aB":1,}', "{ }", '{,"c":1}'):
+        assert not takes(made, text), text
+
+
+def test_required_fields_are_there() -> None:
+    described = file(syntax="proto2")
+    message(described, "Outer", "a: int32", "b: required int32", "c: int32", "d: required .acme.Outer2")
+    message(described, "Outer2", "e: required bool")
+    made = read_message_type(serialized(described), "acme.Outer")
+    assert takes(made, '{"b":1,"d":{"e":true}}') and takes(made, '{"a":0,"b":1,"c":2,"d":{"e":true}}')
+    for text in ("{}", '{"a":1}', '{"b":1}', '{"b":1,"d":{}}', '{"d":{"e":true}}'):
+        assert not takes(made, text), text
+
+
+def test_messages_nest_as_deep_as_parsers_go() -> None:
+    described = file()
+    message(described, "Tree", "left: .acme.Tree", "at: map string .acme.Tree", "list: repeated .acme.Tree")
+    made = read_message_type(serialized(described), "acme.Tree")
+
+    def nested(depth: int) -> str:
+        return '{"left":' * (depth - 1) + "{}" + "}" * (depth - 1)
+
+    assert takes(made, nested(32)) and not takes(made, nested(33))
+    assert made.message_class.FromString(made.parse(nested(32)).SerializeToString()) is not None
+    loose = of_field("v: .google.protobuf.Value")
+    assert takes(loose, '{"v":' + '{"a":' * 7 + "1" + "}" * 8) and not takes(loose, '{"v":' + "[" * 13)
+
+
+def test_a_large_recursive_type_nests_less_deep() -> None:
+    described = file()
+    message(described, "Wide", *[f"f{number}: .acme.Wide" for number in range(100)])
+    made = read_message_type(serialized(described), "acme.Wide")
+    assert takes(made, '{"f1":{"f2":{"f3":{}}}}') and not takes(made, '{"f1":' * 8 + "{}" + "}" * 8)
+
+
+def test_names_are_written_as_json_has_them() -> None:
+    described = file()
+    made = message(described, "Outer", "a: int32", "b: int32")
+    made.field[0].json_name, made.field[1].json_name = 'q"\\é🙂', "[x.y]"
+    read = read_message_type(serialized(described), "acme.Outer")
+    text = json.dumps({'q"\\é🙂': 1, "[x.y]": 2}, ensure_ascii=False, separators=(",", ":"))
+    assert takes(read, text)
+    assert [value for _, value in read.parse(text).ListFields()] == [1, 2]
+
+
+def test_a_root_may_be_a_well_known_type() -> None:
+    set_ = serialized(file())
+    assert takes(read_message_type(set_, "google.protobuf.Timestamp"), '"2024-01-01T00:00:00Z"')
+    assert takes(read_message_type(set_, "google.protobuf.Value"), "null")
+
+
+def test_imports_may_come_in_any_order_and_well_known_files_are_ours() -> None:
+    first, second = file("a.proto", imports=("b.proto",)), file("b.proto")
+    message(first, "Outer", "v: .acme.Inner", "t: .google.protobuf.Timestamp")
+    message(second, "Inner", "id: int32")
+    false = FileDescriptorProto(name=timestamp_pb2.DESCRIPTOR.name, package="google.protobuf", syntax="proto3")
+    message(false, "Timestamp", "wrong: string")
+    made = read_message_type(serialized(first, second, false), "acme.Outer")
+    assert made.parse('{"v":{"id":3},"t":"2024-01-01T00:00:00Z"}').t.seconds == 1704067200  # type: ignore[attr-defined]
+
+
+def _group(described: FileDescriptorProto) -> None:
+    outer = message(described, "Outer", "g: .acme.Outer.G")
+    outer.nested_type.add(name="G")
+    outer.field[0].type = outer.field[0].TYPE_GROUP
+
+
+def _extended(described: FileDescriptorProto) -> None:
+    outer = message(described, "Outer", "a: int32")
+    outer.extension_range.add(start=100, end=200)
+    extra = message(described, "Unused", "b: int32").field[0]
+    described.extension.add(name="extra", number=100, label=1, type=extra.type, extendee=".acme.Outer")
+
+
+def _collision(described: FileDescriptorProto) -> None:
+    message(described, "Outer", "a: oneof pick int32", "b: int32").field[1].json_name = "pick"
+
+
+def _impostor(described: FileDescriptorProto) -> None:
+    described.package = "google"
+    message(described, "Outer", "t: .google.protobuf.Duration2")
+    message(described, "protobuf").nested_type.add(name="Duration2")
+
+
+BAD: dict[str, tuple[Callable[[FileDescriptorProto], object], str]] = {
+    "any": (lambda f: message(f, "Outer", "detail: .google.protobuf.Any"), r"acme\.Outer\.detail is a google"),
+    "any in a map": (lambda f: message(f, "Outer", "m: map string .google.protobuf.Any"), r"acme\.Outer\.m is a goo"),
+    "group": (_group, r"acme\.Outer\.g is a group"),
+    "extension": (_extended, r"acme\.extra extends acme\.Outer"),
+    "endless": (lambda f: message(f, "Outer", "o: required .acme.Outer"), "without end"),
+    "oneof and field": (_collision, "'pick' in JSON"),
+    "python": (lambda f: message(f, "Outer", "DESCRIPTOR: int32"), r"acme\.Outer\.DESCRIPTOR: .* name"),
+    "unknown type": (lambda f: message(f, "Outer", "v: .acme.Missing"), "acme.proto' is invalid: .*acme.Missing"),
+    "twice": (lambda f: [message(f, "Outer"), message(f, "Outer")], "invalid: .*acme.Outer"),
+    "import": (lambda f: f.dependency.append("gone.proto"), "'acme.proto' imports 'gone.proto', which is not in it"),
+    "itself": (lambda f: f.dependency.append("acme.proto"), "imports itself"),
+    "impostor": (_impostor, r"google\.protobuf\.Duration2 is defined in acme\.proto, not by protobuf"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_has_no_json_is_refused_by_name(name: str) -> None:
+    described = file(syntax="proto2")
+    write, words = BAD[name]
+    write(described)
+    with pytest.raises(InvalidConstraint) as caught:
+        read_message_type(serialized(described), f"{described.package}.Outer")
+    assert caught.value.field == "structured_output.protobuf.file_descriptor_set"
+    assert re.search(words, caught.value.message), caught.value.message
+
+
+def test_names_that_are_one_in_json_are_refused() -> None:
+    described = file()
+    message(described, "Outer", "a_b: int32", "aB: int32")
+    with pytest.raises(InvalidConstraint, match="aB"):
+        read_message_type(serialized(described), "acme.Outer")
+
+
+@pytest.mark.parametrize(
+    ("num_messages", "num_fields", "num_values", "limit"), [(1, 129, 0, 128), (6, 100, 0, 512), (1, 1, 2049, 2048)]
+)
+def test_too_large_types_are_refused_with_both_numbers(
+    num_messages: int, num_fields: int, num_values: int, limit: int
+) -> None:
+    described = file()
+    enum(described, "Color", "COLOR_NONE", *[f"C{number}" for number in range(num_values)])
+    for at in range(num_messages):
+        made = message(described, f"M{at}", *[f"f{number}: .acme.Color" for number in range(num_fields)])
+        if at + 1 < num_messages:
+            add_field(made, f"next: .acme.M{at + 1}")
+    with pytest.raises(InvalidConstraint) as caught:
+        read_message_type(serialized(described), "acme.M0")
+    assert caught.value.limit == limit and (caught.value.needed or 0) > limit
+    assert str(caught.value.needed) in caught.value.message and str(limit) in caught.value.message
+
+
+def test_sets_that_are_none_are_refused() -> None:
+    good, twice = serialized(file()), serialized(file(), file())
+    for files, words in (
+        (b"\xff\xff", "no serialized"),
+        (good[:-3], "no serialized"),
+        (twice, "'acme.proto' is in it 2 times"),
+        (b"\x0a\x00" * 40_000, "32769 fields or more; 32768 are allowed"),
+    ):
+        with pytest.raises(InvalidConstraint, match=words):
+            read_message_type(files, "acme.Outer")
+    with pytest.raises(InvalidConstraint, match=r"no message 'acme\.Outer'") as caught:
+        read_message_type(good, "acme.Outer")
+    assert caught.value.field == "structured_output.protobuf.message_type"
+
+
+async def test_types_are_read_once_and_kept_within_bounds() -> None:
+    described = file()
+    message(described, "Outer", "a: int32")
+    wanted = pb.StructuredOutput.Protobuf(file_descriptor_set=serialized(described), message_type="acme.Outer")
+    types = MessageTypes()
+    assert await types.find(wanted) is await types.find(wanted)
+    few = MessageTypes(max_cache_bytes=1)
+    assert await few.find(wanted) is not await few.find(wanted)
+    message(described, "Other", *[f"a_rather_long_name_of_a_field_{number}: int32" for number in range(120)])
+    large = pb.StructuredOutput.Protobuf(file_descriptor_set=serialized(described), message_type="acme.Other")
+    assert len(large.file_descriptor_set) > 4096 and (await types.find(large)).name == "acme.Other"
+
+
+async def test_empty_and_too_long_fields_are_named() -> None:
+    types = MessageTypes()
+    for name in ("file_descriptor_set", "message_type"):
+        wanted = pb.StructuredOutput.Protobuf(file_descriptor_set=b"x", message_type="x")
+        wanted.ClearField(name)
+        with pytest.raises(InvalidRequest) as caught:
+            await types.find(wanted)
+        assert caught.value.field == f"structured_output.protobuf.{name}"
+    with pytest.raises(InvalidConstraint) as too_long:
+        await types.find(pb.StructuredOutput.Protobuf(file_descriptor_set=bytes(2**20 + 1), message_type="x"))
+    assert (too_long.value.needed, too_long.value.limit) == (2**20 + 1, 2**20)
+
+
+def test_what_is_no_json_of_the_type_is_a_parse_error() -> None:
+    made = read_message_type(serialized(file()), struct_pb2.Struct.DESCRIPTOR.full_name)
+    with pytest.raises(ParseError):
+        made.parse('{"a":1,"a":2}')
