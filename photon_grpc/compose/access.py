@@ -11,25 +11,30 @@ from photon_grpc.config.flags import ServerConfig
 from photon_grpc.frontend.quotas import NO_QUOTAS, NoQuotas, Quotas
 from photon_grpc.server.interceptors.api_keys import ApiKeyInterceptor
 from photon_grpc.server.key_ring import KeyRing
+from photon_grpc.server.tls import Certificates
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Without keys: no link in the chain of interceptors, no quotas."""
+    """Without keys: no link in the chain of interceptors, no quotas. Without certificates: clear text."""
 
     interceptors: tuple[ApiKeyInterceptor, ...] = ()
     quotas: Quotas | NoQuotas = NO_QUOTAS
+    certificates: Certificates | None = None
 
 
 @asynccontextmanager
 async def access(config: ServerConfig) -> AsyncIterator[Access]:
     """Keys are read again when their file changes, for as long as this lasts. Raise ConfigError."""
+    certificates = None
+    if config.tls_cert:
+        certificates = Certificates(config.tls_cert, config.tls_key, config.tls_client_ca)
     if not config.api_keys_file:
-        yield Access()
+        yield Access(certificates=certificates)
         return
     keys = KeyRing(config.api_keys_file)
     watching = asyncio.create_task(keys.watch())
     try:
-        yield Access((ApiKeyInterceptor(keys, config.api_keys_exempt),), Quotas(keys.named))
+        yield Access((ApiKeyInterceptor(keys, config.api_keys_exempt),), Quotas(keys.named), certificates)
     finally:
         watching.cancel()

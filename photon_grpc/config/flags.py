@@ -213,6 +213,16 @@ class ServerConfig:
         many=True,
         choices=("health", "reflection", "none"),
     )
+    tls_cert: str = flag(
+        "",
+        "PEM certificate chain: TLS on all ports. Certificates and keys are read again when they change. "
+        "Unset: clear text.",
+        metavar="FILE",
+    )
+    tls_key: str = flag("", "PEM private key of --tls-cert.", metavar="FILE")
+    tls_client_ca: str = flag(
+        "", "PEM certificates of the authority that clients must have one of (mTLS).", metavar="FILE"
+    )
     log_level: str = flag("info", "Least level written to stderr.", choices=("debug", "info", "warning", "error"))
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from photon_grpc.config.flags import ServeConfig
+from photon_grpc.config.flags import ServeConfig, ServerConfig
 from photon_grpc.config.settings import Setting, by_name, section_class, settings
 from photon_grpc.errors import ConfigError
 
@@ -66,6 +66,7 @@ def check(config: ServeConfig, origins: Mapping[str, str]) -> None:
     """Check what depends on several values. Raise ConfigError."""
     for address in config.server.listen:
         split_address(address, origins["listen"])
+    _check_tls(config.server)
     try:
         check_model(config.model.model, origins["model"], random_weights=config.model.load_format == "dummy")
     except OSError as error:  # a name that is too long, a directory that may not be read
@@ -107,6 +108,17 @@ def split_address(address: str, source: str = "--listen") -> tuple[str, int]:
     if not (port.isascii() and port.isdigit() and int(port) <= 65535):
         raise _bad_address(source, f"{port!r} in {address!r} is no port; ports are 0 (any free one) to 65535")
     return host, int(port)
+
+
+def _check_tls(server: ServerConfig) -> None:
+    given = {"--tls-cert": server.tls_cert, "--tls-key": server.tls_key, "--tls-client-ca": server.tls_client_ca}
+    missing = [flag for flag in ("--tls-cert", "--tls-key") if not given[flag]]
+    if any(given.values()) and missing:
+        raise ConfigError(
+            f"{' and '.join(flag for flag in given if given[flag])} without {' and '.join(missing)}: "
+            "TLS takes a certificate and its key",
+            field=missing[0],
+        )
 
 
 def _bad_address(source: str, problem: str) -> ConfigError:

@@ -21,16 +21,23 @@ _UNIX = "unix:"
 _MAX_UNIX_PATH_BYTES = 107
 
 
-def bind(server: grpc.aio.Server, address: str, *, reuse_port: bool) -> str:
+def bind(
+    server: grpc.aio.Server, address: str, *, reuse_port: bool, credentials: grpc.ServerCredentials | None = None
+) -> str:
     """Make `server` listen at `address`; return the address bound, with the port that was chosen for port 0.
 
     With `reuse_port` a port may be shared with others that want it too, a Unix path never. Only a Unix socket without a
-    listener is replaced. Raise ConfigError naming the address and what to do.
+    listener is replaced. A port is served with `credentials`; a Unix socket in clear text: its mode says who may. Raise
+    ConfigError naming the address and what to do.
     """
-    return _bind_unix(server, address) if address.startswith(_UNIX) else _bind_tcp(server, address, reuse_port)
+    if address.startswith(_UNIX):
+        return _bind_unix(server, address)
+    return _bind_tcp(server, address, reuse_port, credentials)
 
 
-def _bind_tcp(server: grpc.aio.Server, address: str, reuse_port: bool) -> str:
+def _bind_tcp(
+    server: grpc.aio.Server, address: str, reuse_port: bool, credentials: grpc.ServerCredentials | None
+) -> str:
     match = _HOST_PORT.fullmatch(address)
     if match is None or int(match["port"]) > 65535:
         raise _refused(address, "this is no address", "write HOST:PORT (IPv6 as [HOST]:PORT) or unix:PATH")
@@ -38,7 +45,10 @@ def _bind_tcp(server: grpc.aio.Server, address: str, reuse_port: bool) -> str:
     if reason := _why_not_tcp(host, int(match["port"]), reuse_port):
         raise _refused(address, *reason)
     try:
-        port = server.add_insecure_port(address)
+        if credentials is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, credentials)
     except RuntimeError:
         raise _refused(address, "the system refused it", "choose another address") from None
     return f"{match['host']}:{port}"

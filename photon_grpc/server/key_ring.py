@@ -6,9 +6,9 @@ import asyncio
 import hashlib
 import hmac
 import logging
-import os
 
 from photon_grpc.config.api_keys import ApiKey, read_api_keys
+from photon_grpc.config.file_signature import file_signature
 from photon_grpc.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ class KeyRing:
     def __init__(self, path: str) -> None:
         """Raise ConfigError for a file that cannot be used."""
         self._path = path
-        self._seen = _signature(path)
+        self._seen = file_signature(path)
         self._keys: dict[bytes, ApiKey] = {}
         self._by_name: dict[str, ApiKey] = {}
         self._use(read_api_keys(path))
@@ -42,7 +42,7 @@ class KeyRing:
 
     def look(self) -> None:
         """Read the file again if it has changed. A broken one leaves the keys as they are, and is told in the log."""
-        seen = _signature(self._path)
+        seen = file_signature(self._path)
         if seen == self._seen:
             return
         self._seen = seen
@@ -62,12 +62,3 @@ class KeyRing:
     def _use(self, keys: tuple[ApiKey, ...]) -> None:
         self._keys = {bytes.fromhex(key.sha256): key for key in keys}
         self._by_name = {key.name: key for key in keys}
-
-
-def _signature(path: str) -> tuple[int, ...]:
-    """Another one after every change, also of a link to another file; () where there is none."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return ()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

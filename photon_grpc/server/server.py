@@ -14,6 +14,7 @@ from photon_grpc.server import addresses, health, reflection
 from photon_grpc.server.inference import InferenceService
 from photon_grpc.server.interceptors.errors import ErrorInterceptor
 from photon_grpc.server.models import ModelService
+from photon_grpc.server.tls import Certificates
 from photon_grpc.server.writer import StreamWriter
 from photon_grpc.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc
 
@@ -40,11 +41,13 @@ class Server:
         *,
         config: ServerConfig,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        certificates: Certificates | None = None,
         stall_limit_s: float = STALL_LIMIT_S,
     ) -> None:
         self._frontend = frontend
         self._config = config
         self._interceptors = (ErrorInterceptor(), *interceptors)
+        self._certificates = certificates
         self._health = health.HealthService(frontend)
         self._writer = StreamWriter(stall_limit_s)
         self._grpc: grpc.aio.Server | None = None
@@ -57,7 +60,7 @@ class Server:
         """
         server = self._build(reuse_port)
         try:
-            bound = _bind_all(server, addresses, reuse_port)
+            bound = self._bind_all(server, addresses, reuse_port)
         except BaseException:
             # grpc.aio lets go of what it bound only if it was started.
             await server.start()
@@ -93,9 +96,11 @@ class Server:
         server.add_generic_rpc_handlers((self._health.handler(), *reflection.handlers(_SERVICES)))
         return server
 
-
-def _bind_all(server: grpc.aio.Server, wanted: Sequence[str], reuse_port: bool) -> tuple[str, ...]:
-    return tuple(addresses.bind(server, address, reuse_port=reuse_port) for address in wanted)
+    def _bind_all(self, server: grpc.aio.Server, wanted: Sequence[str], reuse_port: bool) -> tuple[str, ...]:
+        credentials = self._certificates.credentials() if self._certificates else None
+        return tuple(
+            addresses.bind(server, address, reuse_port=reuse_port, credentials=credentials) for address in wanted
+        )
 
 
 def _options(max_message_bytes: int, reuse_port: bool) -> tuple[tuple[str, Any], ...]:

@@ -64,7 +64,9 @@ async def _serve(duty: Duty) -> None:
         seed = _own_seed(config.model.seed, begin.index)
         frontend = Frontend(link=link, model=model, encoder=encoder, seed=seed, quotas=allowed.quotas)
         frontend.on_state(lambda state: _report(control, Serving(state is State.SERVING)))
-        server = Server(frontend, config=config.server, interceptors=allowed.interceptors)
+        server = Server(
+            frontend, config=config.server, interceptors=allowed.interceptors, certificates=allowed.certificates
+        )
         addresses = await server.start(begin.addresses, reuse_port=begin.reuse_port)
         _keep_beating(duty.heartbeat)
         _report(control, Bound(addresses, frontend.model("").name))

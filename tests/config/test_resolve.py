@@ -49,8 +49,10 @@ def test_nothing_said_gives_the_defaults() -> None:
 
 @pytest.mark.parametrize("setting", settings(), ids=lambda setting: setting.name)
 def test_every_field_can_be_set_by_variable_and_by_flag(setting: Setting) -> None:
-    by_variable = resolve({}, {setting.variable: another(setting)})
-    by_flag = resolve({setting.name: [another(setting)] if setting.many else another(setting)}, {})
+    # Neither goes without the other.
+    beside = {"PHOTON_TLS_CERT": "server.pem", "PHOTON_TLS_KEY": "server.key"}
+    by_variable = resolve({}, beside | {setting.variable: another(setting)})
+    by_flag = resolve({setting.name: [another(setting)] if setting.many else another(setting)}, beside)
     assert value_of(by_variable.config, setting) == value_of(by_flag.config, setting) != setting.default
     assert by_variable.origins[setting.name] == setting.variable
     assert by_flag.origins[setting.name] == setting.flag

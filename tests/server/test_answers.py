@@ -7,13 +7,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
 import msgspec
 import pytest
 
 from photon_grpc.client import Client, Delta, Generation, ToolCall
+from photon_grpc.client.generation import read_delta
+from photon_grpc.client.options import build_request
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.server.server import Server
+from photon_grpc.v1 import inference_pb2 as pb
+from photon_grpc.v1 import inference_pb2_grpc
 from tests.frontend.answer_templates import DEEPSEEK, LLAMA3, QWEN3
 from tests.frontend.fake_engine import FACTS, FakeLink, done, frontend, served
 from tests.frontend.test_chat import LLAMA3 as PLAIN_TEMPLATE
@@ -44,6 +49,17 @@ class Talker:
     async def stream(self, says: str, prompt: Any = CHAT, **options: Any) -> list[Delta]:
         async def read() -> list[Delta]:
             return [delta async for delta in self.client.stream(prompt, **options)]
+
+        return (await asyncio.gather(read(), self._say(says)))[0]
+
+    async def multiplex(self, says: str, request: pb.GenerateRequest) -> list[Delta]:
+        async def read() -> list[Delta]:
+            async with grpc.aio.insecure_channel(self.client.target) as channel:
+                action = pb.MultiplexGenerateRequest(generate=request)
+                call = inference_pb2_grpc.InferenceServiceStub(channel).MultiplexGenerate(iter([action]))
+                return [
+                    read_delta(each) async for frame in call for item in frame.items for each in item.response.deltas
+                ]
 
         return (await asyncio.gather(read(), self._say(says)))[0]
 
@@ -100,6 +116,14 @@ async def test_an_answer_as_it_is_written(qwen: Talker) -> None:
         assert mine[called].tool_calls == (WEATHER,)
         assert "</tool_call>" not in joined(mine[:called], "text", index)
         assert "</tool_call>" in joined(mine[: called + 1], "text", index), "with the text that completes it"
+
+
+async def test_an_answer_on_a_shared_stream(qwen: Talker) -> None:
+    deltas = await qwen.multiplex(ANSWER, build_request(CHAT, {"request_id": "a", "tools_json": TOOLS}))
+    assert joined(deltas, "text") == ANSWER
+    assert joined(deltas, "reasoning") == "\nWhere? Zürich.\n"
+    assert joined(deltas, "content") == "\n\nOne moment. \n<tool_call>no</tool_call>"
+    assert [call for delta in deltas for call in delta.tool_calls] == [WEATHER]
 
 
 @pytest.mark.parametrize("interval", [{"max_tokens_per_message": 7}, {"max_tokens_per_message": 50}])
