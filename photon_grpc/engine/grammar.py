@@ -14,7 +14,7 @@ from photon_grpc.core.batch import Batch
 from photon_grpc.core.ports import Event
 from photon_grpc.core.request import Request
 from photon_grpc.core.sequence import Sequence
-from photon_grpc.errors import FeatureNotSupported, InternalFailure, InvalidRequest, RequestError
+from photon_grpc.errors import FeatureNotSupported, InternalFailure, InvalidConstraint, InvalidRequest, RequestError
 
 _LOG = logging.getLogger(__name__)
 
@@ -164,6 +164,20 @@ class ConstrainedOutputs:
             matcher.fill(masks[num_walked * size : (num_walked + 1) * size])
         if num_walked:
             matcher.roll_back(num_walked)
+
+
+def nothing_to_draw(request: Request) -> InvalidConstraint:
+    """Names the fields of the request that may have left no id."""
+    fields = [
+        name
+        for name, is_set in (
+            ("structured_output", request.constraint is not None),
+            ("sampling.allowed_token_ids", bool(request.sampling.allowed_token_ids)),
+            ("stop.min_tokens", bool(request.stop.min_tokens)),
+        )
+        if is_set
+    ]
+    return InvalidConstraint(f"{' and '.join(fields)} leave no id that may be drawn", field=next(iter(fields), ""))
 
 
 def _follow(matcher: Matcher, seq: Sequence) -> None:

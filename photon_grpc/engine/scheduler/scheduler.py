@@ -19,7 +19,7 @@ from photon_grpc.core.request import Request
 from photon_grpc.core.scores import RECORD
 from photon_grpc.core.sequence import Flight, Sequence, Status
 from photon_grpc.engine.blocks.block_pool import BlockPool
-from photon_grpc.engine.grammar import ConstrainedOutputs, NoGrammars
+from photon_grpc.engine.grammar import ConstrainedOutputs, NoGrammars, nothing_to_draw
 from photon_grpc.engine.scheduler.batch_builder import BatchBuilder
 from photon_grpc.engine.scheduler.chunking import Chunked, Chunking
 from photon_grpc.engine.scheduler.drafting import Drafting, NoDrafting
@@ -345,7 +345,7 @@ class Scheduler:
         """Ends a sequence whose row failed; what the row was to fill is forgotten."""
         if fault.reason == InvalidConstraint.reason:
             # The row was computed and is sound: it only had nothing to draw.
-            self.live.fail(seq, Fault.of(_nothing_to_draw(seq.request)), report)
+            self.live.fail(seq, Fault.of(nothing_to_draw(seq.request)), report)
             return
         if fault.reason == NumericFailure.reason:
             # The row was computed, and any block it read may hold what broke it. A sequence that shares one sees in its
@@ -393,17 +393,3 @@ def _report_scores(output: StepOutput, plan: BatchBuilder, num_known: dict[int, 
 def _root(request: Request) -> Hashable:
     """Prefixes are shared below it."""
     return request.adapter, request.owner, request.salt
-
-
-def _nothing_to_draw(request: Request) -> InvalidConstraint:
-    """Names the fields of the request that may have left no id."""
-    fields = [
-        name
-        for name, is_set in (
-            ("structured_output", request.constraint is not None),
-            ("sampling.allowed_token_ids", bool(request.sampling.allowed_token_ids)),
-            ("stop.min_tokens", bool(request.stop.min_tokens)),
-        )
-        if is_set
-    ]
-    return InvalidConstraint(f"{' and '.join(fields)} leave no id that may be drawn", field=next(iter(fields), ""))
