@@ -7,8 +7,9 @@
 together; 128 ids in, 128 tokens out, text and greedy, EOS ignored; the median of three runs after one that warms up, no
 run shares a prompt with another. The others are defined in benchmarks/traffic.py and run once, after a run at a quarter
 of their size. TTFT: send to the first message with a token; gap: between messages; TPOT: first message to last, over
-the tokens after the first. Random weights and a tokenizer of random words. With --target a service that already runs is
-loaded instead.
+the tokens after the first. The front end's µs are those of its process, for a service of this machine. With
+--multiplex a client process has one stream for all its requests. Random weights and a tokenizer of random words. With
+--target a service that already runs is loaded instead.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Sequence
 
 from benchmarks import traffic, workloads
 from benchmarks.saved import add_save_flag, saved
-from benchmarks.service import model_flags, serving, vocab_size
+from benchmarks.service import frontend_cpu_s, model_flags, serving, vocab_size
 from photon_grpc.cli.load import Percentiles, RequestResult, Session, Summary, Workload, run_load, summarize
 
 #: tok/s of vLLM 0.24.0 on one H200, measured apart from this run: its gRPC (ids only) and its Rust HTTP server.
@@ -33,8 +34,9 @@ _REQUEST_TIMEOUT_S = 300.0
 class Clients:
     """Sends loads to one service, and takes nothing but complete answers."""
 
-    def __init__(self, target: str, num_processes: int) -> None:
-        self._target = target
+    def __init__(self, target: str, num_processes: int, *, multiplex: bool = False) -> None:
+        self.target = target
+        self._multiplex = multiplex
         self._num_processes = num_processes
         self._vocab_size = vocab_size(target)
         self._runs = 0
@@ -46,11 +48,12 @@ class Clients:
     def send(self, sessions: Sequence[Session]) -> list[RequestResult]:
         """Raises RuntimeError unless every request brought all its tokens."""
         load = Workload(
-            target=self._target,
+            target=self.target,
             sessions=traffic.within(sessions, self._vocab_size),
             # What an earlier run has left in the cache of a service that goes on is not found.
             salt=f"benchmark-{time.time_ns()}",
             timeout_s=_REQUEST_TIMEOUT_S,
+            multiplex=self._multiplex,
         )
         answers = asyncio.run(run_load(load, self._num_processes))
         summary = summarize(answers)
@@ -64,18 +67,21 @@ class Clients:
 
 def closed(clients: Clients, concurrencies: Sequence[int], *, has_peer: bool) -> None:
     print(
-        "\n| streams | tok/s | TTFT p50 / p99 ms | message gap p50 / p99 ms "
-        "| tokens a message | vLLM gRPC / Rust HTTP |"
+        "\n| requests | tok/s | TTFT p50 / p99 ms | message gap p50 / p99 ms "
+        "| tokens a message | front end µs a token | vLLM gRPC / Rust HTTP |"
     )
-    print("|--:|--:|--:|--:|--:|--:|")
+    print("|--:|--:|--:|--:|--:|--:|--:|")
     for concurrency in concurrencies:
         clients.send(traffic.closed(clients.next_run(), concurrency))
+        before_s = frontend_cpu_s(clients.target)
         runs = [summarize(clients.send(traffic.closed(clients.next_run(), concurrency))) for _ in range(3)]
+        cpu_s = frontend_cpu_s(clients.target) - before_s
         peer = " / ".join(f"{rate:,}" for rate in VLLM_1B.get(concurrency, ())) if has_peer else ""
         print(
             f"| {concurrency} | {statistics.median(run.output_tokens_per_s for run in runs):,.0f} | "
             f"{_median([run.ttft_s for run in runs], 1)} | {_median([run.gap_s for run in runs], 2)} | "
-            f"{statistics.median(run.tokens_per_message for run in runs):.2f} | {peer or '–'} |",
+            f"{statistics.median(run.tokens_per_message for run in runs):.2f} | "
+            f"{cpu_s / sum(run.output_tokens for run in runs) * 1e6:.1f} | {peer or '–'} |",
             flush=True,
         )
 
@@ -140,7 +146,7 @@ def sessions_of_agents(answers: Sequence[RequestResult]) -> str:
 
 
 def measure(target: str, args: argparse.Namespace) -> None:
-    clients = Clients(target, args.clients)
+    clients = Clients(target, args.clients, multiplex=args.multiplex)
     if "closed" in args.work:
         closed(clients, args.concurrency, has_peer=args.shape == "1b" and not args.target)
     names = [name for name in args.work if name in traffic.TRAFFIC]
@@ -157,6 +163,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--scale", type=float, default=1.0, help="of the other workloads' rates and numbers of requests"
     )
     parser.add_argument("--clients", type=int, default=8, help="client processes, at most one a stream")
+    parser.add_argument("--multiplex", action="store_true", help="one stream a client process, for all its requests")
     parser.add_argument("--target", metavar="ADDR", help="a service that already runs")
     parser.add_argument("flags", nargs="*", help="flags of serve, after --")
     add_save_flag(parser)
@@ -169,9 +176,9 @@ def main() -> int:
     args = arguments()
     with saved(args.save):
         scale = "" if args.scale == 1 else f", scale {args.scale:g}"
-        print(
-            f"{args.shape}, {args.clients} client processes{scale}; flags: {' '.join(args.flags) or 'none'}", flush=True
-        )
+        streams = ", one stream each" if args.multiplex else ""
+        flags = " ".join(args.flags) or "none"
+        print(f"{args.shape}, {args.clients} client processes{streams}{scale}; flags: {flags}", flush=True)
         if args.target:
             measure(args.target, args)
             return 0

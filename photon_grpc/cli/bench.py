@@ -47,6 +47,8 @@ class BenchOptions:
     logprobs: int | None = None
     seed: int = 0
     processes: int | None = None
+    #: The requests of a client process share one stream.
+    multiplex: bool = False
 
     @property
     def places(self) -> int | None:
@@ -89,6 +91,7 @@ async def _bench(options: BenchOptions, *, as_json: bool) -> int:
         salt=f"bench-{time.time_ns()}",
         text=options.text,
         logprobs=options.logprobs,
+        multiplex=options.multiplex,
     )
     with _progress(len(sessions)) as advance:
         answers = await run_load(load, options.num_processes, advance)
@@ -210,11 +213,12 @@ def _what_was_asked(options: BenchOptions, model: Model) -> str:
     arrivals = f", {options.rate:g} arriving a second" if options.rate else ""
     places = f", {options.places} at a time" if options.places else ""
     scores = "" if options.logprobs is None else f" with logprobs {options.logprobs}"
+    streams = ", one stream each" if options.multiplex else ""
     parts = [
         f"{model.name} at {options.target}",
         f"{options.num_requests} requests{arrivals}{places}",
         f"{prompts}, {options.output_tokens} tokens out{scores}",
-        f"{options.num_processes} client process{'' if options.num_processes == 1 else 'es'}",
+        f"{options.num_processes} client process{'' if options.num_processes == 1 else 'es'}{streams}",
     ]
     return " · ".join(parts)
 

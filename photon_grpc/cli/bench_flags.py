@@ -63,6 +63,7 @@ from photon_grpc.cli.generate import with_target
     metavar="N",
     help="Client processes. Unset: one for 32 streams, at most 8 and one a core.",
 )
+@click.option("--multiplex", is_flag=True, help="The requests of a client process share one stream.")
 @click.option("--json", "as_json", is_flag=True, help="The result as one JSON object; durations in seconds.")
 def bench(as_json: bool, prompt_file: str | None, **options: Any) -> int:
     """Load a running server and report throughput and latencies. Greedy; the exit code is 1 when nothing was

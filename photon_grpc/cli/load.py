@@ -67,6 +67,8 @@ class Workload:
     logprobs: int | None = None
     bypass_prefix_cache: bool = False
     timeout_s: float | None = None
+    #: The requests of a process share one stream.
+    multiplex: bool = False
 
 
 @dataclass(frozen=True, slots=True)

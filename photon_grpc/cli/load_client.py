@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import AsyncIterable
 from itertools import pairwise
 from typing import Any
 
@@ -22,7 +23,9 @@ import grpc.aio
 
 from photon_grpc.cli.load import RequestResult, Session, Turn, Workload, as_json
 from photon_grpc.client.channel import open_channel
+from photon_grpc.client.multiplex import Multiplex
 from photon_grpc.client.status import to_error
+from photon_grpc.errors import PhotonError
 from photon_grpc.v1 import inference_pb2, inference_pb2_grpc
 
 _CONNECT_TIMEOUT_S = 30.0
@@ -43,6 +46,7 @@ class LoadClient:
     def __init__(self, load: Workload, channel: grpc.aio.Channel) -> None:
         self._load = load
         self._stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        self._multiplex = Multiplex(self._stub.MultiplexGenerate(), load.target) if load.multiplex else None
         self._waiting = enumerate(load.sessions)
         self._zero_s = 0.0
 
@@ -50,7 +54,8 @@ class LoadClient:
         """Until every session has ended."""
         self._zero_s = time.perf_counter() + start_at_s - time.time()
         places = self._load.concurrency or len(self._load.sessions)
-        await asyncio.gather(*(self._place() for _ in range(places)))
+        async with self._multiplex or contextlib.nullcontext():
+            await asyncio.gather(*(self._place() for _ in range(places)))
 
     async def _place(self) -> None:
         """One session after another, in their order, none before its time."""
@@ -102,7 +107,7 @@ class LoadClient:
         usage, failure = inference_pb2.Usage(), ("", "")
         sent = time.perf_counter()
         try:
-            async for message in self._stub.StreamGenerate(request, timeout=self._load.timeout_s):
+            async for message in self._call(request):
                 times.append(time.perf_counter())
                 if history is not None:
                     for delta in message.deltas:
@@ -111,6 +116,8 @@ class LoadClient:
                     usage = message.usage
         except grpc.aio.AioRpcError as error:
             problem = to_error(error, self._load.target)
+            failure = (problem.reason, str(problem))
+        except PhotonError as problem:
             failure = (problem.reason, str(problem))
         ended = time.perf_counter()
         sent_s = sent - self._zero_s
@@ -128,6 +135,14 @@ class LoadClient:
             reason=failure[0],
             message=failure[1],
         )
+
+    def _call(self, request: inference_pb2.GenerateRequest) -> AsyncIterable[inference_pb2.StreamGenerateResponse]:
+        timeout_s = self._load.timeout_s
+        if self._multiplex is None:
+            return self._stub.StreamGenerate(request, timeout=timeout_s)
+        if timeout_s is not None:
+            request.scheduling.timeout.FromNanoseconds(round(timeout_s * 1e9))
+        return self._multiplex.ask(request)
 
 
 async def run() -> None:

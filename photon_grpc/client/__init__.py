@@ -12,6 +12,7 @@ Failures are the exceptions of `photon_grpc.errors`, rebuilt from the status's d
 from photon_grpc.client.client import Client
 from photon_grpc.client.generation import Delta, Finish, Generation, Output
 from photon_grpc.client.model import Model
+from photon_grpc.client.multiplex import Multiplex
 from photon_grpc.client.options import Options
 from photon_grpc.client.status import Unreachable
 from photon_grpc.client.stream import Stream
@@ -22,6 +23,7 @@ __all__ = [
     "Client",
     "SyncClient",
     "Stream",
+    "Multiplex",
     "SyncStream",
     "Prompt",
     "Options",

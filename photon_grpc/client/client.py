@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from photon_grpc.client.channel import MAX_RETRIES, open_channel
 from photon_grpc.client.generation import Generation, read_generation
 from photon_grpc.client.model import Model, read_model
+from photon_grpc.client.multiplex import Multiplex
 from photon_grpc.client.options import Options, build_request, write_prompt
 from photon_grpc.client.status import Unreachable, to_error
 from photon_grpc.client.stream import Stream
@@ -65,6 +66,11 @@ class Client:
         stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
         call = stub.StreamGenerate(request, timeout=options.get("timeout"), metadata=self._metadata)
         return Stream(call, self.target, options.get("message_type"))
+
+    def multiplex(self) -> Multiplex:
+        """Many requests on one stream, as a context manager; see Multiplex."""
+        stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        return Multiplex(stub.MultiplexGenerate(metadata=self._metadata), self.target)
 
     async def models(self) -> list[Model]:
         """Every served model, the default one first."""

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
 from photon_grpc import errors
+from photon_grpc.v1 import inference_pb2 as pb
 
 DOMAIN = "photon-grpc"
 
@@ -19,6 +20,8 @@ _DETAILS_KEY = "grpc-status-details-bin"
 _PUSHBACK_KEY = "grpc-retry-pushback-ms"
 
 M = TypeVar("M", bound=Message)
+
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class Unreachable(errors.Unavailable):
@@ -46,33 +49,42 @@ def to_error(failure: grpc.aio.AioRpcError, target: str) -> errors.PhotonError:
     """The exception to raise for a failed call; chain it: `raise to_error(failure, target) from failure`."""
     trailers = dict(iter(failure.trailing_metadata() or ()))
     details = _details(trailers.get(_DETAILS_KEY))
+    return _rebuilt(failure.code(), failure.details() or "", details, _retry_after_s(details, trailers), target)
+
+
+def item_error(failure: pb.RequestError, target: str) -> errors.PhotonError:
+    """The exception to raise for a failed request of a multiplexed stream."""
+    code = _CODES.get(failure.code, grpc.StatusCode.UNKNOWN)
+    return _rebuilt(code, failure.message, failure.details, _retry_after_s(failure.details, {}), target)
+
+
+def _rebuilt(
+    code: grpc.StatusCode, message: str, details: Iterable[Any], retry_after_s: float | None, target: str
+) -> errors.PhotonError:
     info = _find(details, error_details_pb2.ErrorInfo())
-    message = failure.details() or ""
     if info is None or info.domain != DOMAIN:
-        return _foreign(failure, message, target, _retry_after_s(details, trailers))
+        return _foreign(code, message, target, retry_after_s)
     error = errors.from_reason(
         info.reason,
         message,
         field=_field(details) or info.metadata.get("field", ""),
         needed=_number(info.metadata.get("needed")),
         limit=_number(info.metadata.get("limit")),
-        retry_after_s=_retry_after_s(details, trailers),
+        retry_after_s=retry_after_s,
     )
     if error.reason != info.reason:
         # A newer server's: what its status means is known, its word is kept.
-        error = _BY_CODE.get(failure.code(), errors.InternalFailure)(message, retry_after_s=error.retry_after_s)
+        error = _BY_CODE.get(code, errors.InternalFailure)(message, retry_after_s=error.retry_after_s)
         error.reason = info.reason
     return error
 
 
-def _foreign(
-    failure: grpc.aio.AioRpcError, message: str, target: str, retry_after_s: float | None
-) -> errors.PhotonError:
-    cls = _BY_CODE.get(failure.code(), errors.InternalFailure)
+def _foreign(code: grpc.StatusCode, message: str, target: str, retry_after_s: float | None) -> errors.PhotonError:
+    cls = _BY_CODE.get(code, errors.InternalFailure)
     if cls is Unreachable:
         # gRPC nests what it tried; the last part is what the system said.
         message = f"no answer from {target} ({message.rpartition(': ')[2].strip('[]')})"
-    return cls(message or failure.code().name, retry_after_s=retry_after_s)
+    return cls(message or code.name, retry_after_s=retry_after_s)
 
 
 def _details(trailer: str | bytes | None) -> list[Any]:

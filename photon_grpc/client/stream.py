@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from types import TracebackType
-from typing import Self
+from typing import Any, Protocol, Self
 
 import grpc.aio
 from google.protobuf.message import Message
@@ -16,6 +16,15 @@ from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.v1 import inference_pb2 as pb
 
 
+class MessageCall(Protocol):
+    """What a Stream reads: a StreamGenerate call, or one of a multiplexed stream."""
+
+    async def read(self) -> Any:
+        """The next message, EOF after the last. Raise AioRpcError, PhotonError."""
+
+    def cancel(self) -> Any: ...
+
+
 class Stream:
     """An async iterator of Delta; ends when every output has finished.
 
@@ -24,12 +33,7 @@ class Stream:
     output that came before it stands.
     """
 
-    def __init__(
-        self,
-        call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.StreamGenerateResponse],
-        target: str,
-        message_type: type[Message] | None = None,
-    ) -> None:
+    def __init__(self, call: MessageCall, target: str, message_type: type[Message] | None = None) -> None:
         self._call = call
         self._target = target
         self._message_type = message_type

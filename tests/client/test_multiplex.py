@@ -1,0 +1,113 @@
+"""Many requests over one stream: the client against a server with a real front end, whose engine says what a test
+says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from photon_grpc.client import Client, Multiplex, Unreachable
+from photon_grpc.core.frames import Failed
+from photon_grpc.errors import Cancelled, Draining, DuplicateRequestId, InvalidRequest, KVCapacity, PhotonError
+from tests.frontend.fake_engine import FakeLink, done, frontend
+from tests.server.fake_frontend import serving, until
+
+TOKEN = 70
+
+
+@pytest.fixture
+async def link() -> FakeLink:
+    return FakeLink()
+
+
+@pytest.fixture
+async def many(link: FakeLink) -> AsyncIterator[Multiplex]:
+    with frontend(link=link) as (front, _):
+        async with serving(front) as address, Client(address) as client, client.multiplex() as multiplex:  # type: ignore[arg-type]
+            yield multiplex
+
+
+async def test_streams_and_whole_results_share_a_stream(many: Multiplex, link: FakeLink) -> None:
+    whole = asyncio.create_task(many.generate("hi", num_outputs=2, token_ids=True, request_id="whole"))
+    await link.added(1)
+    stream = many.stream("hi")
+    reading = asyncio.create_task(anext(stream))
+    await link.added(2)
+    link.step((1, TOKEN), (2, TOKEN + 1), (3, TOKEN))
+    first = await reading
+    assert stream.start is not None and stream.usage is None
+    link.step((1, TOKEN), (3, TOKEN), finished=(done(1), done(2), done(3)))
+    rest = [delta async for delta in stream]
+    result = await whole
+    assert (result.request_id, result.outputs[0].token_ids, result.outputs[1].token_ids) == (
+        "whole",
+        (TOKEN, TOKEN),
+        (TOKEN + 1,),
+    )
+    assert first.text + "".join(delta.text for delta in rest) == result.text == first.text * 2
+    assert result.usage.output_tokens == 3 and result.finish.reason == "MAX_TOKENS"
+    assert stream.usage is not None and stream.usage.output_tokens == 2
+
+
+async def test_leaving_a_stream_cancels_its_request_alone(many: Multiplex, link: FakeLink) -> None:
+    other = asyncio.create_task(many.generate("hi"))
+    await link.added(1)
+    stream = many.stream("hi")
+    asking = asyncio.ensure_future(anext(stream))
+    await link.added(2)
+    link.step((2, TOKEN))
+    await asking
+    del stream, asking
+    await until(lambda: link.aborted == [2])
+    link.step((1, TOKEN), finished=(done(1),))
+    assert (await other).usage.output_tokens == 1
+
+
+async def test_a_cancelled_task_ends_its_request(many: Multiplex, link: FakeLink) -> None:
+    task = asyncio.create_task(many.generate("hi"))
+    await link.added(1)
+    task.cancel()
+    await until(lambda: link.aborted == [1])
+    stream = many.stream("hi")
+    await link.added(2)
+    stream.cancel()
+    with pytest.raises(Cancelled):
+        await anext(stream)
+
+
+async def test_failures_are_exceptions_of_their_request(many: Multiplex, link: FakeLink) -> None:
+    stream = many.stream("hi", request_id="mine")
+    await link.added(1)
+    with pytest.raises(DuplicateRequestId):
+        many.stream("hi", request_id="mine")
+    with pytest.raises(InvalidRequest) as refused:
+        await many.generate("", max_tokens=1)
+    assert refused.value.field == "text"
+    link.step(failed=(Failed.of(1, KVCapacity("too many blocks", needed=9, limit=6)),))
+    with pytest.raises(KVCapacity) as failed:
+        await anext(stream)
+    assert (failed.value.needed, failed.value.limit) == (9, 6)
+    assert many.stream("hi", request_id="mine") is not None
+
+
+async def test_the_end_of_the_stream_is_told_to_all() -> None:
+    link = FakeLink()
+    with frontend(link=link) as (front, _):
+        async with serving(front) as address, Client(address) as client, client.multiplex() as many:  # type: ignore[arg-type]
+            asked = [asyncio.create_task(many.generate("hi")) for _ in range(3)]
+            await link.added(3)
+            await front.drain(0.05)
+            for task in asked:
+                with pytest.raises(Draining):
+                    await task
+        with pytest.raises((Unreachable, Draining)):
+            await many.generate("hi")
+
+
+async def test_nobody_there_is_told_to_all() -> None:
+    async with Client("127.0.0.1:1", retries=0) as client, client.multiplex() as many:
+        answers = await asyncio.gather(*[many.generate("hi") for _ in range(3)], return_exceptions=True)
+    assert all(isinstance(answer, Unreachable) for answer in answers), answers
+    assert isinstance(answers[0], PhotonError)
