@@ -24,8 +24,6 @@ _NAME_FIELD = "structured_output.protobuf.message_type"
 _MAX_SET_BYTES = 2**20
 #: Fields of the whole set on the wire: some 30 ms to read it.
 _MAX_SET_FIELDS = 2**15
-#: A set up to so long is read on the event loop: some 5 ms.
-_SMALL_SET_BYTES = 4 * 1024
 #: Of sets whose types are kept; a type takes some 20 times its set.
 _MAX_CACHE_BYTES = 2**22
 _MAX_WORDS = 500
@@ -59,22 +57,28 @@ class MessageTypes:
     def __init__(self, max_cache_bytes: int = _MAX_CACHE_BYTES) -> None:
         self._max_cache_bytes = max_cache_bytes
         self._num_bytes = 0
+        #: Held by the one that reads: several threads would take the interpreter from the loop in turn.
+        self._turn = asyncio.Lock()
         #: By digest of the set and name, with its bytes; oldest use first.
         self._kept: OrderedDict[tuple[bytes, str], tuple[MessageType, int]] = OrderedDict()
 
     async def find(self, wanted: pb.StructuredOutput.Protobuf) -> MessageType:
-        """The type of a request, a large one made beside the event loop. Raise InvalidConstraint, InvalidRequest."""
+        """The type of a request; what is new is read beside the event loop. Raise InvalidConstraint, InvalidRequest."""
         files, name = wanted.file_descriptor_set, wanted.message_type
         _check(files, name)
         key = (hashlib.sha256(files).digest(), name)
-        if key in self._kept:
-            self._kept.move_to_end(key)
-            return self._kept[key][0]
-        is_small = len(files) <= _SMALL_SET_BYTES
-        made = read_message_type(files, name) if is_small else await asyncio.to_thread(read_message_type, files, name)
-        if key not in self._kept:  # by another call meanwhile
+        if key not in self._kept:
+            async with self._turn:
+                return await self._read(key, files)
+        self._kept.move_to_end(key)
+        return self._kept[key][0]
+
+    async def _read(self, key: tuple[bytes, str], files: bytes) -> MessageType:
+        if key not in self._kept:  # nor read while this call waited
+            made = await asyncio.to_thread(read_message_type, files, key[1])
             self._keep(key, made, len(files) + len(made.grammar))
-        return made
+            return made
+        return self._kept[key][0]
 
     def _keep(self, key: tuple[bytes, str], made: MessageType, num_bytes: int) -> None:
         self._kept[key] = (made, num_bytes)

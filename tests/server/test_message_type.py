@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable
@@ -13,7 +14,10 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.json_format import ParseError
 
 from photon_grpc.core.constraint import Constraint
-from photon_grpc.errors import InvalidConstraint, InvalidRequest
+from photon_grpc.core.request import FinishReason
+from photon_grpc.errors import InternalFailure, InvalidConstraint, InvalidRequest
+from photon_grpc.frontend.update import OutputDelta, OutputFinish
+from photon_grpc.server import messages
 from photon_grpc.server.message_type import MessageType, MessageTypes, read_message_type
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.server.described import add_field, enum, file, message, serialized
@@ -249,9 +253,8 @@ async def test_types_are_read_once_and_kept_within_bounds() -> None:
     assert await types.find(wanted) is await types.find(wanted)
     few = MessageTypes(max_cache_bytes=1)
     assert await few.find(wanted) is not await few.find(wanted)
-    message(described, "Other", *[f"a_rather_long_name_of_a_field_{number}: int32" for number in range(120)])
-    large = pb.StructuredOutput.Protobuf(file_descriptor_set=serialized(described), message_type="acme.Other")
-    assert len(large.file_descriptor_set) > 4096 and (await types.find(large)).name == "acme.Other"
+    found = await asyncio.gather(*[types.find(wanted) for _ in range(3)], few.find(wanted))
+    assert len(set(map(id, found))) == 2
 
 
 async def test_empty_and_too_long_fields_are_named() -> None:
@@ -271,3 +274,14 @@ def test_what_is_no_json_of_the_type_is_a_parse_error() -> None:
     made = read_message_type(serialized(file()), struct_pb2.Struct.DESCRIPTOR.full_name)
     with pytest.raises(ParseError):
         made.parse('{"a":1,"a":2}')
+
+
+async def test_a_complete_output_that_is_no_message_is_our_defect_and_is_not_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = read_message_type(serialized(file()), "google.protobuf.Struct")
+    for text in (b'{"secret":1,"secret":2}', b'{"secret' * 1000):
+        delta = OutputDelta(0, finish=OutputFinish(FinishReason.EOS, message_json=text))
+        with pytest.raises(InternalFailure) as caught:
+            await messages.add([pb.Output()], [delta], made)
+        assert "secret" not in caught.value.message + caplog.text and "google.protobuf.Struct" in caplog.text
