@@ -32,6 +32,8 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag=30):
     #: Where a front end listens.
     addresses: tuple[str, ...] = ()
     reuse_port: bool = False
+    #: Where it serves AdminService; empty: nowhere.
+    admin: str = ""
 
 
 class Link(msgspec.Struct, frozen=True, array_like=True, tag=31):
@@ -68,6 +70,8 @@ class Bound(msgspec.Struct, frozen=True, array_like=True, tag=42):
     addresses: tuple[str, ...]
     #: The model's name.
     model: str = ""
+    #: Where it serves AdminService; empty: nowhere.
+    admin: str = ""
 
 
 class Serving(msgspec.Struct, frozen=True, array_like=True, tag=43):
@@ -76,13 +80,20 @@ class Serving(msgspec.Struct, frozen=True, array_like=True, tag=43):
     is_serving: bool
 
 
+class DrainWanted(msgspec.Struct, frozen=True, array_like=True, tag=45):
+    """From a front end: an operator wants the service to drain and end."""
+
+    #: None: --drain-timeout.
+    timeout_s: float | None = None
+
+
 class CannotStart(msgspec.Struct, frozen=True, array_like=True, tag=44):
     """From a child: a StartupError, for people; it ends with exit code 2."""
 
     message: str
 
 
-ControlMessage = Begin | Link | Drain | Stop | LoadingProgress | Ready | Bound | Serving | CannotStart
+ControlMessage = Begin | Link | Drain | Stop | LoadingProgress | Ready | Bound | Serving | DrainWanted | CannotStart
 _DECODER: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Decoder(ControlMessage)
 
 

@@ -26,6 +26,8 @@ class NumberRange:
 
 
 ANY_NUMBER = NumberRange()
+#: Of --admin-listen.
+NO_ADMIN = "none"
 
 
 def flag(
@@ -222,6 +224,12 @@ class ServerConfig:
     tls_key: str = flag("", "PEM private key of --tls-cert.", metavar="FILE")
     tls_client_ca: str = flag(
         "", "PEM certificates of the authority that clients must have one of (mTLS).", metavar="FILE"
+    )
+    admin_listen: str = flag(
+        "",
+        "Address of AdminService: unix:PATH (mode 0660), or HOST:PORT, which wants a key with the scope admin. "
+        "none: not served. Unset: a Unix socket of its own for every server, told at start.",
+        metavar="ADDR",
     )
     log_level: str = flag("info", "Least level written to stderr.", choices=("debug", "info", "warning", "error"))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from photon_grpc.config.flags import ServeConfig, ServerConfig
+from photon_grpc.config.flags import NO_ADMIN, ServeConfig, ServerConfig
 from photon_grpc.config.settings import Setting, by_name, section_class, settings
 from photon_grpc.errors import ConfigError
 
@@ -67,6 +67,7 @@ def check(config: ServeConfig, origins: Mapping[str, str]) -> None:
     for address in config.server.listen:
         split_address(address, origins["listen"])
     _check_tls(config.server)
+    _check_admin(config.server, origins["admin_listen"])
     try:
         check_model(config.model.model, origins["model"], random_weights=config.model.load_format == "dummy")
     except OSError as error:  # a name that is too long, a directory that may not be read
@@ -119,6 +120,15 @@ def _check_tls(server: ServerConfig) -> None:
             "TLS takes a certificate and its key",
             field=missing[0],
         )
+
+
+def _check_admin(server: ServerConfig, source: str) -> None:
+    if server.admin_listen in ("", NO_ADMIN):
+        return
+    split_address(server.admin_listen, source)
+    if not server.admin_listen.startswith("unix:") and not server.api_keys_file:
+        problem = "without API keys anyone could end the service; add --api-keys-file, or use unix:PATH"
+        raise ConfigError(f"{source} {server.admin_listen}: {problem}", field="--admin-listen")
 
 
 def _bad_address(source: str, problem: str) -> ConfigError:

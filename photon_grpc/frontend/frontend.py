@@ -19,7 +19,7 @@ from functools import partial
 import msgspec
 
 from photon_grpc.core.admission import check_ids
-from photon_grpc.core.frames import Abort, Add, Facts, StepFrame, Up
+from photon_grpc.core.frames import Abort, Add, Facts, Reply, StepFrame, Up
 from photon_grpc.core.generation import Start
 from photon_grpc.core.ports import EngineLink
 from photon_grpc.core.request import Request
@@ -39,6 +39,7 @@ from photon_grpc.errors import (
 )
 from photon_grpc.frontend import defaults
 from photon_grpc.frontend.ask import Ask, ChatInput, StreamAsk, TextInput
+from photon_grpc.frontend.controls import Controls, Verb
 from photon_grpc.frontend.encoder import Encoder, is_small
 from photon_grpc.frontend.engine_queue import EngineQueue, estimate_tokens
 from photon_grpc.frontend.model import ModelFacts, ServedModel
@@ -94,6 +95,7 @@ class Frontend:
         self._first_handles: dict[TokenStream, int] = {}
         self._queue = EngineQueue()
         self._quotas = quotas
+        self._controls = Controls(link)
         self._num_late_tokens = 0
         self._state = State.LOADING if link.facts is None else State.SERVING
         self._failure = ""
@@ -108,6 +110,11 @@ class Frontend:
     def on_state(self, callback: Callable[[State], None]) -> None:
         """`callback` is called with every new state."""
         self._callbacks.append(callback)
+
+    @property
+    def facts(self) -> Facts:
+        """What the engine has told of itself. Raise Unavailable while there is none."""
+        return self._link.facts or self._facts()
 
     @property
     def load(self) -> Load:
@@ -179,6 +186,10 @@ class Frontend:
         if self._model.tokenizer is None:
             raise FeatureNotSupported("token_ids: this model has no tokenizer (feature TEXT)", field="token_ids")
         return await self._encoder.decode(token_ids, skip_special_tokens)
+
+    async def control(self, verb: Verb, request_ids: tuple[str, ...] = ()) -> Reply:
+        """Have the engine obey an operator. Raise Unavailable."""
+        return await self._controls.send(verb, request_ids)
 
     async def drain(self, timeout_s: float) -> int:
         """New asks are refused; running ones get `timeout_s`, then fail with Draining. Return how many did."""
@@ -313,6 +324,8 @@ class Frontend:
             self._on_step(frame)
         elif isinstance(frame, Load):
             self._queue.told(frame)
+        elif isinstance(frame, Reply):
+            self._controls.replied(frame)
         elif isinstance(frame, Facts) and self._state in (State.LOADING, State.RESTARTING):
             self._change(State.SERVING)
 
@@ -373,6 +386,7 @@ class Frontend:
         """The engine is gone and has forgotten everything."""
         for stream in self._forget_running():
             stream.fail_lost()
+        self._controls.lost()
         if self._state in (State.SERVING, State.LOADING):
             self._change(State.RESTARTING)
 

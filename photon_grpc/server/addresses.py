@@ -5,11 +5,13 @@ gRPC itself says only that binding failed, and takes a Unix path away from a liv
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import socket
 import stat
+from collections.abc import Iterator
 
 import grpc
 
@@ -22,16 +24,21 @@ _MAX_UNIX_PATH_BYTES = 107
 
 
 def bind(
-    server: grpc.aio.Server, address: str, *, reuse_port: bool, credentials: grpc.ServerCredentials | None = None
+    server: grpc.aio.Server,
+    address: str,
+    *,
+    reuse_port: bool,
+    credentials: grpc.ServerCredentials | None = None,
+    unix_mode: int | None = None,
 ) -> str:
     """Make `server` listen at `address`; return the address bound, with the port that was chosen for port 0.
 
     With `reuse_port` a port may be shared with others that want it too, a Unix path never. Only a Unix socket without a
-    listener is replaced. A port is served with `credentials`; a Unix socket in clear text: its mode says who may. Raise
-    ConfigError naming the address and what to do.
+    listener is replaced. A port is served with `credentials`; a Unix socket in clear text: its mode says who may, which
+    is `unix_mode` or what the umask leaves. Raise ConfigError naming the address and what to do.
     """
     if address.startswith(_UNIX):
-        return _bind_unix(server, address)
+        return _bind_unix(server, address, unix_mode)
     return _bind_tcp(server, address, reuse_port, credentials)
 
 
@@ -54,16 +61,30 @@ def _bind_tcp(
     return f"{match['host']}:{port}"
 
 
-def _bind_unix(server: grpc.aio.Server, address: str) -> str:
+def _bind_unix(server: grpc.aio.Server, address: str, mode: int | None) -> str:
     path = address.removeprefix(_UNIX)
     path = path.removeprefix("//") if path.startswith("///") else path
     if reason := _why_not_unix(path):
         raise _refused(address, *reason)
     try:
-        server.add_insecure_port(f"{_UNIX}{path}")
+        with _created_with(mode):
+            server.add_insecure_port(f"{_UNIX}{path}")
     except RuntimeError:
         raise _refused(address, "the system refused it", "see whether the directory is writable") from None
     return f"{_UNIX}{path}"
+
+
+@contextlib.contextmanager
+def _created_with(mode: int | None) -> Iterator[None]:
+    """A file that is made here has `mode` from the start; None: what the process's umask says."""
+    if mode is None:
+        yield
+        return
+    before = os.umask(0o777 & ~mode)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def _why_not_unix(path: str) -> tuple[str, str] | None:
@@ -132,4 +153,4 @@ def _explained(error: OSError) -> tuple[str, str]:
 
 
 def _refused(address: str, reason: str, remedy: str) -> ConfigError:
-    return ConfigError(f"cannot listen at {address}: {reason}; {remedy} (--listen)", field="listen")
+    return ConfigError(f"cannot listen at {address}: {reason}; {remedy} (--listen, --admin-listen)", field="listen")

@@ -13,20 +13,19 @@ from google.rpc import error_details_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from photon_grpc.server import health
-from photon_grpc.v1 import inference_pb2, model_pb2
 
 _V1ALPHA = reflection.SERVICE_NAME
 _V1 = "grpc.reflection.v1.ServerReflection"
 SERVICES = (_V1, _V1ALPHA)
 
 
-def handlers(services: Sequence[str]) -> tuple[grpc.GenericRpcHandler, ...]:
-    """Handlers of both versions, which tell of `services` (full names) and of v1alpha itself.
+def handlers(services: Sequence[str], modules: Sequence[Any]) -> tuple[grpc.GenericRpcHandler, ...]:
+    """Handlers of both versions, which tell of `services` (full names, defined in `modules`) and of v1alpha itself.
 
     v1's own name is left out: the package has no descriptor of it, and `grpcurl describe` fails on a listed name
     without one.
     """
-    servicer = _Servicer((*services, _V1ALPHA), _files())
+    servicer = _Servicer((*services, _V1ALPHA), _files(modules))
     method = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
         request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
@@ -80,11 +79,11 @@ def _symbols_of_enums(scope: str, enums: Iterable[EnumDescriptorProto]) -> Itera
             yield from (f"{scope}.{value.name}", f"{scope}.{enum.name}.{value.name}")
 
 
-def _files() -> list[FileDescriptorProto]:
-    """Files of the services served here, health included, and of a status's details, which clients print by name. A
-    file stands behind those that it imports."""
+def _files(modules: Sequence[Any]) -> list[FileDescriptorProto]:
+    """Files of `modules`, of the services served everywhere, health included, and of a status's details, which clients
+    print by name. A file stands behind those that it imports."""
     files: dict[str, FileDescriptorProto] = {}
-    for module in (inference_pb2, model_pb2, reflection_pb2, error_details_pb2):
+    for module in (*modules, reflection_pb2, error_details_pb2):
         _add(files, module.DESCRIPTOR)
     return [*files.values(), health.file_proto()]
 

@@ -21,7 +21,7 @@ from photon_grpc.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_p
 #: A reader that takes nothing for so long is cut off.
 STALL_LIMIT_S = 120.0
 #: Time for calls, after the drain, to carry their last message and status to the client.
-_LAST_WORDS_S = 2.0
+LAST_WORDS_S = 2.0
 #: Each holds its message. Far beyond any queue, whose front end answers with a reason; not without end.
 _MAX_UNSEEN_CALLS = 1 << 15
 
@@ -71,29 +71,31 @@ class Server:
         self._watch = asyncio.create_task(self._writer.watch())
         return bound
 
-    async def drain_and_stop(self, timeout_s: float) -> None:
+    async def drain_and_stop(self, timeout_s: float) -> int:
         """Not ready at once; new requests get DRAINING while running ones have `timeout_s` to finish; then nothing
-        listens.
+        listens. Return how many ran when the time was over.
 
         The port stays open meanwhile, so that health checks and the newly refused are answered.
         """
         if self._grpc is None:
-            return
+            return 0
         server, self._grpc = self._grpc, None
         self._health.withdraw()
-        await self._frontend.drain(timeout_s)
+        num_left = await self._frontend.drain(timeout_s)
         self._health.close()
-        await server.stop(_LAST_WORDS_S)
+        await server.stop(LAST_WORDS_S)
         if self._watch is not None:
             self._watch.cancel()
+        return num_left
 
     def _build(self, reuse_port: bool) -> grpc.aio.Server:
-        options = _options(self._config.max_message_size, reuse_port)
+        options = transport_options(self._config.max_message_size, reuse_port)
         server = grpc.aio.server(interceptors=self._interceptors, options=options)
         inference = InferenceService(self._frontend, self._writer)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._frontend), server)
-        server.add_generic_rpc_handlers((self._health.handler(), *reflection.handlers(_SERVICES)))
+        reflected = reflection.handlers(_SERVICES, (inference_pb2, model_pb2))
+        server.add_generic_rpc_handlers((self._health.handler(), *reflected))
         return server
 
     def _bind_all(self, server: grpc.aio.Server, wanted: Sequence[str], reuse_port: bool) -> tuple[str, ...]:
@@ -103,7 +105,7 @@ class Server:
         )
 
 
-def _options(max_message_bytes: int, reuse_port: bool) -> tuple[tuple[str, Any], ...]:
+def transport_options(max_message_bytes: int, reuse_port: bool) -> tuple[tuple[str, Any], ...]:
     return (
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -16,17 +17,30 @@ from concurrent.futures import ThreadPoolExecutor
 
 from photon_grpc.bridge.client import BridgeClient
 from photon_grpc.bridge.codec import MAX_STEP_BYTES
-from photon_grpc.bridge.control import Bound, CannotStart, ControlChannel, ControlMessage, Drain, Link, Serving
+from photon_grpc.bridge.control import (
+    Begin,
+    Bound,
+    CannotStart,
+    ControlChannel,
+    ControlMessage,
+    Drain,
+    DrainWanted,
+    Link,
+    Serving,
+)
 from photon_grpc.bridge.heartbeat import SharedHeartbeat
 from photon_grpc.compose.access import access
 from photon_grpc.compose.served_model import read_served_model
-from photon_grpc.errors import StartupError
+from photon_grpc.errors import ConfigError, StartupError
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend, State
+from photon_grpc.server.admin_listener import AdminListener
 from photon_grpc.server.server import Server
 from photon_grpc.service.child import CANNOT_START, Duty, enter_child
 from photon_grpc.service.encoder_client import EncoderProcess
 from photon_grpc.service.log_pipe import log_to_stderr
+
+log = logging.getLogger(__name__)
 
 #: Tokenizing and templates run here, beside the loop; more threads than cores gain nothing.
 _MAX_POOL_THREADS = 4
@@ -68,12 +82,33 @@ async def _serve(duty: Duty) -> None:
             frontend, config=config.server, interceptors=allowed.interceptors, certificates=allowed.certificates
         )
         addresses = await server.start(begin.addresses, reuse_port=begin.reuse_port)
+        admin = AdminListener(
+            frontend,
+            drain=lambda timeout_s: _report(control, DrainWanted(timeout_s)),
+            interceptors=allowed.interceptors,
+            certificates=allowed.certificates,
+        )
+        admin_address = await _listen_for_operators(admin, begin)
         _keep_beating(duty.heartbeat)
-        _report(control, Bound(addresses, frontend.model("").name))
+        _report(control, Bound(addresses, frontend.model("").name, admin_address))
         gc.freeze()
         timeout_s = await Orders(control, link, duty.said).until_drain()
-        await server.drain_and_stop(timeout_s)
+        await admin.stop(await server.drain_and_stop(timeout_s))
         link.close()
+
+
+async def _listen_for_operators(admin: AdminListener, begin: Begin) -> str:
+    """The address of AdminService; empty where it is not served. Raise ConfigError for one that was asked for."""
+    if not begin.admin:
+        return ""
+    try:
+        return await admin.start(begin.admin)
+    except ConfigError as error:
+        if begin.config.server.admin_listen:
+            raise
+        # No place for a socket that nobody asked for.
+        log.warning("no admin service: %s", error)
+        return ""
 
 
 def _map_large_blocks() -> None:

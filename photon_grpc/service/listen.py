@@ -10,8 +10,10 @@ import contextlib
 import os
 import socket
 import stat
+import tempfile
 from dataclasses import dataclass
 
+from photon_grpc.config.flags import NO_ADMIN
 from photon_grpc.config.resolve import split_address
 from photon_grpc.errors import ConfigError
 
@@ -79,6 +81,15 @@ def _probe(family: int, kind: int, where: tuple[object, ...]) -> None:
     with socket.socket(family, kind) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(where)
+
+
+def admin_address(wanted: str) -> str:
+    """Where AdminService is served, by front end 0: `wanted`; "" for "none"; a Unix socket named after this process
+    where nothing is wanted."""
+    if wanted:
+        return "" if wanted == NO_ADMIN else wanted
+    directory = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    return f"unix:{directory}/photon-grpc-{os.getpid()}.sock"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from photon_grpc.bridge.control import (
     CannotStart,
     ControlMessage,
     Drain,
+    DrainWanted,
     Link,
     LoadingProgress,
     Ready,
@@ -33,7 +34,7 @@ from photon_grpc.config.flags import ServeConfig
 from photon_grpc.core.frames import Facts
 from photon_grpc.errors import StartupError
 from photon_grpc.service.child import END_SIGNALS, Backoff, Child
-from photon_grpc.service.listen import Listeners, UnixPath, plan_listeners
+from photon_grpc.service.listen import Listeners, UnixPath, admin_address, plan_listeners
 from photon_grpc.service.log_pipe import LogPipe, PipeStream, log_to_stderr, own_stderr
 
 log = logging.getLogger("photon_grpc")
@@ -176,6 +177,8 @@ class Supervisor:
         self._bound: dict[int, Bound] = {}
         self._serving: set[int] = set()
         self._unix_paths: set[UnixPath] = set()
+        self._admin = admin_address(config.server.admin_listen)
+        self._drain_timeout_s = config.server.drain_timeout
         self._signal_s = float("-inf")
         self._code_of_haste = 0
         self._stop = asyncio.Event()
@@ -261,7 +264,8 @@ class Supervisor:
     def _frontend_started(self, index: int) -> None:
         if child := self._frontends[index].child:
             addresses = self._bound[index].addresses if index in self._bound else self._listeners.of(index)
-            child.tell(Begin(self._config, index, addresses, self._listeners.reuse_port))
+            admin = self._admin if index == 0 else ""
+            child.tell(Begin(self._config, index, addresses, self._listeners.reuse_port, admin))
             if self._engine.child is not None:
                 self._join(self._engine.child, child)
 
@@ -269,7 +273,12 @@ class Supervisor:
         if isinstance(message, Bound):
             self._frontends[index].has_worked = True
             self._bound[index] = message
-            self._unix_paths |= {path for address in message.addresses if (path := UnixPath.of(address))}
+            addresses = (*message.addresses, message.admin)
+            self._unix_paths |= {path for address in addresses if (path := UnixPath.of(address))}
+            if message.admin:
+                log.info("admin service on %s", message.admin)
+        elif isinstance(message, DrainWanted):
+            self._drain_wanted(message)
         elif isinstance(message, Serving):
             self._serving_changed(index, message.is_serving)
             if not message.is_serving:
@@ -312,8 +321,15 @@ class Supervisor:
             for signum in caught:
                 loop.remove_signal_handler(signum)
 
-    def _signalled(self, signum: signal.Signals) -> None:
+    def _drain_wanted(self, wanted: DrainWanted) -> None:
         if not self._stop.is_set():
+            if wanted.timeout_s is not None:
+                self._drain_timeout_s = wanted.timeout_s
+            self._stop.set()
+
+    def _signalled(self, signum: signal.Signals) -> None:
+        # The first one hurries nothing, also where an operator's Drain came before it: Kubernetes sends both.
+        if self._signal_s == float("-inf"):
             self._signal_s = time.monotonic()
             self._stop.set()
         elif time.monotonic() - self._signal_s > _ONE_WISH_S:
@@ -322,7 +338,7 @@ class Supervisor:
 
     async def _drain(self) -> None:
         """Front ends first, which answer what is running; then the engine."""
-        timeout_s = self._config.server.drain_timeout
+        timeout_s = self._drain_timeout_s
         frontends = [process.child for process in self._frontends if process.child]
         log.info("draining: running requests get %g s (Ctrl-C again ends at once)", timeout_s)
         for child in frontends:

@@ -24,6 +24,8 @@ def value_of(config: ServeConfig, setting: Setting) -> object:
 
 def another(setting: Setting) -> str:
     """A text that stands for a value other than the default."""
+    if setting.name == "admin_listen":
+        return "unix:/run/photon-admin.sock"
     if setting.name == "listen":
         return "127.0.0.1:1234"
     if setting.name == "model":

@@ -11,8 +11,10 @@ from typing import Any
 import grpc
 
 from photon_grpc.config.flags import ServerConfig
+from photon_grpc.core.frames import Reply
 from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.core.request import FinishReason
+from photon_grpc.core.stats import Load
 from photon_grpc.errors import Draining, ModelNotFound
 from photon_grpc.frontend.ask import Ask, ChatInput, SamplingAsk, TextInput
 from photon_grpc.frontend.frontend import State
@@ -20,6 +22,7 @@ from photon_grpc.frontend.model import Limits, ModelFacts
 from photon_grpc.frontend.update import OutputDelta, OutputFinish, Result, Update
 from photon_grpc.server.server import Server
 from photon_grpc.v1 import inference_pb2 as pb
+from tests.frontend.fake_engine import FACTS
 
 LIMITS = Limits(
     max_num_outputs=8,
@@ -99,6 +102,9 @@ class FakeFrontend:
         self.served = (facts("demo", aliases=("default",)), facts("other"), facts("third"))
         self.tokenized: list[tuple[str, TextInput | ChatInput]] = []
         self.drained_for_s: list[float] = []
+        self.load = Load()
+        self.facts = FACTS
+        self.orders: list[tuple[str, tuple[str, ...]]] = []
         self._listeners: list[Callable[[State], None]] = []
 
     def on_state(self, callback: Callable[[State], None]) -> None:
@@ -141,6 +147,12 @@ class FakeFrontend:
 
     def models(self) -> tuple[ModelFacts, ...]:
         return self.served
+
+    async def control(self, verb: str, request_ids: tuple[str, ...] = ()) -> Reply:
+        self.orders.append((verb, request_ids))
+        if self.refusals:
+            raise self.refusals.pop(0)
+        return Reply(1, 42, request_ids or ("a", "b"))
 
     async def drain(self, timeout_s: float) -> int:
         self.drained_for_s.append(timeout_s)

@@ -1,0 +1,147 @@
+"""photon_grpc.v1.AdminService: operating one replica."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from photon_grpc import __version__
+from photon_grpc.core.admission import check_count
+from photon_grpc.core.stats import Load
+from photon_grpc.errors import FeatureNotSupported, InvalidRequest
+from photon_grpc.frontend.frontend import Frontend, State
+from photon_grpc.server import metadata
+from photon_grpc.server.metadata import Context
+from photon_grpc.v1 import admin_pb2 as pb
+from photon_grpc.v1 import admin_pb2_grpc
+
+#: They fit a frame, whatever --max-message-size says.
+_MAX_ABORTED = 256
+_MAX_DRAIN_S = 86_400.0
+_DEFAULT_INTERVAL_S = 1.0
+_LEAST_INTERVAL_S = 0.02
+_MOST_INTERVAL_S = 3600.0
+
+
+class AdminService(admin_pb2_grpc.AdminServiceServicer):
+    def __init__(self, frontend: Frontend, drain: Callable[[float | None], None]) -> None:
+        """`drain` asks for the end of the whole service, within seconds or the time that is configured."""
+        self._frontend = frontend
+        self._drain = drain
+        self._num_left = asyncio.get_running_loop().create_future()
+        self._is_over = asyncio.Event()
+        self._instance_id = uuid.uuid4().hex
+        self._start_time = _timestamp(time.time())
+        self._num_restarts = 0
+        frontend.on_state(self._on_state)
+
+    def close(self, num_left: int) -> None:
+        """The service has drained: answer every Drain, end every WatchLoad."""
+        self._num_left.set_result(num_left)
+        self._is_over.set()
+
+    async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
+        facts = self._frontend.facts
+        return pb.GetServerInfoResponse(
+            version=__version__,
+            instance_id=self._instance_id,
+            start_time=self._start_time,
+            device=facts.device,
+            total_kv_blocks=facts.num_blocks,
+            kv_block_tokens=facts.kv.block_size,
+            max_running_requests=facts.max_num_seqs,
+            max_queued_requests=facts.max_queue_size,
+            max_batched_tokens=facts.max_num_batched_tokens,
+            engine_restart_count=self._num_restarts,
+        )
+
+    async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
+        return pb.GetLoadResponse(load=_load_message(self._frontend.load))
+
+    async def WatchLoad(  # type: ignore[override]  # a coroutine that writes: cheaper than a generator
+        self, request: pb.WatchLoadRequest, context: Context
+    ) -> None:
+        asked_s = _seconds(request.min_interval, "min_interval", _MOST_INTERVAL_S)
+        interval_s = max(asked_s, _LEAST_INTERVAL_S) if request.HasField("min_interval") else _DEFAULT_INTERVAL_S
+        await metadata.send_request_id(context)
+        told = None
+        while not self._is_over.is_set():
+            load = self._frontend.load
+            if load != told:
+                await context.write(pb.WatchLoadResponse(load=_load_message(load)))
+                told = load
+            try:
+                await asyncio.wait_for(self._is_over.wait(), interval_s)
+            except TimeoutError:
+                continue
+
+    async def AbortRequests(self, request: pb.AbortRequestsRequest, context: Context) -> pb.AbortRequestsResponse:
+        request_ids = tuple(request.request_ids)
+        if bool(request_ids) is request.all:
+            raise InvalidRequest("one of request_ids and all must be set", field="request_ids")
+        check_count(len(request_ids), _MAX_ABORTED, "request_ids")
+        # A longer one is no request's id.
+        known = tuple(each for each in request_ids if len(each) <= metadata.MAX_REQUEST_ID_CHARS)
+        if not known and not request.all:
+            return pb.AbortRequestsResponse()
+        reply = await self._frontend.control("abort_requests", known)
+        return pb.AbortRequestsResponse(aborted_request_ids=reply.request_ids)
+
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+        timeout_s = _seconds(request.timeout, "timeout", _MAX_DRAIN_S) if request.HasField("timeout") else None
+        self._drain(timeout_s)
+        # A caller that goes away changes nothing for the others.
+        return pb.DrainResponse(remaining_requests=await asyncio.shield(self._num_left))
+
+    async def ResetPrefixCache(
+        self, request: pb.ResetPrefixCacheRequest, context: Context
+    ) -> pb.ResetPrefixCacheResponse:
+        reply = await self._frontend.control("reset_prefix_cache")
+        return pb.ResetPrefixCacheResponse(freed_blocks=reply.value)
+
+    async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Context) -> pb.LoadAdapterResponse:
+        raise FeatureNotSupported("LoRA adapters are not supported yet", field="LoadAdapter")
+
+    async def UnloadAdapter(self, request: pb.UnloadAdapterRequest, context: Context) -> pb.UnloadAdapterResponse:
+        raise FeatureNotSupported("LoRA adapters are not supported yet", field="UnloadAdapter")
+
+    def _on_state(self, state: State) -> None:
+        self._num_restarts += state is State.RESTARTING
+
+
+def _load_message(load: Load) -> pb.Load:
+    step = Duration()
+    step.FromNanoseconds(round(load.step_s * 1e9))
+    return pb.Load(
+        sample_time=_timestamp(time.time()),
+        running_requests=load.running,
+        queued_requests=load.queued,
+        queued_prompt_tokens=load.queued_prompt_tokens,
+        owned_kv_blocks=load.owned_blocks,
+        cached_kv_blocks=load.cached_blocks,
+        free_kv_blocks=load.free_blocks,
+        kv_utilization=load.owned_blocks / load.total_blocks if load.total_blocks else 0.0,
+        prefix_cache_hit_rate=load.cached_prompt_tokens / load.prompt_tokens if load.prompt_tokens else 0.0,
+        output_tokens_per_second=load.output_tokens_per_s,
+        prompt_tokens_per_second=load.prompt_tokens_per_s,
+        step_duration=step,
+    )
+
+
+def _timestamp(time_s: float) -> Timestamp:
+    stamp = Timestamp()
+    stamp.FromNanoseconds(round(time_s * 1e9))
+    return stamp
+
+
+def _seconds(duration: Duration, field: str, limit_s: float) -> float:
+    """Raise InvalidRequest for a negative, malformed or too long one."""
+    seconds = duration.seconds + duration.nanos / 1e9
+    if not 0 <= seconds <= limit_s or abs(duration.nanos) >= 1_000_000_000:
+        raise InvalidRequest(f"{field} must be between 0 and {limit_s:g} s", field=field)
+    return seconds

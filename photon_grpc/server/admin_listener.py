@@ -1,0 +1,59 @@
+"""AdminService on a listener of its own: a Unix socket whose mode says who may, or a port that wants a key with the
+scope `admin`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import grpc
+
+from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.server import addresses, reflection
+from photon_grpc.server.admin import AdminService
+from photon_grpc.server.interceptors.errors import ErrorInterceptor
+from photon_grpc.server.server import LAST_WORDS_S, transport_options
+from photon_grpc.server.tls import Certificates
+from photon_grpc.v1 import admin_pb2, admin_pb2_grpc
+
+_SOCKET_MODE = 0o660
+#: Ids of requests.
+_MAX_MESSAGE_BYTES = 1 << 20
+
+
+class AdminListener:
+    """Outlives the drain that it is asked for."""
+
+    def __init__(
+        self,
+        frontend: Frontend,
+        *,
+        drain: Callable[[float | None], None],
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        certificates: Certificates | None = None,
+    ) -> None:
+        """`interceptors` and `certificates` are for a port; see AdminService for `drain`."""
+        self._service = AdminService(frontend, drain)
+        self._interceptors = interceptors
+        self._certificates = certificates
+        self._grpc: grpc.aio.Server | None = None
+
+    async def start(self, address: str) -> str:
+        """Listen; return the address bound. Raise ConfigError."""
+        is_port = not address.startswith("unix:")
+        interceptors = (ErrorInterceptor(), *(self._interceptors if is_port else ()))
+        options = transport_options(_MAX_MESSAGE_BYTES, reuse_port=False)
+        server = grpc.aio.server(interceptors=interceptors, options=options)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(self._service, server)
+        name = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
+        server.add_generic_rpc_handlers(reflection.handlers((name,), (admin_pb2,)))
+        credentials = self._certificates.credentials() if self._certificates else None
+        bound = addresses.bind(server, address, reuse_port=False, credentials=credentials, unix_mode=_SOCKET_MODE)
+        await server.start()
+        self._grpc = server
+        return bound
+
+    async def stop(self, num_left: int) -> None:
+        """The service has drained; `num_left` requests still ran."""
+        self._service.close(num_left)
+        if self._grpc is not None:
+            await self._grpc.stop(LAST_WORDS_S)
