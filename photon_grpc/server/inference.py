@@ -104,6 +104,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
     async def _admit(self, context: Context, request: pb.GenerateRequest) -> Admitted:
         """One of many requests; the task that runs this is its own."""
+        metadata.judge_again()
         message_type = await self._message_type(request)
         ask = self._ask(request, context, message_type)
         del request  # megabytes, perhaps, while its prompt is prepared

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -20,6 +21,13 @@ Context = grpc.aio.ServicerContext[Any, Any]
 #: grpc.aio runs every call in a task of its own, hence in a context of its own.
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
 _owner: ContextVar[str] = ContextVar("owner", default="")
+
+
+def _trust() -> None:
+    """Where no keys are asked for."""
+
+
+_judge: ContextVar[Callable[[], object]] = ContextVar("judge", default=_trust)
 
 
 def name_call(context: Context) -> None:
@@ -41,9 +49,15 @@ def request_id() -> str:
     return _request_id.get()
 
 
-def set_owner(name: str) -> None:
-    """The call is made with the API key of this name."""
+def set_owner(name: str, judge: Callable[[], object]) -> None:
+    """The call is made with the API key of this name; `judge` raises NotAllowed once it no longer lets the call in."""
     _owner.set(name)
+    _judge.set(judge)
+
+
+def judge_again() -> None:
+    """For calls that outlive their key. Raise NotAllowed."""
+    _judge.get()()
 
 
 def owner() -> str:

@@ -7,6 +7,7 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -21,14 +22,18 @@ from photon_grpc.errors import KVCapacity, ModelLoading
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.prompt import Prepared
+from photon_grpc.frontend.quotas import Quotas
 from photon_grpc.server import inference, multiplex
+from photon_grpc.server.interceptors.api_keys import ApiKeyInterceptor
+from photon_grpc.server.key_ring import KeyRing
 from photon_grpc.server.multiplex import MultiplexCall
 from photon_grpc.server.server import Server
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
-from tests.frontend.fake_engine import FACTS, FakeLink, done, served
+from tests.frontend.fake_engine import FACTS, FakeLink, done, frontend, served
 from tests.server.failing import failure, info_of
-from tests.server.fake_frontend import until
+from tests.server.fake_frontend import serving, until
+from tests.server.keys import bearer, block, write_keys
 
 Code = grpc.StatusCode
 TOKEN = 70
@@ -648,3 +653,35 @@ async def test_at_the_limit_of_a_drain_every_request_is_told(service: Service) -
     assert await caller.call.code() is Code.UNAVAILABLE
     assert sorted(caller.errors()) == [("a", "DRAINING"), ("b", "DRAINING")]
     assert sorted(service.link.aborted) == [1, 2]
+
+
+async def test_requests_are_their_keys_and_within_its_quota(tmp_path: Path) -> None:
+    """One that is too much is an item, and so is one with a key that was taken away; the same id with another key is
+    another request."""
+    keys = write_keys(tmp_path / "keys.toml", block("a", "secret-a", max_concurrent=2), block("b", "secret-b"))
+    ring, link = KeyRing(str(keys)), RoomyLink()
+    guards = (ApiKeyInterceptor(ring, ("none",)),)
+    with frontend(link=link, quotas=Quotas(ring.named)) as (front, _):
+        async with serving(front, interceptors=guards) as address, grpc.aio.insecure_channel(address) as channel:  # type: ignore[arg-type]
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            callers = [Caller(stub, metadata=bearer(secret)).read() for secret in ("secret-a", "secret-b")]
+            for number, request_id in enumerate(("one", "two")):
+                for caller in callers:
+                    await caller.generate(request_id)
+                await link.added(2 * number + 2)
+            for caller in callers:
+                await caller.generate("three")
+            await link.added(5)
+            await until(lambda: bool(callers[0].errors()))
+            assert callers[0].errors() == [("three", "QUOTA_EXCEEDED")] and not callers[1].errors()
+            owned = Counter((add.request.owner, add.request.request_id) for add in link.adds)
+            expected = [("a", "one"), ("a", "two"), ("b", "one"), ("b", "two"), ("b", "three")]
+            assert owned == Counter(expected)
+            write_keys(keys, block("a", "secret-a"), block("b", "another"))
+            ring.look()
+            await callers[1].generate("four")
+            await until(lambda: bool(callers[1].errors()))
+            assert callers[1].errors() == [("four", "INVALID_CREDENTIALS")]
+            for caller in callers:
+                caller.call.cancel()
+            await until(lambda: not front.num_streams)

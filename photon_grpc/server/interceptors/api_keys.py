@@ -7,6 +7,7 @@ intercepted: there gRPC would end it without details.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -54,14 +55,20 @@ class ApiKeyInterceptor(grpc.aio.ServerInterceptor):
         service = handler_call_details.method.removeprefix("/").rpartition("/")[0]
         if handler is not None and service in self._exempt:
             return handler
+        scope = _NO_SCOPE if handler is None else _SCOPES.get(service, _SCOPE_OF_OTHERS)
+        judge = partial(self._judged, handler_call_details, scope)
         try:
-            key = self._key(handler_call_details)
-            if handler is not None:
-                _check_scope(key, _SCOPES.get(service, _SCOPE_OF_OTHERS))
+            key = judge()
         except NotAllowed as error:
             return _refusing(error)
-        metadata.set_owner(key.name)
+        metadata.set_owner(key.name, judge)
         return handler
+
+    def _judged(self, details: grpc.HandlerCallDetails, scope: str) -> ApiKey:
+        """Raise MissingCredentials, InvalidCredentials, ScopeRequired."""
+        key = self._key(details)
+        _check_scope(key, scope)
+        return key
 
     def _key(self, details: grpc.HandlerCallDetails) -> ApiKey:
         """Raise MissingCredentials, InvalidCredentials."""
