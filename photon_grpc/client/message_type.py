@@ -6,6 +6,7 @@ from typing import Any
 
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.json_format import Parse
 from google.protobuf.message import DecodeError, Message
 
 from photon_grpc.errors import InternalFailure, InvalidRequest
@@ -18,8 +19,7 @@ _WELL_KNOWN = "google/protobuf/"
 def write_message_type(target: pb.StructuredOutput.Protobuf, message_type: Any) -> None:
     """The class's file and all that it imports. Raise InvalidRequest for what is no generated class."""
     if not isinstance(message_type, type) or not issubclass(message_type, Message):
-        field = "structured_output.protobuf"
-        raise InvalidRequest(f"message_type: {message_type!r} is no class of messages", field=field)
+        raise InvalidRequest(f"message_type: {message_type!r} is no class of messages", field="message_type")
     target.file_descriptor_set = _files_of(message_type.DESCRIPTOR.file).SerializeToString()
     target.message_type = message_type.DESCRIPTOR.full_name
 
@@ -36,6 +36,11 @@ def read_message(output: pb.Output, message_type: type[Message] | None) -> Messa
     if not is_of_type:
         raise InternalFailure(f"the server's message is no {message_type.DESCRIPTOR.full_name}")
     return message
+
+
+def parse_message(json: bytes, message_type: type[Message]) -> Message:
+    """The message of an output's whole JSON."""
+    return Parse(json, message_type())
 
 
 def _files_of(first: Any) -> FileDescriptorSet:

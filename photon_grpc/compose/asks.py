@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from photon_grpc.compose.message_type import constraint_of
 from photon_grpc.core.generation import Prompt
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.ask import (
@@ -75,6 +76,7 @@ def make_ask(
     regex: str | None = None,
     choices: Sequence[str] | None = None,
     grammar: str | None = None,
+    message_type: type | None = None,
 ) -> Ask:
     """The options have the names and meanings of the protos; None is the model's default, then the neutral value."""
     stops = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
@@ -107,7 +109,7 @@ def make_ask(
         cache=CacheAsk(session_id=session_id),
         scheduling=SchedulingAsk(priority=priority),
         continue_from=tuple(continue_from),
-        constraint=_constraint(json_schema, json_object, regex, choices, grammar),
+        constraint=_constraint(json_schema, json_object, regex, choices, grammar, message_type),
     )
 
 
@@ -179,6 +181,7 @@ def _constraint(
     regex: str | None,
     choices: Sequence[str] | None,
     grammar: str | None,
+    message_type: type | None,
 ) -> ConstraintAsk | None:
     schema = _json(json_schema) if isinstance(json_schema, dict) else json_schema
     texts: tuple[tuple[Kind, str | None], ...] = (("json_schema", schema), ("regex", regex), ("grammar", grammar))
@@ -187,6 +190,8 @@ def _constraint(
         given.append(ConstraintAsk("json_object"))
     if choices is not None:
         given.append(ConstraintAsk("choices", choices=tuple(choices)))
+    if message_type is not None:
+        given.append(constraint_of(message_type))
     if len(given) > 1:
         kinds = " and ".join(each.kind for each in given)
         raise InvalidRequest(f"{kinds} are set; an output has one constraint", field="structured_output")

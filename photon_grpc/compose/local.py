@@ -11,6 +11,7 @@ from typing import Any
 
 from photon_grpc.compose.asks import ask_for, asks_for, typed
 from photon_grpc.compose.console import bar_of
+from photon_grpc.compose.message_type import message_of
 from photon_grpc.compose.program import Program
 from photon_grpc.config.download import fetch_model
 from photon_grpc.config.resolve import resolve_program
@@ -44,6 +45,8 @@ class Completion:
     content: str = ""
     #: With `tools_json`.
     tool_calls: tuple[ToolCall, ...] = ()
+    #: With `message_type`, where the output is complete: of that class.
+    message: Any = None
 
 
 class LLM:
@@ -79,11 +82,11 @@ class LLM:
         when there are several prompts. Raise PhotonError for the first prompt that is refused (the others are
         aborted), InvalidRequest for a value of a wrong type, TypeError for an option that there is none of.
         """
-        asks = asks_for(prompts, {"chat": chat, **options})
+        asks, message_type = asks_for(prompts, {"chat": chat, **options}), options.get("message_type")
         wanted: bool | None = typed("show_progress", show_progress, bool | None)
         with bar_of("prompts", len(asks), _has_use(asks) if wanted is None else wanted) as advance:
             results = self._program.wait(self._program.generate(asks, advance))
-        return [completion for index, result in enumerate(results) for completion in _completions(index, result)]
+        return [each for index, result in enumerate(results) for each in _completions(index, result, message_type)]
 
     def stream(self, prompt: Prompt, *, chat: bool = False, **options: Any) -> Iterator[OutputDelta]:
         """Yield deltas as they are generated: `for delta in llm.stream("def "): print(delta.text, end="")`.
@@ -115,7 +118,7 @@ def _has_use(asks: Sequence[Ask]) -> bool:
     return len(asks) > 1 and sys.stderr.isatty()
 
 
-def _completions(prompt_index: int, result: Result) -> Iterator[Completion]:
+def _completions(prompt_index: int, result: Result, message_type: type | None) -> Iterator[Completion]:
     prompt_scores = tuple(result.prompt_scores)
     for output in result.outputs:
         yield Completion(
@@ -133,4 +136,5 @@ def _completions(prompt_index: int, result: Result) -> Iterator[Completion]:
             reasoning=output.reasoning,
             content=output.content,
             tool_calls=output.tool_calls,
+            message=message_of(output, message_type) if message_type is not None else None,
         )

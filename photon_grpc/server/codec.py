@@ -164,7 +164,7 @@ def _output(output: pb.OutputOptions) -> OutputAsk:
 
 def _constraint(wanted: pb.StructuredOutput, message_type: MessageType | None) -> ConstraintAsk | None:
     if message_type is not None:
-        return ConstraintAsk("protobuf", message_type.grammar, has_maps=message_type.has_maps)
+        return message_type.constraint
     match wanted.WhichOneof("constraint"):
         case "json_schema":
             return ConstraintAsk("json_schema", wanted.json_schema)

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from photon_grpc.errors import InvalidConstraint, InvalidRequest
+from photon_grpc.frontend.ask import ConstraintAsk
 from photon_grpc.server.json_grammar import TooManyFields, write_json_grammar
 from photon_grpc.server.message_graph import FIELD, MAX_DEPTH, WELL_KNOWN_FILES, MessageGraph, refused
 from photon_grpc.server.wire import count_fields
@@ -39,6 +40,10 @@ class MessageType:
     grammar: str
     #: Whether objects take keys that the grammar does not list.
     has_maps: bool
+
+    @property
+    def constraint(self) -> ConstraintAsk:
+        return ConstraintAsk("protobuf", self.grammar, has_maps=self.has_maps)
 
     def parse(self, json: str) -> Message:
         """Raise google.protobuf.json_format.ParseError."""

@@ -69,6 +69,7 @@ WRONG: dict[str, tuple[object, ...]] = {
     ),
     "logit_bias": (1, "1", [1], {"a": 1.0}, {1: "1"}, {1: None}, {1.5: 1.0}),
     **dict.fromkeys(("regex", "grammar", "json_schema"), (1, 2.5, True, ["a"], [1], [{}])),
+    "message_type": (1, "a", True, ["a"], {}, int, LLM),
     "choices": ("a", 1, 2.5, True, [1], [None], ["a", b"b"], [["a"]], [{}], np.array([1])),
     **dict.fromkeys(("session_id", "template_args_json", "tools_json"), (1, 2.5, True, ["a"], [1], [{}])),
 }

@@ -20,7 +20,6 @@ from photon_grpc.client.options import build_request
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import InvalidConstraint, InvalidRequest
-from photon_grpc.frontend.ask import ConstraintAsk
 from photon_grpc.server.message_type import read_message_type
 from photon_grpc.server.server import Server
 from photon_grpc.v1 import inference_pb2, inference_pb2_grpc
@@ -45,7 +44,7 @@ def test_every_complete_output_of_a_random_type_is_parsed(llm: LLM) -> None:
         asks = [
             asked(
                 2 * start + number,
-                ConstraintAsk("protobuf", types[number // 2].grammar, has_maps=types[number // 2].has_maps),
+                types[number // 2].constraint,
                 max_tokens=80,
             )
             for number in range(2 * len(types))
@@ -137,6 +136,21 @@ def test_a_token_that_ends_an_output_is_no_part_of_its_message(target: str) -> N
         stopped = [each for each in found if each.finish.reason == "STOP_TOKEN"]
         assert stopped and all(each.text.startswith(str(each.message.value)) for each in stopped)
         assert any(each.text != str(each.message.value) for each in stopped)
+
+
+def test_a_program_takes_a_class_and_gives_its_messages(llm: LLM) -> None:
+    options: dict[str, Any] = {"message_type": LEDGER, "temperature": 1.5, "seed": 6}
+    found = llm.generate([PROMPT, f"{PROMPT} "], **options, num_outputs=8, max_tokens=40)
+    for each in found:
+        assert each.message == (Parse(each.text, LEDGER()) if each.finish_reason in COMPLETE else None)
+    assert any(each.message is not None for each in found)
+    assert llm.generate(PROMPT, **options, max_tokens=1)[0].message is None
+    with pytest.raises(InvalidRequest, match="no class of messages"):
+        llm.generate(PROMPT, message_type=int)
+    with pytest.raises(InvalidRequest, match="message_type"):
+        llm.generate(PROMPT, message_type=3)
+    with pytest.raises(InvalidRequest, match="regex and protobuf are set"):
+        llm.generate(PROMPT, message_type=LEDGER, regex="a")
 
 
 def test_a_bad_type_is_refused_by_name(target: str) -> None:
