@@ -28,7 +28,7 @@ Durations are seconds, sizes bytes. Switches take `--name` and `--no-name`; as v
 `0`, `false`, `no`, `off`. What is repeatable as a flag takes commas as a variable. An empty variable counts as not
 set.
 
-`photon-grpc generate` and `chat` read `PHOTON_TARGET`, the address of the server.
+`photon-grpc generate`, `chat` and `bench` read `PHOTON_TARGET`, the address of the server, and `PHOTON_API_KEY`.
 """
 
 

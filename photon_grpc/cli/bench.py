@@ -15,6 +15,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from photon_grpc.cli.api_key import key_metadata
 from photon_grpc.cli.load import Percentiles, RequestResult, Session, Summary, Turn, Workload, run_load, summarize
 from photon_grpc.client import Client, Model
 from photon_grpc.errors import ConfigError, FeatureNotSupported, PromptTooLong
@@ -79,7 +80,7 @@ def bench(options: BenchOptions, *, as_json: bool = False) -> int:
 
 
 async def _bench(options: BenchOptions, *, as_json: bool) -> int:
-    async with Client(options.target) as client:
+    async with Client(options.target, metadata=key_metadata()) as client:
         model = await client.model(options.model)
     sessions = plan(options, model)
     load = Workload(

@@ -21,6 +21,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from photon_grpc.cli.api_key import key_metadata
 from photon_grpc.cli.load import RequestResult, Session, Turn, Workload, as_json
 from photon_grpc.client.channel import open_channel
 from photon_grpc.client.multiplex import Multiplex
@@ -46,7 +47,9 @@ class LoadClient:
     def __init__(self, load: Workload, channel: grpc.aio.Channel) -> None:
         self._load = load
         self._stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        self._multiplex = Multiplex(self._stub.MultiplexGenerate(), load.target) if load.multiplex else None
+        self._multiplex = None
+        if load.multiplex:
+            self._multiplex = Multiplex(self._stub.MultiplexGenerate(metadata=key_metadata()), load.target)
         self._waiting = enumerate(load.sessions)
         self._zero_s = 0.0
 
@@ -139,7 +142,7 @@ class LoadClient:
     def _call(self, request: inference_pb2.GenerateRequest) -> AsyncIterable[inference_pb2.StreamGenerateResponse]:
         timeout_s = self._load.timeout_s
         if self._multiplex is None:
-            return self._stub.StreamGenerate(request, timeout=timeout_s)
+            return self._stub.StreamGenerate(request, timeout=timeout_s, metadata=key_metadata())
         if timeout_s is not None:
             request.scheduling.timeout.FromNanoseconds(round(timeout_s * 1e9))
         return self._multiplex.ask(request)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any, TextIO
 
+from photon_grpc.cli.api_key import key_metadata
 from photon_grpc.cli.score_lines import Scores
 from photon_grpc.client import Client, Delta, Options, Prompt, Stream, SyncClient, Timing, Usage
 from photon_grpc.errors import PhotonError
@@ -51,7 +52,7 @@ class Stopwatch:
 
 async def generate(target: str, prompt: Prompt, options: Options, *, as_json: bool = False) -> None:
     """Streams one generation to stdout and a line about it to stderr. Raise PhotonError."""
-    async with Client(target) as client, client.stream(prompt, **options) as stream:
+    async with Client(target, metadata=key_metadata()) as client, client.stream(prompt, **options) as stream:
         if as_json:
             await _write_json(stream)
         else:
@@ -238,7 +239,7 @@ class Chat:
 
 def chat(target: str, options: Options, system: str = "") -> None:
     """Converse with the user at the terminal, or with the lines of stdin. Raise PhotonError where no server answers."""
-    with SyncClient(target) as client:
+    with SyncClient(target, metadata=key_metadata()) as client:
         model = client.model(options.get("model", ""))
         _remark(f"{model.name} at {target} · {_CHAT_HELP}")
         # Each turn begins with all turns before it: the server is to keep them.

@@ -18,7 +18,7 @@ from photon_grpc.config.settings import Setting, by_name, section_class, setting
 from photon_grpc.errors import ConfigError
 
 #: Variables that clients read; `serve` must not call them unknown.
-CLIENT_VARIABLES = ("PHOTON_TARGET",)
+CLIENT_VARIABLES = ("PHOTON_TARGET", "PHOTON_API_KEY")
 
 #: organisation/name, as model hubs write it; no path has to look different, so a directory that exists comes first.
 _MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")

@@ -34,6 +34,14 @@ def test_text_goes_to_stdout_and_the_summary_to_stderr(capsys: pytest.CaptureFix
     assert captured.err.endswith("MAX_TOKENS\n")
 
 
+def test_the_api_key_of_the_environment_goes_with_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving_in_a_thread(SCRIPT) as fake:
+        assert main.main(["generate", "x", "--target", fake.target]) == 0
+        monkeypatch.setenv("PHOTON_API_KEY", "secret")
+        assert main.main(["generate", "x", "--target", fake.target]) == 0
+    assert [call.get("authorization") for call in fake.metadata] == [None, "Bearer secret"]
+
+
 def test_flags_land_in_the_request(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("from stdin"))
     flags = "--max-tokens 5 --temperature 0 --top-p 0.5 --top-k -1 --min-p 0.1 --seed 3 --stop a --stop b --model m"

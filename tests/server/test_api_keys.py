@@ -20,10 +20,10 @@ from photon_grpc.errors import ConfigError, QuotaExceeded
 from photon_grpc.server import health, key_ring, reflection
 from photon_grpc.server.interceptors.api_keys import ApiKeyInterceptor
 from photon_grpc.server.key_ring import KeyRing
-from photon_grpc.v1 import inference_pb2, model_pb2
+from photon_grpc.v1 import inference_pb2, inference_pb2_grpc, model_pb2
 from tests.attack import http2
 from tests.server.failing import failure, info_of, status_of, trailer
-from tests.server.fake_frontend import ASK, GENERATE, STREAM_GENERATE, FakeFrontend, raw, serving
+from tests.server.fake_frontend import ASK, GENERATE, STREAM_GENERATE, FakeFrontend, raw, serving, until
 from tests.server.keys import ALL, SECRETS, bearer, block, write_keys
 
 UNAUTHENTICATED, DENIED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
@@ -112,6 +112,18 @@ async def test_a_key_with_the_scope_is_let_in(channel: grpc.aio.Channel, fronten
     await raw(channel, GENERATE)(ASK.SerializeToString(), metadata=sent)
     [_ async for _ in raw(channel, STREAM_GENERATE, stream=True)(ASK.SerializeToString(), metadata=sent)]
     assert [ask.owner for ask in frontend.asks] == [name, name]
+
+
+async def test_every_request_of_a_shared_stream_has_the_owner_of_its_call(
+    channel: grpc.aio.Channel, frontend: FakeFrontend
+) -> None:
+    call = inference_pb2_grpc.InferenceServiceStub(channel).MultiplexGenerate(metadata=bearer(SECRETS["gen"]))
+    for request_id in ("a", "b"):
+        asked = inference_pb2.GenerateRequest(text="hi", request_id=request_id)
+        await call.write(inference_pb2.MultiplexGenerateRequest(generate=asked))
+    await until(lambda: len(frontend.asks) == 2)
+    call.cancel()
+    assert [(ask.request_id, ask.owner) for ask in frontend.asks] == [("a", "gen"), ("b", "gen")]
 
 
 async def test_the_scheme_is_read_in_any_case(channel: grpc.aio.Channel, frontend: FakeFrontend) -> None:
