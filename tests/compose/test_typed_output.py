@@ -27,8 +27,8 @@ from tests.compose import drawn_messages
 from tests.compose.test_structured_output import COMPLETE, PROMPT, answers, asked, reason
 from tests.server.described import enum, file, message, serialized
 
-#: Outputs of random types; ten thousand in the long form.
-NUM_DRAWN = int(os.environ.get("PHOTON_TEST_TYPED_OUTPUTS", "200"))
+#: Outputs of random types; the long form: NUM_TYPED_OUTPUTS=10000, ten minutes.
+NUM_DRAWN = int(os.environ.get("NUM_TYPED_OUTPUTS", "200"))
 
 
 @pytest.fixture(scope="module")
