@@ -95,7 +95,7 @@ class MultiplexCall:
         self._room = asyncio.Event()
         self._is_half_closed = False
         self._is_draining = False
-        self._is_over = False
+        self._over = asyncio.Event()
         self._defect: Exception | None = None
 
     # Of the task that writes.
@@ -119,7 +119,7 @@ class MultiplexCall:
 
     def close(self) -> None:
         """Abort what still runs; no action is read any more."""
-        self._is_over = True
+        self._over.set()
         self._room.set()
         for member in self._members.values():
             member.stop()
@@ -194,14 +194,18 @@ class MultiplexCall:
     async def read(self, messages: Messages) -> None:
         """Until the client half-closes or the call is over. Never cancelled: a read of gRPC is not to be."""
         try:
-            while not self._is_over:
+            while not self._over.is_set():
                 try:
-                    self._act(await anext(messages))
+                    action = await anext(messages)
+                    if self._over.is_set():  # meanwhile
+                        break
+                    self._act(action)
+                    del action  # megabytes, perhaps, until the next one
                 except StopAsyncIteration:
                     break
                 except PhotonError as error:
                     self._fail(self._member(first_request_id(messages.beginning)), error)
-                while len(self._ready) >= MAX_UNTOLD and not self._is_over:
+                while len(self._ready) >= MAX_UNTOLD and not self._over.is_set():
                     self._room.clear()
                     await self._room.wait()
         except grpc.aio.BaseError:  # the call is over

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ from photon_grpc.frontend.prompt import Prepared
 from photon_grpc.frontend.quotas import Quotas
 from photon_grpc.server import inference, multiplex
 from photon_grpc.server.interceptors.api_keys import ApiKeyInterceptor
+from photon_grpc.server.interceptors.failure_log import FailureLog
 from photon_grpc.server.key_ring import KeyRing
 from photon_grpc.server.multiplex import MultiplexCall
 from photon_grpc.server.server import Server
@@ -574,6 +576,39 @@ async def test_the_number_of_open_streams_is_bounded(service: Service, monkeypat
 
 
 # --- ends of the stream ----------------------------------------------------------------------------------------------
+
+
+async def test_a_storm_of_cancelled_streams_leaves_nothing(service: Service) -> None:
+    draw = random.Random(1)
+
+    async def come_and_go(name: int) -> None:
+        caller = Caller(service.stub).read()
+        with contextlib.suppress(asyncio.InvalidStateError):
+            for number in range(draw.randrange(4)):
+                await caller.generate(f"{name}-{number}", text=draw.choice(["hi", "held", "x" * 30_000]))
+            await asyncio.sleep(draw.random() * 0.05)
+        caller.call.cancel()
+
+    for wave in range(3):
+        await asyncio.gather(*[come_and_go(40 * wave + number) for number in range(40)])
+    await service.is_at_rest()
+    assert not any(call._members for call in service.calls)
+
+
+async def test_an_action_that_comes_with_the_end_begins_nothing() -> None:
+    """The call is over while its reader waits for gRPC."""
+
+    async def admit(request: pb.GenerateRequest) -> Any:
+        raise AssertionError
+
+    class Late:
+        async def __anext__(self) -> pb.MultiplexGenerateRequest:
+            call.close()
+            return pb.MultiplexGenerateRequest(generate=pb.GenerateRequest(request_id="late"))
+
+    call = MultiplexCall(admit, FailureLog())
+    await call.read(Late())  # type: ignore[arg-type]
+    assert not call._members
 
 
 @pytest.mark.parametrize("how", ["cancelled", "channel closed", "deadline"])
