@@ -43,14 +43,13 @@ from photon_grpc.frontend.controls import Controls, Verb
 from photon_grpc.frontend.encoder import Encoder, is_small
 from photon_grpc.frontend.engine_queue import EngineQueue, estimate_tokens
 from photon_grpc.frontend.model import ModelFacts, ServedModel
-from photon_grpc.frontend.output import Ending, OutputText
+from photon_grpc.frontend.output import OutputText
+from photon_grpc.frontend.outputs import outputs_of
 from photon_grpc.frontend.prompt import Prepared
 from photon_grpc.frontend.quotas import NO_QUOTAS, NoQuotas, Quotas, Share
-from photon_grpc.frontend.scores import OutputScores, PromptScores
-from photon_grpc.frontend.stop_strings import StopMatcher
+from photon_grpc.frontend.scores import PromptScores
 from photon_grpc.frontend.stream import TokenStream
 from photon_grpc.frontend.tried_constraints import TriedConstraints
-from photon_grpc.frontend.typed_output import TypedOutput
 from photon_grpc.frontend.update import Result, gathered
 
 _LOG = logging.getLogger(__name__)
@@ -58,8 +57,6 @@ _LOG = logging.getLogger(__name__)
 _RETRY_AFTER_S = 1.0
 #: Ids that Tokenize gives though no context holds them.
 _MAX_TOKENIZED = 2**20
-#: Ids that are replayed before other calls get their turn: about 2 ms.
-_REPLAY_SLICE = 1024
 #: Messages of a unary call: one, at the end.
 _GATHER_ALL = StreamAsk(max_tokens_per_message=2**62)
 
@@ -244,14 +241,6 @@ class Frontend:
             raise RuntimeError("an ask without input was let through")
         return await self._encoder.prepare(ask.input, ask.stop.stop_strings, facts.max_model_len)
 
-    async def _outputs(self, ask: Ask, request: Request, prepared: Prepared) -> tuple[OutputText, ...]:
-        outputs = tuple([self._output(i, ask, request, prepared) for i in range(request.num_outputs)])
-        for at in range(0, len(request.continued_ids), _REPLAY_SLICE):
-            if at:
-                await asyncio.sleep(0)
-            outputs[0].replay(request.continued_ids[at : at + _REPLAY_SLICE])
-        return outputs
-
     async def _encoded(self, ask: Ask, facts: Facts) -> tuple[Request, tuple[OutputText, ...]]:
         """The engine's request and its outputs, with the ids replayed that it continues from. Raise PhotonError."""
         with self._place(ask, facts):
@@ -265,7 +254,7 @@ class Frontend:
         )
         if constraint is not None:
             request = msgspec.structs.replace(request, constraint=constraint)
-        outputs = await self._outputs(ask, request, prepared)
+        outputs = await outputs_of(ask, request, self._model, prepared.stops)
         return request, outputs
 
     def _open(
@@ -293,29 +282,6 @@ class Frontend:
         self._running.update(zip(handles, ((stream, output) for output in outputs), strict=True))
         self._first_handles[stream] = first
         return stream
-
-    def _output(self, index: int, ask: Ask, request: Request, prepared: Prepared) -> OutputText:
-        tokenizer = self._model.tokenizer
-        wants_text = tokenizer is not None and ask.output.text is not False
-        detokenizer = None
-        if tokenizer is not None and (wants_text or prepared.stops is not None):
-            skip = ask.output.skip_special_tokens
-            detokenizer = tokenizer.detokenizer(skip_special_tokens=skip, prompt_ids=request.prompt_ids)
-        include_stop, stop = ask.stop.include_stop_in_text, request.stop
-        matcher = StopMatcher(prepared.stops, include_stop_in_text=include_stop) if prepared.stops is not None else None
-        kind: Callable[..., OutputText] = OutputText
-        if ask.constraint is not None and ask.constraint.kind == "protobuf":
-            kind = partial(TypedOutput, token_bytes=self._model.token_bytes)
-        return kind(
-            index,
-            detokenizer=detokenizer,
-            matcher=matcher,
-            wants_text=wants_text,
-            wants_ids=ask.output.token_ids,
-            scores=OutputScores(request.scores.records, self._model.token_bytes),
-            parser=self._model.answer_parser(ask.input, request.prompt_ids) if wants_text else None,
-            ending=Ending(frozenset(stop.eos_token_ids + stop.stop_token_ids), stop.min_tokens, include_stop),
-        )
 
     # From frames to streams.
 

@@ -1,0 +1,58 @@
+"""The outputs of a request before their first token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from photon_grpc.core.request import Request
+from photon_grpc.frontend.ask import Ask
+from photon_grpc.frontend.detokenizer import Detokenizer
+from photon_grpc.frontend.model import ServedModel
+from photon_grpc.frontend.output import Ending, OutputText
+from photon_grpc.frontend.scores import OutputScores
+from photon_grpc.frontend.stop_strings import StopMatcher, StopStrings
+from photon_grpc.frontend.typed_output import TypedOutput
+
+#: Ids that are replayed before other calls get their turn: about 2 ms.
+_REPLAY_SLICE = 1024
+
+
+async def outputs_of(
+    ask: Ask, request: Request, model: ServedModel, stops: StopStrings | None
+) -> tuple[OutputText, ...]:
+    """One for each output, with the ids replayed that it continues from. Raise InvalidRequest where one of them follows
+    the end of the output."""
+    outputs = tuple([_output(index, ask, request, model, stops) for index in range(request.num_outputs)])
+    for at in range(0, len(request.continued_ids), _REPLAY_SLICE):
+        if at:
+            await asyncio.sleep(0)
+        outputs[0].replay(request.continued_ids[at : at + _REPLAY_SLICE])
+    return outputs
+
+
+def _output(index: int, ask: Ask, request: Request, model: ServedModel, stops: StopStrings | None) -> OutputText:
+    wants_text = model.tokenizer is not None and ask.output.text is not False
+    include_stop, stop = ask.stop.include_stop_in_text, request.stop
+    kind: Callable[..., OutputText] = OutputText
+    if ask.constraint is not None and ask.constraint.kind == "protobuf":
+        kind = partial(TypedOutput, token_bytes=model.token_bytes)
+    return kind(
+        index,
+        detokenizer=_detokenizer(ask, request, model) if wants_text or stops is not None else None,
+        matcher=StopMatcher(stops, include_stop_in_text=include_stop) if stops is not None else None,
+        wants_text=wants_text,
+        wants_ids=ask.output.token_ids,
+        scores=OutputScores(request.scores.records, model.token_bytes),
+        parser=model.answer_parser(ask.input, request.prompt_ids) if wants_text else None,
+        ending=Ending(frozenset(stop.eos_token_ids + stop.stop_token_ids), stop.min_tokens, include_stop),
+    )
+
+
+def _detokenizer(ask: Ask, request: Request, model: ServedModel) -> Detokenizer | None:
+    if model.tokenizer is None:
+        return None
+    return model.tokenizer.detokenizer(
+        skip_special_tokens=ask.output.skip_special_tokens, prompt_ids=request.prompt_ids
+    )
