@@ -21,6 +21,7 @@ from photon_grpc.compose.assemble import Assembled, assemble
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.config.resolve import resolve
 from photon_grpc.core.frames import Add, Down, StepFrame, Up
+from photon_grpc.core.ports import Event
 from photon_grpc.core.request import Request, SamplingParams, StopParams
 from photon_grpc.core.stats import Load
 
@@ -85,6 +86,9 @@ class Work:
     def drain(self, timeout_s: float | None) -> list[tuple[int, Down]]:
         frames, self._frames = self._frames, []
         return frames
+
+    def wake(self, event: Event) -> None:
+        """Nothing here waits for another thread."""
 
     def send(self, frontend: int, frame: Up) -> None:
         if not isinstance(frame, StepFrame):

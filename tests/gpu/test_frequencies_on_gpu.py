@@ -16,6 +16,7 @@ from photon_grpc.models.decoder import Decoder
 from photon_grpc.runner.sampler import Sampler, SamplingLevel
 from photon_grpc.runner.slot_table import SlotTable
 from tests.kv_plans import kv_plan
+from tests.runner.launched import step_of
 from tests.runner.served import Served
 
 pytestmark = pytest.mark.gpu
@@ -48,7 +49,7 @@ def expected(logits: torch.Tensor, level: SamplingLevel) -> torch.Tensor:
 def decoder() -> Decoder:
     """The embedded model, whose head draws in its epilogue."""
     served = Served(demo.TARGET, device="cuda", dtype="bfloat16", eager=True)
-    return served.assembled.runner._launch_body._step._decoder  # type: ignore[attr-defined,no-any-return]
+    return step_of(served.assembled.runner)._decoder
 
 
 @pytest.mark.parametrize("num_rows", [1, 8, 64, 256])

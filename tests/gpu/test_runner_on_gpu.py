@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from photon_grpc import demo
 from photon_grpc.config.flags import CacheConfig, SchedulerConfig
 from photon_grpc.core.request import SamplingParams
+from tests.runner.launched import step_of
 from tests.runner.models import FAMILIES, WINDOWED, greedy, model
 from tests.runner.served import Served
 from tests.runner.test_greedy import NUM_GROUPS, prompts
@@ -75,7 +76,7 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16(family: str) ->
     prompt = prompts(9, (50,))[0]
     served = Served(directory, device="cuda", dtype="bfloat16", eager=True)
     logits: list[torch.Tensor] = []
-    decoder = served.assembled.runner._launch_body._step._decoder  # type: ignore[attr-defined]
+    decoder = step_of(served.assembled.runner)._decoder
     draw = decoder.draw
     decoder.draw = lambda hidden, chances: logits.append(decoder.logits(hidden)) or draw(hidden, chances)
     served.complete([prompt], 1)

@@ -18,6 +18,7 @@ from photon_grpc.kernels.sampling.scores import MAX_BEST, MAX_GIVEN
 from photon_grpc.runner import score_records
 from photon_grpc.runner.build import eager_runner
 from photon_grpc.runner.model_runner import ModelRunner
+from tests.runner.launched import step_of
 from tests.runner.masks import masks
 from tests.runner.models import model
 from tests.runner.scored import GREEDY, LONG, ROWS, admission, batches, prompt_of
@@ -110,7 +111,7 @@ def test_masks_and_bans_change_the_chosen_id_and_no_score(runner: ModelRunner) -
 def test_a_row_that_fails_has_no_scores_and_the_others_have_theirs(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    head = runner._launch_body._step.sampler._head  # type: ignore[attr-defined]
+    head = step_of(runner).sampler._head
     logits = head.logits
 
     def poisoned(hidden: torch.Tensor) -> torch.Tensor:
@@ -214,7 +215,7 @@ def test_a_chunk_of_one_token_is_scored_and_one_behind_the_prompt_has_nothing_to
 def test_a_prompt_that_cannot_be_scored_fails_with_its_step_alone(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = runner._launch_body._step  # type: ignore[attr-defined]
+    step = step_of(runner)
 
     def no_memory(batch: Batch, hidden: torch.Tensor) -> None:
         raise torch.OutOfMemoryError("no memory for the logits")

@@ -22,6 +22,7 @@ from photon_grpc.runner.buckets import LONG_BUCKETS
 from photon_grpc.runner.sampler import SamplingLevel
 from photon_grpc.runner.start import RunnerStart
 from photon_grpc.runner.warm_up import largest_step, warm_up, warm_up_mixed
+from tests.runner.launched import step_of
 from tests.runner.models import greedy, model
 from tests.runner.served import Served
 from tests.runner.test_greedy import prompts
@@ -35,7 +36,7 @@ def test_a_token_is_drawn_at_every_level_before_the_first_request() -> None:
     directory, reference = model("llama")
     served = Served(directory)
     runner, met = served.assembled.runner, []
-    sampler = runner._launch_body._step.sampler  # type: ignore[attr-defined]
+    sampler = step_of(runner).sampler
     level = sampler.level
 
     def seen(batch: Batch) -> SamplingLevel:
