@@ -17,7 +17,7 @@ from photon_grpc.v1 import inference_pb2 as pb
 
 
 class MessageCall(Protocol):
-    """What a Stream reads: a StreamGenerate call, or one of a multiplexed stream."""
+    """The source of a Stream: a StreamGenerate call, or one of a multiplexed stream."""
 
     async def read(self) -> Any:
         """The next message, EOF after the last. Raise AioRpcError, PhotonError."""

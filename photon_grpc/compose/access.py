@@ -1,4 +1,4 @@
-"""Who may call a front end, and how much: chosen by the configuration, once."""
+"""Access to a front end, and its limits: chosen by the configuration, once."""
 
 from __future__ import annotations
 

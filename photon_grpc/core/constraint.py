@@ -1,4 +1,4 @@
-"""What an output must look like, as plain data, and the work that it may cause."""
+"""The form of an output, as plain data, and the work that it may cause."""
 
 from __future__ import annotations
 

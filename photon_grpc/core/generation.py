@@ -29,7 +29,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """How likely the model held one token."""
+    """The model's probability of one token."""
 
     token_id: int
     #: As a Candidate's; None for the first token of a prompt, whose rank is 0.

@@ -109,7 +109,7 @@ class GuidanceGrammars:
         return failures
 
     def _rounds(self, matchers: Mapping[int, GuidanceMatcher]) -> Iterator[list[tuple[llguidance.LLMatcher, int]]]:
-        """What is filled at a time: matchers of one grammar share a lexer under a lock, in parallel they would only
+        """The matchers filled at a time: those of one grammar share a lexer under a lock, in parallel they would only
         wait for each other. A round of one is filled in this thread."""
         columns: dict[Compilation, list[tuple[llguidance.LLMatcher, int]]] = {}
         for at, matcher in matchers.items():

@@ -1,4 +1,4 @@
-"""What steps take, by those that were measured, and the silence that the engine's loop may keep during one."""
+"""Durations of steps, by those that were measured, and the silence that the engine's loop may keep during one."""
 
 from __future__ import annotations
 

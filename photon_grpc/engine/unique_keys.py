@@ -22,7 +22,7 @@ _KEY_DIGITS = (9, 18)
 
 
 class KeyState(NamedTuple):
-    """Where in its text an output is."""
+    """The place that an output has reached in its text."""
 
     #: Keys of the objects that are open, None for arrays; innermost last.
     open: tuple[frozenset[bytes] | None, ...] = ()

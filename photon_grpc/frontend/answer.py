@@ -27,7 +27,7 @@ _BARE = re.compile(rf"\{{{_KEY.format('name')}:[^{{}}]*{_KEY.format('parameters'
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What new text of an output holds."""
+    """The parts in new text of an output."""
 
     reasoning: str = ""
     #: What is neither reasoning nor a call.
@@ -67,7 +67,7 @@ class AnswerParser:
             self._read_on(is_over=False)
 
     def take(self, *, is_over: bool) -> Answer:
-        """What has come since the last call. With `is_over`, which may be told again, nothing is held back."""
+        """The parts that came since the last call. With `is_over`, which may be told again, nothing is held back."""
         self._read_on(is_over)
         answer = joined_answer(self._read)
         self._read = []
@@ -82,7 +82,7 @@ class AnswerParser:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """How a model writes its answers."""
+    """The marks by which a model writes its answers."""
 
     #: Between marks (reasoning.OPEN, reasoning.CLOSE).
     has_reasoning: bool = False

@@ -86,7 +86,7 @@ class OutputAsk:
 
 @dataclass(frozen=True, slots=True)
 class ConstraintAsk:
-    """What every output must look like."""
+    """The form of every output."""
 
     kind: Kind
     #: Of json_schema, regex and grammar; of protobuf the grammar of its JSON, in Lark.

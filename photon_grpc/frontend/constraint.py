@@ -1,4 +1,4 @@
-"""What a caller may ask of an output's form: checked, and written as one grammar that llguidance reads."""
+"""The forms of outputs that a caller may ask for: checked, and written as one grammar that llguidance reads."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class Frontend:
 
     @property
     def facts(self) -> Facts:
-        """What the engine has told of itself. Raise Unavailable while there is none."""
+        """The engine's Facts. Raise Unavailable while there is none."""
         return self._link.facts or self._facts()
 
     @property

@@ -1,4 +1,4 @@
-"""What an API key may use: requests in flight, and tokens per minute as a bucket that holds one minute's worth.
+"""The share of an API key: requests in flight, and tokens per minute as a bucket that holds one minute's worth.
 
 Prompt tokens are taken when the request is sent to the engine, output tokens when it is over, those that were
 delivered. So a bucket can be in debt for as long as it takes to fill up again; meanwhile nothing new of its owner

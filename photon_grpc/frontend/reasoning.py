@@ -70,7 +70,7 @@ class MarkedReasoning:
 
 
 def length_of_beginning(text: str, mark: str) -> int:
-    """How many characters at the end of `text` are the beginning of `mark`, but not all of it."""
+    """The number of characters at the end of `text` that are the beginning of `mark`, but not all of it."""
     at = text.find(mark[0], max(len(text) - len(mark) + 1, 0))
     while at >= 0 and not mark.startswith(text[at:]):
         at = text.find(mark[0], at + 1)

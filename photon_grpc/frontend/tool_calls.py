@@ -31,7 +31,7 @@ _IN_STRING = re.compile(r'["\\\x00-\x1f]')
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """Where objects of calls stand."""
+    """The places of call objects in a text."""
 
     open: str
     #: Empty: nothing closes a call.
@@ -171,7 +171,7 @@ class WrittenToolCalls:
         return True
 
     def _give_up(self) -> bool:
-        """What has been looked at is text."""
+        """Release what has been looked at as text."""
         self._release(self._at)
         self._step = WrittenToolCalls._seek
         return True

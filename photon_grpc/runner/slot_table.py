@@ -122,11 +122,11 @@ class SlotTable:
         return Penalties(self.counts, *strengths, self.num_biases, self.bias_ids, self.biases)
 
     def output_scores(self, slots: torch.Tensor) -> ScoreMetadata:
-        """How the ids that rows of these slots draw are scored."""
+        """Scores asked for of the ids that rows of these slots draw."""
         return ScoreMetadata(slots, self.num_best, self.num_given, self.given_ids)
 
     def prompt_scores(self, slots: torch.Tensor) -> ScoreMetadata:
-        """How the ids of their prompts are."""
+        """The same of the ids of their prompts."""
         return ScoreMetadata(slots, self.num_prompt_best, self._none_given, self.given_ids)
 
     @contextmanager

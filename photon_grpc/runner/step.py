@@ -65,7 +65,7 @@ class Drawing(NamedTuple):
 
 
 class HiddenStates(NamedTuple):
-    """What a body leaves: tokens [T, hidden_size], of all tokens, row behind row; last [R, hidden_size], of the last
+    """The result of a body: tokens [T, hidden_size], of all tokens, row behind row; last [R, hidden_size], of the last
     token of each row."""
 
     tokens: torch.Tensor
@@ -73,7 +73,7 @@ class HiddenStates(NamedTuple):
 
 
 class StepTensors(NamedTuple):
-    """What a step has put on the device. rows: those that yield, in order (None: all)."""
+    """The result of a step on the device. rows: those that yield, in order (None: all)."""
 
     sampled: SampledTokens
     rows: list[int] | None = None

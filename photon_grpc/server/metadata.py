@@ -24,7 +24,7 @@ _owner: ContextVar[str] = ContextVar("owner", default="")
 
 
 def _trust() -> None:
-    """Where no keys are asked for."""
+    """Of a server that asks for no keys."""
 
 
 _judge: ContextVar[Callable[[], object]] = ContextVar("judge", default=_trust)

@@ -177,7 +177,7 @@ class MultiplexCall:
             return items.error(error)
 
     def _take(self, member: _Member, stream: TokenStream) -> Update | None:
-        """What is new of it. Has itself called when there is more, forgets it at its end."""
+        """The news of it. Has itself called when there is more, forgets it at its end."""
         try:
             update = stream.take()
         except Exception as error:

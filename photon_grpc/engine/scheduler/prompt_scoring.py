@@ -1,4 +1,4 @@
-"""Which prompt positions are still to be scored.
+"""Prompt positions that are still to be scored.
 
 A prompt is scored once, by the first output of its request, while it is computed. The position that is scored next
 stands here; so a chunk goes on where the one before it ended, and a resumed prefill scores nothing again.

@@ -1,4 +1,4 @@
-"""How the work of one decode step's attention is cut, for `gluon_decode.py`: a table from sweeps on an H200."""
+"""Tiles of one decode step's attention, for `gluon_decode.py`: a table from sweeps on an H200."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Limits(NamedTuple):
 
 
 class DecodeTile(NamedTuple):
-    """What the kernel is compiled for, of the batch.
+    """Compile-time sizes that follow from the batch.
 
     HEADS is GROUP padded to 8 or 16. KW warps of BN keys a step, NS steps under way, at most SPLITS shares of at least
     MIN_SHARE keys.

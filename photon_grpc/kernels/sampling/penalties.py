@@ -1,4 +1,4 @@
-"""What a request adds to raw logits, and takes from ids that its context holds.
+"""Biases added to raw logits, penalties for ids that the context holds.
 
     x += bias                                       of each id that has one
     x  = x / r  where x > 0,  x · r  elsewhere      of ids in prompt or output (Keskar et al. 2019)

@@ -43,7 +43,7 @@ class ScoreMetadata(NamedTuple):
 
 
 class TileScores(NamedTuple):
-    """What T tiles leave of each row, and what follows from all of them.
+    """Results of T tiles of each row, and those of all of them.
 
     peaks, sums: float32 [R, T], the maximum, and Σ exp(logit - maximum). log_sums: float32 [R]. least: int32 [R], the
     `ordinal` below which no element is among the best. above: int32 [R, 1 + MAX_GIVEN, T], elements greater than that

@@ -74,7 +74,7 @@ def value_of(number):
 
 @jit
 def weight_of(logit, weighing):
-    """What each element of a tile adds to the mass searched for; weighing: highest logit, 1.44 / temperature, by
+    """The share of each element of a tile in the mass searched for; weighing: highest logit, 1.44 / temperature, by
     count."""
     best, rate, by_count = weighing
     return tl.where(by_count, 1.0, tl.exp2((logit - best) * rate))
@@ -99,7 +99,7 @@ def load(part, start, SIZE: tl.constexpr, SIZES: tl.constexpr):
 
 @jit
 def number_and_mass(part, longest, bound, weighing, SIZES: tl.constexpr):
-    """How many elements of the list are not below `bound`, and their mass."""
+    """The number of elements of the list that are not below `bound`, and their mass."""
     number, mass = tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float32)
     for start in range(0, longest, SIZES.STEP // SIZES.SPLITS):
         logit = load(part, start, SIZES.STEP, SIZES)
