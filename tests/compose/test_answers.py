@@ -14,8 +14,6 @@ import pytest
 
 from photon_grpc import LLM, demo
 from photon_grpc.client import Client, Generation, ToolCall
-from photon_grpc.config.flags import ServerConfig
-from photon_grpc.server.server import Server
 from tests.frontend.answer_templates import QWEN3
 
 CHAT = [{"role": "user", "content": "hi"}]
@@ -31,20 +29,6 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     Path(model / "chat_template.jinja").write_text(QWEN3)
     with LLM(model, device="cpu", max_num_seqs=4, num_blocks=64) as llm:
         yield llm
-
-
-@pytest.fixture(scope="module")
-def target(llm: LLM) -> Iterator[str]:
-    """A server above the front end of an LLM: the wire is real, the processes are one."""
-    program = llm._program
-
-    async def start() -> tuple[Server, str]:
-        server = Server(program._frontend, config=ServerConfig())
-        return server, (await server.start(("127.0.0.1:0",), reuse_port=False))[0]
-
-    server, address = program.wait(start())
-    yield address
-    program.wait(server.drain_and_stop(0))
 
 
 def ids(llm: LLM, text: str) -> tuple[int, ...]:

@@ -14,9 +14,7 @@ import transformers
 
 from photon_grpc import LLM, demo
 from photon_grpc.client import Client, Generation, Output, Start, TokenScore
-from photon_grpc.config.flags import ServerConfig
 from photon_grpc.errors import InvalidRequest
-from photon_grpc.server.server import Server
 
 TOLERANCE = 1e-4
 LONG = "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"
@@ -45,20 +43,6 @@ ASKED = (
 def llm() -> Iterator[LLM]:
     with LLM(device="cpu", max_num_batched_tokens=16, max_num_seqs=8, num_blocks=20, block_size=16) as llm:
         yield llm
-
-
-@pytest.fixture(scope="module")
-def target(llm: LLM) -> Iterator[str]:
-    """A server above the front end of an LLM: the wire is real, the processes are one."""
-    program = llm._program
-
-    async def start() -> tuple[Server, str]:
-        server = Server(program._frontend, config=ServerConfig())
-        return server, (await server.start(("127.0.0.1:0",), reuse_port=False))[0]
-
-    server, address = program.wait(start())
-    yield address
-    program.wait(server.drain_and_stop(0))
 
 
 @cache

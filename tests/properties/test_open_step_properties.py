@@ -135,19 +135,20 @@ class Story:
             grammars.num_calls[name] = ask.num_calls
         if ask.table is not None and ask.compiled_after:
             self._events[number] = grammars.compiling[name] = Event()
-        handle = self.h.add(
+        self.handles.append(self.add(number, ask, priority=ask.priority, request_id=name))
+
+    def add(self, number: int, ask: Ask, **more: object) -> int:
+        return self.h.add(
             ask.prompt,
             ask.max_tokens,
             num_outputs=ask.num_outputs,
             seed=number,
             stop=tuple(ask.stop),
             table=ask.table,
-            priority=ask.priority,
-            request_id=name,
             scores=ask.scores,
             continued_ids=ask.continued_ids(number),
+            **more,
         )
-        self.handles.append(handle)
 
     def _compile(self, now: int) -> None:
         for number in [n for n in self._events if n + self.asks[n].compiled_after <= now]:
@@ -211,19 +212,7 @@ def test_steps_that_fail_change_no_output_of_those_behind_them(
     story.run()
     story.check(may_fail=True)
     story.h.runner.fail_steps, story.h.runner.fail_tails = {}, set()
-    again = [
-        story.h.add(
-            ask.prompt,
-            ask.max_tokens,
-            num_outputs=ask.num_outputs,
-            seed=number,
-            stop=tuple(ask.stop),
-            table=ask.table,
-            scores=ask.scores,
-            continued_ids=ask.continued_ids(number),
-        )
-        for number, ask in enumerate(many)
-    ]
+    again = [story.add(number, ask) for number, ask in enumerate(many)]
     story.h.run()
     story.handles, story.left = again, set()
     story.check(may_fail=False)

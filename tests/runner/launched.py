@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
+
 from photon_grpc.runner.model_runner import ModelRunner
 from photon_grpc.runner.step import Step
 
@@ -10,3 +13,16 @@ def step_of(runner: ModelRunner) -> Step:
     """What it launches, whatever shares out the threads."""
     launch = runner._launch_body
     return getattr(launch, "_launch", launch)._step  # type: ignore[no-any-return]
+
+
+def poison_first_row(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 0 of all logits from then on is NaN."""
+    head = step_of(runner).sampler._head
+    logits = head.logits
+
+    def poisoned(hidden: torch.Tensor) -> torch.Tensor:
+        made = logits(hidden)
+        made[0] = torch.nan
+        return made
+
+    monkeypatch.setattr(head, "logits", poisoned)

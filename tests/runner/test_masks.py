@@ -16,7 +16,7 @@ from photon_grpc.kernels import select
 from photon_grpc.runner.build import eager_runner
 from photon_grpc.runner.model_runner import ModelRunner
 from tests.engine.tables import END, Table, TableGrammars
-from tests.runner.launched import step_of
+from tests.runner.launched import poison_first_row
 from tests.runner.masks import ALLOWED, GREEDY, MASKED, VOCAB_SIZE, batches, masks
 from tests.runner.models import greedy, model
 from tests.runner.served import Served
@@ -96,15 +96,7 @@ def test_what_a_ban_and_a_mask_leave_together_may_be_nothing(runner: ModelRunner
 
 
 def test_numbers_that_fail_are_told_apart_from_masks(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    head = step_of(runner).sampler._head
-    logits = head.logits
-
-    def poisoned(hidden: torch.Tensor) -> torch.Tensor:
-        made = logits(hidden)
-        made[0] = torch.nan
-        return made
-
-    monkeypatch.setattr(head, "logits", poisoned)
+    poison_first_row(runner, monkeypatch)
     pending = runner.submit(batches((0, 2))[0])
     pending.sample(masks((7, 9), ()))
     output = pending.result()

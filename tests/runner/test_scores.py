@@ -18,7 +18,7 @@ from photon_grpc.kernels.sampling.scores import MAX_BEST, MAX_GIVEN
 from photon_grpc.runner import score_records
 from photon_grpc.runner.build import eager_runner
 from photon_grpc.runner.model_runner import ModelRunner
-from tests.runner.launched import step_of
+from tests.runner.launched import poison_first_row, step_of
 from tests.runner.masks import masks
 from tests.runner.models import model
 from tests.runner.scored import GREEDY, LONG, ROWS, admission, batches, prompt_of
@@ -111,15 +111,7 @@ def test_masks_and_bans_change_the_chosen_id_and_no_score(runner: ModelRunner) -
 def test_a_row_that_fails_has_no_scores_and_the_others_have_theirs(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    head = step_of(runner).sampler._head
-    logits = head.logits
-
-    def poisoned(hidden: torch.Tensor) -> torch.Tensor:
-        made = logits(hidden)
-        made[0] = torch.nan
-        return made
-
-    monkeypatch.setattr(head, "logits", poisoned)
+    poison_first_row(runner, monkeypatch)
     output = runner.submit(next(batches(ROWS))).result()
     assert output.ids[0] == NAN_LOGITS and set(output.faults) == {0}
     assert set(output.scores) == {2, 3, 4}

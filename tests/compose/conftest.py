@@ -1,0 +1,25 @@
+"""A server above an LLM, for tests of whole programs over the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from photon_grpc import LLM
+from photon_grpc.config.flags import ServerConfig
+from photon_grpc.server.server import Server
+
+
+@pytest.fixture(scope="module")
+def target(llm: LLM) -> Iterator[str]:
+    """A server above the front end of an LLM: the wire is real, the processes are one."""
+    program = llm._program
+
+    async def start() -> tuple[Server, str]:
+        server = Server(program._frontend, config=ServerConfig())
+        return server, (await server.start(("127.0.0.1:0",), reuse_port=False))[0]
+
+    server, address = program.wait(start())
+    yield address
+    program.wait(server.drain_and_stop(0))
