@@ -22,13 +22,14 @@ Every setting of `photon-grpc serve` is a flag and an environment variable. A fl
 over the default. `photon-grpc doctor`, given the same flags, shows what results, where each value came from and what
 it would run on. A value that cannot be meant, and a model directory or an address that cannot be used, ends `serve`
 with one line and exit code 2 before anything is loaded. A variable that begins with `PHOTON_` and is none of these is
-warned about.
+warned about, unless Kubernetes sets it for a Service named photon (`PHOTON_SERVICE_HOST`, `PHOTON_PORT_50051_TCP`).
 
 Durations are seconds, sizes bytes. Switches take `--name` and `--no-name`; as variables `1`, `true`, `yes`, `on` or
 `0`, `false`, `no`, `off`. What is repeatable as a flag takes commas as a variable. An empty variable counts as not
 set.
 
-`photon-grpc generate`, `chat` and `bench` read `PHOTON_TARGET`, the address of the server, and `PHOTON_API_KEY`.
+`photon-grpc generate`, `chat`, `bench` and `health` read `PHOTON_TARGET`, the address of the server; the first three
+also `PHOTON_API_KEY`.
 """
 
 

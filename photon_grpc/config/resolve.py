@@ -23,6 +23,12 @@ CLIENT_VARIABLES = ("PHOTON_TARGET", "PHOTON_API_KEY")
 #: organisation/name, as model hubs write it; no path has to look different, so a directory that exists comes first.
 _MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 
+#: What Kubernetes sets in every pod for a Service named photon or photon-…: PHOTON_SERVICE_HOST,
+#: PHOTON_PORT_50051_TCP_ADDR. A PHOTON_PORT of its making is a URL; a bare number is a person's, and worth a warning.
+_SERVICE_LINK = re.compile(
+    r"PHOTON(_\w+)?_(SERVICE_HOST=.*|SERVICE_PORT(_\w+)?=\d+|PORT=\w+://.*|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?=.*)"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
@@ -160,8 +166,12 @@ def _refuse_unknown(given: Mapping[str, Any]) -> None:
 def _warnings(environ: Mapping[str, str]) -> Iterable[str]:
     known = {setting.variable for setting in settings()} | set(CLIENT_VARIABLES)
     for variable in sorted(environ):
-        if variable.startswith("PHOTON_") and variable not in known:
+        if variable.startswith("PHOTON_") and variable not in known and not _is_service_link(variable, environ):
             yield f"{variable} in the environment is not a setting{_did_you_mean(variable, known)}"
+
+
+def _is_service_link(variable: str, environ: Mapping[str, str]) -> bool:
+    return _SERVICE_LINK.fullmatch(f"{variable}={environ[variable]}") is not None
 
 
 def _did_you_mean(word: str, known: Iterable[str]) -> str:

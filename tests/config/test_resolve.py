@@ -183,6 +183,39 @@ def test_an_unknown_variable_is_warned_about_with_the_nearest_name() -> None:
     assert resolved.config == ServeConfig()
 
 
+def service_links(service: str, port_name: str) -> dict[str, str]:
+    """The variables that a kubelet sets in every pod of a namespace for one of its Services
+    (kubernetes/pkg/kubelet/envvars/envvars.go)."""
+    url, link = "tcp://10.96.7.3:50051", f"{service}_PORT_50051_TCP"
+    return {
+        f"{service}_SERVICE_HOST": "10.96.7.3",
+        f"{service}_SERVICE_PORT": "50051",
+        f"{service}_SERVICE_PORT_{port_name}": "50051",
+        f"{service}_PORT": url,
+        link: url,
+        f"{link}_PROTO": "tcp",
+        f"{link}_PORT": "50051",
+        f"{link}_ADDR": "10.96.7.3",
+    }
+
+
+@pytest.mark.parametrize("service", ["PHOTON", "PHOTON_GRPC", "PHOTON_METRICS_LISTEN"])
+def test_variables_that_kubernetes_invents_for_a_service_say_nothing(service: str) -> None:
+    resolved = resolve({}, service_links(service, "GRPC_WEB"))
+    assert (resolved.config, resolved.warnings) == (ServeConfig(), ())
+
+
+def test_no_setting_has_the_name_of_a_variable_that_kubernetes_invents() -> None:
+    """Whatever the Service is called: a setting `model` and a Service photon-model would not meet."""
+    invented = ("_SERVICE_HOST", "_SERVICE_PORT", "_PORT", "_TCP")
+    assert not [setting.variable for setting in settings() if setting.variable.endswith(invented)]
+
+
+def test_a_port_that_a_person_wrote_is_warned_about() -> None:
+    (warning,) = resolve({}, {"PHOTON_PORT": "8080"}).warnings
+    assert warning.startswith("PHOTON_PORT in the environment is not a setting")
+
+
 @pytest.mark.parametrize(
     ("address", "parts"),
     [
