@@ -1,31 +1,86 @@
-# The service on the embedded model:            docker run --rm -p 50051:50051 photon-grpc
-# Another model, on a GPU:                      docker run --rm --gpus all -p 50051:50051 -v DIR:/model:ro photon-grpc --model /model
-# PyTorch's default wheels bring CUDA's user-space libraries; the host adds the driver (NVIDIA container toolkit). For a
-# smaller image without them, let PIP_ARGS choose a CPU wheel: docker build --build-arg PIP_ARGS=... .
+# The service as a container: uid 10001, no shell start-up script, a read-only root will do.
+#
+#   docker build --target cpu -t photon-grpc:cpu .      without CUDA
+#   docker build --target cuda -t photon-grpc:cuda .    PyTorch's default wheels with CUDA's user-space libraries; the host
+#                                                       adds the driver (NVIDIA container toolkit)
+#   docker run --rm -p 127.0.0.1:50051:50051 photon-grpc:cpu                                   the embedded model
+#   docker run --rm --gpus all -p 127.0.0.1:50051:50051 -v "$PWD/model:/model:ro" -v photon-cache:/var/cache/photon \
+#     photon-grpc:cuda serve --model /model
+#   docker run --rm photon-grpc:cpu doctor                                                     any other verb
+#
+# What takes long comes before what changes often: PyTorch, the other packages, the source. docs/operations.md goes on.
 
-FROM python:3.12-slim AS build
-ARG PIP_ARGS=""
-RUN python -m venv /opt/photon
+ARG PYTHON_VERSION=3.12
+
+FROM python:${PYTHON_VERSION}-slim AS base
+ENV PATH=/opt/photon/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1
+
+# The dependencies without their reasons: any other change of pyproject.toml leaves this file, and what is built on it, as
+# they were.
+FROM base AS requirements
+COPY pyproject.toml /
+RUN python -c "import tomllib; project = tomllib.load(open('/pyproject.toml', 'rb'))['project']; \
+print(*project['dependencies'], *project['optional-dependencies']['serve'], sep='\n')" > /requirements.txt
+
+FROM base AS wheel
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE ./
 COPY photon_grpc photon_grpc
-RUN /opt/photon/bin/pip install --no-cache-dir --disable-pip-version-check ${PIP_ARGS} -c constraints.txt ".[serve]"
+RUN pip wheel --no-deps --wheel-dir /wheel .
 
-FROM python:3.12-slim
-# Triton compiles a small launcher with the system's compiler when a kernel first runs.
-RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/* \
-    && useradd --create-home --uid 10001 photon
-COPY --from=build /opt/photon /opt/photon
-ENV PATH=/opt/photon/bin:$PATH PYTHONUNBUFFERED=1
-USER photon
+FROM base AS venv
+RUN python -m venv /opt/photon
+COPY constraints.txt /
+
+FROM venv AS packages-cpu
+# PyTorch's own index has the wheels without CUDA; everything else comes from where pip looks by default.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN pip install --no-deps --index-url "${TORCH_INDEX}" -c /constraints.txt torch
+COPY --from=requirements /requirements.txt /
+RUN pip install -c /constraints.txt -r /requirements.txt
+
+FROM venv AS packages-cuda
+RUN pip install -c /constraints.txt torch
+COPY --from=requirements /requirements.txt /
+RUN pip install -c /constraints.txt -r /requirements.txt
+
+FROM base AS runtime
+# tini is process 1: it reaps, and forwards a SIGTERM that comes before Python has a handler for it.
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install -y --no-install-recommends tini && rm -rf /var/lib/apt/lists/* \
+    && install -d -o 10001 -g 0 -m 0775 /var/cache/photon
+# Compiled kernels, and models that are named by their ids. HOME is for libraries that look for one.
+ENV PHOTON_LISTEN=0.0.0.0:50051 \
+    HOME=/var/cache/photon \
+    TRITON_CACHE_DIR=/var/cache/photon/triton \
+    HF_HOME=/var/cache/photon/huggingface
+VOLUME /var/cache/photon
 EXPOSE 50051
-# SIGTERM drains: running requests get --drain-timeout (30 s); give `docker stop` more than that.
+# Drains: running requests get --drain-timeout (30 s); give `docker stop` more than that.
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=10s --timeout=5s --start-period=300s --retries=3 CMD ["python", "-c", "\
-import sys, grpc; \
-from grpc_health.v1.health_pb2 import HealthCheckRequest; \
-from grpc_health.v1.health_pb2_grpc import HealthStub; \
-stub = HealthStub(grpc.insecure_channel('127.0.0.1:50051')); \
-answer = stub.Check(HealthCheckRequest(service='photon_grpc.v1.InferenceService'), timeout=3); \
-sys.exit(answer.status != 1)"]
-ENTRYPOINT ["photon-grpc", "serve", "--listen", "0.0.0.0:50051"]
+# Asks at PHOTON_TARGET (127.0.0.1:50051), in clear text: with TLS let the service listen at a Unix socket, too, and name
+# that one.
+HEALTHCHECK --interval=10s --timeout=10s --start-period=10m --start-interval=2s --retries=3 CMD ["photon-grpc", "health"]
+ENTRYPOINT ["tini", "--", "photon-grpc"]
+CMD ["serve"]
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="photon-grpc" \
+      org.opencontainers.image.description="A gRPC-native LLM inference service" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+
+FROM runtime AS cpu
+COPY --from=packages-cpu /opt/photon /opt/photon
+RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel pip install --no-deps /wheel/*.whl
+# A number, so that runAsNonRoot can see that it is not root; the group is what OpenShift gives to any uid.
+USER 10001:0
+
+FROM runtime AS cuda
+# Triton compiles the launcher of each kernel with the system's compiler.
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+COPY --from=packages-cuda /opt/photon /opt/photon
+RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel pip install --no-deps /wheel/*.whl
+USER 10001:0

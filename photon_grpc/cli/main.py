@@ -15,6 +15,7 @@ import click
 from photon_grpc import __version__
 from photon_grpc.cli.bench_flags import bench
 from photon_grpc.cli.generate import chat, generate
+from photon_grpc.cli.health import health
 from photon_grpc.cli.keys import keys
 from photon_grpc.cli.serve import doctor, run, serve
 from photon_grpc.config.resolve import CLIENT_VARIABLES
@@ -83,7 +84,7 @@ def cli() -> None:
     """
 
 
-for verb in (serve, run, doctor, generate, chat, bench, keys):
+for verb in (serve, run, doctor, health, generate, chat, bench, keys):
     cli.add_command(verb)
 
 
