@@ -1,18 +1,20 @@
-"""The connection: what it tolerates, how it notices that the other side is gone, what is tried again."""
+"""The connection: what it tolerates, how it notices that the other side is gone, what is tried again, and where."""
 
 from __future__ import annotations
 
 import ipaddress
 import json
+from importlib.resources import files
 from typing import Any
 
 import grpc
 import grpc.aio
 
-#: gRPC's own limit is five attempts in all.
-MAX_RETRIES = 4
+#: A copy of clients/service_config.json, which the clients of all languages carry.
+SERVICE_CONFIG: dict[str, Any] = json.loads(files(__package__).joinpath("service_config.json").read_text("utf-8"))
 
-_RETRIED = [{"service": "photon_grpc.v1.InferenceService"}, {"service": "photon_grpc.v1.ModelService"}]
+#: The retries that the service config allows, after the first attempt.
+MAX_RETRIES = int(SERVICE_CONFIG["methodConfig"][0]["retryPolicy"]["maxAttempts"]) - 1
 
 #: In step with the server: it accepts a ping every 10 s, so a silent drop is noticed within 18 s.
 _OPTIONS: tuple[tuple[str, int], ...] = (
@@ -31,19 +33,24 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-def open_channel(target: str, *, credentials: grpc.ChannelCredentials | None, retries: int) -> grpc.aio.Channel:
-    """A channel that connects on first use. `target` is HOST:PORT, unix:PATH or any name gRPC resolves."""
+def open_channel(
+    target: str, *, credentials: grpc.ChannelCredentials | None, retries: int, only_ready: bool = True
+) -> grpc.aio.Channel:
+    """A channel that connects on first use. `target` is HOST:PORT, unix:PATH or any name gRPC resolves.
+
+    With `only_ready` calls go to servers that say they are ready, and fail with UNAVAILABLE where none does.
+    """
     options = channel_options(target, retries)
+    if not only_ready:
+        options.append(("grpc.inhibit_health_checking", 1))
     if credentials is None:
         return grpc.aio.insecure_channel(target, options=options)
     return grpc.aio.secure_channel(target, credentials, options=options)
 
 
 def channel_options(target: str, retries: int) -> list[tuple[str, Any]]:
-    options: list[tuple[str, Any]] = list(_OPTIONS)
-    if retries > 0:
-        options.append(("grpc.service_config", service_config(retries)))
-    else:
+    options: list[tuple[str, Any]] = [*_OPTIONS, ("grpc.service_config", service_config(retries))]
+    if retries <= 0:
         options.append(("grpc.enable_retries", 0))
     if is_loopback(target):
         # A proxy named in the environment is meant for other machines.
@@ -52,23 +59,25 @@ def channel_options(target: str, retries: int) -> list[tuple[str, Any]]:
 
 
 def service_config(retries: int) -> str:
-    """gRPC's own retries: only before anything was received, after the server's `grpc-retry-pushback-ms` where it sends
-    one.
+    """The service config with `retries` after the first attempt, or as many as it has where that is less.
 
-    They carry `grpc-previous-rpc-attempts`, so that the server lets a retry take the place of its earlier attempt.
+    gRPC tries again only before anything was received, after the server's `grpc-retry-pushback-ms` where it sends one
+    (a negative one: not at all), and never what its caller cancelled. A retry carries `grpc-previous-rpc-attempts`, so
+    that the server lets it take the place of its earlier attempt.
     """
-    policy = {
-        "maxAttempts": min(retries, MAX_RETRIES) + 1,
-        "initialBackoff": "0.1s",
-        "maxBackoff": "5s",
-        "backoffMultiplier": 2,
-        "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"],
-    }
-    return json.dumps({"methodConfig": [{"name": _RETRIED, "retryPolicy": policy}]})
+    methods = SERVICE_CONFIG["methodConfig"]
+    attempts = 1 + max(0, min(retries, MAX_RETRIES))
+    limited = [each | {"retryPolicy": each["retryPolicy"] | {"maxAttempts": attempts}} for each in methods]
+    return json.dumps(SERVICE_CONFIG | {"methodConfig": limited if attempts > 1 else []})
 
 
 def is_loopback(target: str) -> bool:
-    host = target.rpartition(":")[0].strip("[]")
+    """Whether it is one address, or `ipv4:` and a list of them, on this machine."""
+    hosts = (address.rpartition(":")[0].strip("[]") for address in target.removeprefix("ipv4:").split(","))
+    return all(_is_loopback(host) for host in hosts)
+
+
+def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -34,8 +34,9 @@ class Client:
     same time.
 
     `target` is HOST:PORT, unix:PATH or any name that gRPC resolves. Without `credentials` the connection is in clear
-    text. A call that fails with UNAVAILABLE before anything was received is tried again up to `retries` times, at most
-    4; after output has begun the error is raised. `metadata` goes with every call.
+    text. A call that fails with a code of clients/service_config.json before anything was received is tried again up to
+    `retries` times, at most 4; after output has begun the error is raised. Generations go to servers that are ready,
+    questions about models and readiness to any. `metadata` goes with every call.
     """
 
     def __init__(
@@ -50,35 +51,32 @@ class Client:
         self._credentials = credentials
         self._retries = retries
         self._metadata = tuple(metadata)
-        self._opened: grpc.aio.Channel | None = None
+        #: By whether they lead to ready servers alone.
+        self._channels: dict[bool, grpc.aio.Channel] = {}
 
     async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
         """The whole result at once. `timeout` also ends the call on this side; cancelling the task ends it on the
         server."""
         request = build_request(prompt, options)
-        stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
-        call = stub.Generate(request, timeout=options.get("timeout"), metadata=self._metadata)
+        call = self._inference.Generate(request, timeout=options.get("timeout"), metadata=self._metadata)
         return read_generation(await self._raised(call), options.get("message_type"))
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """The result as it is produced; see Stream."""
         request = build_request(prompt, options)
-        stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
-        call = stub.StreamGenerate(request, timeout=options.get("timeout"), metadata=self._metadata)
+        call = self._inference.StreamGenerate(request, timeout=options.get("timeout"), metadata=self._metadata)
         return Stream(call, self.target, options.get("message_type"))
 
     def multiplex(self) -> Multiplex:
         """Many requests on one stream, as a context manager; see Multiplex."""
-        stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
-        return Multiplex(stub.MultiplexGenerate(metadata=self._metadata), self.target)
+        return Multiplex(self._inference.MultiplexGenerate(metadata=self._metadata), self.target)
 
     async def models(self) -> list[Model]:
         """Every served model, the default one first."""
-        stub = model_pb2_grpc.ModelServiceStub(self._channel)
         found: list[Model] = []
         page = model_pb2.ListModelsRequest()
         while True:
-            response = await self._raised(stub.ListModels(page, metadata=self._metadata))
+            response = await self._raised(self._models.ListModels(page, metadata=self._metadata))
             found += [read_model(model) for model in response.models]
             if not response.next_page_token:
                 return found
@@ -86,16 +84,14 @@ class Client:
 
     async def model(self, name: str = "") -> Model:
         """One model; "" is the default one. Raise ModelNotFound."""
-        stub = model_pb2_grpc.ModelServiceStub(self._channel)
         request = model_pb2.GetModelRequest(model=name)
-        return read_model((await self._raised(stub.GetModel(request, metadata=self._metadata))).model)
+        return read_model((await self._raised(self._models.GetModel(request, metadata=self._metadata))).model)
 
     async def tokenize(self, prompt: Prompt, *, model: str = "", parse_special_tokens: bool = False) -> tuple[int, ...]:
         """The ids that `generate` would see for a text or a list of chat messages."""
         request = model_pb2.TokenizeRequest(model=model, parse_special_tokens=parse_special_tokens)
         write_prompt(request, prompt)
-        stub = model_pb2_grpc.ModelServiceStub(self._channel)
-        return tuple((await self._raised(stub.Tokenize(request, metadata=self._metadata))).token_ids)
+        return tuple((await self._raised(self._models.Tokenize(request, metadata=self._metadata))).token_ids)
 
     async def detokenize(
         self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool | None = None
@@ -103,12 +99,11 @@ class Client:
         """The text that ids release."""
         request = model_pb2.DetokenizeRequest(model=model, skip_special_tokens=skip_special_tokens)
         request.token_ids.ids.extend(token_ids)
-        stub = model_pb2_grpc.ModelServiceStub(self._channel)
-        return (await self._raised(stub.Detokenize(request, metadata=self._metadata))).text
+        return (await self._raised(self._models.Detokenize(request, metadata=self._metadata))).text
 
     async def is_ready(self) -> bool:
         """Whether a request sent now would run. Raise Unreachable where no server answers."""
-        stub: Any = health_pb2_grpc.HealthStub(self._channel)
+        stub: Any = health_pb2_grpc.HealthStub(self._channel(only_ready=False))
         response = await self._raised(stub.Check(health_pb2.HealthCheckRequest(service=READINESS)))
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
@@ -119,17 +114,19 @@ class Client:
         while time.monotonic() < deadline:
             try:
                 if await self.is_ready():
+                    async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
+                        await self._channel(only_ready=True).channel_ready()
                     return
                 missing = ModelLoading(f"{self.target} was not ready within {timeout_s:g} s")
-            except Unreachable:
+            except (Unreachable, TimeoutError):
                 pass
             await asyncio.sleep(0.1)
         raise missing
 
     async def close(self) -> None:
         """Cancel what still runs and close the connection; the next call opens another."""
-        channel, self._opened = self._opened, None
-        if channel is not None:
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
             await channel.close()
 
     async def __aenter__(self) -> Self:
@@ -141,11 +138,20 @@ class Client:
         await self.close()
 
     @property
-    def _channel(self) -> grpc.aio.Channel:
+    def _inference(self) -> inference_pb2_grpc.InferenceServiceAsyncStub:
+        return inference_pb2_grpc.InferenceServiceStub(self._channel(only_ready=True))
+
+    @property
+    def _models(self) -> model_pb2_grpc.ModelServiceAsyncStub:
+        return model_pb2_grpc.ModelServiceStub(self._channel(only_ready=False))
+
+    def _channel(self, *, only_ready: bool) -> grpc.aio.Channel:
         # Opened on first use: a channel belongs to the event loop that runs then.
-        if self._opened is None:
-            self._opened = open_channel(self.target, credentials=self._credentials, retries=self._retries)
-        return self._opened
+        if only_ready not in self._channels:
+            self._channels[only_ready] = open_channel(
+                self.target, credentials=self._credentials, retries=self._retries, only_ready=only_ready
+            )
+        return self._channels[only_ready]
 
     async def _raised(self, call: Awaitable[T]) -> T:
         try:

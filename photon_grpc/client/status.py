@@ -18,6 +18,8 @@ DOMAIN = "photon-grpc"
 
 _DETAILS_KEY = "grpc-status-details-bin"
 _PUSHBACK_KEY = "grpc-retry-pushback-ms"
+#: gRPC's word where health checks let no call through.
+_NONE_IS_READY = "backend unhealthy"
 
 M = TypeVar("M", bound=Message)
 
@@ -25,7 +27,7 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class Unreachable(errors.Unavailable):
-    """No server answered at the target, or the connection was lost."""
+    """No server answered at the target, none is ready, or the connection was lost."""
 
     reason = "UNREACHABLE"
 
@@ -81,7 +83,9 @@ def _rebuilt(
 
 def _foreign(code: grpc.StatusCode, message: str, target: str, retry_after_s: float | None) -> errors.PhotonError:
     cls = _BY_CODE.get(code, errors.InternalFailure)
-    if cls is Unreachable:
+    if cls is Unreachable and message.endswith(_NONE_IS_READY):
+        message = f"no server at {target} is ready: it loads its model, drains or starts again"
+    elif cls is Unreachable:
         # gRPC nests what it tried; the last part is what the system said.
         message = f"no answer from {target} ({message.rpartition(': ')[2].strip('[]')})"
     return cls(message or code.name, retry_after_s=retry_after_s)

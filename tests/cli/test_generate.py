@@ -121,13 +121,13 @@ def test_several_outputs_are_shown_one_after_the_other(capsys: pytest.CaptureFix
 
 def test_a_refusal_is_told_with_its_reason_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
     full = Refusal(
-        grpc.StatusCode.RESOURCE_EXHAUSTED, "no room", [error_info("QUEUE_FULL")], (("grpc-retry-pushback-ms", "1500"),)
+        grpc.StatusCode.RESOURCE_EXHAUSTED, "no room", [error_info("QUEUE_FULL")], (("grpc-retry-pushback-ms", "20"),)
     )
     with serving_in_a_thread([full]) as fake:
         assert main.main(["generate", "x", "--target", fake.target]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == "photon-grpc: QUEUE_FULL: no room (again in 1.5 s)\n"
+    assert captured.err == "photon-grpc: QUEUE_FULL: no room (again in 0.02 s)\n"
 
 
 def test_no_server_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,6 +69,8 @@ class FakeServer(
         #: A call has left its servicer.
         self.ended = asyncio.Event()
         self.ready = True
+        self.watchers = 0
+        self.is_stopping = False
         self.features = [model_pb2.FEATURE_TEXT, model_pb2.FEATURE_CHAT]
         self.target = ""
 
@@ -132,6 +134,18 @@ class FakeServer(
             status=serving if self.ready else health_pb2.HealthCheckResponse.NOT_SERVING
         )
 
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        told = None
+        self.watchers += 1
+        try:
+            while not self.is_stopping:
+                if told is not self.ready:
+                    told = self.ready
+                    yield await self.Check(request, context)
+                await asyncio.sleep(0.005)
+        finally:
+            self.watchers -= 1
+
     async def _next(self, request: Any, context: Any) -> list[Any]:
         self.requests.append(request)
         self.metadata.append(dict(context.invocation_metadata()))
@@ -150,6 +164,10 @@ async def serving(fake: FakeServer, address: str = "127.0.0.1:0") -> AsyncIterat
     try:
         yield fake
     finally:
+        # A Watch that the stop cancels would be logged.
+        fake.is_stopping = True
+        while fake.watchers:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
         await server.stop(None)
 
 

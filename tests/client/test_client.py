@@ -103,15 +103,57 @@ async def test_after_output_began_nothing_is_tried_again() -> None:
     assert len(fake.requests) == 1
 
 
-async def test_a_full_queue_is_told_not_tried_again() -> None:
-    full = Refusal(
-        grpc.StatusCode.RESOURCE_EXHAUSTED, "full", [error_info("QUEUE_FULL")], (("grpc-retry-pushback-ms", "1500"),)
-    )
-    async with serving(FakeServer([full])) as fake, Client(fake.target) as client:
+def full(pushback_ms: int) -> Refusal:
+    trailers = (("grpc-retry-pushback-ms", str(pushback_ms)),)
+    return Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", [error_info("QUEUE_FULL")], trailers)
+
+
+async def test_a_full_queue_is_asked_again_when_it_says() -> None:
+    ok = [message("ok", finish=EOS)]
+    async with serving(FakeServer([full(20)], [full(20)], ok)) as fake, Client(fake.target) as client:
+        assert (await client.generate("x")).text == "ok"
+    assert len(fake.requests) == 3
+
+
+async def test_a_full_queue_that_stays_full_is_told() -> None:
+    async with serving(FakeServer([full(15)])) as fake, Client(fake.target) as client:
         with pytest.raises(errors.QueueFull) as raised:
             await client.generate("x")
-    assert raised.value.retry_after_s == 1.5
+    assert raised.value.retry_after_s == 0.015
+    assert len(fake.requests) == 5
+
+
+async def test_what_the_server_forbids_is_not_tried_again() -> None:
+    async with serving(FakeServer([full(-1)])) as fake, Client(fake.target) as client:
+        with pytest.raises(errors.QueueFull) as raised:
+            await client.generate("x")
+    assert raised.value.retry_after_s is None
     assert len(fake.requests) == 1
+
+
+async def test_calls_go_to_the_servers_that_are_ready() -> None:
+    async with serving(FakeServer()) as one, serving(FakeServer()) as other:
+        target = f"ipv4:{one.target},{other.target}"
+        async with Client(target) as client:
+            for _ in range(6):
+                await client.generate("x")
+            assert (len(one.requests), len(other.requests)) == (3, 3)
+            one.ready = False
+            seen = -1
+            while len(one.requests) != seen:
+                seen = len(one.requests)
+                for _ in range(4):
+                    await client.generate("x")
+
+
+async def test_where_no_server_is_ready_models_and_readiness_are_told() -> None:
+    fake = FakeServer()
+    fake.ready = False
+    async with serving(fake), Client(fake.target, retries=0) as client:
+        with pytest.raises(Unreachable, match=r"no server at 127\.0\.0\.1:\d+ is ready"):
+            await client.generate("x")
+        assert (await client.model()).name == "demo"
+        assert await client.is_ready() is False
 
 
 async def test_an_error_keeps_reason_field_and_numbers() -> None:
