@@ -116,6 +116,8 @@ class StreamAsk:
     min_interval_s: float = 0.0
     max_tokens_per_message: int | None = None
     continuous_usage: bool = False
+    #: The reader passes nothing on before the end: of a lost engine's output nothing has been sent.
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +143,6 @@ class Ask:
     constraint: ConstraintAsk | None = None
     #: A retried call (grpc-previous-rpc-attempts): it takes the place of its earlier attempt.
     replaces: bool = False
+    #: For the record of the request (record.Origin).
+    method: str = ""
+    traceparent: str = ""

@@ -20,7 +20,7 @@ import msgspec
 
 from photon_grpc.core.admission import check_ids
 from photon_grpc.core.frames import Abort, Add, Facts, Reply, StepFrame, Up
-from photon_grpc.core.generation import Start
+from photon_grpc.core.generation import Start, Usage
 from photon_grpc.core.ports import EngineLink
 from photon_grpc.core.request import Request
 from photon_grpc.core.stats import Load
@@ -42,11 +42,13 @@ from photon_grpc.frontend.ask import Ask, ChatInput, StreamAsk, TextInput
 from photon_grpc.frontend.controls import Controls, Verb
 from photon_grpc.frontend.encoder import Encoder, is_small
 from photon_grpc.frontend.engine_queue import EngineQueue, estimate_tokens
+from photon_grpc.frontend.late import LateTokens
 from photon_grpc.frontend.model import ModelFacts, ServedModel
 from photon_grpc.frontend.output import OutputText
 from photon_grpc.frontend.outputs import outputs_of
 from photon_grpc.frontend.prompt import Prepared
 from photon_grpc.frontend.quotas import NO_QUOTAS, NoQuotas, Quotas, Share
+from photon_grpc.frontend.record import NO_OBSERVERS, Observers, Origin, RequestRecord, refused
 from photon_grpc.frontend.scores import PromptScores
 from photon_grpc.frontend.stream import TokenStream
 from photon_grpc.frontend.tried_constraints import TriedConstraints
@@ -58,7 +60,7 @@ _RETRY_AFTER_S = 1.0
 #: Ids that Tokenize gives though no context holds them.
 _MAX_TOKENIZED = 2**20
 #: Messages of a unary call: one, at the end.
-_GATHER_ALL = StreamAsk(max_tokens_per_message=2**62)
+_GATHER_ALL = StreamAsk(max_tokens_per_message=2**62, is_whole=True)
 
 
 class State(Enum):
@@ -80,8 +82,10 @@ class Frontend:
         encoder: Encoder,
         seed: int = 0,
         quotas: Quotas | NoQuotas = NO_QUOTAS,
+        observers: Observers = NO_OBSERVERS,
     ) -> None:
-        """`seed` draws the seeds of requests that set none; 0: from the system."""
+        """`seed` draws the seeds of requests that set none; 0: from the system. `observers` get the record of every
+        request."""
         self._link = link
         self._model = model
         self._encoder = encoder
@@ -93,7 +97,8 @@ class Frontend:
         self._queue = EngineQueue()
         self._quotas = quotas
         self._controls = Controls(link)
-        self._num_late_tokens = 0
+        self._observers = observers
+        self._late = LateTokens()
         self._state = State.LOADING if link.facts is None else State.SERVING
         self._failure = ""
         self._callbacks: list[Callable[[State], None]] = []
@@ -119,9 +124,9 @@ class Frontend:
         return self._queue.load
 
     @property
-    def num_late_tokens(self) -> int:
-        """Output tokens that came after their output was over: not delivered, not billed."""
-        return self._num_late_tokens
+    def late(self) -> Usage:
+        """What the engine counted and no request was billed: it came after its output was over."""
+        return self._late.usage
 
     @property
     def num_streams(self) -> int:
@@ -141,6 +146,17 @@ class Frontend:
     async def stream(self, ask: Ask) -> TokenStream:
         """Checks, encodes and sends `ask`; returns before any token. The caller closes the stream. Raises
         PhotonError."""
+        try:
+            return await self._stream(ask)
+        except BaseException as error:
+            self.refused(self._origin(ask), error)
+            raise
+
+    def refused(self, origin: Origin, error: BaseException) -> None:
+        """A request has failed before there was a stream of it."""
+        self._observers.ended(refused(origin, error))
+
+    async def _stream(self, ask: Ask) -> TokenStream:
         model = self.model(ask.model)
         facts = self._facts()
         defaults.check(ask, self._model, facts)
@@ -151,18 +167,8 @@ class Frontend:
 
     async def generate(self, ask: Ask) -> Result:
         """The whole of one generation. Cancelling it aborts the request. Raise PhotonError."""
-        stream = await self.stream(_gathering(ask))
-        try:
+        async with await self.stream(_gathering(ask)) as stream:
             updates = [update async for update in stream]
-        except EngineFailure as error:
-            if self._state is State.FAILED:
-                raise
-            # The caller has seen nothing of it.
-            raise EngineRestarting(
-                "the engine is restarting; nothing was sent yet", retry_after_s=error.retry_after_s
-            ) from None
-        finally:
-            stream.close()
         return gathered(stream.start, updates)
 
     async def tokenize(self, model: str, input: TextInput | ChatInput) -> tuple[int, ...]:
@@ -227,6 +233,12 @@ class Frontend:
             raise EngineRestarting("the engine is restarting", retry_after_s=_RETRY_AFTER_S)
         return facts
 
+    def _origin(self, ask: Ask) -> Origin:
+        model = self._model.names[0] if ask.model in ("", *self._model.names) else ""
+        return Origin(
+            ask.arrival_s, ask.request_id, ask.owner, ask.method, model, defaults.deadline_s(ask), ask.traceparent
+        )
+
     def _place(self, ask: Ask, facts: Facts) -> AbstractContextManager[None]:
         """A place in the engine's queue while the prompt is prepared; inputs that wait in the Encoder are bounded
         there. Raise QueueFull."""
@@ -267,7 +279,7 @@ class Frontend:
             outputs,
             num_prompt=request.num_given,
             prompt_scores=PromptScores(request.prompt_ids, request.scores.prompt_records, self._model.token_bytes),
-            arrival_s=ask.arrival_s,
+            origin=replace(self._origin(ask), request_id=request.request_id),
             options=ask.stream,
             on_close=partial(self._closed, share),
         )
@@ -302,6 +314,8 @@ class Frontend:
             entry = running.get(started.handle)
             if entry is not None:
                 entry[0].started(started)
+            else:
+                self._late.prompt(started)
         for handle in frame.preempted:
             entry = running.get(handle)
             if entry is not None:
@@ -321,7 +335,7 @@ class Frontend:
                     del running[handle]
                     stopped.append(handle)
             else:
-                self._num_late_tokens += 1
+                self._late.output_token()
         if stopped:
             self._send_abort(tuple(stopped), by_stop_string=True)
         for finished in frame.finished:
@@ -331,6 +345,8 @@ class Frontend:
                     entry[0].end(entry[1], finished)
                 except Exception as error:
                     self._defect(entry[0], error)
+            else:
+                self._late.prompt(finished)
         for failed in frame.failed:
             entry = running.pop(failed.handle, None)
             if entry is not None:
@@ -371,9 +387,10 @@ class Frontend:
         self._abort(stream)
         stream.fail(InternalFailure("internal error while detokenizing"))
 
-    def _closed(self, share: Share, stream: TokenStream) -> None:
+    def _closed(self, share: Share, stream: TokenStream, record: RequestRecord) -> None:
         self._abort(stream)
-        share.end(stream.usage().output_tokens)
+        share.end(record.usage.output_tokens)
+        self._observers.ended(record)
         self._first_handles.pop(stream, None)
         if not self._first_handles:
             self._is_empty.set()

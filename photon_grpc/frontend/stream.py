@@ -14,9 +14,11 @@ from types import TracebackType
 
 from photon_grpc.core.frames import Finished, Started
 from photon_grpc.core.generation import Start, Timing, Usage
+from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import EngineFailure, EngineRestarting, PhotonError
 from photon_grpc.frontend.ask import StreamAsk
 from photon_grpc.frontend.output import OutputText
+from photon_grpc.frontend.record import Origin, RequestRecord
 from photon_grpc.frontend.scores import NOT_SCORED, PromptScores
 from photon_grpc.frontend.update import OutputDelta, Update
 
@@ -32,11 +34,12 @@ class TokenStream:
         *,
         num_prompt: int,
         prompt_scores: PromptScores,
-        arrival_s: float,
+        origin: Origin,
         options: StreamAsk,
-        on_close: Callable[[TokenStream], None],
+        on_close: Callable[[TokenStream, RequestRecord], None],
     ) -> None:
-        """`on_close` is called once: when the last Update is read, an error raised, or `close` called."""
+        """`on_close` is called once, with the record of the request: when the last Update is read, an error raised, or
+        `close` called."""
         self.start = start
         self.outputs = outputs
         #: Outputs that the engine may still have tokens for.
@@ -44,10 +47,12 @@ class TokenStream:
         self._num_prompt = num_prompt
         #: Complete when the first of `outputs` has its first id.
         self.prompt_scores = prompt_scores
-        self._arrival_s = arrival_s
+        self._origin = origin
+        self._arrival_s = origin.arrival_s
         self._interval_s = options.min_interval_s
         self._max_tokens = options.max_tokens_per_message
         self._has_usage = options.continuous_usage
+        self._is_whole = options.is_whole
         self._is_immediate = not self._interval_s and self._max_tokens is None
         self._on_close = on_close
         self._is_closed = False
@@ -63,6 +68,10 @@ class TokenStream:
         self._num_gathered = 0
         self._last_sent_s = 0.0
         self._first_token_s: float | None = None
+        #: When the last output ended.
+        self._last_token_s: float | None = None
+        #: All was delivered.
+        self._is_complete = False
         self._is_prompt_told = False
         self._num_cached = 0
         self._queue_s = 0.0
@@ -89,7 +98,7 @@ class TokenStream:
         if self._is_due():
             return self._take()
         if self._error is not None:
-            self.close()
+            self.close(self._error)
             raise self._error
         return None
 
@@ -102,13 +111,14 @@ class TokenStream:
             delay_s = max(self._last_sent_s + self._interval_s - time.monotonic(), 0.0) + 1e-4
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._wake)
 
-    def close(self) -> None:
-        """End the stream; what still runs is aborted. May be called again."""
+    def close(self, error: BaseException | None = None) -> None:
+        """End the stream, because of `error` where it is not complete; what still runs is aborted. May be called
+        again."""
         if self._is_closed:
             return
         self._is_closed = True
         self._wake()
-        self._on_close(self)
+        self._on_close(self, self._record(error))
 
     async def __aenter__(self) -> TokenStream:
         return self
@@ -116,7 +126,7 @@ class TokenStream:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(error)
 
     # The engine's side, by way of the Frontend.
 
@@ -128,9 +138,9 @@ class TokenStream:
         if is_first:
             self._is_urgent = True
             if self._first_token_s is None:
-                self._first_token_s = time.monotonic() - self._arrival_s
+                self._first_token_s = self._since_arrival_s()
         if is_over:
-            self.num_running -= 1
+            self._ended_one()
             self._is_urgent = True
         if not self._has_news:
             self._has_news = output.has_news()
@@ -149,26 +159,27 @@ class TokenStream:
         """The engine ended one of `outputs`."""
         self._note(finished.num_cached_prompt, finished.queue_s)
         output.end(finished.reason)
-        self.num_running -= 1
+        self._ended_one()
         self._is_urgent = self._has_news = True
         self._wake()
 
     def ended(self) -> None:
-        """All outputs had ended before the engine was asked."""
-        self.num_running = 0
+        """All outputs had ended before the engine was asked: nothing is computed, nothing billed."""
+        self.num_running = self._num_prompt = 0
         self._is_urgent = self._has_news = True
 
     def fail(self, error: PhotonError) -> None:
         """Raise `error` to the reader, after what has gathered."""
         if self._error is None:
             self._error = error
+            self._last_token_s = self._since_arrival_s()
             self.num_running = 0
             self._is_urgent = self._has_news
             self._wake()
 
     def fail_lost(self) -> None:
         """The engine is gone. A reader that has read nothing may ask again: what was gathered for it is dropped."""
-        if not self._has_sent:
+        if self._is_whole or not self._has_sent:
             self.drop()
             self.fail(EngineRestarting("the engine is restarting; nothing was sent yet", retry_after_s=1.0))
         else:
@@ -189,6 +200,34 @@ class TokenStream:
             self._is_prompt_told = True
             self._num_cached = num_cached
             self._queue_s = queue_s
+
+    def _ended_one(self) -> None:
+        self.num_running -= 1
+        if not self.num_running:
+            self._last_token_s = self._since_arrival_s()
+
+    def _since_arrival_s(self) -> float:
+        return time.monotonic() - self._arrival_s
+
+    def _record(self, error: BaseException | None) -> RequestRecord:
+        """Of the request as it ends, by `error` or by its reader's leaving where it is not complete."""
+        billed = self.usage()
+        total_s = self._since_arrival_s()
+        return RequestRecord(
+            self._origin,
+            reason="" if self._is_complete else self._origin.reason(self._error or error or asyncio.CancelledError()),
+            end_time_s=time.time(),
+            total_s=total_s,
+            finish_reasons=tuple(
+                [FinishReason.UNSPECIFIED if each.finish is None else each.finish.reason for each in self.outputs]
+            ),
+            usage=billed if self._is_prompt_told else Usage(output_tokens=billed.output_tokens),
+            longest_output_tokens=max(output.num_delivered for output in self.outputs),
+            num_preemptions=self._num_preemptions,
+            queue_s=self._queue_s if self._is_prompt_told else None,
+            first_token_s=self._first_token_s,
+            last_token_s=total_s if self.num_running else self._last_token_s,
+        )
 
     def _is_due(self) -> bool:
         if self._is_urgent:
@@ -217,12 +256,13 @@ class TokenStream:
             self._last_sent_s = time.monotonic()
         if not self.num_running and self._error is None and all(output.is_told for output in outputs):
             last = Update(deltas, self.usage(), self._timing(), prompt_scores)
+            self._is_complete = True
             self.close()
             return last
         return Update(deltas, self.usage() if self._has_usage else None, None, prompt_scores)
 
     def _timing(self) -> Timing:
-        total_s = time.monotonic() - self._arrival_s
+        total_s = self._since_arrival_s()
         first_s = total_s if self._first_token_s is None else self._first_token_s
         return Timing(self._queue_s, first_s, total_s, self._num_preemptions)
 

@@ -27,6 +27,7 @@ from photon_grpc.frontend.ask import (
     TextInput,
 )
 from photon_grpc.frontend.model import ModelFacts
+from photon_grpc.frontend.record import Origin
 from photon_grpc.frontend.update import OutputDelta, OutputFinish, Result, Update
 from photon_grpc.server.features import refuse_empty
 from photon_grpc.server.message_type import MessageType
@@ -45,16 +46,12 @@ _DURATIONS = ("stop.max_duration", "scheduling.max_queue_duration", "scheduling.
 def ask_of(
     request: pb.GenerateRequest,
     facts: ModelFacts,
+    origin: Origin,
     *,
-    request_id: str,
-    arrival_s: float,
-    deadline_s: float | None = None,
     replaces: bool = False,
-    owner: str = "",
     message_type: MessageType | None = None,
 ) -> Ask:
-    """The Ask in `request`, for the model with these `facts`. Times are CLOCK_MONOTONIC seconds; `message_type` is that
-    of typed output.
+    """The Ask in `request`, for the model with these `facts`. `message_type` is that of typed output.
 
     Raise InvalidRequest for an invalid Duration and for lists that are too long.
     """
@@ -63,8 +60,8 @@ def ask_of(
     _check_durations(request)
     return Ask(
         input=_input(request),
-        arrival_s=arrival_s,
-        request_id=request_id,
+        arrival_s=origin.arrival_s,
+        request_id=origin.request_id,
         model=request.model,
         sampling=_sampling(request.sampling),
         stop=_stop(request.stop),
@@ -72,11 +69,13 @@ def ask_of(
         cache=CacheAsk(request.cache.session_id, request.cache.salt, request.cache.bypass_prefix_cache),
         scheduling=_scheduling(request.scheduling),
         stream=_stream(request.stream),
-        deadline_s=deadline_s,
+        deadline_s=origin.deadline_s,
         constraint=_constraint(request.structured_output, message_type),
         replaces=replaces,
-        owner=owner,
+        owner=origin.owner,
         continue_from=tuple(request.continue_from.ids),
+        method=origin.method,
+        traceparent=origin.traceparent,
     )
 
 

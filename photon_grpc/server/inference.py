@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
+from dataclasses import replace
 from functools import partial
 
-from photon_grpc.errors import Draining, QueueFull
+from photon_grpc.errors import Draining, NotAllowed, PhotonError, QueueFull
 from photon_grpc.frontend.ask import Ask
 from photon_grpc.frontend.frontend import Frontend, State
 from photon_grpc.server import codec, messages, metadata, scores
@@ -21,6 +21,7 @@ from photon_grpc.v1 import inference_pb2_grpc
 
 #: MultiplexGenerate calls at a time; each may hold a message of the largest size while it arrives.
 MAX_MULTIPLEX_CALLS = 64
+_MULTIPLEX = "MultiplexGenerate"
 _RETRY_AFTER_S = 1.0
 
 
@@ -37,8 +38,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._types = MessageTypes()
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
-        message_type = await self._message_type(request)
-        ask = self._ask(request, context, message_type)
+        ask, message_type = await self._ask("Generate", request, context)
         del request  # megabytes, perhaps, for as long as it runs
         result = await self._frontend.generate(ask)
         response = codec.generate_response(result)
@@ -52,12 +52,12 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def StreamGenerate(  # type: ignore[override]  # a coroutine that writes: cheaper than a generator
         self, request: pb.GenerateRequest, context: Context
     ) -> None:
-        message_type = await self._message_type(request)
-        ask = self._ask(request, context, message_type)
+        ask, message_type = await self._ask("StreamGenerate", request, context)
         del request  # megabytes, perhaps, for as long as it runs
         stream, is_scored = await self._frontend.stream(ask), ask.output.is_scored
         del ask
-        try:
+        # Also when the call was cancelled, ran out of time or lost its connection: what still runs is aborted.
+        async with stream:
             sequence = 0
             async for update in stream:
                 sequence += 1
@@ -69,15 +69,12 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 if sequence == 1:
                     await metadata.send_request_id(context)
                 await self._writer.write(context, message)
-        finally:
-            # Also when the call was cancelled, ran out of time or lost its connection: what still runs is aborted.
-            stream.close()
 
     async def MultiplexGenerate(  # type: ignore[override]
         self, request_iterator: Messages, context: Context
     ) -> None:
         self._check_open()
-        call = MultiplexCall(partial(self._admit, context), self._failures)
+        call = MultiplexCall(partial(self._admit, context), partial(self._refuse, context), self._failures)
         self._multiplexed.add(call)
         reading = asyncio.create_task(call.read(request_iterator))
         self._reading.add(reading)
@@ -104,29 +101,37 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
     async def _admit(self, context: Context, request: pb.GenerateRequest) -> Admitted:
         """One of many requests; the task that runs this is its own."""
-        metadata.judge_again()
-        message_type = await self._message_type(request)
-        ask = self._ask(request, context, message_type)
+        try:
+            metadata.judge_again()
+        except NotAllowed as error:
+            self._refuse(context, request.request_id, error)
+            raise
+        ask, message_type = await self._ask(_MULTIPLEX, request, context)
         del request  # megabytes, perhaps, while its prompt is prepared
         is_scored = ask.output.is_scored
         return Admitted(await self._frontend.stream(ask), is_scored, message_type)
+
+    def _refuse(self, context: Context, request_id: str, error: PhotonError) -> None:
+        """One of many requests, by its id already."""
+        # Not validated yet.
+        told = request_id[: metadata.MAX_REQUEST_ID_CHARS]
+        self._frontend.refused(replace(metadata.origin(context, _MULTIPLEX), request_id=told), error)
+
+    async def _ask(self, method: str, request: pb.GenerateRequest, context: Context) -> tuple[Ask, MessageType | None]:
+        origin = metadata.origin(context, method)
+        try:
+            if request.request_id:
+                metadata.rename_call(request.request_id, "request_id")
+                origin = replace(origin, request_id=request.request_id)
+            facts, replaces = self._frontend.model(request.model), metadata.is_retry(context)
+            origin = replace(origin, model=facts.name)
+            message_type = await self._message_type(request)
+            return codec.ask_of(request, facts, origin, replaces=replaces, message_type=message_type), message_type
+        except BaseException as error:
+            self._frontend.refused(origin, error)
+            raise
 
     async def _message_type(self, request: pb.GenerateRequest) -> MessageType | None:
         """The type of typed output, None where another or none is asked for."""
         wanted = request.structured_output
         return await self._types.find(wanted.protobuf) if wanted.HasField("protobuf") else None
-
-    def _ask(self, request: pb.GenerateRequest, context: Context, message_type: MessageType | None) -> Ask:
-        arrival_s = time.monotonic()
-        if request.request_id:
-            metadata.rename_call(request.request_id, "request_id")
-        return codec.ask_of(
-            request,
-            self._frontend.model(request.model),
-            request_id=metadata.request_id(),
-            arrival_s=arrival_s,
-            deadline_s=metadata.deadline_s(context),
-            replaces=metadata.is_retry(context),
-            owner=metadata.owner(),
-            message_type=message_type,
-        )

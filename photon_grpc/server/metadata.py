@@ -11,8 +11,10 @@ from typing import Any
 import grpc
 
 from photon_grpc.errors import InvalidRequest
+from photon_grpc.frontend.record import Origin
 
 REQUEST_ID_KEY = "x-request-id"
+TRACEPARENT_KEY = "traceparent"
 MAX_REQUEST_ID_CHARS = 128
 _ATTEMPTS_KEY = "grpc-previous-rpc-attempts"
 
@@ -76,10 +78,18 @@ def is_retry(context: Context) -> bool:
     return _header(context, _ATTEMPTS_KEY) not in ("", "0")
 
 
-def deadline_s(context: Context) -> float | None:
-    """The call's deadline as CLOCK_MONOTONIC seconds; None where it has none."""
+def origin(context: Context, method: str) -> Origin:
+    """Of a request that has come just now."""
+    arrival_s = time.monotonic()
     remaining_s: float | None = context.time_remaining()
-    return None if remaining_s is None else time.monotonic() + remaining_s
+    return Origin(
+        arrival_s,
+        request_id(),
+        owner(),
+        method,
+        deadline_s=None if remaining_s is None else arrival_s + remaining_s,
+        traceparent=_header(context, TRACEPARENT_KEY),
+    )
 
 
 def _header(context: Context, key: str) -> str:

@@ -46,6 +46,8 @@ class Admitted(NamedTuple):
 
 
 Admit = Callable[[pb.GenerateRequest], Awaitable[Admitted]]
+#: Told of a request, by its id, that is not given to Admit.
+Refuse = Callable[[str, PhotonError], None]
 
 
 class _Member:
@@ -83,8 +85,9 @@ class _Member:
 class MultiplexCall:
     """Reads in a task of its own, beside the task of the call, which writes."""
 
-    def __init__(self, admit: Admit, failures: FailureLog) -> None:
+    def __init__(self, admit: Admit, refuse: Refuse, failures: FailureLog) -> None:
         self._admit = admit
+        self._refuse = refuse
         self._failures = failures
         self._num_handles = 0
         #: Those whose end was not told yet, by id.
@@ -172,7 +175,7 @@ class MultiplexCall:
         try:
             return await items.full(update, stream.start)
         except InternalFailure as error:  # a message that cannot be made
-            stream.close()
+            stream.close(error)
             self._end(member, error)
             return items.error(error)
 
@@ -229,10 +232,10 @@ class MultiplexCall:
         member = self._member(request.request_id)
         if not member.request_id:
             text = "request_id: a request of MultiplexGenerate must have one"
-            self._fail(member, InvalidRequest(text, field="request_id"))
+            self._refused(member, InvalidRequest(text, field="request_id"))
         elif member.request_id in self._members:
             text = "request_id: a request of this stream with this id is in flight"
-            self._fail(member, DuplicateRequestId(text, field="request_id"))
+            self._refused(member, DuplicateRequestId(text, field="request_id"))
         else:
             self._members[member.request_id] = member
             member.admission = asyncio.create_task(self._admitted(member, request))
@@ -257,6 +260,10 @@ class MultiplexCall:
             self._fail(member, error)
         else:
             member.stream.call_when_due(member.due)
+
+    def _refused(self, member: _Member, error: PhotonError) -> None:
+        self._refuse(member.request_id, error)
+        self._fail(member, error)
 
     def _fail(self, member: _Member, error: Exception) -> None:
         self._end(member, error)

@@ -1,4 +1,4 @@
-"""What streams were billed and what the engine counted are one ledger: a real front end over a real engine, only the
+"""Records of requests and the counters of the engine are one ledger: a real front end over a real engine, only the
 runner is a fake."""
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 
 from photon_grpc.bridge.local import LocalClient
 from photon_grpc.core.frames import Down
+from photon_grpc.core.generation import Usage
+from photon_grpc.core.ports import EngineLink
 from photon_grpc.core.request import FinishReason
 from photon_grpc.core.stats import Load
 from photon_grpc.engine.engine import Engine
 from photon_grpc.frontend.ask import SamplingAsk, StopAsk
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.frontend.record import Observers, RequestRecord
 from photon_grpc.frontend.stream import TokenStream
 from tests.engine.harness import Harness, Setting, windows
 from tests.frontend.fake_engine import FakeLink, ask, served
@@ -49,7 +52,7 @@ class Wire(FakeLink):
 
 @dataclass
 class Ledger:
-    """The sums over streams, as their readers see them."""
+    """The sums over records."""
 
     output_tokens: int = 0
     prompt_tokens: int = 0
@@ -58,16 +61,19 @@ class Ledger:
     finished: int = 0
     cancelled: int = 0
 
-    def add(self, stream: TokenStream) -> None:
-        usage, outputs = stream.usage(), stream.outputs
-        self.output_tokens += usage.output_tokens
-        if any(output.num_tokens or output.finish for output in outputs):
-            self.prompt_tokens += usage.prompt_tokens
-            self.cached_prompt_tokens += usage.cached_prompt_tokens
-        self.preemptions += stream._timing().preemption_count
-        ended = sum(output.finish is not None for output in outputs)
+    def ended(self, record: RequestRecord) -> None:
+        """As a RequestObserver."""
+        self.add(record.usage)
+        self.preemptions += record.num_preemptions
+        ended = sum(reason is not FinishReason.UNSPECIFIED for reason in record.finish_reasons)
         self.finished += ended
-        self.cancelled += len(outputs) - ended
+        self.cancelled += len(record.finish_reasons) - ended
+        assert record.reason == ("" if ended == len(record.finish_reasons) else "CANCELLED")
+
+    def add(self, usage: Usage) -> None:
+        self.output_tokens += usage.output_tokens
+        self.prompt_tokens += usage.prompt_tokens
+        self.cached_prompt_tokens += usage.cached_prompt_tokens
 
     @classmethod
     def of(cls, load: Load) -> Ledger:
@@ -91,11 +97,17 @@ asked = st.tuples(
 )
 
 
+def new_frontend(link: EngineLink, pool: ThreadPoolExecutor, ledger: Ledger) -> Frontend:
+    encoder = ThreadEncoder(served(), pool)
+    return Frontend(link=link, model=served(), encoder=encoder, seed=5, observers=Observers([ledger]))
+
+
 async def play(h: Harness, requests: list[tuple[int, int, int, bool, int, int | None]]) -> tuple[Ledger, list]:
     wire = Wire(h)
     streams: list[TokenStream] = []
+    ledger = Ledger()
     with ThreadPoolExecutor(1) as pool:
-        front = Frontend(link=wire, model=served(), encoder=ThreadEncoder(served(), pool), seed=5)
+        front = new_frontend(wire, pool, ledger)
 
         def step() -> None:
             if h.post.inbox or h.scheduler.live.has_work():
@@ -113,10 +125,11 @@ async def play(h: Harness, requests: list[tuple[int, int, int, bool, int, int | 
         while h.post.inbox or h.scheduler.live.has_work():
             step()
         h.run()
-    ledger = Ledger()
-    for stream in streams:
-        ledger.add(stream)
-    assert front.num_late_tokens == 0, "nothing is under way when both take turns"
+        for stream in streams:
+            async for update in stream:
+                if update.usage is not None:
+                    assert update.usage == stream.usage()
+    assert front.late == Usage(), "nothing is under way when both take turns"
     return ledger, streams
 
 
@@ -160,29 +173,28 @@ async def test_what_was_under_way_when_an_output_ended_is_the_only_difference() 
     engine = Engine(h.scheduler, h.runner, host, host, h.facts, h.post, load_interval_s=0.0)
     running = asyncio.create_task(asyncio.to_thread(engine.run))
     with ThreadPoolExecutor(1) as pool:
-        front = Frontend(link=client, model=served(), encoder=ThreadEncoder(served(), pool), seed=5)
+        ledger = Ledger()
+        front = new_frontend(client, pool, ledger)
 
-        async def one(number: int) -> TokenStream:
+        async def one(number: int) -> None:
             stop = StopAsk(max_tokens=30, stop_strings=STOPS if number % 2 else (), ignore_eos=True)
-            stream = await front.stream(ask((number,) * 5, sampling=SamplingAsk(num_outputs=2), stop=stop))
-            try:
+            sampling = SamplingAsk(num_outputs=2)
+            async with await front.stream(ask((number,) * 5, sampling=sampling, stop=stop)) as stream:
+                if number % 7 == 0:
+                    return
                 async for _ in stream:
                     if number % 5 == 0:
-                        break
-            finally:
-                stream.close()
-            return stream
+                        return
 
-        streams = await asyncio.gather(*[one(number) for number in range(40)])
+        await asyncio.gather(*[one(number) for number in range(40)])
         for _ in range(1000):
             if front.load.finished + front.load.cancelled == 80:
                 break
             await asyncio.sleep(0.01)
-    ledger = Ledger()
-    for stream in streams:
-        ledger.add(stream)
     load = front.load
-    assert load.output_tokens == ledger.output_tokens + front.num_late_tokens
     assert load.finished + load.cancelled == ledger.finished + ledger.cancelled == 80
+    ledger.add(front.late)
+    assert (load.output_tokens, load.prompt_tokens) == (ledger.output_tokens, ledger.prompt_tokens)
+    assert load.cached_prompt_tokens == ledger.cached_prompt_tokens
     host.close()
     await running

@@ -95,7 +95,7 @@ def whole_text(ids: list[int]) -> str:
 def test_merged_or_not_every_request_is_told_the_same(events: list[tuple[str, Any]]) -> None:
     async def play() -> None:
         with frontend(MODEL) as (asked, link):
-            stream = Stream(MultiplexCall(admit, FailureLog()), link)
+            stream = Stream(MultiplexCall(admit, lambda request_id, error: None, FailureLog()), link)
             for number in range(NUM_REQUESTS):
                 await join(stream.call, str(number), await asked.stream(ask(str(number))))
             for kind, what in [*events, *[("finish", number) for number in range(NUM_REQUESTS)], ("frame", None)]:

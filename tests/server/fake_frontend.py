@@ -19,6 +19,7 @@ from photon_grpc.errors import Draining, ModelNotFound
 from photon_grpc.frontend.ask import Ask, ChatInput, SamplingAsk, TextInput
 from photon_grpc.frontend.frontend import State
 from photon_grpc.frontend.model import Limits, ModelFacts
+from photon_grpc.frontend.record import Origin
 from photon_grpc.frontend.update import OutputDelta, OutputFinish, Result, Update
 from photon_grpc.server.server import Server
 from photon_grpc.v1 import inference_pb2 as pb
@@ -80,6 +81,12 @@ class FakeStream:
     def close(self) -> None:
         self.closed.set()
 
+    async def __aenter__(self) -> FakeStream:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.close()
+
 
 def start_of(ask: Ask) -> Start:
     prompt = (5, 6) if ask.output.prompt_token_ids else ()
@@ -104,6 +111,8 @@ class FakeFrontend:
         self.drained_for_s: list[float] = []
         self.load = Load()
         self.facts = FACTS
+        #: Requests that no ask was made of, and why.
+        self.refused_requests: list[tuple[Origin, BaseException]] = []
         self.orders: list[tuple[str, tuple[str, ...]]] = []
         self._listeners: list[Callable[[State], None]] = []
 
@@ -131,6 +140,9 @@ class FakeFrontend:
         finally:
             stream.close()
         return Result(stream.start, (OutputDelta(0, text, (1, 2), LAST.deltas[0].finish),), LAST.usage, LAST.timing)
+
+    def refused(self, origin: Origin, error: BaseException) -> None:
+        self.refused_requests.append((origin, error))
 
     async def tokenize(self, model: str, input: TextInput | ChatInput) -> tuple[int, ...]:
         self.tokenized.append((model, input))

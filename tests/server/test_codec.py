@@ -12,6 +12,7 @@ from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import InvalidRequest, PromptTooLong
 from photon_grpc.frontend.ask import Ask, ChatInput, ChatMessage, IdsInput, TextInput
+from photon_grpc.frontend.record import Origin
 from photon_grpc.frontend.update import OutputDelta, OutputFinish, Result, Update
 from photon_grpc.server import codec
 from photon_grpc.v1 import inference_pb2 as pb
@@ -21,7 +22,7 @@ START = Start("r1", "demo", 2**64 - 1, 1_700_000_000.25, (4, 5))
 
 
 def ask_of(request: pb.GenerateRequest) -> Ask:
-    return codec.ask_of(request, facts("demo"), request_id=request.request_id or "id", arrival_s=1.0)
+    return codec.ask_of(request, facts("demo"), Origin(1.0, request.request_id or "id"))
 
 
 def leaf_paths(descriptor: Descriptor, prefix: str = "") -> Iterator[str]:

@@ -607,7 +607,7 @@ async def test_an_action_that_comes_with_the_end_begins_nothing() -> None:
             call.close()
             return pb.MultiplexGenerateRequest(generate=pb.GenerateRequest(request_id="late"))
 
-    call = MultiplexCall(admit, FailureLog())
+    call = MultiplexCall(admit, lambda request_id, error: None, FailureLog())
     await call.read(Late())  # type: ignore[arg-type]
     assert not call._members
 

@@ -1,0 +1,129 @@
+"""The record of a finished request, made where it ends and told to all who count, log or trace requests.
+
+Plain data without any text of a caller's or a model's. Costs something when a request ends, nothing for a token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from photon_grpc.core.generation import Usage
+from photon_grpc.core.request import FinishReason
+from photon_grpc.errors import Cancelled, DeadlinePassed, InternalFailure, PhotonError, frames_of
+
+_LOG = logging.getLogger(__name__)
+
+NO_USAGE = Usage()
+#: Clients give up by their own clock, a little before the server's: `grpc-timeout` is rounded up by as much as 1 %.
+_EARLY_S, _EARLY_SHARE = 0.02, 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What is known of a request when it comes. Times are CLOCK_MONOTONIC seconds."""
+
+    arrival_s: float
+    request_id: str = ""
+    #: The name of the caller's API key.
+    owner: str = ""
+    #: "Generate", "StreamGenerate", "MultiplexGenerate"; empty in a program without a server.
+    method: str = ""
+    #: As it is served; empty for a name that is not.
+    model: str = ""
+    #: The call's own deadline.
+    deadline_s: float | None = None
+    #: The W3C header as it came, not validated.
+    traceparent: str = ""
+
+    def reason(self, error: BaseException | None) -> str:
+        """The reason of a request that ended by `error`; "" for None. A cancelled call has lost its caller, or run out
+        of time."""
+        if isinstance(error, PhotonError):
+            return error.reason
+        if isinstance(error, asyncio.CancelledError):
+            return DeadlinePassed.reason if self._is_out_of_time() else Cancelled.reason
+        return "" if error is None else InternalFailure.reason
+
+    def _is_out_of_time(self) -> bool:
+        if self.deadline_s is None:
+            return False
+        early_s = _EARLY_S + _EARLY_SHARE * (self.deadline_s - self.arrival_s)
+        return time.monotonic() >= self.deadline_s - early_s
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One request from its arrival to its end. Durations count from arrival."""
+
+    origin: Origin
+    #: errors.PhotonError.reason of what ended it; "" where it was answered.
+    reason: str
+    #: When it ended: wall-clock seconds since the epoch.
+    end_time_s: float
+    total_s: float
+    #: One for each output, UNSPECIFIED where it had not ended; () where the request was refused.
+    finish_reasons: tuple[FinishReason, ...] = ()
+    #: As billed: what was delivered, also where the request was cancelled; no prompt of which no output began or ended.
+    usage: Usage = NO_USAGE
+    #: Tokens of the longest output.
+    longest_output_tokens: int = 0
+    num_preemptions: int = 0
+    #: To its first step; None: it never had one.
+    queue_s: float | None = None
+    first_token_s: float | None = None
+    #: To the end of its last output.
+    last_token_s: float | None = None
+
+    @property
+    def prefill_s(self) -> float | None:
+        """From its first step to its first token."""
+        if self.queue_s is None or self.first_token_s is None:
+            return None
+        return max(self.first_token_s - self.queue_s, 0.0)
+
+    @property
+    def decode_s(self) -> float | None:
+        """From its first token to its last."""
+        if self.first_token_s is None or self.last_token_s is None:
+            return None
+        return max(self.last_token_s - self.first_token_s, 0.0)
+
+    @property
+    def time_per_output_token_s(self) -> float | None:
+        """The mean distance between two tokens of an output; outputs run side by side."""
+        if self.decode_s is None or self.longest_output_tokens < 2:
+            return None
+        return self.decode_s / (self.longest_output_tokens - 1)
+
+
+class RequestObserver(Protocol):
+    """Called on the event loop of the front end: must not wait."""
+
+    def ended(self, record: RequestRecord) -> None: ...
+
+
+class Observers:
+    """Tells all of them. One that fails harms no request."""
+
+    def __init__(self, observers: Iterable[RequestObserver] = ()) -> None:
+        self._observers = tuple(observers)
+
+    def ended(self, record: RequestRecord) -> None:
+        for observer in self._observers:
+            try:
+                observer.ended(record)
+            except Exception as error:
+                _LOG.error("%s failed, %s\n%s", type(observer).__name__, type(error).__name__, frames_of(error))
+
+
+NO_OBSERVERS = Observers()
+
+
+def refused(origin: Origin, error: BaseException) -> RequestRecord:
+    """Of a request that never ran."""
+    return RequestRecord(origin, origin.reason(error), time.time(), time.monotonic() - origin.arrival_s)
