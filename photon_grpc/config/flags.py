@@ -213,7 +213,7 @@ class ServerConfig:
         ("health",),
         "Service that needs no API key; repeatable. Kubernetes' probes send none.",
         many=True,
-        choices=("health", "reflection", "none"),
+        choices=("health", "reflection", "load-reports", "none"),
     )
     tls_cert: str = flag(
         "",
@@ -230,6 +230,12 @@ class ServerConfig:
         "Address of AdminService: unix:PATH (mode 0660), or HOST:PORT, which wants a key with the scope admin. "
         "none: not served. Unset: a Unix socket of its own for every server, told at start.",
         metavar="ADDR",
+    )
+    replica_id: str = flag(
+        "",
+        "Name of this replica in the metadata x-photon-replica of every answer. Unset: the host's name and the number "
+        "of the server's process.",
+        metavar="NAME",
     )
     log_level: str = flag("info", "Least level written to stderr.", choices=("debug", "info", "warning", "error"))
 

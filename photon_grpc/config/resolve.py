@@ -20,6 +20,8 @@ from photon_grpc.errors import ConfigError
 #: Variables that clients read; `serve` must not call them unknown.
 CLIENT_VARIABLES = ("PHOTON_TARGET", "PHOTON_API_KEY")
 
+_MAX_ID_CHARS = 128
+
 #: organisation/name, as model hubs write it; no path has to look different, so a directory that exists comes first.
 _MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -72,6 +74,7 @@ def check(config: ServeConfig, origins: Mapping[str, str]) -> None:
     """Check what depends on several values. Raise ConfigError."""
     for address in config.server.listen:
         split_address(address, origins["listen"])
+    _check_replica_id(config.server.replica_id, origins["replica_id"])
     _check_tls(config.server)
     _check_admin(config.server, origins["admin_listen"])
     try:
@@ -115,6 +118,12 @@ def split_address(address: str, source: str = "--listen") -> tuple[str, int]:
     if not (port.isascii() and port.isdigit() and int(port) <= 65535):
         raise _bad_address(source, f"{port!r} in {address!r} is no port; ports are 0 (any free one) to 65535")
     return host, int(port)
+
+
+def _check_replica_id(replica_id: str, source: str) -> None:
+    if len(replica_id) > _MAX_ID_CHARS or not (replica_id.isascii() and replica_id.isprintable()):
+        message = f"{source}: it goes into metadata, as at most {_MAX_ID_CHARS} printable ASCII characters"
+        raise ConfigError(message, field="--replica-id")
 
 
 def _check_tls(server: ServerConfig) -> None:

@@ -68,7 +68,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> None:
         asked_s = _seconds(request.min_interval, "min_interval", _MOST_INTERVAL_S)
         interval_s = max(asked_s, _LEAST_INTERVAL_S) if request.HasField("min_interval") else _DEFAULT_INTERVAL_S
-        await metadata.send_request_id(context)
+        await metadata.send_initial_metadata(context)
         told = None
         while not self._is_over.is_set():
             load = self._frontend.load

@@ -28,11 +28,13 @@ class AdminListener:
         frontend: Frontend,
         *,
         drain: Callable[[float | None], None],
+        replica_id: str = "",
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         certificates: Certificates | None = None,
     ) -> None:
-        """`interceptors` and `certificates` are for a port; see AdminService for `drain`."""
+        """`interceptors` and `certificates` are for a port; see AdminService for `drain`, Server for `replica_id`."""
         self._service = AdminService(frontend, drain)
+        self._replica_id = replica_id
         self._interceptors = interceptors
         self._certificates = certificates
         self._grpc: grpc.aio.Server | None = None
@@ -40,7 +42,7 @@ class AdminListener:
     async def start(self, address: str) -> str:
         """Listen; return the address bound. Raise ConfigError."""
         is_port = not address.startswith("unix:")
-        interceptors = (ErrorInterceptor(), *(self._interceptors if is_port else ()))
+        interceptors = (ErrorInterceptor(self._replica_id), *(self._interceptors if is_port else ()))
         options = transport_options(_MAX_MESSAGE_BYTES, reuse_port=False)
         server = grpc.aio.server(interceptors=interceptors, options=options)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(self._service, server)

@@ -46,7 +46,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             await scores.add_to_response(response, result)
         if message_type is not None:
             await messages.add(response.outputs, result.outputs, message_type)
-        await metadata.send_request_id(context)
+        await metadata.send_initial_metadata(context)
         return response
 
     async def StreamGenerate(  # type: ignore[override]  # a coroutine that writes: cheaper than a generator
@@ -67,7 +67,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 if message_type is not None:
                     await messages.add(message.deltas, update.deltas, message_type)
                 if sequence == 1:
-                    await metadata.send_request_id(context)
+                    await metadata.send_initial_metadata(context)
                 await self._writer.write(context, message)
 
     async def MultiplexGenerate(  # type: ignore[override]

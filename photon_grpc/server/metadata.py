@@ -1,4 +1,4 @@
-"""A call's metadata: its id, its deadline, whether it is another attempt; and whose it is."""
+"""A call's metadata: its id, its deadline, whether it is another attempt; whose it is, and who answers it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from photon_grpc.frontend.record import Origin
 
 REQUEST_ID_KEY = "x-request-id"
 TRACEPARENT_KEY = "traceparent"
+REPLICA_KEY = "x-photon-replica"
 MAX_REQUEST_ID_CHARS = 128
 _ATTEMPTS_KEY = "grpc-previous-rpc-attempts"
 
@@ -23,6 +24,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 #: grpc.aio runs every call in a task of its own, hence in a context of its own.
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
 _owner: ContextVar[str] = ContextVar("owner", default="")
+_replica_id: ContextVar[str] = ContextVar("replica_id", default="")
 
 
 def _trust() -> None:
@@ -32,8 +34,10 @@ def _trust() -> None:
 _judge: ContextVar[Callable[[], object]] = ContextVar("judge", default=_trust)
 
 
-def name_call(context: Context) -> None:
-    """Give the call the id of its header, or a new one. Raise InvalidRequest naming the header."""
+def name_call(context: Context, replica_id: str) -> None:
+    """Give the call the id of its header, or a new one, and the id of who answers it. Raise InvalidRequest naming the
+    header."""
+    _replica_id.set(replica_id)
     _request_id.set(uuid.uuid4().hex)
     if given := _header(context, REQUEST_ID_KEY):
         rename_call(given, REQUEST_ID_KEY)
@@ -67,10 +71,10 @@ def owner() -> str:
     return _owner.get()
 
 
-async def send_request_id(context: Context) -> None:
-    """Send the initial metadata. Only for calls that have a message to send: a call that fails after this is never
-    retried by gRPC."""
-    await context.send_initial_metadata(((REQUEST_ID_KEY, request_id()),))
+async def send_initial_metadata(context: Context) -> None:
+    """Send the call's id and the replica's. Only for calls that have a message to send: a call that fails after this is
+    never retried by gRPC."""
+    await context.send_initial_metadata(((REQUEST_ID_KEY, request_id()), (REPLICA_KEY, _replica_id.get())))
 
 
 def is_retry(context: Context) -> bool:

@@ -36,13 +36,13 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
             models=[_model_message(facts, self._frontend.state) for facts in models[begin:end]],
             next_page_token=models[end].name if end < len(models) else "",
         )
-        await metadata.send_request_id(context)
+        await metadata.send_initial_metadata(context)
         return response
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         facts = self._frontend.model(request.model)
         response = pb.GetModelResponse(model=_model_message(facts, self._frontend.state))
-        await metadata.send_request_id(context)
+        await metadata.send_initial_metadata(context)
         return response
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
@@ -54,7 +54,7 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
             token_ids=() if request.count_only else token_ids,
             max_context_tokens=facts.max_context_tokens,
         )
-        await metadata.send_request_id(context)
+        await metadata.send_initial_metadata(context)
         return response
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
@@ -65,7 +65,7 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         token_ids = tuple(request.token_ids.ids)
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         response = pb.DetokenizeResponse(text=await self._frontend.detokenize(request.model, token_ids, skip))
-        await metadata.send_request_id(context)
+        await metadata.send_initial_metadata(context)
         return response
 
 

@@ -111,7 +111,7 @@ class MultiplexCall:
             if not frame:
                 continue
             if not has_written:
-                await metadata.send_request_id(context)
+                await metadata.send_initial_metadata(context)
                 has_written = True
             await writer.write(context, frame)
 

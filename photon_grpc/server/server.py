@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import grpc
+from xds.service.orca.v3 import orca_pb2
 
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.frontend.frontend import Frontend
-from photon_grpc.server import addresses, health, reflection
+from photon_grpc.server import addresses, health, load_report, reflection
 from photon_grpc.server.inference import InferenceService
 from photon_grpc.server.interceptors.errors import ErrorInterceptor
+from photon_grpc.server.load_report import LoadReports, OpenRcaService
 from photon_grpc.server.models import ModelService
 from photon_grpc.server.tls import Certificates
 from photon_grpc.server.writer import StreamWriter
@@ -29,6 +31,7 @@ _SERVICES = (
     inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
     model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
     health.SERVICE,
+    load_report.SERVICE,
 )
 
 
@@ -40,18 +43,22 @@ class Server:
         frontend: Frontend,
         *,
         config: ServerConfig,
+        replica_id: str = "",
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         certificates: Certificates | None = None,
         stall_limit_s: float = STALL_LIMIT_S,
     ) -> None:
+        """`replica_id`: for x-photon-replica."""
         self._frontend = frontend
         self._config = config
-        self._interceptors = (ErrorInterceptor(), *interceptors)
+        self._reports = LoadReports(frontend)
+        self._interceptors = (ErrorInterceptor(replica_id, self._reports.trailers), *interceptors)
         self._certificates = certificates
         self._health = health.HealthService(frontend)
         self._writer = StreamWriter(stall_limit_s)
+        self._orca = OpenRcaService(self._reports, self._writer)
         self._grpc: grpc.aio.Server | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._watches: tuple[asyncio.Task[None], ...] = ()
 
     async def start(self, addresses: Sequence[str], *, reuse_port: bool) -> tuple[str, ...]:
         """Listen and answer; return the addresses bound. With `reuse_port` other processes may share them.
@@ -68,7 +75,7 @@ class Server:
             raise
         await server.start()
         self._grpc = server
-        self._watch = asyncio.create_task(self._writer.watch())
+        self._watches = (asyncio.create_task(self._writer.watch()), asyncio.create_task(self._reports.watch()))
         return bound
 
     async def drain_and_stop(self, timeout_s: float) -> int:
@@ -83,9 +90,10 @@ class Server:
         self._health.withdraw()
         num_left = await self._frontend.drain(timeout_s)
         self._health.close()
+        self._orca.close()
         await server.stop(LAST_WORDS_S)
-        if self._watch is not None:
-            self._watch.cancel()
+        for watch in self._watches:
+            watch.cancel()
         return num_left
 
     def _build(self, reuse_port: bool) -> grpc.aio.Server:
@@ -94,8 +102,8 @@ class Server:
         inference = InferenceService(self._frontend, self._writer)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._frontend), server)
-        reflected = reflection.handlers(_SERVICES, (inference_pb2, model_pb2))
-        server.add_generic_rpc_handlers((self._health.handler(), *reflected))
+        reflected = reflection.handlers(_SERVICES, (inference_pb2, model_pb2, orca_pb2))
+        server.add_generic_rpc_handlers((self._health.handler(), self._orca.handler(), *reflected))
         return server
 
     def _bind_all(self, server: grpc.aio.Server, wanted: Sequence[str], reuse_port: bool) -> tuple[str, ...]:

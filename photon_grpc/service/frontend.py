@@ -11,6 +11,7 @@ import ctypes
 import gc
 import logging
 import os
+import socket
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -78,13 +79,19 @@ async def _serve(duty: Duty) -> None:
         seed = _own_seed(config.model.seed, begin.index)
         frontend = Frontend(link=link, model=model, encoder=encoder, seed=seed, quotas=allowed.quotas)
         frontend.on_state(lambda state: _report(control, Serving(state is State.SERVING)))
+        replica_id = config.server.replica_id or _own_id()
         server = Server(
-            frontend, config=config.server, interceptors=allowed.interceptors, certificates=allowed.certificates
+            frontend,
+            config=config.server,
+            replica_id=replica_id,
+            interceptors=allowed.interceptors,
+            certificates=allowed.certificates,
         )
         addresses = await server.start(begin.addresses, reuse_port=begin.reuse_port)
         admin = AdminListener(
             frontend,
             drain=lambda timeout_s: _report(control, DrainWanted(timeout_s)),
+            replica_id=replica_id,
             interceptors=allowed.interceptors,
             certificates=allowed.certificates,
         )
@@ -160,6 +167,12 @@ def _report(control: ControlChannel, message: ControlMessage) -> None:
     """A supervisor that is gone, or reads nothing, is told nothing; the end of its socket says so elsewhere."""
     with contextlib.suppress(OSError, BufferError):
         control.send(message)
+
+
+def _own_id() -> str:
+    """A name for the replica, the same one in all of its front ends: the supervisor's process, on this host."""
+    host = "".join(char for char in socket.gethostname() if char.isascii() and char.isprintable())
+    return f"{host[:64]}-{os.getppid()}"
 
 
 def _own_seed(seed: int, index: int) -> int:

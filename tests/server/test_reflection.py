@@ -17,6 +17,7 @@ SERVICES = [
     "grpc.reflection.v1alpha.ServerReflection",
     "photon_grpc.v1.InferenceService",
     "photon_grpc.v1.ModelService",
+    "xds.service.orca.v3.OpenRcaService",
 ]
 
 

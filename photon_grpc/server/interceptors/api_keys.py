@@ -14,7 +14,7 @@ import grpc
 
 from photon_grpc.config.api_keys import ApiKey
 from photon_grpc.errors import InvalidCredentials, MissingCredentials, NotAllowed, ScopeRequired
-from photon_grpc.server import health, metadata, reflection
+from photon_grpc.server import health, load_report, metadata, reflection
 from photon_grpc.server.interceptors.errors import MethodHandler
 from photon_grpc.server.key_ring import KeyRing
 from photon_grpc.v1 import admin_pb2, inference_pb2, model_pb2
@@ -30,12 +30,18 @@ _SCOPES = {
     model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name: "models",
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name: "admin",
     health.SERVICE: _NO_SCOPE,
+    load_report.SERVICE: _NO_SCOPE,
     **dict.fromkeys(reflection.SERVICES, _NO_SCOPE),
 }
 _SCOPE_OF_OTHERS = "admin"
 
 #: --api-keys-exempt -> the services that need no key then.
-_EXEMPTIONS = {"health": (health.SERVICE,), "reflection": reflection.SERVICES, "none": ()}
+_EXEMPTIONS = {
+    "health": (health.SERVICE,),
+    "reflection": reflection.SERVICES,
+    "load-reports": (load_report.SERVICE,),
+    "none": (),
+}
 
 
 class ApiKeyInterceptor(grpc.aio.ServerInterceptor):

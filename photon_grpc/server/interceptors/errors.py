@@ -13,10 +13,11 @@ import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import grpc
 
+from photon_grpc.errors import NotAllowed
 from photon_grpc.server import metadata, multiplex
 from photon_grpc.server.interceptors.failure_log import FailureLog
 from photon_grpc.server.interceptors.intake import Fail, Intake, Parse
@@ -27,14 +28,35 @@ MethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 #: Awaits what a method is given: its one message, or all of them as a stream.
 Read = Callable[[AsyncIterator[bytes], Context, Fail], Awaitable[Any]]
 Respond = Callable[[Fail], Awaitable[Any]]
-#: Awaits a call, and ends it where it fails.
+#: Awaits a call, and ends it.
 Guard = Callable[[Context, Respond], Awaitable[Any]]
+Trailers = tuple[tuple[str, str | bytes], ...]
+
+#: The load is told to callers of these services, whom the API keys have let in; health checks need no key.
+_TOLD_THE_LOAD = "/photon_grpc.v1."
+
+
+def no_trailers() -> Trailers:
+    return ()
+
+
+class _Ending(NamedTuple):
+    """How the calls of one method end."""
+
+    method: str
+    failures: FailureLog
+    replica_id: str
+    #: Of every call, beside those of a failure.
+    trailers: Callable[[], Trailers]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every method of every service, whatever its shape."""
 
-    def __init__(self) -> None:
+    def __init__(self, replica_id: str, load_report: Callable[[], Trailers] = no_trailers) -> None:
+        """`load_report`: trailers of the calls of our own services."""
+        self._replica_id = replica_id
+        self._load_report = load_report
         self._failures = FailureLog()
         self._intake = Intake()
 
@@ -43,15 +65,18 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[MethodHandler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> MethodHandler | None:
-        handler = await continuation(handler_call_details)
-        return None if handler is None else _guarded(handler, handler_call_details.method, self._failures, self._intake)
+        handler, method = await continuation(handler_call_details), handler_call_details.method
+        if handler is None:
+            return None
+        trailers = self._load_report if method.startswith(_TOLD_THE_LOAD) else no_trailers
+        return _guarded(handler, _Ending(method, self._failures, self._replica_id, trailers), self._intake)
 
 
-def _guarded(handler: Any, method: str, failures: FailureLog, intake: Intake) -> MethodHandler:
+def _guarded(handler: Any, ending: _Ending, intake: Intake) -> MethodHandler:
     """The same method to callers; to gRPC one that reads its messages itself, also where it is only one."""
     parse = _parser(handler.request_deserializer)
-    guard = partial(_guard, partial(_fail, method, failures))
-    read = _stream_reader(method, parse, intake) if handler.request_streaming else _message_reader(parse, intake)
+    guard = partial(_guard, ending)
+    read = _stream_reader(ending.method, parse, intake) if handler.request_streaming else _message_reader(parse, intake)
     if handler.response_streaming:
         wrapped = _responding_stream(handler, guard, read)
         return grpc.stream_stream_rpc_method_handler(wrapped, None, _serializer(handler.response_serializer))
@@ -117,11 +142,13 @@ def _writing(generate: Callable[[Any, Context], AsyncIterator[Any]]) -> Callable
     return call
 
 
-async def _guard(fail_call: Callable[..., Awaitable[None]], context: Context, answer: Respond) -> Any:
-    fail = partial(fail_call, context, time.monotonic())
+async def _guard(ending: _Ending, context: Context, answer: Respond) -> Any:
+    fail = partial(_fail, ending, context, time.monotonic())
     try:
-        metadata.name_call(context)
-        return await answer(fail)
+        metadata.name_call(context, ending.replica_id)
+        response = await answer(fail)
+        context.set_trailing_metadata(ending.trailers())
+        return response
     except grpc.aio.InternalError:
         raise asyncio.CancelledError from None
     except grpc.aio.BaseError:
@@ -131,18 +158,20 @@ async def _guard(fail_call: Callable[..., Awaitable[None]], context: Context, an
         await fail(error)
 
 
-async def _fail(method: str, failures: FailureLog, context: Context, started_s: float, error: Exception) -> None:
+async def _fail(ending: _Ending, context: Context, started_s: float, error: Exception) -> None:
     status = call_status(error, metadata.request_id())
-    failures.report(error, status, method, time.monotonic() - started_s)
+    ending.failures.report(error, status, ending.method, time.monotonic() - started_s)
     # The frames it went through may hold megabytes of a message, and `abort` raises what refers in a circle to itself
     # and to this.
     error.__traceback__ = error.__context__ = None
-    await _end(context, status)
+    # `abort` drops trailers that were set before.
+    load = () if isinstance(error, NotAllowed) else ending.trailers()
+    await _end(context, status, (*status.trailers, (metadata.REPLICA_KEY, ending.replica_id), *load))
 
 
-async def _end(context: Context, status: CallStatus) -> None:
+async def _end(context: Context, status: CallStatus, trailers: Trailers) -> None:
     try:
-        await context.abort(status.code, status.text, status.trailers)
+        await context.abort(status.code, status.text, trailers)
     except grpc.aio.InternalError:
         # The call is over for its client (deadline, cancel). gRPC takes that for a crash of ours and prints a page,
         # unless it sees this.

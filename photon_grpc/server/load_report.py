@@ -1,0 +1,152 @@
+"""ORCA load reports (xds.data.orca.v3), by which gRPC's weighted_round_robin and others choose a replica: in the
+trailers of every call, and out of band.
+
+https://github.com/grpc/proposal/blob/master/A51-custom-backend-metrics.md
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import Any, NamedTuple
+
+import grpc
+from xds.data.orca.v3.orca_load_report_pb2 import OrcaLoadReport
+from xds.service.orca.v3 import orca_pb2
+
+from photon_grpc.core.frames import Facts
+from photon_grpc.core.stats import Load
+from photon_grpc.errors import QueueFull, Unavailable
+from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.server import metadata
+from photon_grpc.server.metadata import Context
+from photon_grpc.server.writer import StreamWriter
+
+TRAILER = "endpoint-load-metrics-bin"
+SERVICE: str = orca_pb2.DESCRIPTOR.services_by_name["OpenRcaService"].full_name
+
+#: Rates are averages over so many samples.
+_SAMPLE_INTERVAL_S = 1.0
+_NUM_SAMPLES = 5
+#: Between two reports on a stream; gRPC's clients ask for 10 s.
+LEAST_INTERVAL_S = 1.0
+DEFAULT_INTERVAL_S = 10.0
+MAX_STREAMS = 256
+_RETRY_AFTER_S = 30.0
+#: A queue that takes so long to drain is a full replica.
+_FULL_QUEUE_S = 1.0
+
+
+class _Sample(NamedTuple):
+    time_s: float
+    #: Outputs since start.
+    ended: int
+    failed: int
+
+
+class LoadReports:
+    """Makes the reports of one replica: the engine's Load, over all front ends."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+        self._samples: deque[_Sample] = deque(maxlen=_NUM_SAMPLES + 1)
+
+    def report(self) -> OrcaLoadReport:
+        """Of this moment; an empty one, which clients ignore, where there is no engine."""
+        try:
+            facts = self._frontend.facts
+        except Unavailable:
+            return OrcaLoadReport()
+        load = self._frontend.load
+        shares = utilizations(load, facts)
+        ended_per_s, failed_per_s = self._rates(_sample(load))
+        return OrcaLoadReport(
+            application_utilization=max(shares.values()),
+            rps_fractional=ended_per_s,
+            eps=failed_per_s,
+            utilization={name: min(share, 1.0) for name, share in shares.items()},
+            named_metrics={
+                "kv_cache_usage_perc": shares["kv"],
+                "num_requests_running": load.running,
+                "num_requests_waiting": load.queued,
+                "output_tokens_per_s": load.output_tokens_per_s,
+            },
+        )
+
+    def trailers(self) -> tuple[tuple[str, bytes], ...]:
+        """The report as trailing metadata."""
+        return ((TRAILER, self.report().SerializeToString()),)
+
+    async def watch(self) -> None:
+        """Run as long as the server does: rates need samples, whether or not calls end."""
+        while True:
+            self._samples.append(_sample(self._frontend.load))
+            await asyncio.sleep(_SAMPLE_INTERVAL_S)
+
+    def _rates(self, now: _Sample) -> tuple[float, float]:
+        """Outputs that ended and that failed, per second. An engine that was restarted counts from 0."""
+        then = self._samples[0] if self._samples else now
+        elapsed_s = max(now.time_s - then.time_s, _SAMPLE_INTERVAL_S)
+        return max(now.ended - then.ended, 0) / elapsed_s, max(now.failed - then.failed, 0) / elapsed_s
+
+
+def utilizations(load: Load, facts: Facts) -> dict[str, float]:
+    """The shares of KV blocks and seats in use, and the time in seconds in which the queue drains: 1 is full."""
+    return {
+        "kv": load.owned_blocks / load.total_blocks if load.total_blocks else 0.0,
+        "seats": load.running / facts.max_num_seqs,
+        "queue": load.retry_after_s / _FULL_QUEUE_S if load.queued else 0.0,
+    }
+
+
+class OpenRcaService:
+    """xds.service.orca.v3.OpenRcaService: the reports on a stream of their own, for connections that carry few or long
+    calls."""
+
+    def __init__(self, reports: LoadReports, writer: StreamWriter) -> None:
+        self._reports = reports
+        self._writer = writer
+        self._is_over = asyncio.Event()
+        self._num_streams = 0
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        method = grpc.unary_stream_rpc_method_handler(
+            self.StreamCoreMetrics, orca_pb2.OrcaLoadReportRequest.FromString, OrcaLoadReport.SerializeToString
+        )
+        return grpc.method_handlers_generic_handler(SERVICE, {"StreamCoreMetrics": method})
+
+    def close(self) -> None:
+        """End every stream; an open one would hold up the server's stop."""
+        self._is_over.set()
+
+    async def StreamCoreMetrics(self, request: Any, context: Context) -> None:
+        """A report at once, then one every interval. Raise QueueFull."""
+        if self._num_streams >= MAX_STREAMS:
+            message = f"{self._num_streams} streams of load reports are open; {MAX_STREAMS} may"
+            raise QueueFull(message, needed=MAX_STREAMS + 1, limit=MAX_STREAMS, retry_after_s=_RETRY_AFTER_S)
+        self._num_streams += 1
+        try:
+            await metadata.send_initial_metadata(context)
+            await self._tell(_interval_s(request), context)
+        finally:
+            self._num_streams -= 1
+
+    async def _tell(self, interval_s: float, context: Context) -> None:
+        while not self._is_over.is_set():
+            await self._writer.write(context, self._reports.report())
+            try:
+                await asyncio.wait_for(self._is_over.wait(), interval_s)
+            except TimeoutError:
+                continue
+
+
+def _sample(load: Load) -> _Sample:
+    return _Sample(time.monotonic(), load.finished + load.failed + load.cancelled, load.failed)
+
+
+def _interval_s(request: Any) -> float:
+    wanted = request.report_interval
+    if not request.HasField("report_interval"):
+        return DEFAULT_INTERVAL_S
+    return float(max(wanted.seconds + wanted.nanos / 1e9, LEAST_INTERVAL_S))

@@ -1,0 +1,300 @@
+"""ORCA load reports: in the trailers of every call, on streams of their own, and what gRPC's balancing makes of
+them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from xds.data.orca.v3.orca_load_report_pb2 import OrcaLoadReport
+from xds.service.orca.v3.orca_pb2 import OrcaLoadReportRequest
+
+from photon_grpc import errors
+from photon_grpc.config.resolve import resolve
+from photon_grpc.core.stats import Load
+from photon_grpc.errors import ConfigError, ModelLoading
+from photon_grpc.server import load_report
+from photon_grpc.server.interceptors.api_keys import ApiKeyInterceptor
+from photon_grpc.server.key_ring import KeyRing
+from photon_grpc.server.server import Server
+from photon_grpc.v1 import inference_pb2 as pb
+from photon_grpc.v1 import inference_pb2_grpc
+from tests.frontend.fake_engine import FACTS
+from tests.server.failing import failure, info_of
+from tests.server.fake_frontend import ASK, GENERATE, STREAM_GENERATE, FakeFrontend, for_ever, raw, serving, until
+from tests.server.keys import SECRETS, bearer, write_keys
+from tests.server.load_trailer import load_trailer
+
+METHOD = "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics"
+BUSY = Load(
+    running=2,
+    queued=3,
+    total_blocks=10,
+    owned_blocks=4,
+    cached_blocks=6,
+    ended_per_s=4.0,
+    output_tokens_per_s=50.0,
+)
+
+
+def metrics_stream(channel: grpc.aio.Channel, **interval: int) -> Any:
+    request = OrcaLoadReportRequest()
+    if interval:
+        request.report_interval.FromMilliseconds(interval["ms"])
+    method = channel.unary_stream(
+        METHOD,
+        request_serializer=OrcaLoadReportRequest.SerializeToString,
+        response_deserializer=OrcaLoadReport.FromString,
+    )
+    return method(request)
+
+
+def busy_report() -> OrcaLoadReport:
+    """Of BUSY, where nothing has ended lately: three wait for three quarters of a second."""
+    return OrcaLoadReport(
+        application_utilization=0.75,
+        utilization={"kv": 0.4, "seats": 0.25, "queue": 0.75},
+        named_metrics={
+            "kv_cache_usage_perc": 0.4,
+            "num_requests_running": 2,
+            "num_requests_waiting": 3,
+            "output_tokens_per_s": 50.0,
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("load", "expected"),
+    [
+        (Load(total_blocks=10, cached_blocks=10, ended_per_s=4.0), 0.0),
+        (Load(running=2, total_blocks=10, owned_blocks=4), 0.4),
+        (Load(running=6, total_blocks=10, owned_blocks=4), 0.75),
+        (Load(running=6, queued=8, total_blocks=10, owned_blocks=4, ended_per_s=4.0), 2.0),
+        # A rate that was never measured.
+        (Load(running=1, queued=1, total_blocks=10, owned_blocks=4), 1.0),
+    ],
+)
+async def test_utilization_is_the_largest_of_blocks_seats_and_seconds_in_the_queue(
+    address: str, frontend: FakeFrontend, load: Load, expected: float
+) -> None:
+    frontend.load = load
+    report = await load_trailer(address, GENERATE, ASK.SerializeToString())
+    assert report is not None
+    assert report.application_utilization == expected
+    assert max(report.utilization.values()) == min(expected, 1.0)
+    assert (report.named_metrics["num_requests_waiting"], report.cpu_utilization) == (load.queued, 0)
+
+
+async def test_every_end_of_a_call_tells_it(address: str, frontend: FakeFrontend) -> None:
+    frontend.load = BUSY
+    asked = ASK.SerializeToString()
+    for path, message in (
+        (GENERATE, asked),
+        (STREAM_GENERATE, asked),
+        ("/photon_grpc.v1.InferenceService/MultiplexGenerate", b""),
+        ("/photon_grpc.v1.ModelService/ListModels", b""),
+        (GENERATE, b"\xff\xff"),
+        (STREAM_GENERATE, b"\xff\xff"),
+    ):
+        assert (await load_trailer(address, path, message)) == busy_report(), path
+    for error in (errors.QueueFull("full"), errors.NumericFailure("nan"), RuntimeError("a defect")):
+        for path in (GENERATE, STREAM_GENERATE):
+            frontend.refusals = [error]
+            assert (await load_trailer(address, path, asked)) == busy_report()
+    frontend.script = (*frontend.script[:1], errors.EngineFailure("gone"))
+    assert (await load_trailer(address, STREAM_GENERATE, asked)) == busy_report()
+
+
+async def test_a_failed_call_tells_all_at_once(
+    inference: inference_pb2_grpc.InferenceServiceStub, frontend: FakeFrontend
+) -> None:
+    frontend.refusals = [errors.QueueFull("full")]
+    trailers = dict((await failure(inference.StreamGenerate(ASK))).trailing_metadata())
+    assert {"grpc-status-details-bin", "grpc-retry-pushback-ms", "x-request-id", "x-photon-replica"} == trailers.keys()
+
+
+async def test_rates_are_of_what_ended_lately(frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(load_report.time, "monotonic", lambda: now_s)
+    reports = load_report.LoadReports(frontend)  # type: ignore[arg-type]
+    frontend.load = Load(finished=1000, total_blocks=10)
+    watch = asyncio.create_task(reports.watch())
+    await asyncio.sleep(0)
+    watch.cancel()
+    assert reports.report().rps_fractional == 0
+    now_s = 104.0
+    frontend.load = Load(finished=1010, cancelled=4, failed=6, total_blocks=10)
+    assert (reports.report().rps_fractional, reports.report().eps) == (5.0, 1.5)
+    # Another engine begins at 0.
+    frontend.load = Load(finished=1, total_blocks=10)
+    assert reports.report().rps_fractional == 0
+
+
+async def test_without_an_engine_there_is_nothing_to_weigh() -> None:
+    class Loading(FakeFrontend):
+        facts = property(refused, lambda loading, facts: None)  # type: ignore[assignment]
+
+    async with serving(Loading()) as address:
+        assert await load_trailer(address, GENERATE, ASK.SerializeToString()) == OrcaLoadReport()
+
+
+def refused(frontend: FakeFrontend) -> None:
+    raise ModelLoading("loading")
+
+
+async def test_out_of_band_the_load_comes_at_once_and_every_interval(
+    channel: grpc.aio.Channel, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_report, "LEAST_INTERVAL_S", 0.02)
+    frontend.load = BUSY
+    call = metrics_stream(channel, ms=0)
+    assert (await call.read()).application_utilization == 0.75
+    frontend.load = Load(total_blocks=10)
+    while (report := await call.read()).application_utilization:
+        pass
+    assert report.application_utilization == 0 and (await call.read()) == report
+    call.cancel()
+
+
+async def test_no_stream_is_told_faster_than_the_least_interval(channel: grpc.aio.Channel) -> None:
+    fast, unset = metrics_stream(channel, ms=1), metrics_stream(channel)
+    for call in (fast, unset):
+        await call.read()
+        silent = asyncio.create_task(call.read())
+        assert not (await asyncio.wait([silent], timeout=0.2))[0]
+        call.cancel()
+        await asyncio.wait([silent])
+
+
+async def test_streams_are_bounded(channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_report, "MAX_STREAMS", 2)
+    calls = [metrics_stream(channel) for _ in range(2)]
+    for call in calls:
+        await call.read()
+    error = await failure(metrics_stream(channel))
+    assert (error.code(), info_of(error).reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+    calls[0].cancel()
+    for _ in range(100):
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            if await metrics_stream(channel).read() is not grpc.aio.EOF:
+                break
+        await asyncio.sleep(0.02)
+    else:
+        pytest.fail("the place of the cancelled stream stayed taken")
+
+
+async def test_a_drain_ends_the_streams(frontend: FakeFrontend) -> None:
+    server = Server(frontend, config=resolve({}, {}).config.server)  # type: ignore[arg-type]
+    (address,) = await server.start(("127.0.0.1:0",), reuse_port=False)
+    async with grpc.aio.insecure_channel(address) as channel:
+        call = metrics_stream(channel)
+        await call.read()
+        await server.drain_and_stop(30)
+        assert await call.read() is grpc.aio.EOF
+        assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_who_has_no_key_is_not_told_the_load(tmp_path: Path, frontend: FakeFrontend) -> None:
+    frontend.load = BUSY
+    ring = KeyRing(str(write_keys(tmp_path / "keys.toml")))
+    async with (
+        serving(frontend, interceptors=(ApiKeyInterceptor(ring, ("health",)),)) as address,
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        for path in (GENERATE, METHOD, "/grpc.health.v1.Health/Check"):
+            assert await load_trailer(address, path) is None
+        (_, value), *_ = bearer(SECRETS["gen"])
+        asked = ASK.SerializeToString()
+        assert await load_trailer(address, GENERATE, asked, authorization=value) == busy_report()
+        any_key = raw(channel, METHOD, stream=True)(b"", metadata=bearer(SECRETS["mod"]))
+        assert OrcaLoadReport.FromString(await any_key.read()).application_utilization == 0.75
+        any_key.cancel()
+    async with (
+        serving(frontend, interceptors=(ApiKeyInterceptor(ring, ("load-reports",)),)) as address,
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        assert (await metrics_stream(channel).read()).application_utilization == 0.75
+
+
+async def test_the_replica_is_named_with_the_first_message_or_the_end(frontend: FakeFrontend) -> None:
+    async with serving(frontend, replica_id="pod-7") as address, grpc.aio.insecure_channel(address) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        for call in (stub.Generate(ASK), stub.StreamGenerate(ASK)):
+            assert dict(await call.initial_metadata())["x-photon-replica"] == "pod-7"
+        frontend.refusals = [errors.QueueFull("full")]
+        call = stub.StreamGenerate(ASK)
+        await call.code()
+        assert "x-photon-replica" not in dict(await call.initial_metadata())
+        assert dict(await call.trailing_metadata())["x-photon-replica"] == "pod-7"
+        frontend.script = [for_ever]
+        call = stub.StreamGenerate(ASK)
+        early = asyncio.create_task(call.initial_metadata())
+        await until(lambda: len(frontend.streams) == 3)
+        assert not (await asyncio.wait([early], timeout=0.1))[0]
+        call.cancel()
+
+
+@pytest.mark.parametrize("wrong", ["a\nb", "é", "x" * 129])
+def test_a_name_that_is_no_metadata_is_refused(wrong: str) -> None:
+    with pytest.raises(ConfigError, match="PHOTON_REPLICA_ID"):
+        resolve({}, {"PHOTON_REPLICA_ID": wrong})
+
+
+@pytest.fixture
+async def two_servers() -> AsyncIterator[tuple[list[FakeFrontend], list[str]]]:
+    async with AsyncExitStack() as stack:
+        frontends = [FakeFrontend(), FakeFrontend()]
+        addresses = [
+            await stack.enter_async_context(serving(each, replica_id=str(number)))
+            for number, each in enumerate(frontends)
+        ]
+        yield frontends, addresses
+
+
+WEIGHTED = {
+    "loadBalancingConfig": [
+        {
+            "weighted_round_robin": {
+                "enableOobLoadReport": False,
+                "blackoutPeriod": "0s",
+                "weightUpdatePeriod": "0.1s",
+                "errorUtilizationPenalty": 0,
+            }
+        }
+    ]
+}
+
+
+async def test_grpcs_weighted_round_robin_goes_where_there_is_room(
+    two_servers: tuple[list[FakeFrontend], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shares of calls are those of 1 / utilization: 0.75 and 0.25."""
+    frontends, addresses = two_servers
+    monkeypatch.setattr(load_report.LoadReports, "_rates", lambda reports, now: (10.0, 0.0))
+    frontends[0].load = Load(running=2, total_blocks=100, owned_blocks=25)
+    frontends[1].load = Load(running=6, total_blocks=100, owned_blocks=25)
+    target = "ipv4:" + ",".join(addresses)
+    options = [("grpc.service_config", json.dumps(WEIGHTED)), ("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(target, options) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        served = Counter[int]()
+        while len(served) < 2:
+            served[await replica_of(stub)] += 1
+        await asyncio.sleep(0.3)
+        shares = Counter([await replica_of(stub) for _ in range(80)])
+    assert FACTS.max_num_seqs == 8
+    assert shares[0] == pytest.approx(60, abs=4)
+
+
+async def replica_of(stub: inference_pb2_grpc.InferenceServiceStub) -> int:
+    call = stub.Generate(pb.GenerateRequest(text="hi"))
+    await call
+    return int(str(dict(await call.initial_metadata())["x-photon-replica"]))
