@@ -53,6 +53,8 @@ class PhotonError(Exception):
     """Base of all. `str(error)` is fit for the caller: no path, prompt, class or stack of ours."""
 
     reason = "INTERNAL_FAILURE"
+    #: Of one that may be asked again: doing so cannot succeed, or not before the caller's deadline.
+    is_final = False
 
     def __init__(
         self,
@@ -139,8 +141,6 @@ class QueueTimeout(Overloaded):
 
 class QuotaExceeded(Overloaded):
     reason = "QUOTA_EXCEEDED"
-    #: Asking again cannot succeed, or not before the caller's deadline.
-    is_final = False
 
 
 class KVCapacity(RequestError):

@@ -36,7 +36,16 @@ def keys() -> None:
 @click.option(
     "--tokens-per-minute", type=click.IntRange(1), metavar="N", help="Prompt and output tokens. Unset: no limit."
 )
-def new(name: str, scopes: tuple[str, ...], max_concurrent: int | None, tokens_per_minute: int | None) -> None:
+@click.option(
+    "--weight", type=click.IntRange(1, 1000), metavar="N", help="Share beside other keys that want more. Unset: 1."
+)
+def new(
+    name: str,
+    scopes: tuple[str, ...],
+    max_concurrent: int | None,
+    tokens_per_minute: int | None,
+    weight: int | None,
+) -> None:
     """Show a new key, once, and its block for the file of `serve --api-keys-file`."""
     if name and not _NAME.fullmatch(name):
         raise click.BadParameter(f"{name!r}: letters, digits, '.', '_' and '-', 64 at most", param_hint="NAME")
@@ -47,6 +56,7 @@ def new(name: str, scopes: tuple[str, ...], max_concurrent: int | None, tokens_p
         "scopes": list(scopes),
         "max_concurrent": max_concurrent,
         "tokens_per_minute": tokens_per_minute,
+        "weight": weight,
     }
     click.echo(f"The key, shown only here; calls carry it as metadata `authorization: Bearer KEY`:\n\n    {secret}\n")
     click.echo("Its block for the file of --api-keys-file:\n\n[[key]]")

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from photon_grpc.config.flags import ServerConfig
-from photon_grpc.frontend.quotas import NO_QUOTAS, NoQuotas, Quotas
+from photon_grpc.core.quotas import Quotas
+from photon_grpc.frontend.quotas import NO_SHARES, NoShares, Shares
 from photon_grpc.server.interceptors.api_keys import ApiKeyInterceptor
 from photon_grpc.server.key_ring import KeyRing
 from photon_grpc.server.tls import Certificates
@@ -19,7 +20,7 @@ class Access:
     """Without keys: no link in the chain of interceptors, no quotas. Without certificates: clear text."""
 
     interceptors: tuple[ApiKeyInterceptor, ...] = ()
-    quotas: Quotas | NoQuotas = NO_QUOTAS
+    shares: Shares | NoShares = NO_SHARES
     certificates: Certificates | None = None
 
 
@@ -35,6 +36,6 @@ async def access(config: ServerConfig) -> AsyncIterator[Access]:
     keys = KeyRing(config.api_keys_file)
     watching = asyncio.create_task(keys.watch())
     try:
-        yield Access((ApiKeyInterceptor(keys, config.api_keys_exempt),), Quotas(keys.named), certificates)
+        yield Access((ApiKeyInterceptor(keys, config.api_keys_exempt),), Shares(Quotas(keys.limits)), certificates)
     finally:
         watching.cancel()

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from photon_grpc import demo
 from photon_grpc.compose.threads import available_cores
-from photon_grpc.config.flags import CacheConfig, ServeConfig
+from photon_grpc.config.flags import CacheConfig, ServeConfig, ServerConfig
 from photon_grpc.config.model_dir import ModelConfig, read_model_dir
 from photon_grpc.config.sizes import Sizes, decide_sizes
 from photon_grpc.core.frames import Facts
@@ -25,9 +25,10 @@ from photon_grpc.engine.blocks.prefix_index import NoPrefixIndex, PrefixIndex, R
 from photon_grpc.engine.engine import Engine
 from photon_grpc.engine.grammar import ConstrainedOutputs, Grammars, NoGrammars
 from photon_grpc.engine.guidance import GuidanceGrammars, read_vocabulary
+from photon_grpc.engine.quotas import NO_QUOTAS, NoQuotas, SharedQuotas
 from photon_grpc.engine.scheduler.chunking import Chunked, Whole
 from photon_grpc.engine.scheduler.drafting import NoDrafting
-from photon_grpc.engine.scheduler.policy import POLICIES
+from photon_grpc.engine.scheduler.policy import POLICIES, FairShare, Policy
 from photon_grpc.engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from photon_grpc.errors import ConfigError, ModelLoadError, NumericFailure
 from photon_grpc.kernels import TORCH, Kernels, select
@@ -59,10 +60,11 @@ class Assembled:
             self.sizes.max_num_seqs, self.sizes.max_num_batched_tokens, depth=max(self.runner.depth, 1)
         )
         chunking = Chunked() if scheduling.enable_chunked_prefill else Whole()
-        policy = POLICIES[scheduling.scheduling_policy]()
+        policy = _policy(scheduling.scheduling_policy, self.config.server)
         constraints = ConstrainedOutputs(self._grammars(inbox), self.facts.vocab_size)
         scheduler = Scheduler(limits, policy, pool, chunking, NoDrafting(), constraints)
-        engine = Engine(scheduler, self.runner, inbox, outbox, self.facts, heartbeat)
+        quotas = _quotas(self.config.server)
+        engine = Engine(scheduler, self.runner, inbox, outbox, self.facts, heartbeat, quotas)
         engine.pace.stepped(1, self.token_s)
         return engine
 
@@ -155,6 +157,17 @@ def _allocation(cache: CacheConfig) -> AllocationPolicy:
 
 def _index(cache: CacheConfig, plan: KVPlan) -> PrefixIndex:
     return RadixIndex(plan) if cache.shares_prefixes else NoPrefixIndex()
+
+
+def _policy(name: str, server: ServerConfig) -> Policy:
+    """Without keys there is one owner, and nothing to share. A static batch is whoever waits."""
+    policy = POLICIES[name]()
+    return FairShare(policy) if server.api_keys_file and name != "static" else policy
+
+
+def _quotas(server: ServerConfig) -> NoQuotas:
+    """One front end's own are those of the service."""
+    return SharedQuotas() if server.api_keys_file and server.frontends > 1 else NO_QUOTAS
 
 
 def _facts(

@@ -6,6 +6,7 @@
     scopes = ["generate", "models"]
     max_concurrent = 64                  # unset: no limit
     tokens_per_minute = 100000           # unset: no limit
+    weight = 2                           # unset: 1; beside other keys, twice the tokens of one with 1
 
 `photon-grpc keys new` writes such a block.
 """
@@ -37,6 +38,8 @@ class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_concurrent: _Limit | None = None
     #: Prompt and output tokens.
     tokens_per_minute: _Limit | None = None
+    #: Of its share while others wait, too.
+    weight: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):

@@ -16,14 +16,17 @@ class Fault(msgspec.Struct, frozen=True, array_like=True, gc=False):
     needed: int | None = None
     limit: int | None = None
     retry_after_s: float | None = None
+    is_final: bool = False
 
     @classmethod
     def of(cls, error: PhotonError) -> Fault:
-        return cls(error.reason, error.message, error.field, error.needed, error.limit, error.retry_after_s)
+        return cls(
+            error.reason, error.message, error.field, error.needed, error.limit, error.retry_after_s, error.is_final
+        )
 
     def error(self) -> PhotonError:
         """The inverse of `of`; InternalFailure where no class has the reason."""
-        return from_reason(
+        error = from_reason(
             self.reason,
             self.message,
             field=self.field,
@@ -31,3 +34,6 @@ class Fault(msgspec.Struct, frozen=True, array_like=True, gc=False):
             limit=self.limit,
             retry_after_s=self.retry_after_s,
         )
+        if self.is_final:
+            error.is_final = True
+        return error

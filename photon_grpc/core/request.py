@@ -75,6 +75,20 @@ class StopParams(msgspec.Struct, frozen=True, array_like=True):
     stop_token_ids: tuple[int, ...] = ()
 
 
+class OwnerLimits(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The part of the service that an owner may have; None is no limit."""
+
+    #: Requests in flight.
+    max_concurrent: int | None = None
+    #: Prompt and output tokens.
+    tokens_per_minute: int | None = None
+    #: Beside other owners with requests waiting: tokens in proportion to it.
+    weight: int = 1
+
+
+NO_LIMITS = OwnerLimits()
+
+
 class Request(msgspec.Struct, frozen=True, array_like=True):
     """One admitted-or-refused unit of work. Times are CLOCK_MONOTONIC seconds, the same in all processes of a
     machine."""
@@ -110,6 +124,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     scores: ScoreParams = NO_SCORES
     #: What every output must look like.
     constraint: Constraint | None = None
+    #: Of the owner, as they are when it comes.
+    limits: OwnerLimits = NO_LIMITS
 
     @property
     def num_given(self) -> int:
@@ -119,8 +135,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     def is_attempt_of(self, other: Request) -> bool:
         """Whether both may come from one call: equal in all that the caller says to the engine.
 
-        Times belong to an attempt, and so does a drawn seed. Values are compared, not digests: only attempts under one
-        id meet here.
+        Times and limits belong to an attempt, and so does a drawn seed. Values are compared, not digests: only attempts
+        under one id meet here.
         """
         return self._said() == other._said()
 
@@ -133,4 +149,5 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
             queue_deadline_s=None,
             time_limit_s=None,
             replaces=False,
+            limits=NO_LIMITS,
         )

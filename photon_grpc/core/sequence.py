@@ -9,6 +9,9 @@ from typing import NamedTuple
 from photon_grpc.core.kv import BlockTable
 from photon_grpc.core.request import FinishReason, Request
 
+#: Smaller is first: the policy's number, then the order of arrival.
+Rank = tuple[float, int]
+
 
 class Status(IntEnum):
     WAITING = 0
@@ -54,6 +57,7 @@ class Sequence:
         "table",
         "slot",
         "rank",
+        "seat_rank",
         "stop_ids",
         "leader",
         "is_prompt_told",
@@ -64,7 +68,7 @@ class Sequence:
         "finish_reason",
     )
 
-    def __init__(self, request: Request, handle: int, index: int, frontend: int, rank: tuple[float, int]) -> None:
+    def __init__(self, request: Request, handle: int, index: int, frontend: int, rank: Rank) -> None:
         self.request = request
         self.handle = handle
         self.index = index
@@ -80,8 +84,10 @@ class Sequence:
         self.table = BlockTable()
         #: Row of the runner's slot table; 0 while it has none.
         self.slot = 0
-        #: Smaller runs first: (the policy's number, arrival order).
+        #: Among those that wait.
         self.rank = rank
+        #: Among those that run: smaller is served first, the largest gives way.
+        self.seat_rank = rank
         self.stop_ids = frozenset(request.stop.eos_token_ids) | frozenset(request.stop.stop_token_ids)
         #: The sequence that computes the shared prompt of a request with several outputs.
         self.leader: Sequence | None = None

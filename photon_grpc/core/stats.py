@@ -42,6 +42,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=13):
     finished: int = 0
     failed: int = 0
     cancelled: int = 0
+    #: Now: sequences that wait of the owner with most of them; 0 where owners are not told apart.
+    longest_queue: int = 0
 
     @property
     def retry_after_s(self) -> float:

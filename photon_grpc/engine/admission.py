@@ -9,6 +9,7 @@ from photon_grpc.core.frames import Add, Facts
 from photon_grpc.core.request import Request
 from photon_grpc.core.sequence import Sequence
 from photon_grpc.core.stats import Load
+from photon_grpc.engine.quotas import NoQuotas
 from photon_grpc.engine.scheduler.scheduler import Scheduler
 from photon_grpc.errors import DuplicateRequestId
 
@@ -16,9 +17,10 @@ from photon_grpc.errors import DuplicateRequestId
 class AdmissionControl:
     """Admission, queue limits, uniqueness of ids. A sequence is in the maps from `admit` to `forget`."""
 
-    def __init__(self, scheduler: Scheduler, facts: Facts) -> None:
+    def __init__(self, scheduler: Scheduler, facts: Facts, quotas: NoQuotas) -> None:
         self._scheduler = scheduler
         self._facts = facts
+        self._quotas = quotas
         self._by_handle: dict[tuple[int, int], Sequence] = {}
         self._by_id: dict[tuple[str, str], list[Sequence]] = {}
 
@@ -37,11 +39,13 @@ class AdmissionControl:
         return list(self._by_id.get((request.owner, request.request_id), ()))
 
     def check(self, request: Request, load: Load) -> None:
-        """Raise DuplicateRequestId, InvalidRequest, PromptTooLong, KVCapacity or QueueFull; `load` counts the queue
-        without `request`."""
+        """Raise DuplicateRequestId, InvalidRequest, PromptTooLong, KVCapacity, QuotaExceeded or QueueFull, which is the
+        last; `load` counts the queue without `request`."""
         self._check_duplicate(request)
         check_not_empty(request)
         check_output(len(request.prompt_ids), request.stop.max_tokens, self._facts)
+        if not self.replaced(request):
+            self._quotas.check(request)
         check_queue(request.num_given, load, self._facts)
 
     def admit(self, frontend: int, add: Add) -> list[Sequence]:
@@ -54,6 +58,7 @@ class AdmissionControl:
             self._by_handle[frontend, seq.handle] = seq
             seqs.append(seq)
         self._by_id[request.owner, request.request_id] = list(seqs)
+        self._quotas.admitted(request)
         return seqs
 
     def forget(self, seq: Sequence) -> None:
@@ -62,6 +67,7 @@ class AdmissionControl:
         key = (seq.request.owner, seq.request.request_id)
         siblings = self._by_id[key]
         siblings.remove(seq)
+        self._quotas.ended(seq, is_last=not siblings)
         if not siblings:
             del self._by_id[key]
 

@@ -11,13 +11,14 @@ from photon_grpc.core.batch import StepOutput
 from photon_grpc.core.fault import Fault
 from photon_grpc.core.frames import Abort, Add, Control, Down, Facts, Failed, Reply
 from photon_grpc.core.ports import Event, Heartbeat, Inbox, Outbox, Pending, Runner
-from photon_grpc.core.request import FinishReason
+from photon_grpc.core.request import FinishReason, Request
 from photon_grpc.core.sequence import Sequence, Status
 from photon_grpc.engine.admission import AdmissionControl
 from photon_grpc.engine.bulletin import Bulletin
 from photon_grpc.engine.deadline import check_deadline, least_seconds
 from photon_grpc.engine.engine_stats import EngineStats
 from photon_grpc.engine.pace import Pace
+from photon_grpc.engine.quotas import NO_QUOTAS, NoQuotas
 from photon_grpc.engine.scheduler.scheduler import Scheduler
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
 from photon_grpc.engine.scheduler.timers import Due, Timers
@@ -26,6 +27,7 @@ from photon_grpc.errors import (
     DeadlinePassed,
     DeadlineUnreachable,
     DuplicateRequestId,
+    QueueFull,
     QueueTimeout,
     RequestError,
 )
@@ -52,6 +54,7 @@ class Engine:
         inbox, outbox: the bridge.
         facts: what was promised to the front ends; limits the queue.
         heartbeat: is told every turn how long the next may take.
+        quotas: of owners, over all front ends.
         load_interval_s: at least so long between two broadcasts of the Load.
     """
 
@@ -63,6 +66,7 @@ class Engine:
         outbox: Outbox,
         facts: Facts,
         heartbeat: Heartbeat,
+        quotas: NoQuotas = NO_QUOTAS,
         load_interval_s: float = _LOAD_INTERVAL_S,
     ) -> None:
         self.scheduler = scheduler
@@ -76,7 +80,7 @@ class Engine:
         self._stats = EngineStats()
         self._bulletin = Bulletin(self._stats, scheduler, outbox, load_interval_s)
         self._facts = facts
-        self._admission = AdmissionControl(scheduler, facts)
+        self._admission = AdmissionControl(scheduler, facts, quotas)
         self._launched: deque[Launched] = deque()
         #: Those that came since the last step was chosen.
         self._arrived: set[Sequence] = set()
@@ -176,7 +180,7 @@ class Engine:
     def _add(self, frontend: int, add: Add, report: StepFrameBuilder) -> None:
         report.added(frontend, add.handle)
         try:
-            self._admission.check(add.request, self._stats.load(self.scheduler))
+            self._check(add.request, report)
         except RequestError as error:
             for index in range(max(add.request.num_outputs, 1)):
                 report.refused(frontend, Failed.of(add.handle + index, error))
@@ -194,6 +198,20 @@ class Engine:
         self._forget_ended(report)
         for seq in seqs:
             self._timers.add(seq)
+
+    def _check(self, request: Request, report: StepFrameBuilder) -> None:
+        """Raises RequestError. In a full queue, requests of the owner with most of them make room for another's."""
+        while True:
+            load = self._stats.load(self.scheduler)
+            try:
+                self._admission.check(request, load)
+                return
+            except QueueFull:
+                surplus = self.scheduler.live.waiting.surplus(request.owner)
+                if surplus is None:
+                    raise
+            message = "the queue is full, and this API key has most of the requests that wait; another's took the place"
+            self._fail(surplus, QueueFull(message, retry_after_s=load.retry_after_s), report)
 
     def _check_deadline(self, seq: Sequence) -> None:
         """Raises DeadlineUnreachable."""

@@ -77,6 +77,7 @@ class EngineStats:
             finished=self._finished,
             failed=self._failed,
             cancelled=self._cancelled,
+            longest_queue=live.waiting.longest(),
         )
 
     def _measure(self, scheduler: Scheduler) -> None:

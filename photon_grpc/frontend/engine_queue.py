@@ -35,9 +35,9 @@ class EngineQueue:
         self._num_preparing_tokens = 0
 
     @contextmanager
-    def place(self, num_tokens: int, facts: Facts) -> Iterator[None]:
+    def place(self, num_tokens: int, facts: Facts, num_of_owner: int = 0) -> Iterator[None]:
         """Hold the place of a request while its prompt, of about `num_tokens`, is prepared. Raise QueueFull."""
-        self.check(num_tokens, facts)
+        self.check(num_tokens, facts, num_of_owner)
         self._num_preparing += 1
         self._num_preparing_tokens += num_tokens
         try:
@@ -46,8 +46,14 @@ class EngineQueue:
             self._num_preparing -= 1
             self._num_preparing_tokens -= num_tokens
 
-    def check(self, num_tokens: int, facts: Facts) -> None:
-        """Raise QueueFull where one more request, of `num_tokens`, exceeds what may wait."""
+    def check(self, num_tokens: int, facts: Facts, num_of_owner: int = 0) -> None:
+        """Raise QueueFull where one more request, of `num_tokens`, exceeds what may wait.
+
+        `num_of_owner`: requests of its owner here, itself included; 0: not counted. A full queue is no matter for an
+        owner with fewer of them than wait of the owner with most: the engine makes room.
+        """
+        if 0 < num_of_owner < self.load.longest_queue:
+            return
         expected = msgspec.structs.replace(
             self.load,
             queued=self.load.queued + len(self._sent) + self._num_preparing,

@@ -22,7 +22,7 @@ from photon_grpc.core.admission import check_ids
 from photon_grpc.core.frames import Abort, Add, Facts, Reply, StepFrame, Up
 from photon_grpc.core.generation import Start, Usage
 from photon_grpc.core.ports import EngineLink
-from photon_grpc.core.request import Request
+from photon_grpc.core.request import NO_LIMITS, Request
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import (
     DeadlinePassed,
@@ -47,7 +47,7 @@ from photon_grpc.frontend.model import ModelFacts, ServedModel
 from photon_grpc.frontend.output import OutputText
 from photon_grpc.frontend.outputs import outputs_of
 from photon_grpc.frontend.prompt import Prepared
-from photon_grpc.frontend.quotas import NO_QUOTAS, NoQuotas, Quotas, Share
+from photon_grpc.frontend.quotas import NO_SHARES, NoShares, Share, Shares
 from photon_grpc.frontend.record import NO_OBSERVERS, Observers, Origin, RequestRecord, refused
 from photon_grpc.frontend.scores import PromptScores
 from photon_grpc.frontend.stream import TokenStream
@@ -81,7 +81,7 @@ class Frontend:
         model: ServedModel,
         encoder: Encoder,
         seed: int = 0,
-        quotas: Quotas | NoQuotas = NO_QUOTAS,
+        shares: Shares | NoShares = NO_SHARES,
         observers: Observers = NO_OBSERVERS,
     ) -> None:
         """`seed` draws the seeds of requests that set none; 0: from the system. `observers` get the record of every
@@ -95,7 +95,7 @@ class Frontend:
         self._running: dict[int, tuple[TokenStream, OutputText]] = {}
         self._first_handles: dict[TokenStream, int] = {}
         self._queue = EngineQueue()
-        self._quotas = quotas
+        self._shares = shares
         self._controls = Controls(link)
         self._observers = observers
         self._late = LateTokens()
@@ -161,8 +161,8 @@ class Frontend:
         facts = self._facts()
         defaults.check(ask, self._model, facts)
         _check_deadline(ask)
-        with self._quotas.share(ask.owner, defaults.deadline_s(ask)) as share:
-            request, outputs = await self._encoded(ask, facts)
+        with self._shares.share(ask.owner, defaults.deadline_s(ask)) as share:
+            request, outputs = await self._encoded(ask, facts, share)
             return self._open(ask, model.name, request, outputs, share)
 
     async def generate(self, ask: Ask) -> Result:
@@ -239,13 +239,13 @@ class Frontend:
             ask.arrival_s, ask.request_id, ask.owner, ask.method, model, defaults.deadline_s(ask), ask.traceparent
         )
 
-    def _place(self, ask: Ask, facts: Facts) -> AbstractContextManager[None]:
+    def _place(self, ask: Ask, facts: Facts, share: Share) -> AbstractContextManager[None]:
         """A place in the engine's queue while the prompt is prepared; inputs that wait in the Encoder are bounded
         there. Raise QueueFull."""
         num_tokens = estimate_tokens(ask, facts)
         if ask.input is None or is_small(ask.input):
-            return self._queue.place(num_tokens, facts)
-        self._queue.check(num_tokens, facts)
+            return self._queue.place(num_tokens, facts, share.num_running)
+        self._queue.check(num_tokens, facts, share.num_running)
         return contextlib.nullcontext()
 
     async def _prepare(self, ask: Ask, facts: Facts) -> Prepared:
@@ -253,9 +253,9 @@ class Frontend:
             raise RuntimeError("an ask without input was let through")
         return await self._encoder.prepare(ask.input, ask.stop.stop_strings, facts.max_model_len)
 
-    async def _encoded(self, ask: Ask, facts: Facts) -> tuple[Request, tuple[OutputText, ...]]:
+    async def _encoded(self, ask: Ask, facts: Facts, share: Share) -> tuple[Request, tuple[OutputText, ...]]:
         """The engine's request and its outputs, with the ids replayed that it continues from. Raise PhotonError."""
-        with self._place(ask, facts):
+        with self._place(ask, facts, share):
             prepared = await self._prepare(ask, facts)
             constraint = await self._constraints.tried(ask.constraint) if ask.constraint else None
         facts = self._facts()  # the engine may have gone meanwhile
@@ -264,15 +264,15 @@ class Frontend:
         request = defaults.to_request(
             ask, self._model, facts, prepared.prompt_ids, request_id=request_id, drawn_seed=self._seeds.getrandbits(64)
         )
-        if constraint is not None:
-            request = msgspec.structs.replace(request, constraint=constraint)
+        if constraint is not None or share.limits is not NO_LIMITS:
+            request = msgspec.structs.replace(request, constraint=constraint, limits=share.limits)
         outputs = await outputs_of(ask, request, self._model, prepared.stops)
         return request, outputs
 
     def _open(
         self, ask: Ask, model_name: str, request: Request, outputs: tuple[OutputText, ...], share: Share
     ) -> TokenStream:
-        self._queue.check(request.num_given, self._facts())
+        self._queue.check(request.num_given, self._facts(), share.num_running)
         share.check_prompt(request.num_given)
         stream = TokenStream(
             _start(ask, model_name, request),

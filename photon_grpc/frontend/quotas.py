@@ -1,37 +1,23 @@
-"""The share of an API key: requests in flight, and tokens per minute as a bucket that holds one minute's worth.
+"""The share of an API key in a front end: refused here is what the engine would refuse, before it is tokenized.
 
 Prompt tokens are taken when the request is sent to the engine, output tokens when it is over, those that were
-delivered. So a bucket can be in debt for as long as it takes to fill up again; meanwhile nothing new of its owner
-begins.
+delivered.
 """
 
 from __future__ import annotations
 
-import time
-from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol
 
-from photon_grpc.errors import QuotaExceeded
-
-_RETRY_AFTER_S = 1.0
-_MINUTE_S = 60.0
-
-
-class Limits(Protocol):
-    """Of one owner; None: none."""
-
-    @property
-    def max_concurrent(self) -> int | None: ...
-
-    @property
-    def tokens_per_minute(self) -> int | None: ...
+from photon_grpc.core.quotas import Quotas
+from photon_grpc.core.request import NO_LIMITS, OwnerLimits
 
 
 class Share:
     """One request's share, without limits. A context: left by an exception, the request was never sent."""
+
+    limits: OwnerLimits = NO_LIMITS
+    #: Requests of its owner in this front end, itself included; 0: they are not counted.
+    num_running = 0
 
     def __enter__(self) -> Share:
         return self
@@ -52,7 +38,7 @@ class Share:
         """The request is over; called once."""
 
 
-class NoQuotas:
+class NoShares:
     """Everyone may use everything."""
 
     _SHARE = Share()
@@ -61,78 +47,21 @@ class NoQuotas:
         return self._SHARE
 
 
-NO_QUOTAS = NoQuotas()
+NO_SHARES = NoShares()
 
 
-@dataclass(slots=True)
-class _Use:
-    """By one owner."""
+class Shares:
+    """By the quotas of one front end's owners."""
 
-    num_running: int = 0
-    #: Below 0: in debt. None: full, as nothing was ever taken.
-    level: float | None = None
-    filled_s: float = 0.0
-
-
-class Quotas:
-    """Of one front end: each front end of a service counts for itself."""
-
-    def __init__(self, limits_of: Callable[[str], Limits | None], clock: Callable[[], float] = time.monotonic) -> None:
-        """`limits_of` an owner may change at any time; None: no limits."""
-        self._limits_of = limits_of
-        self._clock = clock
-        self._uses: dict[str, _Use] = defaultdict(_Use)
+    def __init__(self, quotas: Quotas) -> None:
+        self._quotas = quotas
 
     def share(self, owner: str, deadline_s: float | None) -> Share:
         """A share for one request that `owner` wants answered by `deadline_s`. Raise QuotaExceeded."""
-        limits = self._limits_of(owner)
-        use = self._uses[owner]
-        if limits is not None and limits.max_concurrent is not None and use.num_running >= limits.max_concurrent:
-            message = f"{use.num_running} requests of this API key are running; {limits.max_concurrent} may"
-            raise self._exceeded(message, _RETRY_AFTER_S, deadline_s, use.num_running + 1, limits.max_concurrent)
-        self.check_tokens(owner, 1, deadline_s)
-        use.num_running += 1
-        return _LimitedShare(self, owner, deadline_s)
-
-    def check_tokens(self, owner: str, num_tokens: int, deadline_s: float | None) -> None:
-        """Raise QuotaExceeded where the bucket does not hold so many."""
-        rate = self._rate(owner)
-        if rate is None:
-            return
-        level = self._level(owner, rate)
-        if num_tokens > rate:
-            message = f"the prompt has {num_tokens} tokens; this API key may use {rate} per minute"
-            raise self._exceeded(message, None, deadline_s, num_tokens, rate)
-        if num_tokens > level:
-            message = f"this API key may use {rate} tokens per minute, and has"
-            wait_s = (num_tokens - level) * _MINUTE_S / rate
-            raise self._exceeded(f"{message} {max(int(level), 0)} left", wait_s, deadline_s, num_tokens, rate)
-
-    def take(self, owner: str, num_tokens: int) -> None:
-        rate = self._rate(owner)
-        if rate is not None:
-            self._uses[owner].level = self._level(owner, rate) - num_tokens
-
-    def leave(self, owner: str) -> None:
-        self._uses[owner].num_running -= 1
-
-    def _rate(self, owner: str) -> int | None:
-        limits = self._limits_of(owner)
-        return None if limits is None else limits.tokens_per_minute
-
-    def _level(self, owner: str, rate: int) -> float:
-        use, now_s = self._uses[owner], self._clock()
-        level = rate if use.level is None else use.level + (now_s - use.filled_s) * rate / _MINUTE_S
-        use.level, use.filled_s = min(level, float(rate)), now_s
-        return use.level
-
-    def _exceeded(
-        self, message: str, wait_s: float | None, deadline_s: float | None, needed: int, limit: int
-    ) -> QuotaExceeded:
-        """`wait_s` None: waiting does not help."""
-        error = QuotaExceeded(message, needed=needed, limit=limit, retry_after_s=wait_s)
-        error.is_final = wait_s is None or (deadline_s is not None and self._clock() + wait_s > deadline_s)
-        return error
+        self._quotas.check_running(owner, deadline_s)
+        self._quotas.check_tokens(owner, 1, deadline_s)
+        self._quotas.enter(owner)
+        return _LimitedShare(self._quotas, owner, deadline_s)
 
 
 class _LimitedShare(Share):
@@ -140,6 +69,8 @@ class _LimitedShare(Share):
         self._quotas = quotas
         self._owner = owner
         self._deadline_s = deadline_s
+        self.limits = quotas.limits(owner) or NO_LIMITS
+        self.num_running = quotas.num_running(owner)
 
     def check_prompt(self, num_tokens: int) -> None:
         self._quotas.check_tokens(self._owner, num_tokens, self._deadline_s)

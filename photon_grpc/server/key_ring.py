@@ -9,6 +9,7 @@ import logging
 
 from photon_grpc.config.api_keys import ApiKey, read_api_keys
 from photon_grpc.config.file_signature import file_signature
+from photon_grpc.core.request import OwnerLimits
 from photon_grpc.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
@@ -37,8 +38,10 @@ class KeyRing:
                 found = key
         return found
 
-    def named(self, name: str) -> ApiKey | None:
-        return self._by_name.get(name)
+    def limits(self, name: str) -> OwnerLimits | None:
+        """None for a name that is no key's any more."""
+        key = self._by_name.get(name)
+        return None if key is None else OwnerLimits(key.max_concurrent, key.tokens_per_minute, key.weight)
 
     def look(self) -> None:
         """Read the file again if it has changed. A broken one leaves the keys as they are, and is told in the log."""

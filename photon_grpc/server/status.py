@@ -70,7 +70,7 @@ def call_status(error: Exception, request_id: str) -> CallStatus:
         (metadata.REQUEST_ID_KEY, request_id),
     ]
     if told.retry_after_s is not None or isinstance(told, errors.Overloaded):
-        trailers.append((_PUSHBACK_KEY, _NEVER if _is_final(told) else str(round(_retry_s(told) * 1000))))
+        trailers.append((_PUSHBACK_KEY, _NEVER if told.is_final else str(round(_retry_s(told) * 1000))))
     return CallStatus(code_of(told), status.message, tuple(trailers), told.reason, request_id)
 
 
@@ -113,7 +113,7 @@ def _details(error: errors.PhotonError) -> list[Message]:
     """The most useful first: what does not fit is cut from the end."""
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=_facts(error))
     details: list[Message] = [info]
-    is_told = isinstance(error, (errors.Overloaded, errors.Unavailable)) and not _is_final(error)
+    is_told = isinstance(error, (errors.Overloaded, errors.Unavailable)) and not error.is_final
     if error.retry_after_s is not None or is_told:
         delay = Duration()
         delay.FromNanoseconds(round(_retry_s(error) * 1e9))
@@ -147,10 +147,6 @@ def _packed(details: Iterable[Message]) -> list[Any]:
         packed.append(Any())
         packed[-1].Pack(detail)
     return packed
-
-
-def _is_final(error: errors.PhotonError) -> bool:
-    return isinstance(error, errors.QuotaExceeded) and error.is_final
 
 
 def _retry_s(error: errors.PhotonError) -> float:

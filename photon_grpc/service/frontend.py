@@ -77,7 +77,7 @@ async def _serve(duty: Duty) -> None:
         encoder = await stack.enter_async_context(EncoderProcess(ThreadEncoder(model, pool), begin).running())
         allowed = await stack.enter_async_context(access(config.server))
         seed = _own_seed(config.model.seed, begin.index)
-        frontend = Frontend(link=link, model=model, encoder=encoder, seed=seed, quotas=allowed.quotas)
+        frontend = Frontend(link=link, model=model, encoder=encoder, seed=seed, shares=allowed.shares)
         frontend.on_state(lambda state: _report(control, Serving(state is State.SERVING)))
         replica_id = config.server.replica_id or _own_id()
         server = Server(

@@ -668,7 +668,7 @@ class SchedulingOptions(_message.Message):
     MAX_QUEUE_DURATION_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     priority: _builtins.int
-    """Higher runs first; waiting raises it slowly. Where FEATURE_PRIORITY is missing only 0 is taken."""
+    """Higher runs first (with API keys on, of the requests of one key); waiting raises it slowly. Where FEATURE_PRIORITY is missing only 0 is taken."""
     @_builtins.property
     def max_queue_duration(self) -> _duration_pb2.Duration:
         """Longest wait for the first step; after it RESOURCE_EXHAUSTED / QUEUE_TIMEOUT."""

@@ -16,9 +16,12 @@ def leaves(cls: type[errors.PhotonError]) -> list[type[errors.PhotonError]]:
     return [leaf for child in children for leaf in leaves(child)] or [cls]
 
 
+@pytest.mark.parametrize("is_final", [False, True])
 @pytest.mark.parametrize("cls", leaves(errors.PhotonError), ids=lambda cls: cls.__name__)
-def test_every_error_comes_back_as_itself(cls: type[errors.PhotonError]) -> None:
+def test_every_error_comes_back_as_itself(cls: type[errors.PhotonError], is_final: bool) -> None:
     error = cls("why", field="stop.max_tokens", needed=5, limit=4, retry_after_s=0.5)
+    if is_final:
+        error.is_final = True
     wire = msgspec.msgpack.encode(Failed.of(7, error))
     failed = msgspec.msgpack.decode(wire, type=Failed)
     back = failed.fault.error()

@@ -18,8 +18,9 @@ from photon_grpc.engine.blocks.contiguous import ReserveContext
 from photon_grpc.engine.blocks.prefix_index import NoPrefixIndex, RadixIndex
 from photon_grpc.engine.engine import Engine
 from photon_grpc.engine.grammar import ConstrainedOutputs
+from photon_grpc.engine.quotas import NO_QUOTAS, NoQuotas
 from photon_grpc.engine.scheduler.chunking import Chunked, Whole
-from photon_grpc.engine.scheduler.policy import POLICIES
+from photon_grpc.engine.scheduler.policy import POLICIES, FairShare
 from photon_grpc.engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from tests.engine.fakes import VOCAB, FakeBridge, FakeRunner
 from tests.engine.tables import Table, TableGrammars
@@ -40,6 +41,7 @@ class Setting:
     prefix_caching: bool = True
     contiguous: bool = False
     policy: str = "priority"
+    fair: bool = False
     depth: int = 0
     #: k of one step after the other, over and over.
     drafts: tuple[int, ...] = (0,)
@@ -78,7 +80,7 @@ class CyclicDrafting:
 
 
 class Harness:
-    def __init__(self, setting: Setting | None = None) -> None:
+    def __init__(self, setting: Setting | None = None, quotas: NoQuotas | None = None) -> None:
         self.setting = s = setting or Setting()
         # A run of blocks for the whole context is not for windows.
         max_chunk = s.max_num_batched_tokens if s.chunked else s.max_model_len
@@ -92,7 +94,8 @@ class Harness:
         chunking = Chunked() if s.chunked else Whole()
         self.grammars = TableGrammars()
         constraints, drafting = ConstrainedOutputs(self.grammars, VOCAB), CyclicDrafting(s.drafts)
-        self.scheduler = Scheduler(limits, POLICIES[s.policy](), self.pool, chunking, drafting, constraints)
+        policy = FairShare(POLICIES[s.policy]()) if s.fair else POLICIES[s.policy]()
+        self.scheduler = Scheduler(limits, policy, self.pool, chunking, drafting, constraints)
         self.post = FakeBridge()
         facts = Facts(
             s.max_model_len,
@@ -108,7 +111,14 @@ class Harness:
         )
         self.facts = facts
         self.engine = Engine(
-            self.scheduler, self.runner, self.post, self.post, facts, self.post, load_interval_s=s.load_interval_s
+            self.scheduler,
+            self.runner,
+            self.post,
+            self.post,
+            facts,
+            self.post,
+            quotas or NO_QUOTAS,
+            load_interval_s=s.load_interval_s,
         )
         self.outcomes: dict[int, Outcome] = {}
         #: Handle of an output whose request scores its prompt -> (the first output's, bytes of the whole prompt's).

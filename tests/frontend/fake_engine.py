@@ -18,7 +18,7 @@ from photon_grpc.frontend.chat import ChatTemplate
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.model import ServedModel
-from photon_grpc.frontend.quotas import NO_QUOTAS, NoQuotas, Quotas
+from photon_grpc.frontend.quotas import NO_SHARES, NoShares, Shares
 from photon_grpc.frontend.tokenizer import Tokenizer
 from tests.frontend.small_tokenizers import definition
 from tests.kv_plans import kv_plan
@@ -132,13 +132,13 @@ def frontend(
     *,
     link: FakeLink | None = None,
     seed: int = 0,
-    quotas: Quotas | NoQuotas = NO_QUOTAS,
+    shares: Shares | NoShares = NO_SHARES,
 ) -> Iterator[tuple[Frontend, FakeLink]]:
     link = link or FakeLink()
     with ThreadPoolExecutor(1) as pool:
         model = model or served()
         encoder = ThreadEncoder(model, pool)
-        yield Frontend(link=link, model=model, encoder=encoder, seed=seed, quotas=quotas), link
+        yield Frontend(link=link, model=model, encoder=encoder, seed=seed, shares=shares), link
 
 
 def ask(text: str | tuple[int, ...] = "Hello", **changes: object) -> Ask:

@@ -16,7 +16,7 @@ from photon_grpc.core.stats import Load
 from photon_grpc.errors import PromptTooLong, QueueFull
 from photon_grpc.frontend.ask import ChatInput, ChatMessage
 from photon_grpc.frontend.encoder import ThreadEncoder
-from photon_grpc.frontend.engine_queue import estimate_tokens
+from photon_grpc.frontend.engine_queue import EngineQueue, estimate_tokens
 from photon_grpc.frontend.frontend import Frontend
 from tests.frontend.fake_engine import FACTS, FakeLink, ask, frontend, served
 
@@ -131,3 +131,13 @@ def test_a_guess_is_exact_for_ids_and_never_above_the_context() -> None:
     given: tuple[str | tuple[int, ...], ...] = ((1,) * 77, "x" * 40, "x" * 4000)
     assert [estimate_tokens(ask(each), FACTS) for each in given] == [77, 11, FACTS.max_model_len]
     assert estimate_tokens(ask(input=chat), FACTS) == 21
+
+
+async def test_a_full_queue_is_no_matter_for_an_owner_with_few_in_it() -> None:
+    queue = EngineQueue()
+    queue.told(Load(queued=FACTS.max_queue_size, longest_queue=5))
+    for num_of_owner in (1, 4):
+        queue.check(1, FACTS, num_of_owner)
+    for num_of_owner in (0, 5, 6):
+        with pytest.raises(QueueFull):
+            queue.check(1, FACTS, num_of_owner)

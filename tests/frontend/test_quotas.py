@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pytest
 
-from photon_grpc.core.request import FinishReason
+from photon_grpc.core.quotas import Quotas
+from photon_grpc.core.request import FinishReason, OwnerLimits
 from photon_grpc.errors import EngineRestarting, PromptTooLong, QuotaExceeded
 from photon_grpc.frontend.ask import StopAsk
 from photon_grpc.frontend.frontend import Frontend
-from photon_grpc.frontend.quotas import Quotas
+from photon_grpc.frontend.quotas import Shares
 from tests.frontend.fake_engine import FakeLink, ask, done, frontend
-
-
-@dataclass
-class Key:
-    max_concurrent: int | None = None
-    tokens_per_minute: int | None = None
 
 
 class Tenants:
     def __init__(self) -> None:
-        self.keys = {"a": Key(2, 600), "b": Key(), "slow": Key(None, 60)}
+        self.keys = {"a": OwnerLimits(2, 600), "b": OwnerLimits(), "slow": OwnerLimits(None, 60)}
         self.now_s = 1000.0
         self.quotas = Quotas(self.keys.get, clock=lambda: self.now_s)
 
@@ -35,7 +29,7 @@ def tenants() -> Tenants:
 
 @pytest.fixture
 def pair(tenants: Tenants) -> Iterator[tuple[Frontend, FakeLink]]:
-    with frontend(quotas=tenants.quotas) as made:
+    with frontend(shares=Shares(tenants.quotas)) as made:
         yield made
 
 
@@ -64,7 +58,7 @@ async def test_requests_in_flight_are_counted_per_owner(pair: tuple[Frontend, Fa
 
 async def test_what_was_never_sent_is_not_counted(pair: tuple[Frontend, FakeLink], tenants: Tenants) -> None:
     front, link = pair
-    tenants.keys["a"] = Key(1, 100)
+    tenants.keys["a"] = OwnerLimits(1, 100)
     for _ in range(3):
         with pytest.raises(PromptTooLong):
             await front.stream(ask("x" * 2000, owner="a"))
@@ -126,12 +120,12 @@ async def test_a_wait_beyond_the_deadline_is_final(tenants: Tenants, deadline_s:
 async def test_limits_that_change_hold_at_once(pair: tuple[Frontend, FakeLink], tenants: Tenants) -> None:
     front, _ = pair
     stream = await front.stream(ask(prompt(50), owner="slow"))
-    tenants.keys["slow"] = Key(1, 20)
+    tenants.keys["slow"] = OwnerLimits(1, 20)
     with pytest.raises(QuotaExceeded):
         await front.stream(ask(owner="slow"))
     del tenants.keys["slow"]
     stream.close()
-    tenants.keys["slow"] = Key(1, 20)
+    tenants.keys["slow"] = OwnerLimits(1, 20)
     tenants.now_s += 60
     (await front.stream(ask(prompt(20), owner="slow"))).close()
 
@@ -140,7 +134,7 @@ async def test_an_output_that_is_over_before_it_is_sent_costs_nothing(
     pair: tuple[Frontend, FakeLink], tenants: Tenants
 ) -> None:
     front, link = pair
-    tenants.keys["a"] = Key(1, 600)
+    tenants.keys["a"] = OwnerLimits(1, 600)
     given = front._model.tokenizer.encode("Hello", add_special_tokens=False)  # type: ignore[union-attr]
     over = ask("Say", owner="a", continue_from=given, stop=StopAsk(stop_strings=("Hello",)))
     for _ in range(3):
@@ -151,7 +145,7 @@ async def test_an_output_that_is_over_before_it_is_sent_costs_nothing(
 
 async def test_ids_and_text_count_the_same(pair: tuple[Frontend, FakeLink], tenants: Tenants) -> None:
     front, link = pair
-    tenants.keys["a"] = Key(None, 600)
+    tenants.keys["a"] = OwnerLimits(None, 600)
     (await front.stream(ask("Hello", owner="a"))).close()
     left = tenants.quotas._level("a", 600)
     (await front.stream(ask(link.adds[0].request.prompt_ids, owner="a"))).close()

@@ -25,6 +25,7 @@ settings_of = st.builds(
     prefix_caching=st.booleans(),
     contiguous=st.booleans(),
     policy=st.sampled_from(["fcfs", "priority", "deadline", "static"]),
+    fair=st.booleans(),
     depth=st.integers(0, 2),
     windows=windows,
 )

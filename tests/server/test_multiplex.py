@@ -19,11 +19,12 @@ from google.rpc import error_details_pb2, status_pb2
 from photon_grpc.client.channel import open_channel
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.core.frames import Add, Down, Failed
+from photon_grpc.core.quotas import Quotas
 from photon_grpc.errors import KVCapacity, ModelLoading
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.prompt import Prepared
-from photon_grpc.frontend.quotas import Quotas
+from photon_grpc.frontend.quotas import Shares
 from photon_grpc.server import inference, multiplex
 from photon_grpc.server.interceptors.api_keys import ApiKeyInterceptor
 from photon_grpc.server.interceptors.failure_log import FailureLog
@@ -697,7 +698,7 @@ async def test_requests_are_their_keys_and_within_its_quota(tmp_path: Path) -> N
     keys = write_keys(tmp_path / "keys.toml", block("a", "secret-a", max_concurrent=2), block("b", "secret-b"))
     ring, link = KeyRing(str(keys)), RoomyLink()
     guards = (ApiKeyInterceptor(ring, ("none",)),)
-    with frontend(link=link, quotas=Quotas(ring.named)) as (front, _):
+    with frontend(link=link, shares=Shares(Quotas(ring.limits))) as (front, _):
         async with serving(front, interceptors=guards) as address, grpc.aio.insecure_channel(address) as channel:  # type: ignore[arg-type]
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
             callers = [Caller(stub, metadata=bearer(secret)).read() for secret in ("secret-a", "secret-b")]

@@ -8,12 +8,11 @@ from itertools import count, groupby
 from photon_grpc.core.fault import Fault
 from photon_grpc.core.ports import Event
 from photon_grpc.core.request import FinishReason
-from photon_grpc.core.sequence import Sequence, Status
+from photon_grpc.core.sequence import Rank, Sequence, Status
 from photon_grpc.engine.blocks.block_pool import BlockPool
 from photon_grpc.engine.blocks.fences import Limbo
 from photon_grpc.engine.grammar import ConstrainedOutputs
 from photon_grpc.engine.scheduler.parking import Parking
-from photon_grpc.engine.scheduler.policy import Rank
 from photon_grpc.engine.scheduler.prompt_scoring import PromptScoring
 from photon_grpc.engine.scheduler.queue import WaitingQueue
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
@@ -27,17 +26,18 @@ class LiveSequences:
         num_seats: sequences that may run at a time; seat i is slot i of the runner, from 1.
         pool: gets back the blocks of those that leave their seat.
         constraints: which ids may follow in an output.
+        waiting: holds those that wait for a seat.
     """
 
-    def __init__(self, num_seats: int, pool: BlockPool, constraints: ConstrainedOutputs) -> None:
+    def __init__(self, num_seats: int, pool: BlockPool, constraints: ConstrainedOutputs, waiting: WaitingQueue) -> None:
         self.constraints = constraints
         self.prompt_scoring = PromptScoring()
-        self.waiting = WaitingQueue()
-        #: Those that have a seat, best rank first; one that has left it is here until `sweep`.
+        self.waiting = waiting
+        #: Those that have a seat, best seat rank first; one that has left it is here until `sweep`.
         self.running: list[Sequence] = []
         #: Slots left since the last Batch.
         self.left: list[int] = []
-        #: Rank of the first running sequence that the budget did not reach: it is served first next time.
+        #: Seat rank of the first running sequence that the budget did not reach: it is served first next time.
         self.resume_at: Rank | None = None
         #: Numbers for the ranks of those that come.
         self.arrivals = count(1)
@@ -113,7 +113,7 @@ class LiveSequences:
         resume_at, self.resume_at = self.resume_at, None
         if resume_at is None:
             return self.running[:]
-        at = bisect_left(self.running, resume_at, key=_rank)
+        at = bisect_left(self.running, resume_at, key=_seat_rank)
         return self.running[at:] + self.running[:at]
 
     def has_seat(self) -> bool:
@@ -121,10 +121,10 @@ class LiveSequences:
 
     def seat(self, seq: Sequence) -> None:
         """Gives the first of those that wait a seat."""
-        self.waiting.remove(seq)
+        seq.seat_rank = self.waiting.take(seq)
         seq.slot = self._slots.pop()
         seq.status = Status.RUNNING
-        insort(self.running, seq, key=_rank)
+        insort(self.running, seq, key=_seat_rank)
 
     def vacate(self, seq: Sequence) -> None:
         """Takes seat and blocks; both may be given again once no step in flight touches them."""
@@ -209,6 +209,7 @@ class LiveSequences:
             self._awaiting.leave(seq)
         seq.status = Status.FINISHED
         seq.finish_reason = reason
+        self.waiting.ended(seq)
         if self.constraints.matchers:
             self.constraints.forget(seq)
         if self.prompt_scoring.unscored:
@@ -232,5 +233,5 @@ def end_reason(seq: Sequence) -> FinishReason:
     return FinishReason.STOP_TOKEN if token in seq.stop_ids else stop.limit_reason
 
 
-def _rank(seq: Sequence) -> Rank:
-    return seq.rank
+def _seat_rank(seq: Sequence) -> Rank:
+    return seq.seat_rank

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from photon_grpc.core.request import Request
-
-#: The policy's number, then the order of arrival.
-Rank = tuple[float, int]
+from photon_grpc.core.sequence import Rank
+from photon_grpc.engine.scheduler.fair_queue import FairQueue
+from photon_grpc.engine.scheduler.queue import RankedQueue, WaitingQueue
 
 #: Waiting this long counts as much as one step of priority, so no request starves.
 AGEING_S = 30.0
@@ -17,6 +17,9 @@ class Policy(Protocol):
     @property
     def obeys_priority(self) -> bool:
         """False where `Request.priority` means nothing; front ends refuse it then."""
+
+    def queue(self) -> WaitingQueue:
+        """A new one, empty."""
 
     def rank(self, request: Request) -> float:
         """Smaller runs first; the largest gives way when memory is short. Arrival decides among equals."""
@@ -35,6 +38,9 @@ class Fcfs:
     """First come, first served."""
 
     obeys_priority = False
+
+    def queue(self) -> WaitingQueue:
+        return RankedQueue()
 
     def rank(self, request: Request) -> float:
         return request.arrival_s
@@ -82,3 +88,16 @@ class Static(Fcfs):
 
 
 POLICIES: dict[str, type[Fcfs]] = {"fcfs": Fcfs, "priority": Priority, "deadline": Deadline, "static": Static}
+
+
+class FairShare:
+    """Another policy, within owners: between them, the one that has had least is next."""
+
+    def __init__(self, within: Policy) -> None:
+        self._within = within
+        self.obeys_priority = within.obeys_priority
+        self.rank = within.rank
+        self.admits = within.admits
+
+    def queue(self) -> WaitingQueue:
+        return FairQueue()

@@ -63,7 +63,8 @@ class Scheduler:
         self.drafting = drafting or NoDrafting()
         self.policy = policy
         self.pool = pool
-        self.live = LiveSequences(limits.max_num_seqs, pool, constraints or ConstrainedOutputs(NoGrammars(), 0))
+        constraints = constraints or ConstrainedOutputs(NoGrammars(), 0)
+        self.live = LiveSequences(limits.max_num_seqs, pool, constraints, policy.queue())
         self.num_preemptions = 0
         self._step = 0
         self._settled_step = 0
@@ -94,7 +95,7 @@ class Scheduler:
         is_open = bool(plan.drafts or self.live.constraints.matchers)
         for seq in self.live.in_turn():
             if plan.budget <= 0:
-                self.live.resume_at = seq.rank
+                self.live.resume_at = seq.seat_rank
                 return
             if seq.status is not Status.RUNNING:
                 continue

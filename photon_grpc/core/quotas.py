@@ -1,0 +1,98 @@
+"""Quotas of owners: requests in flight, and tokens per minute as a bucket that holds one minute's worth.
+
+Prompt tokens are taken when a request is sent to the engine, output tokens when it is over. So a bucket can be in debt
+for as long as it takes to fill up again; meanwhile nothing new of its owner begins.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from photon_grpc.core.request import OwnerLimits
+from photon_grpc.errors import QuotaExceeded
+
+_RETRY_AFTER_S = 1.0
+_MINUTE_S = 60.0
+
+
+@dataclass(slots=True)
+class _Use:
+    """By one owner."""
+
+    num_running: int = 0
+    #: Below 0: in debt. None: full, as nothing was ever taken.
+    level: float | None = None
+    filled_s: float = 0.0
+
+
+class Quotas:
+    """Use of all owners, by whom it is asked: a front end counts what it sends, the engine what all front ends do."""
+
+    def __init__(
+        self, limits_of: Callable[[str], OwnerLimits | None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`limits_of` an owner may change at any time; None: no limits."""
+        self._limits_of = limits_of
+        self._clock = clock
+        self._uses: dict[str, _Use] = defaultdict(_Use)
+
+    def limits(self, owner: str) -> OwnerLimits | None:
+        return self._limits_of(owner)
+
+    def num_running(self, owner: str) -> int:
+        return self._uses[owner].num_running
+
+    def check_running(self, owner: str, deadline_s: float | None) -> None:
+        """Raise QuotaExceeded where one more request of `owner`, to be answered by `deadline_s`, may not run."""
+        limits = self._limits_of(owner)
+        running = self._uses[owner].num_running
+        if limits is not None and limits.max_concurrent is not None and running >= limits.max_concurrent:
+            message = f"{running} requests of this API key are running; {limits.max_concurrent} may"
+            raise self._exceeded(message, _RETRY_AFTER_S, deadline_s, running + 1, limits.max_concurrent)
+
+    def check_tokens(self, owner: str, num_tokens: int, deadline_s: float | None) -> None:
+        """Raise QuotaExceeded where the bucket does not hold so many."""
+        rate = self._rate(owner)
+        if rate is None:
+            return
+        level = self._level(owner, rate)
+        if num_tokens > rate:
+            message = f"the prompt has {num_tokens} tokens; this API key may use {rate} per minute"
+            raise self._exceeded(message, None, deadline_s, num_tokens, rate)
+        if num_tokens > level:
+            message = f"this API key may use {rate} tokens per minute, and has"
+            wait_s = (num_tokens - level) * _MINUTE_S / rate
+            raise self._exceeded(f"{message} {max(int(level), 0)} left", wait_s, deadline_s, num_tokens, rate)
+
+    def take(self, owner: str, num_tokens: int) -> None:
+        rate = self._rate(owner)
+        if rate is not None:
+            self._uses[owner].level = self._level(owner, rate) - num_tokens
+
+    def enter(self, owner: str) -> None:
+        """One more runs."""
+        self._uses[owner].num_running += 1
+
+    def leave(self, owner: str) -> None:
+        self._uses[owner].num_running -= 1
+
+    def _rate(self, owner: str) -> int | None:
+        limits = self._limits_of(owner)
+        return None if limits is None else limits.tokens_per_minute
+
+    def _level(self, owner: str, rate: int) -> float:
+        use, now_s = self._uses[owner], self._clock()
+        level = rate if use.level is None else use.level + (now_s - use.filled_s) * rate / _MINUTE_S
+        use.level, use.filled_s = min(level, float(rate)), now_s
+        return use.level
+
+    def _exceeded(
+        self, message: str, wait_s: float | None, deadline_s: float | None, needed: int, limit: int
+    ) -> QuotaExceeded:
+        """`wait_s` None: waiting does not help."""
+        error = QuotaExceeded(message, needed=needed, limit=limit, retry_after_s=wait_s)
+        error.is_final = wait_s is None or (deadline_s is not None and self._clock() + wait_s > deadline_s)
+        return error

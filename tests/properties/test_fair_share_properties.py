@@ -1,0 +1,157 @@
+"""Fair share between owners against a model of the books: what each got is counted from what the runner was given and
+what callers were sent, never from the queue's own numbers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from photon_grpc.core.request import OwnerLimits
+from tests.engine.harness import Harness, Setting
+
+#: Of one request.
+MAX_PROMPT, MAX_TOKENS = 24, 16
+BACKLOG = 12
+
+settings_of = st.builds(
+    Setting,
+    num_blocks=st.integers(24, 60),
+    block_size=st.sampled_from([2, 4, 8]),
+    max_num_seqs=st.integers(1, 6),
+    max_num_batched_tokens=st.integers(4, 64),
+    prefix_caching=st.booleans(),
+    depth=st.integers(0, 1),
+    policy=st.sampled_from(["fcfs", "priority"]),
+    fair=st.just(True),
+)
+sizes = st.lists(st.tuples(st.integers(1, MAX_PROMPT), st.integers(1, MAX_TOKENS)), min_size=1, max_size=8)
+#: Weight and, over and over, prompt and output of each request.
+owners = st.lists(st.tuples(st.integers(1, 4), sizes), min_size=2, max_size=4)
+
+
+@dataclass
+class Books:
+    """Tokens of each owner: prompts that were seated, but for what was found computed, and ids that were sent."""
+
+    h: Harness
+    #: A request's seed stands for it in the runner, its handle in frames.
+    owner_of: dict[int, str] = field(default_factory=dict)
+    served: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    #: Owner -> its requests, in the order of their first seats.
+    order: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    num_sent: int = 0
+    num_read: int = 0
+
+    def add(self, owner: str, weight: int, num_prompt: int, num_tokens: int, **more: object) -> int:
+        number = len(self.owner_of)
+        prompt = [(number * 7 + at) % 90 for at in range(num_prompt)]
+        limits = OwnerLimits(weight=weight)
+        handle = self.h.add(prompt, num_tokens, seed=number, owner=owner, limits=limits, **more)
+        assert handle == number
+        self.owner_of[number] = owner
+        return handle
+
+    def step(self) -> None:
+        num_batches = len(self.h.runner.batches)
+        self.h.step()
+        for batch in list(self.h.runner.batches)[num_batches:]:
+            for admission in batch.admissions:
+                owner = self.owner_of[admission.sampling.seed]
+                if admission.sampling.seed not in self.order[owner]:
+                    self.order[owner].append(admission.sampling.seed)
+                    self.served[owner] += len(admission.ids) - admission.num_computed
+        for _, frame in self.h.post.sent[self.num_read :]:
+            for handle in frame.handles:
+                self.served[self.owner_of[handle]] += 1
+        self.num_read = len(self.h.post.sent)
+
+    def num_waiting(self) -> defaultdict[str, int]:
+        waiting: defaultdict[str, int] = defaultdict(int)
+        for number, owner in self.owner_of.items():
+            outcome = self.h.outcomes[number]
+            waiting[owner] += number not in self.order[owner] and outcome.failed is None
+        return waiting
+
+
+@given(settings_of, owners)
+@settings(max_examples=40)
+def test_owners_with_requests_waiting_get_tokens_in_proportion_to_their_weights(
+    setting: Setting, wants: list[tuple[int, list[tuple[int, int]]]]
+) -> None:
+    h = Harness(setting)
+    books = Books(h)
+    weights = {f"owner {number}": weight for number, (weight, _) in enumerate(wants)}
+    for (owner, weight), (_, asked) in zip(weights.items(), wants, strict=True):
+        for turn in range(BACKLOG):
+            books.add(owner, weight, *asked[turn % len(asked)])
+    prompts, outputs = zip(*(size for _, asked in wants for size in asked), strict=True)
+    bound = max(prompts) + setting.max_num_seqs * max(outputs)
+    while True:
+        books.step()
+        if not all(books.num_waiting().get(owner) for owner in weights):
+            break
+        for one, weight in weights.items():
+            for other, others_weight in weights.items():
+                ahead = books.served[one] / weight - books.served[other] / others_weight
+                assert ahead <= bound / weight, f"{one} is ahead of {other}: {dict(books.served)}, {weights}"
+    h.run()
+    assert h.idle()
+    for seated in books.order.values():
+        assert seated == sorted(seated), "within an owner, who came first is first"
+
+
+@given(settings_of, sizes)
+@settings(max_examples=20)
+def test_one_owner_is_served_in_the_order_of_the_policy_alone(setting: Setting, asked: list[tuple[int, int]]) -> None:
+    """Which request runs in which step is the same; arrivals and priorities are drawn from the sizes."""
+
+    def history(fair: bool) -> list[list[int]]:
+        setting.fair = fair
+        h = Harness(setting)
+        books = Books(h)
+        for turn in range(BACKLOG):
+            num_prompt, num_tokens = asked[turn % len(asked)]
+            books.add("", 1, num_prompt, num_tokens, arrival_s=100.0 + turn, priority=num_tokens % 3)
+        h.run()
+        return [[admission.sampling.seed for admission in batch.admissions] for batch in h.runner.batches]
+
+    # Memory enough that nobody gives way: who is seated last does, whatever the policy says of it.
+    setting.num_blocks = 400
+    assert history(fair=True) == history(fair=False)
+
+
+@given(st.integers(1, 6), st.integers(20, 60), st.integers(0, 30))
+@settings(max_examples=20)
+def test_who_comes_beside_a_flood_is_the_next_to_be_seated(num_seats: int, flood: int, steps: int) -> None:
+    h = Harness(Setting(max_num_seqs=num_seats, fair=True))
+    books = Books(h)
+    for _ in range(flood):
+        books.add("flood", 1, 8, 8)
+    for _ in range(steps):
+        books.step()
+    seated = len(books.order["flood"])
+    late = books.add("other", 1, 8, 8)
+    while not books.order["other"]:
+        books.step()
+    assert len(books.order["flood"]) - seated <= num_seats
+    h.run()
+    assert h.outcomes[late].finished is not None
+
+
+def test_an_absence_earns_no_credit_and_an_owner_alone_gets_everything() -> None:
+    h = Harness(Setting(max_num_seqs=2, fair=True))
+    books = Books(h)
+    for _ in range(30):
+        books.add("busy", 1, 8, 8)
+    while len(books.order["busy"]) < 20:
+        books.step()
+        assert len(h.runner.batches[-1].slots) == 2
+    for _ in range(10):
+        books.add("back", 1, 8, 8)
+    while books.num_waiting()["busy"]:
+        books.step()
+    # Ten of each: what the busy one had before does not count against it.
+    assert 8 <= len(books.order["back"]) <= 10
