@@ -184,8 +184,9 @@ async def test_a_conversation_ends_with_its_first_failure() -> None:
 
 
 async def test_a_client_process_that_breaks_ends_the_load() -> None:
-    with pytest.raises(InternalFailure, match="client process 0"):
-        await run_load(Workload("127.0.0.1:1", [Session([Turn([-1], 3)])]))
+    async with serving(FakeServer(SCRIPT)) as fake:
+        with pytest.raises(InternalFailure, match="client process 0"):
+            await run_load(Workload(fake.target, [Session([Turn([-1], 3)])]))
 
 
 @given(st.lists(st.floats(0, 1e3), max_size=300))
