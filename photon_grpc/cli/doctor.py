@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from photon_grpc import __version__, demo
+from photon_grpc.config.formats import about_tokenizer
 from photon_grpc.config.resolve import Resolved, is_model_id, split_address
 from photon_grpc.config.settings import sections
 from photon_grpc.errors import PhotonError
@@ -46,20 +48,24 @@ print(json.dumps({
 """
 
 
-def doctor(resolved: Resolved) -> None:
-    """Print it all on stdout."""
+def doctor(resolved: Resolved) -> int:
+    """Print it all on stdout. The exit code: 1 where the model directory has a problem, else 0."""
     console = Console(highlight=False)
     torch = ask_torch()
     console.print(f"[bold]photon-grpc {__version__}[/] on Python {platform.python_version()}, {platform.platform()}\n")
     console.print(_settings_table(resolved))
     console.print(_table("Installed", [(name, _version(name)) for name in _PACKAGES]))
     console.print(_table("Runs on", _devices(torch, resolved)))
-    console.print(_table("Model", _model(resolved)))
+    model, problems = _model(resolved)
+    console.print(_table("Model", model))
     console.print(
         _table("Addresses", [(address, _address_state(address)) for address in resolved.config.server.listen])
     )
     for warning in resolved.warnings:
         console.print(f"[yellow]warning:[/] {escape(warning)}")
+    for problem in problems:
+        console.print(f"[red]problem:[/] {escape(problem)}")
+    return 1 if problems else 0
 
 
 def ask_torch() -> dict[str, Any] | None:
@@ -141,18 +147,19 @@ def _kernels(kernels: str, device: str) -> str:
     return kernels if has_triton or kernels == "torch" else "triton, which is not installed"
 
 
-def _model(resolved: Resolved) -> list[tuple[str, str]]:
+def _model(resolved: Resolved) -> tuple[list[tuple[str, str]], list[str]]:
+    """Rows about the model, and its problems."""
     model = resolved.config.model.model
     if model and is_model_id(model):
-        return [("id", f"{model}: will be looked up and downloaded when serving starts")]
+        return [("id", f"{model}: will be looked up and downloaded when serving starts")], []
     directory = Path(model).expanduser() if model else demo.TARGET
     rows = [("directory", str(directory) if model else "the embedded demo model")]
     try:
-        return rows + _card(directory)
+        return [*rows, *_card(directory)], list(_problems(resolved, directory))
     except ImportError as error:
-        return [*rows, ("card", f"{error.name} is missing: {EXTRA}")]
+        return [*rows, ("card", f"{error.name} is missing: {EXTRA}")], []
     except PhotonError as error:
-        return [*rows, ("problem", str(error))]
+        return rows, [str(error)]
 
 
 def _card(directory: Path) -> list[tuple[str, str]]:
@@ -164,16 +171,33 @@ def _card(directory: Path) -> list[tuple[str, str]]:
         f"{card.num_layers} layers, hidden {card.hidden_size}, {card.num_heads} heads, "
         f"{card.num_kv_heads} KV heads of {card.head_dim}"
     )
-    parts = [name for name, has in (("text", card.has_tokenizer), ("chat", card.chat_template is not None)) if has]
+    has_chat = card.has_tokenizer and card.chat_template is not None
+    parts = [name for name, has in (("text", card.has_tokenizer), ("chat", has_chat)) if has]
+    ids_only = about_tokenizer(file.name for file in directory.iterdir())
     return [
         ("architecture", f"{card.architecture}: {shape}"),
         ("weights", f"{num_bytes / 1e6:,.1f} MB of safetensors" if num_bytes else "none (only --load-format dummy)"),
         ("dtype", card.dtype),
         ("vocabulary", f"{card.vocab_size:,}; ends with {', '.join(map(str, card.eos_token_ids)) or 'nothing'}"),
         ("context", f"{card.max_position_embeddings:,} tokens{_windows(card.windows)}"),
-        ("speaks", " and ".join(parts) or "token ids only (no tokenizer.json)"),
+        ("speaks", " and ".join(parts) or ids_only),
         ("revision", card.revision[:16]),
     ]
+
+
+def _problems(resolved: Resolved, directory: Path) -> Iterator[str]:
+    """Of what a front end reads, the tokenizer and the chat template, and of the names and shapes of the weights."""
+    from photon_grpc.compose.served_model import read_served_model
+
+    try:
+        read_served_model(resolved.config)
+    except PhotonError as error:
+        yield str(error)
+    if resolved.config.model.load_format != "dummy" and importlib.util.find_spec("torch") is not None:
+        # In a process of its own: torch takes seconds, and would stay.
+        command = [sys.executable, "-m", "photon_grpc.compose.check_weights", str(directory)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_TIMEOUT_S)
+        yield from done.stdout.splitlines()
 
 
 def _windows(windows: tuple[int, ...]) -> str:

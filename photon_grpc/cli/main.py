@@ -14,6 +14,7 @@ import click
 
 from photon_grpc import __version__
 from photon_grpc.cli.bench_flags import bench
+from photon_grpc.cli.convert import convert
 from photon_grpc.cli.generate import chat, generate
 from photon_grpc.cli.health import health
 from photon_grpc.cli.keys import keys
@@ -78,13 +79,13 @@ def cli() -> None:
 
     \b
     photon-grpc serve                        the embedded demo model on 127.0.0.1:50051
-    photon-grpc serve --model ./my-model     a Hugging Face directory
+    photon-grpc serve ./my-model             a Hugging Face directory, or an id such as Qwen/Qwen3-0.6B
     photon-grpc generate "def fib(n):"       text from a running server
     photon-grpc bench --concurrency 32       how fast a running server is
     """
 
 
-for verb in (serve, run, doctor, health, generate, chat, bench, keys):
+for verb in (serve, run, doctor, convert, health, generate, chat, bench, keys):
     cli.add_command(verb)
 
 

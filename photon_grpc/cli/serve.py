@@ -25,7 +25,7 @@ def serve(**given: Any) -> int:
     return serve_until_stopped(fetch_model(resolved.config))
 
 
-@click.command(cls=SettingsCommand, hidden=True, epilog=EPILOG)
+@click.command(cls=SettingsCommand, epilog=EPILOG)
 @click.option("--once", is_flag=True, help="On a free port, and end after the generation.")
 def run(once: bool, **given: Any) -> int:
     """Serve, stream one generation to the terminal, and keep serving until Ctrl-C."""
@@ -38,11 +38,12 @@ def run(once: bool, **given: Any) -> int:
 
 
 @click.command(cls=SettingsCommand, epilog=EPILOG)
-def doctor(**given: Any) -> None:
-    """Show what `serve` would run with: settings and where they come from, versions, devices, the model."""
+def doctor(**given: Any) -> int:
+    """Show what `serve` would run with: settings and where they come from, versions, devices, the model. Exit code 1
+    where the model cannot be served."""
     from photon_grpc.cli.doctor import doctor as show
 
-    show(resolve_flags(given, quiet=True))
+    return show(resolve_flags(given, quiet=True))
 
 
 def need_server() -> None:

@@ -18,6 +18,9 @@ EPILOG = (
 )
 
 
+_POSITIONAL = "positional_model"
+
+
 class SettingOption(click.Option):
     """A flag made from a Setting. Its text is handed on as it is: `resolve` alone knows what is allowed."""
 
@@ -42,11 +45,23 @@ class SettingOption(click.Option):
 
 
 class SettingsCommand(click.Command):
-    """A command that takes every setting as a flag, its help grouped under the headings of `config/flags.py`."""
+    """A command that takes the model as its argument and every setting as a flag, its help grouped under the headings
+    of `config/flags.py`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.params += [click.Argument([_POSITIONAL], required=False, metavar="[DIR_OR_ID]")]
         self.params += [SettingOption(setting) for setting in settings()]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """`serve DIR_OR_ID` is `serve --model DIR_OR_ID`."""
+        rest = super().parse_args(ctx, args)
+        positional = ctx.params.pop(_POSITIONAL, None)
+        if positional is not None:
+            if ctx.params["model"] not in (None, positional):
+                raise click.UsageError(f"two models: {positional} and --model {ctx.params['model']}", ctx)
+            ctx.params["model"] = positional
+        return rest
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}

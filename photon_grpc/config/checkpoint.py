@@ -52,6 +52,10 @@ class Checkpoint:
         return sum(entry.num_bytes for entry in self.tensors.values())
 
 
+#: Of a directory whose weights are not there yet.
+NO_WEIGHTS = Checkpoint({}, ())
+
+
 def read_checkpoint(directory: Path) -> Checkpoint:
     """Headers of the directory's safetensors files: `model.safetensors`, else the files its index names, else all there
     are.

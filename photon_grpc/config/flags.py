@@ -58,6 +58,9 @@ class ModelFlags:
         "A Hugging Face model directory, or an id to download before the start. Unset: the embedded demo model.",
         metavar="DIR_OR_ID",
     )
+    revision: str = flag(
+        "", "Branch, tag or commit of a model that is downloaded. Unset: its main branch.", metavar="REV"
+    )
     served_model_name: tuple[str, ...] = flag(
         (), "Name that requests use; repeat it for aliases. Unset: the directory's name.", many=True, metavar="NAME"
     )

@@ -104,9 +104,9 @@ class ModelConfig:
     revision: str
 
 
-def read_model_dir(path: str | Path) -> ModelConfig:
+def read_model_dir(path: str | Path, checkpoint: Checkpoint | None = None) -> ModelConfig:
     """Read and check the directory at `path`; weights themselves are not read (they may be absent: see load-format
-    dummy).
+    dummy). `checkpoint` takes the place of the headers of its weights, where those are not there yet.
 
     Accepts the spellings of transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and 5 (`rope_parameters`,
     `dtype`). Raise ModelLoadError naming the file and the key. A known key of a wrong type is refused even where
@@ -117,7 +117,7 @@ def read_model_dir(path: str | Path) -> ModelConfig:
         raise ModelLoadError(f"the model directory {path} does not exist")
     raw_config = read_bytes(path / CONFIG_FILE)
     config = JsonFields(parse_object(raw_config, CONFIG_FILE), CONFIG_FILE)
-    checkpoint = read_checkpoint(path)
+    checkpoint = read_checkpoint(path) if checkpoint is None else checkpoint
     architecture = _architecture(config)
     _refuse_unsupported(config)
     vocab_size = config.integer("vocab_size", 1, 2**24)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from photon_grpc.config.flags import NO_ADMIN, ServeConfig, ServerConfig
+from photon_grpc.config.formats import WANTED, foreign_weights
 from photon_grpc.config.settings import Setting, by_name, section_class, settings
 from photon_grpc.errors import ConfigError
 
@@ -90,16 +91,23 @@ def check_model(model: str, source: str = "--model", *, random_weights: bool = F
     has_config = (directory / "config.json").is_file()
     if not model or is_model_id(model) or (has_config and (random_weights or any(directory.glob("*.safetensors")))):
         return
-    if has_config:
-        problem = f"{model} holds no *.safetensors; --load-format dummy serves its config.json with random weights"
-    elif directory.is_dir():
-        needed = "config.json" if random_weights else "Hugging Face model (config.json, tokenizer.json, *.safetensors)"
-        problem = f"the directory {model} holds no {needed}"
+    if directory.is_dir():
+        problem = _directory_problem(model, directory, has_config, random_weights)
     elif directory.exists():
-        problem = f"{model} is a file; a model is a directory with a config.json"
+        problem = f"{foreign_weights([model]) or f'{model} is a file'}; a model is {WANTED}"
     else:
         problem = f"no directory {model}, and it is not an id like organisation/name"
     raise ConfigError(f"{source}: {problem}", field="--model")
+
+
+def _directory_problem(model: str, directory: Path, has_config: bool, random_weights: bool) -> str:
+    if random_weights:
+        return f"the directory {model} holds no config.json"
+    if foreign := foreign_weights(file.name for file in directory.iterdir()):
+        return f"{model} holds no *.safetensors ({foreign}); a model is {WANTED}"
+    if has_config:
+        return f"{model} holds no *.safetensors; --load-format dummy serves its config.json with random weights"
+    return f"the directory {model} holds no model; a model is {WANTED}"
 
 
 def is_model_id(model: str) -> bool:

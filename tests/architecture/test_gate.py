@@ -42,12 +42,17 @@ def offences_of(node: ast.AST) -> Iterator[str]:
             yield f"{module}.{attr}"
         case ast.Call(func=ast.Name(id=name)) if name in BANNED_BUILTINS:
             yield f"{name}()"
-        case ast.keyword(arg=str(name)) if name in BANNED_KEYWORDS:
+        case ast.keyword(arg=str(name), value=value) if name in BANNED_KEYWORDS and not is_false(value):
             yield f"{name}="
         case ast.keyword(arg="shell", value=ast.Constant(value=True)):
             yield "shell=True"
         case ast.Constant(value=str(text)) if text in BANNED_KEYWORDS:
             yield repr(text)
+
+
+def is_false(value: ast.expr) -> bool:
+    """Written as False: a library whose default asks on the terminal is told no."""
+    return isinstance(value, ast.Constant) and value.value is False
 
 
 def is_banned_module(name: str) -> bool:
@@ -82,6 +87,7 @@ def test_nothing_turns_data_into_code(path: Path) -> None:
         "subprocess.run('ls', shell=True)",
         "from jinja2 import Environment",
         "numpy.load(path, allow_pickle=True)",
+        "read(path, trust_remote_code=flag)",
     ],
 )
 def test_gate_refuses(source: str) -> None:
@@ -92,6 +98,7 @@ def test_gate_refuses(source: str) -> None:
     "source",
     [
         "model.eval()",
+        "read(path, trust_remote_code=False)",
         "re.compile('a')",
         "from multiprocessing import shared_memory",
         "from multiprocessing.shared_memory import SharedMemory",

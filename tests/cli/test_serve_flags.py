@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from photon_grpc import __version__
+from photon_grpc import __version__, demo
 from photon_grpc.cli import doctor, main, serve, settings_flags
 from photon_grpc.config.settings import Setting, sections, settings
 
@@ -59,6 +60,52 @@ def test_serve_hands_on_what_was_said(
     assert config.cache.enable_prefix_caching is False  # type: ignore[attr-defined]
     assert config.server.listen == ("127.0.0.1:0", "unix:/tmp/s")  # type: ignore[attr-defined]
     assert "did you mean PHOTON_BLOCK_SIZE" in capsys.readouterr().err
+
+
+def test_the_model_is_the_argument_too(served: list[object], capsys: pytest.CaptureFixture[str]) -> None:
+    directory = str(demo.TARGET)
+    for flags in ([directory], ["--model", directory], [directory, "--model", directory], ["--seed=1", directory]):
+        assert main.main(["serve", *flags]) == 7
+    assert {config.model.model for config in served} == {directory}  # type: ignore[attr-defined]
+    assert main.main(["serve", directory, "--model", "other/model"]) == 2
+    assert "two models" in capsys.readouterr().err
+
+
+def changed_demo(directory: Path, **values: object) -> Path:
+    """The embedded model with these values in its config.json."""
+    shutil.copytree(demo.TARGET, directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | values))
+    return directory
+
+
+def test_doctor_names_what_is_wrong_with_a_model_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = changed_demo(tmp_path / "shape", intermediate_size=1280)
+    assert main.main(["doctor", str(directory)]) == 1
+    assert "gate_proj.weight has shape [640, 256]" in " ".join(capsys.readouterr().out.split())
+    assert main.main(["doctor", str(directory), "--load-format", "dummy"]) == 0
+    (directory / "chat_template.jinja").write_text("{% for %}")
+    assert main.main(["doctor", str(directory), "--load-format", "dummy"]) == 1
+    (directory / "tokenizer.json").unlink()
+    assert main.main(["doctor", str(directory), "--load-format", "dummy"]) == 0
+    shown = capsys.readouterr().out.split("speaks")[-1]
+    assert "no text" in shown and "chat" not in shown.splitlines()[0]
+    other = changed_demo(tmp_path / "other", architectures=["MambaForCausalLM"])
+    assert main.main(["doctor", str(other)]) == 1
+    assert "known are LlamaForCausalLM" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("x.gguf", "x.gguf is GGUF"), ("pytorch_model.bin", "pickled"), ("README", "holds no model")]
+)
+def test_a_directory_of_another_format_is_told_what_is_read(
+    name: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).touch()
+    assert main.main(["serve", str(tmp_path)]) == 2
+    assert told in capsys.readouterr().err
+    assert main.main(["serve", str(tmp_path / name)]) == 2
+    assert "a model is a Hugging Face directory" in capsys.readouterr().err
 
 
 NUMBERS = [setting for setting in settings() if setting.kind in (int, float)]

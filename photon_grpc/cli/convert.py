@@ -1,0 +1,93 @@
+"""`convert`: the tokenizer.json that a model directory lacks, made of its vocabulary by transformers."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from photon_grpc.config.formats import CONVERTIBLE
+from photon_grpc.errors import ConfigError, StartupError
+
+EXTRA = "pip install 'photon-grpc[convert]'"
+TARGET = "tokenizer.json"
+#: Text whose ids must be the same before and after: words, runs of space, digits, scripts, an emoji of several parts.
+#: None begins with a space: there transformers leaves out the second one that SentencePiece puts before a text.
+SAMPLES = (
+    "Hello world, how are you?",
+    "def f(x):\n    return x  # twice   the  space\n\n\tand a tab",
+    "1234567890 3.14159 1e-9 0xFF",
+    "Grüße, naïve café; Привет мир; こんにちは世界; مرحبا‌ها",
+    "👩‍💻 🇩🇪 e\u0301 \u200d",
+)
+
+
+@click.command()
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--force", is_flag=True, help=f"Replace a {TARGET} that is there.")
+def convert(directory: Path, force: bool) -> None:
+    """Write the tokenizer.json that DIRECTORY lacks, so that its model takes and gives text.
+
+    Made of tokenizer.model, vocab.json with merges.txt, or tekken.json by transformers (the extra `convert`); nothing
+    of the directory is executed. It is written only where it gives the ids that the original gives.
+    """
+    if (directory / TARGET).exists() and not force:
+        raise ConfigError(f"{directory} has a {TARGET}; --force replaces it")
+    if not any((directory / name).is_file() for name in CONVERTIBLE):
+        raise ConfigError(f"{directory} holds none of {', '.join(CONVERTIBLE)}: there is nothing to convert")
+    original = _read_original(directory)
+    num_tokens = _write(directory, original)
+    click.echo(f"wrote {directory / TARGET}: {num_tokens:,} tokens")
+
+
+def _read_original(directory: Path) -> Any:
+    """transformers' tokenizer. Raise StartupError."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise StartupError(f"converting needs transformers: {EXTRA}") from None
+    try:
+        return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # of whatever library reads this vocabulary
+        told = str(error).strip().splitlines() or [type(error).__name__]
+        raise StartupError(f"transformers cannot read the tokenizer of {directory}: {told[0]}") from None
+
+
+def _write(directory: Path, original: Any) -> int:
+    """Write the file in one move; return its number of tokens. Raise StartupError where ids differ."""
+    descriptor, name = tempfile.mkstemp(prefix=".tokenizer", suffix=".json", dir=directory)
+    os.close(descriptor)
+    try:
+        original.backend_tokenizer.save(name)
+        _check_ids(Path(name), original, directory / "tokenizer.model")
+        Path(name).chmod(0o644)
+        Path(name).replace(directory / TARGET)
+    finally:
+        Path(name).unlink(missing_ok=True)
+    return int(original.backend_tokenizer.get_vocab_size())
+
+
+def _check_ids(written: Path, original: Any, sentencepiece_model: Path) -> None:
+    from photon_grpc.frontend.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.from_file(written)
+    pieces = _pieces(sentencepiece_model)
+    for text in SAMPLES:
+        ids = list(tokenizer.encode(text, add_special_tokens=False))
+        if ids != original.encode(text, add_special_tokens=False) or (pieces and ids != pieces.encode(text)):
+            raise StartupError(f"not written: {text!r} would have other ids than by the original vocabulary")
+
+
+def _pieces(model: Path) -> Any:
+    """The SentencePiece model that the file holds; None where it is of another kind or absent."""
+    if not model.is_file():
+        return None
+    try:
+        from sentencepiece import SentencePieceProcessor
+
+        return SentencePieceProcessor(str(model))
+    except (ImportError, RuntimeError, OSError):
+        return None
