@@ -47,7 +47,7 @@ class Watchdog:
     """The supervisor's end, over a page of its own."""
 
     def __init__(self) -> None:
-        self.fd = _shared_file()
+        self.fd = shared_file("heartbeat")
         os.ftruncate(self.fd, mmap.PAGESIZE)
         self._page = mmap.mmap(self.fd, _BEAT.size)
         self._count = 0
@@ -79,9 +79,10 @@ class Watchdog:
             self.fd = -1
 
 
-def _shared_file() -> int:
+def shared_file(name: str) -> int:
+    """A file without a place in any directory: memory that processes share by its descriptor."""
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("heartbeat", os.MFD_CLOEXEC)
+        return os.memfd_create(name, os.MFD_CLOEXEC)
     fd, path = tempfile.mkstemp()
     os.unlink(path)
     return fd

@@ -25,6 +25,7 @@ from photon_grpc.engine.blocks.prefix_index import NoPrefixIndex, PrefixIndex, R
 from photon_grpc.engine.engine import Engine
 from photon_grpc.engine.grammar import ConstrainedOutputs, Grammars, NoGrammars
 from photon_grpc.engine.guidance import GuidanceGrammars, read_vocabulary
+from photon_grpc.engine.quarantine import Quarantine
 from photon_grpc.engine.quotas import NO_QUOTAS, NoQuotas, SharedQuotas
 from photon_grpc.engine.scheduler.chunking import Chunked, Whole
 from photon_grpc.engine.scheduler.drafting import NoDrafting
@@ -53,7 +54,10 @@ class Assembled:
     #: The tokenizer's, for grammars; None: outputs cannot be constrained.
     vocabulary: LLTokenizer | None
 
-    def engine(self, inbox: Inbox, outbox: Outbox, heartbeat: Heartbeat) -> Engine:
+    def engine(
+        self, inbox: Inbox, outbox: Outbox, heartbeat: Heartbeat, quarantine: Quarantine | None = None
+    ) -> Engine:
+        """`quarantine`: of an engine that another one follows when it dies."""
         cache, scheduling = self.config.cache, self.config.scheduler
         pool = BlockPool(self.runner.kv, self.runner.num_blocks, _index(cache, self.runner.kv), _allocation(cache))
         limits = SchedulerLimits(
@@ -62,7 +66,7 @@ class Assembled:
         chunking = Chunked() if scheduling.enable_chunked_prefill else Whole()
         policy = _policy(scheduling.scheduling_policy, self.config.server)
         constraints = ConstrainedOutputs(self._grammars(inbox), self.facts.vocab_size)
-        scheduler = Scheduler(limits, policy, pool, chunking, NoDrafting(), constraints)
+        scheduler = Scheduler(limits, policy, pool, chunking, NoDrafting(), constraints, quarantine)
         quotas = _quotas(self.config.server)
         engine = Engine(scheduler, self.runner, inbox, outbox, self.facts, heartbeat, quotas)
         engine.pace.stepped(1, self.token_s)

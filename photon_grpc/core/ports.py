@@ -103,6 +103,28 @@ class Heartbeat(Protocol):
         waits."""
 
 
+class FlightRecorder(Protocol):
+    """A trace of the requests in the steps in flight, which outlives the engine's process. Never waits."""
+
+    def receiving(self, fingerprint: bytes) -> None:
+        """This request is being taken in, until `received`."""
+
+    def received(self) -> None: ...
+
+    def seated(self, slot: int, since_step: int, fingerprint: bytes) -> None:
+        """The slot is given to this request. `since_step`: the step of the seat less the tokens it has generated, so
+        that none of its steps has generated more tokens than lie between."""
+
+    def launching(self, step: int, slots: tuple[int, ...]) -> None:
+        """Before a step is launched that computes these slots."""
+
+    def settled(self, step: int) -> None:
+        """This step and all before it were read and dealt with."""
+
+    def remember(self, known: bytes) -> None:
+        """For the next engine; takes the place of what was remembered before. Raises ValueError above 1 MiB."""
+
+
 class EngineLink(Protocol):
     """A front end's end of the bridge; all calls and call-backs belong to its event loop."""
 

@@ -66,6 +66,7 @@ class Sequence:
         "seated_step",
         "last_step",
         "finish_reason",
+        "fingerprint",
     )
 
     def __init__(self, request: Request, handle: int, index: int, frontend: int, rank: Rank) -> None:
@@ -100,6 +101,8 @@ class Sequence:
         #: The newest step in which it flew.
         self.last_step = 0
         self.finish_reason = FinishReason.UNSPECIFIED
+        #: Of its request, where suspects are kept; all attempts have the same.
+        self.fingerprint = b""
 
     @property
     def num_launched(self) -> int:

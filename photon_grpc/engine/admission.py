@@ -48,13 +48,14 @@ class AdmissionControl:
             self._quotas.check(request)
         check_queue(request.num_given, load, self._facts)
 
-    def admit(self, frontend: int, add: Add) -> list[Sequence]:
+    def admit(self, frontend: int, add: Add, fingerprint: bytes) -> list[Sequence]:
         """The sequences of a request, one per output, known by handle and by id."""
         request = add.request
         rank, arrivals = self._scheduler.policy.rank(request), self._scheduler.live.arrivals
         seqs = []
         for index in range(request.num_outputs):
             seq = Sequence(request, add.handle + index, index, frontend, (rank, next(arrivals)))
+            seq.fingerprint = fingerprint
             self._by_handle[frontend, seq.handle] = seq
             seqs.append(seq)
         self._by_id[request.owner, request.request_id] = list(seqs)

@@ -115,6 +115,7 @@ class Engine:
         num_tokens = 0 if batch is None else sum(batch.counts)
         self._beat(num_tokens)
         if batch is not None:
+            self.scheduler.quarantine.launching(batch)
             self._launched.append(Launched(self._runner.submit(batch), num_tokens))
         self._stalled = not self._launched
         while len(self._launched) > max(self._runner.depth, 1):
@@ -169,6 +170,7 @@ class Engine:
         self._bulletin.changed()
         if isinstance(frame, Add):
             self._add(frontend, frame, report)
+            self.scheduler.quarantine.received()
         elif isinstance(frame, Event):
             self.scheduler.live.happened(frame, report)
             self._forget_ended(report)
@@ -180,6 +182,7 @@ class Engine:
     def _add(self, frontend: int, add: Add, report: StepFrameBuilder) -> None:
         report.added(frontend, add.handle)
         try:
+            fingerprint = self.scheduler.quarantine.receive(add.request)
             self._check(add.request, report)
         except RequestError as error:
             for index in range(max(add.request.num_outputs, 1)):
@@ -187,7 +190,7 @@ class Engine:
             return
         for seq in self._admission.replaced(add.request):
             self._fail(seq, DuplicateRequestId("a later attempt of the same call took its place"), report)
-        seqs = self._admission.admit(frontend, add)
+        seqs = self._admission.admit(frontend, add, fingerprint)
         self._arrived.update(seqs)
         try:
             self._check_deadline(seqs[0])

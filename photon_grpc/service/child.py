@@ -30,6 +30,11 @@ _PR_SET_PDEATHSIG = 1
 #: Signals that reach whole process groups: for the supervisor, not for its children.
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+#: Signals that a process brings upon itself.
+_FATAL_SIGNALS = {
+    *(signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS)
+}
+
 #: Has a child print the stacks of its threads on stderr, whatever it does.
 _WHERE_SIGNAL = signal.SIGUSR1
 #: Time that it gets for that.
@@ -49,17 +54,18 @@ class Child:
         self.process = process
         self._control = control
         self._watchdog = watchdog
+        self._has_hung = False
         self._ended: asyncio.Task[int] = asyncio.create_task(_wait(process))
 
     @classmethod
-    def start(cls, name: str, module: str, stderr: int | None = None) -> Child:
-        """Start it, with `stderr` as its own (None: ours); it finds what is meant for it with `enter_child`. Raises
-        OSError."""
+    def start(cls, name: str, module: str, stderr: int | None = None, shared: tuple[int, ...] = ()) -> Child:
+        """Start it, with `stderr` as its own (None: ours) and the files `shared`; it finds what is meant for it with
+        `enter_child`. Raises OSError."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         watchdog = Watchdog()
-        passed = (theirs.fileno(), watchdog.fd)
-        command = [sys.executable, "-m", module, *map(str, passed), str(os.getpid())]
+        passed = (theirs.fileno(), watchdog.fd, *shared)
+        command = [sys.executable, "-m", module, str(os.getpid()), *map(str, passed)]
         try:
             with theirs, _blocked(*END_SIGNALS):
                 process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=stderr, pass_fds=passed)
@@ -111,8 +117,15 @@ class Child:
             return
         if told := self._watchdog.tick():
             log.error("the %s %s: it hangs and is ended", self.name, told)
+            self._has_hung = True
             self.process.send_signal(_WHERE_SIGNAL)
             asyncio.get_running_loop().call_later(_LAST_WORDS_S, self.kill)
+
+    @property
+    def is_at_fault(self) -> bool:
+        """Of one that has ended: whether by what it did itself. A signal that others send says nothing of it."""
+        code = self.process.returncode
+        return self._has_hung or code > 0 or -code in _FATAL_SIGNALS
 
     def kill(self) -> None:
         """End it now, whatever it does."""
@@ -140,6 +153,8 @@ class Duty(NamedTuple):
     #: Messages that came with it.
     said: list[ControlMessage]
     heartbeat: SharedHeartbeat
+    #: Further files, as given to `Child.start`.
+    shared: tuple[int, ...]
 
 
 class Backoff:
@@ -166,14 +181,15 @@ def enter_child(argv: list[str]) -> Duty:
     From here it dies with its supervisor, and leaves signals that ask for an end to it: the supervisor lets running
     requests finish before it ends its children.
     """
-    fd, heartbeat_fd, supervisor_pid = map(int, argv[1:])
+    supervisor_pid, fd, heartbeat_fd, *shared = map(int, argv[1:])
     die_with(supervisor_pid)
     faulthandler.enable()
     faulthandler.register(_WHERE_SIGNAL)
     for signum in END_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
-    os.set_inheritable(fd, False)
+    for each in (fd, heartbeat_fd, *shared):
+        os.set_inheritable(each, False)
     control = ControlChannel(socket.socket(fileno=fd))
     try:
         while not (messages := control.receive()):
@@ -183,7 +199,7 @@ def enter_child(argv: list[str]) -> Duty:
         raise SystemExit(1) from None
     if not isinstance(begin, Begin):
         raise FrameError(f"the supervisor began with {begin}")
-    return Duty(control, begin, said, SharedHeartbeat(heartbeat_fd))
+    return Duty(control, begin, said, SharedHeartbeat(heartbeat_fd), tuple(shared))
 
 
 def die_with(parent_pid: int) -> None:

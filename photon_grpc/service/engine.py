@@ -1,6 +1,6 @@
 """The engine process: loads the model, then computes steps until the last front end is gone.
 
-Started by the supervisor: `python -m photon_grpc.service.engine CONTROL_FD HEARTBEAT_FD SUPERVISOR_PID`.
+Started by the supervisor: `python -m photon_grpc.service.engine SUPERVISOR_PID CONTROL_FD HEARTBEAT_FD FLIGHT_FD`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from collections.abc import Callable
 
 from photon_grpc.bridge.codec import max_frame_bytes
 from photon_grpc.bridge.control import CannotStart, ControlChannel, LoadingProgress, Ready
+from photon_grpc.bridge.flight_recorder import SharedFlightRecorder
 from photon_grpc.bridge.host import BridgeHost
 from photon_grpc.compose.threads import limit_threads
+from photon_grpc.engine.quarantine import Quarantine
 from photon_grpc.errors import StartupError
 from photon_grpc.service.child import CANNOT_START, Duty, enter_child
 from photon_grpc.service.log_pipe import log_to_stderr
@@ -58,7 +60,9 @@ def _run(duty: Duty) -> None:
 
     assembled = assemble(config, _reporter(control))
     host = BridgeHost(control, max_frame_bytes=max_frame_bytes(config.server.max_message_size))
-    engine = assembled.engine(host, host, heartbeat)
+    recorder = SharedFlightRecorder(*duty.shared)
+    quarantine = Quarantine(recorder, host.wake, recorder.last.suspects, recorder.last.known)
+    engine = assembled.engine(host, host, heartbeat, quarantine)
     BEFORE_COMPILATION.set(lambda: heartbeat.beat(_COMPILATION_S))
     # Weights, modules and graphs stay: the collector need not look at them again.
     gc.collect()

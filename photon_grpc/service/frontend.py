@@ -1,6 +1,6 @@
 """A front-end process: gRPC outside, the bridge inside. torch never gets in here.
 
-Started by the supervisor: `python -m photon_grpc.service.frontend CONTROL_FD HEARTBEAT_FD SUPERVISOR_PID`.
+Started by the supervisor: `python -m photon_grpc.service.frontend SUPERVISOR_PID CONTROL_FD HEARTBEAT_FD`.
 """
 
 from __future__ import annotations

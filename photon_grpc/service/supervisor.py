@@ -28,6 +28,7 @@ from photon_grpc.bridge.control import (
     Serving,
     Stop,
 )
+from photon_grpc.bridge.flight_recorder import FlightRecord
 from photon_grpc.bridge.heartbeat import TICK_S
 from photon_grpc.compose.console import LoadingDisplay, ready_line
 from photon_grpc.config.flags import ServeConfig
@@ -80,7 +81,8 @@ class ManagedProcess:
         *,
         on_start: Callable[[], None],
         on_message: Callable[[ControlMessage], None],
-        on_end: Callable[[], None],
+        on_end: Callable[[Child], None],
+        shared: tuple[int, ...] = (),
     ) -> None:
         self.name = name
         #: Said by the owner once a child has worked: from then on every end is followed by a new start.
@@ -91,6 +93,7 @@ class ManagedProcess:
         self._on_start = on_start
         self._on_message = on_message
         self._on_end = on_end
+        self._shared = shared
         self._backoff = Backoff()
 
     async def keep(self) -> None:
@@ -99,7 +102,7 @@ class ManagedProcess:
         while True:
             started_s = time.monotonic()
             try:
-                self.child = Child.start(self.name, self._module, self._stderr)
+                self.child = Child.start(self.name, self._module, self._stderr, self._shared)
             except OSError as error:
                 if not self.has_worked:
                     raise
@@ -110,8 +113,8 @@ class ManagedProcess:
             reason = await self._listen(self.child)
             code = await self.child.ended()
             self.child.close()
-            self.child = None
-            self._on_end()
+            ended, self.child = self.child, None
+            self._on_end(ended)
             deaths += 1
             if not self.has_worked:
                 self._judge(code, reason, deaths)
@@ -163,6 +166,8 @@ class Supervisor:
         self._stderr = stderr
         self._frontend_module = frontend
         self._listeners = Listeners(config.server.listen, reuse_port=False)
+        #: What each engine leaves to the next.
+        self._flight = FlightRecord()
         self._engine = ManagedProcess(
             "engine",
             engine,
@@ -170,6 +175,7 @@ class Supervisor:
             on_start=self._engine_started,
             on_message=self._engine_said,
             on_end=self._engine_ended,
+            shared=(self._flight.fd,),
         )
         self._frontends = [self._frontend_process(index) for index in range(config.server.frontends)]
         self._display = LoadingDisplay(sys.stderr if stderr is None else cast(TextIO, PipeStream(stderr)))
@@ -244,7 +250,9 @@ class Supervisor:
             self._engine.has_worked = True
             self._facts = message.facts
 
-    def _engine_ended(self) -> None:
+    def _engine_ended(self, engine: Child) -> None:
+        if not engine.is_at_fault:
+            self._flight.absolve()
         self._display.close()
         self._facts = None
         self._serving.clear()
@@ -258,7 +266,7 @@ class Supervisor:
             self._stderr,
             on_start=lambda: self._frontend_started(index),
             on_message=lambda message: self._frontend_said(index, message),
-            on_end=lambda: self._serving.discard(index),
+            on_end=lambda child: self._serving.discard(index),
         )
 
     def _frontend_started(self, index: int) -> None:
@@ -360,3 +368,4 @@ class Supervisor:
         for path in self._unix_paths:
             path.remove()
         self._listeners.close()
+        self._flight.close()

@@ -408,3 +408,41 @@ class FakeBridge:
 
     def beat(self, allowance_s: float, num_tokens: int = 0) -> None:
         self.beats.append((allowance_s, num_tokens))
+
+
+class FakeRecorder:
+    """Plain books of what is in flight: who had which seat when a step was launched that was not read."""
+
+    def __init__(self) -> None:
+        self.known = b""
+        self._taken_in = b""
+        #: Slot -> fingerprint, step before the first token.
+        self._seats: dict[int, tuple[bytes, int]] = {}
+        self._steps: dict[int, list[tuple[bytes, int]]] = {}
+
+    def receiving(self, fingerprint: bytes) -> None:
+        self._taken_in = fingerprint
+
+    def received(self) -> None:
+        self._taken_in = b""
+
+    def seated(self, slot: int, since_step: int, fingerprint: bytes) -> None:
+        self._seats[slot] = fingerprint, since_step
+
+    def launching(self, step: int, slots: tuple[int, ...]) -> None:
+        self._steps[step] = [self._seats[slot] for slot in slots]
+
+    def settled(self, step: int) -> None:
+        self._steps = {other: rows for other, rows in self._steps.items() if other > step}
+
+    def remember(self, known: bytes) -> None:
+        self.known = known
+
+    def in_flight(self) -> dict[bytes, int]:
+        if self._taken_in:
+            return {self._taken_in: 0}
+        suspects: dict[bytes, int] = {}
+        for step, rows in self._steps.items():
+            for fingerprint, since_step in rows:
+                suspects[fingerprint] = max(suspects.get(fingerprint, 0), step - since_step)
+        return suspects

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import cycle
 
@@ -18,11 +19,12 @@ from photon_grpc.engine.blocks.contiguous import ReserveContext
 from photon_grpc.engine.blocks.prefix_index import NoPrefixIndex, RadixIndex
 from photon_grpc.engine.engine import Engine
 from photon_grpc.engine.grammar import ConstrainedOutputs
+from photon_grpc.engine.quarantine import Quarantine
 from photon_grpc.engine.quotas import NO_QUOTAS, NoQuotas
 from photon_grpc.engine.scheduler.chunking import Chunked, Whole
 from photon_grpc.engine.scheduler.policy import POLICIES, FairShare
 from photon_grpc.engine.scheduler.scheduler import Scheduler, SchedulerLimits
-from tests.engine.fakes import VOCAB, FakeBridge, FakeRunner
+from tests.engine.fakes import VOCAB, FakeBridge, FakeRecorder, FakeRunner
 from tests.engine.tables import Table, TableGrammars
 from tests.kv_plans import kv_plan
 
@@ -80,7 +82,14 @@ class CyclicDrafting:
 
 
 class Harness:
-    def __init__(self, setting: Setting | None = None, quotas: NoQuotas | None = None) -> None:
+    def __init__(
+        self,
+        setting: Setting | None = None,
+        quotas: NoQuotas | None = None,
+        in_flight: Mapping[bytes, int] | None = None,
+        known: bytes = b"",
+    ) -> None:
+        """`in_flight` and `known`: what an engine before this one left."""
         self.setting = s = setting or Setting()
         # A run of blocks for the whole context is not for windows.
         max_chunk = s.max_num_batched_tokens if s.chunked else s.max_model_len
@@ -94,9 +103,11 @@ class Harness:
         chunking = Chunked() if s.chunked else Whole()
         self.grammars = TableGrammars()
         constraints, drafting = ConstrainedOutputs(self.grammars, VOCAB), CyclicDrafting(s.drafts)
-        policy = FairShare(POLICIES[s.policy]()) if s.fair else POLICIES[s.policy]()
-        self.scheduler = Scheduler(limits, policy, self.pool, chunking, drafting, constraints)
         self.post = FakeBridge()
+        self.recorder = FakeRecorder()
+        quarantine = Quarantine(self.recorder, self.post.wake, in_flight or {}, known)
+        policy = FairShare(POLICIES[s.policy]()) if s.fair else POLICIES[s.policy]()
+        self.scheduler = Scheduler(limits, policy, self.pool, chunking, drafting, constraints, quarantine)
         facts = Facts(
             s.max_model_len,
             97,
@@ -195,6 +206,8 @@ class Harness:
             or scheduler.live.constraints.matchers
             or scheduler.live.prompt_scoring.unscored
             or scheduler._read_blocks
+            or scheduler.live.trial.seqs
+            or self.recorder.in_flight()
             or scheduler._flying
         )
 

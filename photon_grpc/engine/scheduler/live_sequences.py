@@ -16,6 +16,7 @@ from photon_grpc.engine.scheduler.parking import Parking
 from photon_grpc.engine.scheduler.prompt_scoring import PromptScoring
 from photon_grpc.engine.scheduler.queue import WaitingQueue
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
+from photon_grpc.engine.scheduler.trial import Trial
 from photon_grpc.errors import RequestError
 
 
@@ -27,10 +28,14 @@ class LiveSequences:
         pool: gets back the blocks of those that leave their seat.
         constraints: which ids may follow in an output.
         waiting: holds those that wait for a seat.
+        trial: has suspects compute alone.
     """
 
-    def __init__(self, num_seats: int, pool: BlockPool, constraints: ConstrainedOutputs, waiting: WaitingQueue) -> None:
+    def __init__(
+        self, num_seats: int, pool: BlockPool, constraints: ConstrainedOutputs, waiting: WaitingQueue, trial: Trial
+    ) -> None:
         self.constraints = constraints
+        self.trial = trial
         self.prompt_scoring = PromptScoring()
         self.waiting = waiting
         #: Those that have a seat, best seat rank first; one that has left it is here until `sweep`.
@@ -50,20 +55,21 @@ class LiveSequences:
         self._tickets: dict[int, int] = {}
         #: Siblings that wait for the prompt of their leader.
         self.siblings: Parking[Sequence] = Parking()
-        #: Sequences that wait for another thread.
+        #: Sequences that wait for another thread, or for the end of a trial.
         self._awaiting: Parking[Event] = Parking()
 
     # -- coming --------------------------------------------------------------------------------------------------------
 
     def add(self, seqs: list[Sequence], report: StepFrameBuilder) -> None:
         """Takes the sequences of one request; the first computes the prompt that the others share. A request whose
-        constraint is not compiled yet is parked until it is; one whose constraint cannot be met fails."""
+        constraint is not compiled yet is parked until it is, a suspect while another one is on trial; one whose
+        constraint cannot be met fails."""
         leader, *siblings = seqs
         for seq in siblings:
             seq.leader = leader
         self.newest = seqs[-1].rank
         try:
-            event = self.constraints.begin(seqs)
+            event = self.trial.begin(seqs) or self.constraints.begin(seqs)
         except RequestError as error:
             for seq in seqs:
                 self.fail(seq, Fault.of(error), report)
@@ -109,12 +115,11 @@ class LiveSequences:
 
     def in_turn(self) -> list[Sequence]:
         """A copy of the running, best rank first; where the budget did not reach all of them, from the first it left
-        out."""
+        out. During a trial, those whose turn it is."""
         resume_at, self.resume_at = self.resume_at, None
-        if resume_at is None:
-            return self.running[:]
-        at = bisect_left(self.running, resume_at, key=_seat_rank)
-        return self.running[at:] + self.running[:at]
+        at = 0 if resume_at is None else bisect_left(self.running, resume_at, key=_seat_rank)
+        running = self.running[at:] + self.running[:at] if at else self.running[:]
+        return [seq for seq in running if self.trial.may_compute(seq)] if self.trial.seqs else running
 
     def has_seat(self) -> bool:
         return bool(self._slots)
@@ -214,6 +219,8 @@ class LiveSequences:
             self.constraints.forget(seq)
         if self.prompt_scoring.unscored:
             self.prompt_scoring.forget(seq)
+        if self.trial.seqs:
+            self.trial.ended(seq)
         if self.siblings.num_seqs:
             self.release_siblings(seq)
 

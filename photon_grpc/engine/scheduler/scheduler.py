@@ -20,12 +20,14 @@ from photon_grpc.core.scores import RECORD
 from photon_grpc.core.sequence import Flight, Sequence, Status
 from photon_grpc.engine.blocks.block_pool import BlockPool
 from photon_grpc.engine.grammar import ConstrainedOutputs, NoGrammars, nothing_to_draw
+from photon_grpc.engine.quarantine import NoQuarantine, Quarantine
 from photon_grpc.engine.scheduler.batch_builder import BatchBuilder
 from photon_grpc.engine.scheduler.chunking import Chunked, Chunking
 from photon_grpc.engine.scheduler.drafting import Drafting, NoDrafting
 from photon_grpc.engine.scheduler.live_sequences import LiveSequences, end_reason
 from photon_grpc.engine.scheduler.policy import Policy
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
+from photon_grpc.engine.scheduler.trial import Trial
 from photon_grpc.errors import InvalidConstraint, NumericFailure
 
 
@@ -47,6 +49,7 @@ class Scheduler:
         chunking: splits prompts over steps, or does not.
         drafting: how many tokens the runner drafts for a decode row.
         constraints: which ids may follow in an output.
+        quarantine: knows which requests must compute alone, and traces the steps in flight.
     """
 
     def __init__(
@@ -57,14 +60,17 @@ class Scheduler:
         chunking: Chunking | None = None,
         drafting: Drafting | None = None,
         constraints: ConstrainedOutputs | None = None,
+        quarantine: Quarantine | NoQuarantine | None = None,
     ) -> None:
         self.limits = limits
         self.chunking = chunking or Chunked()
         self.drafting = drafting or NoDrafting()
         self.policy = policy
         self.pool = pool
+        self.quarantine = quarantine or NoQuarantine()
         constraints = constraints or ConstrainedOutputs(NoGrammars(), 0)
-        self.live = LiveSequences(limits.max_num_seqs, pool, constraints, policy.queue())
+        trial = Trial(self.quarantine)
+        self.live = LiveSequences(limits.max_num_seqs, pool, constraints, policy.queue(), trial)
         self.num_preemptions = 0
         self._step = 0
         self._settled_step = 0
@@ -76,12 +82,7 @@ class Scheduler:
 
     def schedule(self, now_s: float, report: StepFrameBuilder) -> Batch | None:
         """The next Batch, or None when no sequence can compute anything now. Reports preemptions."""
-        drafts = self.drafting.num_drafts(len(self.live.running))
-        plan = BatchBuilder(self._step + 1, self.limits.max_num_batched_tokens, drafts)
-        preemptions = self.num_preemptions
-        self._serve_running(plan, report)
-        if len(self.live.waiting) and preemptions == self.num_preemptions:
-            self._admit_waiting(plan, now_s)
+        plan = self._plan_in_turns(now_s, report) if self.live.trial.seqs else self._plan(now_s, report)
         if not plan.rows:
             return None
         self._step = plan.step
@@ -90,6 +91,26 @@ class Scheduler:
         self._flying.append((batch, plan))
         self.live.launched(plan.step)
         return batch
+
+    def _plan(self, now_s: float, report: StepFrameBuilder) -> BatchBuilder:
+        drafts = self.drafting.num_drafts(len(self.live.running))
+        plan = BatchBuilder(self._step + 1, self.limits.max_num_batched_tokens, drafts)
+        preemptions = self.num_preemptions
+        self._serve_running(plan, report)
+        if len(self.live.waiting) and preemptions == self.num_preemptions:
+            self._admit_waiting(plan, now_s)
+        return plan
+
+    def _plan_in_turns(self, now_s: float, report: StepFrameBuilder) -> BatchBuilder:
+        """A step of the request on trial, or of the others; none while one is in flight."""
+        if self._flying:
+            return BatchBuilder(self._step + 1, 0)
+        self.live.trial.take_turns()
+        plan = self._plan(now_s, report)
+        if not plan.rows:
+            self.live.trial.take_turns()
+            plan = self._plan(now_s, report)
+        return plan
 
     def _serve_running(self, plan: BatchBuilder, report: StepFrameBuilder) -> None:
         is_open = bool(plan.drafts or self.live.constraints.matchers)
@@ -198,6 +219,8 @@ class Scheduler:
             seq = self.live.waiting.first()
             if not self.policy.admits(seq.rank, self.live.newest, len(self.live.running)):
                 return
+            if self.live.trial.seqs and not self.live.trial.may_compute(seq):
+                return
             if len(seq.ids) > plan.budget and not self.chunking.share(len(seq.ids), plan.budget, not plan.rows):
                 return
             copies = self._take_blocks(seq)
@@ -232,6 +255,7 @@ class Scheduler:
     def _seat(self, plan: BatchBuilder, seq: Sequence, copies: tuple[tuple[int, int], ...], now_s: float) -> None:
         self.live.seat(seq)
         seq.seated_step = plan.step
+        self.quarantine.seated(seq, plan.step)
         if seq.first_scheduled_s is None:
             seq.first_scheduled_s = now_s
             # What a resumption finds again is not what the caller is told.
@@ -318,6 +342,9 @@ class Scheduler:
         self.live.settled(batch.step)
         if ended:
             self.live.sweep()
+        if self.live.trial.seqs:
+            self.live.trial.settled()
+        self.quarantine.settled(batch.step)
 
     def _settle_drafts(
         self, batch: Batch, plan: BatchBuilder, output: StepOutput, report: StepFrameBuilder

@@ -18,7 +18,7 @@ ALLOWED_S = 1.0
 
 
 def main() -> None:
-    control, begin, said, heartbeat = enter_child(sys.argv)
+    control, begin, said, heartbeat, _ = enter_child(sys.argv)
     behaviour = os.environ.get("STAND_IN_ENGINE", "")
     control.send(LoadingProgress("weights", 1, 2))
     if behaviour == "cannot start":

@@ -14,7 +14,7 @@ ALLOWED_S = 1.0
 
 
 async def serve() -> None:
-    control, begin, said, heartbeat = enter_child(sys.argv)
+    control, begin, said, heartbeat, _ = enter_child(sys.argv)
     behaviour = os.environ.get("STAND_IN_FRONTEND", "")
     if behaviour == "cannot start":
         control.send(CannotStart("the port is in use"))

@@ -1,0 +1,160 @@
+"""Requests that were being computed when an engine died.
+
+Each is a suspect: sent again, it computes alone once (scheduler/trial.py). Where the engine dies of that too, it is
+quarantined: refused until that expires. A suspect is cleared when it has finished, or has come further alone than it
+had come beside others. What one engine knows the next one learns from the flight recorder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from photon_grpc.core.batch import Batch
+from photon_grpc.core.ports import Event, FlightRecorder
+from photon_grpc.core.request import Request
+from photon_grpc.core.sequence import Sequence
+from photon_grpc.errors import RequestQuarantined
+
+_LOG = logging.getLogger(__name__)
+
+_FINGERPRINT_BYTES = 16
+#: Of more records, those that expire first are forgotten.
+_MAX_RECORDS = 4096
+_SUSPECTED_S = 600.0
+_QUARANTINED_S = 3600.0
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A suspect, or one that is quarantined."""
+
+    #: CLOCK_MONOTONIC.
+    expires_s: float
+    #: That it had generated at most when the engine died.
+    num_tokens: int = 0
+    is_quarantined: bool = False
+
+
+class Quarantine:
+    """Knows suspects by their fingerprints, and has the flight recorder trace the steps in flight.
+
+    Args:
+        recorder: outlives the engine.
+        wake: brings an Event to the engine's loop, as core.ports.Inbox.
+        in_flight: what the engine before this one died of, one of them: fingerprint -> tokens generated at most.
+        known: what that engine had its recorder remember.
+    """
+
+    def __init__(
+        self, recorder: FlightRecorder, wake: Callable[[Event], None], in_flight: Mapping[bytes, int], known: bytes
+    ) -> None:
+        self._recorder = recorder
+        self.wake = wake
+        self._records = msgspec.msgpack.decode(known, type=dict[bytes, Record]) if known else {}
+        if in_flight:
+            self._judge(in_flight)
+        self._remember()
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def receive(self, request: Request) -> bytes:
+        """The request's fingerprint; what fails until `received` is its fault alone. Raise RequestQuarantined."""
+        own = fingerprint(request)
+        self._recorder.receiving(own)
+        record = self._record(own)
+        if record is not None and record.is_quarantined:
+            left_s = record.expires_s - time.monotonic()
+            raise RequestQuarantined(
+                f"the engine died of this request twice, the second time of it alone; it is refused for {left_s:.0f} s"
+            )
+        return own
+
+    def received(self) -> None:
+        self._recorder.received()
+
+    def num_suspected(self, fingerprint: bytes) -> int | None:
+        """Tokens that a suspect had generated at most when the engine died; None: it is no suspect."""
+        record = self._record(fingerprint)
+        return None if record is None else record.num_tokens
+
+    def clear(self, fingerprint: bytes) -> None:
+        """It was not this one."""
+        if self._records.pop(fingerprint, None) is not None:
+            self._remember()
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def seated(self, seq: Sequence, step: int) -> None:
+        self._recorder.seated(seq.slot, step - seq.num_generated, seq.fingerprint)
+
+    def launching(self, batch: Batch) -> None:
+        self._recorder.launching(batch.step, batch.slots)
+
+    def settled(self, step: int) -> None:
+        self._recorder.settled(step)
+
+    # -- after a death -------------------------------------------------------------------------------------------------
+
+    def _judge(self, in_flight: Mapping[bytes, int]) -> None:
+        """A suspect that was alone is the one; else all are suspects."""
+        now_s = time.monotonic()
+        first, *others = in_flight
+        if not others and self._record(first) is not None:
+            self._records[first] = Record(now_s + _QUARANTINED_S, is_quarantined=True)
+            _LOG.error("the engine died of one request for the second time: %s is quarantined", first.hex())
+            return
+        for each, num_tokens in in_flight.items():
+            self._records[each] = Record(now_s + _SUSPECTED_S, num_tokens)
+        _LOG.warning("requests in the steps that the engine died in: %d; each computes alone once", len(in_flight))
+
+    def _record(self, fingerprint: bytes) -> Record | None:
+        record = self._records.get(fingerprint)
+        return record if record is not None and record.expires_s > time.monotonic() else None
+
+    def _remember(self) -> None:
+        now_s = time.monotonic()
+        kept = sorted(self._records.items(), key=lambda item: item[1].expires_s)[-_MAX_RECORDS:]
+        self._records = {fingerprint: record for fingerprint, record in kept if record.expires_s > now_s}
+        self._recorder.remember(msgspec.msgpack.encode(self._records))
+
+
+class NoQuarantine:
+    """For an engine in the caller's own program, which nothing outlives: suspects nobody, traces nothing."""
+
+    def wake(self, event: Event) -> None:
+        pass
+
+    def receive(self, request: Request) -> bytes:
+        return b""
+
+    def received(self) -> None:
+        pass
+
+    def num_suspected(self, fingerprint: bytes) -> int | None:
+        return None
+
+    def clear(self, fingerprint: bytes) -> None:
+        pass
+
+    def seated(self, seq: Sequence, step: int) -> None:
+        pass
+
+    def launching(self, batch: Batch) -> None:
+        pass
+
+    def settled(self, step: int) -> None:
+        pass
+
+
+def fingerprint(request: Request) -> bytes:
+    """Of the prompt and what else decides a request's steps: the same for every attempt, also for one that continues an
+    earlier one's output."""
+    sampling = request.sampling
+    if request.is_seed_drawn:
+        sampling = msgspec.structs.replace(sampling, seed=0)
+    said = (request.prompt_ids, sampling, request.num_outputs, request.adapter, request.scores, request.constraint)
+    return hashlib.blake2b(msgspec.msgpack.encode(said), digest_size=_FINGERPRINT_BYTES).digest()

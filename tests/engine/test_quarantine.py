@@ -1,0 +1,111 @@
+"""Who is suspected, for how long, and at whose cost."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from photon_grpc.core.request import Request, SamplingParams, StopParams
+from photon_grpc.engine import quarantine
+from photon_grpc.engine.quarantine import Quarantine, fingerprint
+from photon_grpc.errors import RequestQuarantined
+from tests.engine.fakes import FakeRecorder, complete
+from tests.engine.harness import Harness
+
+REQUEST = Request("r", (1, 2, 3), SamplingParams(seed=3), StopParams(8), 0.0)
+OWN = fingerprint(REQUEST)
+
+
+def after(in_flight: dict[bytes, int], known: bytes = b"") -> tuple[Quarantine, bytes]:
+    """The next engine's, and what it leaves."""
+    recorder = FakeRecorder()
+    return Quarantine(recorder, lambda event: None, in_flight, known), recorder.known
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now_s = [1000.0]
+    monkeypatch.setattr(quarantine.time, "monotonic", lambda: now_s[0])
+    return now_s
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        {"request_id": "other", "owner": "other", "arrival_s": 9.0, "deadline_s": 9.0, "replaces": True, "salt": "x"},
+        {"continued_ids": (4, 5), "stop": StopParams(6)},
+    ],
+)
+def test_attempts_of_a_call_are_one_request(attempt: dict) -> None:
+    assert fingerprint(msgspec.structs.replace(REQUEST, **attempt)) == OWN
+
+
+def test_a_seed_counts_where_the_caller_set_it() -> None:
+    other = msgspec.structs.replace(REQUEST, sampling=SamplingParams(seed=4))
+    assert fingerprint(other) != OWN
+    drawn = [msgspec.structs.replace(each, is_seed_drawn=True) for each in (REQUEST, other)]
+    assert fingerprint(drawn[0]) == fingerprint(drawn[1])
+    assert fingerprint(msgspec.structs.replace(REQUEST, prompt_ids=(1, 2))) != OWN
+
+
+def test_suspects_and_the_quarantined_are_forgotten_in_time(clock: list[float]) -> None:
+    suspecting, known = after({OWN: 7, b"b" * 16: 2})
+    assert suspecting.num_suspected(OWN) == 7
+    clock[0] += 599.0
+    refusing, known = after({OWN: 9}, known)
+    for left_s in (3600, 1):
+        with pytest.raises(RequestQuarantined, match=f"refused for {left_s} s"):
+            refusing.receive(REQUEST)
+        clock[0] += 3599.0
+    assert refusing.receive(REQUEST) == OWN
+    assert after({}, known)[0].num_suspected(b"b" * 16) is None
+
+
+def test_a_suspect_that_expired_may_be_one_again(clock: list[float]) -> None:
+    _, known = after({OWN: 7})
+    clock[0] += 601.0
+    again, _ = after({OWN: 7}, known)
+    assert again.receive(REQUEST) == OWN
+
+
+def test_the_table_is_bounded(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quarantine, "_MAX_RECORDS", 3)
+    known, many = b"", [bytes([number]) * 16 for number in range(10)]
+    for each in many:
+        clock[0] += 1.0
+        last, known = after({each: 1, OWN: 1}, known)
+    assert [each for each in (*many, OWN) if last.num_suspected(each) is not None] == [*many[-2:], OWN]
+
+
+def test_others_go_on_while_a_suspect_computes_alone() -> None:
+    harness = Harness(in_flight={OWN: 4})
+    beside = [harness.add([9, number], 12, seed=number) for number in range(3)]
+    for _ in range(3):
+        harness.step()
+    suspect = harness.add([1, 2, 3], 8, seed=3)
+    for _ in range(8):
+        harness.step()
+    assert len(harness.outcomes[suspect].ids) == 4
+    assert [len(harness.outcomes[handle].ids) for handle in beside] == [7, 7, 7]
+    assert harness.scheduler.live.trial.seqs
+    for _ in range(3):
+        harness.step()
+    # Cleared by its fifth token: all compute together again, and it is no suspect any more.
+    assert not harness.scheduler.live.trial.seqs
+    assert len(harness.outcomes[suspect].ids) == 7
+    harness.run()
+    assert harness.outcomes[suspect].ids == complete([1, 2, 3], 8, seed=3)
+    assert harness.scheduler.quarantine.num_suspected(OWN) is None
+    assert harness.idle()
+
+
+def test_suspects_wait_for_each_other_and_leave_when_their_callers_do() -> None:
+    harness = Harness(in_flight={OWN: 3, fingerprint(msgspec.structs.replace(REQUEST, prompt_ids=(5,))): 3})
+    first, same, other = (harness.add(prompt, 8, seed=3) for prompt in ([1, 2, 3], [1, 2, 3], [5]))
+    for _ in range(4):
+        harness.step()
+    assert [len(harness.outcomes[handle].ids) for handle in (first, same, other)] == [4, 0, 0]
+    harness.abort(other)
+    harness.run()
+    assert harness.outcomes[same].ids == harness.outcomes[first].ids == complete([1, 2, 3], 8, seed=3)
+    assert harness.idle()

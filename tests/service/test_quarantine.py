@@ -1,0 +1,76 @@
+"""A request that ends the engine's process: it is found among those that were computed with it, and refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from tokenizers import Tokenizer
+
+from tests.service.running import Client, RunningService, client, started
+from tests.service.test_processes import reason_of
+from tests.service.tiny import write_tiny_model
+
+_LAUNCH = (
+    "import asyncio, sys\n"
+    "from photon_grpc.config.resolve import resolve\n"
+    "from photon_grpc.service.log_pipe import log_to_stderr\n"
+    "from photon_grpc.service.supervisor import Supervisor\n"
+    "given = dict(model=sys.argv[1], load_format='dummy', device='cpu', listen=['127.0.0.1:0'], num_blocks=512)\n"
+    "config = resolve(given, {}).config\n"
+    "log_to_stderr('info')\n"
+    "service = Supervisor(config, engine='tests.service.stand_ins.mortal_engine')\n"
+    "sys.exit(asyncio.run(service.run()))\n"
+)
+_POISON = "zzz"
+_INNOCENT = ("def", "class", "import")
+
+
+@pytest.fixture
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningService]:
+    model = write_tiny_model(tmp_path / "tiny")
+    ids = Tokenizer.from_file(str(model / "tokenizer.json")).encode(_POISON).ids
+    monkeypatch.setenv("MORTAL_TO", " ".join(map(str, ids)))
+    with started([sys.executable, "-c", _LAUNCH, str(model)]) as service:
+        service.wait_ready()
+        yield service
+
+
+def failure_of(call: Client, text: str) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as failure:
+        call.generate(text)
+    return failure.value.code(), reason_of(failure.value)
+
+
+def told(service: RunningService, text: str) -> int:
+    return sum(text in line for line in service.lines)
+
+
+def test_a_poison_costs_two_engines_and_those_beside_it_nothing_for_good(service: RunningService) -> None:
+    with client(service.wait_ready()[0]) as call:
+        expected = {text: call.generate(text, 8).outputs[0].text for text in _INNOCENT}
+        for death in (1, 2):
+            # As their clients try them again.
+            beside = [call.stream(text) for text in _INNOCENT]
+            for stream in beside:
+                next(stream)
+            assert failure_of(call, _POISON) == (grpc.StatusCode.UNAVAILABLE, "ENGINE_RESTARTING")
+            for stream in beside:
+                with pytest.raises(grpc.RpcError) as failure:
+                    list(stream)
+                assert reason_of(failure.value) == "ENGINE_FAILURE"
+            service.wait_ready(death + 1)
+        for _ in range(3):
+            assert failure_of(call, _POISON) == (grpc.StatusCode.INTERNAL, "REQUEST_QUARANTINED")
+        assert {text: call.generate(text, 8).outputs[0].text for text in _INNOCENT} == expected
+        assert told(service, "the engine was killed by SIGABRT") == 2
+        os.kill(service.children()["mortal_engine"], signal.SIGKILL)
+        service.wait_ready(4)
+        # Quarantine outlives engines, and a signal from outside accuses nobody.
+        assert failure_of(call, _POISON) == (grpc.StatusCode.INTERNAL, "REQUEST_QUARANTINED")
+        assert told(service, "computes alone once") == 1
