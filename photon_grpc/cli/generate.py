@@ -1,5 +1,5 @@
-"""`generate` and `chat`: the verbs that ask a running server for text. What they do is in `terminal.py`, imported when
-they are called."""
+"""`generate` and `chat`: the verbs that ask a running server for text. What they do is in `terminal.py` and
+`conversation.py`, imported when they are called."""
 
 from __future__ import annotations
 
@@ -153,13 +153,14 @@ class Bias(click.ParamType):  # type: ignore[type-arg]
 )
 @click.option("--json", "as_json", is_flag=True, help="A JSON object per line: deltas, then start, usage and timing.")
 def generate(prompt: str, target: str, as_chat: bool, system: str | None, as_json: bool, **options: Any) -> None:
-    """Stream text that continues PROMPT ('-': from stdin). Ctrl-C ends the request on the server, too."""
+    """Stream text that continues PROMPT ('-': from stdin, but for its last line end). Ctrl-C ends the request on the
+    server, too."""
     from photon_grpc.cli import terminal
 
     text = prompt
     if prompt == "-":
         with reading_stdin():
-            text = sys.stdin.read()
+            text = sys.stdin.read().removesuffix("\n")  # what `echo` adds
     asked: Any = text
     if as_chat or system is not None or options["tools_json"] is not None:
         asked = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": text}]
@@ -175,10 +176,10 @@ def generate(prompt: str, target: str, as_chat: bool, system: str | None, as_jso
 @click.option("--system", default="", metavar="TEXT", help="Instructions before the conversation.")
 def chat(target: str, system: str, **options: Any) -> None:
     """Talk with the served model; /help says what else can be typed."""
-    from photon_grpc.cli import terminal
+    from photon_grpc.cli import conversation
 
     with reading_stdin():
-        terminal.chat(target, _only_set(options), system)
+        conversation.chat(target, _only_set(options), system)
 
 
 @contextlib.contextmanager

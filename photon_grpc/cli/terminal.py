@@ -1,27 +1,19 @@
-"""Generations and chats on a terminal, through the gRPC client. Text goes to stdout, everything about it to stderr."""
+"""Generations on a terminal, through the gRPC client. Text goes to stdout, everything about it to stderr."""
 
 from __future__ import annotations
 
 import base64
-import contextlib
-import importlib
 import json
 import sys
 import time
-import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, TextIO
 
 from photon_grpc.cli.api_key import key_metadata
+from photon_grpc.cli.printable import printable
 from photon_grpc.cli.score_lines import Scores
-from photon_grpc.client import Client, Delta, Options, Prompt, Stream, SyncClient, Timing, Usage
-from photon_grpc.errors import PhotonError
-
-_CHAT_HELP = (
-    "/reset forgets the conversation · /system TEXT sets the instructions · /quit or Ctrl-D leaves · "
-    "Ctrl-C stops an answer"
-)
+from photon_grpc.client import Client, Delta, Options, Prompt, Stream, Timing, Usage
 
 
 class Stopwatch:
@@ -167,115 +159,7 @@ def _without_empty(value: Any) -> Any:
     return {name: _without_empty(part) for name, part in kept.items()}
 
 
-class Chat:
-    """A conversation: what was said, and the commands that begin with a slash."""
-
-    def __init__(self, client: SyncClient, options: Options, system: str = "", *, has_reasoning: bool = False) -> None:
-        """`has_reasoning`: the model's reasoning is shown, but is no part of the conversation."""
-        self._client = client
-        self._options = options
-        self._has_reasoning = has_reasoning
-        self.system = system
-        self.history: list[dict[str, str]] = []
-
-    def run(self, lines: Iterable[str]) -> None:
-        """Answer line after line until there is none, or /quit. Ctrl-C stops the answer at hand."""
-        for line in lines:
-            text = line.strip()
-            if text in ("/quit", "/exit"):
-                return
-            if text.startswith("/"):
-                self._obey(text)
-            elif text:
-                self._answer(text)
-
-    def _obey(self, command: str) -> None:
-        verb, _, rest = command.partition(" ")
-        if verb == "/reset":
-            self.history.clear()
-            _remark("the conversation is forgotten")
-        elif verb == "/system":
-            self.system = rest.strip()
-            _remark("the instructions are " + (repr(self.system) if self.system else "none"))
-        else:
-            _remark(_CHAT_HELP)
-
-    def _answer(self, text: str) -> None:
-        self.history.append({"role": "user", "content": text})
-        answered: list[str] = []
-        try:
-            self._stream(answered)
-        except KeyboardInterrupt:
-            _remark("stopped")
-        except PhotonError as error:
-            _remark(f"{error.reason}: {error}" + (" (/reset makes room)" if error.reason == "PROMPT_TOO_LONG" else ""))
-        if answered:
-            self.history.append({"role": "assistant", "content": "".join(answered)})
-        else:
-            self.history.pop()
-
-    def _stream(self, answered: list[str]) -> None:
-        stopwatch, written, scores, reason = Stopwatch(), Written(sys.stdout), Scores(), ""
-        thoughts = Thoughts(sys.stderr)
-        with self._client.stream(self._messages(), **self._options) as stream:
-            try:
-                for delta in stream:
-                    stopwatch.message()
-                    spoken = thoughts.add(delta) if self._has_reasoning else delta
-                    written.add(spoken)
-                    scores.add(delta)
-                    answered.append(spoken.text)
-                    reason = delta.finish.reason if delta.finish else reason
-            finally:
-                thoughts.end()
-                written.end()
-        scores.print(stream.start, sys.stderr)
-        _remark(stopwatch.summary(stream.usage, stream.timing, reason))
-
-    def _messages(self) -> list[dict[str, str]]:
-        opening = [{"role": "system", "content": self.system}] if self.system else []
-        return [*opening, *self.history]
-
-
-def chat(target: str, options: Options, system: str = "") -> None:
-    """Converse with the user at the terminal, or with the lines of stdin. Raise PhotonError where no server answers."""
-    with SyncClient(target, metadata=key_metadata()) as client:
-        model = client.model(options.get("model", ""))
-        _remark(f"{model.name} at {target} · {_CHAT_HELP}")
-        # Each turn begins with all turns before it: the server is to keep them.
-        session: Options = {"session_id": uuid.uuid4().hex, **options}
-        has_reasoning = "REASONING" in model.features
-        lines = _typed_lines() if sys.stdin.isatty() else sys.stdin
-        Chat(client, session, system, has_reasoning=has_reasoning).run(lines)
-
-
-def _typed_lines() -> Iterator[str]:
-    """With history and editing where readline is; Ctrl-C empties the line, Ctrl-D ends."""
-    with contextlib.suppress(ImportError):
-        importlib.import_module("readline")
-    while True:
-        try:
-            yield input("› ")
-        except KeyboardInterrupt:
-            print()
-        except EOFError:
-            print()
-            return
-
-
-def printable(text: str) -> str:
-    """Show control characters instead of sending them: a model's text must not steer the terminal."""
-    return "".join(
-        character if character in "\n\t" or character.isprintable() else _shown(character) for character in text
-    )
-
-
-def _shown(character: str) -> str:
-    code = ord(character)
-    return chr(0x2400 + code) if code < 0x20 else " " if character.isspace() else "\ufffd"
-
-
-def _remark(text: str) -> None:
+def remark(text: str) -> None:
     style = ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
     print(f"{style[0]}{text}{style[1]}", file=sys.stderr, flush=True)
 

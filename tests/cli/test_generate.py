@@ -15,10 +15,10 @@ import grpc
 import pytest
 
 from photon_grpc.cli import main
-from photon_grpc.cli.terminal import Stopwatch, printable
+from photon_grpc.cli.printable import printable
+from photon_grpc.cli.terminal import Stopwatch
 from photon_grpc.client import Timing, Usage
 from photon_grpc.v1 import inference_pb2 as pb
-from photon_grpc.v1 import model_pb2
 from tests.client.fake_server import FakeServer, Refusal, error_info, message, serving_in_a_thread
 
 EOS, MAX_TOKENS = pb.FINISH_REASON_EOS, pb.FINISH_REASON_MAX_TOKENS
@@ -167,35 +167,6 @@ def wait_for(fake: FakeServer) -> bool:
     return False
 
 
-def test_a_chat_remembers_forgets_and_keeps_its_instructions(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    typed = "hello\n\n/system be brief\nand now?\n/reset\nagain\n/help\n/quit\nnever sent\n"
-    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
-    with serving_in_a_thread([message("hi", start=True, finish=EOS)]) as fake:
-        assert main.main(["chat", "--target", fake.target, "--max-tokens", "9"]) == 0
-    turns = [[(turn.role, turn.content) for turn in request.chat.messages] for request in fake.requests]
-    assert turns == [
-        [("user", "hello")],
-        [("system", "be brief"), ("user", "hello"), ("assistant", "hi"), ("user", "and now?")],
-        [("system", "be brief"), ("user", "again")],
-    ]
-    captured = capsys.readouterr()
-    assert captured.out == "hi\nhi\nhi\n"
-    assert "/system TEXT" in captured.err
-
-
-def test_a_chat_shows_the_scores_of_every_answer(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("hi\n"))
-    with serving_in_a_thread(scored_script()) as fake:
-        assert main.main(["chat", "--target", fake.target, "--logprobs", "1"]) == 0
-    captured = capsys.readouterr()
-    assert captured.out == "def\n" and "-0.500      1  'de'" in captured.err
-    assert fake.requests[0].output.logprobs == 1
-
-
 def test_tools_make_a_chat_and_calls_are_in_the_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "tools.json").write_text('[{"name": "f"}]')
     script = [message("<tool_call>...", start=True, finish=EOS)]
@@ -210,57 +181,16 @@ def test_tools_make_a_chat_and_calls_are_in_the_json(tmp_path: Path, capsys: pyt
     assert "reasoning" not in delta
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def reasoned_script() -> list[pb.StreamGenerateResponse]:
-    parts = [
-        ("<think>\nhm", "\nhm", ""),
-        ("\n\nso\n", "\n\nso\n", ""),
-        ("</think>\n\n", "", "\n\n"),
-        ("Yes. ", "", "Yes. "),
-    ]
-    script = []
-    for text, reasoning, content in [*parts, ("Well", "", "Well")]:
-        script.append(message(text, start=not script, finish=EOS if text == "Well" else 0))
-        script[-1].deltas[0].reasoning, script[-1].deltas[0].content = reasoning, content
-    return script
-
-
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_chat_shows_reasoning_dimmed_and_forgets_it(
-    is_terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\nand now?\n"))
-    if is_terminal:
-        monkeypatch.setattr(sys, "stderr", Terminal())
-    with serving_in_a_thread(reasoned_script()) as fake:
-        fake.features.append(model_pb2.FEATURE_REASONING)
-        assert main.main(["chat", "--target", fake.target]) == 0
-        captured = capsys.readouterr()
-        told = sys.stderr.getvalue() if isinstance(sys.stderr, Terminal) else captured.err
-    assert captured.out == "Yes. Well\n" * 2
-    first = told.splitlines(keepends=True)[1:4]
-    dimmed = ["\x1b[2mhm\x1b[0m\x1b[2m\n", "\n", "so\x1b[0m\n"]
-    assert first == (dimmed if is_terminal else ["hm\n", "\n", "so\n"])
-    turns = [(turn.role, turn.content) for turn in fake.requests[1].chat.messages]
-    assert turns[1] == ("assistant", "Yes. Well")
-
-
-def test_a_chat_goes_on_after_a_refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    long = Refusal(grpc.StatusCode.INVALID_ARGUMENT, "too long", [error_info("PROMPT_TOO_LONG")])
-    monkeypatch.setattr(sys, "stdin", io.StringIO("much\nless\n"))
-    with serving_in_a_thread([long], [message("hi", start=True, finish=EOS)]) as fake:
-        assert main.main(["chat", "--target", fake.target]) == 0
-    assert [turn.content for turn in fake.requests[1].chat.messages] == ["less"]
-    captured = capsys.readouterr()
-    assert "PROMPT_TOO_LONG: too long (/reset makes room)" in captured.err
-    assert captured.out == "hi\n"
-
-
 def test_what_a_model_writes_does_not_steer_the_terminal() -> None:
+    for text in (
+        "👩‍💻",
+        "می‌خواهم",
+        "🏴\U000e0067\U000e007f",
+        "\U0001fae8 e\u0301\ufe0f",
+        "a\u00a0b \u3000",
+        "שלום\u200f",
+    ):
+        assert printable(text) == text
     assert printable("a\tb\n\x1b[2Jc\x07\r\x9b é \u202e漢") == "a\tb\n␛[2Jc␇␍\ufffd é \ufffd漢"
 
 
