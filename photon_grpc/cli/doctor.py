@@ -24,7 +24,7 @@ from rich.table import Table
 
 from photon_grpc import __version__, demo
 from photon_grpc.config.formats import about_tokenizer
-from photon_grpc.config.resolve import Resolved, is_model_id, split_address
+from photon_grpc.config.resolve import Resolved, is_model_id, model_path, split_address
 from photon_grpc.config.settings import sections
 from photon_grpc.errors import PhotonError
 
@@ -152,7 +152,7 @@ def _model(resolved: Resolved) -> tuple[list[tuple[str, str]], list[str]]:
     model = resolved.config.model.model
     if model and is_model_id(model):
         return [("id", f"{model}: will be looked up and downloaded when serving starts")], []
-    directory = Path(model).expanduser() if model else demo.TARGET
+    directory = model_path(model) if model else demo.TARGET
     rows = [("directory", str(directory) if model else "the embedded demo model")]
     try:
         return [*rows, *_card(directory)], list(_problems(resolved, directory))

@@ -33,6 +33,7 @@ from photon_grpc.engine.scheduler.policy import POLICIES, FairShare, Policy
 from photon_grpc.engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from photon_grpc.errors import ConfigError, ModelLoadError, NumericFailure
 from photon_grpc.kernels import TORCH, Kernels, select
+from photon_grpc.kernels.disk_cache import ensure_writable
 from photon_grpc.models import build, weights
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.models.fused import fuse, num_fused
@@ -136,9 +137,12 @@ def _runner(start: RunnerStart, decoder: Decoder) -> ModelRunner:
 def _kernels(config: ServeConfig, device: torch.device) -> Kernels:
     kind = config.device.kernels
     try:
-        return select(kind, device)  # type: ignore[arg-type]
+        kernels = select(kind, device)  # type: ignore[arg-type]
     except ValueError as error:
         raise ConfigError(f"--kernels {kind}: {error}", field="kernels") from None
+    if kernels is not TORCH:
+        ensure_writable()
+    return kernels
 
 
 def _check_cache(cache: CacheConfig, plan: KVPlan) -> None:

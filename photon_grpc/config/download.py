@@ -11,7 +11,7 @@ from typing import Any
 
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.config.formats import FOREIGN, WANTED, about_tokenizer, foreign_weights, has_weights
-from photon_grpc.config.resolve import is_model_id
+from photon_grpc.config.resolve import is_model_id, model_path
 from photon_grpc.errors import ConfigError, ModelLoadError
 
 #: All that is read but the weights; nothing that could be code.
@@ -33,7 +33,7 @@ def fetch_model(config: ServeConfig) -> ServeConfig:
             raise ConfigError(
                 f"--revision {revision} is of a model that is downloaded; --model names none", field="--revision"
             )
-        path = str(Path(model).expanduser().resolve()) if model else ""
+        path = str(model_path(model).resolve()) if model else ""
         return replace(config, model=replace(config.model, model=path))
     names = config.model.served_model_name or (model,)
     directory = download(model, revision)
@@ -60,6 +60,8 @@ def download(model_id: str, revision: str = "") -> str:
         raise ConfigError(f"--revision {revision}: {model_id} has no such branch, tag or commit") from None
     except LocalEntryNotFoundError:
         problem = "it is not in the cache and the model hub cannot be reached; without a network, give a directory"
+    except RuntimeError:  # by pathlib
+        problem = "this user has no home for the cache of models: set HF_HOME to a directory that can be written"
     except (OSError, ValueError) as error:
         problem = f"the download failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
     raise ConfigError(f"--model {model_id}: {problem}", field="--model")

@@ -7,6 +7,7 @@ line that names what was written and what is allowed.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -87,7 +88,7 @@ def check(config: ServeConfig, origins: Mapping[str, str]) -> None:
 def check_model(model: str, source: str = "--model", *, random_weights: bool = False) -> None:
     """Raise ConfigError unless it is "", a directory with config.json and weights, or looks like an id of a model
     hub."""
-    directory = Path(model).expanduser()
+    directory = model_path(model)
     has_config = (directory / "config.json").is_file()
     if not model or is_model_id(model) or (has_config and (random_weights or any(directory.glob("*.safetensors")))):
         return
@@ -110,9 +111,14 @@ def _directory_problem(model: str, directory: Path, has_config: bool, random_wei
     return f"the directory {model} holds no model; a model is {WANTED}"
 
 
+def model_path(model: str) -> Path:
+    """The directory that is meant; a `~` stays where this user has no home."""
+    return Path(os.path.expanduser(model))
+
+
 def is_model_id(model: str) -> bool:
     """It is to be downloaded: no directory of that name, and the shape of an id."""
-    return not Path(model).expanduser().exists() and _MODEL_ID.fullmatch(model) is not None
+    return not model_path(model).exists() and _MODEL_ID.fullmatch(model) is not None
 
 
 def split_address(address: str, source: str = "--listen") -> tuple[str, int]:

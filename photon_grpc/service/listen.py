@@ -88,8 +88,15 @@ def admin_address(wanted: str) -> str:
     where nothing is wanted."""
     if wanted:
         return "" if wanted == NO_ADMIN else wanted
-    directory = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    return f"unix:{directory}/photon-grpc-{os.getpid()}.sock"
+    return f"unix:{os.environ.get('XDG_RUNTIME_DIR') or _temporary()}/photon-grpc-{os.getpid()}.sock"
+
+
+def _temporary() -> str:
+    """Where nothing can be written, the socket is refused with a warning, as any that nobody asked for."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        return "/tmp"
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,14 @@ def test_a_disk_without_room_is_told_with_both_sizes(hub: FakeHub, monkeypatch: 
     assert "model.safetensors" not in hub.sent
 
 
+def test_a_user_without_a_home_is_told_where_to_put_the_cache(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", "~/.cache/huggingface/hub")
+    with pytest.raises(ConfigError, match="set HF_HOME"):
+        fetch("a/good")
+
+
 def test_a_missing_tokenizer_is_told_with_the_way_to_one(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
     fetch("a/idsonly")
     assert "`photon-grpc convert` makes one of its tokenizer.model" in capsys.readouterr().err

@@ -157,6 +157,13 @@ def test_a_bad_value_is_named_with_what_is_allowed(
     assert "\n" not in str(raised.value)
 
 
+def test_a_tilde_without_a_home_is_no_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    with pytest.raises(ConfigError, match="no directory ~/models/mine"):
+        resolve({"model": "~/models/mine"}, {})
+
+
 def test_a_directory_without_config_json_and_a_file_are_told_apart(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.touch()
