@@ -31,6 +31,8 @@ from photon_grpc.engine.scheduler.chunking import Chunked, Whole
 from photon_grpc.engine.scheduler.drafting import NoDrafting
 from photon_grpc.engine.scheduler.policy import POLICIES, FairShare, Policy
 from photon_grpc.engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from photon_grpc.engine.step_trace import JsonlStepTrace, NoStepTrace, StepTrace
+from photon_grpc.engine.trace_file import TraceFile, check_trace_file
 from photon_grpc.errors import ConfigError, ModelLoadError, NumericFailure
 from photon_grpc.kernels import TORCH, Kernels, select
 from photon_grpc.kernels.disk_cache import ensure_writable
@@ -68,8 +70,8 @@ class Assembled:
         policy = _policy(scheduling.scheduling_policy, self.config.server)
         constraints = ConstrainedOutputs(self._grammars(inbox), self.facts.vocab_size)
         scheduler = Scheduler(limits, policy, pool, chunking, NoDrafting(), constraints, quarantine)
-        quotas = _quotas(self.config.server)
-        engine = Engine(scheduler, self.runner, inbox, outbox, self.facts, heartbeat, quotas)
+        quotas, trace = _quotas(self.config.server), _trace(scheduling.step_trace, self.facts)
+        engine = Engine(scheduler, self.runner, inbox, outbox, self.facts, heartbeat, quotas, trace=trace)
         engine.pace.stepped(1, self.token_s)
         return engine
 
@@ -85,6 +87,8 @@ def assemble(config: ServeConfig, progress: OnStage) -> Assembled:
     `progress(stage, done, total)` is called with stage "weights" (bytes), "warm-up" (steps) and "kernels" (those that
     must be compiled). Raise ConfigError and ModelLoadError.
     """
+    if config.scheduler.step_trace:
+        check_trace_file(config.scheduler.step_trace)
     card = read_model_dir(config.model.model or Path(demo.TARGET))
     device = pick_device(config.device.device)
     kernels = _kernels(config, device)
@@ -157,6 +161,10 @@ def _check_cache(cache: CacheConfig, plan: KVPlan) -> None:
             "the same window; raise it"
         )
         raise ConfigError(message, field="num_blocks", needed=needed, limit=cache.num_blocks)
+
+
+def _trace(path: str, facts: Facts) -> StepTrace:
+    return JsonlStepTrace(TraceFile(path), facts) if path else NoStepTrace()
 
 
 def _allocation(cache: CacheConfig) -> AllocationPolicy:

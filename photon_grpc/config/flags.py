@@ -171,6 +171,12 @@ class SchedulerConfig:
         metavar="TOKENS",
         bounds=NumberRange(at_least=1, at_most=2**32),
     )
+    step_trace: str = flag(
+        "",
+        "File that gets a line of JSON for every step: its rows, its blocks (photon-grpc trace draws it). At most "
+        "128 MiB: FILE.1 and FILE. Unset: none.",
+        metavar="FILE",
+    )
     async_depth: int | None = flag(
         None,
         "Steps launched before the last is read. Unset: 0 on a CPU, 1 on CUDA.",

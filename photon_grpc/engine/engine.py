@@ -22,6 +22,7 @@ from photon_grpc.engine.quotas import NO_QUOTAS, NoQuotas
 from photon_grpc.engine.scheduler.scheduler import Scheduler
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
 from photon_grpc.engine.scheduler.timers import Due, Timers
+from photon_grpc.engine.step_trace import NoStepTrace, StepTrace
 from photon_grpc.errors import (
     AbortedByAdmin,
     DeadlinePassed,
@@ -56,6 +57,7 @@ class Engine:
         heartbeat: is told every turn how long the next may take.
         quotas: of owners, over all front ends.
         load_interval_s: at least so long between two broadcasts of the Load.
+        trace: is told of every step.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Engine:
         heartbeat: Heartbeat,
         quotas: NoQuotas = NO_QUOTAS,
         load_interval_s: float = _LOAD_INTERVAL_S,
+        trace: StepTrace | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._runner = runner
@@ -84,17 +87,20 @@ class Engine:
         self._launched: deque[Launched] = deque()
         #: Those that came since the last step was chosen.
         self._arrived: set[Sequence] = set()
+        self._trace = trace or NoStepTrace()
         self._stopped = False
         self._stalled = False
         self._num_missing = 0
 
     def run(self) -> None:
         """Steps until `stop`, or until the other side of the bridge is gone."""
-        while not self._stopped:
-            try:
+        try:
+            while not self._stopped:
                 self.step()
-            except EOFError:
-                return
+        except EOFError:
+            return
+        finally:
+            self._trace.close()
 
     def stop(self) -> None:
         """The loop ends after the step it is in. Safe from a signal handler."""
@@ -116,6 +122,7 @@ class Engine:
         self._beat(num_tokens)
         if batch is not None:
             self.scheduler.quarantine.launching(batch)
+            self._trace.launching(batch, self.scheduler.newest_rows)
             self._launched.append(Launched(self._runner.submit(batch), num_tokens))
         self._stalled = not self._launched
         while len(self._launched) > max(self._runner.depth, 1):
@@ -239,6 +246,7 @@ class Engine:
             if seq is not None:
                 self.scheduler.live.remove(seq)
                 self._admission.forget(seq)
+                self._trace.aborted(seq, abort.by_stop_string)
                 count()
 
     def _control(self, frontend: int, control: Control, report: StepFrameBuilder) -> None:
@@ -302,6 +310,7 @@ class Engine:
         self._expire(time.monotonic(), report)
         self.pace.stepped(launched.num_tokens, output.duration_s)
         self.scheduler.settle(output, report)
+        self._trace.settled(output)
         self._stats.stepped(output)
         self._bulletin.changed()
 
@@ -309,6 +318,7 @@ class Engine:
         if report.ended:
             self._forget_ended(report)
         self._stats.count(report)
+        self._trace.turned(report, self.scheduler)
         self._timers.sweep(len(self._admission))
         if report.columns:
             self._bulletin.changed()

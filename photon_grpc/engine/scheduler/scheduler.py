@@ -78,6 +78,11 @@ class Scheduler:
         #: Preempted while it flew -> the blocks that its flights read, until the last of them has landed.
         self._read_blocks: dict[Sequence, frozenset[int]] = {}
 
+    @property
+    def newest_rows(self) -> list[Sequence]:
+        """The sequences of the newest Batch, row by row."""
+        return self._flying[-1][1].rows
+
     # -- one step ------------------------------------------------------------------------------------------------------
 
     def schedule(self, now_s: float, report: StepFrameBuilder) -> Batch | None:

@@ -1,0 +1,192 @@
+"""A line for every engine step: which rows it computed, what began and ended, where the KV blocks are.
+
+The loop only gathers numbers; words and the file are the work of another thread (trace_file.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence as Columns
+from typing import Any, NamedTuple, Protocol
+
+from photon_grpc.core.batch import Batch, StepOutput
+from photon_grpc.core.frames import Facts
+from photon_grpc.core.sequence import Sequence
+from photon_grpc.engine.scheduler.scheduler import Scheduler
+from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
+from photon_grpc.engine.trace_file import TraceFile
+
+#: Of what is written; a reader refuses others.
+VERSION = 1
+
+
+class StepTrace(Protocol):
+    """Told by the Engine in this order, turn by turn."""
+
+    def launching(self, batch: Batch, rows: Columns[Sequence]) -> None: ...
+
+    def settled(self, output: StepOutput) -> None: ...
+
+    def aborted(self, seq: Sequence, by_stop_string: bool) -> None: ...
+
+    def turned(self, report: StepFrameBuilder, scheduler: Scheduler) -> None:
+        """The end of a turn, with all that it tells the front ends."""
+
+    def close(self) -> None:
+        """No step follows."""
+
+
+class NoStepTrace:
+    def launching(self, batch: Batch, rows: Columns[Sequence]) -> None:
+        pass
+
+    def settled(self, output: StepOutput) -> None:
+        pass
+
+    def aborted(self, seq: Sequence, by_stop_string: bool) -> None:
+        pass
+
+    def turned(self, report: StepFrameBuilder, scheduler: Scheduler) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _Row(NamedTuple):
+    frontend: int
+    handle: int
+    #: Computes the positions first ... first + num_tokens - 1.
+    first: int
+    num_tokens: int
+    is_decode: bool
+
+
+class _Seated(NamedTuple):
+    """A sequence that begins, or that goes on after it was preempted."""
+
+    frontend: int
+    handle: int
+    request_id: str
+    output: int
+    prompt_tokens: int
+    #: Found in the prefix cache, or copied from another output.
+    known_tokens: int
+    queue_s: float
+
+
+class _Step(NamedTuple):
+    step: int
+    start_s: float
+    rows: list[_Row]
+    seated: list[_Seated]
+
+
+class JsonlStepTrace:
+    """A step is one JSON object on a line. A sequence is named by its front end and its handle: "0.17"."""
+
+    def __init__(self, file: TraceFile, facts: Facts) -> None:
+        self._file = file
+        self._zero_s = time.monotonic()
+        self._launched: deque[_Step] = deque()
+        self._settled: list[tuple[_Step, float, int]] = []
+        #: (front end, handle, why) of what ended since the last line.
+        self._ended: list[tuple[int, int, str]] = []
+        self._preempted: list[tuple[int, int]] = []
+        file.begin(
+            {
+                "trace": "photon-grpc",
+                "version": VERSION,
+                "time": time.time(),
+                "device": facts.device,
+                "num_blocks": facts.num_blocks,
+                "block_size": facts.kv.block_size,
+                "max_num_seqs": facts.max_num_seqs,
+                "max_num_batched_tokens": facts.max_num_batched_tokens,
+            }
+        )
+
+    def launching(self, batch: Batch, rows: Columns[Sequence]) -> None:
+        traced = []
+        for seq, count, yields in zip(rows, batch.counts, batch.yields, strict=True):
+            first = seq.num_launched - count
+            is_decode = first >= seq.num_given and count == yields
+            traced.append(_Row(seq.frontend, seq.handle, first, count, is_decode))
+        seated = [_seated(seq) for seq in rows if seq.seated_step == batch.step] if batch.admissions else []
+        self._launched.append(_Step(batch.step, time.monotonic() - self._zero_s, traced, seated))
+
+    def settled(self, output: StepOutput) -> None:
+        self._settled.append((self._launched.popleft(), output.duration_s, len(output.ids)))
+
+    def aborted(self, seq: Sequence, by_stop_string: bool) -> None:
+        self._ended.append((seq.frontend, seq.handle, "STOP_STRING" if by_stop_string else "CANCELLED"))
+
+    def turned(self, report: StepFrameBuilder, scheduler: Scheduler) -> None:
+        for frontend, columns in report.columns.items():
+            self._ended += [(frontend, each.handle, each.reason.name) for each in columns.finished]
+            self._ended += [(frontend, each.handle, each.fault.reason) for each in columns.failed]
+            self._preempted += [(frontend, handle) for handle in columns.preempted]
+        pool = scheduler.pool
+        blocks = (pool.num_owned, pool.num_cached, pool.num_limbo, pool.num_free)
+        for step, duration_s, num_ids in self._settled:
+            ended, self._ended = self._ended, []
+            preempted, self._preempted = self._preempted, []
+            self._file.put(
+                (_line, step, duration_s, num_ids, ended, preempted, blocks, scheduler.live.num_queued),
+            )
+        self._settled.clear()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _seated(seq: Sequence) -> _Seated:
+    arrival_s = seq.request.arrival_s
+    queue_s = max(0.0, (seq.first_scheduled_s or arrival_s) - arrival_s)
+    request_id = seq.request.request_id
+    return _Seated(seq.frontend, seq.handle, request_id, seq.index, seq.num_given, seq.num_computed, queue_s)
+
+
+def _line(
+    step: _Step,
+    duration_s: float,
+    num_ids: int,
+    ended: list[tuple[int, int, str]],
+    preempted: list[tuple[int, int]],
+    blocks: tuple[int, int, int, int],
+    num_queued: int,
+) -> dict[str, Any]:
+    """Of one step, as it is written; made in the thread that writes it."""
+    prefill = [row for row in step.rows if not row.is_decode]
+    decode = [row for row in step.rows if row.is_decode]
+    return {
+        "step": step.step,
+        "start_s": round(step.start_s, 6),
+        "duration_s": round(duration_s, 6),
+        "prefill_tokens": sum(row.num_tokens for row in prefill),
+        "decode_tokens": sum(row.num_tokens for row in decode),
+        "output_ids": num_ids,
+        "queued": num_queued,
+        "blocks": dict(zip(("owned", "cached", "limbo", "free"), blocks, strict=True)),
+        "prefill": [_row(row) for row in prefill],
+        "decode": [_row(row) for row in decode],
+        "seated": [_name_seated(each) for each in step.seated],
+        "ended": [[f"{frontend}.{handle}", why] for frontend, handle, why in ended],
+        "preempted": [f"{frontend}.{handle}" for frontend, handle in preempted],
+    }
+
+
+def _row(row: _Row) -> list[Any]:
+    return [f"{row.frontend}.{row.handle}", row.first, row.num_tokens]
+
+
+def _name_seated(each: _Seated) -> dict[str, Any]:
+    return {
+        "sequence": f"{each.frontend}.{each.handle}",
+        "request_id": each.request_id,
+        "output": each.output,
+        "prompt_tokens": each.prompt_tokens,
+        "known_tokens": each.known_tokens,
+        "queue_s": round(each.queue_s, 6),
+    }
