@@ -5,7 +5,7 @@
 
 Random weights; every request greedy, EOS ignored, exactly its output tokens. The floor is weight bytes + KV bytes at
 context 272 over 4.10 TB/s (what one H200 reads). vLLM's figures are those of version 0.24.0 on the same card, measured
-apart from this run. `--plot FILE.svg` draws ms per step over the batch. The shape "demo" is the embedded model, for
+apart from this run. `python -m benchmarks.pictures` draws a saved table. The shape "demo" is the embedded model, for
 trying this out on a CPU; without flags it runs decode at 1 and 8 and the time to the first token.
 """
 
@@ -14,9 +14,8 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-from benchmarks import plot, workloads
+from benchmarks import workloads
 from benchmarks.engine import Work, loaded
 from benchmarks.saved import add_save_flag, saved
 
@@ -59,22 +58,15 @@ def prefix_s(work: Work, count: int = 256, repeats: int = 3) -> float:
     return statistics.median(times)
 
 
-def decode(work: Work, shape: str, batches: Sequence[int], picture: Path | None) -> None:
+def decode(work: Work, shape: str, batches: Sequence[int]) -> None:
     print("\n| batch | ms/step | tok/s | floor ms | vLLM 0.24 ms | ours / vLLM |\n|--:|--:|--:|--:|--:|--:|")
-    ours: dict[float, float] = {}
     for batch in batches:
         step_ms, rate = decode_ms(work, batch)
-        ours[batch] = step_ms
         floor = floor_ms(work, shape, batch)
         peer = VLLM_DECODE_MS.get(shape, {}).get(batch) if floor else None
         against = f"{peer:.3f} | {step_ms / peer:.2f}" if peer else "– | –"
         shown = f"{floor:.3f}" if floor else "–"
         print(f"| {batch} | {step_ms:.3f} | {rate:.0f} | {shown} | {against} |", flush=True)
-    if picture:
-        peers = {float(batch): ms for batch, ms in VLLM_DECODE_MS.get(shape, {}).items() if batch <= max(batches)}
-        floors = {float(batch): floor for batch in batches if (floor := floor_ms(work, shape, batch))}
-        lines = {"photon_grpc": ours, "vLLM 0.24": peers, "floor": floors}
-        plot.write(picture, f"{shape}: ms per decode step", "sequences", lines)
 
 
 def floor_ms(work: Work, shape: str, batch: int) -> float | None:
@@ -124,8 +116,7 @@ def measure(shape: str, args: argparse.Namespace) -> None:
     with loaded(shape, args.flags) as work:
         for name in args.work or names:
             if name == "decode":
-                stem = f"{args.plot.stem}-{shape}".replace("/", "-") if args.plot else ""
-                decode(work, shape, args.batch or batches, args.plot and args.plot.with_stem(stem))
+                decode(work, shape, args.batch or batches)
             else:
                 WORK[name](work, shape)
 
@@ -136,7 +127,6 @@ def main() -> None:
     parser.add_argument("--work", nargs="*", choices=["decode", *WORK], help="everything unless given")
     parser.add_argument("--batch", nargs="*", type=int, help="of decode; 1 8 64 256")
     parser.add_argument("--eager", action="store_true", help="no CUDA graphs: --enforce-eager")
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draws ms per step to FILE-SHAPE.svg")
     parser.add_argument("flags", nargs="*", help="flags of serve, after --")
     add_save_flag(parser)
     args = parser.parse_args()

@@ -1,7 +1,7 @@
 """Decode layers of public shapes as one CUDA graph at a context of 272: as fused with the tiles that are chosen, fused
 with the matrix library for every product, and not fused.
 
-    python -m benchmarks.kernels.layer_chains [--shape 3b qwen3-8b] [--rows 1,8,64] [--save NAME] [--plot FILE.svg]
+    python -m benchmarks.kernels.layer_chains [--shape 3b qwen3-8b] [--rows 1,8,64] [--save NAME]
 
 Microseconds a layer, over as many layers as the second-level cache cannot hold. The floor is bytes of weights, keys and
 values over 4.10 TB/s. The bar for what is above it: 1.25 times what the tuned shape (1b, 8b) nearest in bytes a layer
@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks import plot
 from benchmarks.kernels.timing import measure_us
 from benchmarks.saved import add_save_flag, saved
 from benchmarks.shapes import HELD_OUT, SHAPES, Config, layer_bytes, layer_kv_bytes
@@ -197,9 +196,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", nargs="*", default=[*SHAPES], choices=[*SHAPES])
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
-    parser.add_argument(
-        "--plot", type=Path, metavar="FILE.svg", help="draws the share of the floor over shapes and rows"
-    )
     add_save_flag(parser)
     arguments = parser.parse_args()
     all_rows = [int(rows) for rows in arguments.rows.split(",")]
@@ -211,11 +207,6 @@ def main() -> None:
             found[name] = measure(name, all_rows)
             report(name, found[name], {other: found[other] for other in TUNED if other in found})
         summary(found, {name: found[name] for name in TUNED})
-    if arguments.plot:
-        shares = {
-            name: {rows: times.floor / times.chosen for rows, times in row.items()} for name, row in found.items()
-        }
-        plot.write_grid(arguments.plot, "share of the floor, decode layers", shares)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What benchmarks print and keep: kernel names, groups, ratios, pictures, files."""
+"""What benchmarks print and keep: kernel names, groups, ratios, files."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import gzip
 import json
 import re
 import sys
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 
 from benchmarks import __main__ as listed
-from benchmarks import ablate, plot, profile, saved
+from benchmarks import ablate, profile, saved
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -78,28 +77,6 @@ def test_rows_that_change_nothing_here_are_left_out(has_gpu: bool, monkeypatch: 
     monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
     left_out = ablate.VARIANTS.keys() - ablate.known(ablate.VARIANTS).keys()
     assert left_out == (set() if has_gpu else ablate.OF_A_GPU)
-
-
-def test_a_picture_has_a_line_for_everything_that_has_points(tmp_path: Path) -> None:
-    path = tmp_path / "sub" / "p.svg"
-    plot.write(path, "a < b", "batch", {"ours": {1: 1.0, 64: 2.0, 8: 1.5}, "none": {}, "floor": {8: 0.5}})
-    lines = [node.get("points", "") for node in ElementTree.parse(path).iter() if node.tag.endswith("polyline")]
-    assert [len(points.split()) for points in lines] == [3, 1]
-    first = [tuple(map(float, point.split(","))) for point in lines[0].split()]
-    assert first == sorted(first)
-    # Half the way from 1 to 64 on a logarithmic axis, and smaller figures stand lower.
-    assert first[1][0] == pytest.approx((first[0][0] + first[2][0]) / 2, abs=0.2)
-    assert first[0][1] > first[1][1] > first[2][1]
-
-
-def test_a_grid_has_a_cell_for_every_share_and_the_largest_is_darkest(tmp_path: Path) -> None:
-    path = tmp_path / "g.svg"
-    plot.write_grid(path, "a < b", {"first": {1: 0.9, 64: 0.5}, "second": {64: 0.25}})
-    nodes = list(ElementTree.parse(path).iter())
-    cells = [float(node.get("fill-opacity", "0")) for node in nodes if node.get("fill-opacity")]
-    assert len(cells) == 3
-    assert cells == sorted(cells, reverse=True)
-    assert {"first", "second", "1", "64", "90 %", "50 %", "25 %"} <= {node.text for node in nodes}
 
 
 def test_what_is_printed_is_kept_with_what_it_was_measured_on(
