@@ -15,9 +15,8 @@ from photon_grpc.core.request import FinishReason, Request
 from photon_grpc.core.sequence import Sequence, Status
 from photon_grpc.engine.admission import AdmissionControl
 from photon_grpc.engine.bulletin import Bulletin
-from photon_grpc.engine.deadline import check_deadline, least_seconds
+from photon_grpc.engine.deadline import check_deadline
 from photon_grpc.engine.engine_stats import EngineStats
-from photon_grpc.engine.pace import Pace
 from photon_grpc.engine.quotas import NO_QUOTAS, NoQuotas
 from photon_grpc.engine.scheduler.scheduler import Scheduler
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
@@ -78,7 +77,7 @@ class Engine:
         self._outbox = outbox
         self._heartbeat = heartbeat
         #: Knows how long steps take; `compose` tells it of those before the first request.
-        self.pace = Pace()
+        self.pace = scheduler.deadlines.pace
         self._timers = Timers()
         self._stats = EngineStats()
         self._bulletin = Bulletin(self._stats, scheduler, outbox, load_interval_s)
@@ -229,15 +228,19 @@ class Engine:
         if request.deadline_s is None:
             return
         left_s = request.deadline_s - time.monotonic()
-        if least_seconds(request, 0, self.pace, self._facts) > left_s:
-            num_cached = self.scheduler.num_known(seq)
-            check_deadline(left_s, least_seconds(request, num_cached, self.pace, self._facts))
+        if self.scheduler.deadlines.least_s(request) > left_s:
+            check_deadline(left_s, self.scheduler.deadlines.least_s(request, self.scheduler.num_known(seq)))
 
     def _forget_ended(self, report: StepFrameBuilder) -> None:
         """At once after what the scheduler has ended: what else this drain holds for it finds nothing, so that it ends
         once."""
         for seq in report.ended:
             self._admission.forget(seq)
+
+    def _learn_lengths(self, report: StepFrameBuilder) -> None:
+        for columns in report.columns.values():
+            for finished in columns.finished:
+                self.scheduler.deadlines.output_ended(finished.num_generated)
 
     def _abort(self, frontend: int, abort: Abort) -> None:
         count = self._stats.stopped if abort.by_stop_string else self._stats.cancelled
@@ -248,6 +251,8 @@ class Engine:
                 self._admission.forget(seq)
                 self._trace.aborted(seq, abort.by_stop_string)
                 count()
+                if abort.by_stop_string:
+                    self.scheduler.deadlines.output_ended(seq.num_generated)
 
     def _control(self, frontend: int, control: Control, report: StepFrameBuilder) -> None:
         if control.verb == "reset_prefix_cache":
@@ -317,6 +322,7 @@ class Engine:
     def _send(self, report: StepFrameBuilder) -> None:
         if report.ended:
             self._forget_ended(report)
+            self._learn_lengths(report)
         self._stats.count(report)
         self._trace.turned(report, self.scheduler)
         self._timers.sweep(len(self._admission))

@@ -11,6 +11,8 @@ _UNMEASURED_S = 60.0
 #: Share of the estimate that a faster step leaves. It rises at once and falls slowly: contexts of steps differ.
 _KEPT = 0.9
 _NUM_BUCKETS = 64
+#: Steps that the mean of recent ones goes back, about.
+_NUM_RECENT = 20
 #: Steps of a size that must have been measured before any is refused for what they took.
 _LEAST_MEASURED = 3
 
@@ -22,6 +24,8 @@ class Pace:
         self._step_s = [0.0] * _NUM_BUCKETS
         self._fastest_s = [0.0] * _NUM_BUCKETS
         self._num_measured = [0] * _NUM_BUCKETS
+        #: Mean of recent steps, whatever their sizes; 0 until there is one.
+        self.recent_s = 0.0
 
     def stepped(self, num_tokens: int, duration_s: float) -> None:
         """Record a step, from its launch until it was read. At most the allowance counts: a longer one was a pause of
@@ -35,6 +39,7 @@ class Pace:
             fastest_s = self._fastest_s[bucket]
             self._fastest_s[bucket] = min(fastest_s, duration_s) if fastest_s else duration_s
             self._num_measured[bucket] += 1
+            self.recent_s += (duration_s - self.recent_s) / (_NUM_RECENT if self.recent_s else 1)
 
     def least_s(self, num_tokens: int) -> float:
         """Seconds that a step of so many tokens takes at least, by the fastest that were measured: one of its own

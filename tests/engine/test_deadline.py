@@ -81,10 +81,10 @@ def test_what_the_prefix_cache_holds_takes_no_time() -> None:
     h = Harness(SETTING)
     h.add(PROMPT, 4)
     h.run()
-    h.engine.pace = Pace()
+    h.engine.pace = h.scheduler.deadlines.pace = Pace()
     measured(h)
     assert fate(h, h.add(PROMPT, 4, **due_in(30.0))) == "FINISHED"
-    h.engine.pace = Pace()
+    h.engine.pace = h.scheduler.deadlines.pace = Pace()
     measured(h)
     assert fate(h, h.add(PROMPT, 4, bypass_prefix_cache=True, **due_in(30.0))) == "DEADLINE_UNREACHABLE"
 

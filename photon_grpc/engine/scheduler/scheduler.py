@@ -19,6 +19,7 @@ from photon_grpc.core.request import Request
 from photon_grpc.core.scores import RECORD
 from photon_grpc.core.sequence import Flight, Sequence, Status
 from photon_grpc.engine.blocks.block_pool import BlockPool
+from photon_grpc.engine.deadline import Deadlines
 from photon_grpc.engine.grammar import ConstrainedOutputs, NoGrammars, nothing_to_draw
 from photon_grpc.engine.quarantine import NoQuarantine, Quarantine
 from photon_grpc.engine.scheduler.batch_builder import BatchBuilder
@@ -67,6 +68,7 @@ class Scheduler:
         self.drafting = drafting or NoDrafting()
         self.policy = policy
         self.pool = pool
+        self.deadlines = Deadlines(limits.max_num_batched_tokens)
         self.quarantine = quarantine or NoQuarantine()
         constraints = constraints or ConstrainedOutputs(NoGrammars(), 0)
         trial = Trial(self.quarantine)
@@ -86,7 +88,8 @@ class Scheduler:
     # -- one step ------------------------------------------------------------------------------------------------------
 
     def schedule(self, now_s: float, report: StepFrameBuilder) -> Batch | None:
-        """The next Batch, or None when no sequence can compute anything now. Reports preemptions."""
+        """The next Batch, or None when no sequence can compute anything now. Reports preemptions, and the failure of
+        those whose turn comes too late."""
         plan = self._plan_in_turns(now_s, report) if self.live.trial.seqs else self._plan(now_s, report)
         if not plan.rows:
             return None
@@ -103,7 +106,7 @@ class Scheduler:
         preemptions = self.num_preemptions
         self._serve_running(plan, report)
         if len(self.live.waiting) and preemptions == self.num_preemptions:
-            self._admit_waiting(plan, now_s)
+            self._admit_waiting(plan, now_s, report)
         return plan
 
     def _plan_in_turns(self, now_s: float, report: StepFrameBuilder) -> BatchBuilder:
@@ -219,19 +222,33 @@ class Scheduler:
 
     # -- admission -----------------------------------------------------------------------------------------------------
 
-    def _admit_waiting(self, plan: BatchBuilder, now_s: float) -> None:
+    def _admit_waiting(self, plan: BatchBuilder, now_s: float, report: StepFrameBuilder) -> None:
         while plan.budget > 0 and self.live.has_seat() and len(self.live.waiting):
             seq = self.live.waiting.first()
             if not self.policy.admits(seq.rank, self.live.newest, len(self.live.running)):
                 return
             if self.live.trial.seqs and not self.live.trial.may_compute(seq):
                 return
+            if seq.request.deadline_s is not None and self._comes_too_late(seq, now_s, report):
+                continue
             if len(seq.ids) > plan.budget and not self.chunking.share(len(seq.ids), plan.budget, not plan.rows):
                 return
             copies = self._take_blocks(seq)
             if copies is None:
                 return
             self._seat(plan, seq, copies, now_s)
+
+    def _comes_too_late(self, seq: Sequence, now_s: float, report: StepFrameBuilder) -> bool:
+        """True when it could not be in time any more, and has been failed for that."""
+        num_running = len(self.live.running)
+        if self.deadlines.missed(seq, 0, num_running, now_s) is None:
+            return False
+        failure = self.deadlines.missed(seq, self.num_known(seq), num_running, now_s)
+        if failure is None:
+            return False
+        self.live.remove(seq)
+        report.failed(seq, Fault.of(failure))
+        return True
 
     def _take_blocks(self, seq: Sequence) -> tuple[tuple[int, int], ...] | None:
         """Copies to make, after the sequence got its blocks; None when there is no room for it now."""

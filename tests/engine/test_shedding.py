@@ -1,0 +1,202 @@
+"""Requests that wait and cannot be in time any more are ended before they cost a prompt; on a clock of its own."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+
+from photon_grpc.core.batch import Batch, StepOutput
+from photon_grpc.core.frames import Abort
+from photon_grpc.core.ports import Pending
+from photon_grpc.engine import engine, engine_stats
+from tests.engine.harness import Harness, Setting
+
+NUM_SEATS = 8
+NUM_PROMPT = 20
+#: A step, and each of its tokens.
+STEP_S, TOKEN_S = 0.01, 0.0005
+DEADLINE_S = 6.0
+
+Length = Callable[[random.Random], int]
+
+
+@dataclass
+class Clock:
+    now_s: float = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(engine, "time", made)
+    monkeypatch.setattr(engine_stats, "time", made)
+    return made
+
+
+class Timed:
+    """A step that takes time to be read."""
+
+    def __init__(self, pending: Pending, duration_s: float, clock: Clock) -> None:
+        self.drafts, self.sample = pending.drafts, pending.sample
+        self._pending, self._duration_s, self._clock = pending, duration_s, clock
+
+    def result(self) -> StepOutput:
+        self._clock.now_s += self._duration_s
+        return msgspec.structs.replace(self._pending.result(), duration_s=self._duration_s)
+
+
+@dataclass
+class Service:
+    clock: Clock
+    setting: Setting = field(
+        default_factory=lambda: Setting(
+            max_num_seqs=NUM_SEATS,
+            max_num_batched_tokens=64,
+            num_blocks=1000,
+            max_model_len=512,
+            prefix_caching=False,
+            windows=(0,),
+        )
+    )
+    num_computed: int = 0
+
+    def __post_init__(self) -> None:
+        self.h = Harness(self.setting)
+        self._submit = self.h.runner.submit
+        self.h.runner.submit = self._timed  # type: ignore[method-assign]
+
+    def _timed(self, batch: Batch) -> Timed:
+        num_tokens = sum(batch.counts)
+        self.num_computed += num_tokens
+        return Timed(self._submit(batch), STEP_S + TOKEN_S * num_tokens, self.clock)
+
+    def add(self, number: int, max_tokens: int, deadline_s: float | None, arrival_s: float | None = None) -> int:
+        arrival_s = self.clock.now_s if arrival_s is None else arrival_s
+        due_s = None if deadline_s is None else arrival_s + deadline_s
+        prompt = [(number + at) % 90 for at in range(NUM_PROMPT)]
+        return self.h.add(prompt, max_tokens, arrival_s=arrival_s, deadline_s=due_s)
+
+    def step(self) -> None:
+        self.h.engine.step()
+        self.h._collect()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.h.scheduler.live.has_work() or self.h.post.inbox)
+
+
+@dataclass
+class Figures:
+    """Of a load: requests a second that the seats can take, those that finished, and the share of computed tokens that
+    went into others."""
+
+    capacity: float
+    finished: int
+    reasons: Counter[str]
+    wasted: float
+    duration_s: float
+
+
+def open_loop(clock: Clock, load: float, length: Length, num_requests: int, *, limited: bool = True) -> Figures:
+    """Poisson arrivals at `load` times what the seats can take. Each ends after a length that is drawn; it is its
+    max_tokens, or else (not `limited`) a stop string ends it that the engine does not know of."""
+    service, draw = Service(clock), random.Random(1)
+    mean = sum(length(draw) for _ in range(1000)) / 1000
+    capacity = NUM_SEATS / (mean * (STEP_S + TOKEN_S * NUM_SEATS * (1 + NUM_PROMPT / mean)))
+    began_s = clock.now_s
+    arrivals: list[tuple[float, int]] = []
+    at_s = began_s
+    for _ in range(num_requests):
+        at_s += draw.expovariate(load * capacity)
+        arrivals.append((at_s, length(draw)))
+    ends: dict[int, int] = {}
+    stopped: set[int] = set()
+    while len(ends) < num_requests or service.has_work:
+        if not service.has_work:
+            clock.now_s = max(clock.now_s, arrivals[len(ends)][0])
+        while len(ends) < num_requests and arrivals[len(ends)][0] <= clock.now_s:
+            arrival_s, num_tokens = arrivals[len(ends)]
+            handle = service.add(len(ends), num_tokens if limited else 400, DEADLINE_S, arrival_s)
+            ends[handle] = num_tokens
+        service.step()
+        for handle, num_tokens in ends.items() if not limited else ():
+            if handle not in stopped and len(service.h.outcomes[handle].ids) >= num_tokens:
+                stopped.add(handle)
+                service.h.post.put(Abort((handle,), by_stop_string=True))
+    outcomes = [service.h.outcomes[handle] for handle in ends]
+    failed = [outcome for outcome in outcomes if outcome.failed is not None]
+    wasted = sum(NUM_PROMPT + len(outcome.ids) - 1 for outcome in failed if outcome.ids)
+    reasons = Counter(outcome.failed.reason for outcome in failed if outcome.failed is not None)
+    num_finished = num_requests - len(failed)
+    return Figures(capacity, num_finished, reasons, wasted / service.num_computed, clock.now_s - began_s)
+
+
+def equal(draw: random.Random) -> int:
+    return 40
+
+
+def varied(draw: random.Random) -> int:
+    return min(200, max(2, int(draw.lognormvariate(3.5, 0.8))))
+
+
+@pytest.mark.parametrize("limited", [True, False])
+@pytest.mark.parametrize("length", [equal, varied])
+def test_of_an_overload_few_tokens_go_into_requests_that_expire(clock: Clock, length: Length, limited: bool) -> None:
+    figures = open_loop(clock, 5.0, length, 300, limited=limited)
+    assert figures.wasted < 0.01, figures
+    # What is served is what the seats can take (without shedding, a half of that).
+    assert figures.finished / figures.duration_s > 0.8 * figures.capacity, figures
+
+
+def test_without_overload_nobody_is_ended_for_what_is_likely(clock: Clock) -> None:
+    figures = open_loop(clock, 0.7, varied, 150)
+    assert figures.finished == 150, figures
+
+
+def test_a_request_whose_turn_comes_too_late_costs_nothing(clock: Clock) -> None:
+    service = Service(clock, Setting(max_num_seqs=1, max_num_batched_tokens=64, num_blocks=1000, windows=(0,)))
+    for number in range(3):
+        service.add(number, 50, None)
+    late = service.add(7, 50, 2.0)
+    after = service.add(8, 50, None)
+    while service.has_work:
+        service.step()
+    failed = service.h.outcomes[late].failed
+    assert failed is not None and failed.reason == "DEADLINE_UNREACHABLE"
+    assert failed.needed is not None and failed.limit is not None and 0 < failed.limit < failed.needed
+    assert service.num_computed == 4 * (NUM_PROMPT + 49)
+    assert service.h.outcomes[after].finished is not None and service.h.idle()
+
+
+def test_one_that_has_waited_less_than_it_has_left_has_its_chance(clock: Clock) -> None:
+    """An output may be shorter than those before it."""
+    service = Service(clock, Setting(max_num_seqs=1, max_num_batched_tokens=64, num_blocks=1000, windows=(0,)))
+    service.add(1, 60, None)
+    while service.has_work:
+        service.step()
+    service.add(2, 10, None)
+    chance = service.add(3, 60, 0.6)
+    while service.has_work:
+        service.step()
+    assert len(service.h.outcomes[chance].ids) > 1
+
+
+def test_of_a_request_with_several_outputs_all_end(clock: Clock) -> None:
+    service = Service(clock, Setting(max_num_seqs=1, max_num_batched_tokens=64, num_blocks=1000, windows=(0,)))
+    service.add(1, 60, None)
+    service.add(2, 60, None)
+    while len(service.h.outcomes[0].ids) < 5:
+        service.step()
+    several = service.h.add(list(range(30)), 60, num_outputs=3, arrival_s=clock.now_s, deadline_s=clock.now_s + 1.9)
+    while service.has_work:
+        service.step()
+    reasons = {service.h.outcomes[several + index].failed.reason for index in range(3)}
+    assert reasons == {"DEADLINE_UNREACHABLE"} and service.h.idle()
