@@ -19,6 +19,7 @@ from photon_grpc.cli.generate import chat, generate
 from photon_grpc.cli.health import health
 from photon_grpc.cli.keys import keys
 from photon_grpc.cli.serve import doctor, run, serve
+from photon_grpc.cli.top import top
 from photon_grpc.cli.trace import trace
 from photon_grpc.config.resolve import CLIENT_VARIABLES
 from photon_grpc.config.settings import is_text
@@ -86,7 +87,7 @@ def cli() -> None:
     """
 
 
-for verb in (serve, run, doctor, convert, health, generate, chat, bench, keys, trace):
+for verb in (serve, run, doctor, convert, health, generate, chat, bench, keys, top, trace):
     cli.add_command(verb)
 
 

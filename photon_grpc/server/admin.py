@@ -130,6 +130,7 @@ def _load_message(load: Load) -> pb.Load:
         output_tokens_per_second=load.output_tokens_per_s,
         prompt_tokens_per_second=load.prompt_tokens_per_s,
         step_duration=step,
+        preemption_count=load.preemptions,
     )
 
 

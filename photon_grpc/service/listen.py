@@ -12,6 +12,7 @@ import socket
 import stat
 import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 from photon_grpc.config.flags import NO_ADMIN
 from photon_grpc.config.resolve import split_address
@@ -88,7 +89,25 @@ def admin_address(wanted: str) -> str:
     where nothing is wanted."""
     if wanted:
         return "" if wanted == NO_ADMIN else wanted
-    return f"unix:{os.environ.get('XDG_RUNTIME_DIR') or _temporary()}/photon-grpc-{os.getpid()}.sock"
+    return f"unix:{_socket_directory()}/photon-grpc-{os.getpid()}.sock"
+
+
+def admin_sockets() -> tuple[str, ...]:
+    """Addresses of this user's servers, or the system's, that are named after their process and answer."""
+    found = sorted(Path(_socket_directory()).glob("photon-grpc-*.sock"))
+    return tuple(f"unix:{path}" for path in found if _is_ours(path))
+
+
+def _is_ours(path: Path) -> bool:
+    # In a directory for all anyone may listen, and callers may send a key.
+    with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
+        probe.connect(str(path))
+        return path.stat().st_uid in (os.getuid(), 0)
+    return False
+
+
+def _socket_directory() -> str:
+    return os.environ.get("XDG_RUNTIME_DIR") or _temporary()
 
 
 def _temporary() -> str:

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aphoton_grpc/v1/admin.proto\x12\x0ephoton_grpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x16\n\x14GetServerInfoRequest\"\xa4\x02\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12.\n\nstart_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x17\n\x0ftotal_kv_blocks\x18\x05 \x01(\x04\x12\x17\n\x0fkv_block_tokens\x18\x06 \x01(\r\x12\x1c\n\x14max_running_requests\x18\x07 \x01(\r\x12\x1b\n\x13max_queued_requests\x18\x08 \x01(\r\x12\x1a\n\x12max_batched_tokens\x18\t \x01(\r\x12\x1c\n\x14\x65ngine_restart_count\x18\n \x01(\r\"\x10\n\x0eGetLoadRequest\"5\n\x0fGetLoadResponse\x12\"\n\x04load\x18\x01 \x01(\x0b\x32\x14.photon_grpc.v1.Load\"C\n\x10WatchLoadRequest\x12/\n\x0cmin_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"7\n\x11WatchLoadResponse\x12\"\n\x04load\x18\x01 \x01(\x0b\x32\x14.photon_grpc.v1.Load\"\x80\x03\n\x04Load\x12/\n\x0bsample_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\x10running_requests\x18\x02 \x01(\r\x12\x17\n\x0fqueued_requests\x18\x03 \x01(\r\x12\x1c\n\x14queued_prompt_tokens\x18\x04 \x01(\x04\x12\x17\n\x0fowned_kv_blocks\x18\x05 \x01(\x04\x12\x18\n\x10\x63\x61\x63hed_kv_blocks\x18\x06 \x01(\x04\x12\x16\n\x0e\x66ree_kv_blocks\x18\x07 \x01(\x04\x12\x16\n\x0ekv_utilization\x18\x08 \x01(\x01\x12\x1d\n\x15prefix_cache_hit_rate\x18\t \x01(\x01\x12 \n\x18output_tokens_per_second\x18\n \x01(\x01\x12 \n\x18prompt_tokens_per_second\x18\x0b \x01(\x01\x12\x30\n\rstep_duration\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\"8\n\x14\x41\x62ortRequestsRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\x12\x0b\n\x03\x61ll\x18\x02 \x01(\x08\"4\n\x15\x41\x62ortRequestsResponse\x12\x1b\n\x13\x61\x62orted_request_ids\x18\x01 \x03(\t\":\n\x0c\x44rainRequest\x12*\n\x07timeout\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"+\n\rDrainResponse\x12\x1a\n\x12remaining_requests\x18\x01 \x01(\r\"\x19\n\x17ResetPrefixCacheRequest\"0\n\x18ResetPrefixCacheResponse\x12\x14\n\x0c\x66reed_blocks\x18\x01 \x01(\x04\"0\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\"-\n\x13LoadAdapterResponse\x12\x16\n\x0e\x61lready_loaded\x18\x01 \x01(\x08\"$\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x17\n\x15UnloadAdapterResponse2\xcd\x05\n\x0c\x41\x64minService\x12\\\n\rGetServerInfo\x12$.photon_grpc.v1.GetServerInfoRequest\x1a%.photon_grpc.v1.GetServerInfoResponse\x12J\n\x07GetLoad\x12\x1e.photon_grpc.v1.GetLoadRequest\x1a\x1f.photon_grpc.v1.GetLoadResponse\x12R\n\tWatchLoad\x12 .photon_grpc.v1.WatchLoadRequest\x1a!.photon_grpc.v1.WatchLoadResponse0\x01\x12\\\n\rAbortRequests\x12$.photon_grpc.v1.AbortRequestsRequest\x1a%.photon_grpc.v1.AbortRequestsResponse\x12\x44\n\x05\x44rain\x12\x1c.photon_grpc.v1.DrainRequest\x1a\x1d.photon_grpc.v1.DrainResponse\x12\x65\n\x10ResetPrefixCache\x12\'.photon_grpc.v1.ResetPrefixCacheRequest\x1a(.photon_grpc.v1.ResetPrefixCacheResponse\x12V\n\x0bLoadAdapter\x12\".photon_grpc.v1.LoadAdapterRequest\x1a#.photon_grpc.v1.LoadAdapterResponse\x12\\\n\rUnloadAdapter\x12$.photon_grpc.v1.UnloadAdapterRequest\x1a%.photon_grpc.v1.UnloadAdapterResponseBV\n\x11io.photon.grpc.v1P\x01Z?github.com/photon-grpc/photon-grpc/clients/go/photonv1;photonv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aphoton_grpc/v1/admin.proto\x12\x0ephoton_grpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x16\n\x14GetServerInfoRequest\"\xa4\x02\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12.\n\nstart_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x17\n\x0ftotal_kv_blocks\x18\x05 \x01(\x04\x12\x17\n\x0fkv_block_tokens\x18\x06 \x01(\r\x12\x1c\n\x14max_running_requests\x18\x07 \x01(\r\x12\x1b\n\x13max_queued_requests\x18\x08 \x01(\r\x12\x1a\n\x12max_batched_tokens\x18\t \x01(\r\x12\x1c\n\x14\x65ngine_restart_count\x18\n \x01(\r\"\x10\n\x0eGetLoadRequest\"5\n\x0fGetLoadResponse\x12\"\n\x04load\x18\x01 \x01(\x0b\x32\x14.photon_grpc.v1.Load\"C\n\x10WatchLoadRequest\x12/\n\x0cmin_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"7\n\x11WatchLoadResponse\x12\"\n\x04load\x18\x01 \x01(\x0b\x32\x14.photon_grpc.v1.Load\"\x9a\x03\n\x04Load\x12/\n\x0bsample_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\x10running_requests\x18\x02 \x01(\r\x12\x17\n\x0fqueued_requests\x18\x03 \x01(\r\x12\x1c\n\x14queued_prompt_tokens\x18\x04 \x01(\x04\x12\x17\n\x0fowned_kv_blocks\x18\x05 \x01(\x04\x12\x18\n\x10\x63\x61\x63hed_kv_blocks\x18\x06 \x01(\x04\x12\x16\n\x0e\x66ree_kv_blocks\x18\x07 \x01(\x04\x12\x16\n\x0ekv_utilization\x18\x08 \x01(\x01\x12\x1d\n\x15prefix_cache_hit_rate\x18\t \x01(\x01\x12 \n\x18output_tokens_per_second\x18\n \x01(\x01\x12 \n\x18prompt_tokens_per_second\x18\x0b \x01(\x01\x12\x30\n\rstep_duration\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10preemption_count\x18\r \x01(\x04\"8\n\x14\x41\x62ortRequestsRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\x12\x0b\n\x03\x61ll\x18\x02 \x01(\x08\"4\n\x15\x41\x62ortRequestsResponse\x12\x1b\n\x13\x61\x62orted_request_ids\x18\x01 \x03(\t\":\n\x0c\x44rainRequest\x12*\n\x07timeout\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"+\n\rDrainResponse\x12\x1a\n\x12remaining_requests\x18\x01 \x01(\r\"\x19\n\x17ResetPrefixCacheRequest\"0\n\x18ResetPrefixCacheResponse\x12\x14\n\x0c\x66reed_blocks\x18\x01 \x01(\x04\"0\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\"-\n\x13LoadAdapterResponse\x12\x16\n\x0e\x61lready_loaded\x18\x01 \x01(\x08\"$\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x17\n\x15UnloadAdapterResponse2\xcd\x05\n\x0c\x41\x64minService\x12\\\n\rGetServerInfo\x12$.photon_grpc.v1.GetServerInfoRequest\x1a%.photon_grpc.v1.GetServerInfoResponse\x12J\n\x07GetLoad\x12\x1e.photon_grpc.v1.GetLoadRequest\x1a\x1f.photon_grpc.v1.GetLoadResponse\x12R\n\tWatchLoad\x12 .photon_grpc.v1.WatchLoadRequest\x1a!.photon_grpc.v1.WatchLoadResponse0\x01\x12\\\n\rAbortRequests\x12$.photon_grpc.v1.AbortRequestsRequest\x1a%.photon_grpc.v1.AbortRequestsResponse\x12\x44\n\x05\x44rain\x12\x1c.photon_grpc.v1.DrainRequest\x1a\x1d.photon_grpc.v1.DrainResponse\x12\x65\n\x10ResetPrefixCache\x12\'.photon_grpc.v1.ResetPrefixCacheRequest\x1a(.photon_grpc.v1.ResetPrefixCacheResponse\x12V\n\x0bLoadAdapter\x12\".photon_grpc.v1.LoadAdapterRequest\x1a#.photon_grpc.v1.LoadAdapterResponse\x12\\\n\rUnloadAdapter\x12$.photon_grpc.v1.UnloadAdapterRequest\x1a%.photon_grpc.v1.UnloadAdapterResponseBV\n\x11io.photon.grpc.v1P\x01Z?github.com/photon-grpc/photon-grpc/clients/go/photonv1;photonv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,27 +47,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHLOADRESPONSE']._serialized_start=572
   _globals['_WATCHLOADRESPONSE']._serialized_end=627
   _globals['_LOAD']._serialized_start=630
-  _globals['_LOAD']._serialized_end=1014
-  _globals['_ABORTREQUESTSREQUEST']._serialized_start=1016
-  _globals['_ABORTREQUESTSREQUEST']._serialized_end=1072
-  _globals['_ABORTREQUESTSRESPONSE']._serialized_start=1074
-  _globals['_ABORTREQUESTSRESPONSE']._serialized_end=1126
-  _globals['_DRAINREQUEST']._serialized_start=1128
-  _globals['_DRAINREQUEST']._serialized_end=1186
-  _globals['_DRAINRESPONSE']._serialized_start=1188
-  _globals['_DRAINRESPONSE']._serialized_end=1231
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=1233
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=1258
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=1260
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=1308
-  _globals['_LOADADAPTERREQUEST']._serialized_start=1310
-  _globals['_LOADADAPTERREQUEST']._serialized_end=1358
-  _globals['_LOADADAPTERRESPONSE']._serialized_start=1360
-  _globals['_LOADADAPTERRESPONSE']._serialized_end=1405
-  _globals['_UNLOADADAPTERREQUEST']._serialized_start=1407
-  _globals['_UNLOADADAPTERREQUEST']._serialized_end=1443
-  _globals['_UNLOADADAPTERRESPONSE']._serialized_start=1445
-  _globals['_UNLOADADAPTERRESPONSE']._serialized_end=1468
-  _globals['_ADMINSERVICE']._serialized_start=1471
-  _globals['_ADMINSERVICE']._serialized_end=2188
+  _globals['_LOAD']._serialized_end=1040
+  _globals['_ABORTREQUESTSREQUEST']._serialized_start=1042
+  _globals['_ABORTREQUESTSREQUEST']._serialized_end=1098
+  _globals['_ABORTREQUESTSRESPONSE']._serialized_start=1100
+  _globals['_ABORTREQUESTSRESPONSE']._serialized_end=1152
+  _globals['_DRAINREQUEST']._serialized_start=1154
+  _globals['_DRAINREQUEST']._serialized_end=1212
+  _globals['_DRAINRESPONSE']._serialized_start=1214
+  _globals['_DRAINRESPONSE']._serialized_end=1257
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=1259
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=1284
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=1286
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=1334
+  _globals['_LOADADAPTERREQUEST']._serialized_start=1336
+  _globals['_LOADADAPTERREQUEST']._serialized_end=1384
+  _globals['_LOADADAPTERRESPONSE']._serialized_start=1386
+  _globals['_LOADADAPTERRESPONSE']._serialized_end=1431
+  _globals['_UNLOADADAPTERREQUEST']._serialized_start=1433
+  _globals['_UNLOADADAPTERREQUEST']._serialized_end=1469
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_start=1471
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_end=1494
+  _globals['_ADMINSERVICE']._serialized_start=1497
+  _globals['_ADMINSERVICE']._serialized_end=2214
 # @@protoc_insertion_point(module_scope)

@@ -137,6 +137,7 @@ BUSY = Load(
     prompt_tokens_per_s=10.0,
     prompt_tokens=40,
     cached_prompt_tokens=10,
+    preemptions=5,
 )
 
 
@@ -147,7 +148,7 @@ async def test_the_load_is_the_engines(replica: Operated, admin: admin_pb2_grpc.
     assert (load.owned_kv_blocks, load.cached_kv_blocks, load.free_kv_blocks) == (4, 3, 2)
     assert (load.kv_utilization, load.prefix_cache_hit_rate) == (0.4, 0.25)
     assert (load.output_tokens_per_second, load.prompt_tokens_per_second) == (50.0, 10.0)
-    assert load.step_duration.ToMicroseconds() == 12_500
+    assert (load.step_duration.ToMicroseconds(), load.preemption_count) == (12_500, 5)
     replica.frontend.load = Load()
     assert (await admin.GetLoad(pb.GetLoadRequest())).load.kv_utilization == 0
 

@@ -1,0 +1,57 @@
+"""`top`: a server's load, live in the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import click
+
+from photon_grpc.errors import ConfigError
+
+
+@click.command()
+@click.option(
+    "--target",
+    metavar="ADDR",
+    help="AdminService: unix:PATH or HOST:PORT. Unset: that of the one server on this machine.",
+)
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(0.1, 60),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Between two looks.",
+)
+@click.option("--once", is_flag=True, help="One look, as text, also where there is no terminal.")
+def top(target: str | None, interval_s: float, once: bool) -> None:
+    """Show a server's load live: requests, KV blocks, tokens per second, cache hits, steps. Ctrl-C leaves."""
+    from photon_grpc.cli.watching import look, watch
+
+    target = target or _only_server()
+    if once:
+        return asyncio.run(look(target))
+    if not sys.stdout.isatty():
+        raise ConfigError("top needs a terminal; --once prints one look as text")
+    try:
+        asyncio.run(watch(target, interval_s))
+        click.echo(f"{target} has ended")
+    except KeyboardInterrupt:
+        click.echo(f"left {target}, which goes on")
+
+
+def _only_server() -> str:
+    """Raise ConfigError where there is none, or more than one."""
+    from photon_grpc.service.listen import admin_sockets
+
+    found = admin_sockets()
+    if not found:
+        raise ConfigError(
+            "no server of this user was found on this machine; --target says where its AdminService is: "
+            "the server tells at start, `admin service on …`"
+        )
+    if len(found) > 1:
+        raise ConfigError(f"there are several servers; choose one with --target: {', '.join(found)}")
+    return found[0]

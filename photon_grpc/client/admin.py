@@ -1,0 +1,134 @@
+"""AdminService from outside: what a replica is, and its load as it changes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import grpc
+import grpc.aio
+
+from photon_grpc.client.channel import open_channel
+from photon_grpc.client.status import to_error
+from photon_grpc.errors import FeatureNotSupported, PhotonError
+from photon_grpc.v1 import admin_pb2 as pb
+from photon_grpc.v1 import admin_pb2_grpc
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """What a server is."""
+
+    version: str
+    start_time_s: float
+    device: str
+    total_blocks: int
+    block_size: int
+    max_running: int
+    max_queued: int
+    num_restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSample:
+    """A server's load. Rates are averages over about a second."""
+
+    running: int = 0
+    queued: int = 0
+    queued_prompt_tokens: int = 0
+    owned_blocks: int = 0
+    cached_blocks: int = 0
+    free_blocks: int = 0
+    #: Since start or reset.
+    prefix_cache_hit_rate: float = 0.0
+    output_tokens_per_s: float = 0.0
+    prompt_tokens_per_s: float = 0.0
+    step_s: float = 0.0
+    num_preemptions: int = 0
+
+
+class AdminClient:
+    """Calls the AdminService of one replica, which has a listener of its own: `target` is unix:PATH or HOST:PORT."""
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        metadata: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        self.target = target
+        self._metadata = tuple(metadata)
+        self._channel = open_channel(target, credentials=credentials, retries=0, only_ready=False)
+        self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)
+
+    async def replica(self, timeout_s: float = 10.0) -> Replica:
+        """Raise PhotonError: Unavailable while the model loads, FeatureNotSupported where no AdminService is."""
+        try:
+            call = self._stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=timeout_s, metadata=self._metadata)
+            return _replica(await call)
+        except grpc.aio.AioRpcError as failure:
+            raise self._error(failure) from failure
+
+    async def watch_load(self, interval_s: float) -> AsyncIterator[LoadSample]:
+        """A sample at once, then one after each change, `interval_s` apart or more, until the server ends. Raise
+        PhotonError."""
+        request = pb.WatchLoadRequest()
+        request.min_interval.FromNanoseconds(round(interval_s * 1e9))
+        call = self._stub.WatchLoad(request, metadata=self._metadata)
+        try:
+            async for response in call:
+                yield _sample(response.load)
+        except grpc.aio.AioRpcError as failure:
+            raise self._error(failure) from failure
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _error(self, failure: grpc.aio.AioRpcError) -> PhotonError:
+        error = to_error(failure, self.target)
+        if isinstance(error, FeatureNotSupported):
+            told = "it has an address of its own, which the server tells at start: `admin service on unix:…`"
+            return FeatureNotSupported(f"{self.target} serves no AdminService; {told}")
+        return error
+
+
+def _replica(message: pb.GetServerInfoResponse) -> Replica:
+    return Replica(
+        version=message.version,
+        start_time_s=message.start_time.ToNanoseconds() / 1e9,
+        device=message.device,
+        total_blocks=message.total_kv_blocks,
+        block_size=message.kv_block_tokens,
+        max_running=message.max_running_requests,
+        max_queued=message.max_queued_requests,
+        num_restarts=message.engine_restart_count,
+    )
+
+
+def _sample(message: pb.Load) -> LoadSample:
+    return LoadSample(
+        running=message.running_requests,
+        queued=message.queued_requests,
+        queued_prompt_tokens=message.queued_prompt_tokens,
+        owned_blocks=message.owned_kv_blocks,
+        cached_blocks=message.cached_kv_blocks,
+        free_blocks=message.free_kv_blocks,
+        prefix_cache_hit_rate=message.prefix_cache_hit_rate,
+        output_tokens_per_s=message.output_tokens_per_second,
+        prompt_tokens_per_s=message.prompt_tokens_per_second,
+        step_s=message.step_duration.ToNanoseconds() / 1e9,
+        num_preemptions=message.preemption_count,
+    )
