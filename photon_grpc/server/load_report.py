@@ -12,8 +12,6 @@ from collections import deque
 from typing import Any, NamedTuple
 
 import grpc
-from xds.data.orca.v3.orca_load_report_pb2 import OrcaLoadReport
-from xds.service.orca.v3 import orca_pb2
 
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.stats import Load
@@ -21,10 +19,10 @@ from photon_grpc.errors import QueueFull, Unavailable
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.server import metadata
 from photon_grpc.server.metadata import Context
+from photon_grpc.server.orca import SERVICE, OrcaLoadReport, OrcaLoadReportRequest
 from photon_grpc.server.writer import StreamWriter
 
 TRAILER = "endpoint-load-metrics-bin"
-SERVICE: str = orca_pb2.DESCRIPTOR.services_by_name["OpenRcaService"].full_name
 
 #: Rates are averages over so many samples.
 _SAMPLE_INTERVAL_S = 1.0
@@ -52,7 +50,7 @@ class LoadReports:
         self._frontend = frontend
         self._samples: deque[_Sample] = deque(maxlen=_NUM_SAMPLES + 1)
 
-    def report(self) -> OrcaLoadReport:
+    def report(self) -> Any:
         """Of this moment; an empty one, which clients ignore, where there is no engine."""
         try:
             facts = self._frontend.facts
@@ -112,7 +110,7 @@ class OpenRcaService:
 
     def handler(self) -> grpc.GenericRpcHandler:
         method = grpc.unary_stream_rpc_method_handler(
-            self.StreamCoreMetrics, orca_pb2.OrcaLoadReportRequest.FromString, OrcaLoadReport.SerializeToString
+            self.StreamCoreMetrics, OrcaLoadReportRequest.FromString, OrcaLoadReport.SerializeToString
         )
         return grpc.method_handlers_generic_handler(SERVICE, {"StreamCoreMetrics": method})
 

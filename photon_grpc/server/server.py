@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import grpc
-from xds.service.orca.v3 import orca_pb2
 
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.frontend.frontend import Frontend
-from photon_grpc.server import addresses, health, load_report, reflection
+from photon_grpc.server import addresses, health, orca, reflection
 from photon_grpc.server.inference import InferenceService
 from photon_grpc.server.interceptors.errors import ErrorInterceptor
 from photon_grpc.server.load_report import LoadReports, OpenRcaService
@@ -31,7 +30,7 @@ _SERVICES = (
     inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
     model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
     health.SERVICE,
-    load_report.SERVICE,
+    orca.SERVICE,
 )
 
 
@@ -102,7 +101,7 @@ class Server:
         inference = InferenceService(self._frontend, self._writer)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._frontend), server)
-        reflected = reflection.handlers(_SERVICES, (inference_pb2, model_pb2, orca_pb2))
+        reflected = reflection.handlers(_SERVICES, (inference_pb2, model_pb2, orca))
         server.add_generic_rpc_handlers((self._health.handler(), self._orca.handler(), *reflected))
         return server
 

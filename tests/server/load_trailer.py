@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from typing import Any
 
-from xds.data.orca.v3.orca_load_report_pb2 import OrcaLoadReport
-
+from photon_grpc.server.orca import OrcaLoadReport
 from tests.attack.http2 import HEADERS, SETTINGS, connected, frame, grpc_message
 
 KEY = b"endpoint-load-metrics-bin"
@@ -14,12 +14,12 @@ KEY = b"endpoint-load-metrics-bin"
 _TRUE_BINARY = frame(SETTINGS, payload=struct.pack(">HI", 0xFE03, 1))
 
 
-async def load_trailer(address: str, path: str, message: bytes = b"", **headers: str) -> OrcaLoadReport | None:
+async def load_trailer(address: str, path: str, message: bytes = b"", **headers: str) -> Any:
     """Of one call on a connection of its own, whatever its end; None where its trailers have none."""
     return await asyncio.to_thread(_read, address, path, message, headers)
 
 
-def _read(address: str, path: str, message: bytes, headers: dict[str, str]) -> OrcaLoadReport | None:
+def _read(address: str, path: str, message: bytes, headers: dict[str, str]) -> Any:
     with connected(address) as connection:
         connection.send(_TRUE_BINARY)
         connection.call(1, path, grpc_message(message), **headers)
@@ -30,7 +30,7 @@ def _read(address: str, path: str, message: bytes, headers: dict[str, str]) -> O
     raise AssertionError("the connection was closed")
 
 
-def _report(block: bytes) -> OrcaLoadReport | None:
+def _report(block: bytes) -> Any:
     _, key, rest = block.partition(KEY)
     if not key:
         return None

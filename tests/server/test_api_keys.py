@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2
 from photon_grpc.config.api_keys import read_api_keys
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.errors import ConfigError, QuotaExceeded
-from photon_grpc.server import health, key_ring, load_report, reflection
+from photon_grpc.server import health, key_ring, orca, reflection
 from photon_grpc.server.interceptors.api_keys import ApiKeyInterceptor
 from photon_grpc.server.key_ring import KeyRing
 from photon_grpc.v1 import inference_pb2, inference_pb2_grpc, model_pb2
@@ -41,7 +41,7 @@ SCOPED = methods_of(INFERENCE, MODELS)
 SERVED = [
     *SCOPED,
     *(f"/{service}/ServerReflectionInfo" for service in reflection.SERVICES),
-    f"/{load_report.SERVICE}/StreamCoreMetrics",
+    f"/{orca.SERVICE}/StreamCoreMetrics",
     *(f"/{health.SERVICE}/{name}" for name in ("Check", "Watch", "List")),
 ]
 UNKNOWN = [

@@ -14,8 +14,6 @@ from typing import Any
 
 import grpc
 import pytest
-from xds.data.orca.v3.orca_load_report_pb2 import OrcaLoadReport
-from xds.service.orca.v3.orca_pb2 import OrcaLoadReportRequest
 
 from photon_grpc import errors
 from photon_grpc.config.resolve import resolve
@@ -24,6 +22,7 @@ from photon_grpc.errors import ConfigError, ModelLoading
 from photon_grpc.server import load_report
 from photon_grpc.server.interceptors.api_keys import ApiKeyInterceptor
 from photon_grpc.server.key_ring import KeyRing
+from photon_grpc.server.orca import OrcaLoadReport, OrcaLoadReportRequest
 from photon_grpc.server.server import Server
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
@@ -45,6 +44,21 @@ BUSY = Load(
 )
 
 
+def test_the_messages_are_those_of_the_standard() -> None:
+    """Bytes that the classes of xds-protos 1.85 have made."""
+    report = OrcaLoadReport.FromString(
+        bytes.fromhex(
+            "09000000000000f03f1100000000000000401803220c0a01611100000000000010402a0c0a0162110000000000001440"
+            "310000000000001840390000000000001c40420c0a0163110000000000002040490000000000002240"
+        )
+    )
+    assert (report.cpu_utilization, report.mem_utilization, report.rps, report.rps_fractional) == (1, 2, 3, 6)
+    assert (report.eps, report.application_utilization) == (7, 9)
+    assert (report.request_cost, report.utilization, report.named_metrics) == ({"a": 4}, {"b": 5}, {"c": 8})
+    request = OrcaLoadReportRequest.FromString(bytes.fromhex("0a020805120178"))
+    assert (request.report_interval.seconds, list(request.request_cost_names)) == (5, ["x"])
+
+
 def metrics_stream(channel: grpc.aio.Channel, **interval: int) -> Any:
     request = OrcaLoadReportRequest()
     if interval:
@@ -57,7 +71,7 @@ def metrics_stream(channel: grpc.aio.Channel, **interval: int) -> Any:
     return method(request)
 
 
-def busy_report() -> OrcaLoadReport:
+def busy_report() -> Any:
     """Of BUSY, where nothing has ended lately: three wait for three quarters of a second."""
     return OrcaLoadReport(
         application_utilization=0.75,

@@ -14,7 +14,7 @@ import grpc
 
 from photon_grpc.config.api_keys import ApiKey
 from photon_grpc.errors import InvalidCredentials, MissingCredentials, NotAllowed, ScopeRequired
-from photon_grpc.server import health, load_report, metadata, reflection
+from photon_grpc.server import health, metadata, orca, reflection
 from photon_grpc.server.interceptors.errors import MethodHandler
 from photon_grpc.server.key_ring import KeyRing
 from photon_grpc.v1 import admin_pb2, inference_pb2, model_pb2
@@ -30,7 +30,7 @@ _SCOPES = {
     model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name: "models",
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name: "admin",
     health.SERVICE: _NO_SCOPE,
-    load_report.SERVICE: _NO_SCOPE,
+    orca.SERVICE: _NO_SCOPE,
     **dict.fromkeys(reflection.SERVICES, _NO_SCOPE),
 }
 _SCOPE_OF_OTHERS = "admin"
@@ -39,7 +39,7 @@ _SCOPE_OF_OTHERS = "admin"
 _EXEMPTIONS = {
     "health": (health.SERVICE,),
     "reflection": reflection.SERVICES,
-    "load-reports": (load_report.SERVICE,),
+    "load-reports": (orca.SERVICE,),
     "none": (),
 }
 
