@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from google.protobuf.descriptor_pb2 import (
     DescriptorProto,
@@ -21,6 +21,9 @@ MESSAGE, ENUM, SERVICE = 4, 5, 6
 FIELD, NESTED, ONEOF = 2, 3, 8
 VALUE, METHOD = 2, 2
 
+#: Before the comment of a declaration that the build does nothing with.
+NOT_HERE = "**Not in this release.**"
+
 Path = tuple[int, ...]
 Comments = dict[Path, str]
 
@@ -34,9 +37,13 @@ def undocumented(descriptors: FileDescriptorSet) -> list[str]:
     return missing
 
 
-def render_reference(descriptors: FileDescriptorSet) -> str:
-    """The reference: one section for each file, services first. Ends with a newline."""
-    return "\n".join(line for file in descriptors.file for line in file_section(file)) + "\n"
+def render_reference(descriptors: FileDescriptorSet, absent: Set[str] = frozenset()) -> str:
+    """The reference: one section for each file, services first. Ends with a newline. `absent` declarations are marked
+    as such. Raise ValueError for one that there is not."""
+    names = {name for file in descriptors.file for _, name in declarations(file)}
+    if unknown := absent - names:
+        raise ValueError(f"no declaration is called {', '.join(sorted(unknown))}")
+    return "\n".join(line for file in descriptors.file for line in file_section(file, absent)) + "\n"
 
 
 def comments_of(file: FileDescriptorProto) -> Comments:
@@ -94,8 +101,11 @@ def real_oneofs(message: DescriptorProto) -> list[int]:
 # How it is written ------------------------------------------------------------------------------------------------
 
 
-def file_section(file: FileDescriptorProto) -> Iterator[str]:
+def file_section(file: FileDescriptorProto, absent: Set[str]) -> Iterator[str]:
     comments = comments_of(file)
+    for path, name in declarations(file):
+        if name in absent:
+            comments[path] = f"{NOT_HERE} {comments[path]}"
     yield from (f"## {file.name}", "")
     for path, service in services_of(file):
         yield from service_section(comments, path, service)

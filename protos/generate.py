@@ -21,6 +21,11 @@ from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from grpc_tools import protoc
 
 PROTOS = Path(__file__).resolve().parent
+# The tree that this file stands in, also where another one is installed.
+sys.path.insert(0, str(PROTOS.parent))
+
+from photon_grpc.server.features import ABSENT  # noqa: E402
+
 SOURCES = tuple(f"photon_grpc/v1/{name}.proto" for name in ("inference", "model", "admin"))
 WELL_KNOWN = files("grpc_tools") / "_proto"
 PLUGINS = ("protoc-gen-mypy", "protoc-gen-mypy_grpc")
@@ -56,7 +61,7 @@ def generate_reference(out: Path) -> None:
     descriptors = load_descriptors()
     if missing := undocumented(descriptors):
         raise RuntimeError(f"no comment on {', '.join(missing)}")
-    document = (PROTOS / "api_guide.md").read_text(encoding="utf-8") + "\n" + render_reference(descriptors)
+    document = (PROTOS / "api_guide.md").read_text(encoding="utf-8") + "\n" + render_reference(descriptors, ABSENT)
     (out / "docs").mkdir(parents=True, exist_ok=True)
     (out / "docs" / "api.md").write_text(document, encoding="utf-8")
 

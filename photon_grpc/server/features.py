@@ -24,6 +24,21 @@ _NEEDED: dict[str, model_pb2.Feature.ValueType] = {
     "structured_output.protobuf": Feature.FEATURE_PROTOBUF,
 }
 
+#: Declared, and in no model of this release: methods, values and fields, as Service.Method, Enum.VALUE, Message.field.
+#: The methods are refused, the fields empty or 0; docs/api.md says so beside each.
+ABSENT = frozenset(
+    {
+        "AdminService.LoadAdapter",
+        "AdminService.UnloadAdapter",
+        "Feature.FEATURE_ADAPTERS",
+        "Feature.FEATURE_SPECULATION",
+        "Model.base_model",
+        "Model.quantization",
+        "Usage.draft_tokens",
+        "Usage.accepted_draft_tokens",
+    }
+)
+
 
 def name_of(path: str) -> str:
     """The Feature that the field at `path` needs, for example "FEATURE_LOGPROBS"; empty where it needs none."""

@@ -19,6 +19,7 @@ from photon_grpc.core.stats import Load
 from photon_grpc.errors import ConfigError, EngineRestarting
 from photon_grpc.frontend.frontend import State
 from photon_grpc.server.admin_listener import AdminListener
+from photon_grpc.server.features import ABSENT
 from photon_grpc.server.interceptors.api_keys import ApiKeyInterceptor
 from photon_grpc.server.key_ring import KeyRing
 from photon_grpc.v1 import admin_pb2 as pb
@@ -219,8 +220,8 @@ async def test_draining_answers_all_when_it_is_over(replica: Operated, admin: ad
     assert [(await call).remaining_requests for call in calls] == [7, 7]
 
 
-@pytest.mark.parametrize("name", ["LoadAdapter", "UnloadAdapter"])
-async def test_adapters_are_not_there_yet(replica: Operated, name: str) -> None:
+@pytest.mark.parametrize("name", sorted(name.split(".")[1] for name in ABSENT if name.startswith("AdminService.")))
+async def test_what_the_reference_calls_absent_is_refused(replica: Operated, name: str) -> None:
     async with grpc.aio.insecure_channel(replica.address) as channel:
         error = await failure(raw(channel, f"/{SERVICE.full_name}/{name}")(b""))
     assert (error.code(), info_of(error).reason) == (grpc.StatusCode.UNIMPLEMENTED, "FEATURE_NOT_SUPPORTED")

@@ -15,7 +15,9 @@ from photon_grpc.client import Client, Delta, Generation, ToolCall
 from photon_grpc.client.generation import read_delta
 from photon_grpc.client.options import build_request
 from photon_grpc.config.flags import ServerConfig
+from photon_grpc.frontend import constraint
 from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.server.features import ABSENT, Feature
 from photon_grpc.server.server import Server
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
@@ -205,3 +207,10 @@ async def test_scores_leave_room_for_text_and_parts() -> None:
 
 async def test_features_name_both(qwen: Talker) -> None:
     assert (await qwen.client.model()).features[:4] == ("TEXT", "CHAT", "REASONING", "TOOL_CALLS")
+
+
+async def test_a_model_with_everything_lacks_what_the_reference_calls_absent(qwen: Talker) -> None:
+    offered = {*(await qwen.client.model()).features, *constraint.FEATURES.values()}
+    absent = {name.removeprefix("Feature.FEATURE_") for name in ABSENT if name.startswith("Feature.")}
+    assert offered | absent == {name.removeprefix("FEATURE_") for name in Feature.keys()} - {"UNSPECIFIED"}  # noqa: SIM118
+    assert not offered & absent
