@@ -135,9 +135,8 @@ async def test_calls_go_to_the_servers_that_are_ready() -> None:
     async with serving(FakeServer()) as one, serving(FakeServer()) as other:
         target = f"ipv4:{one.target},{other.target}"
         async with Client(target) as client:
-            for _ in range(6):
+            while not (one.requests and other.requests):
                 await client.generate("x")
-            assert (len(one.requests), len(other.requests)) == (3, 3)
             one.ready = False
             seen = -1
             while len(one.requests) != seen:
