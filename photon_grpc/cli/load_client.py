@@ -24,7 +24,7 @@ import grpc.aio
 from photon_grpc.cli.api_key import key_metadata
 from photon_grpc.cli.load import RequestResult, Session, Turn, Workload, as_json
 from photon_grpc.client.channel import open_channel
-from photon_grpc.client.multiplex import Multiplex
+from photon_grpc.client.multiplex import DEFAULT_TIMEOUT_S, Multiplex
 from photon_grpc.client.status import to_error
 from photon_grpc.errors import PhotonError
 from photon_grpc.v1 import inference_pb2, inference_pb2_grpc
@@ -49,7 +49,7 @@ class LoadClient:
         self._stub = inference_pb2_grpc.InferenceServiceStub(channel)
         self._multiplex = None
         if load.multiplex:
-            self._multiplex = Multiplex(self._stub.MultiplexGenerate(metadata=key_metadata()), load.target)
+            self._multiplex = Multiplex(lambda: self._stub.MultiplexGenerate(metadata=key_metadata()), load.target)
         self._waiting = enumerate(load.sessions)
         self._zero_s = 0.0
 
@@ -143,9 +143,7 @@ class LoadClient:
         timeout_s = self._load.timeout_s
         if self._multiplex is None:
             return self._stub.StreamGenerate(request, timeout=timeout_s, metadata=key_metadata())
-        if timeout_s is not None:
-            request.scheduling.timeout.FromNanoseconds(round(timeout_s * 1e9))
-        return self._multiplex.ask(request)
+        return self._multiplex.ask(request, DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s)
 
 
 async def run() -> None:

@@ -15,13 +15,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from photon_grpc.client.channel import MAX_RETRIES, open_channel
 from photon_grpc.client.generation import Generation, read_generation
 from photon_grpc.client.model import Model, read_model
-from photon_grpc.client.multiplex import Multiplex
+from photon_grpc.client.multiplex import DEFAULT_TIMEOUT_S, Multiplex, MultiplexGenerateCall
 from photon_grpc.client.options import Options, build_request, write_prompt
+from photon_grpc.client.resume import ResumingCall
 from photon_grpc.client.status import Unreachable, to_error
-from photon_grpc.client.stream import Stream
+from photon_grpc.client.stream import MessageCall, Stream
 from photon_grpc.core.generation import Prompt
 from photon_grpc.errors import ModelLoading, PhotonError
-from photon_grpc.v1 import inference_pb2_grpc, model_pb2, model_pb2_grpc
+from photon_grpc.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc
 
 #: The health service's name for "a request sent now would run".
 READINESS = "photon_grpc.v1.InferenceService"
@@ -35,8 +36,9 @@ class Client:
 
     `target` is HOST:PORT, unix:PATH or any name that gRPC resolves. Without `credentials` the connection is in clear
     text. A call that fails with a code of clients/service_config.json before anything was received is tried again up to
-    `retries` times, at most 4; after output has begun the error is raised. Generations go to servers that are ready,
-    questions about models and readiness to any. `metadata` goes with every call.
+    `retries` times, at most 4; a stream that is cut off later goes on at a server that is ready (`resume`). Generations
+    go to servers that are ready, questions about models and readiness to any. A call without a `timeout` of its own has
+    the client's, in seconds. `metadata` goes with every call.
     """
 
     def __init__(
@@ -45,9 +47,13 @@ class Client:
         *,
         credentials: grpc.ChannelCredentials | None = None,
         retries: int = MAX_RETRIES,
+        resume: bool = True,
+        timeout: float = DEFAULT_TIMEOUT_S,
         metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
         self.target = target
+        self._resume = resume
+        self._timeout_s = timeout
         self._credentials = credentials
         self._retries = retries
         self._metadata = tuple(metadata)
@@ -58,18 +64,26 @@ class Client:
         """The whole result at once. `timeout` also ends the call on this side; cancelling the task ends it on the
         server."""
         request = build_request(prompt, options)
-        call = self._inference.Generate(request, timeout=options.get("timeout"), metadata=self._metadata)
+        call = self._inference.Generate(request, timeout=self._timeout_of(options), metadata=self._metadata)
         return read_generation(await self._raised(call), options.get("message_type"))
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """The result as it is produced; see Stream."""
-        request = build_request(prompt, options)
-        call = self._inference.StreamGenerate(request, timeout=options.get("timeout"), metadata=self._metadata)
+        request, timeout_s = build_request(prompt, options), self._timeout_of(options)
+        call: MessageCall
+        if self._resume:
+            call = ResumingCall(request, self._open_stream, self.target, timeout_s)
+        else:
+            call = self._open_stream(request, timeout_s)
         return Stream(call, self.target, options.get("message_type"))
 
     def multiplex(self) -> Multiplex:
         """Many requests on one stream, as a context manager; see Multiplex."""
-        return Multiplex(self._inference.MultiplexGenerate(metadata=self._metadata), self.target)
+
+        def open_call() -> MultiplexGenerateCall:
+            return self._inference.MultiplexGenerate(metadata=self._metadata)
+
+        return Multiplex(open_call, self.target, timeout=self._timeout_s, retries=self._retries, resume=self._resume)
 
     async def models(self) -> list[Model]:
         """Every served model, the default one first."""
@@ -152,6 +166,13 @@ class Client:
                 self.target, credentials=self._credentials, retries=self._retries, only_ready=only_ready
             )
         return self._channels[only_ready]
+
+    def _open_stream(self, request: inference_pb2.GenerateRequest, timeout_s: float) -> MessageCall:
+        return self._inference.StreamGenerate(request, timeout=timeout_s, metadata=self._metadata)
+
+    def _timeout_of(self, options: Options) -> float:
+        own_s = options.get("timeout")
+        return self._timeout_s if own_s is None else own_s
 
     async def _raised(self, call: Awaitable[T]) -> T:
         try:

@@ -5,18 +5,28 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypeAlias, Unpack
 
 import grpc.aio
 
+from photon_grpc.client.channel import MAX_RETRIES
 from photon_grpc.client.generation import Generation, read_generation
 from photon_grpc.client.options import Options, build_request
+from photon_grpc.client.resume import ResumingCall
 from photon_grpc.client.status import Unreachable, item_error, to_error
-from photon_grpc.client.stream import Stream
+from photon_grpc.client.stream import MessageCall, Stream
 from photon_grpc.core.generation import Prompt
-from photon_grpc.errors import DuplicateRequestId, PhotonError
+from photon_grpc.errors import DeadlinePassed, Draining, DuplicateRequestId, PhotonError
 from photon_grpc.v1 import inference_pb2 as pb
+
+#: Of a call that brings none of its own.
+DEFAULT_TIMEOUT_S = 600.0
+
+MultiplexGenerateCall: TypeAlias = (
+    "grpc.aio.StreamStreamCall[pb.MultiplexGenerateRequest, pb.MultiplexGenerateResponse]"
+)
 
 #: No message but the first and the last.
 _AT_THE_END = 2**32 - 1
@@ -25,13 +35,14 @@ _AT_THE_END = 2**32 - 1
 class MultiplexedCall:
     """One request of many, read like a StreamGenerate call."""
 
-    def __init__(self, multiplex: Multiplex, request_id: str) -> None:
+    def __init__(self, cancel: Callable[[str], None], request_id: str, timeout_s: float) -> None:
         self.request_id = request_id
-        self._multiplex = multiplex
+        self._cancel = cancel
         self._messages: deque[pb.StreamGenerateResponse] = deque()
         self._error: PhotonError | None = None
         self._is_over = False
         self._news = asyncio.Event()
+        self._deadline = asyncio.get_running_loop().call_later(timeout_s, self._expire, timeout_s)
 
     def __aiter__(self) -> Self:
         return self
@@ -56,7 +67,7 @@ class MultiplexedCall:
     def cancel(self) -> None:
         """End the request; do nothing once it has ended."""
         if not self._is_over:
-            self._multiplex.cancel(self.request_id)
+            self._cancel(self.request_id)
 
     def tell(self, message: pb.StreamGenerateResponse) -> None:
         self._messages.append(message)
@@ -64,71 +75,117 @@ class MultiplexedCall:
 
     def end(self, error: PhotonError | None) -> None:
         """After what was told."""
+        if self._is_over:
+            return
         self._is_over = True
         self._error = error
+        self._deadline.cancel()
         self._news.set()
+
+    def _expire(self, timeout_s: float) -> None:
+        self.cancel()
+        self.end(DeadlinePassed(f"{timeout_s:g} s have passed"))
 
 
 class Multiplex:
     """Requests that share a stream: `async with client.multiplex() as many`. Leaving the block ends what still runs.
 
-    One that fails harms no other; a stream that is lost fails all of them, with the reason.
+    One that fails harms no other. When the stream is lost, or its server drains, the next request opens another, and
+    streams of one output go on there; the other requests in flight fail with the reason.
     """
 
     def __init__(
         self,
-        call: grpc.aio.StreamStreamCall[pb.MultiplexGenerateRequest, pb.MultiplexGenerateResponse],
+        open_call: Callable[[], MultiplexGenerateCall],
         target: str,
+        *,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        retries: int = MAX_RETRIES,
+        resume: bool = True,
     ) -> None:
+        self._open_call = open_call
+        self._target = target
+        self._timeout_s = timeout
+        self._retries = retries
+        self._resume = resume
+        self._wires: list[_Wire] = []
+        self._is_closed = False
+
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
+        """See Client.stream."""
+        call = self._call(build_request(prompt, options), options)
+        return Stream(call, self._target, options.get("message_type"))
+
+    async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
+        """See Client.generate."""
+        request = build_request(prompt, options)
+        request.stream.max_tokens_per_message = _AT_THE_END
+        call = self._call(request, options)
+        messages: list[pb.StreamGenerateResponse] = []
+        try:
+            while isinstance(message := await call.read(), pb.StreamGenerateResponse):
+                messages.append(message)
+        finally:
+            call.cancel()
+        return read_generation(_gathered(messages), options.get("message_type"))
+
+    def ask(self, request: pb.GenerateRequest, timeout_s: float) -> MultiplexedCall:
+        """The call of a request, sent once; it gets an id where it has none. Raise DuplicateRequestId."""
+        if self._is_closed:
+            raise Unreachable("the stream was closed")
+        self._wires = [wire for wire in self._wires if not wire.is_over]
+        if not self._wires or self._wires[-1].is_leaving:
+            self._wires.append(_Wire(self._open_call(), self._target))
+        return self._wires[-1].ask(request, timeout_s)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_closed = True
+        for wire in self._wires:
+            await wire.close()
+
+    def _call(self, request: pb.GenerateRequest, options: Options) -> MessageCall:
+        own_s = options.get("timeout")
+        timeout_s = self._timeout_s if own_s is None else own_s
+        if not self._resume:
+            return self.ask(request, timeout_s)
+        return ResumingCall(request, self.ask, self._target, timeout_s, retries=self._retries)
+
+
+class _Wire:
+    """One MultiplexGenerate call."""
+
+    def __init__(self, call: MultiplexGenerateCall, target: str) -> None:
         self._call = call
         self._target = target
         #: Those in flight.
         self._by_id: dict[str, MultiplexedCall] = {}
         self._by_handle: dict[int, MultiplexedCall] = {}
         self._actions: asyncio.Queue[pb.MultiplexGenerateRequest] = asyncio.Queue()
-        self._tasks: tuple[asyncio.Task[None], ...] = ()
-        #: Why the stream is over.
-        self._error: PhotonError | None = None
+        self._tasks = (asyncio.create_task(self._write()), asyncio.create_task(self._read()))
+        #: No request can be asked for here any more; nor will one end.
+        self.is_leaving = False
+        self.is_over = False
 
-    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
-        """See Client.stream. `timeout` is kept by the server alone."""
-        return Stream(self.ask(build_request(prompt, options)), self._target, options.get("message_type"))
-
-    async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
-        """See Client.generate."""
-        request = build_request(prompt, options)
-        request.stream.max_tokens_per_message = _AT_THE_END
-        call = self.ask(request)
-        try:
-            whole = _gathered([message async for message in call])
-            return read_generation(whole, options.get("message_type"))
-        finally:
-            call.cancel()
-
-    def ask(self, request: pb.GenerateRequest) -> MultiplexedCall:
-        """The call of a request, which gets an id where it has none. Raise DuplicateRequestId."""
+    def ask(self, request: pb.GenerateRequest, timeout_s: float) -> MultiplexedCall:
         request_id = request.request_id = request.request_id or uuid.uuid4().hex
         if request_id in self._by_id:
             raise DuplicateRequestId(f"{request_id!r} is in flight on this stream", field="request_id")
-        call = MultiplexedCall(self, request_id)
-        if self._error is None:
-            self._by_id[request_id] = call
-            self._actions.put_nowait(pb.MultiplexGenerateRequest(generate=request))
-        else:
-            call.end(self._error)
+        # The server's deadline, which ends it there; this side's, should the server be silent.
+        request.scheduling.timeout.FromNanoseconds(round(timeout_s * 1e9))
+        call = self._by_id[request_id] = MultiplexedCall(self.cancel, request_id, timeout_s)
+        self._actions.put_nowait(pb.MultiplexGenerateRequest(generate=request))
         return call
 
     def cancel(self, request_id: str) -> None:
         action = pb.MultiplexGenerateRequest.Cancel(request_id=request_id)
         self._actions.put_nowait(pb.MultiplexGenerateRequest(cancel=action))
 
-    async def __aenter__(self) -> Self:
-        self._tasks = (asyncio.create_task(self._write()), asyncio.create_task(self._read()))
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def close(self) -> None:
         self._call.cancel()
         for task in self._tasks:
             task.cancel()
@@ -157,6 +214,8 @@ class Multiplex:
                 return
             self._by_handle[item.handle] = call
         error = item_error(item.error, self._target) if item.HasField("error") else None
+        if isinstance(error, Draining):
+            self.is_leaving = True
         if error is None:
             call.tell(item.response)
         if error is not None or item.response.HasField("timing"):
@@ -164,11 +223,12 @@ class Multiplex:
             call.end(error)
 
     def _fail(self, error: PhotonError) -> None:
-        self._error = error
+        self.is_leaving = self.is_over = True
         for call in self._by_id.values():
             call.end(error)
         self._by_id.clear()
         self._by_handle.clear()
+        self._tasks[0].cancel()
 
 
 def _gathered(messages: list[pb.StreamGenerateResponse]) -> pb.GenerateResponse:

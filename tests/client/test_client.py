@@ -93,9 +93,10 @@ async def test_retries_can_be_turned_off() -> None:
     assert len(fake.requests) == 1
 
 
-async def test_after_output_began_nothing_is_tried_again() -> None:
+async def test_without_resume_nothing_is_tried_again_after_output_began() -> None:
     lost = Refusal(grpc.StatusCode.UNAVAILABLE, "the engine died", [error_info("ENGINE_FAILURE")])
-    async with serving(FakeServer([message("some", start=True), lost])) as fake, Client(fake.target) as client:
+    script = [message("some", start=True), lost]
+    async with serving(FakeServer(script)) as fake, Client(fake.target, resume=False) as client:
         stream = client.stream("x")
         assert (await anext(stream)).text == "some"
         with pytest.raises(errors.EngineFailure):

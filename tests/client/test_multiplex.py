@@ -95,7 +95,7 @@ async def test_failures_are_exceptions_of_their_request(many: Multiplex, link: F
 async def test_the_end_of_the_stream_is_told_to_all() -> None:
     link = FakeLink()
     with frontend(link=link) as (front, _):
-        async with serving(front) as address, Client(address) as client, client.multiplex() as many:  # type: ignore[arg-type]
+        async with serving(front) as address, Client(address, retries=0) as client, client.multiplex() as many:  # type: ignore[arg-type]
             asked = [asyncio.create_task(many.generate("hi")) for _ in range(3)]
             await link.added(3)
             await front.drain(0.05)

@@ -1,0 +1,168 @@
+"""A stream that outlives its server: cut off, it goes on at another one, from the ids that have come and with the same
+seed, as if nothing had been."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc.aio
+from google.protobuf.duration_pb2 import Duration
+
+from photon_grpc.client.backoff import Backoff
+from photon_grpc.client.status import to_error
+from photon_grpc.client.stream import MessageCall
+from photon_grpc.errors import DeadlinePassed, DuplicateRequestId, Overloaded, PhotonError, QuotaExceeded, Unavailable
+from photon_grpc.v1 import inference_pb2 as pb
+
+#: Without a token for so long, a stream that was cut off is given up.
+PATIENCE_S = 60.0
+
+#: Sends a request, which has so many seconds.
+OpenCall = Callable[[pb.GenerateRequest, float], MessageCall]
+
+_SHORTEST_S = 0.001
+
+
+class ResumingCall:
+    """A StreamGenerate call over as many calls as it takes.
+
+    Asks for ids, which it keeps from a caller who did not. What has come is told once: one start, texts that join
+    without a gap, usage and timing of the whole. A request of several outputs cannot be continued: its error says so.
+    """
+
+    def __init__(
+        self, request: pb.GenerateRequest, open_call: OpenCall, target: str, timeout_s: float, retries: int = 0
+    ) -> None:
+        """`retries`: attempts, after the first, before anything has come; gRPC makes its own."""
+        self._request = pb.GenerateRequest()
+        self._request.CopyFrom(request)
+        self._open_call = open_call
+        self._target = target
+        self._retries = retries
+        self._timeout_s = timeout_s
+        self._asked_s = time.monotonic()
+        self._wants_ids = request.output.token_ids
+        self._request.output.token_ids = True
+        self._ids: list[int] = []
+        self._has_started = False
+        self._first_s = 0.0
+        #: How many of the ids the call at hand continues from, and when it was opened.
+        self._num_given = 0
+        self._opened_s = self._asked_s
+        self._backoff = Backoff(PATIENCE_S)
+        self._cancelled = asyncio.Event()
+        self._call = open_call(self._request, timeout_s)
+
+    async def read(self) -> Any:
+        """The next message, EOF after the last. Raise PhotonError."""
+        while True:
+            try:
+                message = await self._call.read()
+            except grpc.aio.AioRpcError as failure:
+                error = to_error(failure, self._target)
+                error.__cause__ = failure
+                await self._go_on(error)
+            except PhotonError as error:
+                await self._go_on(error)
+            else:
+                return self._told(message) if isinstance(message, pb.StreamGenerateResponse) else message
+
+    def cancel(self) -> None:
+        """End the request; do nothing once it has ended."""
+        self._cancelled.set()
+        self._call.cancel()
+
+    # -- what has come -------------------------------------------------------------------------------------------------
+
+    def _told(self, message: pb.StreamGenerateResponse) -> pb.StreamGenerateResponse:
+        self._backoff.progress()
+        for delta in message.deltas:
+            self._ids.extend(delta.token_ids)
+            if not self._wants_ids:
+                delta.ClearField("token_ids")
+        if not self._has_started:
+            self._begin(message.start)
+        elif message.HasField("start"):
+            message.ClearField("start")
+        if self._num_given:
+            self._count_all(message)
+        return message
+
+    def _begin(self, start: pb.GenerationStart) -> None:
+        self._has_started = True
+        self._first_s = time.monotonic() - self._asked_s
+        self._request.request_id = start.request_id
+        self._request.sampling.seed = start.seed
+
+    def _count_all(self, message: pb.StreamGenerateResponse) -> None:
+        """The last call's usage and timing into those of all: what it continues from was output, not prompt."""
+        if message.HasField("usage"):
+            usage = message.usage
+            usage.output_tokens += self._num_given
+            usage.prompt_tokens -= self._num_given
+            usage.cached_prompt_tokens = min(usage.cached_prompt_tokens, usage.prompt_tokens)
+        if message.HasField("timing"):
+            # The clock of the lost server is lost, too: this side's stands in.
+            before_s = self._opened_s - self._asked_s
+            _set(message.timing.first_token_duration, self._first_s)
+            _set(message.timing.total_duration, before_s + message.timing.total_duration.ToNanoseconds() / 1e9)
+
+    # -- going on ------------------------------------------------------------------------------------------------------
+
+    async def _go_on(self, error: PhotonError) -> None:
+        """Wait and ask again. Raise `error` where that is of no use."""
+        if not self._may_go_on(error):
+            raise error
+        await self._sleep(self._backoff.pause_s(error))
+        left_s = self._timeout_s - (time.monotonic() - self._asked_s)
+        if left_s <= 0:
+            raise DeadlinePassed(f"{self._timeout_s:g} s have passed; the stream was cut off ({error})") from error
+        self._opened_s = time.monotonic()
+        self._num_given = len(self._ids)
+        self._call = self._open_call(self._continued(left_s), left_s)
+
+    def _may_go_on(self, error: PhotonError) -> bool:
+        if not isinstance(error, _PASSING) or (isinstance(error, QuotaExceeded) and error.retry_after_s is None):
+            return False
+        if not self._has_started:
+            self._retries -= 1
+            return self._retries >= 0 and not isinstance(error, DuplicateRequestId)
+        if self._request.sampling.num_outputs > 1:
+            error.args = (f"{error}; a stream of {self._request.sampling.num_outputs} outputs cannot be resumed",)
+            return False
+        return True
+
+    async def _sleep(self, pause_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._cancelled.wait()
+        if self._cancelled.is_set():
+            raise asyncio.CancelledError
+
+    def _continued(self, left_s: float) -> pb.GenerateRequest:
+        request = pb.GenerateRequest()
+        request.CopyFrom(self._request)
+        if not self._has_started:
+            return request
+        request.continue_from.ids.extend(self._ids)
+        # Told with the first token.
+        request.output.ClearField("prompt_token_ids")
+        request.output.ClearField("prompt_logprobs")
+        if request.scheduling.HasField("timeout"):
+            _set(request.scheduling.timeout, left_s)
+        if request.stop.HasField("max_duration"):
+            limit_s = request.stop.max_duration.ToNanoseconds() / 1e9
+            _set(request.stop.max_duration, limit_s - (self._opened_s - self._asked_s))
+        return request
+
+
+#: May be otherwise soon, or at another server. A lost server may not have let go of an id yet.
+_PASSING = (Unavailable, Overloaded, DuplicateRequestId)
+
+
+def _set(duration: Duration, seconds: float) -> None:
+    duration.FromNanoseconds(round(max(seconds, _SHORTEST_S) * 1e9))

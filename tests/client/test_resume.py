@@ -1,0 +1,125 @@
+"""A stream that is cut off goes on at another server: what it asks for there, and what its reader sees of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from photon_grpc import errors
+from photon_grpc.client import Client
+from photon_grpc.v1 import inference_pb2 as pb
+
+from .fake_server import FakeServer, Refusal, error_info, message, serving
+
+EOS = pb.FINISH_REASON_EOS
+
+
+def with_ids(text: str, *ids: int, **more: Any) -> pb.StreamGenerateResponse:
+    response = message(text, **more)
+    response.deltas[0].token_ids.extend(ids)
+    return response
+
+
+def lost(reason: str = "ENGINE_FAILURE") -> Refusal:
+    return Refusal(grpc.StatusCode.UNAVAILABLE, "gone", [error_info(reason)])
+
+
+async def test_a_stream_goes_on_from_its_ids_with_its_seed() -> None:
+    first = [with_ids("ab", 1, 2, start=True), with_ids("c", 3), lost()]
+    second = [with_ids("d", 4, start=True), lost("DRAINING")]
+    third = [with_ids("e", 5, start=True, finish=EOS)]
+    async with serving(FakeServer(first, second, third)) as fake, Client(fake.target) as client:
+        stream = client.stream("x", temperature=1, prompt_token_ids=True, prompt_logprobs=1, max_duration=9)
+        deltas = [delta async for delta in stream]
+    assert "".join(delta.text for delta in deltas) == "abcde"
+    assert {delta.token_ids for delta in deltas} == {()}
+    assert [list(request.continue_from.ids) for request in fake.requests] == [[], [1, 2, 3], [1, 2, 3, 4]]
+    for request in fake.requests[1:]:
+        assert (request.sampling.seed, request.request_id, request.sampling.temperature) == (7, "r-1", 1)
+        assert not request.output.prompt_token_ids and not request.output.HasField("prompt_logprobs")
+        assert 0 < request.stop.max_duration.ToMilliseconds() <= 9000
+    assert all(request.output.token_ids for request in fake.requests)
+    # What the last call counted, 5 in and 3 out, with 4 of the 5 that had been output.
+    assert stream.usage is not None
+    assert (stream.usage.prompt_tokens, stream.usage.output_tokens) == (1, 7)
+    assert stream.timing is not None and stream.timing.total_s >= stream.timing.first_token_s > 0
+
+
+async def test_ids_are_there_for_those_who_ask() -> None:
+    script = [with_ids("ab", 1, 2, start=True), lost()], [with_ids("c", 3, start=True, finish=EOS)]
+    async with serving(FakeServer(*script)) as fake, Client(fake.target) as client:
+        given = [delta.token_ids async for delta in client.stream("x", token_ids=True, continue_from=[9])]
+    assert given == [(1, 2), (3,)]
+    assert list(fake.requests[1].continue_from.ids) == [9, 1, 2]
+
+
+async def test_a_server_that_is_full_is_waited_for() -> None:
+    full = Refusal(
+        grpc.StatusCode.RESOURCE_EXHAUSTED, "full", [error_info("QUEUE_FULL")], (("grpc-retry-pushback-ms", "-1"),)
+    )
+    script = [with_ids("a", 1, start=True), lost()], [full], [full], [with_ids("b", 2, start=True, finish=EOS)]
+    async with serving(FakeServer(*script)) as fake, Client(fake.target) as client:
+        assert "".join([delta.text async for delta in client.stream("x")]) == "ab"
+    assert len(fake.requests) == 4
+
+
+async def test_several_outputs_cannot_be_resumed() -> None:
+    script = [with_ids("a", 1, start=True), lost()]
+    async with serving(FakeServer(script)) as fake, Client(fake.target) as client:
+        stream = client.stream("x", num_outputs=2)
+        await anext(stream)
+        with pytest.raises(errors.EngineFailure, match="gone; a stream of 2 outputs cannot be resumed"):
+            await anext(stream)
+    assert len(fake.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("refusal", "expected"),
+    [
+        (Refusal(grpc.StatusCode.INTERNAL, details=[error_info("NUMERIC_FAILURE")]), errors.NumericFailure),
+        (Refusal(grpc.StatusCode.ABORTED, details=[error_info("ABORTED_BY_ADMIN")]), errors.AbortedByAdmin),
+    ],
+)
+async def test_what_would_fail_again_is_told(refusal: Refusal, expected: type[Exception]) -> None:
+    async with serving(FakeServer([with_ids("a", 1, start=True), refusal])) as fake, Client(fake.target) as client:
+        stream = client.stream("x")
+        await anext(stream)
+        with pytest.raises(expected):
+            await anext(stream)
+    assert len(fake.requests) == 1
+
+
+async def test_the_deadline_holds_over_all_calls() -> None:
+    script = [with_ids("a", 1, start=True), lost()], [lost("DRAINING")]
+    async with serving(FakeServer(*script)) as fake, Client(fake.target, retries=0) as client:
+        stream = client.stream("x", timeout=0.3)
+        await anext(stream)
+        with pytest.raises(errors.DeadlinePassed, match=r"0\.3 s have passed; the stream was cut off"):
+            await anext(stream)
+
+
+async def test_leaving_ends_the_wait_for_another_server() -> None:
+    script = [with_ids("a", 1, start=True), lost()], [lost()]
+    async with serving(FakeServer(*script)) as fake, Client(fake.target, retries=0) as client:
+        stream = client.stream("x")
+        await anext(stream)
+        reading = asyncio.ensure_future(anext(stream))
+        while len(fake.requests) < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        stream.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+
+
+async def test_a_call_has_the_deadline_of_its_client() -> None:
+    async with serving(FakeServer(["hang"])) as fake, Client(fake.target, timeout=0.1) as client:
+        with pytest.raises(errors.DeadlinePassed):
+            await client.generate("x")
+        with pytest.raises(errors.DeadlinePassed):
+            await anext(client.stream("x"))
+        async with client.multiplex() as many:
+            with pytest.raises(errors.PhotonError):
+                await many.generate("x")
