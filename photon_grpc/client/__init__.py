@@ -16,7 +16,7 @@ from photon_grpc.client.multiplex import Multiplex
 from photon_grpc.client.options import Options
 from photon_grpc.client.status import Unreachable
 from photon_grpc.client.stream import Stream
-from photon_grpc.client.sync import SyncClient, SyncStream
+from photon_grpc.client.sync import SyncClient, SyncMultiplex, SyncStream
 from photon_grpc.core.generation import Candidate, Prompt, Start, Timing, TokenScore, ToolCall, Usage
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Stream",
     "Multiplex",
     "SyncStream",
+    "SyncMultiplex",
     "Prompt",
     "Options",
     "Delta",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from photon_grpc.client.channel import MAX_RETRIES, open_channel
 from photon_grpc.client.generation import Generation, read_generation
+from photon_grpc.client.many import CONCURRENCY, hedged, ordered, persist, unordered
 from photon_grpc.client.model import Model, read_model
 from photon_grpc.client.multiplex import DEFAULT_TIMEOUT_S, Multiplex, MultiplexGenerateCall
 from photon_grpc.client.options import Options, build_request, write_prompt
@@ -60,12 +61,23 @@ class Client:
         #: By whether they lead to ready servers alone.
         self._channels: dict[bool, grpc.aio.Channel] = {}
 
-    async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
+    async def generate(
+        self, prompt: Prompt, *, hedge_after: float | None = None, **options: Unpack[Options]
+    ) -> Generation:
         """The whole result at once. `timeout` also ends the call on this side; cancelling the task ends it on the
-        server."""
+        server.
+
+        With `hedge_after` the request is sent a second time, to the next server in turn, where it has no answer after
+        so many seconds; the first answer is returned and the other call cancelled.
+        """
         request = build_request(prompt, options)
-        call = self._inference.Generate(request, timeout=self._timeout_of(options), metadata=self._metadata)
-        return read_generation(await self._raised(call), options.get("message_type"))
+        if hedge_after is None:
+            return await self._generate(request, options)
+        other = inference_pb2.GenerateRequest()
+        other.CopyFrom(request)
+        if request.request_id:
+            other.request_id = f"{request.request_id}-hedge"
+        return await hedged(lambda again: self._generate(other if again else request, options), hedge_after)
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """The result as it is produced; see Stream."""
@@ -76,6 +88,30 @@ class Client:
         else:
             call = self._open_stream(request, timeout_s)
         return Stream(call, self.target, options.get("message_type"))
+
+    def map(
+        self, prompts: Iterable[Prompt], *, concurrency: int = CONCURRENCY, **options: Unpack[Options]
+    ) -> AsyncGenerator[Generation, None]:
+        """The results in the order of the prompts, `concurrency` at a time; prompts are taken as there is room.
+
+        A full server is asked again when it says, however often; a lost one for a while. What else fails is raised in
+        its place, and ends the rest.
+        """
+
+        async def answer(prompt: Prompt) -> Generation:
+            return await persist(lambda: self.generate(prompt, **options))
+
+        return ordered(answer, prompts, concurrency)
+
+    def map_unordered(
+        self, prompts: Iterable[Prompt], *, concurrency: int = CONCURRENCY, **options: Unpack[Options]
+    ) -> AsyncGenerator[tuple[int, Generation], None]:
+        """As `map`, in the order in which they end: (index of the prompt, result)."""
+
+        async def answer(prompt: Prompt) -> Generation:
+            return await persist(lambda: self.generate(prompt, **options))
+
+        return unordered(answer, prompts, concurrency)
 
     def multiplex(self) -> Multiplex:
         """Many requests on one stream, as a context manager; see Multiplex."""
@@ -166,6 +202,10 @@ class Client:
                 self.target, credentials=self._credentials, retries=self._retries, only_ready=only_ready
             )
         return self._channels[only_ready]
+
+    async def _generate(self, request: inference_pb2.GenerateRequest, options: Options) -> Generation:
+        call = self._inference.Generate(request, timeout=self._timeout_of(options), metadata=self._metadata)
+        return read_generation(await self._raised(call), options.get("message_type"))
 
     def _open_stream(self, request: inference_pb2.GenerateRequest, timeout_s: float) -> MessageCall:
         return self._inference.StreamGenerate(request, timeout=timeout_s, metadata=self._metadata)

@@ -50,6 +50,14 @@ class Stream:
             await self._receive()
         return self._ready.popleft()
 
+    async def next_deltas(self) -> list[Delta]:
+        """The deltas of the next message; none at the end."""
+        with contextlib.suppress(StopAsyncIteration):
+            self._ready.appendleft(await anext(self))
+        deltas = list(self._ready)
+        self._ready.clear()
+        return deltas
+
     def cancel(self) -> None:
         """End the request; do nothing once it has ended."""
         self._call.cancel()

@@ -1,10 +1,11 @@
-"""The same calls without asyncio, for scripts and notebooks' threads: an event loop of its own, driven by the
-caller."""
+"""The same calls without asyncio, for scripts, threads and notebooks: their event loop lives in a thread of its own."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Sequence
+import contextlib
+import weakref
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -13,10 +14,14 @@ import grpc
 from photon_grpc.client.channel import MAX_RETRIES
 from photon_grpc.client.client import Client
 from photon_grpc.client.generation import Delta, Generation
+from photon_grpc.client.loop_thread import LoopThread
+from photon_grpc.client.many import CONCURRENCY
 from photon_grpc.client.model import Model
+from photon_grpc.client.multiplex import DEFAULT_TIMEOUT_S, Multiplex
 from photon_grpc.client.options import Options
 from photon_grpc.client.stream import Stream
 from photon_grpc.core.generation import Prompt, Start, Timing, Usage
+from photon_grpc.errors import Closed
 
 T = TypeVar("T")
 
@@ -24,9 +29,12 @@ T = TypeVar("T")
 class SyncStream:
     """Stream as a plain iterator. Leaving early: `cancel()`, `with`, or dropping the object."""
 
-    def __init__(self, stream: Stream, runner: asyncio.Runner) -> None:
+    def __init__(self, stream: Stream, thread: LoopThread, client: SyncClient) -> None:
         self._stream = stream
-        self._runner = runner
+        self._thread = thread
+        #: Lives as long: `for delta in SyncClient().stream("def ")`.
+        self._client = client
+        self._ready: deque[Delta] = deque()
 
     @property
     def start(self) -> Start | None:
@@ -44,14 +52,16 @@ class SyncStream:
         return self
 
     def __next__(self) -> Delta:
-        delta = self._runner.run(self._next())
-        if delta is None:
+        if not self._ready:
+            # All of a message at once: threads take turns for each.
+            self._ready.extend(self._thread.run(self._stream.next_deltas()))
+        if not self._ready:
             raise StopIteration
-        return delta
+        return self._ready.popleft()
 
     def cancel(self) -> None:
         """End the request; do nothing once it has ended."""
-        self._stream.cancel()
+        self._thread.call_soon(self._stream.cancel)
 
     def __enter__(self) -> Self:
         return self
@@ -61,13 +71,39 @@ class SyncStream:
     ) -> None:
         self.cancel()
 
-    async def _next(self) -> Delta | None:
-        return await anext(self._stream, None)
+    def __del__(self) -> None:
+        # The loop's thread drops the stream: its call belongs there.
+        self.cancel()
+
+
+class SyncMultiplex:
+    """Multiplex for threads: each call blocks its own; all share one stream."""
+
+    def __init__(self, multiplex: Multiplex, thread: LoopThread, client: SyncClient) -> None:
+        self._multiplex = multiplex
+        self._thread = thread
+        self._client = client
+
+    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
+        """See Client.generate."""
+        return self._thread.run(self._multiplex.generate(prompt, **options))
+
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> SyncStream:
+        """See Client.stream."""
+        return _streamed(self._client, self._thread, lambda: self._multiplex.stream(prompt, **options))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._thread.run(self._multiplex.__aexit__(kind, error, traceback))
 
 
 class SyncClient:
-    """Client for one thread: every call blocks, one at a time. Not to be called inside a running event loop: use Client
-    there."""
+    """Client for callers without an event loop. Every call blocks its thread; any number of threads may call at the
+    same time, also ones in which a loop runs, as in a notebook."""
 
     def __init__(
         self,
@@ -75,22 +111,40 @@ class SyncClient:
         *,
         credentials: grpc.ChannelCredentials | None = None,
         retries: int = MAX_RETRIES,
+        resume: bool = True,
+        timeout: float = DEFAULT_TIMEOUT_S,
         metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
-        self._client = Client(target, credentials=credentials, retries=retries, metadata=metadata)
-        self._runner = asyncio.Runner()
+        self._client = Client(
+            target, credentials=credentials, retries=retries, resume=resume, timeout=timeout, metadata=metadata
+        )
+        self._thread = LoopThread()
+        # Dropped without `close`, and at the end of the interpreter.
+        self._finalizer = weakref.finalize(self, _end, self._client, self._thread)
 
-    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
+    def generate(self, prompt: Prompt, *, hedge_after: float | None = None, **options: Unpack[Options]) -> Generation:
         """See Client.generate."""
-        return self._run(self._client.generate(prompt, **options))
+        return self._run(self._client.generate(prompt, hedge_after=hedge_after, **options))
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> SyncStream:
         """See Client.stream."""
+        return _streamed(self, self._thread, lambda: self._client.stream(prompt, **options))
 
-        async def start() -> Stream:
-            return self._client.stream(prompt, **options)
+    def map(
+        self, prompts: Iterable[Prompt], *, concurrency: int = CONCURRENCY, **options: Unpack[Options]
+    ) -> Iterator[Generation]:
+        """See Client.map. The prompts are taken in the client's own thread."""
+        yield from self._thread.iterate(self._client.map(prompts, concurrency=concurrency, **options))
 
-        return SyncStream(self._run(start()), self._runner)
+    def map_unordered(
+        self, prompts: Iterable[Prompt], *, concurrency: int = CONCURRENCY, **options: Unpack[Options]
+    ) -> Iterator[tuple[int, Generation]]:
+        """See Client.map_unordered. The prompts are taken in the client's own thread."""
+        yield from self._thread.iterate(self._client.map_unordered(prompts, concurrency=concurrency, **options))
+
+    def multiplex(self) -> SyncMultiplex:
+        """See Client.multiplex."""
+        return SyncMultiplex(self._client.multiplex(), self._thread, self)
 
     def models(self) -> list[Model]:
         """See Client.models."""
@@ -117,9 +171,8 @@ class SyncClient:
         self._run(self._client.wait_until_ready(timeout_s))
 
     def close(self) -> None:
-        """Close the connection; the object cannot be used any more."""
-        self._run(self._client.close())
-        self._runner.close()
+        """Close the connection; calls in flight, and all that come, raise Closed. May be called again."""
+        self._finalizer()
 
     def __enter__(self) -> Self:
         return self
@@ -130,4 +183,18 @@ class SyncClient:
         self.close()
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return self._runner.run(coroutine)
+        return self._thread.run(coroutine)
+
+
+def _streamed(client: SyncClient, thread: LoopThread, start: Callable[[], Stream]) -> SyncStream:
+    async def started() -> Stream:
+        return start()
+
+    return SyncStream(thread.run(started()), thread, client)
+
+
+def _end(client: Client, thread: LoopThread) -> None:
+    # RuntimeError: dropped by the loop's own thread.
+    with contextlib.suppress(Closed, RuntimeError):
+        thread.run(client.close())
+    thread.close()

@@ -1,12 +1,17 @@
-"""The same calls for one thread that has no event loop."""
+"""The same calls for threads that have no event loop, and for those that have one."""
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from photon_grpc.client import SyncClient
+from photon_grpc.errors import Closed
 from photon_grpc.v1 import inference_pb2 as pb
 
 from .fake_server import FakeServer, message, serving_in_a_thread
@@ -36,3 +41,59 @@ def test_leaving_a_stream_early(fake: FakeServer) -> None:
             assert delta.text == "a"
             break
         assert client.generate("x").text == "a"
+
+
+def test_many_threads_at_a_time(fake: FakeServer) -> None:
+    with SyncClient(fake.target) as client, ThreadPoolExecutor(16) as pool:
+
+        def ask(number: int) -> str:
+            if number % 2:
+                return "".join(delta.text for delta in client.stream("x"))
+            return client.generate("x").text
+
+        assert list(pool.map(ask, range(64))) == ["a", "ab"] * 32
+
+
+async def test_inside_a_running_loop(fake: FakeServer) -> None:
+    """As in a notebook's cell."""
+    with SyncClient(fake.target) as client:
+        assert client.generate("x").text == "a"
+        assert [delta.text for delta in client.stream("x")] == ["a", "b"]
+        assert [result.text for result in client.map(["x", "y"])] == ["a", "a"]
+
+
+def test_a_client_that_only_its_stream_holds(fake: FakeServer) -> None:
+    texts = []
+    for delta in SyncClient(fake.target).stream("x"):
+        gc.collect()
+        texts.append(delta.text)
+    assert texts == ["a", "b"]
+
+
+def test_a_dropped_client_ends_its_thread(fake: FakeServer) -> None:
+    before = threading.active_count()
+    client = SyncClient(fake.target)
+    client.generate("x")
+    assert threading.active_count() == before + 1
+    del client
+    gc.collect()
+    assert threading.active_count() == before
+
+
+def test_a_closed_client_refuses(fake: FakeServer) -> None:
+    client = SyncClient(fake.target)
+    client.close()
+    client.close()
+    with pytest.raises(Closed):
+        client.generate("x")
+
+
+def test_closing_ends_the_calls_of_other_threads() -> None:
+    with serving_in_a_thread(["hang"]) as fake, ThreadPoolExecutor(1) as pool:
+        client = SyncClient(fake.target)
+        asked = pool.submit(client.generate, "x")
+        while not fake.requests:
+            pass
+        client.close()
+        with pytest.raises((Closed, asyncio.CancelledError)):
+            asked.result(30)
