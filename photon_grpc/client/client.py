@@ -15,12 +15,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from photon_grpc.client.channel import MAX_RETRIES, open_channel
 from photon_grpc.client.generation import Generation, read_generation
 from photon_grpc.client.many import CONCURRENCY, hedged, ordered, persist, unordered
+from photon_grpc.client.message_type import M
 from photon_grpc.client.model import Model, read_model
 from photon_grpc.client.multiplex import DEFAULT_TIMEOUT_S, Multiplex, MultiplexGenerateCall
 from photon_grpc.client.options import Options, build_request, write_prompt
 from photon_grpc.client.resume import ResumingCall
 from photon_grpc.client.status import Unreachable, to_error
 from photon_grpc.client.stream import MessageCall, Stream
+from photon_grpc.client.typed import growing_messages, message_of
 from photon_grpc.core.generation import Prompt
 from photon_grpc.errors import ModelLoading, PhotonError
 from photon_grpc.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc
@@ -88,6 +90,19 @@ class Client:
         else:
             call = self._open_stream(request, timeout_s)
         return Stream(call, self.target, options.get("message_type"))
+
+    async def generate_message(self, prompt: Prompt, message_type: type[M], /, **options: Unpack[Options]) -> M:
+        """A message of a generated class, with `generate`'s options. Raise MessageMismatch where it was cut off."""
+        typed: Options = {**options, "message_type": message_type}
+        return message_of(await self.generate(prompt, **typed), message_type)
+
+    def stream_messages(
+        self, prompt: Prompt, message_type: type[M], /, **options: Unpack[Options]
+    ) -> AsyncGenerator[M, None]:
+        """The message as it fills: one whenever a value of it is complete, the whole one last. Of one output. Raise
+        MessageMismatch where it was cut off."""
+        typed: Options = {**options, "message_type": message_type, "num_outputs": 1}
+        return growing_messages(self.stream(prompt, **typed), message_type)
 
     def map(
         self, prompts: Iterable[Prompt], *, concurrency: int = CONCURRENCY, **options: Unpack[Options]

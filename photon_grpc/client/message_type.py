@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.json_format import Parse
 from google.protobuf.message import DecodeError, Message
 
-from photon_grpc.errors import InternalFailure, InvalidRequest
+from photon_grpc.errors import InternalFailure, InvalidRequest, RequestError
 from photon_grpc.v1 import inference_pb2 as pb
+
+M = TypeVar("M", bound=Message)
 
 #: Files that the server has.
 _WELL_KNOWN = "google/protobuf/"
+
+
+class MessageMismatch(RequestError):
+    """What came is no whole message of the type."""
+
+    reason = "MESSAGE_MISMATCH"
 
 
 def write_message_type(target: pb.StructuredOutput.Protobuf, message_type: Any) -> None:
@@ -38,8 +46,8 @@ def read_message(output: pb.Output, message_type: type[Message] | None) -> Messa
     return message
 
 
-def parse_message(json: bytes, message_type: type[Message]) -> Message:
-    """The message of an output's whole JSON."""
+def parse_message(json: bytes | str, message_type: type[M]) -> M:
+    """The message of an output's whole JSON. Raise ParseError."""
     return Parse(json, message_type())
 
 

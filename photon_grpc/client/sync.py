@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -16,6 +16,7 @@ from photon_grpc.client.client import Client
 from photon_grpc.client.generation import Delta, Generation
 from photon_grpc.client.loop_thread import LoopThread
 from photon_grpc.client.many import CONCURRENCY
+from photon_grpc.client.message_type import M
 from photon_grpc.client.model import Model
 from photon_grpc.client.multiplex import DEFAULT_TIMEOUT_S, Multiplex
 from photon_grpc.client.options import Options
@@ -129,6 +130,18 @@ class SyncClient:
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> SyncStream:
         """See Client.stream."""
         return _streamed(self, self._thread, lambda: self._client.stream(prompt, **options))
+
+    def generate_message(self, prompt: Prompt, message_type: type[M], /, **options: Unpack[Options]) -> M:
+        """See Client.generate_message."""
+        return self._run(self._client.generate_message(prompt, message_type, **options))
+
+    def stream_messages(self, prompt: Prompt, message_type: type[M], /, **options: Unpack[Options]) -> Iterator[M]:
+        """See Client.stream_messages."""
+
+        async def start() -> AsyncGenerator[M, None]:
+            return self._client.stream_messages(prompt, message_type, **options)
+
+        yield from self._thread.iterate(self._run(start()))
 
     def map(
         self, prompts: Iterable[Prompt], *, concurrency: int = CONCURRENCY, **options: Unpack[Options]

@@ -1,0 +1,120 @@
+"""Messages of a caller's class: whole, as they fill, and as the arguments of tools."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from google.protobuf import descriptor_pb2
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from photon_grpc.client import Client, MessageMismatch, SyncClient, ToolCall, read_tool_message, tools_json
+from photon_grpc.client.partial_json import PartialJson
+from photon_grpc.errors import InvalidRequest
+from photon_grpc.v1 import inference_pb2 as pb
+from photon_grpc.v1 import model_pb2
+
+from .fake_server import FakeServer, message, serving, serving_in_a_thread
+
+JSON = '{"name":"a\\"b","aliases":["b","c"],"maxContextTokens":512,"limits":{"maxStopStrings":4}}'
+MODEL = model_pb2.Model(name='a"b', aliases=["b", "c"], max_context_tokens=512)
+MODEL.limits.max_stop_strings = 4
+
+leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+values = st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
+
+
+@settings(max_examples=40)
+@given(st.dictionaries(st.text(), values) | st.lists(values), st.booleans(), st.data())
+def test_what_is_complete_is_json_at_any_time(value: Any, ascii_only: bool, data: st.DataObject) -> None:
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=ascii_only)
+    partial, before = PartialJson(), ""
+    while text:
+        size = data.draw(st.integers(1, 5))
+        grew = partial.add(text[:size])
+        text = text[size:]
+        assert grew or partial.complete() == before
+        before = partial.complete()
+        if before:
+            assert_within(json.loads(before), value)
+    assert json.loads(before) == value
+
+
+def assert_within(part: Any, whole: Any) -> None:
+    """Whatever is there is there to stay."""
+    if isinstance(part, dict):
+        for key, each in part.items():
+            assert_within(each, whole[key])
+    elif isinstance(part, list):
+        for one, other in zip(part, whole[: len(part)], strict=True):
+            assert_within(one, other)
+    else:
+        assert part == whole
+
+
+def script(reason: int = pb.FINISH_REASON_EOS, *, whole: bool = True) -> list[pb.StreamGenerateResponse]:
+    pieces = [message(JSON[at : at + 9], start=at == 0) for at in range(0, len(JSON), 9)]
+    last = message("", finish=reason)
+    if whole:
+        last.deltas[0].message.Pack(MODEL)
+    return [*pieces, last]
+
+
+async def test_a_message_fills_while_it_is_written() -> None:
+    async with serving(FakeServer(script(), script()[-1:])) as fake, Client(fake.target) as client:
+        seen = [each async for each in client.stream_messages("x", model_pb2.Model, max_tokens=9)]
+        assert await client.generate_message("x", model_pb2.Model) == MODEL
+    assert [(each.name, list(each.aliases)) for each in seen[:3]] == [("", []), ('a"b', []), ('a"b', [])]
+    assert seen[-1] == MODEL and all(type(each) is model_pb2.Model for each in seen)
+    sizes = [each.ByteSize() for each in seen]
+    assert sizes == sorted(sizes)
+    assert fake.requests[0].structured_output.protobuf.message_type == "photon_grpc.v1.Model"
+    assert fake.requests[0].stop.max_tokens == 9
+
+
+async def test_a_message_that_is_cut_off_is_told() -> None:
+    cut = script(pb.FINISH_REASON_MAX_TOKENS, whole=False)
+    async with serving(FakeServer(cut)) as fake, Client(fake.target) as client:
+        with pytest.raises(MessageMismatch, match=r"ended by MAX_TOKENS before its photon_grpc\.v1\.Model was whole"):
+            [each async for each in client.stream_messages("x", model_pb2.Model)]
+        with pytest.raises(MessageMismatch):
+            await client.generate_message("x", model_pb2.Model)
+
+
+def test_messages_for_threads() -> None:
+    with serving_in_a_thread(script(), script()[-1:]) as fake, SyncClient(fake.target) as client:
+        assert list(client.stream_messages("x", model_pb2.Model))[-1] == MODEL
+        assert client.generate_message("x", model_pb2.Model) == MODEL
+
+
+def test_tools_are_described_by_their_messages() -> None:
+    (tool,) = json.loads(tools_json({model_pb2.Model: "Registers a model."}))
+    assert tool["type"] == "function"
+    function = tool["function"]
+    assert (function["name"], function["description"]) == ("Model", "Registers a model.")
+    properties = function["parameters"]["properties"]
+    assert properties["name"] == {"type": "string"}
+    assert properties["aliases"] == {"type": "array", "items": {"type": "string"}}
+    assert properties["maxContextTokens"] == {"type": "integer"}
+    assert "MODEL_STATE_READY" in properties["state"]["enum"]
+    assert properties["limits"]["properties"]["maxStopStrings"] == {"type": "integer"}
+    (bias,) = json.loads(tools_json({pb.SamplingParams: ""}))
+    assert bias["function"]["parameters"]["properties"]["logitBias"]["additionalProperties"] == {"type": "number"}
+
+
+def test_well_known_types_are_described_as_their_json() -> None:
+    (start,) = json.loads(tools_json({pb.GenerationStart: ""}))
+    assert start["function"]["parameters"]["properties"]["createTime"] == {"type": "string", "format": "date-time"}
+    with pytest.raises(InvalidRequest, match=r"google\.protobuf\.DescriptorProto holds itself"):
+        tools_json({descriptor_pb2.DescriptorProto: ""})
+
+
+def test_a_call_is_read_as_its_message() -> None:
+    call = ToolCall(0, "Model", '{"name": "a", "maxContextTokens": 5}')
+    assert read_tool_message(call, pb.Usage, model_pb2.Model) == model_pb2.Model(name="a", max_context_tokens=5)
+    with pytest.raises(MessageMismatch, match="the call is of 'Model', not of Usage"):
+        read_tool_message(call, pb.Usage)
+    with pytest.raises(MessageMismatch, match="the arguments of Model are no message of it"):
+        read_tool_message(ToolCall(0, "Model", '{"size": 5}'), model_pb2.Model)
