@@ -1,67 +1,98 @@
-"""Replicas of the service on ports of their own, to be killed and started again."""
+"""Replicas of a server, to be killed and started again in a moment.
+
+Each is one process with all that a service has, gRPC server, front end, engine and model, forked from one that has
+imported torch. Run as a program this file is the latter: it forks a replica for each line of stdin, an address, and
+says its process id when it is ready.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-import subprocess
+import os
+import signal
 import sys
+from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 from photon_grpc import demo
-from photon_grpc.cli.first_run import choose_address
-from photon_grpc.client import Client
 
-_READY_S = 110
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Replica:
-    """`photon-grpc serve` with the smaller embedded model, always at the same address."""
+    """The smaller embedded model, always at the same address."""
 
-    def __init__(self, address: str, log: Path) -> None:
+    def __init__(self, address: str, parent: Process) -> None:
         self.address = address
-        self._log = log
-        self._process: subprocess.Popen[bytes] | None = None
+        self._parent = parent
+        self._pid = 0
 
     async def start(self) -> None:
         """Return when it is ready."""
-        flags = ["--model", str(demo.DRAFT), "--device", "cpu", "--max-num-seqs", "8", "--num-blocks", "1024"]
-        command = [sys.executable, "-m", "photon_grpc", "serve", "--listen", self.address, *flags]
-        with self._log.open("a") as out:
-            self._process = subprocess.Popen(command, stderr=out)  # noqa: ASYNC220
-        async with Client(self.address) as client:
-            await client.wait_until_ready(_READY_S)
+        assert self._parent.stdin is not None and self._parent.stdout is not None
+        self._parent.stdin.write(f"{self.address}\n".encode())
+        self._pid = int(await self._parent.stdout.readline())
 
-    async def kill(self) -> None:
-        """Return when nothing listens any more."""
-        if self._process is None:
-            return
-        self._process.kill()
-        self._process.wait()
-        host, _, port = self.address.rpartition(":")
-        while True:
-            with socket.socket() as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                with contextlib.suppress(OSError):
-                    probe.bind((host, int(port)))
-                    return
-            await asyncio.sleep(0.01)
+    def kill(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
 
 
 @contextlib.asynccontextmanager
-async def replicas(count: int, log: Path) -> AsyncIterator[list[Replica]]:
+async def replicas(count: int) -> AsyncIterator[list[Replica]]:
     """All of them ready."""
-    running = [Replica(choose_address("127.0.0.1:0"), log) for _ in range(count)]
+    from photon_grpc.cli.first_run import choose_address
+
+    command = [sys.executable, "-m", "tests.clients.replicas"]
+    parent = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=PIPE, stdout=PIPE)
+    running = [Replica(choose_address("127.0.0.1:0"), parent) for _ in range(count)]
     try:
-        await asyncio.gather(*(replica.start() for replica in running))
+        for replica in running:
+            await replica.start()
         yield running
     finally:
-        for replica in running:
-            await replica.kill()
+        # Its replicas die with it.
+        parent.kill()
+        await parent.wait()
 
 
 def target_of(running: list[Replica]) -> str:
     """One name for all of them."""
     return "ipv4:" + ",".join(replica.address for replica in running)
+
+
+def fork_for_each_line() -> None:
+    from photon_grpc.compose import assemble, local  # noqa: F401  what takes long
+
+    assert "grpc" not in sys.modules, "gRPC does not survive a fork"
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for line in sys.stdin:
+        if os.fork() == 0:
+            serve(line.strip())
+
+
+def serve(address: str) -> None:
+    """Until it is killed, or its parent is."""
+    from photon_grpc.compose.local import LLM
+    from photon_grpc.config.flags import ServerConfig
+    from photon_grpc.server.server import Server
+
+    llm = LLM(demo.DRAFT, device="cpu", max_num_seqs=8, num_blocks=1024)
+    program = llm._program
+
+    async def listen() -> Server:
+        server = Server(program._frontend, config=ServerConfig())
+        await server.start((address,), reuse_port=False)
+        return server
+
+    server = asyncio.run_coroutine_threadsafe(listen(), program._loop).result()  # noqa: F841  kept
+    print(os.getpid(), flush=True)
+    parent = os.getppid()
+    while os.getppid() == parent:
+        signal.sigtimedwait((), 0.1)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    fork_for_each_line()

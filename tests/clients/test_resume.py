@@ -10,7 +10,6 @@ import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,13 +59,14 @@ def counted(tally: Tally, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.mark.timeout(3600)
 async def test_a_killed_server_costs_no_token(
-    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if not (demo.DRAFT / "config.json").is_file():
         pytest.skip("the embedded model is not here")
     kills, tally, draw = KILLS[request.config.getoption("--attack")], Tally(), random.Random(0)
-    async with replicas(2, tmp_path / "log") as running:
+    async with replicas(2) as running:
         target = target_of(running)
         async with Client(target, timeout=900) as client:
             expected = [answer([d async for d in s], s) for s in (client.stream(p, **full(o)) for p, o in REQUESTS)]
@@ -75,8 +75,10 @@ async def test_a_killed_server_costs_no_token(
                 try:
                     for kill in range(kills):
                         await asyncio.sleep(draw.uniform(0.05, 1.0))
-                        await running[kill % 2].kill()
+                        running[kill % 2].kill()
                         await running[kill % 2].start()
+                    while tally.streams < len(readers):  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
                 finally:
                     for reader in readers:
                         reader.cancel()
@@ -85,7 +87,7 @@ async def test_a_killed_server_costs_no_token(
         print(f"\n{kills} kills, {tally.streams} streams, {tally.resumed} continuations, {len(tally.different)} differ")
     assert [each for each in ended if not isinstance(each, asyncio.CancelledError)] == []
     assert tally.different == []
-    assert tally.resumed > 0 and tally.streams > 0
+    assert tally.resumed >= kills
 
 
 def full(options: dict[str, Any]) -> Any:
