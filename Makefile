@@ -4,6 +4,7 @@
 #   make demo    the same on a free port, and ends after the generation
 #   make test    the whole test suite that needs no GPU
 #   make attack  the attacks of that suite in their long form, on a service of their own: minutes, and a table of figures
+#   make soak    mixed traffic for half an hour, and what it left
 #
 # ARGS passes flags on:        make run ARGS="--listen 127.0.0.1:6000 --max-num-seqs 8"
 # PIP_ARGS goes to pip:        PyTorch's default wheels for Linux bring CUDA (about 5 GB on disk). On a machine without
@@ -19,7 +20,7 @@ PYTHON ?=
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo setup setup-dev test test-gpu attack bench protos lint format clients clean
+.PHONY: help run demo setup setup-dev test test-gpu attack soak bench protos lint format clients clean
 
 help:
 	@sed -n 's/^#  *\(make .*\)/  \1/p' Makefile
@@ -39,6 +40,9 @@ test-gpu: setup-dev
 
 attack: setup-dev
 	$(BIN)/python -m pytest tests/attack --attack long $(ARGS)
+
+soak: setup-dev
+	$(BIN)/python -m pytest tests/attack/test_soak.py --attack long --soak 1800 $(ARGS)
 
 bench: setup-dev
 	$(BIN)/python -m benchmarks $(or $(ARGS),--short)

@@ -23,6 +23,7 @@ settings.load_profile("untimed")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What `tests/attack` takes: options are read before its conftest is."""
     parser.addoption("--attack", choices=("short", "long"), default="short", help="how large the attacks are")
+    parser.addoption("--soak", type=float, metavar="SECONDS", help="how long mixed traffic lasts")
     parser.addoption("--attack-figures", type=Path, metavar="PATH", help="write what they did to PATH (.md or .json)")
 
 

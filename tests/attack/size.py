@@ -40,6 +40,8 @@ class Size:
     flood_bytes: tuple[int, ...]
     flood_processes: int
     flood_s: float
+    #: Of mixed traffic, unless --soak says.
+    soak_s: float
     #: How long a neighbour's one-token Generate may wait: generous, for the machine may be busy with other things.
     neighbour_s: float = 5.0
 
@@ -62,6 +64,7 @@ SHORT = Size(
     flood_bytes=(1 << 20,),
     flood_processes=2,
     flood_s=2.0,
+    soak_s=4.0,
 )
 
 LONG = Size(
@@ -82,6 +85,7 @@ LONG = Size(
     flood_bytes=(1 << 20, 32 << 20),
     flood_processes=8,
     flood_s=15.0,
+    soak_s=120.0,
 )
 
 SIZES = {size.name: size for size in (SHORT, LONG)}
