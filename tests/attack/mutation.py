@@ -3,6 +3,7 @@ bytes."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,15 @@ _WORDS = (
 )
 _SMALL = (0, 1, 2, 3, 7, 40)
 _FLOATS = (0.0, 0.5, 1.0, 2.0, -1.0)
+_ODD_FLOATS = (math.nan, math.inf, -math.inf, 1e38, -1e38, 1e-38, 3.5e-46)
+_BITS = {
+    FieldDescriptor.CPPTYPE_INT32: 31,
+    FieldDescriptor.CPPTYPE_UINT32: 32,
+    FieldDescriptor.CPPTYPE_INT64: 63,
+    FieldDescriptor.CPPTYPE_UINT64: 64,
+}
+#: Of the scalars, so many are at a limit of their type.
+_ODD = 0.1
 _MOST_NESTED = 6
 
 
@@ -64,13 +74,16 @@ def _scalar(field: FieldDescriptor, draw: random.Random) -> Any:
             word = draw.choice(_WORDS)
             return word.encode() if field.type == FieldDescriptor.TYPE_BYTES else word
         case FieldDescriptor.CPPTYPE_FLOAT | FieldDescriptor.CPPTYPE_DOUBLE:
-            return draw.choice(_FLOATS)
+            return draw.choice(_ODD_FLOATS if draw.random() < _ODD else _FLOATS)
         case FieldDescriptor.CPPTYPE_BOOL:
             return draw.random() < 0.5
         case FieldDescriptor.CPPTYPE_ENUM:
             return draw.choice(field.enum_type.values).number
-        case _:
-            return draw.choice(_SMALL)
+        case kind:
+            largest = (1 << _BITS[kind]) - 1
+            return (
+                draw.choice((largest, largest - 1, largest // 2 + 1)) if draw.random() < _ODD else draw.choice(_SMALL)
+            )
 
 
 def broken(message: bytes, draw: random.Random) -> bytes:

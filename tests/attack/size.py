@@ -14,7 +14,7 @@ class Size:
     name: str
     #: Directory of the model that is attacked: the embedded one, or its smaller draft, which is sooner done.
     model: str
-    #: Of each method: messages that are sent broken.
+    #: Of each method: calls whose messages are broken. The long form makes 100,000 and more.
     mutations: int
     #: Requests with two fields at a limit.
     pairs: int
@@ -70,7 +70,7 @@ SHORT = Size(
 LONG = Size(
     name="long",
     model=str(demo.TARGET),
-    mutations=2_000,
+    mutations=6_000,
     pairs=4_000,
     text_bytes=1 << 22,
     depths=(10, 100, 500, 700, 990, 1_000, 10_000, 100_000),

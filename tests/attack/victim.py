@@ -39,6 +39,8 @@ class Victim:
     def __init__(self, service: RunningService) -> None:
         self.service = service
         self.address = service.wait_ready()[0]
+        #: Of AdminService.
+        self.admin = next(line for line in service.lines if "admin service on " in line).split("admin service on ")[1]
         self._expected = self._normal_answer()
 
     def pids(self) -> dict[str, int]:
