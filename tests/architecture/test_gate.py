@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
@@ -109,6 +110,33 @@ def test_gate_refuses(source: str) -> None:
 )
 def test_gate_lets_pass(source: str) -> None:
     assert not list(offences(source))
+
+
+#: Processes of the load generator agree by it on a moment to begin; `top` shows how long ago a server says it started.
+WALL_CLOCKS = {"cli/load.py", "cli/load_client.py", "cli/watching.py"}
+
+
+def reckonings(source: str) -> Iterator[str]:
+    """Sums, differences and comparisons of wall-clock times."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.BinOp | ast.Compare | ast.AugAssign):
+            yield from (f"line {call.lineno}" for call in ast.walk(node) if is_wall_clock(call))
+
+
+def is_wall_clock(node: ast.AST) -> TypeGuard[ast.Call]:
+    match node:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="time"), attr="time" | "time_ns")):
+            return True
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="datetime"), attr="now" | "utcnow")):
+            return True
+    return False
+
+
+def test_a_clock_that_is_stepped_changes_no_duration() -> None:
+    """Wall-clock times are told, never reckoned with."""
+    paths = [path for path in SOURCES if str(path.relative_to(ROOT / "photon_grpc")) not in WALL_CLOCKS]
+    assert {str(path): found for path in paths if (found := list(reckonings(path.read_text())))} == {}
+    assert list(reckonings("left_s = end_s - time.time()")) and list(reckonings("if time.time() > end_s: pass"))
 
 
 def test_names_say_what_things_are() -> None:

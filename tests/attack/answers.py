@@ -39,6 +39,8 @@ class Answer:
     reason: str = ""
     domain: str = ""
     text: str = ""
+    #: google.rpc.Status, as text.
+    details: str = ""
     details_bytes: int = 0
     messages: tuple[bytes, ...] = ()
     seconds: float = 0.0
@@ -104,6 +106,7 @@ def _failed(error: grpc.aio.AioRpcError, messages: tuple[bytes, ...], seconds: f
         info.reason if known else "",
         info.domain if known else "",
         error.details() or "",
+        str(status),
         len(details),
         messages,
         seconds,
