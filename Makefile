@@ -20,11 +20,11 @@ PYTHON ?=
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo setup setup-dev test test-gpu attack soak bench protos lint format clients clean
+.PHONY: help run demo setup setup-dev test test-gpu attack audit soak bench protos lint format clients clean
 
 help:
 	@sed -n 's/^#  *\(make .*\)/  \1/p' Makefile
-	@echo "  also: test-gpu, bench, lint, format, protos, clients, clean"
+	@echo "  also: test-gpu, bench, audit, lint, format, protos, clients, clean"
 
 run: setup
 	@exec $(BIN)/photon-grpc run $(ARGS)
@@ -51,6 +51,12 @@ bench: setup-dev
 protos: setup-dev
 	$(BIN)/buf lint protos
 	$(BIN)/python protos/generate.py
+
+# Asks PyPI for known vulnerabilities (ARGS="--vulnerability-service osv": OSV). A mirror of packages alone does not know
+# them: --strict fails then, and says so.
+audit: setup-dev
+	$(PIP_INSTALL) "pip-audit>=2.10"
+	$(BIN)/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt $(ARGS)
 
 lint: setup-dev
 	$(BIN)/ruff check .
