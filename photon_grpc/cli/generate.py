@@ -1,5 +1,5 @@
-"""`generate` and `chat`: the verbs that ask a running server for text. What they do is in `terminal.py` and
-`conversation.py`, imported when they are called."""
+"""`generate`, `chat` and `batch`: the verbs that ask a running server for text. What they do is in `terminal.py`,
+`conversation.py` and `batch.py`, imported when they are called."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -180,6 +181,22 @@ def chat(target: str, system: str, **options: Any) -> None:
 
     with reading_stdin():
         conversation.chat(target, _only_set(options), system)
+
+
+@click.command()
+@click.argument("source", metavar="IN.jsonl", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("answers", metavar="OUT.jsonl", type=click.Path(dir_okay=False, path_type=Path))
+@with_generation
+@click.option("--concurrency", type=click.IntRange(1), default=64, show_default=True, metavar="N", help="At a time.")
+def batch(source: Path, answers: Path, target: str, concurrency: int, **options: Any) -> int:
+    """Answer every line of IN.jsonl into OUT.jsonl; the same command again goes on where it was stopped.
+
+    A line is an object with "prompt" (a text or a list of ids) or "messages", perhaps an "id", and options by their
+    names ("max_tokens", "json_schema", …), which win over the flags; or a string. A full server is asked again.
+    """
+    from photon_grpc.cli.batch import batch as run_batch
+
+    return run_batch(target, source, answers, _only_set(options), concurrency)
 
 
 @contextlib.contextmanager

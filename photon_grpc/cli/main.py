@@ -15,7 +15,7 @@ import click
 from photon_grpc import __version__
 from photon_grpc.cli.bench_flags import bench
 from photon_grpc.cli.convert import convert
-from photon_grpc.cli.generate import chat, generate
+from photon_grpc.cli.generate import batch, chat, generate
 from photon_grpc.cli.health import health
 from photon_grpc.cli.keys import keys
 from photon_grpc.cli.serve import doctor, run, serve
@@ -87,7 +87,7 @@ def cli() -> None:
     """
 
 
-for verb in (serve, run, doctor, convert, health, generate, chat, bench, keys, top, trace):
+for verb in (serve, run, doctor, convert, health, generate, chat, batch, bench, keys, top, trace):
     cli.add_command(verb)
 
 

@@ -1,0 +1,165 @@
+"""`batch`: a file of requests through a running server into a file of answers, which a second run goes on with.
+
+A line of the input is a JSON object with `prompt` (a text or a list of ids) or `messages`, perhaps an `id`, and options
+of generate by their names; or a JSON string, the prompt. A line of the output has the number of the input's line, its
+digest, and `outputs` with `usage`, or the `error` that the request ended with; lines come in the order in which they
+were answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from photon_grpc.cli.api_key import key_metadata
+from photon_grpc.cli.terminal import remark
+from photon_grpc.client import Client, Generation, Options
+from photon_grpc.client.many import persist, unordered
+from photon_grpc.compose.console import bar_of
+from photon_grpc.errors import ConfigError, InvalidRequest, NotAllowed, RequestError
+
+_DIGEST_CHARS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One request of the input."""
+
+    number: int
+    digest: str
+    text: str
+
+
+def batch(target: str, source: Path, target_file: Path, options: Options, concurrency: int) -> int:
+    """Answer every line of `source` that `target_file` has no answer of; return the exit code: 0, or 1 where requests
+    failed.
+
+    Raise ConfigError for files that do not belong together, PhotonError where the server is lost or lets nobody in:
+    what was answered stays.
+    """
+    lines = list(_read(source))
+    with target_file.open("a+", encoding="utf-8") as out:
+        answered, num_failed = _answered(out, target_file, {line.number: line.digest for line in lines})
+        left = [line for line in lines if line.number not in answered]
+        if answered:
+            remark(f"{len(answered)} of {len(lines)} are answered in {target_file} already")
+        num_failed += asyncio.run(_run(target, left, options, concurrency, out))
+    remark(f"{len(lines)} answered, {num_failed} of them with an error" if num_failed else f"{len(lines)} answered")
+    return 1 if num_failed else 0
+
+
+def _read(source: Path) -> Iterator[Line]:
+    """Raise ConfigError."""
+    try:
+        for number, text in enumerate(source.read_text(encoding="utf-8").splitlines(), 1):
+            if text.strip():
+                yield Line(number, hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARS], text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{source}: {error}") from None
+
+
+def _answered(out: TextIO, path: Path, digests: dict[int, str]) -> tuple[set[int], int]:
+    """Numbers of the lines that the output holds, and how many of them failed. A last line that was not finished is
+    cut off. Raise ConfigError where it answers other requests."""
+    out.seek(0)
+    text = out.read()
+    whole = text[: text.rfind("\n") + 1]
+    numbers, num_failed = set(), 0
+    for answer in whole.splitlines():
+        try:
+            record = json.loads(answer)
+            number, digest = record["line"], record["digest"]
+        except (ValueError, KeyError, TypeError):
+            raise ConfigError(f"{path} is no output of batch; name another file") from None
+        if digests.get(number) != digest:
+            raise ConfigError(f"{path} answers another request at line {number} of the input; name another file")
+        numbers.add(number)
+        num_failed += "error" in record
+    out.seek(len(whole.encode()))
+    out.truncate()
+    return numbers, num_failed
+
+
+async def _run(target: str, lines: list[Line], options: Options, concurrency: int, out: TextIO) -> int:
+    """How many failed."""
+    num_failed = 0
+    async with Client(target, metadata=key_metadata()) as client:
+
+        async def answer(line: Line) -> dict[str, Any]:
+            return await _answer(client, line, options)
+
+        with bar_of("requests", len(lines), sys.stderr.isatty()) as advance:
+            async for _, record in unordered(answer, lines, concurrency):
+                out.write(json.dumps(record, ensure_ascii=False) + "\n")
+                out.flush()
+                num_failed += "error" in record
+                advance()
+    os.fsync(out.fileno())
+    return num_failed
+
+
+async def _answer(client: Client, line: Line, options: Options) -> dict[str, Any]:
+    """The line of the output. Raise PhotonError for what other requests would meet, too."""
+    record: dict[str, Any] = {"line": line.number, "digest": line.digest}
+    try:
+        request = _request_of(line.text)
+        record |= {"id": request.pop("id")} if "id" in request else {}
+        prompt = request.pop("messages" if "messages" in request else "prompt")
+        generation = await persist(lambda: client.generate(prompt, **{**options, **request}))
+    except NotAllowed:
+        raise
+    except RequestError as error:
+        told = {"reason": error.reason, "message": str(error), "field": error.field}
+        return record | {"error": {name: value for name, value in told.items() if value}}
+    return record | _shown(generation)
+
+
+def _request_of(text: str) -> dict[str, Any]:
+    """Raise InvalidRequest."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the line is no JSON: {error}") from None
+    request: dict[str, Any] = {"prompt": value} if isinstance(value, str) else value
+    if not isinstance(request, dict) or ("prompt" in request) == ("messages" in request):
+        raise InvalidRequest("a line is a JSON object with either prompt or messages, or a JSON string")
+    known = {*Options.__annotations__, "id", "prompt", "messages"} - {"message_type"}
+    if unknown := sorted(request.keys() - known):
+        raise InvalidRequest(f"there is no option {unknown[0]}", field=unknown[0])
+    return request
+
+
+def _shown(generation: Generation) -> dict[str, Any]:
+    usage = generation.usage
+    return {
+        "outputs": [_output(output) for output in generation.outputs],
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_prompt_tokens": usage.cached_prompt_tokens,
+            "output_tokens": usage.output_tokens,
+        },
+        "seed": generation.seed,
+    }
+
+
+def _output(output: Any) -> dict[str, Any]:
+    parts: dict[str, Any] = {"text": output.text, "finish": output.finish.reason}
+    more: dict[str, Callable[[], Any]] = {
+        "token_ids": lambda: list(output.token_ids),
+        "reasoning": lambda: output.reasoning,
+        "content": lambda: output.content if output.reasoning else "",
+        "tool_calls": lambda: [
+            {"name": call.name, "arguments_json": call.arguments_json} for call in output.tool_calls
+        ],
+        "scores": lambda: [
+            {"token_id": score.token_id, "logprob": score.logprob, "rank": score.rank} for score in output.scores
+        ],
+    }
+    return parts | {name: value for name, make in more.items() if (value := make())}

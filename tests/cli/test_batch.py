@@ -1,0 +1,130 @@
+"""`batch` against the real wire: every line is answered once, whatever stops it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+
+from photon_grpc.cli import main
+from photon_grpc.v1 import inference_pb2 as pb
+from tests.client.fake_server import FakeServer, Refusal, error_info, message, serving_in_a_thread
+
+HI = [message("hi", start=True, finish=pb.FINISH_REASON_EOS)]
+FULL = Refusal(
+    grpc.StatusCode.RESOURCE_EXHAUSTED, "full", [error_info("QUEUE_FULL")], (("grpc-retry-pushback-ms", "10"),)
+)
+BAD = Refusal(grpc.StatusCode.INVALID_ARGUMENT, "too long", [error_info("PROMPT_TOO_LONG")])
+
+
+def answers(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def write(path: Path, *lines: object) -> str:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out.jsonl"
+
+
+def run(fake: FakeServer, source: str, out: Path, *flags: str) -> int:
+    return main.main(["batch", source, str(out), "--target", fake.target, *flags])
+
+
+def test_every_line_is_answered_with_its_own_options(tmp_path: Path, out: Path) -> None:
+    lines = [
+        "plain",
+        {"prompt": "x", "id": "first", "max_tokens": 3},
+        {"prompt": [1, 2], "id": 7},
+        {"messages": [{"role": "user", "content": "hällo"}], "temperature": 0.5},
+    ]
+    with serving_in_a_thread(HI) as fake:
+        assert run(fake, write(tmp_path / "in.jsonl", *lines), out, "--max-tokens", "9", "--concurrency", "1") == 0
+    asked = fake.requests
+    assert [request.WhichOneof("input") for request in asked] == ["text", "text", "token_ids", "chat"]
+    assert [request.stop.max_tokens for request in asked] == [9, 3, 9, 9]
+    assert asked[3].sampling.temperature == 0.5
+    told = answers(out)
+    assert [(record["line"], record.get("id")) for record in told] == [(1, None), (2, "first"), (3, 7), (4, None)]
+    assert all(record["outputs"] == [{"text": "hi", "finish": "EOS"}] for record in told)
+
+
+def test_a_line_that_fails_is_told_and_the_others_are_answered(tmp_path: Path, out: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"prompt": "long"}\n{no json\n\n{"prompt": "x", "max_token": 1}\n{"id": 1}\n"good"\n')
+    with serving_in_a_thread([BAD], HI) as fake:
+        assert run(fake, str(source), out, "--concurrency", "1") == 1
+    told = {record["line"]: record for record in answers(out)}
+    assert [told[line]["error"]["reason"] for line in (1, 2, 4, 5)] == ["PROMPT_TOO_LONG", *["INVALID_REQUEST"] * 3]  # type: ignore[index]
+    assert told[4]["error"]["field"] == "max_token"  # type: ignore[index]
+    assert told[6]["outputs"] == [{"text": "hi", "finish": "EOS"}]
+
+
+def test_a_full_server_is_asked_until_it_has_room(tmp_path: Path, out: Path) -> None:
+    with serving_in_a_thread(*[[FULL]] * 12, HI) as fake:
+        assert run(fake, write(tmp_path / "in.jsonl", "a"), out) == 0
+    assert len(fake.requests) == 13
+    assert len(answers(out)) == 1
+
+
+def test_a_second_run_asks_for_what_is_missing_alone(
+    tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write(tmp_path / "in.jsonl", "a", "b", "c")
+    with serving_in_a_thread(HI) as fake:
+        assert run(fake, source, out, "--concurrency", "1") == 0
+        whole = out.read_text()
+        # As if it had been killed while it wrote its second answer.
+        out.write_text(whole[: whole.index("\n") + 20])
+        fake.requests.clear()
+        assert run(fake, source, out, "--concurrency", "1") == 0
+        assert [request.text for request in fake.requests] == ["b", "c"]
+        assert out.read_text() == whole
+        assert "1 of 3 are answered" in capsys.readouterr().err
+        fake.requests.clear()
+        assert run(fake, source, out) == 0
+        assert fake.requests == [] and out.read_text() == whole
+
+
+def test_answers_of_other_requests_are_not_mixed_with_these(
+    tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving_in_a_thread(HI) as fake:
+        assert run(fake, write(tmp_path / "in.jsonl", "a"), out) == 0
+        before = out.read_text()
+        assert run(fake, write(tmp_path / "in.jsonl", "other"), out) == 2
+        assert "answers another request at line 1" in capsys.readouterr().err
+        assert out.read_text() == before
+        assert run(fake, write(tmp_path / "in.jsonl", "a"), tmp_path / "in.jsonl") == 2
+        assert "no output of batch" in capsys.readouterr().err
+
+
+def test_ctrl_c_keeps_what_was_answered(tmp_path: Path, out: Path) -> None:
+    source = write(tmp_path / "in.jsonl", "a", "b")
+    with serving_in_a_thread(HI, [message("hi", start=True), "hang"]) as fake:
+        command = [sys.executable, "-m", "photon_grpc", "batch", source, str(out), "--target", fake.target]
+        with subprocess.Popen([*command, "--concurrency", "1"], stderr=subprocess.PIPE, text=True) as process:
+            end_s = time.monotonic() + 60
+            while not (out.exists() and out.read_text().endswith("\n") and len(fake.requests) == 2):
+                assert time.monotonic() < end_s
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            _, told = process.communicate(timeout=30)
+    assert (process.returncode, len(answers(out))) == (main.INTERRUPTED, 1)
+    assert "Traceback" not in told
+
+
+def test_no_server_says_what_to_do(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("photon_grpc.client.many.PATIENCE_S", 0.5)
+    assert main.main(["batch", write(tmp_path / "in.jsonl", "a"), str(out), "--target", f"unix:{tmp_path}/no"]) == 1
+    assert out.read_text() == ""
