@@ -11,6 +11,7 @@ from llguidance import LLTokenizer
 from msgspec.structs import replace
 
 from photon_grpc import demo
+from photon_grpc.compose.kernel_cache import ensure_writable
 from photon_grpc.compose.threads import available_cores
 from photon_grpc.config.flags import CacheConfig, ServeConfig, ServerConfig
 from photon_grpc.config.model_dir import ModelConfig, read_model_dir
@@ -35,7 +36,6 @@ from photon_grpc.engine.step_trace import JsonlStepTrace, NoStepTrace, StepTrace
 from photon_grpc.engine.trace_file import TraceFile, check_trace_file
 from photon_grpc.errors import ConfigError, ModelLoadError, NumericFailure
 from photon_grpc.kernels import TORCH, Kernels, select
-from photon_grpc.kernels.disk_cache import ensure_writable
 from photon_grpc.models import build, weights
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.models.fused import fuse, num_fused

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from photon_grpc.compose.kernel_cache import ensure_writable
 from photon_grpc.errors import ConfigError
-from photon_grpc.kernels.disk_cache import ensure_writable
 
 
 @pytest.fixture(autouse=True)
