@@ -41,13 +41,16 @@ class Link(msgspec.Struct, frozen=True, array_like=True, tag=31):
 
 
 class Drain(msgspec.Struct, frozen=True, array_like=True, tag=32):
-    """To a front end: refuse new requests, give running ones so long, then end."""
+    """To a front end: refuse new requests, give running ones so long, then say Drained."""
 
     timeout_s: float
 
 
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag=33):
-    """To the engine: end now."""
+    """To a child: end now."""
+
+    #: To front ends: requests of all of them that still ran at the end of the drain.
+    num_left: int = 0
 
 
 class LoadingProgress(msgspec.Struct, frozen=True, array_like=True, tag=40):
@@ -87,13 +90,22 @@ class DrainWanted(msgspec.Struct, frozen=True, array_like=True, tag=45):
     timeout_s: float | None = None
 
 
+class Drained(msgspec.Struct, frozen=True, array_like=True, tag=46):
+    """From a front end: nothing runs any more."""
+
+    #: Requests that still ran when their time was over.
+    num_left: int
+
+
 class CannotStart(msgspec.Struct, frozen=True, array_like=True, tag=44):
     """From a child: a StartupError, for people; it ends with exit code 2."""
 
     message: str
 
 
-ControlMessage = Begin | Link | Drain | Stop | LoadingProgress | Ready | Bound | Serving | DrainWanted | CannotStart
+ControlMessage = (
+    Begin | Link | Drain | Stop | LoadingProgress | Ready | Bound | Serving | DrainWanted | Drained | CannotStart
+)
 _DECODER: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Decoder(ControlMessage)
 
 

@@ -13,7 +13,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from photon_grpc.bridge.client import BridgeClient
@@ -25,9 +25,11 @@ from photon_grpc.bridge.control import (
     ControlChannel,
     ControlMessage,
     Drain,
+    Drained,
     DrainWanted,
     Link,
     Serving,
+    Stop,
 )
 from photon_grpc.bridge.heartbeat import SharedHeartbeat
 from photon_grpc.compose.access import access
@@ -99,8 +101,10 @@ async def _serve(duty: Duty) -> None:
         _keep_beating(duty.heartbeat)
         _report(control, Bound(addresses, frontend.model("").name, admin_address))
         gc.freeze()
-        timeout_s = await Orders(control, link, duty.said).until_drain()
-        await admin.stop(await server.drain_and_stop(timeout_s))
+        orders = Orders(control, link, duty.said)
+        num_left = await server.drain_and_stop(await orders.until_drain())
+        _report(control, Drained(num_left))
+        await admin.stop(await orders.until_stop(num_left))
         link.close()
 
 
@@ -140,25 +144,41 @@ class Orders:
         self._link = link
         self._said = said
         self._news = asyncio.Event()
+        #: One for all that wait for something of it: nothing is lost between them.
+        self._messages = self._read()
 
     async def until_drain(self) -> float:
         """Join the engines that the supervisor brings, until it says drain: seconds for running requests (0: it is
         gone)."""
+        async for message in self._messages:
+            if isinstance(message, Link):
+                await self._link.connect(self._control.take_socket())
+            elif isinstance(message, Drain):
+                return message.timeout_s
+        return 0.0
+
+    async def until_stop(self, num_left: int) -> int:
+        """Wait for the drain of all front ends; return the requests that they still had, `num_left` of our own if the
+        supervisor is gone."""
+        async for message in self._messages:
+            if isinstance(message, Stop):
+                return message.num_left
+        return num_left
+
+    async def _read(self) -> AsyncIterator[ControlMessage]:
+        """Until the supervisor is gone."""
         loop = asyncio.get_running_loop()
         self._control.set_blocking(False)
         loop.add_reader(self._control.fileno(), self._news.set)
         try:
             while True:
-                for message in self._said:
-                    if isinstance(message, Link):
-                        await self._link.connect(self._control.take_socket())
-                    elif isinstance(message, Drain):
-                        return message.timeout_s
+                while self._said:
+                    yield self._said.pop(0)
                 await self._news.wait()
                 self._news.clear()
                 self._said = self._control.receive()
         except EOFError:
-            return 0.0
+            return
         finally:
             loop.remove_reader(self._control.fileno())
 

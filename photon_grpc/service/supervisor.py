@@ -21,6 +21,7 @@ from photon_grpc.bridge.control import (
     CannotStart,
     ControlMessage,
     Drain,
+    Drained,
     DrainWanted,
     Link,
     LoadingProgress,
@@ -351,7 +352,11 @@ class Supervisor:
         log.info("draining: running requests get %g s (Ctrl-C again ends at once)", timeout_s)
         for child in frontends:
             child.tell(Drain(timeout_s))
-        await asyncio.gather(*(child.end_within(timeout_s + _FRONTEND_GRACE_S) for child in frontends))
+        # None ends before all have drained: an operator who waits at one of them is told of the whole service.
+        num_left = sum(await asyncio.gather(*(_drained(child, timeout_s + _FRONTEND_GRACE_S) for child in frontends)))
+        for child in frontends:
+            child.tell(Stop(num_left))
+        await asyncio.gather(*(child.end_within(_FRONTEND_GRACE_S) for child in frontends))
         if engine := self._engine.child:
             engine.tell(Stop())
             await engine.end_within(_ENGINE_GRACE_S if self._facts else 0.0)
@@ -369,3 +374,16 @@ class Supervisor:
             path.remove()
         self._listeners.close()
         self._flight.close()
+
+
+async def _drained(child: Child, timeout_s: float) -> int:
+    """Requests that a front end still had at the end of its drain; 0 where it died instead, or was killed for taking
+    too long."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for message in child.messages():
+                if isinstance(message, Drained):
+                    return message.num_left
+    except TimeoutError:
+        child.kill()
+    return 0

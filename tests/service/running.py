@@ -69,9 +69,9 @@ class RunningService:
     def ready_lines(self) -> list[str]:
         return [line for line in self.lines if " ready on " in line]
 
-    def wait_ready(self, times: int = 1) -> list[str]:
+    def wait_ready(self, times: int = 1, limit_s: float = 60.0) -> list[str]:
         """The addresses, once it has said so often that it is ready."""
-        wait_until(lambda: len(self.ready_lines()) >= times or self.process.poll() is not None, "ready")
+        wait_until(lambda: len(self.ready_lines()) >= times or self.process.poll() is not None, "ready", limit_s)
         assert self.process.poll() is None, "\n".join(self.lines)
         match = re.search(r"ready on (.*?) · ", self.ready_lines()[-1])
         assert match
