@@ -103,15 +103,15 @@ def read_trace(path: Path, wanted: tuple[int, int] | None) -> Trace:
                 # Another start, or the same one in another file: this one begins with it.
                 head, num_missing = line, 0
                 read.clear()
-            elif head and "step" in line:
+            elif head and (number := line.get("step", line.get("after_step"))) is not None:
                 num_missing += line.get("dropped", 0)
-                if wanted is None or wanted[0] <= line["step"] <= wanted[1]:
+                if wanted is None or wanted[0] <= number <= wanted[1]:
                     read.append(line)
             else:
                 num_missing += 1
     if not head or head.get("version") != VERSION:
         raise ConfigError(f"{path} is no step trace of version {VERSION}: `serve --step-trace FILE` writes one")
-    if not read:
+    if not any("step" in line for line in read):
         raise ConfigError(f"{path} has no steps of its last start{' from' if wanted else ''}{_words(wanted)}")
     return _arranged(head, read, num_missing)
 
@@ -133,21 +133,26 @@ def _arranged(head: dict[str, Any], read: Iterable[dict[str, Any]], num_missing:
     steps: list[Step] = []
     lines: dict[str, Line] = {}
     for told in read:
-        step = _step(told, steps[-1].end_s if steps else 0.0)
-        steps.append(step)
-        for each in told["seated"]:
-            _seat(lines, each, told["start_s"])
-        for is_decode, rows in ((False, told["prefill"]), (True, told["decode"])):
-            for name, _, num_tokens in rows:
-                _extend(lines.setdefault(name, Line(name)), step, is_decode, num_tokens)
+        if "step" in told:
+            steps.append(_step(told, steps[-1].end_s if steps else 0.0))
+            _add(lines, told, steps[-1])
         for name in told["preempted"]:
             if name in lines:
-                lines[name].preempted_s.append(step.end_s)
+                lines[name].preempted_s.append(steps[-1].end_s)
         for name, why in told["ended"]:
             if name in lines:
                 lines[name].ended = why
     shown = sorted((line for line in lines.values() if line.parts), key=lambda line: line.start_s)
     return Trace(head, steps, shown, num_missing, _cuts(steps))
+
+
+def _add(lines: dict[str, Line], told: dict[str, Any], step: Step) -> None:
+    """The rows of a step."""
+    for each in told["seated"]:
+        _seat(lines, each, told["start_s"])
+    for is_decode, rows in ((False, told["prefill"]), (True, told["decode"])):
+        for name, _, num_tokens in rows:
+            _extend(lines.setdefault(name, Line(name)), step, is_decode, num_tokens)
 
 
 def _step(told: dict[str, Any], before_s: float) -> Step:

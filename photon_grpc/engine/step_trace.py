@@ -91,6 +91,7 @@ class JsonlStepTrace:
         self._zero_s = time.monotonic()
         self._launched: deque[_Step] = deque()
         self._settled: list[tuple[_Step, float, int]] = []
+        self._newest_step = 0
         #: (front end, handle, why) of what ended since the last line.
         self._ended: list[tuple[int, int, str]] = []
         self._preempted: list[tuple[int, int]] = []
@@ -129,13 +130,20 @@ class JsonlStepTrace:
             self._preempted += [(frontend, handle) for handle in columns.preempted]
         pool = scheduler.pool
         blocks = (pool.num_owned, pool.num_cached, pool.num_limbo, pool.num_free)
+        rest = (blocks, scheduler.live.num_queued)
         for step, duration_s, num_ids in self._settled:
-            ended, self._ended = self._ended, []
-            preempted, self._preempted = self._preempted, []
-            self._file.put(
-                (_line, step, duration_s, num_ids, ended, preempted, blocks, scheduler.live.num_queued),
-            )
+            self._file.put((_line, step, duration_s, num_ids, *self._taken(), *rest))
+            self._newest_step = step.step
         self._settled.clear()
+        if (self._ended or self._preempted) and not self._launched:
+            # No step follows soon that could tell it.
+            self._file.put((_rest_line, self._newest_step, *self._taken(), *rest))
+
+    def _taken(self) -> tuple[list[tuple[int, int, str]], list[tuple[int, int]]]:
+        """What ended and who was preempted since the last line."""
+        taken = self._ended, self._preempted
+        self._ended, self._preempted = [], []
+        return taken
 
     def close(self) -> None:
         self._file.close()
@@ -167,11 +175,33 @@ def _line(
         "prefill_tokens": sum(row.num_tokens for row in prefill),
         "decode_tokens": sum(row.num_tokens for row in decode),
         "output_ids": num_ids,
-        "queued": num_queued,
-        "blocks": dict(zip(("owned", "cached", "limbo", "free"), blocks, strict=True)),
         "prefill": [_row(row) for row in prefill],
         "decode": [_row(row) for row in decode],
         "seated": [_name_seated(each) for each in step.seated],
+        **_rest(ended, preempted, blocks, num_queued),
+    }
+
+
+def _rest_line(
+    newest_step: int,
+    ended: list[tuple[int, int, str]],
+    preempted: list[tuple[int, int]],
+    blocks: tuple[int, int, int, int],
+    num_queued: int,
+) -> dict[str, Any]:
+    """Of what happened behind a step that no other one followed."""
+    return {"after_step": newest_step, **_rest(ended, preempted, blocks, num_queued)}
+
+
+def _rest(
+    ended: list[tuple[int, int, str]],
+    preempted: list[tuple[int, int]],
+    blocks: tuple[int, int, int, int],
+    num_queued: int,
+) -> dict[str, Any]:
+    return {
+        "queued": num_queued,
+        "blocks": dict(zip(("owned", "cached", "limbo", "free"), blocks, strict=True)),
         "ended": [[f"{frontend}.{handle}", why] for frontend, handle, why in ended],
         "preempted": [f"{frontend}.{handle}" for frontend, handle in preempted],
     }

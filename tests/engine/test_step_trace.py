@@ -103,6 +103,19 @@ def test_rows_add_up_to_what_was_computed(
     assert sum(lost.values()) == harness.scheduler.num_preemptions
 
 
+def test_what_ends_while_nothing_else_runs_is_told_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    harness = traced(path, Setting())
+    harness.add([1, 2], 50)
+    harness.engine.step()
+    harness.abort(0)
+    harness.run()
+    harness.engine._trace.close()
+    step, rest = lines_of(path)[1]
+    assert (step["step"], rest["after_step"], rest["ended"]) == (1, 1, [["0.0", "CANCELLED"]])
+    assert rest["blocks"]["owned"] == 0
+
+
 def test_what_its_caller_ends_is_told_with_the_next_step(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     harness = traced(path, Setting())
@@ -114,7 +127,9 @@ def test_what_its_caller_ends_is_told_with_the_next_step(tmp_path: Path) -> None
     harness.post.put(Abort((1,), by_stop_string=True))
     harness.run()
     harness.engine._trace.close()
-    ended = [each for step in lines_of(path)[1] for each in step["ended"]]
+    _, lines = lines_of(path)
+    assert all("step" in line for line in lines)
+    ended = [each for line in lines for each in line["ended"]]
     assert ended == [["0.0", "CANCELLED"], ["0.1", "STOP_STRING"], ["0.2", "MAX_TOKENS"]]
 
 
