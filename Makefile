@@ -104,4 +104,4 @@ $(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "── Installing photon_grpc, what it serves with and the tools for its tests. The first time PyTorch is"
 	@echo "   downloaded (with CUDA some 3 GB, minutes; without, 200 MB). Later runs start at once."
-	@$(PIP_INSTALL) -e ".[serve,dev]" && touch $@ $(VENV)/.serve
+	@$(PIP_INSTALL) -e ".[serve,otel,dev]" && touch $@ $(VENV)/.serve

@@ -246,6 +246,12 @@ class ServerConfig:
         "of the server's process.",
         metavar="NAME",
     )
+    otlp_endpoint: str = flag(
+        "",
+        "Collector of OpenTelemetry spans (OTLP over gRPC): http://HOST:PORT in clear text, https://HOST:PORT. "
+        "Unset: no spans.",
+        metavar="URL",
+    )
     log_level: str = flag("info", "Least level written to stderr.", choices=("debug", "info", "warning", "error"))
 
 

@@ -23,6 +23,7 @@ from photon_grpc.errors import ConfigError
 CLIENT_VARIABLES = ("PHOTON_TARGET", "PHOTON_API_KEY")
 
 _MAX_ID_CHARS = 128
+_COLLECTOR = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[^/:\s\[\]@]+):[0-9]{1,5}/?")
 
 #: organisation/name, as model hubs write it; no path has to look different, so a directory that exists comes first.
 _MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -77,6 +78,7 @@ def check(config: ServeConfig, origins: Mapping[str, str]) -> None:
     for address in config.server.listen:
         split_address(address, origins["listen"])
     _check_replica_id(config.server.replica_id, origins["replica_id"])
+    _check_collector(config.server.otlp_endpoint)
     _check_tls(config.server)
     _check_admin(config.server, origins["admin_listen"])
     try:
@@ -138,6 +140,14 @@ def _check_replica_id(replica_id: str, source: str) -> None:
     if len(replica_id) > _MAX_ID_CHARS or not (replica_id.isascii() and replica_id.isprintable()):
         message = f"{source}: it goes into metadata, as at most {_MAX_ID_CHARS} printable ASCII characters"
         raise ConfigError(message, field="--replica-id")
+
+
+def _check_collector(endpoint: str) -> None:
+    if endpoint and not _COLLECTOR.fullmatch(endpoint):
+        raise ConfigError(
+            f"--otlp-endpoint {endpoint}: it takes http://HOST:PORT or https://HOST:PORT (collectors have port 4317)",
+            field="--otlp-endpoint",
+        )
 
 
 def _check_tls(server: ServerConfig) -> None:

@@ -34,9 +34,11 @@ from photon_grpc.bridge.control import (
 from photon_grpc.bridge.heartbeat import SharedHeartbeat
 from photon_grpc.compose.access import access
 from photon_grpc.compose.served_model import read_served_model
+from photon_grpc.compose.tracing import tracing
 from photon_grpc.errors import ConfigError, StartupError
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend, State
+from photon_grpc.frontend.record import Observers
 from photon_grpc.server.admin_listener import AdminListener
 from photon_grpc.server.server import Server
 from photon_grpc.service.child import CANNOT_START, Duty, enter_child
@@ -78,10 +80,17 @@ async def _serve(duty: Duty) -> None:
         pool = stack.enter_context(ThreadPoolExecutor(min(os.cpu_count() or 1, _MAX_POOL_THREADS), "frontend"))
         encoder = await stack.enter_async_context(EncoderProcess(ThreadEncoder(model, pool), begin).running())
         allowed = await stack.enter_async_context(access(config.server))
-        seed = _own_seed(config.model.seed, begin.index)
-        frontend = Frontend(link=link, model=model, encoder=encoder, seed=seed, shares=allowed.shares)
-        frontend.on_state(lambda state: _report(control, Serving(state is State.SERVING)))
         replica_id = config.server.replica_id or _own_id()
+        traced = stack.enter_context(tracing(config.server, replica_id))
+        frontend = Frontend(
+            link=link,
+            model=model,
+            encoder=encoder,
+            seed=_own_seed(config.model.seed, begin.index),
+            shares=allowed.shares,
+            observers=Observers(traced),
+        )
+        frontend.on_state(lambda state: _report(control, Serving(state is State.SERVING)))
         server = Server(
             frontend,
             config=config.server,

@@ -21,7 +21,7 @@ PROVIDERS = packages_distributions()
 
 def declared() -> list[Requirement]:
     extras = PROJECT["optional-dependencies"]
-    return [Requirement(line) for line in (*PROJECT["dependencies"], *extras["serve"], *extras["dev"])]
+    return [Requirement(line) for line in (*PROJECT["dependencies"], *extras["serve"], *extras["otel"], *extras["dev"])]
 
 
 def pinned() -> dict[str, str]:

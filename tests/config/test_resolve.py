@@ -28,6 +28,8 @@ def another(setting: Setting) -> str:
         return "unix:/run/photon-admin.sock"
     if setting.name == "listen":
         return "127.0.0.1:1234"
+    if setting.name == "otlp_endpoint":
+        return "https://collector:4317"
     if setting.name == "model":
         return "organisation/name"
     if setting.choices:

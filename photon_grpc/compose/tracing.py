@@ -1,0 +1,31 @@
+"""Spans of requests, where a collector is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from photon_grpc.config.flags import ServerConfig
+from photon_grpc.errors import ConfigError
+from photon_grpc.frontend.record import RequestObserver
+
+
+@contextmanager
+def tracing(config: ServerConfig, replica_id: str) -> Iterator[tuple[RequestObserver, ...]]:
+    """The observers that make them; at the end what waits is sent. Raise ConfigError."""
+    if not config.otlp_endpoint:
+        yield ()
+        return
+    try:
+        # Of an extra; whoever has none loads none.
+        from photon_grpc.server.spans import RequestSpans
+    except ImportError as error:
+        raise ConfigError(
+            f"--otlp-endpoint needs OpenTelemetry ({error.name}): pip install 'photon-grpc[otel]'",
+            field="--otlp-endpoint",
+        ) from None
+    spans = RequestSpans(config.otlp_endpoint, replica_id)
+    try:
+        yield (spans,)
+    finally:
+        spans.close()
