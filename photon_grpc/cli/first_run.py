@@ -25,10 +25,10 @@ from photon_grpc.client import Client, Options, Unreachable
 from photon_grpc.config.resolve import split_address
 from photon_grpc.errors import ConfigError
 
-PROMPT = "def fib(n):"
+PROMPT = "class Stack:"
 DEFAULT_TARGET = "127.0.0.1:50051"
-#: A few functions long; the seed is one that the embedded model does well with.
-OPTIONS: Options = {"max_tokens": 128, "min_tokens": 80, "temperature": 0.6, "top_p": 0.95, "seed": 97}
+#: A class long; the seed is one that the embedded model does well with.
+OPTIONS: Options = {"max_tokens": 145, "min_tokens": 80, "temperature": 0.8, "top_p": 0.95, "seed": 22}
 
 #: The command line of the service, without its flags.
 SERVE = (sys.executable, "-m", "photon_grpc", "serve")

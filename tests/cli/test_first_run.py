@@ -31,7 +31,7 @@ def test_once_shows_a_generation_and_ends(capfd: pytest.CaptureFixture[str]) -> 
     assert first_run([], choose_address("127.0.0.1:0"), once=True) == 0
     shown = capfd.readouterr().out
     assert "demo is ready" in shown
-    assert "def fib(n):\n    return n\n" in shown
+    assert "class Stack:\n    return n\n" in shown
     assert "tokens" in shown
     assert "Ctrl-C" not in shown
 
