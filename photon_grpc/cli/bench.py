@@ -8,7 +8,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from math import ceil
@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from photon_grpc.cli.api_key import key_metadata
-from photon_grpc.cli.load import Percentiles, RequestResult, Session, Summary, Turn, Workload, run_load, summarize
+from photon_grpc.cli.bench_report import check_plot, report, write_plot
+from photon_grpc.cli.load import RequestResult, Session, Turn, Workload, latencies_of, run_load, summarize
 from photon_grpc.client import Client, Model
 from photon_grpc.errors import ConfigError, FeatureNotSupported, PromptTooLong
 
@@ -27,8 +28,6 @@ _OPEN_LOOP_S = 10.0
 #: Load that one Python process takes without being the limit: streams at once, tokens per second as single messages.
 _STREAMS_PER_PROCESS = 32
 _TOKENS_PER_S_PER_PROCESS = 10_000
-#: Requests sent later than this, at p99, were held back by us.
-_TOO_LATE_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +49,8 @@ class BenchOptions:
     processes: int | None = None
     #: The requests of a client process share one stream.
     multiplex: bool = False
+    #: Where the distributions of latencies are drawn; None: nowhere.
+    plot: Path | None = None
 
     @property
     def places(self) -> int | None:
@@ -80,6 +81,8 @@ def bench(options: BenchOptions, *, as_json: bool = False) -> int:
 
 
 async def _bench(options: BenchOptions, *, as_json: bool) -> int:
+    if options.plot:
+        check_plot(options.plot)
     async with Client(options.target, metadata=key_metadata()) as client:
         model = await client.model(options.model)
     sessions = plan(options, model)
@@ -100,7 +103,9 @@ async def _bench(options: BenchOptions, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"options": _plain(options), "model": model.name, **asdict(summary)}))
     else:
-        _report(options, model, summary)
+        report(_what_was_asked(options, model), summary, latencies_of(answers))
+    if options.plot:
+        write_plot(options.plot, _what_was_asked(options, model), latencies_of(answers))
     return 0 if summary.completed else 1
 
 
@@ -159,10 +164,6 @@ def _prompt_of(value: Any) -> str | list[int]:
     raise ValueError("a line is neither a text, nor a list of ids, nor an object with either as its prompt")
 
 
-# The report
-# ------------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[RequestResult], None] | None]:
     """A bar on a terminal, which counts requests; rates and failures beside it."""
@@ -193,22 +194,6 @@ def _progress(total: int) -> Iterator[Callable[[RequestResult], None] | None]:
         yield advance
 
 
-def _report(options: BenchOptions, model: Model, summary: Summary) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(_what_was_asked(options, model), markup=False)
-    console.print(_rates(summary), markup=False)
-    if summary.completed:
-        console.print(_table(summary))
-    for reason, failures in summary.failures.items():
-        console.print(f"{failures.count} failed with {reason}: {failures.message}", markup=False)
-    if summary.late_s.p99 > _TOO_LATE_S:
-        console.print(
-            f"requests were sent up to {summary.late_s.p99 * 1e3:.0f} ms late (p99): more --processes", markup=False
-        )
-
-
 def _what_was_asked(options: BenchOptions, model: Model) -> str:
     prompts = f"prompts of {options.prompt_file}" if options.prompt_file else f"{options.input_tokens} ids in"
     arrivals = f", {options.rate:g} arriving a second" if options.rate else ""
@@ -224,42 +209,11 @@ def _what_was_asked(options: BenchOptions, model: Model) -> str:
     return " · ".join(parts)
 
 
-def _rates(summary: Summary) -> str:
-    parts = [
-        f"{summary.completed} completed in {summary.duration_s:.2f} s",
-        f"{summary.requests_per_s:,.2f} requests/s",
-        f"{summary.output_tokens_per_s:,.0f} output tokens/s",
-        f"{summary.prompt_tokens_per_s:,.0f} prompt tokens/s",
-        f"{summary.tokens_per_message:.2f} tokens a message",
-    ]
-    if summary.cached_prompt_tokens:
-        parts.append(f"{100 * summary.cached_prompt_tokens / summary.prompt_tokens:.0f} % of prompt tokens cached")
-    return " · ".join(parts)
-
-
-def _table(summary: Summary) -> Any:
-    from rich.table import Table
-
-    table = Table("milliseconds", box=None, header_style="bold", pad_edge=False)
-    for name in ("p50", "p90", "p99"):
-        table.add_column(name, justify="right", min_width=9)
-    rows: Sequence[tuple[str, Percentiles, int]] = (
-        ("to the first token", summary.ttft_s, 1),
-        ("per output token after it", summary.tpot_s, 2),
-        ("between messages", summary.gap_s, 2),
-        ("whole request", summary.total_s, 1),
-    )
-    for name, value, digits in rows:
-        # With one message an answer there is nothing between messages.
-        shown = [f"{seconds * 1e3:,.{digits}f}" for seconds in (value.p50, value.p90, value.p99)]
-        table.add_row(name, *(["–"] * 3 if value == Percentiles() else shown))
-    return table
-
-
 def _plain(options: BenchOptions) -> dict[str, Any]:
     path = options.prompt_file
     return asdict(options) | {
         "prompt_file": str(path) if path else None,
+        "plot": str(options.plot) if options.plot else None,
         "concurrency": options.places,
         "requests": options.num_requests,
         "processes": options.num_processes,

@@ -64,6 +64,12 @@ from photon_grpc.cli.generate import with_target
     help="Client processes. Unset: one for 32 streams, at most 8 and one a core.",
 )
 @click.option("--multiplex", is_flag=True, help="The requests of a client process share one stream.")
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Draw the distributions of latencies (.svg, .png, .pdf; wants the extra `plot`).",
+)
 @click.option("--json", "as_json", is_flag=True, help="The result as one JSON object; durations in seconds.")
 def bench(as_json: bool, prompt_file: str | None, **options: Any) -> int:
     """Load a running server and report throughput and latencies. Greedy; the exit code is 1 when nothing was

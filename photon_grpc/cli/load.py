@@ -149,9 +149,30 @@ class Summary:
         return sum(failures.count for failures in self.failures.values())
 
 
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """Every one of a load, in seconds, of requests that were completed; the names are Summary's."""
+
+    ttft_s: list[float]
+    tpot_s: list[float]
+    gap_s: list[float]
+    total_s: list[float]
+
+
+def latencies_of(answers: Sequence[RequestResult]) -> Latencies:
+    done = [answer for answer in answers if not answer.reason]
+    return Latencies(
+        ttft_s=[answer.first_s for answer in done if answer.first_s is not None],
+        tpot_s=[answer.per_token_s for answer in done if answer.per_token_s is not None],
+        gap_s=[gap for answer in done for gap in answer.gaps_s],
+        total_s=[answer.total_s for answer in done],
+    )
+
+
 def summarize(answers: Sequence[RequestResult]) -> Summary:
     done = [answer for answer in answers if not answer.reason]
     duration_s = _duration_s(answers)
+    latencies = latencies_of(answers)
     num_messages = sum(1 + len(answer.gaps_s) for answer in done)
     output_tokens = sum(answer.output_tokens for answer in done)
     prompt_tokens = sum(answer.prompt_tokens for answer in done)
@@ -170,10 +191,10 @@ def summarize(answers: Sequence[RequestResult]) -> Summary:
         prompt_tokens=prompt_tokens,
         cached_prompt_tokens=sum(answer.cached_prompt_tokens for answer in done),
         tokens_per_message=output_tokens / num_messages if num_messages else 0.0,
-        ttft_s=Percentiles.of([answer.first_s for answer in done if answer.first_s is not None]),
-        tpot_s=Percentiles.of([answer.per_token_s for answer in done if answer.per_token_s is not None]),
-        gap_s=Percentiles.of([gap for answer in done for gap in answer.gaps_s]),
-        total_s=Percentiles.of([answer.total_s for answer in done]),
+        ttft_s=Percentiles.of(latencies.ttft_s),
+        tpot_s=Percentiles.of(latencies.tpot_s),
+        gap_s=Percentiles.of(latencies.gap_s),
+        total_s=Percentiles.of(latencies.total_s),
         late_s=Percentiles.of([answer.late_s for answer in answers]),
     )
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from photon_grpc.cli import main
 from photon_grpc.cli.bench import BenchOptions, plan
+from photon_grpc.cli.bench_report import bars
 from photon_grpc.cli.load import Percentiles, RequestResult, Session, Turn, Workload, run_load, summarize
 from photon_grpc.client import Model
 from photon_grpc.errors import InternalFailure, PromptTooLong
@@ -55,7 +56,31 @@ def test_between_the_messages_of_one_there_is_nothing(capsys: pytest.CaptureFixt
     lines = capsys.readouterr().out.splitlines()
     rows = {line[:28].rstrip(): line[28:].split() for line in lines if line.startswith(("between", "whole"))}
     assert rows["between messages"] == ["–"] * 3
-    assert all(float(shown) > 0 for shown in rows["whole request"])
+    assert all(float(shown) > 0 for shown in rows["whole request"][:3])
+    assert "█" in rows["whole request"][-1]
+
+
+@given(st.lists(st.floats(0, 1e3), max_size=300))
+def test_bars_show_where_values_lie(values: list[float]) -> None:
+    shown, end = bars(values), Percentiles.of(values).p99
+    assert len(shown) == (24 if end else 0)
+    for column, bar in enumerate(shown):
+        low, high = end * column / 24, end * (column + 1) / 24
+        inside = [value for value in values if low * 1.000001 < value < high * 0.999999]
+        assert bar != " " or not inside
+    assert not shown or "█" in shown
+
+
+def test_a_plot_is_drawn_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "latency.svg"
+    with serving_in_a_thread(SCRIPT) as fake:
+        flags = ["--requests", "4", "--output-tokens", "3", "--target", fake.target]
+        assert main.main(["bench", *flags, "--plot", str(path)]) == 0
+        assert path.read_text().count("<path") > 4
+        for name, told in (("x.txt", "none of .svg"), ("none/x.svg", "no directory")):
+            assert main.main(["bench", *flags, "--plot", str(tmp_path / name)]) == 2
+            assert told in capsys.readouterr().err
 
 
 def test_a_second_run_shares_no_prefix_with_the_first() -> None:
