@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from photon_grpc.config.resolve import Resolved, resolve
 from photon_grpc.config.settings import Setting, by_name, settings
@@ -37,6 +38,14 @@ class SettingOption(click.Option):
         )
         self.setting = setting
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """What the shell offers: the choices, or its own file names where a file or directory is taken."""
+        setting = self.setting
+        if setting.choices:
+            return [CompletionItem(choice) for choice in setting.choices if choice.startswith(incomplete)]
+        takes = {"FILE": "file", "DIR": "dir", "DIR_OR_ID": "dir"}.get(setting.metavar)
+        return [CompletionItem(incomplete, type=takes)] if takes else []
+
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """`--[no-]enforce-eager` says in half a line what both spellings side by side say in two."""
         record = super().get_help_record(ctx)
@@ -50,7 +59,9 @@ class SettingsCommand(click.Command):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.params += [click.Argument([_POSITIONAL], required=False, metavar="[DIR_OR_ID]")]
+        self.params += [
+            click.Argument([_POSITIONAL], required=False, metavar="[DIR_OR_ID]", shell_complete=_directories)
+        ]
         self.params += [SettingOption(setting) for setting in settings()]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -73,6 +84,10 @@ class SettingsCommand(click.Command):
         for title, records in groups.items():
             with formatter.section(title):
                 formatter.write_dl(records, col_max=34)
+
+
+def _directories(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="dir")]
 
 
 def _metavar(setting: Setting) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -233,3 +234,22 @@ def test_doctor_shows_values_and_where_they_come_from(
     assert any("did you mean PHOTON_DTYPE?" in " ".join(row) for row in rows)
     for setting in settings():
         assert any(row[:1] == [setting.name] for row in rows), setting.name
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("photon-grpc serve --dty", ["plain,--dtype"]),
+        ("photon-grpc serve --dtype b", ["plain,bfloat16"]),
+        ("photon-grpc serve ./mod", ["dir,./mod"]),
+        ("photon-grpc serve --tls-cert ser", ["file,ser"]),
+        ("photon-grpc conv", ["plain,convert"]),
+        ("photon-grpc convert ./mod", ["dir,./mod"]),
+    ],
+)
+def test_the_shell_completes_flags_choices_and_paths(words: str, offered: list[str]) -> None:
+    environment = {**os.environ, "_PHOTON_GRPC_COMPLETE": "bash_complete", "COMP_WORDS": words}
+    environment["COMP_CWORD"] = str(len(words.split()) - 1)
+    program = "import sys; from photon_grpc.cli.main import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == offered, done.stderr
