@@ -30,6 +30,8 @@ class Size:
     cancels: int
     deadlines: int
     unread: int
+    #: Requests on each multiplexed stream.
+    multiplexed: int
     #: How often a process is killed.
     kills: int
     #: Calls that are refused while nobody reads the log.
@@ -58,6 +60,7 @@ SHORT = Size(
     cancels=60,
     deadlines=60,
     unread=4,
+    multiplexed=40,
     kills=1,
     refused=600,
     requests=60,
@@ -79,6 +82,7 @@ LONG = Size(
     cancels=800,
     deadlines=1_000,
     unread=32,
+    multiplexed=1_000,
     kills=5,
     refused=20_000,
     requests=250,

@@ -1,0 +1,96 @@
+"""A reader that takes nothing, before a real front end and a real engine, with API keys: what comes for it is merged,
+it is cut off in time, its key's share comes back, and nobody else is slowed. Only the runner is a fake."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+
+from photon_grpc.bridge.local import LocalClient
+from photon_grpc.core.quotas import Quotas
+from photon_grpc.engine.engine import Engine
+from photon_grpc.frontend.encoder import ThreadEncoder
+from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.frontend.quotas import Shares
+from photon_grpc.server.interceptors.api_keys import ApiKeyInterceptor
+from photon_grpc.server.key_ring import KeyRing
+from photon_grpc.v1 import inference_pb2 as pb
+from photon_grpc.v1 import inference_pb2_grpc
+from tests.attack.http2 import connected, grpc_message
+from tests.engine.fakes import complete
+from tests.engine.harness import Harness, Setting
+from tests.frontend.fake_engine import served
+from tests.server.failing import info_of
+from tests.server.fake_frontend import serving, until
+from tests.server.keys import bearer, block, write_keys
+
+STREAM_GENERATE = "/photon_grpc.v1.InferenceService/StreamGenerate"
+MULTIPLEX_GENERATE = "/photon_grpc.v1.InferenceService/MultiplexGenerate"
+NUM_TOKENS = 200
+STALL_LIMIT_S = 1.0
+
+
+@dataclass
+class Service:
+    address: str
+    frontend: Frontend
+    harness: Harness
+
+
+@pytest.fixture
+async def service(tmp_path: Path) -> AsyncIterator[Service]:
+    keys = write_keys(tmp_path / "keys.toml", block("stalls", "secret-a", max_concurrent=1), block("reads", "secret-b"))
+    ring = KeyRing(str(keys))
+    harness = Harness(Setting(max_model_len=256, num_blocks=200, fair=True))
+    client = LocalClient(asyncio.get_running_loop(), harness.facts)
+    host = client.host()
+    engine = Engine(harness.scheduler, harness.runner, host, host, harness.facts, harness.post)
+    with ThreadPoolExecutor(1) as pool:
+        encoder = ThreadEncoder(served(), pool)
+        frontend = Frontend(link=client, model=served(), encoder=encoder, shares=Shares(Quotas(ring.limits)))
+        running = asyncio.create_task(asyncio.to_thread(engine.run))
+        guards = (ApiKeyInterceptor(ring, ("none",)),)
+        async with serving(frontend, interceptors=guards, stall_limit_s=STALL_LIMIT_S) as address:  # type: ignore[arg-type]
+            yield Service(address, frontend, harness)
+        host.close()
+        await running
+
+
+def ask(request_id: str, prompt: int) -> pb.GenerateRequest:
+    return pb.GenerateRequest(
+        request_id=request_id,
+        token_ids=pb.TokenIds(ids=[prompt, 2, 3]),
+        sampling=pb.SamplingParams(seed=7),
+        stop=pb.StopParams(max_tokens=NUM_TOKENS, ignore_eos=True),
+        output=pb.OutputOptions(token_ids=True, text=False),
+    )
+
+
+@pytest.mark.parametrize("path", [STREAM_GENERATE, MULTIPLEX_GENERATE])
+async def test_it_is_cut_off_and_slows_nobody(service: Service, path: str) -> None:
+    request = ask("stalled", 1)
+    data = (
+        pb.MultiplexGenerateRequest(generate=request) if path == MULTIPLEX_GENERATE else request
+    ).SerializeToString()
+    async with grpc.aio.insecure_channel(service.address) as channel:
+        generate = inference_pb2_grpc.InferenceServiceStub(channel).Generate
+        with connected(service.address, window=0) as connection:
+            connection.call(1, path, grpc_message(data), authorization="Bearer secret-a")
+            await until(lambda: service.frontend.num_streams == 1)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await generate(ask("another", 1), metadata=bearer("secret-a"))
+            assert info_of(caught.value).reason == "QUOTA_EXCEEDED"
+            # The engine does not wait for the reader, and neither does anybody else.
+            answer = await generate(ask("beside", 5), metadata=bearer("secret-b"))
+            assert list(answer.outputs[0].token_ids) == complete([5, 2, 3], NUM_TOKENS, seed=7)
+            await until(lambda: service.frontend.load.running == 0)
+            assert service.frontend.num_streams == 1
+            await until(lambda: service.frontend.num_streams == 0)
+        answer = await generate(ask("after", 1), metadata=bearer("secret-a"))
+        assert answer.usage.output_tokens == NUM_TOKENS
