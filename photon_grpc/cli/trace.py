@@ -26,7 +26,11 @@ class _Steps(click.ParamType):  # type: ignore[type-arg]
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Unset: FILE with .html."
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="NAME.html or NAME.svg. Unset: FILE.html.",
 )
 @click.option(
     "--steps", type=_Steps(), metavar="FIRST:LAST", help="Of the last start in the file; unset: its last 2000 steps."
@@ -34,8 +38,9 @@ class _Steps(click.ParamType):  # type: ignore[type-arg]
 def trace(file: Path, output: Path | None, steps: tuple[int, int] | None) -> None:
     """Draw a step trace: a page with a bar for every request, and below it tokens, KV blocks and the queue."""
     from photon_grpc.cli.trace_lines import read_trace
-    from photon_grpc.cli.trace_picture import picture
+    from photon_grpc.cli.trace_picture import image, page
 
-    output = output or file.with_suffix(".html")
-    output.write_text(picture(read_trace(file, steps), file.name), encoding="utf-8")
+    output, read = output or file.with_suffix(".html"), read_trace(file, steps)
+    text = image(read) if output.suffix == ".svg" else page(read, file.name)
+    output.write_text(text, encoding="utf-8")
     click.echo(f"wrote {output}")

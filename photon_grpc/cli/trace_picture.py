@@ -1,4 +1,4 @@
-"""A step trace as one page of HTML: a bar for every sequence, and below it tokens, KV blocks and the queue."""
+"""A step trace as a page of HTML or an SVG: a bar for every sequence, and below it tokens, KV blocks and the queue."""
 
 from __future__ import annotations
 
@@ -51,20 +51,30 @@ _LEGEND = (
 )
 
 
-def picture(trace: Trace, name: str) -> str:
-    """The page."""
-    axis = Axis(trace)
-    height, drawn = _panels(trace, axis)
+def page(trace: Trace, name: str) -> str:
+    """HTML: what the trace is, the key, the picture."""
     legend = "".join(
         f'<span><svg width="22" height="13">{shape}</svg> {escape(text)}</span>' for shape, text in _LEGEND
     )
-    width = round(axis.width + _LEFT + _RIGHT)
     return (
         f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{escape(name)}</title><style>{_STYLE}</style>'
         f"<h1>{escape(name)}</h1><p>{escape(_summary(trace))}</p>"
-        f'<div class="legend">{legend}</div><div class="scroll">'
+        f'<div class="legend">{legend}</div><div class="scroll">{_svg(trace)}</div></html>\n'
+    )
+
+
+def image(trace: Trace) -> str:
+    """The picture alone, as SVG."""
+    return _svg(trace, f"<style>{_STYLE}svg {{ background: var(--paper); }}</style>") + "\n"
+
+
+def _svg(trace: Trace, style: str = "") -> str:
+    axis = Axis(trace)
+    height, drawn = _panels(trace, axis)
+    width = round(axis.width + _LEFT + _RIGHT)
+    return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
-        f"{drawn}</svg></div></html>\n"
+        f"{style}{drawn}</svg>"
     )
 
 
@@ -155,7 +165,7 @@ def _grid(axis: Axis, trace: Trace, top: int, bottom: int) -> str:
         x = axis.x(start_s)
         shapes.append(f'<rect x="{x:.1f}" y="{top}" width="{_CUT_WIDTH}" height="{bottom - top}" class="cut"/>')
         shapes.append(
-            f'<text transform="translate({x + 13:.1f} {top + 4}) rotate(-90)" class="faint end">'
+            f'<text transform="translate({x + 13:.1f} {bottom - 4}) rotate(-90)" class="faint">'
             f"idle {_seconds(end_s - start_s)}</text>"
         )
     return "".join(shapes)

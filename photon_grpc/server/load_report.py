@@ -49,6 +49,9 @@ class LoadReports:
     def __init__(self, frontend: Frontend) -> None:
         self._frontend = frontend
         self._samples: deque[_Sample] = deque(maxlen=_NUM_SAMPLES + 1)
+        #: The Load of the newest trailers; None where they are to be made anew.
+        self._told: Load | None = None
+        self._trailers: tuple[tuple[str, bytes], ...] = ()
 
     def report(self) -> Any:
         """Of this moment; an empty one, which clients ignore, where there is no engine."""
@@ -73,13 +76,18 @@ class LoadReports:
         )
 
     def trailers(self) -> tuple[tuple[str, bytes], ...]:
-        """The report as trailing metadata."""
-        return ((TRAILER, self.report().SerializeToString()),)
+        """The report as trailing metadata; made once for all calls that end with one step."""
+        load = self._frontend.load
+        if load is not self._told:
+            self._trailers = ((TRAILER, self.report().SerializeToString()),)
+            self._told = load
+        return self._trailers
 
     async def watch(self) -> None:
         """Run as long as the server does: rates need samples, whether or not calls end."""
         while True:
             self._samples.append(_sample(self._frontend.load))
+            self._told = None
             await asyncio.sleep(_SAMPLE_INTERVAL_S)
 
     def _rates(self, now: _Sample) -> tuple[float, float]:

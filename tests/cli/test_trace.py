@@ -79,6 +79,13 @@ def test_every_request_of_an_engine_has_its_bar(tmp_path: Path) -> None:
     assert num_preempted == harness.scheduler.num_preemptions
 
 
+def test_the_picture_alone_is_an_svg_that_styles_itself(tmp_path: Path) -> None:
+    path = written(tmp_path / "steps.jsonl", HEAD, step(1, 0.0, decode=[["0.1", 40, 1]]))
+    assert main(["trace", str(path), "-o", str(tmp_path / "steps.svg")]) == 0
+    svg = ElementTree.parse(tmp_path / "steps.svg").getroot()
+    assert svg.tag == f"{SVG}svg" and svg[0].tag == f"{SVG}style"
+
+
 def test_prefill_and_decode_are_told_apart_and_lie_one_behind_the_other(tmp_path: Path) -> None:
     path = written(
         tmp_path / "steps.jsonl",
