@@ -47,10 +47,11 @@ soak: setup-dev
 bench: setup-dev
 	$(BIN)/python -m benchmarks $(or $(ARGS),--short)
 
-# The generated files are in git; this is for those who change a .proto (commit what it writes).
+# The generated files are in git; this is for those who change a .proto (commit what it writes). Go's stubs need Go.
 protos: setup-dev
 	$(BIN)/buf lint protos
 	$(BIN)/python protos/generate.py
+	clients/go/generate.sh
 
 # Asks PyPI for known vulnerabilities (ARGS="--vulnerability-service osv": OSV). A mirror of packages alone does not know
 # them: --strict fails then, and says so.
@@ -69,10 +70,10 @@ format: setup-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The example clients of every language that is here and whose tools are installed, each against a server of its own.
+# The clients of every language whose tools are installed, and grpcurl and ghz (go install puts them into ~/go/bin), against
+# servers of their own.
 clients: setup-dev
-	@if ls tests/clients/test_*.py >/dev/null 2>&1; then $(BIN)/python -m pytest tests/clients $(ARGS); \
-	else echo "clients: there are no example clients yet, nothing to run"; fi
+	PATH="$$PATH:$$HOME/go/bin" $(BIN)/python -m pytest tests/clients $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,52 @@
+package photon
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	pb "github.com/photon-grpc/photon-grpc/clients/go/photonv1"
+)
+
+type attempt struct {
+	answer *pb.GenerateResponse
+	err    error
+}
+
+// hedged sends the request, and to another replica once more when there is no answer after delay or the first attempt
+// failed in a way that another may not. The first answer counts; what else runs is cancelled.
+func (c *Client) hedged(ctx context.Context, request *pb.GenerateRequest, delay time.Duration) (*pb.GenerateResponse, error) {
+	ctx, cancel := context.WithCancel(apart(ctx))
+	defer cancel()
+	done := make(chan attempt, 2)
+	send := func(n int) {
+		own := proto.CloneOf(request)
+		own.RequestId = attemptID(request.RequestId, n)
+		go func() {
+			answer, err := c.generate(ctx, own)
+			done <- attempt{answer, err}
+		}()
+	}
+	send(1)
+	timer := time.NewTimer(delay)
+	defer timer.Stop()
+	for sent, ended := 1, 0; ; {
+		select {
+		case <-timer.C:
+			if sent == 1 {
+				send(2)
+				sent = 2
+			}
+		case end := <-done:
+			ended++
+			if end.err == nil || !isRetryable(end.err) || ended == 2 {
+				return end.answer, end.err
+			}
+			if sent == 1 {
+				send(2)
+				sent = 2
+			}
+		}
+	}
+}

@@ -1,0 +1,168 @@
+package photon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	pb "github.com/photon-grpc/photon-grpc/clients/go/photonv1"
+)
+
+const (
+	defaultResumeTimeout = time.Minute
+	maxRequestIDLength   = 128
+)
+
+// resumedCall is a call that, cut after output began, goes on elsewhere: the ids that came are sent back as
+// continue_from with the seed of the first Start, and the server sends what follows them. Its reader sees one stream.
+type resumedCall struct {
+	ctx     context.Context
+	open    openFunc
+	request *pb.GenerateRequest
+	// How long to look for a replica that goes on.
+	limit time.Duration
+	// Whether the caller wants the ids, which are asked for in any case.
+	givesIDs bool
+
+	current call
+	// When the first and the current call were opened, and how many ids had come before the current one.
+	began, opened time.Time
+	numBefore     int
+	resumptions   int
+
+	// Of the first message; nil before it.
+	start      *pb.GenerationStart
+	ids        []uint32
+	firstToken time.Duration
+	isOver     bool
+}
+
+func newResumedCall(ctx context.Context, open openFunc, request *pb.GenerateRequest, limit time.Duration) *resumedCall {
+	givesIDs := request.GetOutput().GetTokenIds()
+	made(&request.Output).TokenIds = true
+	now := time.Now()
+	return &resumedCall{
+		ctx: ctx, open: open, request: request, limit: limit, givesIDs: givesIDs,
+		current: open(ctx, request), began: now, opened: now,
+	}
+}
+
+func (r *resumedCall) Recv() (*pb.StreamGenerateResponse, error) {
+	message, err := r.current.Recv()
+	switch {
+	case err == nil:
+		return r.take(message), nil
+	case r.isOver:
+		// What is lost behind the last message is the status alone.
+		return nil, io.EOF
+	case r.start == nil || r.ctx.Err() != nil || !errors.Is(err, Unavailable):
+		return nil, err
+	case r.request.GetSampling().GetNumOutputs() > 1:
+		return nil, notResumable(err, r.request.Sampling.GetNumOutputs())
+	}
+	return r.resume(err)
+}
+
+// resume gives the first message of a replica that goes on.
+func (r *resumedCall) resume(cut error) (*pb.StreamGenerateResponse, error) {
+	lost := time.Now()
+	for tries := 0; ; tries++ {
+		r.resumptions++
+		r.opened, r.numBefore = time.Now(), len(r.ids)
+		r.current = r.open(r.ctx, r.rest())
+		message, err := r.current.Recv()
+		switch {
+		case err == nil:
+			return r.take(message), nil
+		case errors.Is(err, FeatureNotSupported):
+			// The model cannot continue an output; its caller did not ask for that.
+			return nil, cut
+		case r.ctx.Err() != nil:
+			return nil, contextError(r.ctx)
+		case time.Since(lost) > r.limit || !pause(r.ctx, err, tries):
+			return nil, err
+		}
+	}
+}
+
+// rest asks for what follows the ids that came. It has an id of its own: where the server has not noticed yet that the
+// connection is lost, the one before is still in flight.
+func (r *resumedCall) rest() *pb.GenerateRequest {
+	rest := proto.CloneOf(r.request)
+	rest.RequestId = attemptID(r.request.RequestId, r.resumptions+1)
+	rest.ContinueFrom = &pb.TokenIds{Ids: slices.Concat(r.request.GetContinueFrom().GetIds(), r.ids)}
+	made(&rest.Sampling).Seed = &r.start.Seed
+	elapsed := r.opened.Sub(r.began)
+	if rest.Stop.GetMaxDuration() != nil {
+		rest.Stop.MaxDuration = shortened(rest.Stop.MaxDuration, elapsed)
+	}
+	if rest.Scheduling.GetTimeout() != nil {
+		rest.Scheduling.Timeout = shortened(rest.Scheduling.Timeout, elapsed)
+	}
+	return rest
+}
+
+// take turns a message of the current call into one of the whole stream.
+func (r *resumedCall) take(message *pb.StreamGenerateResponse) *pb.StreamGenerateResponse {
+	if r.start == nil {
+		r.start, r.firstToken = message.Start, time.Since(r.began)
+	} else {
+		message.Start = nil
+	}
+	for _, delta := range message.Deltas {
+		r.ids = append(r.ids, delta.TokenIds...)
+		if !r.givesIDs {
+			delta.TokenIds = nil
+		}
+	}
+	if r.resumptions > 0 {
+		r.account(message.Usage, message.Timing)
+	}
+	r.isOver = message.Timing != nil
+	return message
+}
+
+// account turns what the last call says of itself into what one call would have said: ids that were sent back are
+// output, not prompt.
+func (r *resumedCall) account(usage *pb.Usage, timing *pb.Timing) {
+	if usage != nil {
+		usage.PromptTokens -= uint32(r.numBefore)
+		usage.CachedPromptTokens = min(usage.CachedPromptTokens, usage.PromptTokens)
+		usage.OutputTokens += uint32(r.numBefore)
+	}
+	if timing != nil {
+		timing.FirstTokenDuration = durationpb.New(r.firstToken)
+		timing.TotalDuration = durationpb.New(timing.TotalDuration.AsDuration() + r.opened.Sub(r.began))
+	}
+}
+
+func notResumable(cut error, numOutputs uint32) error {
+	var failure *Error
+	if !errors.As(cut, &failure) {
+		return cut
+	}
+	told := *failure
+	told.Message += fmt.Sprintf("; a stream with num_outputs %d cannot be resumed", numOutputs)
+	return &told
+}
+
+// attemptID is the id of the n-th attempt at a request, counted from 1; the first one's is the caller's. Where the
+// caller gave none, the server assigns one.
+func attemptID(id string, n int) string {
+	if id == "" || n == 1 {
+		return id
+	}
+	suffix := "~" + strconv.Itoa(n)
+	return id[:min(len(id), maxRequestIDLength-len(suffix))] + suffix
+}
+
+func shortened(limit *durationpb.Duration, elapsed time.Duration) *durationpb.Duration {
+	return durationpb.New(max(limit.AsDuration()-elapsed, time.Millisecond))
+}

@@ -1,0 +1,129 @@
+package photon
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"strings"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protodesc"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/descriptorpb"
+
+	pb "github.com/photon-grpc/photon-grpc/clients/go/photonv1"
+)
+
+// Files that the server has.
+const wellKnown = "google/protobuf/"
+
+// Incomplete says that an output ended before its message was complete, by a limit or by an operator.
+type Incomplete struct{ Output Output }
+
+func (e *Incomplete) Error() string {
+	reason := FinishReason("no finish")
+	if e.Output.Finish != nil {
+		reason = e.Output.Finish.Reason
+	}
+	return fmt.Sprintf("photon: the output ended (%s) before its message was complete", reason)
+}
+
+// GenerateAs generates a message of type T, a pointer to a generated struct:
+//
+//	invoice, err := photon.GenerateAs[*acmev1.Invoice](ctx, client, photon.Text("…"))
+//
+// The error is an *Incomplete where the output was cut, else an *Error.
+func GenerateAs[T proto.Message](ctx context.Context, caller Caller, prompt Prompt, options ...Option) (T, error) {
+	result, err := caller.Generate(ctx, prompt, typed[T](options)...)
+	if err != nil {
+		var none T
+		return none, err
+	}
+	return MessageAs[T](result.Output)
+}
+
+// StreamAs gives the message of a generation as it is filled: values that are whole, strings as far as they are written,
+// each time in a message of its own. The last is the whole one, unless an error stands beside it.
+func StreamAs[T proto.Message](ctx context.Context, caller Caller, prompt Prompt, options ...Option) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		var whole Output
+		var last string
+		for delta, err := range caller.Stream(ctx, prompt, typed[T](options)...).All() {
+			if err != nil {
+				var none T
+				yield(none, err)
+				return
+			}
+			if delta.Index != 0 {
+				continue
+			}
+			whole.add(delta)
+			if whole.Finish != nil {
+				yield(MessageAs[T](whole))
+				return
+			}
+			message := newMessage[T]()
+			known := partialJSON(whole.Text, message.ProtoReflect().Descriptor())
+			if known == last || partialMessages.Unmarshal([]byte(known), message) != nil {
+				continue
+			}
+			if last = known; !yield(message, nil) {
+				return
+			}
+		}
+	}
+}
+
+// MessageAs reads the message of an output that was asked for with WithMessageType.
+func MessageAs[T proto.Message](output Output) (T, error) {
+	message := newMessage[T]()
+	if output.Message == nil {
+		return message, &Incomplete{output}
+	}
+	return message, output.Message.UnmarshalTo(message)
+}
+
+// WithMessageType asks for a message of prototype's type, which may be a nil pointer.
+func WithMessageType(prototype proto.Message) Option {
+	return func(r *request) {
+		descriptor := prototype.ProtoReflect().Descriptor()
+		files, err := proto.Marshal(fileSet(descriptor.ParentFile()))
+		if err != nil {
+			r.refuse("structured_output.protobuf", "the file of %s: %v", descriptor.FullName(), err)
+		}
+		wanted := &pb.StructuredOutput_Protobuf{FileDescriptorSet: files, MessageType: string(descriptor.FullName())}
+		r.constrain("protobuf", &pb.StructuredOutput{Constraint: &pb.StructuredOutput_Protobuf_{Protobuf: wanted}})
+	}
+}
+
+var partialMessages = protojson.UnmarshalOptions{AllowPartial: true, DiscardUnknown: true}
+
+func typed[T proto.Message](options []Option) []Option {
+	var prototype T
+	return append(options[:len(options):len(options)], WithMessageType(prototype))
+}
+
+func newMessage[T proto.Message]() T {
+	var prototype T
+	return prototype.ProtoReflect().New().Interface().(T)
+}
+
+// fileSet is first and all that it imports, without what the server has.
+func fileSet(first protoreflect.FileDescriptor) *descriptorpb.FileDescriptorSet {
+	set := &descriptorpb.FileDescriptorSet{}
+	seen := map[string]bool{}
+	var add func(protoreflect.FileDescriptor)
+	add = func(file protoreflect.FileDescriptor) {
+		if seen[file.Path()] || strings.HasPrefix(file.Path(), wellKnown) {
+			return
+		}
+		seen[file.Path()] = true
+		set.File = append(set.File, protodesc.ToFileDescriptorProto(file))
+		for i := range file.Imports().Len() {
+			add(file.Imports().Get(i).FileDescriptor)
+		}
+	}
+	add(first)
+	return set
+}

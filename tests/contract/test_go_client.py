@@ -1,0 +1,100 @@
+"""Go's client says what the protos and the other clients say, also where there is no Go to compile it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
+
+from photon_grpc import errors
+from photon_grpc.client import Options
+from photon_grpc.client.status import Unreachable
+from photon_grpc.v1 import admin_pb2, inference_pb2, model_pb2
+
+ROOT = Path(__file__).resolve().parents[2]
+GO = ROOT / "clients" / "go"
+
+SIMPLE = {"a": 7, "b": 8, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11, "\\": 92, '"': 34}
+
+
+def unquoted(literal: str) -> bytes:
+    """The bytes of what stands between the quotes of a Go string."""
+    found = bytearray()
+    for escape, plain in re.findall(r"\\(x..|u....|U........|.)|([^\\]+)", literal, re.DOTALL):
+        if plain:
+            found += plain.encode()
+        elif escape[0] == "x":
+            found.append(int(escape[1:], 16))
+        elif escape[0] in "uU":
+            found += chr(int(escape[1:], 16)).encode()
+        else:
+            found.append(SIMPLE[escape])
+    return bytes(found)
+
+
+def forget_json_names(messages: Iterable[DescriptorProto]) -> None:
+    """Compilers write them for plugins only, all from the fields' names."""
+    for message in messages:
+        for field in message.field:
+            field.ClearField("json_name")
+        forget_json_names(message.nested_type)
+
+
+@pytest.mark.parametrize("module", [inference_pb2, model_pb2, admin_pb2], ids=lambda module: module.__name__)
+def test_stubs_are_of_the_protos_in_git(module: object) -> None:
+    """The descriptor within them is the one within Python's, which a test makes anew."""
+    wanted = FileDescriptorProto()
+    module.DESCRIPTOR.CopyToProto(wanted)  # type: ignore[attr-defined]
+    stub = GO / "photonv1" / f"{Path(wanted.name).stem}.pb.go"
+    (raw,) = re.findall(r'_rawDesc = ""((?: \+\n\t"(?:[^"\\]|\\.)*")+)', stub.read_text(encoding="utf-8"))
+    literals = re.findall(r'"((?:[^"\\]|\\.)*)"', raw)
+    found = FileDescriptorProto.FromString(b"".join(map(unquoted, literals)))
+    for message in (found, wanted):
+        forget_json_names(message.message_type)
+    assert found == wanted
+
+
+def told(cls: type[errors.PhotonError]) -> list[type[errors.PhotonError]]:
+    return [cls, *(each for child in cls.__subclasses__() for each in told(child))]
+
+
+def test_errors_have_the_names_reasons_and_families_of_python() -> None:
+    source = (GO / "photon" / "errors.go").read_text()
+    reasons = dict(re.findall(r'^\t(\w+) +Reason = "(\w+)"$', source, re.MULTILINE))
+    families = dict(re.findall(r'^\t(\w+): +(\w+|""),$', source.split("var memberOf")[1].split("\n}")[0], re.MULTILINE))
+    assert families.keys() == reasons.keys()
+    classes = [*told(errors.RequestError), *told(errors.Unavailable)]
+    classes = [cls for cls in classes if cls.__module__ == errors.__name__ or cls is Unreachable]
+    assert {cls.__name__ for cls in classes} | {"Closed"} == reasons.keys()
+    for cls in classes:
+        if "reason" in vars(cls):
+            assert reasons[cls.__name__] == cls.reason
+        parent = cls.__bases__[0]
+        assert families[cls.__name__] == ('""' if parent is errors.PhotonError else parent.__name__)
+
+
+def test_options_have_the_names_of_python() -> None:
+    source = (GO / "photon" / "options.go").read_text() + (GO / "photon" / "typed.go").read_text()
+    options = {name.lower() for name in re.findall(r"^func With(\w+)\(", source, re.MULTILINE)}
+    assert {name.replace("_", "") for name in Options.__annotations__} <= options
+
+
+def test_the_six_examples_and_the_headings_are_there() -> None:
+    examples = {path.parent.name for path in (GO / "examples").glob("*/main.go")}
+    assert examples == {"generate", "stream", "cancel", "chat", "structured", "multiplex"}
+    assert re.findall(r"^## (.*)$", (GO / "README.md").read_text(), re.MULTILINE) == [
+        "Install",
+        "Stream a generation",
+        "Errors",
+        "Deadlines and cancellation",
+        "Retries and resume",
+        "TLS and API keys",
+        "Sidecar over a Unix socket",
+        "Chat",
+        "Typed messages",
+        "Multiplex",
+        "Scores, usage, timing",
+    ]
