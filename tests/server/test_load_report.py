@@ -243,6 +243,9 @@ async def test_the_replica_is_named_with_the_first_message_or_the_end(frontend: 
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         for call in (stub.Generate(ASK), stub.StreamGenerate(ASK)):
             assert dict(await call.initial_metadata())["x-photon-replica"] == "pod-7"
+        check = raw(channel, "/grpc.health.v1.Health/Check")(b"")
+        await check
+        assert dict(await check.trailing_metadata())["x-photon-replica"] == "pod-7"
         frontend.refusals = [errors.QueueFull("full")]
         call = stub.StreamGenerate(ASK)
         await call.code()
@@ -273,36 +276,32 @@ async def two_servers() -> AsyncIterator[tuple[list[FakeFrontend], list[str]]]:
         yield frontends, addresses
 
 
-WEIGHTED = {
-    "loadBalancingConfig": [
-        {
-            "weighted_round_robin": {
-                "enableOobLoadReport": False,
-                "blackoutPeriod": "0s",
-                "weightUpdatePeriod": "0.1s",
-                "errorUtilizationPenalty": 0,
-            }
-        }
-    ]
-}
+def weighted(**more: Any) -> list[tuple[str, Any]]:
+    """Options of a channel that balances by load."""
+    policy = {"blackoutPeriod": "0s", "weightUpdatePeriod": "0.1s", **more}
+    config = json.dumps({"loadBalancingConfig": [{"weighted_round_robin": policy}]})
+    return [("grpc.service_config", config), ("grpc.use_local_subchannel_pool", 1)]
 
 
+@pytest.mark.parametrize("out_of_band", [False, True], ids=["trailers", "out-of-band"])
 async def test_grpcs_weighted_round_robin_goes_where_there_is_room(
-    two_servers: tuple[list[FakeFrontend], list[str]], monkeypatch: pytest.MonkeyPatch
+    two_servers: tuple[list[FakeFrontend], list[str]], monkeypatch: pytest.MonkeyPatch, out_of_band: bool
 ) -> None:
-    """The shares of calls are those of 1 / utilization: 0.75 and 0.25."""
-    frontends, addresses = two_servers
+    """The shares of calls are those of 1 / utilization: 0.75 and 0.25. One way of reporting alone tells it."""
     monkeypatch.setattr(load_report.LoadReports, "_rates", lambda reports, now: (10.0, 0.0))
+    monkeypatch.setattr(load_report, "LEAST_INTERVAL_S", 0.05)
+    if out_of_band:
+        monkeypatch.setattr(load_report.LoadReports, "trailers", lambda reports: ())
+    frontends, addresses = two_servers
     frontends[0].load = Load(running=2, total_blocks=100, owned_blocks=25)
     frontends[1].load = Load(running=6, total_blocks=100, owned_blocks=25)
-    target = "ipv4:" + ",".join(addresses)
-    options = [("grpc.service_config", json.dumps(WEIGHTED)), ("grpc.use_local_subchannel_pool", 1)]
-    async with grpc.aio.insecure_channel(target, options) as channel:
+    options = weighted(enableOobLoadReport=out_of_band, oobReportingPeriod="0.05s")
+    async with grpc.aio.insecure_channel("ipv4:" + ",".join(addresses), options) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         served = Counter[int]()
         while len(served) < 2:
             served[await replica_of(stub)] += 1
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.5)
         shares = Counter([await replica_of(stub) for _ in range(80)])
     assert FACTS.max_num_seqs == 8
     assert shares[0] == pytest.approx(60, abs=4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket as host
 import stat
 import time
 from collections.abc import Iterator
@@ -67,6 +68,12 @@ def test_the_public_listener_has_no_admin_service(service: RunningService) -> No
     with grpc.insecure_channel(service.wait_ready()[0]) as channel, pytest.raises(grpc.RpcError) as caught:
         admin_pb2_grpc.AdminServiceStub(channel).GetLoad(admin_pb2.GetLoadRequest(), timeout=20)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_a_replica_without_a_name_has_that_of_its_host_and_process(service: RunningService, admin: Any) -> None:
+    _, call = admin.GetServerInfo.with_call(admin_pb2.GetServerInfoRequest(), timeout=20)
+    named = f"{host.gethostname()}-{service.process.pid}"
+    assert dict(call.trailing_metadata())["x-photon-replica"] == named
 
 
 def test_the_load_is_true_under_work_and_at_idle(admin: Any, inference: Any) -> None:

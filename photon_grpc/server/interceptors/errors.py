@@ -46,8 +46,12 @@ class _Ending(NamedTuple):
     method: str
     failures: FailureLog
     replica_id: str
-    #: Of every call, beside those of a failure.
+    #: Of every call, beside its replica and those of a failure.
     trailers: Callable[[], Trailers]
+
+    @property
+    def replica(self) -> tuple[str, str]:
+        return metadata.REPLICA_KEY, self.replica_id
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -147,7 +151,7 @@ async def _guard(ending: _Ending, context: Context, answer: Respond) -> Any:
     try:
         metadata.name_call(context, ending.replica_id)
         response = await answer(fail)
-        context.set_trailing_metadata(ending.trailers())
+        context.set_trailing_metadata((ending.replica, *ending.trailers()))
         return response
     except grpc.aio.InternalError:
         raise asyncio.CancelledError from None
@@ -166,7 +170,7 @@ async def _fail(ending: _Ending, context: Context, started_s: float, error: Exce
     error.__traceback__ = error.__context__ = None
     # `abort` drops trailers that were set before.
     load = () if isinstance(error, NotAllowed) else ending.trailers()
-    await _end(context, status, (*status.trailers, (metadata.REPLICA_KEY, ending.replica_id), *load))
+    await _end(context, status, (*status.trailers, ending.replica, *load))
 
 
 async def _end(context: Context, status: CallStatus, trailers: Trailers) -> None:
