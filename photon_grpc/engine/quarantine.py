@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from photon_grpc.core.batch import Batch
+from photon_grpc.core.fault import Fault
 from photon_grpc.core.ports import Event, FlightRecorder
 from photon_grpc.core.request import Request
-from photon_grpc.core.sequence import Sequence
-from photon_grpc.errors import RequestQuarantined
+from photon_grpc.core.sequence import Sequence, Status
+from photon_grpc.errors import EngineFailure, EngineRestarting, InternalFailure, RequestQuarantined, Unavailable
 
 _LOG = logging.getLogger(__name__)
 
@@ -27,6 +28,7 @@ _FINGERPRINT_BYTES = 16
 _MAX_RECORDS = 4096
 _SUSPECTED_S = 600.0
 _QUARANTINED_S = 3600.0
+_RETRY_AFTER_S = 0.1
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -97,6 +99,34 @@ class Quarantine:
     def settled(self, step: int) -> None:
         self._recorder.settled(step)
 
+    # -- steps that fail -----------------------------------------------------------------------------------------------
+
+    def attributed(self, faults: dict[int, Fault], rows: list[Sequence]) -> dict[int, Fault]:
+        """The faults of a step's rows. A launch fails by one of its requests, for want of memory: where there are
+        several, all are suspects and are to come again."""
+        failed = {
+            row: rows[row]
+            for row, fault in faults.items()
+            if fault.reason == InternalFailure.reason and rows[row].status is not Status.FINISHED
+        }
+        suspects: dict[bytes, int] = {}
+        for seq in failed.values():
+            suspects[seq.fingerprint] = max(suspects.get(seq.fingerprint, 0), seq.num_generated)
+        if len(suspects) < 2:
+            return faults
+        self._suspect(suspects)
+        self._remember()
+        return {**faults, **{row: self.lost(seq, faults[row]) for row, seq in failed.items()}}
+
+    def lost(self, seq: Sequence, fault: Fault) -> Fault:
+        """What is told of a sequence that a step of others took with it."""
+        again: type[Unavailable] = EngineRestarting
+        message = "a step that it shared with others failed; nothing was sent yet"
+        if seq.num_generated:
+            again = EngineFailure
+            message = "a step that it shared with others failed: continue from what was sent"
+        return Fault.of(again(message, retry_after_s=_RETRY_AFTER_S))
+
     # -- after a death -------------------------------------------------------------------------------------------------
 
     def _judge(self, in_flight: Mapping[bytes, int]) -> None:
@@ -107,9 +137,12 @@ class Quarantine:
             self._records[first] = Record(now_s + _QUARANTINED_S, is_quarantined=True)
             _LOG.error("the engine died of one request for the second time: %s is quarantined", first.hex())
             return
-        for each, num_tokens in in_flight.items():
-            self._records[each] = Record(now_s + _SUSPECTED_S, num_tokens)
+        self._suspect(in_flight)
         _LOG.warning("requests in the steps that the engine died in: %d; each computes alone once", len(in_flight))
+
+    def _suspect(self, in_flight: Mapping[bytes, int]) -> None:
+        expires_s = time.monotonic() + _SUSPECTED_S
+        self._records.update({each: Record(expires_s, num_tokens) for each, num_tokens in in_flight.items()})
 
     def _record(self, fingerprint: bytes) -> Record | None:
         record = self._records.get(fingerprint)
@@ -148,6 +181,12 @@ class NoQuarantine:
 
     def settled(self, step: int) -> None:
         pass
+
+    def attributed(self, faults: dict[int, Fault], rows: list[Sequence]) -> dict[int, Fault]:
+        return faults
+
+    def lost(self, seq: Sequence, fault: Fault) -> Fault:
+        return fault
 
 
 def fingerprint(request: Request) -> bytes:

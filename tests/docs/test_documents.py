@@ -82,10 +82,13 @@ def test_tests_that_are_named_exist(page: Path) -> None:
         assert f"def {name}(" in (ROOT / file).read_text(), f"{file}::{name}"
 
 
-def test_the_table_of_ends_names_a_test_for_every_cell() -> None:
-    table = (ROOT / "docs" / "reliability.md").read_text().split("\n## Ends\n")[1].split("\n## ")[0]
-    rows = [line for line in table.splitlines() if line.startswith("| ") and not line.startswith("| ended by")]
-    assert len(rows) > 50
+@pytest.mark.parametrize(
+    ("section", "title", "least"), [("Ends", "ended by", 50), ("Threats", "class", 10), ("Faults", "fault", 9)]
+)
+def test_tables_of_reliability_name_a_test_for_every_row(section: str, title: str, least: int) -> None:
+    table = (ROOT / "docs" / "reliability.md").read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ") and not line.startswith(f"| {title} |")]
+    assert len(rows) > least
     for row in rows:
         assert re.search(r"`tests/[\w/]+\.py::test_\w+`", row), row
 

@@ -89,7 +89,7 @@ class Harness:
         in_flight: Mapping[bytes, int] | None = None,
         known: bytes = b"",
     ) -> None:
-        """`in_flight` and `known`: what an engine before this one left."""
+        """`in_flight` and `known`: what an engine before this one left; unset: this one knows no others."""
         self.setting = s = setting or Setting()
         # A run of blocks for the whole context is not for windows.
         max_chunk = s.max_num_batched_tokens if s.chunked else s.max_model_len
@@ -105,7 +105,7 @@ class Harness:
         constraints, drafting = ConstrainedOutputs(self.grammars, VOCAB), CyclicDrafting(s.drafts)
         self.post = FakeBridge()
         self.recorder = FakeRecorder()
-        quarantine = Quarantine(self.recorder, self.post.wake, in_flight or {}, known)
+        quarantine = None if in_flight is None else Quarantine(self.recorder, self.post.wake, in_flight, known)
         policy = FairShare(POLICIES[s.policy]()) if s.fair else POLICIES[s.policy]()
         self.scheduler = Scheduler(limits, policy, self.pool, chunking, drafting, constraints, quarantine)
         facts = Facts(

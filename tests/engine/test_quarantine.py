@@ -5,12 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from photon_grpc.core.batch import Batch
+from photon_grpc.core.ports import Pending
 from photon_grpc.core.request import Request, SamplingParams, StopParams
 from photon_grpc.engine import quarantine
 from photon_grpc.engine.quarantine import Quarantine, fingerprint
 from photon_grpc.errors import RequestQuarantined
 from tests.engine.fakes import FakeRecorder, complete
-from tests.engine.harness import Harness
+from tests.engine.harness import Harness, Setting
 
 REQUEST = Request("r", (1, 2, 3), SamplingParams(seed=3), StopParams(8), 0.0)
 OWN = fingerprint(REQUEST)
@@ -108,4 +110,33 @@ def test_suspects_wait_for_each_other_and_leave_when_their_callers_do() -> None:
     harness.abort(other)
     harness.run()
     assert harness.outcomes[same].ids == harness.outcomes[first].ids == complete([1, 2, 3], 8, seed=3)
+    assert harness.idle()
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_step_that_fails_costs_only_the_request_that_it_fails_of(depth: int) -> None:
+    """For want of memory, say: the others are to come again, it alone fails then as well."""
+    harness = Harness(Setting(depth=depth), in_flight={})
+    runner, submit = harness.runner, harness.runner.submit
+    poison = 7
+
+    def submit_or_fail(batch: Batch) -> Pending:
+        rows = [seq for seq in harness.scheduler.live.running if seq.slot in batch.slots]
+        if any(seq.request.prompt_ids[0] == poison for seq in rows):
+            runner.fail_steps[batch.step] = 9
+        return submit(batch)
+
+    runner.submit = submit_or_fail  # type: ignore[method-assign]
+    spoken = harness.add([1, 2], 30, seed=3)
+    for _ in range(3):
+        harness.step()
+    mute, fatal = harness.add([3, 4], 4, seed=3), harness.add([poison], 4)
+    harness.run()
+    told = {handle: harness.outcomes[handle].failed.reason for handle in (spoken, mute, fatal)}
+    assert told == {spoken: "ENGINE_FAILURE", mute: "ENGINE_RESTARTING", fatal: "ENGINE_RESTARTING"}
+    again = [harness.add(ids, 30, seed=3) for ids in ([1, 2], [3, 4])]
+    fatal = harness.add([poison], 4)
+    harness.run()
+    assert [harness.outcomes[handle].ids for handle in again] == [complete(ids, 30, seed=3) for ids in ([1, 2], [3, 4])]
+    assert harness.outcomes[fatal].failed.reason == "INTERNAL_FAILURE"
     assert harness.idle()

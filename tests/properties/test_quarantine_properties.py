@@ -44,7 +44,7 @@ class Mortal:
 
     def __init__(self, setting: Setting, before: Mortal | None = None) -> None:
         old = before.harness.recorder if before else None
-        self.harness = Harness(setting, None, old.in_flight() if old else None, old.known if old else b"")
+        self.harness = Harness(setting, None, old.in_flight() if old else {}, old.known if old else b"")
         self._sent: list[Asked] = []
         self._submit = self.harness.runner.submit
         self.harness.runner.submit = self._submit_or_die  # type: ignore[method-assign]

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 import pytest
@@ -28,14 +27,23 @@ _LAUNCH = (
     "sys.exit(asyncio.run(service.run()))\n"
 )
 _POISON = "zzz"
+_HUGE = "yyy"
 _INNOCENT = ("def", "class", "import")
 
 
-@pytest.fixture
-def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningService]:
-    model = write_tiny_model(tmp_path / "tiny")
-    ids = Tokenizer.from_file(str(model / "tokenizer.json")).encode(_POISON).ids
-    monkeypatch.setenv("MORTAL_TO", " ".join(map(str, ids)))
+@pytest.fixture(scope="module")
+def environ() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as environ:
+        yield environ
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, environ: pytest.MonkeyPatch) -> Iterator[RunningService]:
+    """One for both tests; the first leaves the engine that it found."""
+    model = write_tiny_model(tmp_path_factory.mktemp("quarantine") / "tiny")
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    for name, prompt in (("MORTAL_TO", _POISON), ("OUT_OF_MEMORY_BY", _HUGE)):
+        environ.setenv(name, " ".join(map(str, tokenizer.encode(prompt).ids)))
     with started([sys.executable, "-c", _LAUNCH, str(model)]) as service:
         service.wait_ready()
         yield service
@@ -49,6 +57,28 @@ def failure_of(call: Client, text: str) -> tuple[grpc.StatusCode, str]:
 
 def told(service: RunningService, text: str) -> int:
     return sum(text in line for line in service.lines)
+
+
+def test_a_request_that_the_device_has_no_memory_for_fails_alone(service: RunningService) -> None:
+    engine = service.children()["mortal_engine"]
+    with client(service.wait_ready()[0]) as call:
+        expected = {text: call.generate(text, 8).outputs[0].text for text in _INNOCENT}
+        beside = [call.stream(text) for text in _INNOCENT]
+        for stream in beside:
+            next(stream)
+        assert failure_of(call, _HUGE) == (grpc.StatusCode.UNAVAILABLE, "ENGINE_RESTARTING")
+        for stream in beside:
+            with pytest.raises(grpc.RpcError) as failure:
+                list(stream)
+            assert reason_of(failure.value) == "ENGINE_FAILURE"
+        # As their clients try them again.
+        beside = [call.stream(text) for text in _INNOCENT]
+        assert failure_of(call, _HUGE)[0] is grpc.StatusCode.INTERNAL
+        for stream in beside:
+            assert next(stream)
+            stream.cancel()
+        assert {text: call.generate(text, 8).outputs[0].text for text in _INNOCENT} == expected
+    assert service.children()["mortal_engine"] == engine
 
 
 def test_a_poison_costs_two_engines_and_those_beside_it_nothing_for_good(service: RunningService) -> None:

@@ -320,6 +320,8 @@ class Scheduler:
         """Appends what the oldest step in flight produced, ends what ended, opens the fences behind it."""
         batch, plan = self._flying.popleft()
         yields, faults, is_plain = batch.yields, output.faults, not (batch.drafts or batch.masked)
+        if faults:
+            faults = self.quarantine.attributed(faults, plan.rows)
         num_known = {row: len(plan.rows[row].ids) for row in output.scores}
         ids = iter(self._settle_drafts(batch, plan, output, report) if batch.drafts else output.ids)
         ended = False
@@ -412,10 +414,10 @@ class Scheduler:
         void |= self.pool.forget(void)
         for other in self.live.running:
             if other.status is Status.RUNNING and not all(map(void.isdisjoint, other.table.groups)):
-                self.live.fail(other, fault, report)
+                self.live.fail(other, self.quarantine.lost(other, fault), report)
         for other, blocks in self._read_blocks.items():
             if other.status is Status.PARKED and not void.isdisjoint(blocks):
-                self.live.fail(other, fault, report)
+                self.live.fail(other, self.quarantine.lost(other, fault), report)
 
     def _wake_siblings(self) -> None:
         for leader in self.live.siblings.awaited():
