@@ -14,7 +14,9 @@ import msgspec
 
 from photon_grpc.bridge.codec import FrameReader, encode
 from photon_grpc.config.flags import ServeConfig
+from photon_grpc.core.counts import Series
 from photon_grpc.core.frames import Facts
+from photon_grpc.core.stats import Load
 
 #: Configuration and addresses.
 _MAX_BYTES = 128 * 1024
@@ -38,6 +40,9 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag=30):
 
 class Link(msgspec.Struct, frozen=True, array_like=True, tag=31):
     """To a child: the socket that comes along leads to a new engine, or to a new front end."""
+
+    #: The number of the engine's life.
+    life: int = 0
 
 
 class Drain(msgspec.Struct, frozen=True, array_like=True, tag=32):
@@ -97,6 +102,14 @@ class Drained(msgspec.Struct, frozen=True, array_like=True, tag=46):
     num_left: int
 
 
+class Counted(msgspec.Struct, frozen=True, array_like=True, tag=47):
+    """From a front end: what it has counted since it was last told, and the engine's newest Load in its `life`."""
+
+    life: int
+    load: Load
+    series: tuple[Series, ...] = ()
+
+
 class CannotStart(msgspec.Struct, frozen=True, array_like=True, tag=44):
     """From a child: a StartupError, for people; it ends with exit code 2."""
 
@@ -104,7 +117,18 @@ class CannotStart(msgspec.Struct, frozen=True, array_like=True, tag=44):
 
 
 ControlMessage = (
-    Begin | Link | Drain | Stop | LoadingProgress | Ready | Bound | Serving | DrainWanted | Drained | CannotStart
+    Begin
+    | Link
+    | Drain
+    | Stop
+    | LoadingProgress
+    | Ready
+    | Bound
+    | Serving
+    | DrainWanted
+    | Drained
+    | Counted
+    | CannotStart
 )
 _DECODER: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Decoder(ControlMessage)
 

@@ -11,7 +11,10 @@ from photon_grpc.cli.settings_flags import EPILOG, SettingsCommand, as_flags, re
 from photon_grpc.errors import StartupError
 
 #: Of the extra `serve`; the client side installs without them.
-SERVER_LIBRARIES = ("torch", "numpy", "safetensors", "tokenizers", "jinja2", "msgspec", "grpc_reflection")
+SERVER_LIBRARIES = (
+    *("torch", "numpy", "safetensors", "tokenizers", "jinja2", "msgspec"),
+    *("grpc_reflection", "prometheus_client"),
+)
 
 
 @click.command(cls=SettingsCommand, epilog=EPILOG)

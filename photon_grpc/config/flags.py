@@ -252,6 +252,12 @@ class ServerConfig:
         "Unset: no spans.",
         metavar="URL",
     )
+    metrics_listen: str = flag(
+        "",
+        "HOST:PORT of plain HTTP: /metrics for Prometheus, /healthz and /readyz for probes. Unset: not served.",
+        metavar="ADDR",
+    )
+    log_requests: bool = flag(False, "Write a JSON line to stderr for every request that ends; none of its text.")
     log_level: str = flag("info", "Least level written to stderr.", choices=("debug", "info", "warning", "error"))
 
 

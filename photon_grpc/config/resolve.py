@@ -81,6 +81,7 @@ def check(config: ServeConfig, origins: Mapping[str, str]) -> None:
     _check_collector(config.server.otlp_endpoint)
     _check_tls(config.server)
     _check_admin(config.server, origins["admin_listen"])
+    _check_metrics(config.server.metrics_listen, origins["metrics_listen"])
     try:
         check_model(config.model.model, origins["model"], random_weights=config.model.load_format == "dummy")
     except OSError as error:  # a name that is too long, a directory that may not be read
@@ -168,6 +169,11 @@ def _check_admin(server: ServerConfig, source: str) -> None:
     if not server.admin_listen.startswith("unix:") and not server.api_keys_file:
         problem = "without API keys anyone could end the service; add --api-keys-file, or use unix:PATH"
         raise ConfigError(f"{source} {server.admin_listen}: {problem}", field="--admin-listen")
+
+
+def _check_metrics(address: str, source: str) -> None:
+    if address and split_address(address, source)[0] == address:
+        raise _bad_address(source, f"{address!r} is no address of HTTP; write HOST:PORT or [IPV6]:PORT")
 
 
 def _bad_address(source: str, problem: str) -> ConfigError:

@@ -214,6 +214,7 @@ class Frontend:
     def give_up(self, why: str) -> None:
         """There will be no engine any more: what runs and what is asked fails with EngineFailure(why)."""
         self._failure = why
+        self._queue.lost()
         for stream in self._forget_running():
             stream.fail(EngineFailure(why))
         self._change(State.FAILED)
@@ -371,12 +372,13 @@ class Frontend:
         self._controls.lost()
         if self._state in (State.SERVING, State.LOADING):
             self._change(State.RESTARTING)
+        # Those who are told of the change may still ask for its last Load.
+        self._queue.lost()
 
     def _forget_running(self) -> set[TokenStream]:
         """The streams that the engine has forgotten."""
         streams = {stream for stream, _ in self._running.values()}
         self._running.clear()
-        self._queue.lost()
         return streams
 
     def _defect(self, stream: TokenStream, error: Exception) -> None:

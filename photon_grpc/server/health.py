@@ -54,6 +54,7 @@ def _add_list(file: descriptor_pb2.FileDescriptorProto) -> None:
 
 _pool = descriptor_pool.DescriptorPool()
 _pool.AddSerializedFile(file_proto().SerializeToString())
+DESCRIPTOR = _pool.FindFileByName(file_proto().name)
 
 
 def message_class(name: str) -> Any:

@@ -43,15 +43,16 @@ class Server:
         *,
         config: ServerConfig,
         replica_id: str = "",
+        observing: Sequence[grpc.aio.ServerInterceptor] = (),
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         certificates: Certificates | None = None,
         stall_limit_s: float = STALL_LIMIT_S,
     ) -> None:
-        """`replica_id`: for x-photon-replica."""
+        """`replica_id`: for x-photon-replica. `observing` stand outside all others: they see how every call ends."""
         self._frontend = frontend
         self._config = config
         self._reports = LoadReports(frontend)
-        self._interceptors = (ErrorInterceptor(replica_id, self._reports.trailers), *interceptors)
+        self._interceptors = (*observing, ErrorInterceptor(replica_id, self._reports.trailers), *interceptors)
         self._certificates = certificates
         self._health = health.HealthService(frontend)
         self._writer = StreamWriter(stall_limit_s)

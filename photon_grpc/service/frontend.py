@@ -33,17 +33,20 @@ from photon_grpc.bridge.control import (
 )
 from photon_grpc.bridge.heartbeat import SharedHeartbeat
 from photon_grpc.compose.access import access
+from photon_grpc.compose.observation import observation
 from photon_grpc.compose.served_model import read_served_model
 from photon_grpc.compose.tracing import tracing
 from photon_grpc.errors import ConfigError, StartupError
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend, State
 from photon_grpc.frontend.record import Observers
+from photon_grpc.server import request_log
 from photon_grpc.server.admin_listener import AdminListener
 from photon_grpc.server.server import Server
 from photon_grpc.service.child import CANNOT_START, Duty, enter_child
+from photon_grpc.service.counts_report import CountsReport, NoReport, counts_report
 from photon_grpc.service.encoder_client import EncoderProcess
-from photon_grpc.service.log_pipe import log_to_stderr
+from photon_grpc.service.log_pipe import log_bare_lines, log_to_stderr
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +65,7 @@ def main(argv: list[str]) -> int:
     duty = enter_child(argv)
     _map_large_blocks()
     log_to_stderr(duty.begin.config.server.log_level, f"front end {duty.begin.index}")
+    log_bare_lines(request_log.LOGGER)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(duty))
@@ -80,6 +84,7 @@ async def _serve(duty: Duty) -> None:
         pool = stack.enter_context(ThreadPoolExecutor(min(os.cpu_count() or 1, _MAX_POOL_THREADS), "frontend"))
         encoder = await stack.enter_async_context(EncoderProcess(ThreadEncoder(model, pool), begin).running())
         allowed = await stack.enter_async_context(access(config.server))
+        observed = observation(config.server)
         replica_id = config.server.replica_id or _own_id()
         traced = stack.enter_context(tracing(config.server, replica_id))
         frontend = Frontend(
@@ -88,13 +93,14 @@ async def _serve(duty: Duty) -> None:
             encoder=encoder,
             seed=_own_seed(config.model.seed, begin.index),
             shares=allowed.shares,
-            observers=Observers(traced),
+            observers=Observers((*observed.observers, *traced)),
         )
         frontend.on_state(lambda state: _report(control, Serving(state is State.SERVING)))
         server = Server(
             frontend,
             config=config.server,
             replica_id=replica_id,
+            observing=observed.interceptors,
             interceptors=allowed.interceptors,
             certificates=allowed.certificates,
         )
@@ -110,10 +116,14 @@ async def _serve(duty: Duty) -> None:
         _keep_beating(duty.heartbeat)
         _report(control, Bound(addresses, frontend.model("").name, admin_address))
         gc.freeze()
-        orders = Orders(control, link, duty.said)
+        report = counts_report(control, frontend, observed.counts)
+        reporting = asyncio.create_task(report.keep())
+        orders = Orders(control, link, report, duty.said)
         num_left = await server.drain_and_stop(await orders.until_drain())
         _report(control, Drained(num_left))
         await admin.stop(await orders.until_stop(num_left))
+        reporting.cancel()
+        report.tell()
         link.close()
 
 
@@ -148,9 +158,12 @@ def _keep_beating(heartbeat: SharedHeartbeat) -> None:
 class Orders:
     """The supervisor's messages, read on the event loop."""
 
-    def __init__(self, control: ControlChannel, link: BridgeClient, said: list[ControlMessage]) -> None:
+    def __init__(
+        self, control: ControlChannel, link: BridgeClient, report: CountsReport | NoReport, said: list[ControlMessage]
+    ) -> None:
         self._control = control
         self._link = link
+        self._report = report
         self._said = said
         self._news = asyncio.Event()
         #: One for all that wait for something of it: nothing is lost between them.
@@ -162,6 +175,7 @@ class Orders:
         async for message in self._messages:
             if isinstance(message, Link):
                 await self._link.connect(self._control.take_socket())
+                self._report.life = message.life
             elif isinstance(message, Drain):
                 return message.timeout_s
         return 0.0

@@ -31,6 +31,14 @@ def log_to_stderr(level: str, process: str = "", *, fd: int = 2) -> None:
     logging.basicConfig(level=level.upper(), handlers=[lines], force=True)
 
 
+def log_bare_lines(logger: str, *, fd: int = 2) -> None:
+    """Write the lines of this logger as they are, without time and process, whatever the level of the others."""
+    lines = logging.getLogger(logger)
+    lines.handlers = [LogLines(fd)]
+    lines.setLevel(logging.INFO)
+    lines.propagate = False
+
+
 class LogPipe:
     """The pipe, and the thread that empties it until the last writer is gone."""
 

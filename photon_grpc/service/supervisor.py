@@ -20,6 +20,7 @@ from photon_grpc.bridge.control import (
     Bound,
     CannotStart,
     ControlMessage,
+    Counted,
     Drain,
     Drained,
     DrainWanted,
@@ -38,6 +39,7 @@ from photon_grpc.errors import StartupError
 from photon_grpc.service.child import END_SIGNALS, Backoff, Child
 from photon_grpc.service.listen import Listeners, UnixPath, admin_address, plan_listeners
 from photon_grpc.service.log_pipe import LogPipe, PipeStream, log_to_stderr, own_stderr
+from photon_grpc.service.service_metrics import Served, service_metrics
 
 log = logging.getLogger("photon_grpc")
 
@@ -89,6 +91,7 @@ class ManagedProcess:
         #: Said by the owner once a child has worked: from then on every end is followed by a new start.
         self.has_worked = False
         self.child: Child | None = None
+        self.num_starts = 0
         self._module = module
         self._stderr = stderr
         self._on_start = on_start
@@ -110,6 +113,7 @@ class ManagedProcess:
                 # For want of memory, processes or descriptors: perhaps not for long.
                 await self._pause(started_s, f"cannot be started ({error})")
                 continue
+            self.num_starts += 1
             self._on_start()
             reason = await self._listen(self.child)
             code = await self.child.ended()
@@ -185,6 +189,9 @@ class Supervisor:
         self._serving: set[int] = set()
         self._unix_paths: set[UnixPath] = set()
         self._admin = admin_address(config.server.admin_listen)
+        #: Of engines: those that have ended.
+        self._life = 0
+        self._metrics = service_metrics(config.server.metrics_listen, self._served)
         self._drain_timeout_s = config.server.drain_timeout
         self._signal_s = float("-inf")
         self._code_of_haste = 0
@@ -196,6 +203,7 @@ class Supervisor:
         self._listeners = plan_listeners(self._config.server.listen, self._config.server.frontends)
         with self._signals_caught():
             try:
+                await self._metrics.start()
                 await self._first_of(self._until_stopped(), self._watch())
                 await self._first_of(self._drain(), self._hurry.wait(), self._watch())
             except ChildCrashed as error:
@@ -257,6 +265,8 @@ class Supervisor:
         self._display.close()
         self._facts = None
         self._serving.clear()
+        self._life += 1
+        self._metrics.engine_begins(self._life)
 
     # The front ends.
 
@@ -267,7 +277,7 @@ class Supervisor:
             self._stderr,
             on_start=lambda: self._frontend_started(index),
             on_message=lambda message: self._frontend_said(index, message),
-            on_end=lambda child: self._serving.discard(index),
+            on_end=lambda child: self._frontend_ended(index),
         )
 
     def _frontend_started(self, index: int) -> None:
@@ -277,6 +287,10 @@ class Supervisor:
             child.tell(Begin(self._config, index, addresses, self._listeners.reuse_port, admin))
             if self._engine.child is not None:
                 self._join(self._engine.child, child)
+
+    def _frontend_ended(self, index: int) -> None:
+        self._serving.discard(index)
+        self._metrics.frontend_ended(index)
 
     def _frontend_said(self, index: int, message: ControlMessage) -> None:
         if isinstance(message, Bound):
@@ -292,6 +306,8 @@ class Supervisor:
             self._serving_changed(index, message.is_serving)
             if not message.is_serving:
                 self._join_again(index)
+        elif isinstance(message, Counted):
+            self._metrics.told(index, message)
 
     def _serving_changed(self, index: int, is_serving: bool) -> None:
         were_all = len(self._serving) == len(self._frontends)
@@ -311,8 +327,18 @@ class Supervisor:
             return
         upper, lower = socket.socketpair()
         with upper, lower:
-            engine.tell(Link(), lower)
-            frontend.tell(Link(), upper)
+            engine.tell(Link(self._life), lower)
+            frontend.tell(Link(self._life), upper)
+
+    def _served(self) -> Served:
+        return Served(
+            is_ready=bool(self._serving) and not self._stop.is_set(),
+            facts=self._facts,
+            model=self._bound[0].model if 0 in self._bound else "",
+            num_frontends=sum(process.child is not None for process in self._frontends),
+            num_engine_restarts=max(self._engine.num_starts - 1, 0),
+            num_frontend_restarts=sum(max(process.num_starts - 1, 0) for process in self._frontends),
+        )
 
     # The end.
 
@@ -365,6 +391,7 @@ class Supervisor:
     async def _leave_nothing(self) -> None:
         """No process, no Unix socket, no reserved port."""
         self._display.close()
+        self._metrics.close()
         for process in (self._engine, *self._frontends):
             if process.child is not None:
                 process.child.kill()

@@ -26,7 +26,7 @@ def another(setting: Setting) -> str:
     """A text that stands for a value other than the default."""
     if setting.name == "admin_listen":
         return "unix:/run/photon-admin.sock"
-    if setting.name == "listen":
+    if setting.name in ("listen", "metrics_listen"):
         return "127.0.0.1:1234"
     if setting.name == "otlp_endpoint":
         return "https://collector:4317"
@@ -49,6 +49,12 @@ def test_nothing_said_gives_the_defaults() -> None:
     assert resolved.config == ServeConfig()
     assert set(resolved.origins.values()) == {"default"}
     assert resolved.warnings == ()
+
+
+@pytest.mark.parametrize("address", ["unix:/run/photon.sock", "9090", "host:http"])
+def test_metrics_are_served_at_a_port(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"--metrics-listen: .*(HOST:PORT|no port)"):
+        resolve({"metrics_listen": address}, {})
 
 
 @pytest.mark.parametrize("setting", settings(), ids=lambda setting: setting.name)

@@ -1,0 +1,36 @@
+"""Who is told of calls and requests of a front end: chosen by the configuration, once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from photon_grpc.config.flags import ServerConfig
+from photon_grpc.core.counts import Counts
+from photon_grpc.frontend.record import RequestObserver
+from photon_grpc.server.interceptors.metrics import MetricsInterceptor
+from photon_grpc.server.metrics import RequestMetrics
+from photon_grpc.server.request_log import RequestLog
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Without metrics and logs: none."""
+
+    observers: tuple[RequestObserver, ...] = ()
+    #: Outermost in the chain of the server.
+    interceptors: tuple[MetricsInterceptor, ...] = ()
+    #: None where nothing is counted.
+    counts: Counts | None = None
+
+
+def observation(config: ServerConfig) -> Observation:
+    counts = None
+    observers: list[RequestObserver] = []
+    interceptors: tuple[MetricsInterceptor, ...] = ()
+    if config.metrics_listen:
+        counts = Counts()
+        observers.append(RequestMetrics(counts))
+        interceptors = (MetricsInterceptor(counts),)
+    if config.log_requests:
+        observers.append(RequestLog())
+    return Observation(tuple(observers), interceptors, counts)

@@ -1,0 +1,104 @@
+"""Counts calls by method and status: rate, errors, duration. Outermost, so that it sees how every call ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import FileDescriptor
+
+from photon_grpc.core.counts import Counts, Labels
+from photon_grpc.errors import DeadlinePassed
+from photon_grpc.server import health, metadata, metrics, reflection
+from photon_grpc.server.interceptors.errors import MethodHandler
+from photon_grpc.server.metadata import Context
+from photon_grpc.v1 import admin_pb2, inference_pb2, model_pb2
+
+Behavior = Callable[[Any, Context], Awaitable[Any]]
+
+#: Of every path that no service here has, whatever a caller writes.
+_UNKNOWN: Labels = ("unknown", "unknown", "unknown")
+
+
+def _labels(*files: FileDescriptor) -> dict[str, Labels]:
+    """Path -> (type, service, method)."""
+    return {
+        f"/{service.full_name}/{method.name}": (
+            _type(method.client_streaming, method.server_streaming),
+            service.full_name,
+            method.name,
+        )
+        for file in files
+        for service in file.services_by_name.values()
+        for method in service.methods
+    }
+
+
+def _type(client_streaming: bool, server_streaming: bool) -> str:
+    if client_streaming:
+        return "bidi_stream" if server_streaming else "client_stream"
+    return "server_stream" if server_streaming else "unary"
+
+
+_LABELS = _labels(inference_pb2.DESCRIPTOR, model_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR, health.DESCRIPTOR) | {
+    f"/{service}/ServerReflectionInfo": ("bidi_stream", service, "ServerReflectionInfo")
+    for service in reflection.SERVICES
+}
+
+
+class MetricsInterceptor(grpc.aio.ServerInterceptor):
+    """Stands outside ErrorInterceptor, whose handlers are coroutines that take all messages of a call as a stream."""
+
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[MethodHandler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> MethodHandler | None:
+        labels = _LABELS.get(handler_call_details.method, _UNKNOWN)
+        self._counts.add(metrics.STARTED, *labels)
+        started_s = time.monotonic()
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:
+            self._ended(labels, started_s, grpc.StatusCode.UNIMPLEMENTED.name)
+            return None
+        behavior = handler.stream_stream if handler.response_streaming else handler.stream_unary
+
+        async def observed(messages: Any, context: Context) -> Any:
+            return await self._observed(behavior, messages, context, partial(self._ended, labels, started_s))
+
+        if handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(observed, None, handler.response_serializer)
+        return grpc.stream_unary_rpc_method_handler(observed, None, handler.response_serializer)
+
+    async def _observed(self, behavior: Behavior, messages: Any, context: Context, ended: Callable[[str], None]) -> Any:
+        origin = metadata.origin(context, "")
+        code = grpc.StatusCode.UNKNOWN
+        try:
+            response = await behavior(messages, context)
+            code = _told(context) or grpc.StatusCode.OK
+            return response
+        except asyncio.CancelledError as error:
+            is_late = origin.reason(error) == DeadlinePassed.reason
+            code = grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED
+            raise
+        except grpc.aio.BaseError:  # an `abort`
+            code = _told(context) or code
+            raise
+        finally:
+            ended(code.name)
+
+    def _ended(self, labels: Labels, started_s: float, code: str) -> None:
+        self._counts.add(metrics.HANDLED, *labels, code)
+        self._counts.observe(metrics.HANDLING_S, time.monotonic() - started_s, *labels)
+
+
+def _told(context: Context) -> grpc.StatusCode | None:
+    """The status that a method has set; None: none, whatever the stubs say."""
+    return context.code()

@@ -1,0 +1,119 @@
+"""Names for Prometheus: `photon_` and the suffix that vLLM uses where the meaning is the same; of calls the names that
+gRPC's own interceptors use. Buckets are vLLM's, and finer ones below them.
+
+No label holds what a caller wrote. Loaded in the supervisor too: no grpc here.
+"""
+
+from __future__ import annotations
+
+from photon_grpc.core.counts import Counts, Metric
+from photon_grpc.core.request import FinishReason
+from photon_grpc.errors import Cancelled
+from photon_grpc.frontend.record import RequestRecord
+
+_FIRST_TOKEN_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_TOKEN_S = (
+    *(0.001, 0.0025, 0.005),
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+_REQUEST_S = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.2),
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
+_METHOD = ("grpc_type", "grpc_service", "grpc_method")
+
+SUCCESS = Metric(
+    "photon_request_success_total",
+    "Outputs of requests that were answered, by how they ended.",
+    ("finished_reason",),
+    known=tuple(reason.name.lower() for reason in FinishReason if reason),
+)
+ANSWERED = Metric("photon_requests_answered_total", "Requests that were answered, whatever ended their outputs.")
+REJECTED = Metric(
+    "photon_requests_rejected_total",
+    "Requests refused or failed before any output.",
+    ("reason",),
+    known=("QUEUE_FULL", "QUEUE_TIMEOUT", "QUOTA_EXCEEDED", "DEADLINE_UNREACHABLE"),
+)
+FAILED = Metric("photon_requests_failed_total", "Requests that failed after output began.", ("reason",))
+CANCELLED = Metric("photon_requests_cancelled_total", "Requests whose caller cancelled them or was lost.")
+LATE_PROMPT = Metric(
+    "photon_unbilled_prompt_tokens_total",
+    "Prompt tokens of requests that were cancelled while their first token was on its way: counted, not billed.",
+)
+LATE_OUTPUT = Metric(
+    "photon_unbilled_generation_tokens_total",
+    "Tokens that reached the front end when their output was over there: counted, not billed.",
+)
+QUEUE_S = Metric("photon_request_queue_time_seconds", "From arrival to the first step.", bounds=_REQUEST_S)
+PREFILL_S = Metric("photon_request_prefill_time_seconds", "From the first step to the first token.", bounds=_REQUEST_S)
+FIRST_TOKEN_S = Metric("photon_time_to_first_token_seconds", "From arrival to the first token.", bounds=_FIRST_TOKEN_S)
+DECODE_S = Metric("photon_request_decode_time_seconds", "From the first token to the last.", bounds=_REQUEST_S)
+TOKEN_S = Metric(
+    "photon_request_time_per_output_token_seconds",
+    "Mean time between two tokens of an output, once for each request.",
+    bounds=_TOKEN_S,
+)
+LATENCY_S = Metric(
+    "photon_e2e_request_latency_seconds", "From arrival to the end, of requests that had a step.", bounds=_REQUEST_S
+)
+PROMPT_TOKENS = Metric(
+    "photon_request_prompt_tokens", "Prompt tokens that requests with a step were billed.", bounds=_TOKENS
+)
+GENERATION_TOKENS = Metric(
+    "photon_request_generation_tokens", "Output tokens that requests with a step were billed.", bounds=_TOKENS
+)
+STARTED = Metric("grpc_server_started_total", "Calls that came.", _METHOD)
+HANDLED = Metric("grpc_server_handled_total", "Calls that ended, by their status.", (*_METHOD, "grpc_code"))
+HANDLING_S = Metric("grpc_server_handling_seconds", "Duration of calls.", _METHOD, _REQUEST_S)
+
+#: All that front ends count.
+COUNTED = (
+    *(SUCCESS, ANSWERED, REJECTED, FAILED, CANCELLED, LATE_PROMPT, LATE_OUTPUT),
+    *(QUEUE_S, PREFILL_S, FIRST_TOKEN_S, DECODE_S, TOKEN_S, LATENCY_S, PROMPT_TOKENS, GENERATION_TOKENS),
+    *(STARTED, HANDLED, HANDLING_S),
+)
+
+
+class RequestMetrics:
+    """Counts records; a RequestObserver."""
+
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts
+
+    def ended(self, record: RequestRecord) -> None:
+        self._count_end(record)
+        if record.queue_s is None:
+            return
+        self._counts.observe(PROMPT_TOKENS, record.usage.prompt_tokens)
+        self._counts.observe(GENERATION_TOKENS, record.usage.output_tokens)
+        for metric, value in (
+            (QUEUE_S, record.queue_s),
+            (PREFILL_S, record.prefill_s),
+            (FIRST_TOKEN_S, record.first_token_s),
+            (DECODE_S, record.decode_s),
+            (TOKEN_S, record.time_per_output_token_s),
+            (LATENCY_S, record.total_s),
+        ):
+            if value is not None:
+                self._counts.observe(metric, value)
+
+    def _count_end(self, record: RequestRecord) -> None:
+        if not record.reason:
+            self._counts.add(ANSWERED)
+            for reason in record.finish_reasons:
+                self._counts.add(SUCCESS, finished_reason(reason))
+        elif record.reason == Cancelled.reason:
+            self._counts.add(CANCELLED)
+        else:
+            self._counts.add(FAILED if record.usage.output_tokens else REJECTED, record.reason)
+
+
+def finished_reason(reason: FinishReason) -> str:
+    """The label value: `max_tokens`."""
+    return reason.name.lower()

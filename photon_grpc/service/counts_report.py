@@ -1,0 +1,76 @@
+"""A front end tells the supervisor what it counts, so that nothing counted goes with it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from photon_grpc.bridge.control import ControlChannel, Counted
+from photon_grpc.core.counts import Counts
+from photon_grpc.core.generation import Usage
+from photon_grpc.core.stats import Load
+from photon_grpc.frontend.frontend import Frontend, State
+from photon_grpc.server.metrics import LATE_OUTPUT, LATE_PROMPT
+
+#: What a front end has counted meanwhile is lost if it is killed.
+INTERVAL_S = 0.5
+
+
+class CountsReport:
+    """Belongs to the event loop of the front end."""
+
+    def __init__(self, control: ControlChannel, frontend: Frontend, counts: Counts) -> None:
+        self._control = control
+        self._frontend = frontend
+        self._counts = counts
+        self._late = Usage()
+        self._told: tuple[int, Load] | None = None
+        #: Of the engine that the front end is joined to.
+        self.life = 0
+        # Before an engine is forgotten: its last Load.
+        frontend.on_state(lambda state: self.tell() if state is State.RESTARTING else None)
+
+    async def keep(self) -> None:
+        """For ever: `tell` now and then."""
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            self.tell()
+
+    def tell(self) -> None:
+        """All that is new."""
+        self._count_late()
+        series, now = self._counts.changed(), (self.life, self._frontend.load)
+        if not series and now == self._told:
+            return
+        try:
+            self._control.send(Counted(*now, series))
+        except (OSError, BufferError):
+            # It is gone, or reads nothing: the next time, perhaps.
+            return
+        self._counts.told()
+        self._told = now
+
+    def _count_late(self) -> None:
+        late, before = self._frontend.late, self._late
+        for metric, amount in (
+            (LATE_PROMPT, late.prompt_tokens - before.prompt_tokens),
+            (LATE_OUTPUT, late.output_tokens - before.output_tokens),
+        ):
+            if amount:
+                self._counts.add(metric, amount=amount)
+        self._late = late
+
+
+class NoReport:
+    """Where there are no metrics."""
+
+    life = 0
+
+    async def keep(self) -> None:
+        """Nothing."""
+
+    def tell(self) -> None:
+        """Nothing."""
+
+
+def counts_report(control: ControlChannel, frontend: Frontend, counts: Counts | None) -> CountsReport | NoReport:
+    return NoReport() if counts is None else CountsReport(control, frontend, counts)
