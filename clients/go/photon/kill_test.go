@@ -32,6 +32,7 @@ type replica struct {
 	admin   string
 	log     *os.File
 	command *exec.Cmd
+	ended   <-chan struct{}
 }
 
 func newReplica(t *testing.T) *replica {
@@ -63,17 +64,37 @@ func (r *replica) start() {
 	if err := r.command.Start(); err != nil {
 		r.t.Fatal(err)
 	}
+	ended := make(chan struct{})
+	r.ended = ended
+	go func(command *exec.Cmd) {
+		command.Wait()
+		close(ended)
+	}(r.command)
 }
 
+// waitUntilReady starts it again where it ended, as what runs servers does.
 func (r *replica) waitUntilReady() {
 	r.t.Helper()
 	client := connect(r.t, r.address)
 	defer client.Close()
-	ctx, cancel := context.WithTimeout(r.t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(r.t.Context(), 5*time.Minute)
 	defer cancel()
-	if err := client.WaitUntilReady(ctx); err != nil {
+	ready := make(chan error, 1)
+	go func() { ready <- client.WaitUntilReady(ctx) }()
+	for starts := 0; ; starts++ {
+		select {
+		case err := <-ready:
+			if err == nil {
+				return
+			}
+		case <-r.ended:
+			if starts < 3 {
+				r.start()
+				continue
+			}
+		}
 		told, _ := os.ReadFile(r.log.Name())
-		r.t.Fatalf("%v\n%s", err, told)
+		r.t.Fatalf("not ready:\n%s", told)
 	}
 }
 
@@ -88,7 +109,7 @@ func (r *replica) kill(signal syscall.Signal) {
 		group = -group
 	}
 	syscall.Kill(group, signal)
-	r.command.Wait()
+	<-r.ended
 	r.command = nil
 	eventually(r.t, "the address is free", func() bool {
 		listener, err := net.Listen("tcp", r.address)
