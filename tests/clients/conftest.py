@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,30 +15,45 @@ from photon_grpc.cli.first_run import choose_address
 from photon_grpc.client import SyncClient
 
 
+@dataclass(frozen=True)
+class Service:
+    """A running one: where it listens, and its AdminService."""
+
+    address: str
+    admin_socket: Path
+
+
 @pytest.fixture(scope="session")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a running service."""
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     if not (demo.TARGET / "config.json").is_file():
         pytest.skip("the embedded model is not here")
-    address = choose_address("127.0.0.1:0")
-    log = tmp_path_factory.mktemp("service") / "log"
-    with log.open("w") as out, subprocess.Popen(_serve(address), stderr=out) as service:
+    directory = tmp_path_factory.mktemp("service")
+    running = Service(choose_address("127.0.0.1:0"), directory / "admin.sock")
+    log = directory / "log"
+    with log.open("w") as out, subprocess.Popen(_serve(running), stderr=out) as process:
         try:
-            _wait(service, address, log)
-            yield address
+            _wait(process, running.address, log)
+            yield running
         finally:
-            service.terminate()
-            code = service.wait()
+            process.terminate()
+            code = process.wait()
     assert code == 0, log.read_text()
 
 
-def _serve(address: str) -> list[str]:
-    return [sys.executable, "-m", "photon_grpc", "serve", "--listen", address]
+@pytest.fixture(scope="session")
+def target(service: Service) -> str:
+    """The address of a running service."""
+    return service.address
 
 
-def _wait(service: subprocess.Popen[bytes], address: str, log: Path) -> None:
+def _serve(service: Service) -> list[str]:
+    command = [sys.executable, "-m", "photon_grpc", "serve", "--listen", service.address]
+    return [*command, "--admin-listen", f"unix:{service.admin_socket}"]
+
+
+def _wait(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
     with SyncClient(address) as client:
         try:
             client.wait_until_ready(90)
         except Exception as error:
-            pytest.fail(f"{error}; exit code {service.poll()}\n{log.read_text()}")
+            pytest.fail(f"{error}; exit code {process.poll()}\n{log.read_text()}")

@@ -16,14 +16,16 @@ PAGES = [ROOT / "README.md", ROOT / "docs" / "guides" / "grpcurl.md", ROOT / "pr
 
 
 def commands() -> list[str]:
-    """Every grpcurl command of the pages that goes to the server, on one line."""
+    """Every command of the pages that goes to the server, on one line."""
     joined = [re.sub(r"\\\n\s*", "", page.read_text()) for page in PAGES]
-    return [line for page in joined for line in page.splitlines() if line.startswith("grpcurl ") and ADDRESS in line]
+    lines = [line for page in joined for line in page.splitlines()]
+    return [line for line in lines if line.startswith(("grpcurl ", "ghz ")) and ADDRESS in line]
 
 
-@pytest.mark.skipif(shutil.which("grpcurl") is None, reason="no grpcurl")
 @pytest.mark.parametrize("command", commands())
-def test_a_grpcurl_command_works(command: str, target: str) -> None:
+def test_a_command_works(command: str, target: str) -> None:
+    if shutil.which(tool := command.split()[0]) is None:
+        pytest.skip(f"no {tool}")
     if "| jq" in command and shutil.which("jq") is None:
         pytest.skip("no jq")
     done = subprocess.run(["bash", "-c", command.replace(ADDRESS, target)], capture_output=True, text=True, timeout=60)
