@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from photon_grpc.cli.api_key import key_metadata
+from photon_grpc.cli.connection import connection
 from photon_grpc.cli.terminal import remark
 from photon_grpc.client import Client, Generation, Options
 from photon_grpc.client.many import persist, unordered
@@ -90,7 +90,7 @@ def _answered(out: TextIO, path: Path, digests: dict[int, str]) -> tuple[set[int
 async def _run(target: str, lines: list[Line], options: Options, concurrency: int, out: TextIO) -> int:
     """How many failed."""
     num_failed = 0
-    async with Client(target, metadata=key_metadata()) as client:
+    async with Client(target, **connection()) as client:
 
         async def answer(line: Line) -> dict[str, Any]:
             return await _answer(client, line, options)

@@ -15,8 +15,8 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from photon_grpc.cli.api_key import key_metadata
 from photon_grpc.cli.bench_report import check_plot, report, write_plot
+from photon_grpc.cli.connection import connection
 from photon_grpc.cli.load import RequestResult, Session, Turn, Workload, latencies_of, run_load, summarize
 from photon_grpc.client import Client, Model
 from photon_grpc.errors import ConfigError, FeatureNotSupported, PromptTooLong
@@ -83,7 +83,7 @@ def bench(options: BenchOptions, *, as_json: bool = False) -> int:
 async def _bench(options: BenchOptions, *, as_json: bool) -> int:
     if options.plot:
         check_plot(options.plot)
-    async with Client(options.target, metadata=key_metadata()) as client:
+    async with Client(options.target, **connection()) as client:
         model = await client.model(options.model)
     sessions = plan(options, model)
     load = Workload(

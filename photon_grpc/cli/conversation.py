@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from photon_grpc.cli.api_key import key_metadata
+from photon_grpc.cli.connection import connection
 from photon_grpc.cli.score_lines import Scores
 from photon_grpc.cli.terminal import Stopwatch, Thoughts, Written, remark
 from photon_grpc.client import Options, SyncClient
@@ -151,7 +151,7 @@ COMMANDS: dict[str, tuple[str, str, Callable[[Chat, str], None] | None]] = {
 
 def chat(target: str, options: Options, system: str = "") -> None:
     """Converse with the user at the terminal, or with the lines of stdin. Raise PhotonError where no server answers."""
-    with SyncClient(target, metadata=key_metadata()) as client:
+    with SyncClient(target, **connection()) as client:
         model = client.model(options.get("model", ""))
         remark(f"{model.name} at {target} · {HINT}")
         # Each turn begins with all turns before it: the server is to keep them.

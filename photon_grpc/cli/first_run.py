@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from photon_grpc.cli.api_key import key_metadata
+from photon_grpc.cli.connection import connection
 from photon_grpc.cli.terminal import write_text
 from photon_grpc.client import Client, Options, Unreachable
 from photon_grpc.config.resolve import split_address
@@ -183,7 +183,7 @@ async def _ready(service: ServeProcess, target: str, console: Console) -> bool:
     """Show what it is doing until health says that a request would run; False where it ended before."""
     started_s = time.monotonic()
     with console.status("") as status:
-        async with Client(target, retries=0) as client:
+        async with Client(target, retries=0, **connection()) as client:
             while service.is_running and not service.is_stopping:
                 if await _is_ready(client):
                     console.print(await _introduction(client, time.monotonic() - started_s))
@@ -209,7 +209,7 @@ async def _is_ready(client: Client) -> bool:
 async def _show_generation(target: str, prompt: str, console: Console) -> None:
     console.rule("[dim]photon_grpc.v1.InferenceService/StreamGenerate[/]", style="dim")
     console.print(Text(prompt, style="bold cyan"), end="")
-    async with Client(target, metadata=key_metadata()) as client, client.stream(prompt, **OPTIONS) as stream:
+    async with Client(target, **connection()) as client, client.stream(prompt, **OPTIONS) as stream:
         summary = await write_text(stream, sys.stdout)
     console.rule(f"[dim]{summary}[/]", style="dim")
 

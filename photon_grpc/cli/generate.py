@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
+from photon_grpc.cli.connection import with_tls
 from photon_grpc.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,7 +34,7 @@ class _TextFile(click.ParamType[str]):
 
 _TEXT_FILE = _TextFile()
 
-with_target = click.option(
+_target = click.option(
     "--target",
     envvar="PHOTON_TARGET",
     default="127.0.0.1:50051",
@@ -41,6 +42,11 @@ with_target = click.option(
     metavar="ADDR",
     help="Server: HOST:PORT or unix:PATH.",
 )
+
+
+def with_target(function: F) -> F:
+    """Where the server is, and how it is connected to."""
+    return _target(with_tls(function))
 
 
 def with_generation(function: F) -> F:

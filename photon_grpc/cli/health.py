@@ -29,9 +29,10 @@ def health(target: str, timeout_s: float) -> None:
 
 
 async def _wait(target: str, timeout_s: float) -> None:
+    from photon_grpc.cli.connection import tls_credentials
     from photon_grpc.client import Client, Unreachable
 
-    async with Client(target, retries=0) as client:
+    async with Client(target, credentials=tls_credentials(), retries=0) as client:
         try:
             async with asyncio.timeout(timeout_s + _ANSWER_S):
                 await client.wait_until_ready(timeout_s)

@@ -21,7 +21,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from photon_grpc.cli.api_key import key_metadata
+from photon_grpc.cli.connection import key_metadata, tls_credentials
 from photon_grpc.cli.load import RequestResult, Session, Turn, Workload, as_json
 from photon_grpc.client.channel import open_channel
 from photon_grpc.client.multiplex import DEFAULT_TIMEOUT_S, Multiplex
@@ -148,7 +148,7 @@ class LoadClient:
 
 async def run() -> None:
     load = read_load(sys.stdin.readline())
-    async with open_channel(load.target, credentials=None, retries=0) as channel:
+    async with open_channel(load.target, credentials=tls_credentials(), retries=0) as channel:
         # Without a server every request fails with the reason.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(channel.channel_ready(), _CONNECT_TIMEOUT_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from typing import Any
 
 import click
@@ -34,7 +35,12 @@ def run(once: bool, **given: Any) -> int:
     """Serve, stream one generation to the terminal, and keep serving until Ctrl-C."""
     config = resolve_flags(given, quiet=True).config
     need_server()
+    from photon_grpc.cli.connection import TLS_CA
     from photon_grpc.cli.first_run import choose_address, first_run
+
+    if config.server.tls_cert:
+        # Calls itself: believes its own certificate, unless told whom else.
+        os.environ.setdefault(TLS_CA, config.server.tls_cert)
 
     asked = "127.0.0.1:0" if once and not given["listen"] else config.server.listen[0]
     return first_run(as_flags({**given, "listen": ()}), choose_address(asked), once=once)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, TextIO
 
-from photon_grpc.cli.api_key import key_metadata
+from photon_grpc.cli.connection import connection
 from photon_grpc.cli.printable import printable
 from photon_grpc.cli.score_lines import Scores
 from photon_grpc.client import Client, Delta, Options, Prompt, Stream, Timing, Usage
@@ -44,7 +44,7 @@ class Stopwatch:
 
 async def generate(target: str, prompt: Prompt, options: Options, *, as_json: bool = False) -> None:
     """Streams one generation to stdout and a line about it to stderr. Raise PhotonError."""
-    async with Client(target, metadata=key_metadata()) as client, client.stream(prompt, **options) as stream:
+    async with Client(target, **connection()) as client, client.stream(prompt, **options) as stream:
         if as_json:
             await _write_json(stream)
         else:

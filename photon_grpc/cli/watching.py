@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from photon_grpc.cli.api_key import key_metadata
+from photon_grpc.cli.connection import key_metadata
 from photon_grpc.client.admin import AdminClient, LoadSample, Replica
 
 #: Looks that are remembered.

@@ -20,7 +20,13 @@ from photon_grpc.config.settings import Setting, by_name, section_class, setting
 from photon_grpc.errors import ConfigError
 
 #: Variables that clients read; `serve` must not call them unknown.
-CLIENT_VARIABLES = ("PHOTON_TARGET", "PHOTON_API_KEY")
+CLIENT_VARIABLES = (
+    "PHOTON_TARGET",
+    "PHOTON_API_KEY",
+    "PHOTON_TLS_CA",
+    "PHOTON_CLIENT_TLS_CERT",
+    "PHOTON_CLIENT_TLS_KEY",
+)
 
 _MAX_ID_CHARS = 128
 _COLLECTOR = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[^/:\s\[\]@]+):[0-9]{1,5}/?")

@@ -153,12 +153,14 @@ class FakeServer(
 
 
 @asynccontextmanager
-async def serving(fake: FakeServer, address: str = "127.0.0.1:0") -> AsyncIterator[FakeServer]:
+async def serving(
+    fake: FakeServer, address: str = "127.0.0.1:0", credentials: grpc.ServerCredentials | None = None
+) -> AsyncIterator[FakeServer]:
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(fake, server)
     model_pb2_grpc.add_ModelServiceServicer_to_server(fake, server)
     health_pb2_grpc.add_HealthServicer_to_server(fake, server)
-    port = server.add_insecure_port(address)
+    port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
     fake.target = address if address.startswith("unix:") else f"127.0.0.1:{port}"
     await server.start()
     try:
@@ -172,7 +174,7 @@ async def serving(fake: FakeServer, address: str = "127.0.0.1:0") -> AsyncIterat
 
 
 @contextmanager
-def serving_in_a_thread(*script: Any) -> Iterator[FakeServer]:
+def serving_in_a_thread(*script: Any, credentials: grpc.ServerCredentials | None = None) -> Iterator[FakeServer]:
     """For callers without an event loop, and for other processes."""
     started = threading.Event()
     served: list[FakeServer] = []
@@ -180,7 +182,7 @@ def serving_in_a_thread(*script: Any) -> Iterator[FakeServer]:
 
     async def serve() -> None:
         stop = asyncio.Event()
-        async with serving(FakeServer(*script)) as fake:
+        async with serving(FakeServer(*script), credentials=credentials) as fake:
             served.append(fake)
             stopping.append((asyncio.get_running_loop(), stop))
             started.set()

@@ -1,0 +1,86 @@
+"""How the verbs that call a server connect: API key and TLS. Variables, which the client processes of `bench` inherit;
+flags set those of TLS, not the key's, since others on the machine can read a command line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+
+import click
+
+from photon_grpc.errors import ConfigError
+
+if TYPE_CHECKING:
+    import grpc
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+TLS_CA = "PHOTON_TLS_CA"
+#: Not PHOTON_TLS_CERT, which is the server's.
+TLS_CERT = "PHOTON_CLIENT_TLS_CERT"
+TLS_KEY = "PHOTON_CLIENT_TLS_KEY"
+
+#: For --tls-ca: the authorities that gRPC comes with.
+PUBLIC = "public"
+
+
+class Connection(TypedDict):
+    """Keywords of a Client."""
+
+    credentials: grpc.ChannelCredentials | None
+    metadata: tuple[tuple[str, str], ...]
+
+
+def connection() -> Connection:
+    """What the environment says. Raise ConfigError for a file that cannot be read."""
+    return {"credentials": tls_credentials(), "metadata": key_metadata()}
+
+
+def key_metadata() -> tuple[tuple[str, str], ...]:
+    """Metadata of every call: the key in PHOTON_API_KEY, or nothing."""
+    key = os.environ.get("PHOTON_API_KEY", "")
+    return (("authorization", f"Bearer {key}"),) if key else ()
+
+
+def tls_credentials() -> grpc.ChannelCredentials | None:
+    """None, for clear text, where no file of TLS is named. Raise ConfigError for one that cannot be read."""
+    ca, cert, key = (os.environ.get(name, "") for name in (TLS_CA, TLS_CERT, TLS_KEY))
+    if not (ca or cert or key):
+        return None
+    if bool(cert) != bool(key):
+        raise ConfigError("--tls-cert and --tls-key go together", field="--tls-key" if cert else "--tls-cert")
+    import grpc
+
+    roots = None if ca in ("", PUBLIC) else _read(ca, "--tls-ca")
+    return grpc.ssl_channel_credentials(roots, *((_read(key, "--tls-key"), _read(cert, "--tls-cert")) if cert else ()))
+
+
+def with_tls(function: F) -> F:
+    """Flags that name the files of TLS."""
+    options = (
+        ("--tls-ca", TLS_CA, f"Connect by TLS and believe this authority (PEM); '{PUBLIC}': those that browsers do."),
+        ("--tls-cert", TLS_CERT, "Show this certificate (PEM), for a server that asks for one."),
+        ("--tls-key", TLS_KEY, "Its private key (PEM)."),
+    )
+    for flag, variable, text in reversed(options):
+        function = click.option(
+            flag, envvar=variable, metavar="FILE", help=text, expose_value=False, callback=_set(variable)
+        )(function)
+    return function
+
+
+def _set(variable: str) -> Callable[[click.Context, click.Parameter, str | None], None]:
+    def into_the_environment(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            os.environ[variable] = value
+
+    return into_the_environment
+
+
+def _read(path: str, flag: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise ConfigError(f"{flag}: {path}: {error.strerror}", field=flag) from error
