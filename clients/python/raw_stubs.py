@@ -26,7 +26,7 @@ def stream(inference: inference_pb2_grpc.InferenceServiceStub) -> None:
     request = pb.GenerateRequest(text="def fib(n):")
     request.sampling.temperature = 0  # optional fields: set to zero is not unset
     request.stop.max_tokens = 32
-    call = inference.StreamGenerate(request, timeout=60, metadata=[("x-request-id", "raw-stubs-1")])
+    call = inference.StreamGenerate(request, timeout=60, metadata=(("x-request-id", "raw-stubs-1"),))
     for response in call:
         for delta in response.deltas:
             print(delta.text, end="", flush=True)
@@ -41,7 +41,7 @@ def refused(inference: inference_pb2_grpc.InferenceServiceStub) -> None:
         inference.Generate(request)
     except grpc.RpcError as error:
         print(f"{error.code().name}: {error.details()}")
-        trailers = dict(error.trailing_metadata())
+        trailers = {each.key: each.value for each in error.trailing_metadata()}
         for detail in status_pb2.Status.FromString(trailers["grpc-status-details-bin"]).details:
             info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
             if detail.Unpack(info):

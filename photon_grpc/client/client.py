@@ -86,7 +86,7 @@ class Client:
         request, timeout_s = build_request(prompt, options), self._timeout_of(options)
         call: MessageCall
         if self._resume:
-            call = ResumingCall(request, self._open_stream, self.target, timeout_s)
+            call = ResumingCall(request, self._open_stream, self.target, timeout_s=timeout_s, retries=self._retries)
         else:
             call = self._open_stream(request, timeout_s)
         return Stream(call, self.target, options.get("message_type"))

@@ -153,7 +153,15 @@ class Multiplex:
         timeout_s = self._timeout_s if own_s is None else own_s
         if not self._resume:
             return self.ask(request, timeout_s)
-        return ResumingCall(request, self.ask, self._target, timeout_s, retries=self._retries)
+        # gRPC repeats whole streams, not what is on them.
+        return ResumingCall(
+            request,
+            self.ask,
+            self._target,
+            timeout_s=timeout_s,
+            retries=self._retries,
+            is_left_to_us=lambda error: True,
+        )
 
 
 class _Wire:

@@ -13,7 +13,7 @@ import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
 from photon_grpc.client.backoff import Backoff
-from photon_grpc.client.status import to_error
+from photon_grpc.client.status import Unreachable, to_error
 from photon_grpc.client.stream import MessageCall
 from photon_grpc.errors import DeadlinePassed, DuplicateRequestId, Overloaded, PhotonError, QuotaExceeded, Unavailable
 from photon_grpc.v1 import inference_pb2 as pb
@@ -35,14 +35,23 @@ class ResumingCall:
     """
 
     def __init__(
-        self, request: pb.GenerateRequest, open_call: OpenCall, target: str, timeout_s: float, retries: int = 0
+        self,
+        request: pb.GenerateRequest,
+        open_call: OpenCall,
+        target: str,
+        *,
+        timeout_s: float,
+        retries: int,
+        is_left_to_us: Callable[[PhotonError], bool] = lambda error: isinstance(error, Unreachable) and error.was_lost,
     ) -> None:
-        """`retries`: attempts, after the first, before anything has come; gRPC makes its own."""
+        """`retries`: attempts, after the first, while nothing has come, after failures that `is_left_to_us`: gRPC repeats
+        calls itself, but none whose connection is lost once an answer's headers have come."""
         self._request = pb.GenerateRequest()
         self._request.CopyFrom(request)
         self._open_call = open_call
         self._target = target
         self._retries = retries
+        self._is_left_to_us = is_left_to_us
         self._timeout_s = timeout_s
         self._asked_s = time.monotonic()
         self._wants_ids = request.output.token_ids
@@ -129,12 +138,17 @@ class ResumingCall:
         if not isinstance(error, _PASSING) or (isinstance(error, QuotaExceeded) and error.retry_after_s is None):
             return False
         if not self._has_started:
-            self._retries -= 1
-            return self._retries >= 0 and not isinstance(error, DuplicateRequestId)
+            return self._may_retry(error)
         if self._request.sampling.num_outputs > 1:
             error.args = (f"{error}; a stream of {self._request.sampling.num_outputs} outputs cannot be resumed",)
             return False
         return True
+
+    def _may_retry(self, error: PhotonError) -> bool:
+        if isinstance(error, DuplicateRequestId) or not self._is_left_to_us(error):
+            return False
+        self._retries -= 1
+        return self._retries >= 0
 
     async def _sleep(self, pause_s: float) -> None:
         with contextlib.suppress(TimeoutError):

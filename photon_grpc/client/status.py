@@ -20,6 +20,8 @@ _DETAILS_KEY = "grpc-status-details-bin"
 _PUSHBACK_KEY = "grpc-retry-pushback-ms"
 #: gRPC's word where health checks let no call through.
 _NONE_IS_READY = "backend unhealthy"
+#: Its words for a connection that ends amid a call.
+_LOST = ("Socket closed", "Stream removed", "Connection reset", "Broken pipe")
 
 M = TypeVar("M", bound=Message)
 
@@ -30,6 +32,8 @@ class Unreachable(errors.Unavailable):
     """No server answered at the target, none is ready, or the connection was lost."""
 
     reason = "UNREACHABLE"
+    #: The connection was lost during the call, not before it.
+    was_lost = False
 
 
 #: Meaning of a status without our details: it came from gRPC itself, a proxy or another server.
@@ -83,12 +87,20 @@ def _rebuilt(
 
 def _foreign(code: grpc.StatusCode, message: str, target: str, retry_after_s: float | None) -> errors.PhotonError:
     cls = _BY_CODE.get(code, errors.InternalFailure)
-    if cls is Unreachable and message.endswith(_NONE_IS_READY):
-        message = f"no server at {target} is ready: it loads its model, drains or starts again"
-    elif cls is Unreachable:
-        # gRPC nests what it tried; the last part is what the system said.
-        message = f"no answer from {target} ({message.rpartition(': ')[2].strip('[]')})"
+    if cls is Unreachable:
+        return _unreachable(message, target, retry_after_s)
     return cls(message or code.name, retry_after_s=retry_after_s)
+
+
+def _unreachable(message: str, target: str, retry_after_s: float | None) -> Unreachable:
+    if message.endswith(_NONE_IS_READY):
+        told = f"no server at {target} is ready: it loads its model, drains or starts again"
+    else:
+        # gRPC nests what it tried; the last part is what the system said.
+        told = f"no answer from {target} ({message.rpartition(': ')[2].strip('[]')})"
+    error = Unreachable(told, retry_after_s=retry_after_s)
+    error.was_lost = any(each in message for each in _LOST)
+    return error
 
 
 def _details(trailer: str | bytes | None) -> list[Any]:

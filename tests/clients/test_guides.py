@@ -42,8 +42,10 @@ def test_a_command_works(command: str, target: str) -> None:
 def programs() -> list[str]:
     """Python blocks that stand on their own: those that import the client and open a connection."""
     pages = [ROOT / "README.md", *[ROOT / "docs" / "guides" / name for name in ("python.md", "chats.md")]]
+    pages += [ROOT / "docs" / "clients.md", ROOT / "clients" / "python" / "README.md"]
     blocks = [block for page in pages for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
-    return [block for block in blocks if "import Client" in block or "import SyncClient" in block]
+    opening = ("import Client", "import SyncClient")
+    return [block for block in blocks if any(each in block for each in opening) and "example.org" not in block]
 
 
 @pytest.mark.parametrize("program", programs())

@@ -16,10 +16,18 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "clients" / "python"
 
 PROMISED = {
-    "generate.py": ["tokens, ended by", "first token after"],
+    "generate.py": ["tokens, ended by", "first token after", ": logprob -", "refused: PROMPT_TOO_LONG"],
     "stream.py": ["-- ", "output_tokens"],
     "chat.py": ["user: def add(a, b):", "assistant: ", "user: def is_even(n):"],
-    "async_many.py": ["'def main():' -> ", "'': refused, INVALID_REQUEST (text)"],
+    "cancel.py": [
+        "left the loop",
+        "cancelled the task: True",
+        "deadline: DEADLINE_",
+        "kept what there was: TIME_LIMIT",
+    ],
+    "structured.py": ["message: Usage", "so far: ", "json: ", "choice: "],
+    "multiplex.py": ["-- 64 requests over one stream: 512 tokens, 0 failed"],
+    "map.py": ["'def main():' -> ", "6: 16 tokens", "refused, INVALID_REQUEST (text)"],
     "raw_stubs.py": [
         "FEATURE_TEXT",
         "FINISH_REASON_",

@@ -86,7 +86,7 @@ async def test_a_killed_server_costs_no_token(
     with capsys.disabled():
         print(f"\n{kills} kills, {tally.streams} streams, {tally.resumed} continuations, {len(tally.different)} differ")
     assert [each for each in ended if not isinstance(each, asyncio.CancelledError)] == []
-    assert tally.different == []
+    assert [difference(*each) for each in tally.different] == []
     assert tally.resumed >= kills
 
 
@@ -103,6 +103,13 @@ def answer(deltas: list[Delta], stream: Any) -> Answer:
     scored = sum(len(delta.scores) for delta in deltas)
     reasons = ",".join(delta.finish.reason for delta in deltas if delta.finish)
     return text, ids, scored, reasons, stream.usage.prompt_tokens, stream.usage.output_tokens
+
+
+def difference(number: int, found: Answer, expected: Answer) -> str:
+    """Of which request, where it begins, and the lengths."""
+    at = next((at for at, (one, other) in enumerate(zip(found[0], expected[0], strict=False)) if one != other), -1)
+    texts = f"{found[0][at : at + 40]!r} not {expected[0][at : at + 40]!r}"
+    return f"request {number} at {at}: {texts}; {found[2:]} not {expected[2:]}"
 
 
 def all_readers(client: Client, target: str, expected: list[Answer], tally: Tally) -> Iterator[Any]:

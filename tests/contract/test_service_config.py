@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from photon_grpc import client, errors
 from photon_grpc.client.channel import service_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,3 +58,18 @@ def test_docs_name_the_codes_and_the_number_of_attempts() -> None:
     codes = {code.name for code in grpc.StatusCode}
     assert set(re.findall(r"`([A-Z_]+)`", retries)) & codes == set(policy["retryableStatusCodes"])
     assert f"at most {policy['maxAttempts']} attempts" in retries
+
+
+def test_docs_name_the_class_of_every_reason() -> None:
+    table = (ROOT / "docs" / "clients.md").read_text().split("## Errors")[1].split("\n## ")[0]
+    documented = dict(re.findall(r"^\| `([A-Z_]+)`[^|]*\| `(\w+)`", table, re.MULTILINE))
+    raised = {
+        cls.reason: cls.__name__
+        for cls in _all_subclasses(errors.RequestError) | _all_subclasses(errors.Unavailable)
+        if "reason" in vars(cls) and cls.__module__.startswith(("photon_grpc.errors", client.__name__))
+    }
+    assert documented == raised
+
+
+def _all_subclasses(cls: type[errors.PhotonError]) -> set[type[errors.PhotonError]]:
+    return {cls}.union(*(_all_subclasses(child) for child in cls.__subclasses__()))
