@@ -27,6 +27,11 @@ OpenCall = Callable[[pb.GenerateRequest, float], MessageCall]
 _SHORTEST_S = 0.001
 
 
+def is_lost_connection(error: PhotonError) -> bool:
+    """gRPC repeats a call until its answer's headers have come; then the connection may still be lost."""
+    return isinstance(error, Unreachable) and error.was_lost
+
+
 class ResumingCall:
     """A StreamGenerate call over as many calls as it takes.
 
@@ -42,10 +47,9 @@ class ResumingCall:
         *,
         timeout_s: float,
         retries: int,
-        is_left_to_us: Callable[[PhotonError], bool] = lambda error: isinstance(error, Unreachable) and error.was_lost,
+        is_left_to_us: Callable[[PhotonError], bool] = is_lost_connection,
     ) -> None:
-        """`retries`: attempts, after the first, while nothing has come, after failures that `is_left_to_us`: gRPC repeats
-        calls itself, but none whose connection is lost once an answer's headers have come."""
+        """`retries`: attempts, after the first, while nothing has come, where gRPC itself repeats none."""
         self._request = pb.GenerateRequest()
         self._request.CopyFrom(request)
         self._open_call = open_call

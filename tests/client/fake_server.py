@@ -79,9 +79,12 @@ class FakeServer(
             for step in await self._next(request, context):
                 if step == "hang":
                     await asyncio.sleep(60)
-                if isinstance(step, Refusal):
+                elif step == "headers":
+                    await context.send_initial_metadata(())
+                elif isinstance(step, Refusal):
                     await context.abort(step.code, step.message, step.all_trailers())
-                yield step
+                else:
+                    yield step
         finally:
             self.ended.set()
 

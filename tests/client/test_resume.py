@@ -123,3 +123,14 @@ async def test_a_call_has_the_deadline_of_its_client() -> None:
         async with client.multiplex() as many:
             with pytest.raises(errors.PhotonError):
                 await many.generate("x")
+
+
+async def test_a_connection_that_is_lost_between_headers_and_output_is_not_the_callers_concern() -> None:
+    """gRPC itself repeats no call whose headers have come."""
+    cut = ["headers", Refusal(grpc.StatusCode.UNAVAILABLE, "Socket closed")]
+    async with serving(FakeServer(cut, [message("a", finish=EOS)])) as fake, Client(fake.target) as client:
+        assert [delta.text async for delta in client.stream("x")] == ["a"]
+    async with serving(FakeServer(cut)) as fake, Client(fake.target, retries=0) as client:
+        with pytest.raises(errors.Unavailable):
+            await anext(client.stream("x"))
+    assert len(fake.requests) == 1
