@@ -67,7 +67,7 @@ SHORT = Size(
     flood_bytes=(1 << 20,),
     flood_processes=2,
     flood_s=2.0,
-    soak_s=4.0,
+    soak_s=2.0,
 )
 
 LONG = Size(

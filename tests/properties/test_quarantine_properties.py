@@ -112,7 +112,7 @@ asks = st.lists(
 
 
 @given(settings_of, asks)
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_every_poison_costs_two_deaths_at_most_and_nobody_else_his_output(setting, drawn) -> None:  # type: ignore[no-untyped-def]
     asked = [
         Asked([number, *range(length)], max_tokens, num_outputs, fatal_at)

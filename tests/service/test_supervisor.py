@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from photon_grpc.bridge.control import LoadingProgress
+from photon_grpc.bridge.flight_recorder import SharedFlightRecorder
 from photon_grpc.config.flags import ServeConfig, ServerConfig
 from photon_grpc.errors import ConfigError, StartupError
 from photon_grpc.service.child import Backoff
@@ -145,6 +146,27 @@ async def test_a_child_whose_loop_hangs_is_replaced(caplog, monkeypatch, tmp_pat
         assert f"stand_in_{who.lower()}.py" in text
         await run.until("ready on", times=len(run.lines("ready on")) + 1)
         assert await run.signalled(signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "signum", "suspects"),
+    [
+        ("hangs in a step", 0, {b"s" * 16: 2}),
+        ("in a step", signal.SIGSEGV, {b"s" * 16: 2}),
+        ("in a step", signal.SIGKILL, {}),
+    ],
+)
+async def test_a_crash_or_a_hang_accuses_what_was_computed_and_a_kill_from_outside_does_not(
+    caplog, monkeypatch, behaviour, signum, suspects
+):
+    monkeypatch.setenv("STAND_IN_ENGINE", behaviour)
+    async with running(new_service(), caplog) as run:
+        await run.until("ready on")
+        monkeypatch.delenv("STAND_IN_ENGINE")
+        os.kill(run.service.pids["engine"], signum)
+        await run.until("the engine was killed by")
+        await run.until("ready on", times=2)
+        assert SharedFlightRecorder(os.dup(run.service._flight.fd)).last.suspects == suspects
 
 
 @pytest.mark.parametrize("name", ["engine", "front end 0"])

@@ -7,6 +7,7 @@ import time
 
 from photon_grpc.bridge.codec import max_frame_bytes
 from photon_grpc.bridge.control import CannotStart, LoadingProgress, Ready
+from photon_grpc.bridge.flight_recorder import SharedFlightRecorder
 from photon_grpc.bridge.host import BridgeHost
 from photon_grpc.core.frames import Facts
 from photon_grpc.service.child import CANNOT_START, enter_child
@@ -18,7 +19,7 @@ ALLOWED_S = 1.0
 
 
 def main() -> None:
-    control, begin, said, heartbeat, _ = enter_child(sys.argv)
+    control, begin, said, heartbeat, shared = enter_child(sys.argv)
     behaviour = os.environ.get("STAND_IN_ENGINE", "")
     control.send(LoadingProgress("weights", 1, 2))
     if behaviour == "cannot start":
@@ -36,12 +37,16 @@ def main() -> None:
         if behaviour == "long step":
             heartbeat.beat(60.0, 2048)
             time.sleep(2 * ALLOWED_S)
+        if "in a step" in behaviour:
+            recorder = SharedFlightRecorder(*shared)
+            recorder.seated(1, 1, b"s" * 16)
+            recorder.launching(3, (1,))
         if behaviour == "deaf":
             time.sleep(60)
         while True:
             heartbeat.beat(ALLOWED_S)
             host.drain(0.2)
-            while behaviour == "hangs":
+            while behaviour.startswith("hangs"):
                 pass
     except EOFError:
         pass
