@@ -12,7 +12,7 @@ import argparse
 import gc
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from benchmarks.saved import add_save_flag, saved
 from photon_grpc.bridge.heartbeat import NoHeartbeat
@@ -27,6 +27,8 @@ from photon_grpc.engine.blocks.prefix_index import RadixIndex
 from photon_grpc.engine.engine import Engine
 from photon_grpc.engine.scheduler.policy import Priority
 from photon_grpc.engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from photon_grpc.engine.step_trace import JsonlStepTrace
+from photon_grpc.engine.trace_file import TraceFile
 
 BLOCK_SIZE = 16
 PLAN = KVPlan((KVGroup(PageFormat(1, 1, "float32"), (0,)),), BLOCK_SIZE)
@@ -79,15 +81,23 @@ class Bridge:
         pass
 
 
-def measure(num_seqs: int, num_steps: int, depth: int, prompt_tokens: int = 128) -> list[float]:
-    """Seconds of each step."""
+def measure(
+    num_seqs: int,
+    num_steps: int,
+    depth: int,
+    prompt_tokens: int = 128,
+    trace_file: str = "",
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[float]:
+    """Seconds of each step, by `clock`; with a `trace_file` the steps are traced."""
     length = prompt_tokens + num_steps + 200
     num_blocks = num_seqs * (length // BLOCK_SIZE + 2)
     pool = BlockPool(PLAN, num_blocks, RadixIndex(PLAN), GrowOnDemand())
     scheduler = Scheduler(SchedulerLimits(num_seqs, 8192), Priority(), pool)
     facts = Facts(length, 1000, PLAN, num_blocks, num_seqs, 8192, 1024, 1 << 20, "none", "none")
     post = Bridge()
-    engine = Engine(scheduler, NullRunner(num_blocks, depth), post, post, facts, NoHeartbeat())
+    trace = JsonlStepTrace(TraceFile(trace_file), facts) if trace_file else None
+    engine = Engine(scheduler, NullRunner(num_blocks, depth), post, post, facts, NoHeartbeat(), trace=trace)
     for handle in range(num_seqs):
         prompt = tuple((handle * 7 + i) % 1000 for i in range(prompt_tokens))
         post.frames.append(
@@ -98,9 +108,11 @@ def measure(num_seqs: int, num_steps: int, depth: int, prompt_tokens: int = 128)
     gc.freeze()
     times = []
     for _ in range(num_steps):
-        start = time.perf_counter()
+        start = clock()
         engine.step()
-        times.append(time.perf_counter() - start)
+        times.append(clock() - start)
+    if trace is not None:
+        trace.close()
     return times
 
 

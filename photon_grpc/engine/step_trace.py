@@ -54,13 +54,8 @@ class NoStepTrace:
         pass
 
 
-class _Row(NamedTuple):
-    frontend: int
-    handle: int
-    #: Computes the positions first ... first + num_tokens - 1.
-    first: int
-    num_tokens: int
-    is_decode: bool
+#: Front end, handle, first position, number of tokens, whether it decodes. A plain tuple: there is one for every row.
+_Row = tuple[int, int, int, int, bool]
 
 
 class _Seated(NamedTuple):
@@ -109,11 +104,12 @@ class JsonlStepTrace:
         )
 
     def launching(self, batch: Batch, rows: Columns[Sequence]) -> None:
-        traced = []
+        traced: list[_Row] = []
         for seq, count, yields in zip(rows, batch.counts, batch.yields, strict=True):
-            first = seq.num_launched - count
-            is_decode = first >= seq.num_given and count == yields
-            traced.append(_Row(seq.frontend, seq.handle, first, count, is_decode))
+            first = seq.num_computed - count
+            for flight in seq.flights:
+                first += flight.computes
+            traced.append((seq.frontend, seq.handle, first, count, first >= seq.num_given and count == yields))
         seated = [_seated(seq) for seq in rows if seq.seated_step == batch.step] if batch.admissions else []
         self._launched.append(_Step(batch.step, time.monotonic() - self._zero_s, traced, seated))
 
@@ -166,17 +162,17 @@ def _line(
     num_queued: int,
 ) -> dict[str, Any]:
     """Of one step, as it is written; made in the thread that writes it."""
-    prefill = [row for row in step.rows if not row.is_decode]
-    decode = [row for row in step.rows if row.is_decode]
+    prefill = [_row(row) for row in step.rows if not row[-1]]
+    decode = [_row(row) for row in step.rows if row[-1]]
     return {
         "step": step.step,
         "start_s": round(step.start_s, 6),
         "duration_s": round(duration_s, 6),
-        "prefill_tokens": sum(row.num_tokens for row in prefill),
-        "decode_tokens": sum(row.num_tokens for row in decode),
+        "prefill_tokens": sum(num_tokens for _, _, num_tokens in prefill),
+        "decode_tokens": sum(num_tokens for _, _, num_tokens in decode),
         "output_ids": num_ids,
-        "prefill": [_row(row) for row in prefill],
-        "decode": [_row(row) for row in decode],
+        "prefill": prefill,
+        "decode": decode,
         "seated": [_name_seated(each) for each in step.seated],
         **_rest(ended, preempted, blocks, num_queued),
     }
@@ -207,8 +203,9 @@ def _rest(
     }
 
 
-def _row(row: _Row) -> list[Any]:
-    return [f"{row.frontend}.{row.handle}", row.first, row.num_tokens]
+def _row(row: _Row) -> tuple[str, int, int]:
+    frontend, handle, first, num_tokens, _ = row
+    return f"{frontend}.{handle}", first, num_tokens
 
 
 def _name_seated(each: _Seated) -> dict[str, Any]:

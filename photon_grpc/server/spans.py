@@ -6,14 +6,16 @@ https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 
 import grpc
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -24,12 +26,14 @@ from photon_grpc.server.metadata import TRACEPARENT_KEY
 from photon_grpc.server.status import code_of
 from photon_grpc.v1 import inference_pb2
 
+_LOG = logging.getLogger(__name__)
 _SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 #: Spans that wait to be sent; more are dropped.
 _MAX_WAITING = 8192
 _BATCH_SIZE = 512
 _SEND_INTERVAL_S = 1.0
 _SEND_TIMEOUT_S = 5.0
+_COMPLAINT_INTERVAL_S = 60.0
 #: For what waits when the server ends.
 _CLOSING_S = 1.0
 
@@ -57,7 +61,9 @@ class RequestSpans:
         # What an operator says in OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES wins.
         resource = own.merge(OTELResourceDetector().detect())
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        exporter = OTLPSpanExporter(endpoint, timeout=_SEND_TIMEOUT_S)
+        exporter = _Exporter(endpoint, timeout=_SEND_TIMEOUT_S)
+        # A line of theirs comes with every attempt and every span that is dropped.
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         self._provider.add_span_processor(
             BatchSpanProcessor(exporter, _MAX_WAITING, _SEND_INTERVAL_S * 1000, _BATCH_SIZE)
         )
@@ -92,6 +98,19 @@ class RequestSpans:
         closing = threading.Thread(target=self._provider.shutdown, name="spans", daemon=True)
         closing.start()
         closing.join(_CLOSING_S)
+
+
+class _Exporter(OTLPSpanExporter):
+    """Says once in a while that spans are lost."""
+
+    _complained_s = float("-inf")
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = super().export(spans)
+        if result is not SpanExportResult.SUCCESS and time.monotonic() - self._complained_s > _COMPLAINT_INTERVAL_S:
+            self._complained_s = time.monotonic()
+            _LOG.warning("--otlp-endpoint: the collector takes no spans; they are dropped")
+        return result
 
 
 def _phases(record: RequestRecord) -> Iterator[tuple[str, float, float]]:

@@ -219,10 +219,10 @@ async def test_a_failed_request_is_an_error_in_its_callers_trace(service: Traced
 
 
 @pytest.mark.parametrize("prepare", [lambda listener: None, lambda listener: listener.listen()], ids=["none", "silent"])
-def test_a_collector_that_is_not_there_costs_spans_and_nothing_else(
-    prepare: Callable[[socket.socket], None], monkeypatch: pytest.MonkeyPatch
+def test_a_collector_that_is_not_there_costs_spans_and_a_line(
+    prepare: Callable[[socket.socket], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`ended` waits for nothing, what waits is bounded, and the end comes."""
+    """`ended` waits for nothing, what waits is bounded, the end comes, and the log is not flooded."""
     monkeypatch.setattr(spans_module, "_MAX_WAITING", 16)
     monkeypatch.setattr(spans_module, "_BATCH_SIZE", 8)
     monkeypatch.setattr(spans_module, "_CLOSING_S", 0.2)
@@ -240,6 +240,7 @@ def test_a_collector_that_is_not_there_costs_spans_and_nothing_else(
 
         threading.Thread(target=tell, daemon=True).start()
         assert is_over.wait(60)
+    assert len(caplog.records) <= 1
 
 
 @pytest.mark.parametrize("endpoint", ["collector", "ftp://collector:4317", "http://collector", "unix:/run/otel.sock"])
