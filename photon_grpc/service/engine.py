@@ -71,7 +71,11 @@ def _run(duty: Duty) -> None:
     control.send(Ready(assembled.facts))
     host.obey(duty.said)
     host.announce(assembled.facts)
-    engine.run()
+    try:
+        engine.run()
+    finally:
+        # The interpreter ends by collecting; libraries report what it does not look at as leaked (nanobind, in Triton).
+        gc.unfreeze()
 
 
 def _reporter(control: ControlChannel) -> Callable[[str, int, int], None]:
