@@ -20,7 +20,8 @@ ENV PATH=/opt/photon/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=
 FROM base AS requirements
 COPY pyproject.toml /
 RUN python -c "import tomllib; project = tomllib.load(open('/pyproject.toml', 'rb'))['project']; \
-print(*project['dependencies'], *project['optional-dependencies']['serve'], sep='\n')" > /requirements.txt
+extras = project['optional-dependencies']; \
+print(*project['dependencies'], *extras['serve'], *extras['otel'], sep='\n')" > /requirements.txt
 
 FROM base AS wheel
 WORKDIR /src

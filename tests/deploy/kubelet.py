@@ -1,0 +1,245 @@
+"""Plays the kubelet over a Deployment: starts its container as processes of this machine, probes them as the manifest
+says, and ends them as a node ends a pod. Shows what a stream sees that was open meanwhile.
+
+    python -m tests.deploy.kubelet [docs/deploy/kubernetes/base/deployment.yaml]
+
+Ports are replaced by free ones, mounts by directories below a temporary one; `securityContext` and `resources` are not
+played (tests/deploy/test_confinement.py shows those that need no cluster).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import grpc
+import yaml
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from photon_grpc.v1 import inference_pb2, inference_pb2_grpc
+from tests.deploy.dockerfile import Dockerfile
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOYMENT = ROOT / "docs" / "deploy" / "kubernetes" / "base" / "deployment.yaml"
+
+#: The image's entry point, without the image.
+_PROGRAM = [sys.executable, "-m", "photon_grpc"]
+
+
+class Pod:
+    """One pod of a Deployment, its only container running here."""
+
+    def __init__(self, deployment: Mapping[str, Any], directory: Path) -> None:
+        self._spec = deployment["spec"]["template"]["spec"]
+        (self._container,) = self._spec["containers"]
+        self._directory = directory
+        self._ports = {port["containerPort"]: free_port() for port in self._container["ports"]}
+        self._names = {port["name"]: port["containerPort"] for port in self._container["ports"]}
+        self._watching = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.is_ready = False
+        #: When and what.
+        self.events: list[tuple[float, str]] = []
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._ports[self._names['grpc']]}"
+
+    def say(self, what: str) -> None:
+        self.events.append((time.monotonic(), what))
+
+    def start(self) -> None:
+        """Until the startup probe succeeds; then readiness and liveness are probed, each at its own period. Raise
+        TimeoutError where the kubelet would start it again."""
+        command = [*_PROGRAM, *(self._here(argument) for argument in self._container["args"])]
+        self._process = subprocess.Popen(command, cwd=ROOT, env=self._environment())
+        self.say("container started")
+        self._until_started(self._container["startupProbe"])
+        self.say("startup probe succeeded")
+        for name, judge in (("readinessProbe", self._ready), ("livenessProbe", self._live)):
+            threading.Thread(target=self._watch, args=(self._container[name], judge), daemon=True).start()
+
+    def wait_ready(self, limit_s: float = 60.0) -> None:
+        """Until a Service would send calls here."""
+        give_up_s = time.monotonic() + limit_s
+        while not self.is_ready:
+            if time.monotonic() > give_up_s:
+                raise TimeoutError("never ready")
+            time.sleep(0.02)
+
+    def terminate(self) -> int:
+        """preStop, SIGTERM, what is left of the grace period, SIGKILL; return the exit code."""
+        assert self._process is not None
+        deadline_s = time.monotonic() + self._spec["terminationGracePeriodSeconds"]
+        self.say("terminating: preStop")
+        subprocess.run(self._container["lifecycle"]["preStop"]["exec"]["command"], check=True)
+        self.say("SIGTERM")
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            code = self._process.wait(deadline_s - time.monotonic())
+        except subprocess.TimeoutExpired:
+            self.say("SIGKILL: the grace period is over")
+            self._process.kill()
+            code = self._process.wait()
+        self._watching.set()
+        self.say(f"container ended with {code}")
+        return code
+
+    def kill(self) -> None:
+        """Leave nothing behind."""
+        self._watching.set()
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    # Probes.
+
+    def _until_started(self, probe: Mapping[str, Any]) -> None:
+        assert self._process is not None
+        for _ in range(probe["failureThreshold"]):
+            if self._succeeds(probe):
+                return
+            if self._process.poll() is not None:
+                raise TimeoutError(f"ended with {self._process.returncode} before it was started")
+            time.sleep(probe["periodSeconds"])
+        raise TimeoutError("the startup probe failed too often")
+
+    def _watch(self, probe: Mapping[str, Any], judge: Callable[[bool], None]) -> None:
+        failures = 0
+        while True:
+            failures = 0 if self._succeeds(probe) else failures + 1
+            if failures == 0 or failures >= probe["failureThreshold"]:
+                judge(failures == 0)
+            if self._watching.wait(probe["periodSeconds"]):
+                return
+
+    def _ready(self, is_ready: bool) -> None:
+        if is_ready != self.is_ready:
+            self.say("ready: calls are sent here" if is_ready else "not ready: no more calls are sent here")
+        self.is_ready = is_ready
+
+    def _live(self, is_live: bool) -> None:
+        if not is_live and not self._watching.is_set():
+            self.say("liveness failed: the kubelet starts it again")
+
+    def _succeeds(self, probe: Mapping[str, Any]) -> bool:
+        timeout_s = probe["timeoutSeconds"]
+        if "grpc" in probe:
+            return self._grpc_serves(probe["grpc"], timeout_s)
+        if "httpGet" in probe:
+            return self._http_is_ok(probe["httpGet"], timeout_s)
+        command = [self._here(word) for word in probe["exec"]["command"]]
+        return subprocess.run(command, timeout=timeout_s, env=self._environment()).returncode == 0
+
+    def _grpc_serves(self, asked: Mapping[str, Any], timeout_s: float) -> bool:
+        with grpc.insecure_channel(f"127.0.0.1:{self._ports[asked['port']]}") as channel:
+            request = health_pb2.HealthCheckRequest(service=asked.get("service", ""))
+            try:
+                status = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s).status
+            except grpc.RpcError:
+                return False
+        return bool(status == health_pb2.HealthCheckResponse.SERVING)
+
+    def _http_is_ok(self, asked: Mapping[str, Any], timeout_s: float) -> bool:
+        port = self._ports[self._names.get(asked["port"], asked["port"])]
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{asked['path']}", timeout=timeout_s) as answer:
+                return bool(200 <= answer.status < 400)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    # The container's view of the machine, and ours.
+
+    def _environment(self) -> dict[str, str]:
+        """Of the image, then of the manifest; nothing of this process but what finds Python and its packages."""
+        kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "VIRTUAL_ENV") if name in os.environ}
+        told = {entry["name"]: entry["value"] for entry in self._container.get("env", [])}
+        image = {name: value for name, value in Dockerfile.read().environment("cpu").items() if name != "PATH"}
+        return (
+            kept | {name: self._here(value) for name, value in (image | told).items()} | {"TMPDIR": self._here("/tmp")}
+        )
+
+    def _here(self, text: str) -> str:
+        """Ports and mounts of the container as they are here."""
+        for port, free in self._ports.items():
+            text = text.replace(f"0.0.0.0:{port}", f"127.0.0.1:{free}")
+        for mount in self._container["volumeMounts"]:
+            local = self._directory / mount["name"]
+            local.mkdir(exist_ok=True)
+            text = text.replace(mount["mountPath"], str(local))
+        return text
+
+
+class Stream:
+    """A long StreamGenerate, read in a thread; ends with the reason that the server gave."""
+
+    def __init__(self, channel: grpc.Channel, num_tokens: int) -> None:
+        request = inference_pb2.GenerateRequest(text="def")
+        request.stop.max_tokens = request.stop.min_tokens = num_tokens
+        request.output.token_ids = True
+        self._call = inference_pb2_grpc.InferenceServiceStub(channel).StreamGenerate(request)
+        self.num_tokens = 0
+        self.began = threading.Event()
+        self.code: grpc.StatusCode | None = None
+        self.ended_s = 0.0
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(grpc.RpcError):
+            for message in self._call:
+                self.num_tokens += sum(len(delta.token_ids) for delta in message.deltas)
+                self.began.set()
+        self.code, self.ended_s = self._call.code(), time.monotonic()
+
+    def wait(self, limit_s: float = 120.0) -> None:
+        self._thread.join(limit_s)
+
+
+@contextlib.contextmanager
+def pod_of(deployment: Mapping[str, Any]) -> Iterator[Pod]:
+    """A pod that has been started."""
+    with TemporaryDirectory() as directory:
+        pod = Pod(deployment, Path(directory))
+        try:
+            pod.start()
+            yield pod
+        finally:
+            pod.kill()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def main(arguments: list[str]) -> int:
+    deployment = yaml.safe_load(Path(arguments[0] if arguments else DEPLOYMENT).read_text())
+    with pod_of(deployment) as pod:
+        pod.wait_ready()
+        with grpc.insecure_channel(pod.address) as channel:
+            stream = Stream(channel, num_tokens=4000)
+            stream.began.wait()
+            code = pod.terminate()
+            stream.wait()
+    ended = (stream.ended_s, f"the stream that was open ended: {stream.num_tokens} tokens, {stream.code}")
+    for when_s, what in sorted([*pod.events, ended]):
+        print(f"{when_s - pod.events[0][0]:7.2f} s  {what}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
