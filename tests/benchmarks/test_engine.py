@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import long_context, overhead, telemetry
+from benchmarks import long_context, overhead
 from benchmarks.engine import loaded
 
 
@@ -25,12 +25,6 @@ def test_steps_of_a_long_context_are_those_that_brought_every_row_a_token(monkey
         assert work.step_rows.count(2) >= 4
         slots = work.facts.num_blocks * work.facts.kv.block_size
         assert list(long_context.that_fit(work, slots // 2 - long_context.CHUNK, [1, 2, 3])) == [1, 2]
-
-
-def test_what_telling_costs_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    telemetry.table(3)
-    figures = [float(line.split("|")[2]) for line in capsys.readouterr().out.splitlines()[2:]]
-    assert len(figures) == 5 and figures[-1] > 0
 
 
 def test_a_step_of_the_engine_alone_takes_time() -> None:
