@@ -2,10 +2,11 @@
 
     python -m benchmarks.overload [--rounds 3] [--seconds 10] [-- FLAGS OF serve]
 
-One service with two API keys. Of one come Poisson arrivals (open loop, no retries) at the rate that a closed loop has
-measured, and at ten times that, in turn, so that what else the machine does meets both. Of the other, one request
-after another, a token each: its time to first token, alone and beside the flood. Health is checked all the while.
-Goodput is output tokens a second of requests that were answered in full. Clients and service share the machine.
+One service with two API keys. Of one come, in turn, so that what else the machine does meets both: three callers a
+seat, one request after another (saturation), and Poisson arrivals at ten times the rate that those had (open loop, no
+retries). Of the other key, one request after another, a token each: its time to first token, alone and beside them.
+Health is checked all the while. Goodput is output tokens of requests that were answered in full: a second, and for each
+second of CPU that the service took, which says the same on a machine that others use. Clients and service share it.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks import workloads
 from benchmarks.saved import add_save_flag, saved
-from benchmarks.service import serving
-from photon_grpc.cli.load import Percentiles, RequestResult, Session, Summary, Turn, Workload, run_load, summarize
+from benchmarks.service import engine_cpu_s, frontend_cpu_s, serving
+from photon_grpc.cli.load import Percentiles, RequestResult, Session, Turn, Workload, run_load, summarize
 from photon_grpc.v1 import inference_pb2, inference_pb2_grpc
 
 SEATS, QUEUE = 8, 32
@@ -40,6 +41,14 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 32, 64
 _IDS = range(10, 1000)
 _PAUSE_S = 0.02
 _TIMEOUT_S = 120.0
+
+
+_TITLES = (
+    *("load", "goodput tok/s", "tok / CPU s", "front end's share of CPU", "answered", "refused"),
+    "refused within p50 / p99 ms",
+    "neighbour's first token p50 / p99 ms",
+    *("health p50 / p99 ms", "neighbour's failures"),
+)
 
 
 @dataclass
@@ -118,42 +127,51 @@ def _workload(target: str, sessions: Sequence[Session], concurrency: int | None 
     return Workload(target, sessions, concurrency, salt=f"overload-{time.time_ns()}", timeout_s=_TIMEOUT_S)
 
 
-async def _saturation(target: str, num_requests: int) -> Summary:
-    """A closed loop with a seat and a place in the queue for every caller."""
-    load = _workload(target, [Session([_turn(number)]) for number in range(num_requests)], 2 * SEATS)
-    return summarize(await run_load(load))
+def _closed(target: str, num_requests: int, draw: random.Random) -> Workload:
+    """With a seat or a place in the queue for every caller."""
+    return _workload(target, [Session([_turn(draw.randrange(1 << 20))]) for _ in range(num_requests)], 3 * SEATS)
 
 
 async def _measure(target: str, neighbour: Neighbour, rounds: int, seconds: float) -> None:
-    await _saturation(target, 4 * SEATS)
-    rate = (await _saturation(target, 20 * SEATS)).requests_per_s
-    print(f"\nsaturation: {rate:.1f} requests a second of {PROMPT_TOKENS} ids in, {OUTPUT_TOKENS} tokens out\n")
-    titles = ("load", "goodput tok/s", "answered", "refused", "refused within p50 / p99 ms")
-    titles += ("neighbour's first token p50 / p99 ms", "health p50 / p99 ms", "neighbour's failures")
-    print(f"| {' | '.join(titles)} |\n|--{'|--:' * (len(titles) - 1)}|")
+    draw = random.Random(1)
+    rate = summarize(await run_load(_closed(target, 6 * SEATS, draw))).requests_per_s
+    print(f"\n{rate:.1f} requests a second of {PROMPT_TOKENS} ids in, {OUTPUT_TOKENS} tokens out\n")
+    print(f"| {' | '.join(_TITLES)} |\n|--{'|--:' * (len(_TITLES) - 1)}|")
     _, alone = await neighbour.beside(asyncio.sleep(seconds, []))
-    print(f"| nobody | – | – | – | – | {alone.row()} |")
-    draw, goodput = random.Random(1), {1: [], 10: []}
+    print(f"| nobody {'| – ' * 6}| {alone.row()} |")
+    ratios = []
     for _ in range(rounds):
-        for times, found in goodput.items():
-            load = _workload(target, _arrivals(times * rate, seconds, draw))
-            answers, beside = await neighbour.beside(run_load(load))
-            summary = summarize(answers)
-            found.append(summary.output_tokens / summary.duration_s)
-            refused = Percentiles.of([answer.total_s for answer in answers if answer.reason == "QUEUE_FULL"])
-            print(
-                f"| {times} × | {found[-1]:,.0f} | {summary.completed} | {summary.failed} | {_ms(refused)} "
-                f"| {beside.row()} |",
-                flush=True,
-            )
-            for reason in summary.failures.keys() - {"QUEUE_FULL"}:
-                print(f"{summary.failures[reason].count} failed with {reason}: {summary.failures[reason].message}")
-    ratio = statistics.median(goodput[10]) / statistics.median(goodput[1])
-    print(f"\ngoodput at 10 × the load / at 1 ×, medians of {rounds}: {ratio:.2f}")
+        closed = _closed(target, max(6 * SEATS, int(rate * seconds)), draw)
+        rate, at_saturation = await _goodput("saturation", closed, neighbour)
+        _, beyond = await _goodput("10 ×", _workload(target, _arrivals(10 * rate, seconds, draw)), neighbour)
+        ratios.append(beyond / at_saturation)
+    told = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+    print(f"\ngoodput for each CPU s, at 10 × / at saturation: median {statistics.median(ratios):.2f} of {told}")
+
+
+async def _goodput(name: str, load: Workload, neighbour: Neighbour) -> tuple[float, float]:
+    """Requests a second, and output tokens for each CPU second of the service; prints a row."""
+    engine_s, frontend_s = engine_cpu_s(load.target), frontend_cpu_s(load.target)
+    answers, beside = await neighbour.beside(run_load(load))
+    engine_s, frontend_s = engine_cpu_s(load.target) - engine_s, frontend_cpu_s(load.target) - frontend_s
+    summary = summarize(answers)
+    goodput = summary.output_tokens / (engine_s + frontend_s)
+    refused = Percentiles.of([answer.total_s for answer in answers if answer.reason == "QUEUE_FULL"])
+    cells = [
+        name,
+        f"{summary.output_tokens_per_s:,.0f}",
+        f"{goodput:,.0f}",
+        f"{frontend_s / (engine_s + frontend_s):.0%}",
+    ]
+    cells += [f"{summary.completed}", f"{summary.failed}", _ms(refused), beside.row()]
+    print(f"| {' | '.join(cells)} |", flush=True)
+    for reason in summary.failures.keys() - {"QUEUE_FULL"}:
+        print(f"{summary.failures[reason].count} failed with {reason}: {summary.failures[reason].message}")
+    return summary.requests_per_s, goodput
 
 
 def _ms(percentiles: Percentiles) -> str:
-    return f"{percentiles.p50 * 1e3:.0f} / {percentiles.p99 * 1e3:.0f}"
+    return f"{percentiles.p50 * 1e3:.0f} / {percentiles.p99 * 1e3:.0f}" if percentiles.p99 else "–"
 
 
 def _write_keys(path: Path) -> dict[str, str]:

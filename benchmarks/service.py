@@ -82,10 +82,19 @@ def wait_until_ready(address: str, process: subprocess.Popen[str], ready_s: floa
 
 def frontend_cpu_s(address: str) -> float:
     """CPU seconds of all front ends of the service that listens there; 0 where it is none of this machine (Linux)."""
+    return _cpu_s(address, b"photon_grpc.service.frontend")
+
+
+def engine_cpu_s(address: str) -> float:
+    """The same of its engine."""
+    return _cpu_s(address, b"photon_grpc.service.engine")
+
+
+def _cpu_s(address: str, module: bytes) -> float:
     ticks = 0
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if b"photon_grpc.service.frontend" not in (process / "cmdline").read_bytes():
+            if module not in (process / "cmdline").read_bytes():
                 continue
             fields = (process / "stat").read_text().rpartition(")")[2].split()
             if address.encode() in Path(f"/proc/{fields[1]}/cmdline").read_bytes():

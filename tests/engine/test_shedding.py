@@ -156,6 +156,13 @@ def test_of_an_overload_few_tokens_go_into_requests_that_expire(clock: Clock, le
     assert figures.finished / figures.duration_s > 0.8 * figures.capacity, figures
 
 
+@pytest.mark.parametrize("limited", [True, False])
+def test_at_ten_times_saturation_as_much_is_finished_as_the_seats_can_take(clock: Clock, limited: bool) -> None:
+    figures = open_loop(clock, 10.0, equal, 600, limited=limited)
+    assert figures.finished / figures.duration_s >= 0.95 * figures.capacity, figures
+    assert figures.wasted < 0.01, figures
+
+
 def test_without_overload_nobody_is_ended_for_what_is_likely(clock: Clock) -> None:
     figures = open_loop(clock, 0.7, varied, 150)
     assert figures.finished == 150, figures

@@ -19,6 +19,7 @@ from grpc_status import rpc_status
 
 from photon_grpc.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from photon_grpc.v1 import inference_pb2 as pb
+from tests.server.keys import bearer, block, write_keys
 from tests.service.kubelet import Kubelet
 from tests.service.running import NOT_SERVING, READINESS, SERVING, RunningService, serving, wait_until
 from tests.service.test_processes import reason_of
@@ -52,6 +53,12 @@ def asked(max_tokens: int, request_id: str = "") -> pb.GenerateRequest:
     request = pb.GenerateRequest(text="def", request_id=request_id)
     request.stop.max_tokens, request.stop.ignore_eos = max_tokens, True
     return request
+
+
+def refusal(stub: Any, request_id: str) -> str:
+    with pytest.raises(grpc.RpcError) as refused:
+        stub.Generate(asked(1, request_id), metadata=bearer("secret"), timeout=20)
+    return reason_of(refused.value)
 
 
 class Multiplexed:
@@ -123,16 +130,21 @@ def test_a_pod_ends_in_order_and_what_runs_finishes(tmp_path: Path) -> None:
 
 
 def test_a_drain_as_the_hook_counts_what_all_front_ends_still_have_at_its_limit(tmp_path: Path) -> None:
-    """SIGTERM follows, as Kubernetes sends it, and hurries nothing."""
+    """SIGTERM follows, as Kubernetes sends it, and hurries nothing. Before, what they have counts for all of them: a
+    key's requests in flight, and ids."""
+    keys = write_keys(tmp_path / "keys.toml", block("some", "secret", max_concurrent=NUM_CONNECTIONS))
     with contextlib.ExitStack() as stack:
-        service = stack.enter_context(tiny_service(tmp_path, "--frontends", "2"))
+        service = stack.enter_context(tiny_service(tmp_path, "--frontends", "2", "--api-keys-file", str(keys)))
         kubelet = stack.enter_context(Kubelet(service).probing())
-        streams = []
-        for _ in range(NUM_CONNECTIONS):
-            channel = stack.enter_context(connection(service.wait_ready()[0]))
-            streams.append(inference_pb2_grpc.InferenceServiceStub(channel).StreamGenerate(asked(4000)))
-        for stream in streams:
+        channels = [stack.enter_context(connection(service.wait_ready()[0])) for _ in range(NUM_CONNECTIONS)]
+        stubs = [inference_pb2_grpc.InferenceServiceStub(channel) for channel in channels]
+        streams = [stub.StreamGenerate(asked(4000, "one"), metadata=bearer("secret")) for stub in stubs[:1]]
+        next(streams[0])
+        assert {refusal(stub, "one") for stub in stubs} == {"DUPLICATE_REQUEST_ID"}
+        streams += [stub.StreamGenerate(asked(4000), metadata=bearer("secret")) for stub in stubs[1:]]
+        for stream in streams[1:]:
             next(stream)
+        assert {refusal(stub, "another") for stub in stubs} == {"QUOTA_EXCEEDED"}
         admin = admin_pb2_grpc.AdminServiceStub(stack.enter_context(connection(admin_socket(service))))
         left: list[int] = []
 
