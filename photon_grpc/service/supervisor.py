@@ -187,6 +187,7 @@ class Supervisor:
         self._facts: Facts | None = None
         self._bound: dict[int, Bound] = {}
         self._serving: set[int] = set()
+        self._is_told_ready = False
         self._unix_paths: set[UnixPath] = set()
         self._admin = admin_address(config.server.admin_listen)
         #: Of engines: those that have ended.
@@ -258,6 +259,7 @@ class Supervisor:
             self._display.close()
             self._engine.has_worked = True
             self._facts = message.facts
+            self._tell_if_ready()
 
     def _engine_ended(self, engine: Child) -> None:
         if not engine.is_at_fault:
@@ -265,6 +267,7 @@ class Supervisor:
         self._display.close()
         self._facts = None
         self._serving.clear()
+        self._tell_if_ready()
         self._life += 1
         self._metrics.engine_begins(self._life)
 
@@ -289,7 +292,7 @@ class Supervisor:
                 self._join(self._engine.child, child)
 
     def _frontend_ended(self, index: int) -> None:
-        self._serving.discard(index)
+        self._serving_changed(index, False)
         self._metrics.frontend_ended(index)
 
     def _frontend_said(self, index: int, message: ControlMessage) -> None:
@@ -310,10 +313,15 @@ class Supervisor:
             self._metrics.told(index, message)
 
     def _serving_changed(self, index: int, is_serving: bool) -> None:
-        were_all = len(self._serving) == len(self._frontends)
         (self._serving.add if is_serving else self._serving.discard)(index)
-        if not were_all and len(self._serving) == len(self._frontends) and self._facts and 0 in self._bound:
+        self._tell_if_ready()
+
+    def _tell_if_ready(self) -> None:
+        """Once all front ends serve; the engine's own word may come after theirs, over another socket."""
+        is_ready = len(self._serving) == len(self._frontends) and 0 in self._bound
+        if is_ready and self._facts is not None and not self._is_told_ready:
             log.info("%s", ready_line(self._bound[0].addresses, self._bound[0].model, self._facts))
+        self._is_told_ready = is_ready and self._facts is not None
 
     def _join_again(self, index: int) -> None:
         """An engine drops a front end that reads nothing for long, and may well outlive that; one that is dead is not

@@ -11,15 +11,18 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from photon_grpc.bridge.control import LoadingProgress
+from photon_grpc.bridge.control import Bound, LoadingProgress, Ready, Serving
 from photon_grpc.bridge.flight_recorder import SharedFlightRecorder
 from photon_grpc.config.flags import ServeConfig, ServerConfig
+from photon_grpc.core.frames import Facts
 from photon_grpc.errors import ConfigError, StartupError
 from photon_grpc.service.child import Backoff
 from photon_grpc.service.supervisor import Supervisor
+from tests.kv_plans import kv_plan
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,6 +99,27 @@ async def test_it_says_what_is_ready_and_ends_in_order(caplog, signum):
         assert await run.signalled(signum) == 0
         assert run.lines("stopped")
         assert not any(map(is_alive, pids.values()))
+
+
+@pytest.mark.parametrize("is_engine_first", [True, False])
+async def test_it_says_once_what_is_ready_whoever_of_its_children_is_heard_first(caplog, is_engine_first):
+    caplog.set_level("INFO")
+    supervisor = new_service(frontends=2)
+    facts = Facts(128, 256, kv_plan(16), 8, 4, 64, 16, 1024, "cpu", "float32")
+    for index in range(2):
+        supervisor._frontend_said(index, Bound((f"127.0.0.1:{index}",), "m"))
+    for _ in range(2):
+        caplog.clear()
+        if is_engine_first:
+            supervisor._engine_said(Ready(facts))
+        for index in range(2):
+            supervisor._frontend_said(index, Serving(True))
+        if not is_engine_first:
+            assert not caplog.messages
+            supervisor._engine_said(Ready(facts))
+        supervisor._frontend_said(1, Serving(True))
+        assert [line.partition(" · ")[0] for line in caplog.messages] == ["ready on 127.0.0.1:0"]
+        supervisor._engine_ended(SimpleNamespace(is_at_fault=True))
 
 
 async def test_a_dead_engine_is_replaced_and_its_front_ends_joined_to_the_new_one(caplog):
