@@ -237,7 +237,7 @@ func TestTheFirstAnswerOfAHedgedCallWinsAndTheOtherIsCancelled(t *testing.T) {
 	const calls = 20
 	for range calls {
 		// Whichever replica comes first, the fast one answers.
-		result, err := client.Generate(t.Context(), photon.Text("x"), photon.WithHedge(5*time.Millisecond))
+		result, err := client.Generate(t.Context(), photon.Text("x"), photon.WithHedgeAfter(5*time.Millisecond))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -266,7 +266,7 @@ func TestAHedgedCallThatFailsIsSentToTheOtherAtOnce(t *testing.T) {
 	connectToAll(t, client, bad, good)
 	numBad := len(bad.seen())
 	for range 4 {
-		if _, err := client.Generate(t.Context(), photon.Text("x"), photon.WithHedge(time.Hour)); err != nil {
+		if _, err := client.Generate(t.Context(), photon.Text("x"), photon.WithHedgeAfter(time.Hour)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -278,7 +278,7 @@ func TestAHedgedCallThatFailsIsSentToTheOtherAtOnce(t *testing.T) {
 func TestARefusedHedgedCallIsNotSentTwice(t *testing.T) {
 	f := newFake(t)
 	f.before = failing(1000, failure(codes.InvalidArgument, photon.InvalidRequest, nil))
-	_, err := newClient(t, nil, f).Generate(t.Context(), photon.Text("x"), photon.WithHedge(time.Hour))
+	_, err := newClient(t, nil, f).Generate(t.Context(), photon.Text("x"), photon.WithHedgeAfter(time.Hour))
 	if !errors.Is(err, photon.InvalidRequest) {
 		t.Fatal(err)
 	}
@@ -449,7 +449,7 @@ func TestAMistakeInAnOptionIsTheServersError(t *testing.T) {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
-	if _, err := client.Stream(t.Context(), photon.Text("x"), photon.WithHedge(0)).Recv(); !errors.Is(err, photon.InvalidRequest) {
+	if _, err := client.Stream(t.Context(), photon.Text("x"), photon.WithHedgeAfter(0)).Recv(); !errors.Is(err, photon.InvalidRequest) {
 		t.Error(err)
 	}
 }

@@ -54,6 +54,8 @@ const (
 	AbortedByAdmin      Reason = "ABORTED_BY_ADMIN"
 	Cancelled           Reason = "CANCELLED"
 	InternalFailure     Reason = "INTERNAL_FAILURE"
+	// What came is no whole message of the type that was asked for.
+	MessageMismatch Reason = "MESSAGE_MISMATCH"
 
 	// The server cannot serve now.
 	Unavailable      Reason = "UNAVAILABLE"
@@ -97,6 +99,7 @@ var memberOf = map[Reason]Reason{
 	AbortedByAdmin:      RequestError,
 	Cancelled:           RequestError,
 	InternalFailure:     RequestError,
+	MessageMismatch:     RequestError,
 	ModelLoading:        Unavailable,
 	Draining:            Unavailable,
 	EngineRestarting:    Unavailable,
@@ -248,6 +251,10 @@ func invalid(field, format string, args ...any) *Error {
 		Message:    message,
 		Violations: []FieldViolation{{field, message}},
 	}
+}
+
+func mismatch(format string, args ...any) *Error {
+	return &Error{Code: codes.Internal, Reason: MessageMismatch, Message: fmt.Sprintf(format, args...)}
 }
 
 func number(text string) int64 {

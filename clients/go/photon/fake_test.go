@@ -36,6 +36,8 @@ type fake struct {
 	before func(request *pb.GenerateRequest, n int) error
 	// Behind the last message.
 	after error
+	// Headers go before the first message.
+	sendsHeaders bool
 	// Between two messages.
 	pause time.Duration
 
@@ -170,6 +172,9 @@ func (f *fake) messages(ctx context.Context, request *pb.GenerateRequest, send f
 }
 
 func (f *fake) StreamGenerate(request *pb.GenerateRequest, stream grpc.ServerStreamingServer[pb.StreamGenerateResponse]) error {
+	if f.sendsHeaders {
+		stream.SendHeader(metadata.Pairs("x-photon-replica", "fake"))
+	}
 	return f.messages(stream.Context(), request, stream.Send)
 }
 

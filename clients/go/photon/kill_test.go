@@ -291,7 +291,7 @@ func TestLiveHedgeLeavesNothingOnTheReplicaThatLost(t *testing.T) {
 	for _, frozen := range replicas {
 		syscall.Kill(-frozen.command.Process.Pid, syscall.SIGSTOP)
 		for range 2 {
-			result, err := client.Generate(t.Context(), photon.Text("x"), photon.WithMaxTokens(500), photon.WithIgnoreEOS(true), photon.WithHedge(100*time.Millisecond))
+			result, err := client.Generate(t.Context(), photon.Text("x"), photon.WithMaxTokens(500), photon.WithIgnoreEOS(true), photon.WithHedgeAfter(100*time.Millisecond))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -136,12 +136,10 @@ func TestLiveMessages(t *testing.T) {
 	defer many.Close()
 	prompt := photon.Text("Invoice 17, two chairs at 49.90: ")
 	numFilled := 0
-	for seed := range uint64(12) {
-		options := []photon.Option{photon.WithSeed(seed), photon.WithTemperature(3), photon.WithMaxTokens(600)}
+	for seed := range uint64(8) {
+		options := []photon.Option{photon.WithSeed(seed), photon.WithTemperature(3), photon.WithMaxTokens(200)}
 		whole, err := photon.GenerateAs[*acmev1.Invoice](t.Context(), client, prompt, options...)
-		var incomplete *photon.Incomplete
-		if errors.As(err, &incomplete) {
-			equal(t, "why", incomplete.Output.Finish.Reason, photon.FinishMaxTokens)
+		if errors.Is(err, photon.MessageMismatch) && strings.Contains(err.Error(), "MAX_TOKENS") {
 			continue
 		}
 		if err != nil {

@@ -49,9 +49,9 @@ func WithRequest(change func(*pb.GenerateRequest)) Option {
 	return func(r *request) { change(r.message) }
 }
 
-// WithHedge sends a second attempt to another replica when Generate has no answer after delay (0: at once). The first
+// WithHedgeAfter sends a second attempt to another replica when Generate has no answer after delay (0: at once). The first
 // answer wins, the other attempt is cancelled. Streams are not hedged.
-func WithHedge(delay time.Duration) Option { return func(r *request) { r.hedge = &delay } }
+func WithHedgeAfter(delay time.Duration) Option { return func(r *request) { r.hedge = &delay } }
 
 func WithModel(name string) Option { return func(r *request) { r.message.Model = name } }
 

@@ -169,6 +169,19 @@ func TestWhatIsLostBehindTheLastMessageIsNothing(t *testing.T) {
 	equal(t, "calls", len(f.seen()), 1)
 }
 
+// gRPC itself repeats no call whose headers have come.
+func TestACutBetweenHeadersAndOutputIsNotTheReadersConcern(t *testing.T) {
+	f := newFake(t)
+	f.sendsHeaders, f.before = true, cutOnce(0)
+	stream := newClient(t, nil, f).Stream(t.Context(), photon.Text("x"), photon.WithMaxTokens(9))
+	equal(t, "text", read(t, stream), fakeText(drawnSeed, 9))
+	f.before = cutOnce(0)
+	_, err := newClient(t, []photon.ClientOption{photon.WithoutRetries()}, f).Stream(t.Context(), photon.Text("x")).Collect()
+	if !errors.Is(err, photon.EngineFailure) {
+		t.Error(err)
+	}
+}
+
 func TestSeveralOutputsAreNotResumedAndSaySo(t *testing.T) {
 	f := newFake(t)
 	f.before = cutOnce(5)

@@ -37,10 +37,14 @@ func WithTools(tools ...Tool) Option {
 }
 
 // ToolCallAs reads the arguments of a call as a message of type T. Nothing holds a model to a tool's fields: what T does
-// not have is left out, what does not fit is an error.
+// not have is left out, what does not fit is a MessageMismatch.
 func ToolCallAs[T proto.Message](call ToolCall) (T, error) {
 	message := newMessage[T]()
-	return message, protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal([]byte(call.ArgumentsJSON), message)
+	options := protojson.UnmarshalOptions{DiscardUnknown: true}
+	if err := options.Unmarshal([]byte(call.ArgumentsJSON), message); err != nil {
+		return message, mismatch("arguments of %q: %v", call.Name, err)
+	}
+	return message, nil
 }
 
 type schema = map[string]any

@@ -2,7 +2,6 @@ package photon
 
 import (
 	"context"
-	"fmt"
 	"iter"
 	"strings"
 
@@ -18,22 +17,11 @@ import (
 // Files that the server has.
 const wellKnown = "google/protobuf/"
 
-// Incomplete says that an output ended before its message was complete, by a limit or by an operator.
-type Incomplete struct{ Output Output }
-
-func (e *Incomplete) Error() string {
-	reason := FinishReason("no finish")
-	if e.Output.Finish != nil {
-		reason = e.Output.Finish.Reason
-	}
-	return fmt.Sprintf("photon: the output ended (%s) before its message was complete", reason)
-}
-
 // GenerateAs generates a message of type T, a pointer to a generated struct:
 //
 //	invoice, err := photon.GenerateAs[*acmev1.Invoice](ctx, client, photon.Text("…"))
 //
-// The error is an *Incomplete where the output was cut, else an *Error.
+// An output that a limit cut is a MessageMismatch.
 func GenerateAs[T proto.Message](ctx context.Context, caller Caller, prompt Prompt, options ...Option) (T, error) {
 	result, err := caller.Generate(ctx, prompt, typed[T](options)...)
 	if err != nil {
@@ -78,10 +66,18 @@ func StreamAs[T proto.Message](ctx context.Context, caller Caller, prompt Prompt
 // MessageAs reads the message of an output that was asked for with WithMessageType.
 func MessageAs[T proto.Message](output Output) (T, error) {
 	message := newMessage[T]()
+	name := message.ProtoReflect().Descriptor().FullName()
 	if output.Message == nil {
-		return message, &Incomplete{output}
+		reason := FinishReason("nothing")
+		if output.Finish != nil {
+			reason = output.Finish.Reason
+		}
+		return message, mismatch("the output ended with %s before its %s was whole", reason, name)
 	}
-	return message, output.Message.UnmarshalTo(message)
+	if err := output.Message.UnmarshalTo(message); err != nil {
+		return message, mismatch("the server's message is no %s: %v", name, err)
+	}
+	return message, nil
 }
 
 // WithMessageType asks for a message of prototype's type, which may be a nil pointer.

@@ -24,8 +24,8 @@ func main() {
 	prompt := photon.Text("Invoice 17 of 3 May 2024, two chairs at 49.90: ")
 
 	invoice, err := photon.GenerateAs[*acmev1.Invoice](ctx, client, prompt, photon.WithMaxTokens(400), photon.WithSeed(3))
-	if incomplete := (*photon.Incomplete)(nil); errors.As(err, &incomplete) {
-		fmt.Println("cut:", incomplete.Output.Finish.Reason)
+	if errors.Is(err, photon.MessageMismatch) {
+		fmt.Println("cut:", err)
 	} else if err != nil {
 		log.Fatal(err)
 	}
