@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -75,7 +76,7 @@ class Pod:
         """Until a Service would send calls here."""
         give_up_s = time.monotonic() + limit_s
         while not self.is_ready:
-            if time.monotonic() > give_up_s:
+            if time.monotonic() > give_up_s or self._process is None or self._process.poll() is not None:
                 raise TimeoutError("never ready")
             time.sleep(0.02)
 
@@ -173,13 +174,13 @@ class Pod:
 
     def _here(self, text: str) -> str:
         """Ports and mounts of the container as they are here."""
-        for port, free in self._ports.items():
-            text = text.replace(f"0.0.0.0:{port}", f"127.0.0.1:{free}")
+        places = {f"0.0.0.0:{port}": f"127.0.0.1:{free}" for port, free in self._ports.items()}
         for mount in self._container["volumeMounts"]:
             local = self._directory / mount["name"]
             local.mkdir(exist_ok=True)
-            text = text.replace(mount["mountPath"], str(local))
-        return text
+            places[mount["mountPath"]] = str(local)
+        # In one go: what is put in may hold what is looked for.
+        return re.sub("|".join(map(re.escape, places)), lambda found: places[found[0]], text)
 
 
 class Stream:
