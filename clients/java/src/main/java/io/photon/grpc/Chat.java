@@ -1,0 +1,47 @@
+package io.photon.grpc;
+
+import io.photon.grpc.v1.ChatInput;
+import io.photon.grpc.v1.ChatMessage;
+import java.util.ArrayList;
+import java.util.List;
+
+/** A conversation, oldest message first; the model's own template puts it into words. */
+public final class Chat {
+  private final List<ChatMessage> messages = new ArrayList<>();
+
+  public Chat system(String content) {
+    return add(message("system", content));
+  }
+
+  public Chat user(String content) {
+    return add(message("user", content));
+  }
+
+  public Chat assistant(String content) {
+    return add(message("assistant", content));
+  }
+
+  /** An answer that asks for tool calls: a JSON array, handed to the template. */
+  public Chat assistant(String content, String toolCallsJson) {
+    return add(message("assistant", content).setToolCallsJson(toolCallsJson));
+  }
+
+  /** The result of the tool call {@code toolCallId}. */
+  public Chat tool(String toolCallId, String content) {
+    return add(message("tool", content).setToolCallId(toolCallId));
+  }
+
+  /** A message of any role, name and further fields. */
+  public Chat add(ChatMessage.Builder message) {
+    messages.add(message.build());
+    return this;
+  }
+
+  ChatInput toProto() {
+    return ChatInput.newBuilder().addAllMessages(messages).build();
+  }
+
+  private static ChatMessage.Builder message(String role, String content) {
+    return ChatMessage.newBuilder().setRole(role).setContent(content);
+  }
+}

@@ -1,0 +1,314 @@
+package io.photon.grpc;
+
+import com.google.common.util.concurrent.FutureCallback;
+import com.google.common.util.concurrent.Futures;
+import com.google.common.util.concurrent.MoreExecutors;
+import io.grpc.CallOptions;
+import io.grpc.ChannelCredentials;
+import io.grpc.ClientInterceptor;
+import io.grpc.Deadline;
+import io.grpc.InsecureChannelCredentials;
+import io.grpc.ManagedChannel;
+import io.grpc.Metadata;
+import io.grpc.StatusRuntimeException;
+import io.grpc.TlsChannelCredentials;
+import io.grpc.health.v1.HealthCheckRequest;
+import io.grpc.health.v1.HealthCheckResponse.ServingStatus;
+import io.grpc.health.v1.HealthGrpc;
+import io.grpc.stub.ClientCalls;
+import io.grpc.stub.MetadataUtils;
+import io.netty.channel.EventLoopGroup;
+import io.photon.grpc.v1.DetokenizeRequest;
+import io.photon.grpc.v1.GenerateRequest;
+import io.photon.grpc.v1.GenerateResponse;
+import io.photon.grpc.v1.GetModelRequest;
+import io.photon.grpc.v1.InferenceServiceGrpc;
+import io.photon.grpc.v1.ListModelsRequest;
+import io.photon.grpc.v1.ModelServiceGrpc;
+import io.photon.grpc.v1.TokenIds;
+import io.photon.grpc.v1.TokenizeRequest;
+import java.io.IOException;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.Executor;
+import java.util.concurrent.TimeUnit;
+import java.util.function.Function;
+
+/**
+ * Calls one server, or one name behind which several stand; for any number of threads. Failures are
+ * {@link PhotonException}s.
+ */
+public final class Client extends Generator implements AutoCloseable {
+  /** The health service's name for "a request sent now would run". */
+  private static final String READINESS = "photon_grpc.v1.InferenceService";
+
+  private static final Duration POLL = Duration.ofMillis(100);
+
+  private final String target;
+  private final Duration defaultTimeout;
+  private final boolean resumes;
+  private final EventLoopGroup group;
+  private final ManagedChannel channel;
+
+  private Client(Builder builder) {
+    super(builder.defaultTimeout, builder.resume);
+    target = builder.target;
+    defaultTimeout = builder.defaultTimeout;
+    resumes = builder.resume;
+    group = Channels.group(target);
+    channel =
+        Channels.builder(target, builder.credentials(), group, builder.retries)
+            .intercept(builder.headers())
+            .build();
+  }
+
+  /** A client without TLS or key. It connects with the first call. */
+  public static Client connect(String target) {
+    return builder(target).build();
+  }
+
+  /** {@code target} is HOST:PORT, unix:PATH, ipv4:A:PORT,B:PORT for several replicas, or any name that gRPC resolves. */
+  public static Builder builder(String target) {
+    return new Builder(target);
+  }
+
+  /** Many requests on one stream. Requests of thousands of callers may share one; see {@link Multiplex}. */
+  public Multiplex multiplex() {
+    return new Multiplex(
+        defaultTimeout,
+        resumes,
+        () -> channel.newCall(InferenceServiceGrpc.getMultiplexGenerateMethod(), CallOptions.DEFAULT),
+        this::reconnect);
+  }
+
+  /** Every served model, the default one first. */
+  public List<Model> models() {
+    var found = new ArrayList<Model>();
+    var request = ListModelsRequest.newBuilder();
+    do {
+      var page = model(stub -> stub.listModels(request.build()));
+      page.getModelsList().forEach(model -> found.add(Model.of(model)));
+      request.setPageToken(page.getNextPageToken());
+    } while (!request.getPageToken().isEmpty());
+    return found;
+  }
+
+  /** One model; "" is the default one. Throw ModelNotFound. */
+  public Model model(String name) {
+    var request = GetModelRequest.newBuilder().setModel(name).build();
+    return Model.of(model(stub -> stub.getModel(request)).getModel());
+  }
+
+  /** The ids that {@code generate} would see for the text or chat of {@code request}. */
+  public List<Integer> tokenize(Request request) {
+    var prompt = request.toProto();
+    var asked = TokenizeRequest.newBuilder().setModel(prompt.getModel());
+    asked.setParseSpecialTokens(prompt.getParseSpecialTokens());
+    switch (prompt.getInputCase()) {
+      case TEXT -> asked.setText(prompt.getText());
+      case CHAT -> asked.setChat(prompt.getChat());
+      default -> throw new PhotonException.InvalidRequest("input", "is neither text nor a chat");
+    }
+    return model(stub -> stub.tokenize(asked.build())).getTokenIdsList();
+  }
+
+  /** The text that ids release. */
+  public String detokenize(List<Integer> tokenIds) {
+    var request = DetokenizeRequest.newBuilder().setTokenIds(TokenIds.newBuilder().addAllIds(tokenIds)).build();
+    return model(stub -> stub.detokenize(request)).getText();
+  }
+
+  /** Whether a request sent now would run. Throw Unreachable where no server answers. */
+  public boolean isReady() {
+    var request = HealthCheckRequest.newBuilder().setService(READINESS).build();
+    return raised(() -> HealthGrpc.newBlockingStub(channel).withDeadline(deadline()).check(request)).getStatus()
+        == ServingStatus.SERVING;
+  }
+
+  /** Return when a request sent now would run. Throw Unreachable or ModelLoading when that took too long. */
+  public void waitUntilReady(Duration timeout) {
+    var deadline = System.nanoTime() + timeout.toNanos();
+    PhotonException missing = null;
+    while (missing == null || System.nanoTime() < deadline) {
+      try {
+        if (isReady()) {
+          return;
+        }
+        missing = PhotonException.notReady(target, timeout);
+      } catch (PhotonException.Unavailable absent) {
+        missing = absent;
+        reconnect();
+      }
+      sleep();
+    }
+    throw missing;
+  }
+
+  /** End what still runs and close the connection. */
+  @Override
+  public void close() {
+    channel.shutdownNow();
+    if (group != null) {
+      group.shutdownGracefully(0, 1, TimeUnit.SECONDS);
+    }
+  }
+
+  @Override
+  MessageCall open(GenerateRequest request, Deadline deadline, Executor executor) {
+    var options = CallOptions.DEFAULT.withDeadline(deadline).withExecutor(executor);
+    return new StreamCall(channel.newCall(InferenceServiceGrpc.getStreamGenerateMethod(), options), request);
+  }
+
+  @Override
+  void reconnect() {
+    channel.resetConnectBackoff();
+  }
+
+  @Override
+  GenerateResponse whole(Request request) {
+    if (request.hedgeAfter() != null) {
+      return await(wholeAsync(request));
+    }
+    var options = CallOptions.DEFAULT.withDeadline(deadline(request));
+    var message = request.toProto();
+    return raised(
+        () -> ClientCalls.blockingUnaryCall(channel, InferenceServiceGrpc.getGenerateMethod(), options, message));
+  }
+
+  @Override
+  CompletableFuture<GenerateResponse> wholeAsync(Request request) {
+    var options = CallOptions.DEFAULT.withDeadline(deadline(request));
+    var message = request.toProto();
+    return request.hedgeAfter() == null
+        ? unary(message, options)
+        : new Hedge(() -> unary(message, options), request.hedgeAfter());
+  }
+
+  private CompletableFuture<GenerateResponse> unary(GenerateRequest message, CallOptions options) {
+    var call = channel.newCall(InferenceServiceGrpc.getGenerateMethod(), options);
+    var answer = ClientCalls.futureUnaryCall(call, message);
+    var result = new CompletableFuture<GenerateResponse>();
+    Futures.addCallback(
+        answer,
+        new FutureCallback<>() {
+          @Override
+          public void onSuccess(GenerateResponse response) {
+            result.complete(response);
+          }
+
+          @Override
+          public void onFailure(Throwable failure) {
+            result.completeExceptionally(Statuses.error(failure));
+          }
+        },
+        MoreExecutors.directExecutor());
+    result.whenComplete(
+        (response, failure) -> {
+          if (result.isCancelled()) {
+            answer.cancel(true);
+          }
+        });
+    return result;
+  }
+
+  private <T> T model(Function<ModelServiceGrpc.ModelServiceBlockingStub, T> call) {
+    return raised(() -> call.apply(ModelServiceGrpc.newBlockingStub(channel).withDeadline(deadline())));
+  }
+
+  private static <T> T raised(java.util.function.Supplier<T> call) {
+    try {
+      return call.get();
+    } catch (StatusRuntimeException failed) {
+      throw Statuses.error(failed);
+    }
+  }
+
+  private static void sleep() {
+    try {
+      Thread.sleep(POLL.toMillis());
+    } catch (InterruptedException interrupted) {
+      Thread.currentThread().interrupt();
+      throw new PhotonException.Cancelled("the thread that waited was interrupted");
+    }
+  }
+
+  /** What a connection needs beside its target. */
+  public static final class Builder {
+    private static final Metadata.Key<String> AUTHORIZATION =
+        Metadata.Key.of("authorization", Metadata.ASCII_STRING_MARSHALLER);
+
+    private final String target;
+    private final Metadata metadata = new Metadata();
+    private TlsChannelCredentials.Builder tls;
+    private Duration defaultTimeout = Duration.ofSeconds(600);
+    private int retries = Channels.MAX_RETRIES;
+    private boolean resume = true;
+
+    private Builder(String target) {
+      this.target = target;
+    }
+
+    /** Encrypt, and trust the certificate authorities of the Java installation. */
+    public Builder tls() {
+      tls = TlsChannelCredentials.newBuilder();
+      return this;
+    }
+
+    /** Encrypt, and trust the authorities in a PEM file. */
+    public Builder tls(Path authorities) throws IOException {
+      tls().tls.trustManager(authorities.toFile());
+      return this;
+    }
+
+    /** Encrypt, trust the authorities in a PEM file, and show a certificate of one's own (mTLS). */
+    public Builder tls(Path authorities, Path certificate, Path key) throws IOException {
+      tls(authorities).tls.keyManager(certificate.toFile(), key.toFile());
+      return this;
+    }
+
+    /** Goes with every call as {@code authorization: Bearer KEY}; without TLS it can be read on its way. */
+    public Builder apiKey(String key) {
+      metadata.put(AUTHORIZATION, "Bearer " + key);
+      return this;
+    }
+
+    /** Goes with every call. */
+    public Builder metadata(String key, String value) {
+      metadata.put(Metadata.Key.of(key, Metadata.ASCII_STRING_MARSHALLER), value);
+      return this;
+    }
+
+    /** The deadline of calls that have none of their own. Unset: 600 s. */
+    public Builder defaultTimeout(Duration timeout) {
+      defaultTimeout = timeout;
+      return this;
+    }
+
+    /** How often gRPC tries a call again that failed before anything was received: 0 to 4. Unset: 4. */
+    public Builder retries(int retries) {
+      this.retries = retries;
+      return this;
+    }
+
+    /** Off: a stream that is cut fails, and what came before stands. */
+    public Builder resume(boolean resume) {
+      this.resume = resume;
+      return this;
+    }
+
+    public Client build() {
+      return new Client(this);
+    }
+
+    private ChannelCredentials credentials() {
+      return tls == null ? InsecureChannelCredentials.create() : tls.build();
+    }
+
+    private ClientInterceptor headers() {
+      return MetadataUtils.newAttachHeadersInterceptor(metadata);
+    }
+  }
+}

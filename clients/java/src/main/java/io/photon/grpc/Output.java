@@ -1,0 +1,32 @@
+package io.photon.grpc;
+
+import com.google.protobuf.Any;
+import java.util.List;
+
+/**
+ * One whole output. {@code tokenIds} and {@code scores} are there where the request asks for them; {@code reasoning}, {@code content} and
+ * {@code toolCalls} are the parts of a chat's text, where the model has them.
+ */
+public record Output(
+    int index,
+    String text,
+    List<Integer> tokenIds,
+    Finish finish,
+    List<TokenScore> scores,
+    String reasoning,
+    String content,
+    List<ToolCall> toolCalls,
+    Any message) {
+  static Output of(io.photon.grpc.v1.Output message, boolean withTokenIds) {
+    return new Output(
+        message.getIndex(),
+        message.getText(),
+        withTokenIds ? List.copyOf(message.getTokenIdsList()) : List.of(),
+        Finish.of(message.getFinish()),
+        TokenScore.of(message.getScoresList()),
+        message.getReasoning(),
+        message.getContent(),
+        ToolCall.of(message.getToolCallsList()),
+        message.hasMessage() ? message.getMessage() : null);
+  }
+}

@@ -1,0 +1,27 @@
+package io.photon.grpc;
+
+import java.time.Instant;
+import java.util.List;
+
+/**
+ * Known when a request is admitted; told with the first token. {@code seed} is the one in use, also when the server drew it;
+ * the prompt's ids and scores are there where the request asks for them.
+ */
+public record Start(
+    String requestId,
+    String model,
+    long seed,
+    Instant createTime,
+    List<Integer> promptTokenIds,
+    List<TokenScore> promptScores) {
+  static Start of(io.photon.grpc.v1.GenerationStart message) {
+    var created = message.getCreateTime();
+    return new Start(
+        message.getRequestId(),
+        message.getModel(),
+        message.getSeed(),
+        Instant.ofEpochSecond(created.getSeconds(), created.getNanos()),
+        List.copyOf(message.getPrompt().getTokenIdsList()),
+        TokenScore.of(message.getPrompt().getScoresList()));
+  }
+}

@@ -1,0 +1,20 @@
+package io.photon.grpc;
+
+import com.google.protobuf.Message;
+import java.util.List;
+
+/** A call that an output asks its reader to make; {@code index} is 0, 1, ... in its output. */
+public record ToolCall(int index, String name, String argumentsJson) {
+  /** The arguments as a message; throw InvalidRequest where the model wrote some that {@code type} does not have. */
+  public <T extends Message> T arguments(Class<T> type) {
+    return MessageType.of(type).parse(argumentsJson);
+  }
+
+  static List<ToolCall> of(List<io.photon.grpc.v1.ToolCall> messages) {
+    return messages.isEmpty() ? List.of() : messages.stream().map(ToolCall::of).toList();
+  }
+
+  private static ToolCall of(io.photon.grpc.v1.ToolCall message) {
+    return new ToolCall(message.getIndex(), message.getName(), message.getArgumentsJson());
+  }
+}

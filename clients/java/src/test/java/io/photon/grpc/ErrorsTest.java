@@ -1,0 +1,100 @@
+package io.photon.grpc;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import com.google.protobuf.Any;
+import com.google.rpc.ErrorInfo;
+import com.google.rpc.RetryInfo;
+import io.grpc.Metadata;
+import io.grpc.Status;
+import io.grpc.protobuf.StatusProto;
+import java.time.Duration;
+import org.junit.jupiter.api.AfterAll;
+import org.junit.jupiter.api.Test;
+
+/** Refusals as exceptions, with their numbers and fields. */
+class ErrorsTest {
+  private static final Client CLIENT = Client.connect(Replicas.ONE.target);
+
+  @AfterAll
+  static void close() {
+    CLIENT.close();
+  }
+
+  @Test
+  void bothNumbersOfAPromptThatIsTooLong() {
+    var context = CLIENT.model("").maxContextTokens();
+    var request = Request.text("x").maxTokens(context + 1);
+    var error = assertThrows(PhotonException.PromptTooLong.class, () -> CLIENT.generate(request));
+    assertEquals(context, error.limit());
+    assertTrue(error.needed() > context);
+    assertEquals("PROMPT_TOO_LONG", error.reason());
+    assertEquals(Status.Code.INVALID_ARGUMENT, error.code());
+    assertNull(error.retryAfter());
+  }
+
+  @Test
+  void theFieldThatIsWrong() {
+    var request = Request.text("x").topP(0);
+    for (var error :
+        new PhotonException[] {
+          assertThrows(PhotonException.InvalidRequest.class, () -> CLIENT.generate(request)),
+          assertThrows(PhotonException.InvalidRequest.class, () -> CLIENT.stream(request).next())
+        }) {
+      assertEquals("sampling.top_p", error.field());
+      assertEquals("sampling.top_p", error.violations().get(0).field());
+      assertTrue(!error.violations().get(0).description().isEmpty());
+    }
+  }
+
+  @Test
+  void aFutureFailsWithTheSame() {
+    var failed = CLIENT.generateAsync(Request.text("x").model("none"));
+    assertTrue(failed.handle((value, error) -> error).join().getCause() instanceof PhotonException.ModelNotFound);
+  }
+
+  @Test
+  void anOptionOfAChatNeedsAChat() {
+    var error = assertThrows(PhotonException.InvalidRequest.class, () -> Request.text("x").toolsJson("[]"));
+    assertEquals("chat.tools_json", error.field());
+  }
+
+  @Test
+  void noServerAtTheTarget() {
+    try (var nowhere = Client.builder("127.0.0.1:1").retries(0).build()) {
+      assertThrows(PhotonException.Unreachable.class, () -> nowhere.generate(Request.text("x")));
+      assertThrows(PhotonException.Unreachable.class, () -> nowhere.stream(Request.text("x")).next());
+      assertThrows(PhotonException.Unreachable.class, () -> nowhere.waitUntilReady(Duration.ofMillis(200)));
+    }
+  }
+
+  @Test
+  void aReasonOfANewerServerKeepsItsWordAndIsTakenByItsCode() {
+    var info = ErrorInfo.newBuilder().setDomain("photon-grpc").setReason("NEW_REASON").putMetadata("needed", "7");
+    var delay = RetryInfo.newBuilder().setRetryDelay(Durations.write(Duration.ofMillis(1500)));
+    var status =
+        com.google.rpc.Status.newBuilder()
+            .setCode(Status.Code.RESOURCE_EXHAUSTED.value())
+            .setMessage("later")
+            .addDetails(Any.pack(info.build()))
+            .addDetails(Any.pack(delay.build()))
+            .build();
+    var error = Statuses.error(StatusProto.toStatusRuntimeException(status));
+    assertEquals(PhotonException.Overloaded.class, error.getClass());
+    assertEquals("NEW_REASON", error.reason());
+    assertEquals(7, error.needed());
+    assertEquals(Duration.ofMillis(1500), error.retryAfter());
+  }
+
+  @Test
+  void aPushbackWithoutDetailsIsHeard() {
+    var trailers = new Metadata();
+    trailers.put(Metadata.Key.of("grpc-retry-pushback-ms", Metadata.ASCII_STRING_MARSHALLER), "250");
+    var error = Statuses.error(Status.RESOURCE_EXHAUSTED, trailers);
+    assertEquals(Duration.ofMillis(250), error.retryAfter());
+    assertEquals(PhotonException.Overloaded.class, error.getClass());
+  }
+}
