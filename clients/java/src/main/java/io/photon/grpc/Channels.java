@@ -38,7 +38,8 @@ final class Channels {
    * A builder for HOST:PORT, unix:PATH, ipv4:ADDRESS:PORT,ADDRESS:PORT or any name that gRPC resolves. A Unix socket
    * is served by {@code group}.
    */
-  static NettyChannelBuilder builder(String target, ChannelCredentials credentials, EventLoopGroup group, int retries) {
+  static NettyChannelBuilder builder(
+      String target, ChannelCredentials credentials, EventLoopGroup group, Map<String, Object> serviceConfig) {
     var builder =
         target.startsWith(UNIX)
             ? unixSocket(target.substring(UNIX.length()), credentials, group)
@@ -49,8 +50,9 @@ final class Channels {
         // The server says what it accepts; what it sends is what was asked for.
         .maxInboundMessageSize(Integer.MAX_VALUE)
         .perRpcBufferLimit(RETRY_BUFFER_BYTES)
-        .defaultServiceConfig(serviceConfig(retries));
-    return retries > 0 ? builder.enableRetry() : builder.disableRetry();
+        .defaultServiceConfig(serviceConfig)
+        .enableRetry();
+    return builder;
   }
 
   /** Threads of a Unix socket; TCP shares gRPC's own. */
@@ -60,17 +62,31 @@ final class Channels {
         : null;
   }
 
-  /** The file that every client is held to, with so many retries. */
+  /** The file that every client is held to, with so many retries; calls go to servers that are ready. */
   static Map<String, Object> serviceConfig(int retries) {
+    var config = read();
+    for (var method : objects(config.get("methodConfig"))) {
+      for (var policy : objects(List.of(method.get("retryPolicy")))) {
+        policy.put("maxAttempts", Math.min(retries, MAX_RETRIES) + 1.0);
+      }
+    }
+    if (retries == 0) {
+      config.remove("methodConfig");
+    }
+    return config;
+  }
+
+  /** The same, and calls go to any server: one that loads or drains still says so, and tells its models. */
+  static Map<String, Object> serviceConfigOfAnyState(int retries) {
+    var config = serviceConfig(retries);
+    config.remove("healthCheckConfig");
+    return config;
+  }
+
+  private static Map<String, Object> read() {
     try (var file = Channels.class.getResourceAsStream("service_config.json");
         var reader = new InputStreamReader(file, StandardCharsets.UTF_8)) {
-      var config = new Gson().fromJson(reader, new TypeToken<HashMap<String, Object>>() {});
-      for (var method : objects(config.get("methodConfig"))) {
-        for (var policy : objects(List.of(method.get("retryPolicy")))) {
-          policy.put("maxAttempts", Math.min(retries, MAX_RETRIES) + 1.0);
-        }
-      }
-      return config;
+      return new Gson().fromJson(reader, new TypeToken<HashMap<String, Object>>() {});
     } catch (IOException missing) {
       throw new UncheckedIOException(missing);
     }

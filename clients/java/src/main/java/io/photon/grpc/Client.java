@@ -5,7 +5,6 @@ import com.google.common.util.concurrent.Futures;
 import com.google.common.util.concurrent.MoreExecutors;
 import io.grpc.CallOptions;
 import io.grpc.ChannelCredentials;
-import io.grpc.ClientInterceptor;
 import io.grpc.Deadline;
 import io.grpc.InsecureChannelCredentials;
 import io.grpc.ManagedChannel;
@@ -32,10 +31,12 @@ import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Executor;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Function;
+import java.util.function.Supplier;
 
 /**
  * Calls one server, or one name behind which several stand; for any number of threads. Failures are
@@ -45,6 +46,9 @@ public final class Client extends Generator implements AutoCloseable {
   /** The health service's name for "a request sent now would run". */
   private static final String READINESS = "photon_grpc.v1.InferenceService";
 
+  /** A replica that comes back is found within this, as by the other languages' clients. */
+  private static final Duration LONGEST_RECONNECT = Duration.ofSeconds(5);
+
   private static final Duration POLL = Duration.ofMillis(100);
 
   private final String target;
@@ -52,6 +56,8 @@ public final class Client extends Generator implements AutoCloseable {
   private final boolean resumes;
   private final EventLoopGroup group;
   private final ManagedChannel channel;
+  /** Connected only where it is used. */
+  private final ManagedChannel anyState;
 
   private Client(Builder builder) {
     super(builder.defaultTimeout, builder.resume);
@@ -59,10 +65,9 @@ public final class Client extends Generator implements AutoCloseable {
     defaultTimeout = builder.defaultTimeout;
     resumes = builder.resume;
     group = Channels.group(target);
-    channel =
-        Channels.builder(target, builder.credentials(), group, builder.retries)
-            .intercept(builder.headers())
-            .build();
+    channel = builder.channel(group, Channels.serviceConfig(builder.retries));
+    anyState = builder.channel(group, Channels.serviceConfigOfAnyState(builder.retries));
+    keepLooking();
   }
 
   /** A client without TLS or key. It connects with the first call. */
@@ -70,7 +75,9 @@ public final class Client extends Generator implements AutoCloseable {
     return builder(target).build();
   }
 
-  /** {@code target} is HOST:PORT, unix:PATH, ipv4:A:PORT,B:PORT for several replicas, or any name that gRPC resolves. */
+  /**
+   * {@code target} is HOST:PORT, unix:PATH, ipv4:A:PORT,B:PORT for several replicas, or any name that gRPC resolves.
+   */
   public static Builder builder(String target) {
     return new Builder(target);
   }
@@ -124,7 +131,7 @@ public final class Client extends Generator implements AutoCloseable {
   /** Whether a request sent now would run. Throw Unreachable where no server answers. */
   public boolean isReady() {
     var request = HealthCheckRequest.newBuilder().setService(READINESS).build();
-    return raised(() -> HealthGrpc.newBlockingStub(channel).withDeadline(deadline()).check(request)).getStatus()
+    return raised(() -> HealthGrpc.newBlockingStub(anyState).withDeadline(deadline()).check(request)).getStatus()
         == ServingStatus.SERVING;
   }
 
@@ -151,6 +158,7 @@ public final class Client extends Generator implements AutoCloseable {
   @Override
   public void close() {
     channel.shutdownNow();
+    anyState.shutdownNow();
     if (group != null) {
       group.shutdownGracefully(0, 1, TimeUnit.SECONDS);
     }
@@ -165,6 +173,7 @@ public final class Client extends Generator implements AutoCloseable {
   @Override
   void reconnect() {
     channel.resetConnectBackoff();
+    anyState.resetConnectBackoff();
   }
 
   @Override
@@ -184,7 +193,13 @@ public final class Client extends Generator implements AutoCloseable {
     var message = request.toProto();
     return request.hedgeAfter() == null
         ? unary(message, options)
-        : new Hedge(() -> unary(message, options), request.hedgeAfter());
+        : new Hedge(unary(message, options), () -> unary(hedge(message), options), request.hedgeAfter());
+  }
+
+  /** Where both calls come to one server after all, their ids must differ. */
+  private static GenerateRequest hedge(GenerateRequest message) {
+    var id = message.getRequestId();
+    return id.isEmpty() ? message : message.toBuilder().setRequestId(id + "-hedge").build();
   }
 
   private CompletableFuture<GenerateResponse> unary(GenerateRequest message, CallOptions options) {
@@ -214,11 +229,23 @@ public final class Client extends Generator implements AutoCloseable {
     return result;
   }
 
-  private <T> T model(Function<ModelServiceGrpc.ModelServiceBlockingStub, T> call) {
-    return raised(() -> call.apply(ModelServiceGrpc.newBlockingStub(channel).withDeadline(deadline())));
+  /** gRPC for Java has no setting for the longest wait between attempts to connect, and waits up to two minutes. */
+  private void keepLooking() {
+    CompletableFuture.delayedExecutor(LONGEST_RECONNECT.toMillis(), TimeUnit.MILLISECONDS)
+        .execute(
+            () -> {
+              if (!channel.isShutdown()) {
+                reconnect();
+                keepLooking();
+              }
+            });
   }
 
-  private static <T> T raised(java.util.function.Supplier<T> call) {
+  private <T> T model(Function<ModelServiceGrpc.ModelServiceBlockingStub, T> call) {
+    return raised(() -> call.apply(ModelServiceGrpc.newBlockingStub(anyState).withDeadline(deadline())));
+  }
+
+  private static <T> T raised(Supplier<T> call) {
     try {
       return call.get();
     } catch (StatusRuntimeException failed) {
@@ -307,8 +334,10 @@ public final class Client extends Generator implements AutoCloseable {
       return tls == null ? InsecureChannelCredentials.create() : tls.build();
     }
 
-    private ClientInterceptor headers() {
-      return MetadataUtils.newAttachHeadersInterceptor(metadata);
+    private ManagedChannel channel(EventLoopGroup group, Map<String, Object> serviceConfig) {
+      return Channels.builder(target, credentials(), group, serviceConfig)
+          .intercept(MetadataUtils.newAttachHeadersInterceptor(metadata))
+          .build();
     }
   }
 }

@@ -4,8 +4,9 @@ import com.google.protobuf.Any;
 import java.util.List;
 
 /**
- * New text, ids and scores of one output. The joined texts of an index are its whole text; {@code finish} is null until the
- * output's last delta. {@code reasoning}, {@code content} and {@code toolCalls} are the parts of a chat's text, where the model has them.
+ * New text, ids and scores of one output. The joined texts of an index are its whole text; {@code finish} is null until
+ * the output's last delta. {@code reasoning}, {@code content} and {@code toolCalls} are the parts of a chat's text,
+ * where the model has them.
  */
 public record Delta(
     int index,

@@ -1,8 +1,8 @@
 package io.photon.grpc;
 
 /**
- * Why an output ended. {@code reason} is a FinishReason of the proto without its prefix: "EOS", "MAX_TOKENS", ...; what was
- * met is set for EOS, STOP_STRING and STOP_TOKEN, else null.
+ * Why an output ended. {@code reason} is a FinishReason of the proto without its prefix: "EOS", "MAX_TOKENS", ...; what
+ * was met is set for EOS, STOP_STRING and STOP_TOKEN, else null.
  */
 public record Finish(String reason, String stopString, Integer stopTokenId, Integer eosTokenId) {
   private static final String PREFIX = "FINISH_REASON_";

@@ -30,7 +30,7 @@ public abstract sealed class Generator permits Client, Multiplex {
     return Generation.of(whole(request), asksForIds(request));
   }
 
-  /** A message instead of text. Throw Incomplete where it was cut before it was whole. */
+  /** A message instead of text. Throw MessageMismatch where it was cut before it was whole. */
   public <T extends Message> T generate(Request request, Class<T> type) {
     var messageType = MessageType.of(type);
     return message(whole(typed(request, messageType)), messageType);
@@ -139,7 +139,7 @@ public abstract sealed class Generator permits Client, Multiplex {
   private static <T extends Message> T message(GenerateResponse response, MessageType<T> type) {
     var output = response.getOutputs(0);
     if (!output.hasMessage()) {
-      throw PhotonException.incomplete(type.name(), Finish.of(output.getFinish()));
+      throw PhotonException.cut(type.name(), Finish.of(output.getFinish()));
     }
     return type.unpack(output.getMessage());
   }

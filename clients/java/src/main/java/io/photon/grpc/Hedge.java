@@ -11,14 +11,17 @@ import java.util.function.Supplier;
  * answer wins and the other call is cancelled. Where both fail it is with the first one's failure.
  */
 final class Hedge extends CompletableFuture<GenerateResponse> {
-  private final Supplier<CompletableFuture<GenerateResponse>> calls;
+  private final Supplier<CompletableFuture<GenerateResponse>> again;
   private final CompletableFuture<GenerateResponse> first;
   private CompletableFuture<GenerateResponse> second;
   private Throwable failure;
 
-  Hedge(Supplier<CompletableFuture<GenerateResponse>> calls, Duration wait) {
-    this.calls = calls;
-    first = calls.get();
+  Hedge(
+      CompletableFuture<GenerateResponse> first,
+      Supplier<CompletableFuture<GenerateResponse>> again,
+      Duration wait) {
+    this.first = first;
+    this.again = again;
     first.whenComplete(this::told);
     CompletableFuture.delayedExecutor(wait.toNanos(), TimeUnit.NANOSECONDS).execute(this::askAgain);
     whenComplete((answer, error) -> cancelCalls());
@@ -30,7 +33,7 @@ final class Hedge extends CompletableFuture<GenerateResponse> {
       if (isDone()) {
         return;
       }
-      asked = second = calls.get();
+      asked = second = again.get();
     }
     asked.whenComplete(this::told);
   }

@@ -8,7 +8,7 @@ import java.util.NoSuchElementException;
 /**
  * A message as it is filled, for one thread: each one has more than the one before, the last is whole. A field comes
  * when its value is complete, a string as it is written. Leaving early and failures are those of {@link
- * GenerationStream}; one that ends before the message is whole throws Incomplete.
+ * GenerationStream}; one that ends before the message is whole throws MessageMismatch.
  */
 public final class MessageStream<T extends Message> implements Iterable<T>, Iterator<T>, AutoCloseable {
   private final GenerationStream deltas;
@@ -74,7 +74,7 @@ public final class MessageStream<T extends Message> implements Iterable<T>, Iter
 
   private T whole(Delta delta) {
     if (delta.message() == null) {
-      throw PhotonException.incomplete(type.name(), delta.finish());
+      throw PhotonException.cut(type.name(), delta.finish());
     }
     return type.unpack(delta.message());
   }

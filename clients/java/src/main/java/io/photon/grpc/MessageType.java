@@ -38,21 +38,21 @@ record MessageType<T extends Message>(Class<T> type, T empty) {
     return empty.getDescriptorForType().getFullName();
   }
 
-  /** Throw InternalFailure where the server's message is of another type. */
+  /** Throw MessageMismatch where the server's message is of another type. */
   T unpack(Any message) {
     try {
       return message.unpack(type);
     } catch (InvalidProtocolBufferException other) {
-      throw new PhotonException.InternalFailure("the server's message is no " + name());
+      throw new PhotonException.MessageMismatch("the server's message is no " + name());
     }
   }
 
-  /** Throw InvalidRequest where the JSON is none of this type. */
+  /** Throw MessageMismatch where the JSON is none of this type. */
   T parse(String json) {
     try {
       return read(json);
     } catch (InvalidProtocolBufferException problem) {
-      throw new PhotonException.InvalidRequest(name(), problem.getMessage());
+      throw new PhotonException.MessageMismatch("no " + name() + ": " + problem.getMessage());
     }
   }
 

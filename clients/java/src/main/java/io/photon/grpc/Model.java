@@ -7,8 +7,8 @@ import java.util.Map;
 import java.util.stream.Collectors;
 
 /**
- * A served model. {@code state} and {@code features} are names of the proto's enums without their prefix: "READY", "CHAT", ...;
- * {@code limits} says by the limit's name what one request may ask for.
+ * A served model. {@code state} and {@code features} are names of the proto's enums without their prefix: "READY",
+ * "CHAT", ...; {@code limits} says by the limit's name what one request may ask for.
  */
 public record Model(
     String name,

@@ -4,8 +4,8 @@ import com.google.protobuf.Any;
 import java.util.List;
 
 /**
- * One whole output. {@code tokenIds} and {@code scores} are there where the request asks for them; {@code reasoning}, {@code content} and
- * {@code toolCalls} are the parts of a chat's text, where the model has them.
+ * One whole output. {@code tokenIds} and {@code scores} are there where the request asks for them; {@code reasoning},
+ * {@code content} and {@code toolCalls} are the parts of a chat's text, where the model has them.
  */
 public record Output(
     int index,

@@ -82,9 +82,8 @@ public class PhotonException extends RuntimeException {
     return new ModelLoading(message, Facts.of(Status.Code.UNAVAILABLE, "MODEL_LOADING"));
   }
 
-  static PhotonException incomplete(String type, Finish finish) {
-    var message = "the output ended by " + finish.reason() + " before its " + type + " was whole";
-    return new Incomplete(message, Facts.of(Status.Code.OUT_OF_RANGE, "INCOMPLETE"));
+  static PhotonException cut(String type, Finish finish) {
+    return new MessageMismatch("the output ended by " + finish.reason() + " before its " + type + " was whole");
   }
 
   /** The same failure with more to say. */
@@ -279,10 +278,10 @@ public class PhotonException extends RuntimeException {
     }
   }
 
-  /** A message was asked for, and the output was cut before it was whole. */
-  public static class Incomplete extends RequestError {
-    Incomplete(String message, Facts facts) {
-      super(message, facts);
+  /** What came is no whole message of the type that was asked for. */
+  public static class MessageMismatch extends RequestError {
+    MessageMismatch(String message) {
+      super(message, Facts.of(Status.Code.UNKNOWN, "MESSAGE_MISMATCH"));
     }
   }
 

@@ -1,5 +1,6 @@
 package io.photon.grpc;
 
+import com.google.protobuf.Message;
 import io.photon.grpc.v1.CacheOptions;
 import io.photon.grpc.v1.ChatInput;
 import io.photon.grpc.v1.GenerateRequest;
@@ -282,14 +283,19 @@ public final class Request {
     return this;
   }
 
+  /** Tools whose arguments are messages: a class and what its tool does; a tool is named like its message. */
+  public Request tools(Map<Class<? extends Message>, String> tools) {
+    return toolsJson(Tools.json(tools));
+  }
+
   public Request addGenerationPrompt(boolean add) {
     chat("add_generation_prompt").setAddGenerationPrompt(add);
     return this;
   }
 
   /**
-   * {@code generate} asks a second replica where the first has not answered within {@code wait}; the first answer wins, and the
-   * other call is cancelled.
+   * {@code generate} asks a second replica where the first has not answered within {@code wait}; the first answer wins,
+   * and the other call is cancelled.
    */
   public Request hedgeAfter(Duration wait) {
     hedgeAfter = wait;

@@ -4,8 +4,8 @@ import java.time.Instant;
 import java.util.List;
 
 /**
- * Known when a request is admitted; told with the first token. {@code seed} is the one in use, also when the server drew it;
- * the prompt's ids and scores are there where the request asks for them.
+ * Known when a request is admitted; told with the first token. {@code seed} is the one in use, also when the server
+ * drew it; the prompt's ids and scores are there where the request asks for them.
  */
 public record Start(
     String requestId,

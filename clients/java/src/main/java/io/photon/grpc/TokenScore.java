@@ -4,8 +4,8 @@ import com.google.protobuf.ByteString;
 import java.util.List;
 
 /**
- * How likely the model held one token. {@code logprob} is null for the first token of a prompt; {@code candidates} are the N most
- * likely, best first, then the ids that the caller gave.
+ * How likely the model held one token. {@code logprob} is null for the first token of a prompt; {@code candidates} are
+ * the N most likely, best first, then the ids that the caller gave.
  */
 public record TokenScore(int tokenId, Float logprob, int rank, ByteString tokenBytes, List<Candidate> candidates) {
   static TokenScore of(io.photon.grpc.v1.TokenScore message) {

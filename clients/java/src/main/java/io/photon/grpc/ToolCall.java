@@ -5,7 +5,7 @@ import java.util.List;
 
 /** A call that an output asks its reader to make; {@code index} is 0, 1, ... in its output. */
 public record ToolCall(int index, String name, String argumentsJson) {
-  /** The arguments as a message; throw InvalidRequest where the model wrote some that {@code type} does not have. */
+  /** The arguments as a message; throw MessageMismatch where the model wrote what {@code type} does not have. */
   public <T extends Message> T arguments(Class<T> type) {
     return MessageType.of(type).parse(argumentsJson);
   }

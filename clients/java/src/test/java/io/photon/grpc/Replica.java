@@ -13,14 +13,19 @@ import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Map;
 import java.util.Optional;
 import java.util.concurrent.TimeUnit;
 
-/** A server with the embedded model, started as a user starts it: PHOTON_PYTHON names the interpreter that has it. */
+/** A server started as a user starts it: PHOTON_SERVE is the command. Unset: the repository's, with the embedded model. */
 final class Replica implements AutoCloseable {
-  private static final Duration PATIENCE = Duration.ofSeconds(90);
+  static final Duration PATIENCE = Duration.ofSeconds(90);
   private static final EventLoopGroup ADMIN = Channels.group("unix:");
   private static final Path REPOSITORY = Path.of("../..").toAbsolutePath().normalize();
+
+  private static final String SERVE =
+      Optional.ofNullable(System.getenv("PHOTON_SERVE"))
+          .orElse(REPOSITORY.resolve(".venv/bin/python") + " -m photon_grpc serve");
 
   final String target;
   private final Path directory;
@@ -75,7 +80,7 @@ final class Replica implements AutoCloseable {
   }
 
   Load load() {
-    var channel = Channels.builder(adminTarget(), InsecureChannelCredentials.create(), ADMIN, 0).build();
+    var channel = Channels.builder(adminTarget(), InsecureChannelCredentials.create(), ADMIN, Map.of()).build();
     try {
       return AdminServiceGrpc.newBlockingStub(channel)
           .withDeadlineAfter(20, TimeUnit.SECONDS)
@@ -113,8 +118,8 @@ final class Replica implements AutoCloseable {
   }
 
   private Process start() throws IOException {
-    var command = new ArrayList<>(List.of(python(), "-m", "photon_grpc", "serve", "--listen", target));
-    command.addAll(List.of("--listen", unixTarget(), "--admin-listen", adminTarget()));
+    var command = new ArrayList<>(List.of(SERVE.split(" ")));
+    command.addAll(List.of("--listen", target, "--listen", unixTarget(), "--admin-listen", adminTarget()));
     command.addAll(flags);
     var builder = new ProcessBuilder(command).directory(REPOSITORY.toFile());
     builder.redirectErrorStream(true).redirectOutput(directory.resolve("log").toFile());
@@ -123,11 +128,6 @@ final class Replica implements AutoCloseable {
 
   private String adminTarget() {
     return "unix:" + directory.resolve("admin.sock");
-  }
-
-  private static String python() {
-    return Optional.ofNullable(System.getenv("PHOTON_PYTHON"))
-        .orElse(REPOSITORY.resolve(".venv/bin/python").toString());
   }
 
   private static int freePort() throws IOException {

@@ -1,0 +1,24 @@
+import com.acme.v1.Invoice;
+import io.photon.grpc.Client;
+import io.photon.grpc.PhotonException;
+import io.photon.grpc.Request;
+
+/** A message of one's own instead of text: as it is filled, then whole. */
+public class Structured {
+  public static void main(String[] args) {
+    try (var client = Client.connect(args.length > 0 ? args[0] : "127.0.0.1:50051")) {
+      var request = Request.text("Invoice 17, two chairs at 49.90: ").maxTokens(400).seed(3);
+      try (var stream = client.stream(request, Invoice.class)) {
+        for (Invoice invoice : stream) {
+          System.out.printf("so far: number '%s', %d items%n", invoice.getNumber(), invoice.getItemsCount());
+        }
+        Invoice invoice = client.generate(request, Invoice.class);
+        System.out.printf("invoice '%s', paid: %b%n", invoice.getNumber(), invoice.getIsPaid());
+      } catch (PhotonException.MessageMismatch cut) {
+        System.out.println("cut: " + cut.getMessage());
+      }
+      var choice = client.generate(Request.text("A prime number: ").choices("4", "7", "9"));
+      System.out.println("one of three: " + choice.text());
+    }
+  }
+}

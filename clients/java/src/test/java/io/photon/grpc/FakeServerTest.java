@@ -1,0 +1,194 @@
+package io.photon.grpc;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Random;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.TimeUnit;
+import java.util.function.BooleanSupplier;
+import org.junit.jupiter.api.Test;
+
+/**
+ * What a server with a model shows only now and then: cuts by the hundred ({@code -Dphoton.fake.kills=200}), slow readers,
+ * replicas that do not answer.
+ */
+class FakeServerTest {
+  private static final int KILLS = Integer.getInteger("photon.fake.kills", 40);
+
+  /** Every stream of a killed server is cut; which of its tokens were sent and not read is left to the sockets. */
+  @Test
+  void killsCostNoTokenAndRepeatNone() throws Exception {
+    var random = new Random(2);
+    ExecutorService threads = Executors.newCachedThreadPool();
+    try (var one = new FakeServer(1, true);
+        var other = new FakeServer(1, true);
+        var client = Client.connect("ipv4:" + one.target() + "," + other.target());
+        var many = client.multiplex()) {
+      var servers = List.of(one, other);
+      for (int kill = 0; kill < KILLS; kill++) {
+        var request = Request.text("x").seed(kill).maxTokens(40).tokenIds(true);
+        var calls = kill % 4 == 0 ? many : client;
+        var told = List.of(tell(calls, request, threads), tell(client, request, threads));
+        Thread.sleep(random.nextInt(40));
+        var victim = servers.get(random.nextInt(2));
+        victim.kill();
+        for (var each : told) {
+          assertEquals(FakeServer.tokens(request.toProto()), each.get(60, TimeUnit.SECONDS));
+        }
+        victim.restart();
+        client.reconnect();
+        client.waitUntilReady(Duration.ofSeconds(20));
+      }
+      var resumed = servers.stream().flatMap(server -> server.requests.stream());
+      assertTrue(resumed.filter(request -> request.hasContinueFrom()).count() > KILLS / 4);
+    } finally {
+      threads.shutdownNow();
+    }
+  }
+
+  @Test
+  void aResumedStreamGoesOnWithTheSeedThatWasTold() throws Exception {
+    try (var server = new FakeServer(1, true);
+        var client = Client.connect(server.target())) {
+      server.standsAfter = 20;
+      var stream = client.stream(Request.text("x").requestId("mine").seed(-1).maxTokens(60));
+      var text = new StringBuilder();
+      for (int i = 0; i < 5; i++) {
+        text.append(stream.next().text());
+      }
+      server.kill();
+      server.standsAfter = Integer.MAX_VALUE;
+      server.restart();
+      stream.forEach(delta -> text.append(delta.text()));
+      var first = server.requests.get(0);
+      var second = server.requests.get(server.requests.size() - 1);
+      assertEquals(FakeServer.text(FakeServer.tokens(first)), text.toString());
+      assertTrue(first.getOutput().getTokenIds());
+      assertEquals(-1, second.getSampling().getSeed());
+      assertEquals("mine", second.getRequestId());
+      assertTrue(second.getContinueFrom().getIdsCount() >= 5);
+      assertEquals(new Usage(3, 0, 60), stream.usage());
+    }
+  }
+
+  @Test
+  void aStreamThatCannotBeResumedSaysSo() throws Exception {
+    try (var server = new FakeServer(1, true);
+        var client = Client.connect(server.target());
+        var bold = Client.builder(server.target()).resume(false).build()) {
+      server.standsAfter = 20;
+      var several = client.stream(Request.text("x").maxTokens(60).numOutputs(2));
+      var plain = bold.stream(Request.text("x").maxTokens(60));
+      several.next();
+      plain.next();
+      server.kill();
+      var error = assertThrows(PhotonException.Unavailable.class, () -> several.forEach(delta -> {}));
+      assertTrue(error.getMessage().contains("num_outputs"), error.getMessage());
+      assertThrows(PhotonException.Unavailable.class, () -> plain.forEach(delta -> {}));
+    }
+  }
+
+  @Test
+  void theFirstAnswerWinsAndTheOtherCallIsCancelled() throws Exception {
+    try (var silent = new FakeServer(0, false);
+        var quick = new FakeServer(0, true);
+        var client = Client.connect("ipv4:" + silent.target() + "," + quick.target())) {
+      for (int i = 0; i < 4; i++) {
+        var request = Request.text("x").hedgeAfter(Duration.ofMillis(50)).requestId("r" + i);
+        assertEquals("done", client.generate(request).text());
+      }
+      await(() -> silent.cancelled.get() == silent.requests.size());
+      assertFalse(silent.requests.isEmpty());
+    }
+  }
+
+  @Test
+  void aReaderThatStopsStopsTheServer() throws Exception {
+    try (var server = new FakeServer(0, true);
+        var client = Client.connect(server.target());
+        var stream = client.stream(Request.text("x").maxTokens(10_000_000))) {
+      stream.next();
+      int before;
+      do {
+        before = server.written.get();
+        Thread.sleep(300);
+      } while (server.written.get() != before);
+      assertTrue(before < 1_000_000, "written ahead: " + before);
+      for (int i = 0; i < before + 10; i++) {
+        stream.next();
+      }
+      assertTrue(server.written.get() > before);
+    }
+  }
+
+  @Test
+  void aThousandCallsShareAStream() throws Exception {
+    try (var server = new FakeServer(0, true);
+        var client = Client.connect(server.target());
+        var many = client.multiplex()) {
+      var futures = new ArrayList<CompletableFuture<Generation>>();
+      for (int i = 0; i < 1000; i++) {
+        futures.add(many.generateAsync(Request.text("x").seed(i).maxTokens(20)));
+      }
+      for (int i = 0; i < 1000; i++) {
+        var whole = futures.get(i).get(60, TimeUnit.SECONDS);
+        var expected = FakeServer.tokens(Request.text("x").seed(i).maxTokens(20).toProto());
+        assertEquals(FakeServer.text(expected), whole.text());
+        assertEquals(20, whole.usage().outputTokens());
+      }
+    }
+  }
+
+  @Test
+  void aRequestOfAStreamIsCancelledAlone() throws Exception {
+    try (var server = new FakeServer(0, true);
+        var client = Client.connect(server.target());
+        var many = client.multiplex();
+        var dropped = many.stream(Request.text("x").maxTokens(100_000_000))) {
+      dropped.next();
+      dropped.close();
+      await(() -> server.cancelled.get() == 1);
+      assertEquals(2, many.generate(Request.text("x").maxTokens(2)).usage().outputTokens());
+    }
+  }
+
+  @Test
+  void aClosedMultiplexEndsWhatRuns() throws Exception {
+    try (var server = new FakeServer(50, true);
+        var client = Client.connect(server.target())) {
+      var many = client.multiplex();
+      var stream = many.stream(Request.text("x").maxTokens(100_000_000));
+      stream.next();
+      many.close();
+      assertThrows(PhotonException.Cancelled.class, () -> stream.forEach(delta -> {}));
+      assertThrows(PhotonException.Cancelled.class, () -> many.stream(Request.text("x")));
+    }
+  }
+
+  private static CompletableFuture<List<Integer>> tell(Generator calls, Request request, ExecutorService threads) {
+    return CompletableFuture.supplyAsync(
+        () -> {
+          var ids = new ArrayList<Integer>();
+          try (var stream = calls.stream(request)) {
+            stream.forEach(delta -> ids.addAll(delta.tokenIds()));
+          }
+          return ids;
+        },
+        threads);
+  }
+
+  private static void await(BooleanSupplier isSo) throws InterruptedException {
+    for (int i = 0; i < 1000 && !isSo.getAsBoolean(); i++) {
+      Thread.sleep(10);
+    }
+    assertTrue(isSo.getAsBoolean());
+  }
+}

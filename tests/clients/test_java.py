@@ -1,0 +1,77 @@
+"""Java's client by Java's own means: its tests against servers that it starts and kills, what it installs used by a
+project of its own, its examples.
+
+Skipped where there is no Maven or JDK, or where what they need is neither in the local repository nor to be had.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from photon_grpc import demo
+
+ROOT = Path(__file__).resolve().parents[2]
+JAVA = ROOT / "clients" / "java"
+#: Maven downloads and compiles for minutes the first time.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+#: What the replicas serve: the smaller model starts sooner.
+SERVE = f"{sys.executable} -m photon_grpc serve --model {demo.DRAFT} --device cpu --max-num-seqs 16 --num-blocks 2048"
+
+NOT_TO_BE_HAD = re.compile(
+    r"[Cc]ould not (?:resolve|transfer|find) artifact|Could not resolve dependencies|[Uu]nable to resolve artifact"
+    r"|Unknown host|PluginResolutionException|PluginVersionResolutionException"
+)
+
+PROMISED = {
+    "Generate": ["tokens of log probability", "first token after"],
+    "Stream": ["-- ", "outputTokens="],
+    "Cancel": ["left the block after", "cancelled the future: true", "the deadline ended it: DEADLINE_PASSED"],
+    "Chat": ["user: def add(a, b):", "assistant: ", "user: def is_even(n):"],
+    "Structured": ["so far: number ", "one of three: "],
+    "Multiplex": ["'def main():' -> ", "'': refused, INVALID_REQUEST (text)"],
+}
+
+
+def maven(*command: str, project: Path = JAVA) -> str:
+    """What Maven says. Skip where it lacks something, fail where something is wrong."""
+    environment = os.environ | {"PHOTON_SERVE": SERVE, "PYTHONPATH": str(ROOT)}
+    environment.setdefault("MAVEN_OPTS", "-Xmx512m")
+    full = ["mvn", "-B", "-ntp", "-f", str(project), *command]
+    done = subprocess.run(full, capture_output=True, text=True, env=environment)
+    if done.returncode and (missing := NOT_TO_BE_HAD.search(done.stdout)):
+        pytest.skip(f"Maven's repositories cannot be reached: {missing.group()}")
+    assert done.returncode == 0, done.stdout[-8000:]
+    return done.stdout
+
+
+@cache
+def installed() -> None:
+    """The client in Maven's local repository, as `clients/java/README.md` says."""
+    if shutil.which("mvn") is None or shutil.which("javac") is None:
+        pytest.skip("no Maven or no JDK")
+    maven("-q", "-DskipTests", "install")
+
+
+def test_java_tests_pass_and_none_is_skipped() -> None:
+    installed()
+    output = maven("surefire:test")
+    totals = re.findall(r"Tests run: (\d+), Failures: 0, Errors: 0, Skipped: 0$", output, re.MULTILINE)
+    assert totals, output[-8000:]
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_an_example_of_another_project_runs(name: str, target: str) -> None:
+    installed()
+    arguments = (f"-Dexec.mainClass={name}", f"-Dexec.args={target}")
+    output = maven("-q", "compile", "exec:java", *arguments, project=JAVA / "examples")
+    for promise in PROMISED[name]:
+        assert promise in output, output

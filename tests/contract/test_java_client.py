@@ -1,0 +1,65 @@
+"""Java's client has Python's errors, options and the server's version; nothing of Java is needed to see that."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import photon_grpc
+from photon_grpc import errors
+from photon_grpc.client import Options
+from photon_grpc.client.status import Unreachable
+
+ROOT = Path(__file__).resolve().parents[2]
+JAVA = ROOT / "clients" / "java"
+SOURCES = JAVA / "src" / "main" / "java" / "io" / "photon" / "grpc"
+
+#: Python's program has them, a client has not.
+NOT_OF_CLIENTS = {"Closed", "StartupError", "ConfigError", "ModelLoadError"}
+#: Only a client meets it.
+OF_CLIENTS = {"MessageMismatch": "RequestError"}
+#: An argument of the call in Java.
+NOT_OF_REQUESTS = {"message_type"}
+
+
+def tree(cls: type[errors.PhotonError]) -> dict[str, str]:
+    known = {child.__name__: cls.__name__ for child in cls.__subclasses__()}
+    for child in cls.__subclasses__():
+        known |= tree(child)
+    return known
+
+
+def test_errors_are_named_as_in_python() -> None:
+    source = (SOURCES / "PhotonException.java").read_text()
+    theirs = dict(re.findall(r"public static class (\w+) extends (\w+) \{", source))
+    ours = {name: parent for name, parent in tree(errors.PhotonError).items() if name in vars(errors)}
+    ours |= {Unreachable.__name__: "Unavailable"} | OF_CLIENTS
+    ours = {name: parent for name, parent in ours.items() if name not in NOT_OF_CLIENTS}
+    assert theirs == {name: "PhotonException" if parent == "PhotonError" else parent for name, parent in ours.items()}
+
+
+def test_every_reason_has_its_class() -> None:
+    source = (SOURCES / "PhotonException.java").read_text()
+    theirs = dict(re.findall(r'Map\.entry\("([A-Z_]+)", (\w+)::new\)', source))
+    classes = {
+        name: getattr(errors, name) for name in tree(errors.PhotonError).keys() - NOT_OF_CLIENTS if name in vars(errors)
+    }
+    ours = {cls.reason: name for name, cls in classes.items() if "reason" in vars(cls) or name == "InternalFailure"}
+    assert ours.items() <= theirs.items()
+
+
+def test_options_are_named_as_in_python() -> None:
+    source = (SOURCES / "Request.java").read_text()
+    setters = set(re.findall(r"public Request (\w+)\(", source))
+    for name in set(Options.__annotations__) - NOT_OF_REQUESTS:
+        camel = re.sub(r"_(\w)", lambda letter: letter.group(1).upper(), name)
+        assert camel in setters
+
+
+def test_versions_move_together() -> None:
+    for pom in (JAVA / "pom.xml", JAVA / "examples" / "pom.xml"):
+        versions = dict(
+            re.findall(r"<artifactId>(photon-grpc-\w+)</artifactId>.*?<version>([^<]+)<", pom.read_text(), re.DOTALL)
+        )
+        assert set(versions.values()) == {photon_grpc.__version__}
+    assert f"<version>{photon_grpc.__version__}</version>" in (JAVA / "README.md").read_text()
