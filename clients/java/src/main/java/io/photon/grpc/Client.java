@@ -130,22 +130,26 @@ public final class Client extends Generator implements AutoCloseable {
 
   /** Whether a request sent now would run. Throw Unreachable where no server answers. */
   public boolean isReady() {
+    return isReady(deadline());
+  }
+
+  private boolean isReady(Deadline deadline) {
     var request = HealthCheckRequest.newBuilder().setService(READINESS).build();
-    return raised(() -> HealthGrpc.newBlockingStub(anyState).withDeadline(deadline()).check(request)).getStatus()
-        == ServingStatus.SERVING;
+    var stub = HealthGrpc.newBlockingStub(anyState).withDeadline(deadline);
+    return raised(() -> stub.check(request)).getStatus() == ServingStatus.SERVING;
   }
 
   /** Return when a request sent now would run. Throw Unreachable or ModelLoading when that took too long. */
   public void waitUntilReady(Duration timeout) {
-    var deadline = System.nanoTime() + timeout.toNanos();
+    var deadline = Deadline.after(timeout.toNanos(), TimeUnit.NANOSECONDS);
     PhotonException missing = null;
-    while (missing == null || System.nanoTime() < deadline) {
+    while (missing == null || !deadline.isExpired()) {
       try {
-        if (isReady()) {
+        if (isReady(deadline)) {
           return;
         }
         missing = PhotonException.notReady(target, timeout);
-      } catch (PhotonException.Unavailable absent) {
+      } catch (PhotonException.Unavailable | PhotonException.DeadlinePassed absent) {
         missing = absent;
         reconnect();
       }
@@ -166,6 +170,9 @@ public final class Client extends Generator implements AutoCloseable {
 
   @Override
   MessageCall open(GenerateRequest request, Deadline deadline, Executor executor) {
+    if (channel.isShutdown()) {
+      throw new PhotonException.Cancelled("the client was closed");
+    }
     var options = CallOptions.DEFAULT.withDeadline(deadline).withExecutor(executor);
     return new StreamCall(channel.newCall(InferenceServiceGrpc.getStreamGenerateMethod(), options), request);
   }

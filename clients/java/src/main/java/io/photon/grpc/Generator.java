@@ -27,7 +27,7 @@ public abstract sealed class Generator permits Client, Multiplex {
 
   /** The whole result at once. */
   public Generation generate(Request request) {
-    return Generation.of(whole(request), asksForIds(request));
+    return Generation.of(whole(request), request.asksForTokenIds());
   }
 
   /** A message instead of text. Throw MessageMismatch where it was cut before it was whole. */
@@ -38,7 +38,7 @@ public abstract sealed class Generator permits Client, Multiplex {
 
   /** As {@link #generate(Request)}; cancelling the future ends the request on the server. */
   public CompletableFuture<Generation> generateAsync(Request request) {
-    var withTokenIds = asksForIds(request);
+    var withTokenIds = request.asksForTokenIds();
     return mapped(wholeAsync(request), response -> Generation.of(response, withTokenIds));
   }
 
@@ -52,7 +52,7 @@ public abstract sealed class Generator permits Client, Multiplex {
   public GenerationStream stream(Request request) {
     var message = request.toProto();
     var deadline = deadline(request);
-    return new GenerationStream(asksForIds(request), executor -> openStream(message, deadline, executor));
+    return new GenerationStream(request.asksForTokenIds(), executor -> openStream(message, deadline, executor));
   }
 
   /** A message as it is filled. */
@@ -65,7 +65,7 @@ public abstract sealed class Generator permits Client, Multiplex {
   public Flow.Publisher<Delta> publish(Request request) {
     var message = request.toProto();
     Function<Executor, MessageCall> opener = executor -> openStream(message, deadline(request), executor);
-    return new DeltaPublisher(Generator::serialExecutor, opener, asksForIds(request));
+    return new DeltaPublisher(Generator::serialExecutor, opener, request.asksForTokenIds());
   }
 
   /** One call, which is not resumed. */
@@ -142,9 +142,5 @@ public abstract sealed class Generator permits Client, Multiplex {
       throw PhotonException.cut(type.name(), Finish.of(output.getFinish()));
     }
     return type.unpack(output.getMessage());
-  }
-
-  private static boolean asksForIds(Request request) {
-    return request.toProto().getOutput().getTokenIds();
   }
 }

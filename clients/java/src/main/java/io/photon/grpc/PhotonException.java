@@ -1,6 +1,7 @@
 package io.photon.grpc;
 
 import io.grpc.Status;
+import java.io.Serializable;
 import java.time.Duration;
 import java.util.List;
 import java.util.Map;
@@ -12,20 +13,21 @@ import java.util.function.BiFunction;
  */
 public class PhotonException extends RuntimeException {
   /** A refused field, as the path of the proto, and why. */
-  public record Violation(String field, String description) {}
+  public record Violation(String field, String description) implements Serializable {}
 
   /**
    * Facts beside the message: {@code needed} and {@code limit} in the unit that the message names, and {@code
    * retryAfter}, are null where the server told none.
    */
   record Facts(
-      Status.Code code, String reason, List<Violation> violations, Long needed, Long limit, Duration retryAfter) {
+      Status.Code code, String reason, List<Violation> violations, Long needed, Long limit, Duration retryAfter)
+      implements Serializable {
     static Facts of(Status.Code code, String reason) {
       return new Facts(code, reason, List.of(), null, null, null);
     }
   }
 
-  private final transient Facts facts;
+  private final Facts facts;
 
   PhotonException(String message, Facts facts) {
     super(message);

@@ -294,8 +294,8 @@ public final class Request {
   }
 
   /**
-   * {@code generate} asks a second replica where the first has not answered within {@code wait}; the first answer wins,
-   * and the other call is cancelled.
+   * {@code generate} asks the next replica where the first has not answered within {@code wait}; the first answer wins,
+   * and the other call is cancelled. Of a {@link Client} alone: a {@link Multiplex} is one replica's.
    */
   public Request hedgeAfter(Duration wait) {
     hedgeAfter = wait;
@@ -314,6 +314,10 @@ public final class Request {
     copy.hedgeAfter = hedgeAfter;
     change.accept(copy.proto);
     return copy;
+  }
+
+  boolean asksForTokenIds() {
+    return proto.getOutput().getTokenIds();
   }
 
   Duration timeout() {

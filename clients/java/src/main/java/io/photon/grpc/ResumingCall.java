@@ -15,7 +15,7 @@ import java.util.function.Function;
  */
 final class ResumingCall implements MessageCall, MessageCall.Listener {
   /** How long to look for a replica that goes on. */
-  private static final Duration PATIENCE = Duration.ofSeconds(30);
+  private static final Duration PATIENCE = Duration.ofSeconds(60);
 
   private static final Duration FIRST_WAIT = Duration.ofMillis(50);
   private static final Duration LONGEST_WAIT = Duration.ofSeconds(2);
@@ -121,9 +121,18 @@ final class ResumingCall implements MessageCall, MessageCall.Listener {
     var delay = longer(wait, error.retryAfter());
     wait = wait.isZero() ? FIRST_WAIT : shorter(wait.multipliedBy(2), LONGEST_WAIT);
     CompletableFuture.delayedExecutor(delay.toMillis(), TimeUnit.MILLISECONDS, executor)
-        .execute(context.wrap(this::open));
+        .execute(context.wrap(this::reopen));
   }
 
+  private void reopen() {
+    try {
+      open();
+    } catch (PhotonException closed) {
+      listener.onEnd(closed);
+    }
+  }
+
+  /** Throw Cancelled where the client was closed. */
   private void open() {
     synchronized (this) {
       if (!isCancelled) {

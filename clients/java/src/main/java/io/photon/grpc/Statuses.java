@@ -27,6 +27,9 @@ final class Statuses {
   static PhotonException error(Status status, Metadata trailers) {
     var details = StatusProto.fromStatusAndTrailers(status, trailers).getDetailsList();
     var message = Optional.ofNullable(status.getDescription()).orElse(status.getCode().name());
+    if (status.getCause() != null) {
+      message += ": " + status.getCause().getMessage();
+    }
     var error = error(status.getCode(), message, details, retryAfter(details, trailers));
     if (status.getCause() != null) {
       error.initCause(status.getCause());

@@ -26,6 +26,7 @@ import java.util.HashMap;
 import java.util.Iterator;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
 import java.util.concurrent.ScheduledExecutorService;
@@ -42,7 +43,7 @@ final class FakeServer extends InferenceServiceGrpc.InferenceServiceImplBase imp
   /** Messages after which streams stand still. */
   volatile int standsAfter = Integer.MAX_VALUE;
 
-  final List<GenerateRequest> requests = new ArrayList<>();
+  final List<GenerateRequest> requests = new CopyOnWriteArrayList<>();
   private final ScheduledExecutorService clock = Executors.newScheduledThreadPool(1);
   private final int pauseMillis;
   private final boolean answersUnary;
@@ -178,7 +179,7 @@ final class FakeServer extends InferenceServiceGrpc.InferenceServiceImplBase imp
         .start();
   }
 
-  private synchronized void note(GenerateRequest request) {
+  private void note(GenerateRequest request) {
     requests.add(request);
   }
 
