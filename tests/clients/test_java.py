@@ -16,15 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from photon_grpc import demo
-
 ROOT = Path(__file__).resolve().parents[2]
 JAVA = ROOT / "clients" / "java"
 #: Maven downloads and compiles for minutes the first time.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-
-#: What the replicas serve: the smaller model starts sooner.
-SERVE = f"{sys.executable} -m photon_grpc serve --model {demo.DRAFT} --device cpu --max-num-seqs 16 --num-blocks 2048"
 
 NOT_TO_BE_HAD = re.compile(
     r"[Cc]ould not (?:resolve|transfer|find) artifact|Could not resolve dependencies|[Uu]nable to resolve artifact"
@@ -43,7 +38,7 @@ PROMISED = {
 
 def maven(*command: str, project: Path = JAVA) -> str:
     """What Maven says. Skip where it lacks something, fail where something is wrong."""
-    environment = os.environ | {"PHOTON_SERVE": SERVE, "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PHOTON_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     environment.setdefault("MAVEN_OPTS", "-Xmx512m")
     full = ["mvn", "-B", "-ntp", "-f", str(project), *command]
     done = subprocess.run(full, capture_output=True, text=True, env=environment)

@@ -17,15 +17,17 @@ import java.util.Map;
 import java.util.Optional;
 import java.util.concurrent.TimeUnit;
 
-/** A server started as a user starts it: PHOTON_SERVE is the command. Unset: the repository's, with the embedded model. */
+/** A server with the smaller embedded model, started as a user starts it: PHOTON_PYTHON is an interpreter that has it. */
 final class Replica implements AutoCloseable {
   static final Duration PATIENCE = Duration.ofSeconds(90);
   private static final EventLoopGroup ADMIN = Channels.group("unix:");
-  private static final Path REPOSITORY = Path.of("../..").toAbsolutePath().normalize();
+  static final Path REPOSITORY = Path.of("../..").toAbsolutePath().normalize();
 
-  private static final String SERVE =
-      Optional.ofNullable(System.getenv("PHOTON_SERVE"))
-          .orElse(REPOSITORY.resolve(".venv/bin/python") + " -m photon_grpc serve");
+  static final String PYTHON =
+      Optional.ofNullable(System.getenv("PHOTON_PYTHON")).orElse(REPOSITORY.resolve(".venv/bin/python").toString());
+
+  /** It starts sooner than the larger one. */
+  private static final String MODEL = REPOSITORY.resolve("photon_grpc/demo/draft").toString();
 
   final String target;
   private final Path directory;
@@ -118,8 +120,9 @@ final class Replica implements AutoCloseable {
   }
 
   private Process start() throws IOException {
-    var command = new ArrayList<>(List.of(SERVE.split(" ")));
-    command.addAll(List.of("--listen", target, "--listen", unixTarget(), "--admin-listen", adminTarget()));
+    var command = new ArrayList<>(List.of(PYTHON, "-m", "photon_grpc", "serve", MODEL, "--listen", target));
+    command.addAll(List.of("--listen", unixTarget(), "--admin-listen", adminTarget()));
+    command.addAll(List.of("--max-num-seqs", "16", "--num-blocks", "2048"));
     command.addAll(flags);
     var builder = new ProcessBuilder(command).directory(REPOSITORY.toFile());
     builder.redirectErrorStream(true).redirectOutput(directory.resolve("log").toFile());

@@ -3,6 +3,7 @@ package io.photon.grpc;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Random;
@@ -10,38 +11,44 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.TimeUnit;
-import java.util.stream.IntStream;
 import org.junit.jupiter.api.Test;
 
 /** Servers that are killed and drained under a stream; {@code -Dphoton.kills=200} is the long form. */
 class ResumeTest {
-  private static final int KILLS = Integer.getInteger("photon.kills", 2);
-  private static final int TOKENS = 120;
+  private static final int KILLS = Integer.getInteger("photon.kills", 8);
+  private static final int TOKENS = 60;
   private static final ExecutorService THREADS = Executors.newCachedThreadPool();
 
   @Test
   void aKilledServerCostsNoTokenAndRepeatsNone() throws Exception {
     var random = new Random(1);
-    var cut = 0;
-    try (var client = Client.connect(Replicas.targets());
+    var underWay = 0;
+    var lasts = Duration.ofMillis(200);
+    try (var replicas = new ForkedReplicas(2);
+        var client = Client.connect(replicas.target());
         var many = client.multiplex()) {
+      client.waitUntilReady(Replica.PATIENCE);
       for (int kill = 0; kill < KILLS; kill++) {
-        var requests = IntStream.range(4 * kill, 4 * kill + 4).mapToObj(ResumeTest::drawn).toList();
+        var requests = List.of(drawn(2 * kill), drawn(2 * kill + 1));
         var wholes = requests.stream().map(client::generate).toList();
-        var lasts = wholes.get(0).timing().total().multipliedBy(2);
-        var told = requests.stream().map(request -> tell(random.nextBoolean() ? client : many, request)).toList();
+        var calls = random.nextInt(4) == 0 ? many : client;
+        var start = System.nanoTime();
+        var told = requests.stream().map(request -> tell(calls, request)).toList();
         Thread.sleep(random.nextLong(lasts.toMillis()));
-        var victim = random.nextBoolean() ? Replicas.ONE : Replicas.OTHER;
-        cut += victim.load().getRunningRequests();
-        victim.kill();
+        underWay += told.stream().filter(each -> !each.isDone()).count();
+        var victim = random.nextInt(2);
+        replicas.kill(victim);
         for (int i = 0; i < requests.size(); i++) {
-          told.get(i).get(120, TimeUnit.SECONDS).assertIs(wholes.get(i));
+          told.get(i).get(100, TimeUnit.SECONDS).assertIs(wholes.get(i));
         }
-        victim.restart();
-        System.out.printf("%d kills, %d streams cut%n", kill + 1, cut);
+        lasts = lasts.plusNanos(System.nanoTime() - start).dividedBy(2);
+        replicas.restart(victim);
+        client.reconnect();
+        client.waitUntilReady(Replica.PATIENCE);
       }
     }
-    assertTrue(cut > 0);
+    System.out.printf("%d kills, %d streams under way%n", KILLS, underWay);
+    assertTrue(underWay > 0);
   }
 
   @Test
