@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from tests.service.running import NOT_SERVING, READINESS, SERVING, client, is_alive, running, wait_until
+from photon_grpc import demo
+from tests.service.running import NOT_SERVING, READINESS, SERVING, client, is_alive, running, serving, wait_until
 from tests.service.tiny import write_tiny_model
 
 
@@ -177,6 +179,18 @@ def test_a_model_that_cannot_be_loaded_is_named_once(tmp_path):
     text = "\n".join(broken.lines)
     assert text.count("NoSuchModel") == 1
     assert "Traceback" not in text
+
+
+def test_a_truncated_checkpoint_ends_the_start_and_names_its_file(tmp_path):
+    model = shutil.copytree(demo.DRAFT, tmp_path / "model")
+    weights = model / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size // 2)
+    with serving("--model", str(model)) as broken:
+        assert broken.process.wait(60) == 2
+        broken._reading.join()
+    (line,) = [line for line in broken.lines if "model.safetensors" in line]
+    assert "bytes" in line
+    assert "Traceback" not in "\n".join(broken.lines)
 
 
 def test_sigterm_lets_a_running_stream_finish(service, call):
