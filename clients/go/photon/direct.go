@@ -39,7 +39,10 @@ func (d *directCall) Recv() (*pb.StreamGenerateResponse, error) {
 			d.hasBegun = true
 			return message, nil
 		}
-		if !d.isLeftToUs() || !pause(d.ctx, err, d.attempts-1) {
+		if !d.isLeftToUs() {
+			return nil, err
+		}
+		if err := pause(d.ctx, err, d.attempts-1); err != nil {
 			return nil, err
 		}
 		d.open()

@@ -108,13 +108,10 @@ func (c *multiplexedCall) Recv() (*pb.StreamGenerateResponse, error) {
 			c.hasBegun = true
 			return message, nil
 		}
-		if c.ctx.Err() != nil {
-			return nil, contextError(c.ctx)
-		}
 		if err == io.EOF || c.hasBegun || !c.multiplex.client.retries || c.attempts >= policy.MaxAttempts {
 			return nil, err
 		}
-		if !pause(c.ctx, err, c.attempts-1) {
+		if err := pause(c.ctx, err, c.attempts-1); err != nil {
 			return nil, err
 		}
 		c.attempts++

@@ -62,7 +62,7 @@ func (r *resumedCall) Recv() (*pb.StreamGenerateResponse, error) {
 	case r.isOver:
 		// What is lost behind the last message is the status alone.
 		return nil, io.EOF
-	case r.start == nil || r.ctx.Err() != nil || !errors.Is(err, Unavailable):
+	case r.start == nil || !errors.Is(err, Unavailable):
 		return nil, err
 	case r.request.GetSampling().GetNumOutputs() > 1:
 		return nil, notResumable(err, r.request.Sampling.GetNumOutputs())
@@ -84,9 +84,10 @@ func (r *resumedCall) resume(cut error) (*pb.StreamGenerateResponse, error) {
 		case errors.Is(err, FeatureNotSupported):
 			// The model cannot continue an output; its caller did not ask for that.
 			return nil, cut
-		case r.ctx.Err() != nil:
-			return nil, contextError(r.ctx)
-		case time.Since(lost) > r.limit || !pause(r.ctx, err, tries):
+		case time.Since(lost) > r.limit:
+			return nil, err
+		}
+		if err := pause(r.ctx, err, tries); err != nil {
 			return nil, err
 		}
 	}

@@ -49,11 +49,14 @@ func isRetryable(err error) bool {
 	return failure.RetryAfter >= 0 && slices.Contains(policy.RetryableStatusCodes, failure.Code)
 }
 
-// pause waits before the next try: as long as the server says, else longer each time. It reports whether there is to
-// be one.
-func pause(ctx context.Context, err error, tries int) bool {
+// pause waits before the next try: as long as the server says, else longer each time. Where there is to be none it gives
+// why: err, or that the context has ended.
+func pause(ctx context.Context, err error, tries int) error {
+	if ctx.Err() != nil {
+		return contextError(ctx)
+	}
 	if !isRetryable(err) {
-		return false
+		return err
 	}
 	var failure *Error
 	errors.As(err, &failure)
@@ -67,8 +70,8 @@ func pause(ctx context.Context, err error, tries int) bool {
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-		return true
+		return nil
 	case <-ctx.Done():
-		return false
+		return contextError(ctx)
 	}
 }
