@@ -13,7 +13,7 @@ import threading
 import pytest
 
 from photon_grpc.service import log_pipe
-from photon_grpc.service.log_pipe import LogLines, LogPipe, PipeStream, log_to_stderr
+from photon_grpc.service.log_pipe import LogLines, LogPipe, PipeStream, log_bare_lines, log_to_stderr
 
 
 @pytest.fixture(autouse=True)
@@ -189,6 +189,21 @@ def test_a_process_logs_to_what_it_has_as_stderr(capfd):
     log_to_stderr("info", "engine")
     logging.getLogger("x").info("héllo \udc80")
     assert re.fullmatch(r"\d\d:\d\d:\d\d engine: héllo \\udc80\n", capfd.readouterr().err)
+
+
+def test_bare_lines_stand_alone_whatever_the_level_and_wait_for_no_reader(target):
+    reader, writer = target
+    os.set_blocking(writer, False)
+    log_to_stderr("error", "front end 0", fd=writer)
+    log_bare_lines("bare", fd=writer)
+    logger = logging.getLogger("bare")
+    logger.info('{"a": 1}')
+    assert read_some(reader) == '{"a": 1}\n'
+    for _ in range(4000):
+        logger.info("x" * 1000)
+    assert read_some(reader)
+    until_it_fits(logger, "END")
+    assert re.search(r"^\d+ lines were dropped$", drained(reader), re.MULTILINE)
 
 
 def test_a_line_names_the_process_and_what_is_not_mere_information():
