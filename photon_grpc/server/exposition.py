@@ -25,7 +25,7 @@ class Snapshot(Collector):
     load: Load
     counted: Sums
     is_ready: bool
-    #: None while no engine is ready.
+    #: Of the newest engine; None until one was ready.
     facts: Facts | None = None
     model: str = ""
     num_frontends: int = 0
@@ -48,18 +48,8 @@ class Snapshot(Collector):
             yield _histogram(metric, self.counted) if metric.bounds else _counter(metric, self.counted)
 
     def _service(self) -> Iterator[Family]:
-        facts = self.facts
-        labels = {
-            "version": __version__,
-            "model_name": self.model,
-            "device": facts.device if facts else "",
-            "dtype": facts.dtype if facts else "",
-            "quantization": facts.quantization if facts else "",
-            "kernels": facts.kernels if facts else "",
-        }
-        build = GaugeMetricFamily("photon_build_info", "1; what runs here, in its labels.", labels=list(labels))
-        build.add_metric(list(labels.values()), 1)
-        yield build
+        if self.facts is not None:
+            yield _build(self.facts, self.model)
         yield _gauge("ready", "1 where requests are served, else 0: as /readyz.", self.is_ready)
         yield _gauge("frontends", "Front-end processes that are alive.", self.num_frontends)
         restarts = CounterMetricFamily(
@@ -97,6 +87,20 @@ class Snapshot(Collector):
         for end in ("finished", "failed", "cancelled"):
             ended.add_metric([end], getattr(load, end))
         yield ended
+
+
+def _build(facts: Facts, model: str) -> Family:
+    labels = {
+        "version": __version__,
+        "model_name": model,
+        "device": facts.device,
+        "dtype": facts.dtype,
+        "quantization": facts.quantization,
+        "kernels": facts.kernels,
+    }
+    family = GaugeMetricFamily("photon_build_info", "1; what runs here, in its labels.", labels=list(labels))
+    family.add_metric(list(labels.values()), 1)
+    return family
 
 
 def _gauge(name: str, help: str, value: float) -> Family:

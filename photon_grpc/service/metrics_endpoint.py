@@ -9,6 +9,7 @@ from http import HTTPStatus
 
 from photon_grpc.bridge.control import Counted
 from photon_grpc.core.counts import EngineSums, Sums
+from photon_grpc.core.frames import Facts
 from photon_grpc.server.exposition import Snapshot
 from photon_grpc.service.http_endpoint import HttpEndpoint, Page
 from photon_grpc.service.service_metrics import Served
@@ -25,6 +26,7 @@ class MetricsEndpoint:
         self._frontends = Sums()
         self._engines = EngineSums()
         self._life = 0
+        self._facts: Facts | None = None
         self._http = HttpEndpoint({"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz})
 
     async def start(self) -> None:
@@ -46,7 +48,11 @@ class MetricsEndpoint:
         self._http.close()
 
     def _metrics(self, accept: str) -> Page:
-        snapshot = Snapshot(self._engines.load(self._life), self._frontends, *self._served())
+        served = self._served()
+        # The labels stay while an engine is started again.
+        self._facts = served.facts or self._facts
+        told = served._replace(facts=self._facts)
+        snapshot = Snapshot(self._engines.load(self._life), self._frontends, *told)
         return Page(*snapshot.page(accept))
 
     def _healthz(self, accept: str) -> Page:

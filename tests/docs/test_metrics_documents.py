@@ -16,6 +16,7 @@ from photon_grpc.core.counts import Counts, Sums
 from photon_grpc.core.stats import Load
 from photon_grpc.server import metrics
 from photon_grpc.server.exposition import Snapshot
+from tests.frontend.fake_engine import FACTS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 DASHBOARD: dict[str, Any] = json.loads((DOCS / "grafana" / "photon-grpc.json").read_text())
@@ -32,7 +33,7 @@ def exposed() -> dict[str, set[str]]:
         (counts.observe if metric.bounds else counts.add)(metric, *([1.0] if metric.bounds else []), *metric.labels)
     sums = Sums()
     sums.told(0, counts.changed())
-    page, _ = Snapshot(Load(), sums, True).page("")
+    page, _ = Snapshot(Load(), sums, True, FACTS).page("")
     names: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(page.decode()):
         for sample in family.samples:

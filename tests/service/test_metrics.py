@@ -294,12 +294,15 @@ def test_no_counter_falls_when_a_process_is_killed(observed: Observed, victim: s
     service = observed.service
     (address,) = service.wait_ready()
     times = len(service.ready_lines())
+    build = [key for key in observed.page() if key[0] == "photon_build_info"]
+    assert len(build) == 1
     with scraped(observed) as pages, client(address) as call:
         call.generate(max_tokens=20)
         os.kill(service.children()[victim], signal.SIGKILL)
         if victim == "engine":
             wait_until(lambda: observed.get("readyz") == (503, "NOT_SERVING\n"), "not ready")
             assert observed.get("healthz") == (200, "SERVING\n")
+            assert [key for key in observed.page() if key[0] == "photon_build_info"] == build
         service.wait_ready(times + 1)
         call.generate(max_tokens=20, wait_for_ready=True)
         tokens = pages[0]["photon_generation_tokens_total",] + 20
