@@ -155,3 +155,19 @@ def test_an_absence_earns_no_credit_and_an_owner_alone_gets_everything() -> None
         books.step()
     # Ten of each: what the busy one had before does not count against it.
     assert 8 <= len(books.order["back"]) <= 10
+
+
+def test_a_weight_that_changes_holds_from_the_next_request_on() -> None:
+    h = Harness(Setting(max_num_seqs=2, fair=True))
+    books = Books(h)
+    for owner in ("one", "other"):
+        for _ in range(60):
+            books.add(owner, 1, 8, 8)
+    while len(books.order["other"]) < 10:
+        books.step()
+    books.add("other", 3, 8, 8)
+    before = dict(books.served)
+    while books.num_waiting()["other"] > 5:
+        books.step()
+    gained = {owner: books.served[owner] - before[owner] for owner in before}
+    assert 2.5 <= gained["other"] / gained["one"] <= 3.5

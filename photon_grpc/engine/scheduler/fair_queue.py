@@ -19,7 +19,7 @@ class _Owner:
 
     def __init__(self) -> None:
         self.waiting = RankedQueue()
-        self.weight = 1.0
+        self.weight = 1
         #: Virtual time but for what `charged` has gained since.
         self.served = 0.0
         #: Sequence that was seated and has neither ended nor come back to wait -> its ids that are paid for.
@@ -33,6 +33,13 @@ class _Owner:
         num_paid = self.charged.pop(seq, None)
         if num_paid is not None:
             self.served += (len(seq.ids) - num_paid) / self.weight
+
+    def weigh(self, weight: int) -> None:
+        """What was charged so far stays at the weight that it was charged by."""
+        if weight != self.weight:
+            self.served = self.virtual_time()
+            self.charged = {seq: len(seq.ids) for seq in self.charged}
+            self.weight = weight
 
     def lift(self, virtual_time: float) -> None:
         self.served += max(virtual_time - self.virtual_time(), 0.0)
@@ -64,8 +71,8 @@ class FairQueue:
     def push(self, seq: Sequence) -> None:
         owner = self._owners.setdefault(seq.request.owner, _Owner())
         owner.settle(seq)
+        owner.weigh(seq.request.limits.weight)
         if not len(owner.waiting):
-            owner.weight = seq.request.limits.weight
             owner.lift(self._virtual_time)
             self._waiting[seq.request.owner] = owner
         owner.waiting.push(seq)
