@@ -16,7 +16,7 @@ import org.junit.jupiter.api.Test;
 /** Servers that are killed and drained under a stream; {@code -Dphoton.kills=200} is the long form. */
 class ResumeTest {
   private static final int KILLS = Integer.getInteger("photon.kills", 8);
-  private static final int TOKENS = 60;
+  private static final int TOKENS = 40;
   private static final ExecutorService THREADS = Executors.newCachedThreadPool();
 
   @Test
@@ -45,9 +45,11 @@ class ResumeTest {
         replicas.restart(victim);
         client.reconnect();
         client.waitUntilReady(Replica.PATIENCE);
+        if (kill % 10 == 9 || kill == KILLS - 1) {
+          System.out.printf("%d kills, %d of %d streams under way%n", kill + 1, underWay, 2 * kill + 2);
+        }
       }
     }
-    System.out.printf("%d kills, %d streams under way%n", KILLS, underWay);
     assertTrue(underWay > 0);
   }
 
