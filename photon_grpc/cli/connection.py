@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import click
 
 from photon_grpc.errors import ConfigError
-
-if TYPE_CHECKING:
-    import grpc
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,7 +25,7 @@ PUBLIC = "public"
 class Connection(TypedDict):
     """Keywords of a Client."""
 
-    credentials: grpc.ChannelCredentials | None
+    credentials: Any
     metadata: tuple[tuple[str, str], ...]
 
 
@@ -43,17 +40,17 @@ def key_metadata() -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {key}"),) if key else ()
 
 
-def tls_credentials() -> grpc.ChannelCredentials | None:
+def tls_credentials() -> Any:
     """None, for clear text, where no file of TLS is named. Raise ConfigError for one that cannot be read."""
     ca, cert, key = (os.environ.get(name, "") for name in (TLS_CA, TLS_CERT, TLS_KEY))
     if not (ca or cert or key):
         return None
     if bool(cert) != bool(key):
         raise ConfigError("--tls-cert and --tls-key go together", field="--tls-key" if cert else "--tls-cert")
-    import grpc
+    from photon_grpc.client.channel import tls_credentials as made
 
     roots = None if ca in ("", PUBLIC) else _read(ca, "--tls-ca")
-    return grpc.ssl_channel_credentials(roots, *((_read(key, "--tls-key"), _read(cert, "--tls-cert")) if cert else ()))
+    return made(roots, _read(cert, "--tls-cert") if cert else None, _read(key, "--tls-key") if key else None)
 
 
 def with_tls(function: F) -> F:

@@ -48,6 +48,12 @@ def open_channel(
     return grpc.aio.secure_channel(target, credentials, options=options)
 
 
+def tls_credentials(ca: bytes | None, certificate: bytes | None, key: bytes | None) -> grpc.ChannelCredentials:
+    """Of PEM files: the authorities to believe (None: those that gRPC comes with), and the client's own certificate
+    with its key, for a server that asks for one."""
+    return grpc.ssl_channel_credentials(ca, key, certificate)
+
+
 def channel_options(target: str, retries: int) -> list[tuple[str, Any]]:
     options: list[tuple[str, Any]] = [*_OPTIONS, ("grpc.service_config", service_config(retries))]
     if retries <= 0:
