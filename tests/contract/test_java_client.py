@@ -7,8 +7,7 @@ from pathlib import Path
 
 import photon_grpc
 from photon_grpc import errors
-from photon_grpc.client import Options
-from photon_grpc.client.status import Unreachable
+from photon_grpc.client import MessageMismatch, Options, Unreachable
 
 ROOT = Path(__file__).resolve().parents[2]
 JAVA = ROOT / "clients" / "java"
@@ -16,8 +15,8 @@ SOURCES = JAVA / "src" / "main" / "java" / "io" / "photon" / "grpc"
 
 #: Python's program has them, a client has not.
 NOT_OF_CLIENTS = {"Closed", "StartupError", "ConfigError", "ModelLoadError"}
-#: Only a client meets it.
-OF_CLIENTS = {"MessageMismatch": "RequestError"}
+#: Only clients meet them.
+OF_CLIENTS = (MessageMismatch, Unreachable)
 #: An argument of the call in Java.
 NOT_OF_REQUESTS = {"message_type"}
 
@@ -33,7 +32,7 @@ def test_errors_are_named_as_in_python() -> None:
     source = (SOURCES / "PhotonException.java").read_text()
     theirs = dict(re.findall(r"public static class (\w+) extends (\w+) \{", source))
     ours = {name: parent for name, parent in tree(errors.PhotonError).items() if name in vars(errors)}
-    ours |= {Unreachable.__name__: "Unavailable"} | OF_CLIENTS
+    ours |= {cls.__name__: cls.__bases__[0].__name__ for cls in OF_CLIENTS}
     ours = {name: parent for name, parent in ours.items() if name not in NOT_OF_CLIENTS}
     assert theirs == {name: "PhotonException" if parent == "PhotonError" else parent for name, parent in ours.items()}
 
@@ -63,3 +62,11 @@ def test_versions_move_together() -> None:
         )
         assert set(versions.values()) == {photon_grpc.__version__}
     assert f"<version>{photon_grpc.__version__}</version>" in (JAVA / "README.md").read_text()
+
+
+def test_the_readmes_and_examples_of_all_languages_have_one_outline() -> None:
+    readmes = [ROOT / "clients" / language / "README.md" for language in ("go", "java", "python")]
+    go, java, python = [re.findall(r"^## (.*)$", readme.read_text(), re.MULTILINE) for readme in readmes]
+    assert java == go == python
+    examples = {path.stem.lower() for path in (JAVA / "examples" / "src" / "main" / "java").glob("*.java")}
+    assert examples == {path.parent.name for path in (ROOT / "clients" / "go" / "examples").glob("*/main.go")}
