@@ -62,6 +62,8 @@ class ResumingCall:
         self._request.output.token_ids = True
         self._ids: list[int] = []
         self._has_started = False
+        #: The last message has come; the status may still be lost.
+        self._is_whole = False
         self._first_s = 0.0
         #: How many of the ids the call at hand continues from, and when it was opened.
         self._num_given = 0
@@ -76,6 +78,8 @@ class ResumingCall:
             try:
                 message = await self._call.read()
             except grpc.aio.AioRpcError as failure:
+                if self._is_whole:
+                    return grpc.aio.EOF
                 error = to_error(failure, self._target)
                 error.__cause__ = failure
                 await self._go_on(error)
@@ -103,6 +107,7 @@ class ResumingCall:
             message.ClearField("start")
         if self._num_given:
             self._count_all(message)
+        self._is_whole = message.HasField("timing")
         return message
 
     def _begin(self, start: pb.GenerationStart) -> None:

@@ -48,6 +48,14 @@ async def test_a_stream_goes_on_from_its_ids_with_its_seed() -> None:
     assert stream.timing is not None and stream.timing.total_s >= stream.timing.first_token_s > 0
 
 
+async def test_a_status_that_is_lost_after_the_last_message_is_not_missed() -> None:
+    script = [with_ids("a", 1, start=True), with_ids("b", 2, finish=EOS), lost()]
+    async with serving(FakeServer(script)) as fake, Client(fake.target) as client:
+        deltas = [delta async for delta in client.stream("x")]
+    assert [(delta.text, delta.finish is not None) for delta in deltas] == [("a", False), ("b", True)]
+    assert len(fake.requests) == 1
+
+
 async def test_ids_are_there_for_those_who_ask() -> None:
     script = [with_ids("ab", 1, 2, start=True), lost()], [with_ids("c", 3, start=True, finish=EOS)]
     async with serving(FakeServer(*script)) as fake, Client(fake.target) as client:
