@@ -13,7 +13,7 @@ from photon_grpc.errors import PhotonError
 async def main(target: str, num_requests: int) -> None:
     async with Client(target) as client, client.multiplex() as many:
         calls = (
-            many.generate(f"def function_{number}(", max_tokens=8, temperature=0, timeout=300)
+            many.generate(f"def function_{number}(", max_tokens=8, ignore_eos=True, timeout=300)
             for number in range(num_requests)
         )
         results = await asyncio.gather(*calls, return_exceptions=True)
