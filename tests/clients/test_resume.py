@@ -1,6 +1,6 @@
 """Two replicas, one of which is killed at random moments while streams run: every stream says what it says undisturbed.
 
-The short form kills a few times, `--attack long` 200 times; the figures of the latter are in docs/clients.md.
+The short form kills a few times, `--attack long` 200 times; figures are in docs/clients.md.
 """
 
 from __future__ import annotations
