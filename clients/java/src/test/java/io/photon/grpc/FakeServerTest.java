@@ -17,8 +17,8 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
 /**
- * What a server with a model shows only now and then: cuts by the hundred ({@code -Dphoton.fake.kills=200}), slow readers,
- * replicas that do not answer.
+ * What a server with a model shows only now and then: cuts by the hundred ({@code -Dphoton.fake.kills=200}), slow
+ * readers, replicas that do not answer.
  */
 @Timeout(200)
 class FakeServerTest {

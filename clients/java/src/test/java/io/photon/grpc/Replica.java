@@ -17,7 +17,7 @@ import java.util.Map;
 import java.util.Optional;
 import java.util.concurrent.TimeUnit;
 
-/** A server with the smaller embedded model, started as a user starts it: PHOTON_PYTHON is an interpreter that has it. */
+/** A server with the smaller embedded model as a user starts it; PHOTON_PYTHON is an interpreter that has it. */
 final class Replica implements AutoCloseable {
   static final Duration PATIENCE = Duration.ofSeconds(90);
   private static final EventLoopGroup ADMIN = Channels.group("unix:");

@@ -28,8 +28,8 @@ class SecurityTest {
     sign("server");
     sign("client");
     var digest = MessageDigest.getInstance("SHA-256").digest(KEY.getBytes(StandardCharsets.UTF_8));
-    var block = "[[key]]\nname = \"a\"\nsha256 = \"" + HexFormat.of().formatHex(digest) + "\"\nscopes = [\"generate\"]\n";
-    var keys = Files.writeString(files.resolve("keys.toml"), block);
+    var block = "[[key]]\nname = \"a\"\nscopes = [\"generate\"]\nsha256 = \"%s\"\n";
+    var keys = Files.writeString(files.resolve("keys.toml"), block.formatted(HexFormat.of().formatHex(digest)));
     keys.toFile().setReadable(false, false);
     keys.toFile().setReadable(true, true);
     var server =
