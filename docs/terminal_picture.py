@@ -46,7 +46,7 @@ def settled(text: str) -> str:
 def main() -> None:
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
     console.print(f"[bold green]$[/] {SHOWN}")
-    console.print(Text.from_ansi(settled(recorded(COMMAND))))
+    console.print(Text.from_ansi(settled(recorded(COMMAND)).rstrip()))
     PICTURE.write_text(console.export_svg(title="photon_grpc"), encoding="utf-8")
 
 
