@@ -28,7 +28,7 @@ from photon_grpc.errors import ConfigError
 PROMPT = "class Stack:"
 DEFAULT_TARGET = "127.0.0.1:50051"
 #: A class long; the seed is one that the embedded model does well with.
-OPTIONS: Options = {"max_tokens": 142, "min_tokens": 80, "temperature": 0.8, "top_p": 0.95, "seed": 22}
+OPTIONS: Options = {"max_tokens": 145, "min_tokens": 80, "temperature": 0.8, "top_p": 0.95, "seed": 22}
 
 #: The command line of the service, without its flags.
 SERVE = (sys.executable, "-m", "photon_grpc", "serve")
