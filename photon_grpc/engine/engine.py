@@ -7,6 +7,7 @@ import time
 from collections import deque
 from typing import NamedTuple
 
+from photon_grpc.core.admission import missing_room
 from photon_grpc.core.batch import StepOutput
 from photon_grpc.core.fault import Fault
 from photon_grpc.core.frames import Abort, Add, Control, Down, Facts, Failed, Reply
@@ -209,18 +210,19 @@ class Engine:
             self._timers.add(seq)
 
     def _check(self, request: Request, report: StepFrameBuilder) -> None:
-        """Raises RequestError. In a full queue, requests of the owner with most of them make room for another's."""
-        while True:
-            load = self._stats.load(self.scheduler)
-            try:
-                self._admission.check(request, load)
-                return
-            except QueueFull:
-                surplus = self.scheduler.live.waiting.surplus(request.owner)
-                if surplus is None:
-                    raise
-            message = "the queue is full, and this API key has most of the requests that wait; another's took the place"
-            self._fail(surplus, QueueFull(message, retry_after_s=load.retry_after_s), report)
+        """Raises RequestError. In a full queue, requests of the owner with most of it make room for another's."""
+        load = self._stats.load(self.scheduler)
+        try:
+            self._admission.check(request, load)
+        except QueueFull:
+            missing = missing_room(request.num_given, load, self._facts)
+            given = self.scheduler.live.waiting.room(request.owner, request.num_given, *missing)
+            if not given:
+                raise
+            message = "the queue is full, and this API key has most of what waits; another's request took the place"
+            for seq in given:
+                self._fail(seq, QueueFull(message, retry_after_s=load.retry_after_s), report)
+            self._admission.check(request, self._stats.load(self.scheduler))
 
     def _check_deadline(self, seq: Sequence) -> None:
         """Raises DeadlineUnreachable."""

@@ -52,6 +52,43 @@ def test_room_is_made_in_tokens_too_and_never_by_one_that_was_served() -> None:
     assert h.outcomes[small].finished is not None and h.outcomes[late[0]].finished is not None
 
 
+def test_long_prompts_do_not_take_the_places_of_many_short_ones() -> None:
+    """The queue is full of tokens: who has fewer of them gives nothing."""
+    h = Harness(Setting(max_num_seqs=1, max_queued_tokens=60, fair=True))
+    h.add([1], 30, owner="many")
+    h.step()
+    short = [h.add([2, at], 2, owner="many") for at in range(8)]
+    h.add([3] * 40, 2, owner="long")
+    h.step()
+    late = h.add([4] * 40, 2, owner="long")
+    h.step()
+    assert reason(h, late) == "QUEUE_FULL"
+    assert [reason(h, handle) for handle in short] == [""] * 8
+
+
+def test_no_place_is_taken_for_one_that_does_not_fit_all_the_same() -> None:
+    h = Harness(Setting(max_num_seqs=1, max_queued_tokens=40, fair=True))
+    h.add([1], 30, owner="first")
+    h.step()
+    waiting = [h.add([2] * 18, 2, owner="first"), h.add([3] * 18, 2, owner="second")]
+    h.step()
+    late = h.add([4] * 30, 2, owner="third")
+    h.step()
+    assert [reason(h, handle) for handle in (*waiting, late)] == ["", "", "QUEUE_FULL"]
+
+
+def test_work_that_was_done_alone_is_not_paid_for_when_others_come() -> None:
+    h = Harness(Setting(max_num_seqs=1, num_blocks=64, fair=True))
+    for _ in range(6):
+        h.add([1], 60, owner="busy")
+    h.run()
+    flood = [h.add([2, at], 8, owner="flood") for at in range(20)]
+    again = h.add([3], 2, owner="busy")
+    while h.outcomes[again].finished is None:
+        h.step()
+    assert sum(h.outcomes[handle].finished is not None for handle in flood) <= 2
+
+
 def test_without_fair_share_a_full_queue_refuses_whoever_comes() -> None:
     h = Harness(Setting(max_num_seqs=1, max_queue_size=2))
     for _ in range(3):

@@ -29,10 +29,12 @@ class _Owner:
         gained = sum([len(seq.ids) - num_paid for seq, num_paid in self.charged.items()])
         return self.served + gained / self.weight
 
-    def settle(self, seq: Sequence) -> None:
+    def settle(self, seq: Sequence) -> bool:
+        """True where it was charged."""
         num_paid = self.charged.pop(seq, None)
         if num_paid is not None:
             self.served += (len(seq.ids) - num_paid) / self.weight
+        return num_paid is not None
 
     def weigh(self, weight: int) -> None:
         """What was charged so far stays at the weight that it was charged by."""
@@ -62,15 +64,16 @@ class FairQueue:
         self._owners: dict[str, _Owner] = {}
         #: Those that have one waiting.
         self._waiting: dict[str, _Owner] = {}
-        #: Of the owner served last, when it was: the service's.
+        #: Of the owner served last, when it was: the service's. At rest, that of the owner with most.
         self._virtual_time = 0.0
+        self._num_charged = 0
 
     def __len__(self) -> int:
         return self._num_waiting
 
     def push(self, seq: Sequence) -> None:
         owner = self._owners.setdefault(seq.request.owner, _Owner())
-        owner.settle(seq)
+        self._num_charged -= owner.settle(seq)
         owner.weigh(seq.request.limits.weight)
         if not len(owner.waiting):
             owner.lift(self._virtual_time)
@@ -95,6 +98,7 @@ class FairQueue:
         self._virtual_time = max(self._virtual_time, start)
         self.remove(seq)
         owner.charged[seq] = seq.num_computed if is_new else len(seq.ids)
+        self._num_charged += 1
         return (start, seq.rank[1]) if is_new else seq.seat_rank
 
     def remove(self, seq: Sequence) -> None:
@@ -106,15 +110,39 @@ class FairQueue:
         self.num_tokens -= len(seq.ids)
 
     def ended(self, seq: Sequence) -> None:
-        if owner := self._owners.get(seq.request.owner):
-            owner.settle(seq)
+        owner = self._owners.get(seq.request.owner)
+        if owner is None or not owner.settle(seq):
+            return
+        self._num_charged -= 1
+        if not self._num_charged and not self._waiting:
+            # Nobody is owed anything by a service at rest: what one did alone is not paid for when others come.
+            self._virtual_time = max(each.served for each in self._owners.values())
 
     def longest(self) -> int:
         return max((len(owner.waiting) for owner in self._waiting.values()), default=0)
 
-    def surplus(self, owner: str) -> Sequence | None:
-        """The last of the owner with most sequences waiting, if `owner` has fewer, also with one more."""
-        most = max(self._waiting.values(), key=lambda each: len(each.waiting), default=None)
-        own = self._waiting.get(owner)
-        num_own = len(own.waiting) if own else 0
-        return most.waiting.last_unserved() if most and len(most.waiting) > num_own + 1 else None
+    def room(self, owner: str, num_ids: int, num_seqs: int, num_tokens: int) -> list[Sequence]:
+        found: list[Sequence] = []
+        while (is_in_tokens := num_tokens > sum([len(seq.ids) for seq in found])) or num_seqs > len(found):
+            seq = self._surplus(owner, num_ids, found, is_in_tokens)
+            if seq is None:
+                return []
+            found.append(seq)
+        return found
+
+    def _surplus(self, owner: str, num_ids: int, found: list[Sequence], is_in_tokens: bool) -> Sequence | None:
+        """Of the owner with most waiting but for those `found`, the last, if without it that owner still has as much as
+        `owner` would."""
+
+        def size(num_seqs: int, num_tokens: int) -> int:
+            return num_tokens if is_in_tokens else num_seqs
+
+        sizes = {name: size(len(each.waiting), each.waiting.num_tokens) for name, each in self._waiting.items()}
+        for seq in found:
+            sizes[seq.request.owner] -= size(1, len(seq.ids))
+        own = sizes.pop(owner, 0) + size(1, num_ids)
+        if not sizes:
+            return None
+        most = max(sizes, key=lambda name: sizes[name])
+        last = self._waiting[most].waiting.last_unserved(found)
+        return last if last is not None and sizes[most] - size(1, len(last.ids)) >= own else None

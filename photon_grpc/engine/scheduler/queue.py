@@ -42,8 +42,9 @@ class WaitingQueue(Protocol):
     def longest(self) -> int:
         """Sequences that wait of the owner with most of them; 0 where owners are not told apart."""
 
-    def surplus(self, owner: str) -> Sequence | None:
-        """The one to give its place in a full queue to a new sequence of `owner`; None: the new one is refused."""
+    def room(self, owner: str, num_ids: int, num_seqs: int, num_tokens: int) -> list[Sequence]:
+        """Those to give their places in a full queue to a new sequence of `owner` with `num_ids` ids, so that at least
+        `num_seqs` sequences and `num_tokens` ids less wait; empty: the new one is refused."""
 
 
 class RankedQueue:
@@ -63,9 +64,9 @@ class RankedQueue:
     def first(self) -> Sequence:
         return self._seqs[0]
 
-    def last_unserved(self) -> Sequence | None:
-        """The last of those of whose request nothing was computed."""
-        return next((seq for seq in reversed(self._seqs) if _is_unserved(seq)), None)
+    def last_unserved(self, but: list[Sequence]) -> Sequence | None:
+        """The last of those of whose request nothing was computed, `but` these."""
+        return next((seq for seq in reversed(self._seqs) if _is_unserved(seq) and seq not in but), None)
 
     def take(self, seq: Sequence) -> Rank:
         self.remove(seq)
@@ -84,5 +85,5 @@ class RankedQueue:
     def longest(self) -> int:
         return 0
 
-    def surplus(self, owner: str) -> Sequence | None:
-        return None
+    def room(self, owner: str, num_ids: int, num_seqs: int, num_tokens: int) -> list[Sequence]:
+        return []
