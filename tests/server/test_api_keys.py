@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import json
 import logging
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -97,6 +98,26 @@ async def test_no_method_answers_without_a_known_key(
         assert trailer(error, "x-request-id")
         assert "guess" not in str(status_of(error)) and ALL not in str(status_of(error))
     assert not frontend.asks
+
+
+async def test_paths_that_are_not_served_are_one_kind_in_the_log(
+    channel: grpc.aio.Channel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A caller without a key neither chooses what is logged nor gets around the limit of lines."""
+    caplog.set_level(logging.INFO, "photon_grpc.server")
+    for number in range(30):
+        await failure(raw(channel, f"/{number}{'x' * 6000}")(b""))
+    assert [json.loads(line)["method"] for line in caplog.messages] == ["unknown"] * 10
+
+
+@pytest.mark.parametrize("method", SERVED)
+async def test_a_method_that_is_served_is_named_in_the_log(
+    channel: grpc.aio.Channel, caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    caplog.set_level(logging.INFO, "photon_grpc.server")
+    await failure(raw(channel, method)(b""))
+    (line,) = caplog.messages
+    assert json.loads(line)["method"] == method
 
 
 @pytest.mark.parametrize("method", SCOPED)

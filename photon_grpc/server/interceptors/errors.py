@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import grpc
 
 from photon_grpc.errors import NotAllowed
-from photon_grpc.server import metadata, multiplex
+from photon_grpc.server import metadata, methods, multiplex
 from photon_grpc.server.interceptors.failure_log import FailureLog
 from photon_grpc.server.interceptors.intake import Fail, Intake, Parse
 from photon_grpc.server.metadata import Context
@@ -43,6 +43,7 @@ def no_trailers() -> Trailers:
 class _Ending(NamedTuple):
     """How the calls of one method end."""
 
+    #: Its path, or "unknown".
     method: str
     failures: FailureLog
     replica_id: str
@@ -73,7 +74,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         trailers = self._load_report if method.startswith(_TOLD_THE_LOAD) else no_trailers
-        return _guarded(handler, _Ending(method, self._failures, self._replica_id, trailers), self._intake)
+        ending = _Ending(methods.name(method), self._failures, self._replica_id, trailers)
+        return _guarded(handler, ending, self._intake)
 
 
 def _guarded(handler: Any, ending: _Ending, intake: Intake) -> MethodHandler:

@@ -9,45 +9,14 @@ from functools import partial
 from typing import Any
 
 import grpc
-from google.protobuf.descriptor import FileDescriptor
 
 from photon_grpc.core.counts import Counts, Labels
 from photon_grpc.errors import DeadlinePassed
-from photon_grpc.server import health, metadata, metrics, reflection
+from photon_grpc.server import metadata, methods, metrics
 from photon_grpc.server.interceptors.errors import MethodHandler
 from photon_grpc.server.metadata import Context
-from photon_grpc.v1 import admin_pb2, inference_pb2, model_pb2
 
 Behavior = Callable[[Any, Context], Awaitable[Any]]
-
-#: Of every path that no service here has, whatever a caller writes.
-_UNKNOWN: Labels = ("unknown", "unknown", "unknown")
-
-
-def _labels(*files: FileDescriptor) -> dict[str, Labels]:
-    """Path -> (type, service, method)."""
-    return {
-        f"/{service.full_name}/{method.name}": (
-            _type(method.client_streaming, method.server_streaming),
-            service.full_name,
-            method.name,
-        )
-        for file in files
-        for service in file.services_by_name.values()
-        for method in service.methods
-    }
-
-
-def _type(client_streaming: bool, server_streaming: bool) -> str:
-    if client_streaming:
-        return "bidi_stream" if server_streaming else "client_stream"
-    return "server_stream" if server_streaming else "unary"
-
-
-_LABELS = _labels(inference_pb2.DESCRIPTOR, model_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR, health.DESCRIPTOR) | {
-    f"/{service}/ServerReflectionInfo": ("bidi_stream", service, "ServerReflectionInfo")
-    for service in reflection.SERVICES
-}
 
 
 class MetricsInterceptor(grpc.aio.ServerInterceptor):
@@ -61,7 +30,7 @@ class MetricsInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[MethodHandler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> MethodHandler | None:
-        labels = _LABELS.get(handler_call_details.method, _UNKNOWN)
+        labels = methods.labels(handler_call_details.method)
         self._counts.add(metrics.STARTED, *labels)
         started_s = time.monotonic()
         handler: Any = await continuation(handler_call_details)
