@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from typing import Any, TextIO, cast
 
 from photon_grpc.bridge.control import (
@@ -21,8 +22,6 @@ from photon_grpc.bridge.control import (
     CannotStart,
     ControlMessage,
     Counted,
-    Drain,
-    Drained,
     DrainWanted,
     Link,
     LoadingProgress,
@@ -37,6 +36,7 @@ from photon_grpc.config.flags import ServeConfig
 from photon_grpc.core.frames import Facts
 from photon_grpc.errors import StartupError
 from photon_grpc.service.child import END_SIGNALS, Backoff, Child
+from photon_grpc.service.frontend_drain import FrontendDrain
 from photon_grpc.service.listen import Listeners, UnixPath, admin_address, plan_listeners
 from photon_grpc.service.log_pipe import LogPipe, PipeStream, log_to_stderr, own_stderr
 from photon_grpc.service.service_metrics import Served, service_metrics
@@ -382,15 +382,20 @@ class Supervisor:
     async def _drain(self) -> None:
         """Front ends first, which answer what is running; then the engine."""
         timeout_s = self._drain_timeout_s
-        frontends = [process.child for process in self._frontends if process.child]
         log.info("draining: running requests get %g s (Ctrl-C again ends at once)", timeout_s)
-        for child in frontends:
-            child.tell(Drain(timeout_s))
-        # None ends before all have drained: an operator who waits at one of them is told of the whole service.
-        num_left = sum(await asyncio.gather(*(_drained(child, timeout_s + _FRONTEND_GRACE_S) for child in frontends)))
-        for child in frontends:
-            child.tell(Stop(num_left))
-        await asyncio.gather(*(child.end_within(_FRONTEND_GRACE_S) for child in frontends))
+        drains = [
+            FrontendDrain(process.child, timeout_s, partial(self._frontend_said, index))
+            for index, process in enumerate(self._frontends)
+            if process.child
+        ]
+        async with asyncio.TaskGroup() as listening:
+            for drain in drains:
+                listening.create_task(drain.listen())
+            # None ends before all have drained: an operator who waits at one of them is told of the whole service.
+            num_left = sum(await asyncio.gather(*(drain.num_left(timeout_s + _FRONTEND_GRACE_S) for drain in drains)))
+            for drain in drains:
+                drain.child.tell(Stop(num_left))
+            await asyncio.gather(*(drain.child.end_within(_FRONTEND_GRACE_S) for drain in drains))
         if engine := self._engine.child:
             engine.tell(Stop())
             await engine.end_within(_ENGINE_GRACE_S if self._facts else 0.0)
@@ -409,16 +414,3 @@ class Supervisor:
             path.remove()
         self._listeners.close()
         self._flight.close()
-
-
-async def _drained(child: Child, timeout_s: float) -> int:
-    """Requests that a front end still had at the end of its drain; 0 where it died instead, or was killed for taking
-    too long."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            async for message in child.messages():
-                if isinstance(message, Drained):
-                    return message.num_left
-    except TimeoutError:
-        child.kill()
-    return 0

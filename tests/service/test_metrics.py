@@ -16,6 +16,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -322,3 +323,24 @@ def test_scrapers_that_are_stuck_disturb_nothing(observed: Observed) -> None:
         with client(address) as call:
             assert call.generate(max_tokens=5).usage.output_tokens == 5
         assert observed.get("readyz") == (200, "SERVING\n")
+
+
+def test_a_drain_is_counted_while_it_lasts(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "tiny")
+    flags = ["--model", str(model), "--load-format", "dummy", "--metrics-listen", "127.0.0.1:0", "--log-requests"]
+    with serving(*flags) as service:
+        (address,) = service.wait_ready()
+        observed = Observed(service)
+        with client(address) as call:
+            stream = call.stream()
+            next(stream)
+            service.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: observed.get("readyz")[0] == 503, "it drains")
+            before = observed.page()["photon_generation_tokens_total",]
+
+            def tokens() -> float:
+                return observed.page()["photon_generation_tokens_total",] - before
+
+            wait_until(lambda: tokens() > 20, "what the drain computes is counted")
+            stream.cancel()
+        assert service.process.wait(60) == 0

@@ -304,6 +304,17 @@ async def test_a_front_end_that_never_drains_is_ended(caplog, monkeypatch):
         assert await run.signalled(signal.SIGTERM) == 0
 
 
+async def test_front_ends_are_heard_while_they_drain_and_to_their_end(caplog, monkeypatch):
+    monkeypatch.setenv("STAND_IN_FRONTEND", "counts")
+    service = new_service(frontends=2)
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(service._metrics, "told", lambda index, counted: told.append((index, counted.life)))
+    async with running(service, caplog) as run:
+        await run.until("ready on")
+        assert await run.signalled(signal.SIGTERM) == 0
+    assert sorted(told) == [(index, number) for index in range(2) for number in (1, 2, 3)]
+
+
 async def test_unix_sockets_cannot_be_shared(caplog):
     async with running(new_service(frontends=2, listen=("unix:/tmp/x",)), caplog) as run:
         with pytest.raises(ConfigError, match="one owner"):

@@ -6,7 +6,8 @@ import sys
 import time
 
 from photon_grpc.bridge.client import BridgeClient
-from photon_grpc.bridge.control import Bound, CannotStart, Drain, Link, Serving
+from photon_grpc.bridge.control import Bound, CannotStart, Counted, Drain, Drained, Link, Serving, Stop
+from photon_grpc.core.stats import Load
 from photon_grpc.service.child import CANNOT_START, enter_child
 
 #: Silence allowed.
@@ -34,6 +35,12 @@ async def serve() -> None:
         for message in said:
             if isinstance(message, Link):
                 await client.connect(control.take_socket())
+            elif isinstance(message, Drain) and behaviour == "counts":
+                for told in (Counted(1, Load()), Drained(0), Counted(2, Load())):
+                    control.send(told)
+            elif isinstance(message, Stop):
+                control.send(Counted(3, Load()))
+                return
             elif isinstance(message, Drain):
                 await asyncio.sleep(60 if behaviour == "never drains" else 0)
                 return
