@@ -29,8 +29,8 @@ _HEAD = struct.Struct(f"@QQ{_FINGERPRINT_BYTES}s")
 _SETTLED, _NUM_KNOWN, _RECEIVING = 0, 1, slice(16, 16 + _FINGERPRINT_BYTES)
 #: A step and its rows; their seats follow.
 _STEP = struct.Struct("@QQ")
-#: Who has a seat, and a step before its first token.
-_SEAT = struct.Struct(f"@{_FINGERPRINT_BYTES}sQ")
+#: Who has a seat, and a step before its output's first token.
+_SEAT = struct.Struct(f"@{_FINGERPRINT_BYTES}sq")
 _SLOT_BYTES = 4
 
 _STEPS_AT = 64
@@ -43,7 +43,7 @@ _NUM_BYTES = _KNOWN_AT + _MAX_KNOWN_BYTES
 class LastFlight(NamedTuple):
     """An engine's end, as the next one finds it."""
 
-    #: Fingerprint -> steps since its first token at most, of every request in a step that was not read; of the one
+    #: Fingerprint -> tokens of its output at most, of every request in a step that was not read; of the one
     #: alone that was being taken in.
     suspects: dict[bytes, int]
     #: As `remember` got it.
@@ -73,7 +73,7 @@ class SharedFlightRecorder:
 
     def seated(self, slot: int, since_step: int, fingerprint: bytes) -> None:
         if slot < _MAX_ROWS:
-            _SEAT.pack_into(self._page, _SEATS_AT + slot * _SEAT.size, fingerprint, max(since_step, 0))
+            _SEAT.pack_into(self._page, _SEATS_AT + slot * _SEAT.size, fingerprint, since_step)
 
     def launching(self, step: int, slots: tuple[int, ...]) -> None:
         place = step % _NUM_STEPS

@@ -112,8 +112,8 @@ class FlightRecorder(Protocol):
     def received(self) -> None: ...
 
     def seated(self, slot: int, since_step: int, fingerprint: bytes) -> None:
-        """The slot is given to this request. `since_step`: the step of the seat less the tokens it has generated, so
-        that none of its steps has generated more tokens than lie between."""
+        """The slot is given to this request. `since_step`: the step of the seat less the tokens of its output, so that
+        none of its steps has more of them than lie between; negative where the output began in an earlier engine."""
 
     def launching(self, step: int, slots: tuple[int, ...]) -> None:
         """Before a step is launched that computes these slots."""

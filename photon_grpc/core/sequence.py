@@ -113,3 +113,8 @@ class Sequence:
     def num_generated(self) -> int:
         """Ids drawn here."""
         return len(self.ids) - self.num_given
+
+    @property
+    def num_output(self) -> int:
+        """Ids of its output: those that came with the request, and those drawn here."""
+        return len(self.ids) - self.num_prompt

@@ -36,7 +36,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     #: CLOCK_MONOTONIC.
     expires_s: float
-    #: That it had generated at most when the engine died.
+    #: Its output's length at most when the engine died.
     num_tokens: int = 0
     is_quarantined: bool = False
 
@@ -47,7 +47,7 @@ class Quarantine:
     Args:
         recorder: outlives the engine.
         wake: brings an Event to the engine's loop, as core.ports.Inbox.
-        in_flight: what the engine before this one died of, one of them: fingerprint -> tokens generated at most.
+        in_flight: what the engine before this one died of, one of them: fingerprint -> tokens of its output at most.
         known: what that engine had its recorder remember.
     """
 
@@ -79,7 +79,7 @@ class Quarantine:
         self._recorder.received()
 
     def num_suspected(self, fingerprint: bytes) -> int | None:
-        """Tokens that a suspect had generated at most when the engine died; None: it is no suspect."""
+        """Tokens that a suspect's output had at most when the engine died; None: it is no suspect."""
         record = self._record(fingerprint)
         return None if record is None else record.num_tokens
 
@@ -91,7 +91,7 @@ class Quarantine:
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def seated(self, seq: Sequence, step: int) -> None:
-        self._recorder.seated(seq.slot, step - seq.num_generated, seq.fingerprint)
+        self._recorder.seated(seq.slot, step - seq.num_output, seq.fingerprint)
 
     def launching(self, batch: Batch) -> None:
         self._recorder.launching(batch.step, batch.slots)
@@ -111,7 +111,7 @@ class Quarantine:
         }
         suspects: dict[bytes, int] = {}
         for seq in failed.values():
-            suspects[seq.fingerprint] = max(suspects.get(seq.fingerprint, 0), seq.num_generated)
+            suspects[seq.fingerprint] = max(suspects.get(seq.fingerprint, 0), seq.num_output)
         if len(suspects) < 2:
             return faults
         self._suspect(suspects)

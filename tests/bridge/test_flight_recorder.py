@@ -45,6 +45,14 @@ def test_rows_of_steps_that_were_not_read_are_suspects(record) -> None:
     assert engine(record).last.suspects == {A: 4, B: 3}
 
 
+def test_an_output_may_be_longer_than_its_engine_has_steps(record) -> None:
+    """It was continued."""
+    recorder = engine(record)
+    recorder.seated(1, -100, A)
+    recorder.launching(2, (1,))
+    assert engine(record).last.suspects == {A: 102}
+
+
 def test_steps_that_were_read_accuse_nobody_nor_does_an_engine_twice(record) -> None:
     recorder = seated(record)
     for step in range(1, 30):

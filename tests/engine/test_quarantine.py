@@ -101,6 +101,42 @@ def test_others_go_on_while_a_suspect_computes_alone() -> None:
     assert harness.idle()
 
 
+@pytest.mark.parametrize("num_continued", [4, 6])
+def test_a_suspect_that_is_continued_computes_one_token_alone(num_continued: int) -> None:
+    """It had 4 when the engine died: it is cleared by the next, also where its caller says that there were more."""
+    expected = complete([1, 2, 3], 12, seed=3)
+    harness = Harness(Setting(max_num_batched_tokens=4), in_flight={OWN: 4})
+    beside = harness.add([9], 12)
+    harness.step()
+    suspect = harness.add([1, 2, 3], 12, seed=3, continued_ids=tuple(expected[:num_continued]))
+    while not harness.outcomes[suspect].ids:
+        assert harness.scheduler.quarantine.num_suspected(OWN) == 4
+        harness.step()
+    assert len(harness.outcomes[suspect].ids) == 1
+    assert not harness.scheduler.live.trial.seqs
+    assert harness.scheduler.quarantine.num_suspected(OWN) is None
+    harness.run()
+    assert harness.outcomes[suspect].ids == expected[num_continued:]
+    assert harness.outcomes[beside].ids == complete([9], 12)
+    assert harness.idle()
+
+
+def test_a_death_tells_how_long_a_continued_output_was() -> None:
+    harness = Harness(in_flight={})
+    harness.add([1, 2, 3], 40, seed=3, continued_ids=tuple(complete([1, 2, 3], 20, seed=3)))
+    submit = harness.runner.submit
+    seen: list[dict[bytes, int]] = []
+
+    def submit_and_look(batch: Batch) -> Pending:
+        seen.append(harness.recorder.in_flight())
+        return submit(batch)
+
+    harness.runner.submit = submit_and_look  # type: ignore[method-assign]
+    for _ in range(3):
+        harness.step()
+    assert seen == [{OWN: 20}, {OWN: 21}, {OWN: 22}]
+
+
 def test_suspects_wait_for_each_other_and_leave_when_their_callers_do() -> None:
     harness = Harness(in_flight={OWN: 3, fingerprint(msgspec.structs.replace(REQUEST, prompt_ids=(5,))): 3})
     first, same, other = (harness.add(prompt, 8, seed=3) for prompt in ([1, 2, 3], [1, 2, 3], [5]))

@@ -24,9 +24,13 @@ class Asked:
     prompt: list[int]
     max_tokens: int
     num_outputs: int
-    #: The engine dies when it computes a row of so many generated ids; more than max_tokens: never.
+    #: The engine dies when it computes a row of so many ids of the output; more than max_tokens: never.
     fatal_at: int
+    #: Whether its caller continues from what was sent, rather than from the beginning.
+    continues: bool
     handle: int = -1
+    #: Sent by engines that died.
+    sent: list[int] = field(default_factory=list)
     outputs: dict[int, list[int]] = field(default_factory=dict)
     refused: str = ""
 
@@ -51,7 +55,10 @@ class Mortal:
         self._fatal: dict[int, int] = {}
 
     def send(self, ask: Asked) -> None:
-        ask.handle = self.harness.add(ask.prompt, ask.max_tokens, num_outputs=ask.num_outputs, seed=3)
+        sent = tuple(ask.sent)
+        ask.handle = self.harness.add(
+            ask.prompt, ask.max_tokens, num_outputs=ask.num_outputs, seed=3, continued_ids=sent
+        )
         self._sent.append(ask)
         for index in range(ask.num_outputs):
             self._fatal[ask.handle + index] = ask.fatal_at
@@ -80,15 +87,17 @@ class Mortal:
             for index in range(ask.num_outputs):
                 outcome = self.harness.outcomes[ask.handle + index]
                 if outcome.finished:
-                    ask.outputs[index] = outcome.ids
+                    ask.outputs[index] = ask.sent + outcome.ids
                 elif outcome.failed:
                     ask.refused = outcome.failed.reason
+            if ask.continues and not ask.is_over:
+                ask.sent += self.harness.outcomes[ask.handle].ids
 
 
 def _num_drawn(seq: Sequence) -> int:
-    """Ids of its own before the newest step in flight."""
+    """Ids of its output before the newest step in flight."""
     *before, _ = seq.flights
-    return seq.num_generated + sum(flight.may_yield for flight in before)
+    return seq.num_output + sum(flight.may_yield for flight in before)
 
 
 settings_of = st.builds(
@@ -105,7 +114,9 @@ settings_of = st.builds(
 )
 #: Prompts differ by their first id, so that a fingerprint belongs to one of them.
 asks = st.lists(
-    st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 2), st.sampled_from([99, 99, 0, 1, 4])),
+    st.tuples(
+        st.integers(1, 9), st.integers(1, 9), st.integers(1, 2), st.sampled_from([99, 99, 0, 1, 4]), st.booleans()
+    ),
     min_size=1,
     max_size=8,
 )
@@ -115,8 +126,8 @@ asks = st.lists(
 @settings(max_examples=60)
 def test_every_poison_costs_two_deaths_at_most_and_nobody_else_his_output(setting, drawn) -> None:  # type: ignore[no-untyped-def]
     asked = [
-        Asked([number, *range(length)], max_tokens, num_outputs, fatal_at)
-        for number, (length, max_tokens, num_outputs, fatal_at) in enumerate(drawn)
+        Asked([number, *range(length)], max_tokens, num_outputs, fatal_at, continues and num_outputs == 1)
+        for number, (length, max_tokens, num_outputs, fatal_at, continues) in enumerate(drawn)
     ]
     num_poisons = sum(ask.is_poison for ask in asked)
     engine, deaths = Mortal(setting), 0

@@ -45,8 +45,8 @@ class Trial:
         return (seq in self.seqs) is self._is_its_turn
 
     def settled(self) -> None:
-        """Clears the suspect once all its outputs have come further than it had come."""
-        if all(seq.num_generated > self._num_suspected for seq in self.seqs):
+        """Clears the suspect once each of its outputs has drawn a token, and has come further than it had come."""
+        if all(seq.num_generated and seq.num_output > self._num_suspected for seq in self.seqs):
             self._quarantine.clear(self.seqs[0].fingerprint)
             self._over()
 
