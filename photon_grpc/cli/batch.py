@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 from photon_grpc.cli.connection import connection
 from photon_grpc.cli.terminal import remark
@@ -34,7 +34,7 @@ class Line:
 
     number: int
     digest: str
-    text: str
+    data: bytes
 
 
 def batch(target: str, source: Path, target_file: Path, options: Options, concurrency: int) -> int:
@@ -45,7 +45,7 @@ def batch(target: str, source: Path, target_file: Path, options: Options, concur
     what was answered stays.
     """
     lines = list(_read(source))
-    with target_file.open("a+", encoding="utf-8") as out:
+    with target_file.open("a+b") as out:
         answered, num_failed = _answered(out, target_file, {line.number: line.digest for line in lines})
         left = [line for line in lines if line.number not in answered]
         if answered:
@@ -56,23 +56,23 @@ def batch(target: str, source: Path, target_file: Path, options: Options, concur
 
 
 def _read(source: Path) -> Iterator[Line]:
-    """Raise ConfigError."""
+    """Raise ConfigError. Lines end with a line feed alone: JSON may hold what else ends a line."""
     try:
-        for number, text in enumerate(source.read_text(encoding="utf-8").splitlines(), 1):
-            if text.strip():
-                yield Line(number, hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARS], text)
-    except (OSError, UnicodeDecodeError) as error:
+        for number, data in enumerate(source.read_bytes().split(b"\n"), 1):
+            if data.strip():
+                yield Line(number, hashlib.sha256(data).hexdigest()[:_DIGEST_CHARS], data)
+    except OSError as error:
         raise ConfigError(f"{source}: {error}") from None
 
 
-def _answered(out: TextIO, path: Path, digests: dict[int, str]) -> tuple[set[int], int]:
+def _answered(out: BinaryIO, path: Path, digests: dict[int, str]) -> tuple[set[int], int]:
     """Numbers of the lines that the output holds, and how many of them failed. A last line that was not finished is
     cut off. Raise ConfigError where it answers other requests."""
     out.seek(0)
-    text = out.read()
-    whole = text[: text.rfind("\n") + 1]
+    data = out.read()
+    whole = data[: data.rfind(b"\n") + 1]
     numbers, num_failed = set(), 0
-    for answer in whole.splitlines():
+    for answer in whole.split(b"\n")[:-1]:
         try:
             record = json.loads(answer)
             number, digest = record["line"], record["digest"]
@@ -82,12 +82,11 @@ def _answered(out: TextIO, path: Path, digests: dict[int, str]) -> tuple[set[int
             raise ConfigError(f"{path} answers another request at line {number} of the input; name another file")
         numbers.add(number)
         num_failed += "error" in record
-    out.seek(len(whole.encode()))
-    out.truncate()
+    out.truncate(len(whole))
     return numbers, num_failed
 
 
-async def _run(target: str, lines: list[Line], options: Options, concurrency: int, out: TextIO) -> int:
+async def _run(target: str, lines: list[Line], options: Options, concurrency: int, out: BinaryIO) -> int:
     """How many failed."""
     num_failed = 0
     async with Client(target, **connection()) as client:
@@ -97,7 +96,7 @@ async def _run(target: str, lines: list[Line], options: Options, concurrency: in
 
         with bar_of("requests", len(lines), sys.stderr.isatty()) as advance:
             async for _, record in unordered(answer, lines, concurrency):
-                out.write(json.dumps(record, ensure_ascii=False) + "\n")
+                out.write(_line_of(record))
                 out.flush()
                 num_failed += "error" in record
                 advance()
@@ -109,10 +108,13 @@ async def _answer(client: Client, line: Line, options: Options) -> dict[str, Any
     """The line of the output. Raise PhotonError for what other requests would meet, too."""
     record: dict[str, Any] = {"line": line.number, "digest": line.digest}
     try:
-        request = _request_of(line.text)
+        request = _request_of(line.data)
         record |= {"id": request.pop("id")} if "id" in request else {}
         prompt = request.pop("messages" if "messages" in request else "prompt")
-        generation = await persist(lambda: client.generate(prompt, **{**options, **request}))
+        try:
+            generation = await persist(lambda: client.generate(prompt, **{**options, **request}))
+        except (TypeError, ValueError) as error:  # of a value that no request can hold
+            raise InvalidRequest(str(error)) from None
     except NotAllowed:
         raise
     except RequestError as error:
@@ -121,10 +123,10 @@ async def _answer(client: Client, line: Line, options: Options) -> dict[str, Any
     return record | _shown(generation)
 
 
-def _request_of(text: str) -> dict[str, Any]:
+def _request_of(data: bytes) -> dict[str, Any]:
     """Raise InvalidRequest."""
     try:
-        value = json.loads(text)
+        value = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the line is no JSON: {error}") from None
     request: dict[str, Any] = {"prompt": value} if isinstance(value, str) else value
@@ -133,7 +135,27 @@ def _request_of(text: str) -> dict[str, Any]:
     known = {*Options.__annotations__, "id", "prompt", "messages"} - {"message_type"}
     if unknown := sorted(request.keys() - known):
         raise InvalidRequest(f"there is no option {unknown[0]}", field=unknown[0])
+    _check_prompt(request)
+    bias = request.get("logit_bias")
+    if isinstance(bias, dict):  # JSON's names are texts
+        request["logit_bias"] = {int(token) if token.isdecimal() else token: value for token, value in bias.items()}
     return request
+
+
+def _check_prompt(request: dict[str, Any]) -> None:
+    messages, prompt = request.get("messages"), request.get("prompt")
+    if "messages" in request and not (isinstance(messages, list) and all(isinstance(each, dict) for each in messages)):
+        raise InvalidRequest("messages is a list of objects with role and content", field="messages")
+    is_ids = isinstance(prompt, list) and all(type(each) is int for each in prompt)
+    if "prompt" in request and not (isinstance(prompt, str) or is_ids):
+        raise InvalidRequest("prompt is a text or a list of ids", field="prompt")
+
+
+def _line_of(record: dict[str, Any]) -> bytes:
+    try:
+        return json.dumps(record, ensure_ascii=False).encode() + b"\n"
+    except UnicodeEncodeError:  # an id may hold half of a surrogate pair
+        return json.dumps(record).encode() + b"\n"
 
 
 def _shown(generation: Generation) -> dict[str, Any]:

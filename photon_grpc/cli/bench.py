@@ -145,7 +145,7 @@ def _prompts_of(path: Path) -> list[str | list[int]]:
     """A prompt a line. In a `.jsonl` file a line is a JSON string, a list of ids, or an object that has either as
     "prompt"."""
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
         prompts = [_prompt_of(json.loads(line)) for line in lines] if path.suffix == ".jsonl" else lines
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"--prompt-file: {path}: {error}", field="--prompt-file") from error

@@ -70,6 +70,54 @@ def test_a_line_that_fails_is_told_and_the_others_are_answered(tmp_path: Path, o
     assert told[6]["outputs"] == [{"text": "hi", "finish": "EOS"}]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"prompt": 5}',
+        b'{"prompt": NaN}',
+        b'{"prompt": ["a"]}',
+        b'"\\ud800"',
+        b'{"messages": "hi"}',
+        b'{"messages": [5]}',
+        b'{"prompt": "x", "logit_bias": {"five": 1}}',
+        b'{"prompt": "x", "max_tokens": "many"}',
+        b'"\xff"',
+        b"[" * 100_000,
+    ],
+)
+def test_a_line_that_no_request_can_hold_harms_no_other(line: bytes, tmp_path: Path, out: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(line + b'\n"good"\n')
+    with serving_in_a_thread(HI) as fake:
+        assert run(fake, str(source), out) == 1
+        assert {record["line"]: "error" in record for record in answers(out)} == {1: True, 2: False}
+        assert run(fake, str(source), out) == 1
+    assert len(fake.requests) == 1
+
+
+def test_signs_that_end_lines_elsewhere_end_none_here(tmp_path: Path, out: Path) -> None:
+    text = "a\u2028b\u0085c\x0bd"
+    source = tmp_path / "in.jsonl"
+    source.write_text(
+        "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in (text, {"prompt": "x", "id": text}))
+    )
+    with serving_in_a_thread([message(text, start=True, finish=pb.FINISH_REASON_EOS)]) as fake:
+        assert run(fake, str(source), out, "--concurrency", "1") == 0
+        assert [request.text for request in fake.requests] == [text, "x"]
+        whole = out.read_bytes()
+        assert run(fake, str(source), out) == 0
+        assert out.read_bytes() == whole and len(fake.requests) == 2
+
+
+def test_an_id_of_half_a_pair_and_a_bias_by_name_are_taken(tmp_path: Path, out: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"prompt": "x", "id": "\\ud800", "logit_bias": {"5": 1.5}}\n')
+    with serving_in_a_thread(HI) as fake:
+        assert run(fake, str(source), out) == 0
+    assert dict(fake.requests[0].sampling.logit_bias) == {5: 1.5}
+    assert json.loads(out.read_bytes())["id"] == "\ud800"
+
+
 def test_a_full_server_is_asked_until_it_has_room(tmp_path: Path, out: Path) -> None:
     with serving_in_a_thread(*[[FULL]] * 12, HI) as fake:
         assert run(fake, write(tmp_path / "in.jsonl", "a"), out) == 0
@@ -85,7 +133,7 @@ def test_a_second_run_asks_for_what_is_missing_alone(
         assert run(fake, source, out, "--concurrency", "1") == 0
         whole = out.read_text()
         # As if it had been killed while it wrote its second answer.
-        out.write_text(whole[: whole.index("\n") + 20])
+        out.write_bytes(whole[: whole.index("\n") + 20].encode() + "ä".encode()[:1])
         fake.requests.clear()
         assert run(fake, source, out, "--concurrency", "1") == 0
         assert [request.text for request in fake.requests] == ["b", "c"]
@@ -119,7 +167,7 @@ def test_ctrl_c_keeps_what_was_answered(tmp_path: Path, out: Path) -> None:
                 assert time.monotonic() < end_s
                 time.sleep(0.05)
             process.send_signal(signal.SIGINT)
-            _, told = process.communicate(timeout=30)
+            _, told = process.communicate(timeout=90)
     assert (process.returncode, len(answers(out))) == (main.INTERRUPTED, 1)
     assert "Traceback" not in told
 
