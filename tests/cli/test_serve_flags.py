@@ -80,7 +80,10 @@ def changed_demo(directory: Path, **values: object) -> Path:
     return directory
 
 
-def test_doctor_names_what_is_wrong_with_a_model_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_names_what_is_wrong_with_a_model_and_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "ask_torch", lambda: None)  # of devices: a process of seconds
     directory = changed_demo(tmp_path / "shape", intermediate_size=1280)
     assert main.main(["doctor", str(directory)]) == 1
     assert "gate_proj.weight has shape [640, 256]" in " ".join(capsys.readouterr().out.split())
