@@ -113,9 +113,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
     def _refuse(self, context: Context, request_id: str, error: PhotonError) -> None:
         """One of many requests, by its id already."""
-        # Not validated yet.
-        told = request_id[: metadata.MAX_REQUEST_ID_CHARS]
-        self._frontend.refused(replace(metadata.origin(context, _MULTIPLEX), request_id=told), error)
+        self._frontend.refused(replace(metadata.origin(context, _MULTIPLEX), request_id=request_id), error)
 
     async def _ask(self, method: str, request: pb.GenerateRequest, context: Context) -> tuple[Ask, MessageType | None]:
         origin = metadata.origin(context, method)

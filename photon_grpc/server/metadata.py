@@ -45,9 +45,14 @@ def name_call(context: Context, replica_id: str) -> None:
 
 def rename_call(request_id: str, field: str) -> None:
     """Give the call the id that `field` holds. Raise InvalidRequest naming `field`."""
+    check_request_id(request_id, field)
+    _request_id.set(request_id)
+
+
+def check_request_id(request_id: str, field: str) -> None:
+    """Raise InvalidRequest naming `field`."""
     if len(request_id) > MAX_REQUEST_ID_CHARS or not (request_id.isascii() and request_id.isprintable()):
         raise InvalidRequest(f"{field} must be at most {MAX_REQUEST_ID_CHARS} printable ASCII characters", field=field)
-    _request_id.set(request_id)
 
 
 def request_id() -> str:

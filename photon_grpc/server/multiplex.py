@@ -56,7 +56,9 @@ class _Member:
     __slots__ = ("_call", "admission", "error", "is_ready", "is_scored", "items", "request_id", "started_s", "stream")
 
     def __init__(self, call: MultiplexCall, handle: int, request_id: str) -> None:
-        self.request_id = request_id
+        #: No more of it than may be valid: it is logged.
+        self.request_id = request_id[: metadata.MAX_REQUEST_ID_CHARS]
+        # Callers find their request by the id as they wrote it.
         self.items = ItemWriter(handle, request_id)
         self.started_s = time.monotonic()
         #: Prepares and sends it to the engine.
@@ -230,15 +232,23 @@ class MultiplexCall:
 
     def _generate(self, request: pb.GenerateRequest) -> None:
         member = self._member(request.request_id)
-        if not member.request_id:
-            text = "request_id: a request of MultiplexGenerate must have one"
-            self._refused(member, InvalidRequest(text, field="request_id"))
-        elif member.request_id in self._members:
-            text = "request_id: a request of this stream with this id is in flight"
-            self._refused(member, DuplicateRequestId(text, field="request_id"))
+        try:
+            self._check_id(request.request_id)
+        except PhotonError as error:
+            self._refuse(member.request_id, error)
+            self._fail(member, error)
         else:
             self._members[member.request_id] = member
             member.admission = asyncio.create_task(self._admitted(member, request))
+
+    def _check_id(self, request_id: str) -> None:
+        """Raise InvalidRequest, DuplicateRequestId."""
+        if not request_id:
+            raise InvalidRequest("request_id: a request of MultiplexGenerate must have one", field="request_id")
+        metadata.check_request_id(request_id, "request_id")
+        if request_id in self._members:
+            text = "request_id: a request of this stream with this id is in flight"
+            raise DuplicateRequestId(text, field="request_id")
 
     def _cancel(self, request_id: str) -> None:
         member = self._members.get(request_id)
@@ -260,10 +270,6 @@ class MultiplexCall:
             self._fail(member, error)
         else:
             member.stream.call_when_due(member.due)
-
-    def _refused(self, member: _Member, error: PhotonError) -> None:
-        self._refuse(member.request_id, error)
-        self._fail(member, error)
 
     def _fail(self, member: _Member, error: Exception) -> None:
         self._end(member, error)

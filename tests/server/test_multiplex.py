@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import logging
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -475,6 +477,25 @@ async def test_a_bad_item_ends_neither_the_stream_nor_a_neighbour(service: Servi
     await caller.call.done_writing()
     assert await caller.call.code() is Code.OK
     assert caller.num_finished() == 1
+
+
+async def test_of_an_id_that_is_too_long_a_valid_length_is_logged(
+    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Alike in the log of failures and in the record of the request. Its caller gets the whole id, by which clients
+    find the request; one in flight that begins like it goes on."""
+    records: list[str] = []
+    monkeypatch.setattr(service.frontend, "refused", lambda origin, error: records.append(origin.request_id))
+    caplog.set_level(logging.INFO, "photon_grpc.server")
+    logged = "i" * 128
+    caller = await running(service, logged)
+    await caller.generate("i" * 300_000)
+    await until(lambda: bool(caller.errors()))
+    assert caller.errors() == [("i" * 300_000, "INVALID_REQUEST")]
+    assert [json.loads(line)["request_id"] for line in caplog.messages] == records == [logged]
+    service.link.step((1, TOKEN), finished=(done(1),))
+    await until(lambda: caller.num_finished() == 1)
+    caller.call.cancel()
 
 
 async def test_failures_from_the_engine_reach_their_own_item(service: Service) -> None:
