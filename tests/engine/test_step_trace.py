@@ -197,3 +197,14 @@ def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
 def test_what_cannot_be_written_is_said_at_the_start(tmp_path: Path, path: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         check_trace_file(str(tmp_path / path))
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_fifo_is_refused_at_once(tmp_path: Path, is_read: bool) -> None:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if is_read else None
+    with pytest.raises(ConfigError, match="regular" if is_read else "No such device"):
+        check_trace_file(str(path))
+    if reader is not None:
+        os.close(reader)
