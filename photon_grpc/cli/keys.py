@@ -46,7 +46,7 @@ def new(
     tokens_per_minute: int | None,
     weight: int | None,
 ) -> None:
-    """Show a new key, once, and its block for the file of `serve --api-keys-file`."""
+    """Write the block of a new key for the file of `serve --api-keys-file`; show the key itself, once, on stderr."""
     if name and not _NAME.fullmatch(name):
         raise click.BadParameter(f"{name!r}: letters, digits, '.', '_' and '-', 64 at most", param_hint="NAME")
     secret = _PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
@@ -58,8 +58,10 @@ def new(
         "tokens_per_minute": tokens_per_minute,
         "weight": weight,
     }
-    click.echo(f"The key, shown only here; calls carry it as metadata `authorization: Bearer KEY`:\n\n    {secret}\n")
-    click.echo("Its block for the file of --api-keys-file:\n\n[[key]]")
+    # stdout may be the file itself.
+    text = f"The key, shown only here; calls carry it as metadata `authorization: Bearer KEY`:\n\n    {secret}\n"
+    click.echo(f"{text}\nIts block for the file of --api-keys-file, on stdout:\n", err=True)
+    click.echo("[[key]]")
     # Texts, numbers and lists of ASCII are the same in JSON and TOML.
     for field, value in entry.items():
         if value is not None:

@@ -1,4 +1,4 @@
-"""`keys new`: what it prints is a key, and a block that a server takes."""
+"""`keys new`: stderr shows a key, stdout is a block that a server takes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from photon_grpc.config.api_keys import read_api_keys
 def made(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:
     """The key and its block."""
     assert main.main(["keys", "new", *arguments]) == 0
-    shown, _, block = capsys.readouterr().out.partition("[[key]]")
-    (secret,) = re.findall(r"^    (photon-\S{43})$", shown, re.MULTILINE)
-    return secret, "[[key]]" + block
+    shown = capsys.readouterr()
+    (secret,) = re.findall(r"^    (photon-\S{43})$", shown.err, re.MULTILINE)
+    return secret, shown.out
 
 
 def test_the_block_is_of_the_key_and_does_not_hold_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -40,6 +40,17 @@ def test_the_block_is_of_the_key_and_does_not_hold_it(capsys: pytest.CaptureFixt
     assert (unnamed.scopes, unnamed.max_concurrent, unnamed.tokens_per_minute) == (("generate", "models"), None, None)
 
 
+def test_appended_to_a_file_it_is_one_that_the_server_reads_and_holds_no_key(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    command = [sys.executable, "-m", "photon_grpc", "keys", "new"]
+    for name in ("search", "chat"):
+        with path.open("a") as file:
+            shown = subprocess.run([*command, name], stdout=file, stderr=subprocess.PIPE, text=True, check=True).stderr
+        (secret,) = re.findall(r"photon-\S{43}", shown)
+        assert secret not in path.read_text()
+    assert [key.name for key in read_api_keys(str(path))] == ["search", "chat"]
+
+
 def test_a_name_that_the_file_would_not_take_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["keys", "new", "two words"]) == 2
     assert "two words" in capsys.readouterr().err
@@ -48,7 +59,7 @@ def test_a_name_that_the_file_would_not_take_is_refused(capsys: pytest.CaptureFi
 def test_it_needs_no_server() -> None:
     code = (
         "import sys; from photon_grpc.cli.main import main; main(['keys', 'new']); "
-        "print({'grpc', 'torch', 'msgspec'} & set(sys.modules), file=sys.stderr)"
+        "print({'grpc', 'torch', 'msgspec'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stderr.strip() == "set()"
+    assert done.stdout.splitlines()[-1] == "set()"
