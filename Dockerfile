@@ -59,8 +59,8 @@ VOLUME /var/cache/photon
 EXPOSE 50051
 # Drains: running requests get --drain-timeout (30 s); give `docker stop` more than that.
 STOPSIGNAL SIGTERM
-# Asks at PHOTON_TARGET (127.0.0.1:50051), in clear text: with TLS let the service listen at a Unix socket, too, and name
-# that one.
+# Asks at PHOTON_TARGET (127.0.0.1:50051), in clear text unless PHOTON_TLS_CA is set: with TLS let the service listen at a
+# Unix socket, too, and name that one.
 HEALTHCHECK --interval=10s --timeout=10s --start-period=10m --start-interval=2s --retries=3 CMD ["photon-grpc", "health"]
 ENTRYPOINT ["tini", "--", "photon-grpc"]
 CMD ["serve"]

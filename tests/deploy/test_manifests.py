@@ -227,7 +227,9 @@ def test_the_unit_sets_settings_and_writes_only_where_systemd_makes_room() -> No
     name = systemd_unit()["Service"]["CacheDirectory"]
     for variable in ("HOME", "TRITON_CACHE_DIR", "HF_HOME"):
         assert environment[variable].startswith(f"/var/cache/{name}")
-    assert f"unix:/run/{name}/grpc.sock" in ours["PHOTON_LISTEN"]
+    # Its probe must be answered also where the ports speak TLS.
+    assert ours["PHOTON_TARGET"] == f"unix:/run/{name}/grpc.sock"
+    assert ours["PHOTON_TARGET"] in ours["PHOTON_LISTEN"].split(",")
     assert int(systemd_unit()["Service"]["RestartPreventExitStatus"]) == 2
 
 
