@@ -336,7 +336,7 @@ class Frontend:
                     del running[handle]
                     stopped.append(handle)
             else:
-                self._late.output_token()
+                self._late.output_tokens(1)
         if stopped:
             self._send_abort(tuple(stopped), by_stop_string=True)
         for finished in frame.finished:
@@ -392,6 +392,7 @@ class Frontend:
     def _closed(self, share: Share, stream: TokenStream, record: RequestRecord) -> None:
         self._abort(stream)
         share.end(record.usage.output_tokens)
+        self._late.output_tokens(stream.usage().output_tokens - record.usage.output_tokens)
         self._observers.ended(record)
         self._first_handles.pop(stream, None)
         if not self._first_handles:

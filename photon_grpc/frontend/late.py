@@ -1,4 +1,5 @@
-"""Tokens that the engine counted and that reached the front end when their output was over there: dropped, not billed.
+"""Tokens that the engine counted and that are not billed: they reached the front end when their output was over there,
+or their request failed before any of them was sent.
 
 By them alone, what the engine counted exceeds what requests were billed.
 """
@@ -17,8 +18,8 @@ class LateTokens:
     def usage(self) -> Usage:
         return Usage(self._prompt, self._cached, self._output)
 
-    def output_token(self) -> None:
-        self._output += 1
+    def output_tokens(self, num_tokens: int) -> None:
+        self._output += num_tokens
 
     def prompt(self, told: Started | Finished) -> None:
         """News of an output that is over; it may be the one with which the engine counts the prompt."""

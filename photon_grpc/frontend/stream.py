@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 
 from photon_grpc.core.frames import Finished, Started
 from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.core.request import FinishReason
-from photon_grpc.errors import EngineFailure, EngineRestarting, PhotonError
+from photon_grpc.errors import DeadlinePassed, EngineFailure, EngineRestarting, PhotonError
 from photon_grpc.frontend.ask import StreamAsk
 from photon_grpc.frontend.output import OutputText
-from photon_grpc.frontend.record import Origin, RequestRecord
+from photon_grpc.frontend.record import NO_USAGE, Origin, RequestRecord
 from photon_grpc.frontend.scores import NOT_SCORED, PromptScores
 from photon_grpc.frontend.update import OutputDelta, Update
 
@@ -194,6 +195,13 @@ class TokenStream:
         """Up to now."""
         return Usage(self._num_prompt, self._num_cached, sum(output.num_delivered for output in self.outputs))
 
+    def _is_withheld(self) -> bool:
+        """Whether it failed before anything was sent: no output token is billed. A passed deadline is the caller's own
+        and bills what was computed, as a cancel does."""
+        if self._error is None or isinstance(self._error, DeadlinePassed):
+            return False
+        return self._is_whole or not self._has_sent
+
     def _note(self, num_cached: int, queue_s: float) -> None:
         # The prompt is computed, and billed, once: for the output that is told of first.
         if not self._is_prompt_told:
@@ -211,7 +219,7 @@ class TokenStream:
 
     def _record(self, error: BaseException | None) -> RequestRecord:
         """Of the request as it ends, by `error` or by its reader's leaving where it is not complete."""
-        billed = self.usage()
+        billed = (0,) if self._is_withheld() else tuple([output.num_delivered for output in self.outputs])
         total_s = self._since_arrival_s()
         return RequestRecord(
             self._origin,
@@ -221,8 +229,8 @@ class TokenStream:
             finish_reasons=tuple(
                 [FinishReason.UNSPECIFIED if each.finish is None else each.finish.reason for each in self.outputs]
             ),
-            usage=billed if self._is_prompt_told else Usage(output_tokens=billed.output_tokens),
-            longest_output_tokens=max(output.num_delivered for output in self.outputs),
+            usage=replace(self.usage() if self._is_prompt_told else NO_USAGE, output_tokens=sum(billed)),
+            longest_output_tokens=max(billed),
             num_preemptions=self._num_preemptions,
             queue_s=self._queue_s if self._is_prompt_told else None,
             first_token_s=self._first_token_s,

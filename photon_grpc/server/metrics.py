@@ -48,7 +48,8 @@ LATE_PROMPT = Metric(
 )
 LATE_OUTPUT = Metric(
     "photon_unbilled_generation_tokens_total",
-    "Tokens that reached the front end when their output was over there: counted, not billed.",
+    "Tokens that reached the front end when their output was over there, or of which a failed request was sent none: "
+    "counted, not billed.",
 )
 QUEUE_S = Metric("photon_request_queue_time_seconds", "From arrival to the first step.", bounds=_REQUEST_S)
 PREFILL_S = Metric("photon_request_prefill_time_seconds", "From the first step to the first token.", bounds=_REQUEST_S)

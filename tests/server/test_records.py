@@ -19,6 +19,7 @@ from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import DeadlinePassed, KVCapacity, NumericFailure
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.frontend.quotas import NoShares, Share
 from photon_grpc.frontend.record import Observers, RequestRecord
 from photon_grpc.server.server import Server
 from photon_grpc.v1 import inference_pb2 as pb
@@ -37,16 +38,31 @@ class Broken:
         raise RuntimeError("an observer of no use")
 
 
+class Bill(Share, NoShares):
+    """Every request's share: what its owner's quota is charged."""
+
+    def __init__(self) -> None:
+        self.output_tokens: list[int] = []
+
+    def share(self, owner: str, deadline_s: float | None) -> Share:
+        return self
+
+    def end(self, num_output_tokens: int) -> None:
+        self.output_tokens.append(num_output_tokens)
+
+
 class Service:
     """A server over a real front end; the engine says what a test says."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self.records: list[RequestRecord] = []
+        self.bill = Bill()
         self.link = FakeLink(msgspec.structs.replace(FACTS, max_queue_size=100, max_queued_tokens=1000))
         self.frontend = Frontend(
             link=self.link,
             model=served(),
             encoder=ThreadEncoder(served(), pool),
+            shares=self.bill,
             observers=Observers([Broken(), self]),
         )
         self.server = Server(self.frontend, config=ServerConfig())
@@ -174,7 +190,8 @@ async def test_a_request_that_the_engine_fails(service: Service, method: str) ->
     service.link.step(failed=(Failed.of(1, NumericFailure("not a number")),))
     await caller
     record = await service.record()
-    assert (record.reason, record.usage.output_tokens) == ("NUMERIC_FAILURE", 1)
+    assert (record.reason, record.usage.output_tokens) == ("NUMERIC_FAILURE", 0 if method == "Generate" else 1)
+    assert service.frontend.late.output_tokens == 1 - record.usage.output_tokens
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -194,9 +211,24 @@ async def test_a_lost_engine_is_recorded_as_the_caller_was_told(service: Service
     if method == "StreamGenerate":
         (stream,) = service.frontend._first_handles
         await until(lambda: stream._has_sent)
+    service.link.step((1, TOKEN))
     service.link.lose()
     await caller
-    assert (await service.record()).reason == reason
+    record = await service.record()
+    assert record.reason == reason
+    # A unary call was sent nothing.
+    assert (record.usage.output_tokens, record.longest_output_tokens) == ((0, 0) if method == "Generate" else (2, 2))
+    assert service.frontend.late.output_tokens == 2 - record.usage.output_tokens
+    assert service.bill.output_tokens == [record.usage.output_tokens]
+
+
+async def test_a_passed_deadline_bills_a_unary_call_what_was_computed(service: Service) -> None:
+    caller = await service.begun("Generate")
+    service.link.step(failed=(Failed.of(1, DeadlinePassed("the deadline passed")),))
+    await caller
+    record = await service.record()
+    assert (record.reason, record.usage.output_tokens) == ("DEADLINE_PASSED", 1)
+    assert service.frontend.late == Usage()
 
 
 @pytest.mark.parametrize("method", ["Generate", "StreamGenerate"])

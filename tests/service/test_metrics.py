@@ -313,6 +313,33 @@ def test_no_counter_falls_when_a_process_is_killed(observed: Observed, victim: s
     assert pages[-1][key] == pages[0][key] + 1
 
 
+def test_a_unary_call_that_is_lost_with_the_engine_is_not_billed(observed: Observed) -> None:
+    service = observed.service
+    (address,) = service.wait_ready()
+    times = len(service.ready_lines())
+    before = observed.page()
+    with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        request = pb.GenerateRequest(request_id="lost", text="def")
+        request.stop.max_tokens = 400
+        request.stop.ignore_eos = True
+        unary = Stub(channel).Generate.future(request, timeout=60)
+        request.request_id = "beside it"
+        beside = Stub(channel).StreamGenerate(request, timeout=60)
+        for _ in range(20):
+            next(beside)
+        os.kill(service.children()["engine"], signal.SIGKILL)
+        assert unary.code() is grpc.StatusCode.UNAVAILABLE
+    service.wait_ready(times + 1)
+    rejected = ("photon_requests_rejected_total", "ENGINE_RESTARTING")
+    wait_until(lambda: observed.page().get(rejected, 0.0) == before.get(rejected, 0.0) + 1, "it is counted")
+    assert ("photon_requests_failed_total", "ENGINE_RESTARTING") not in observed.page()
+    wait_until(lambda: "lost" in {line["request_id"] for line in observed.lines()}, "it has its line")
+    (line,) = [line for line in observed.lines() if line["request_id"] == "lost"]
+    assert (line["reason"], line["output_tokens"]) == ("ENGINE_RESTARTING", 0)
+    unbilled = ("photon_unbilled_generation_tokens_total",)
+    wait_until(lambda: observed.page()[unbilled] > before[unbilled], "what was computed is told")
+
+
 def test_scrapers_that_are_stuck_disturb_nothing(observed: Observed) -> None:
     (address,) = observed.service.wait_ready()
     host, port = observed.url.removeprefix("http://").rstrip("/").split(":")
