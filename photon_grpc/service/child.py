@@ -116,8 +116,9 @@ class Child:
         if self._ended.done():
             return
         if told := self._watchdog.tick():
-            log.error("the %s %s: it hangs and is ended", self.name, told)
-            self._has_hung = True
+            self._has_hung = not _is_stopped(self.pid)
+            why = "hangs" if self._has_hung else "is stopped from outside"
+            log.error("the %s %s: it %s and is ended", self.name, told, why)
             self.process.send_signal(_WHERE_SIGNAL)
             asyncio.get_running_loop().call_later(_LAST_WORDS_S, self.kill)
 
@@ -218,6 +219,17 @@ def _blocked(*signals: signal.Signals) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal or a debugger has stopped it; False where the system does not say (not Linux)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            # PID (NAME) STATE ...; a name may hold anything.
+            state = stat.read().rpartition(b") ")[2][:1]
+    except OSError:
+        return False
+    return state in (b"T", b"t")
 
 
 async def _wait(process: subprocess.Popen[bytes]) -> int:

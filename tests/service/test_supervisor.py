@@ -178,6 +178,7 @@ async def test_a_child_whose_loop_hangs_is_replaced(caplog, monkeypatch, tmp_pat
         ("hangs in a step", 0, {b"s" * 16: 2}),
         ("in a step", signal.SIGSEGV, {b"s" * 16: 2}),
         ("in a step", signal.SIGKILL, {}),
+        ("in a step", signal.SIGSTOP, {}),
     ],
 )
 async def test_a_crash_or_a_hang_accuses_what_was_computed_and_a_kill_from_outside_does_not(
@@ -200,7 +201,8 @@ async def test_a_stopped_child_is_replaced(caplog, name):
         before = run.service.pids
         os.kill(before[name], signal.SIGSTOP)
         await run.until("ready on", times=2)
-        assert run.lines(f"the {name} has made no progress")
+        line = await run.until(f"the {name} has made no progress")
+        assert line.endswith("1.0 s were allowed: it is stopped from outside and is ended")
         assert run.service.pids[name] != before[name]
         assert await run.signalled(signal.SIGTERM) == 0
 
