@@ -11,13 +11,16 @@ from typing import Any, TypeVar
 
 from photon_grpc.client.backoff import Backoff
 from photon_grpc.client.resume import PATIENCE_S
-from photon_grpc.errors import Overloaded, QuotaExceeded, Unavailable
+from photon_grpc.errors import Overloaded, QueueFull, QueueTimeout, QuotaExceeded, Unavailable
 
 P = TypeVar("P")
 T = TypeVar("T")
 
 #: Answers one prompt.
 Answer = Callable[[P], Coroutine[Any, Any, T]]
+
+#: A server's own reasons, which end as others' requests do. gRPC and proxies give none.
+_PASSING = (QueueFull, QueueTimeout, QuotaExceeded)
 
 #: Of `map`, unless it says otherwise.
 CONCURRENCY = 64
@@ -67,7 +70,8 @@ async def unordered(
 
 
 async def persist(ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Ask again while the server is full, and for a while where none is there. Raise what else fails."""
+    """Ask again while the server says that it is full, and for a while where none is there or something on the way is
+    full. Raise what else fails."""
     full, away = Backoff(math.inf), Backoff(PATIENCE_S)
     while True:
         try:
@@ -75,8 +79,11 @@ async def persist(ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
         except Overloaded as error:
             if isinstance(error, QuotaExceeded) and error.retry_after_s is None:
                 raise
-            away.progress()
-            pause_s = full.pause_s(error)
+            if isinstance(error, _PASSING):
+                away.progress()
+                pause_s = full.pause_s(error)
+            else:
+                pause_s = away.pause_s(error)
         except Unavailable as error:
             pause_s = away.pause_s(error)
         await asyncio.sleep(pause_s)

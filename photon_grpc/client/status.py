@@ -20,6 +20,8 @@ _DETAILS_KEY = "grpc-status-details-bin"
 _PUSHBACK_KEY = "grpc-retry-pushback-ms"
 #: gRPC's word where health checks let no call through.
 _NONE_IS_READY = "backend unhealthy"
+#: Its words for a message above the receiver's limit.
+_TOO_LARGE = "larger than max"
 #: Its words for a connection that ends amid a call.
 _LOST = ("Socket closed", "Stream removed", "Connection reset", "Broken pipe")
 
@@ -89,6 +91,8 @@ def _foreign(code: grpc.StatusCode, message: str, target: str, retry_after_s: fl
     cls = _BY_CODE.get(code, errors.InternalFailure)
     if cls is Unreachable:
         return _unreachable(message, target, retry_after_s)
+    if cls is errors.Overloaded and _TOO_LARGE in message:
+        return errors.InvalidRequest(message)
     return cls(message or code.name, retry_after_s=retry_after_s)
 
 

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from photon_grpc import errors
-from photon_grpc.client import Client, SyncClient
+from photon_grpc.client import Client, SyncClient, many
 from photon_grpc.client.many import ordered, unordered
 from photon_grpc.v1 import inference_pb2 as pb
 
@@ -67,6 +67,22 @@ async def test_a_full_server_is_asked_until_it_has_room() -> None:
     async with serving(Echo(room=2)) as fake, Client(fake.target) as client:
         assert [result.text async for result in client.map(prompts, concurrency=20)] == prompts
     assert isinstance(fake, Echo) and fake.refused > 0 and fake.most <= 2
+
+
+async def test_a_refusal_without_a_reason_of_the_servers_is_asked_again_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(many, "PATIENCE_S", 0.05)
+    proxy = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many connections")
+    async with serving(FakeServer([proxy])) as fake, Client(fake.target, retries=0) as client:
+        with pytest.raises(errors.Overloaded, match="too many connections"):
+            await asyncio.wait_for(anext(client.map(["x"])), 30)
+
+
+async def test_a_prompt_above_the_servers_message_limit_is_raised_in_its_place() -> None:
+    async with serving(Echo()) as fake, Client(fake.target) as client:
+        with pytest.raises(errors.InvalidRequest, match="larger than max"):
+            await asyncio.wait_for(anext(client.map(["x" * 5 * 2**20])), 30)
 
 
 async def test_what_cannot_succeed_is_raised_in_its_place() -> None:
