@@ -18,7 +18,7 @@ from photon_grpc.core.request import FinishReason
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import QueueFull
 from photon_grpc.frontend.record import Origin, RequestRecord
-from photon_grpc.server import metrics
+from photon_grpc.server import methods, metrics
 from photon_grpc.server.exposition import Snapshot
 from photon_grpc.server.interceptors.metrics import MetricsInterceptor
 from photon_grpc.server.metrics import RequestMetrics
@@ -219,6 +219,11 @@ def test_all_of_a_record_stands_in_its_line(caplog: pytest.LogCaptureFixture) ->
     assert (refused["code"], refused["reason"]) == ("RESOURCE_EXHAUSTED", "QUEUE_FULL")
     assert refused["queue_ms"] is refused["first_token_ms"] is refused["trace_id"] is None
     assert refused.keys() == answered.keys()
+
+
+def test_load_reports_on_a_stream_have_labels_of_their_own() -> None:
+    service = "xds.service.orca.v3.OpenRcaService"
+    assert methods.labels(f"/{service}/StreamCoreMetrics") == ("server_stream", service, "StreamCoreMetrics")
 
 
 def test_labels_are_of_a_closed_set() -> None:
