@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from photon_grpc.client.channel import MAX_RETRIES, open_channel
 from photon_grpc.client.generation import Generation, read_generation
-from photon_grpc.client.many import CONCURRENCY, hedged, ordered, persist, unordered
+from photon_grpc.client.many import CONCURRENCY, check, hedged, ordered, persist, unordered
 from photon_grpc.client.message_type import M
 from photon_grpc.client.model import Model, read_model
 from photon_grpc.client.multiplex import DEFAULT_TIMEOUT_S, Multiplex, MultiplexGenerateCall
@@ -110,8 +110,9 @@ class Client:
         """The results in the order of the prompts, `concurrency` at a time; prompts are taken as there is room.
 
         A full server is asked again when it says, however often; a lost one for a while. What else fails is raised in
-        its place, and ends the rest.
+        its place, and ends the rest. Raise TypeError for one bare text, ValueError for a concurrency below 1.
         """
+        check(prompts, concurrency)
 
         async def answer(prompt: Prompt) -> Generation:
             return await persist(lambda: self.generate(prompt, **options))
@@ -122,6 +123,7 @@ class Client:
         self, prompts: Iterable[Prompt], *, concurrency: int = CONCURRENCY, **options: Unpack[Options]
     ) -> AsyncGenerator[tuple[int, Generation], None]:
         """As `map`, in the order in which they end: (index of the prompt, result)."""
+        check(prompts, concurrency)
 
         async def answer(prompt: Prompt) -> Generation:
             return await persist(lambda: self.generate(prompt, **options))

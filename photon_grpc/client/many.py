@@ -26,6 +26,14 @@ _PASSING = (QueueFull, QueueTimeout, QuotaExceeded)
 CONCURRENCY = 64
 
 
+def check(prompts: object, concurrency: int) -> None:
+    """Raise TypeError, ValueError for arguments of `map` that are mistakes of the program."""
+    if isinstance(prompts, str | bytes):
+        raise TypeError("prompts is an iterable of prompts, not one; did you mean [prompt]?")
+    if concurrency < 1:
+        raise ValueError(f"concurrency is {concurrency}; at least 1 request runs at a time")
+
+
 async def ordered(answer: Answer[P, T], prompts: Iterable[P], concurrency: int) -> AsyncGenerator[T, None]:
     """The answers in the order of the prompts, `concurrency` asked for at a time, at most as many more held back."""
     places = asyncio.Semaphore(concurrency)

@@ -147,13 +147,13 @@ class SyncClient:
         self, prompts: Iterable[Prompt], *, concurrency: int = CONCURRENCY, **options: Unpack[Options]
     ) -> Iterator[Generation]:
         """See Client.map. The prompts are taken in the client's own thread."""
-        yield from self._thread.iterate(self._client.map(prompts, concurrency=concurrency, **options))
+        return self._iterate(self._client.map(prompts, concurrency=concurrency, **options))
 
     def map_unordered(
         self, prompts: Iterable[Prompt], *, concurrency: int = CONCURRENCY, **options: Unpack[Options]
     ) -> Iterator[tuple[int, Generation]]:
         """See Client.map_unordered. The prompts are taken in the client's own thread."""
-        yield from self._thread.iterate(self._client.map_unordered(prompts, concurrency=concurrency, **options))
+        return self._iterate(self._client.map_unordered(prompts, concurrency=concurrency, **options))
 
     def multiplex(self) -> SyncMultiplex:
         """See Client.multiplex."""
@@ -194,6 +194,10 @@ class SyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _iterate(self, results: AsyncGenerator[T, None]) -> Iterator[T]:
+        # A generator of this object's: it lives as long.
+        yield from self._thread.iterate(results)
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self._thread.run(coroutine)

@@ -114,6 +114,16 @@ async def test_prompts_are_taken_as_there_is_room(each: Any) -> None:
     assert len(taken) <= 10 + 2 * 5 + 1
 
 
+@pytest.mark.parametrize("name", ["map", "map_unordered"])
+@pytest.mark.parametrize("kind", [Client, SyncClient])
+def test_mistakes_of_the_program_are_raised_when_map_is_called(kind: Any, name: str) -> None:
+    call = getattr(kind("127.0.0.1:1"), name)
+    with pytest.raises(ValueError, match="concurrency is 0"):
+        call(["x"], concurrency=0)
+    with pytest.raises(TypeError, match="iterable of prompts"):
+        call("def ")
+
+
 def test_map_for_threads() -> None:
     with serving_in_a_thread([message("a", finish=EOS)]) as fake, SyncClient(fake.target) as client:
         results = client.map(["x"] * 10, concurrency=2)
