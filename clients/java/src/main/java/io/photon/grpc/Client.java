@@ -54,6 +54,7 @@ public final class Client extends Generator implements AutoCloseable {
   private final String target;
   private final Duration defaultTimeout;
   private final boolean resumes;
+  private final int retries;
   private final EventLoopGroup group;
   private final ManagedChannel channel;
   /** Connected only where it is used. */
@@ -64,6 +65,7 @@ public final class Client extends Generator implements AutoCloseable {
     target = builder.target;
     defaultTimeout = builder.defaultTimeout;
     resumes = builder.resume;
+    retries = builder.retries;
     group = Channels.group(target);
     channel = builder.channel(group, Channels.serviceConfig(builder.retries));
     anyState = builder.channel(group, Channels.serviceConfigOfAnyState(builder.retries));
@@ -87,6 +89,7 @@ public final class Client extends Generator implements AutoCloseable {
     return new Multiplex(
         defaultTimeout,
         resumes,
+        Math.min(retries, Channels.MAX_RETRIES),
         () -> channel.newCall(InferenceServiceGrpc.getMultiplexGenerateMethod(), CallOptions.DEFAULT),
         this::reconnect);
   }
@@ -321,7 +324,7 @@ public final class Client extends Generator implements AutoCloseable {
       return this;
     }
 
-    /** How often gRPC tries a call again that failed before anything was received: 0 to 4. Unset: 4. */
+    /** How often a call is sent again that failed before anything was received: 0 to 4. Unset: 4. */
     public Builder retries(int retries) {
       this.retries = retries;
       return this;

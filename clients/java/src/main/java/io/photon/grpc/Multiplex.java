@@ -9,7 +9,6 @@ import io.photon.grpc.v1.MultiplexGenerateResponse;
 import java.time.Duration;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Executor;
-import java.util.concurrent.TimeUnit;
 import java.util.function.Supplier;
 
 /**
@@ -21,6 +20,7 @@ public final class Multiplex extends Generator implements AutoCloseable {
   /** No message but the first and the last. */
   private static final int AT_THE_END = -1;
 
+  private final int retries;
   private final Supplier<ClientCall<MultiplexGenerateRequest, MultiplexGenerateResponse>> calls;
   private final Runnable reconnect;
   private MultiplexStream stream;
@@ -29,9 +29,11 @@ public final class Multiplex extends Generator implements AutoCloseable {
   Multiplex(
       Duration defaultTimeout,
       boolean resumes,
+      int retries,
       Supplier<ClientCall<MultiplexGenerateRequest, MultiplexGenerateResponse>> calls,
       Runnable reconnect) {
     super(defaultTimeout, resumes);
+    this.retries = retries;
     this.calls = calls;
     this.reconnect = reconnect;
   }
@@ -50,10 +52,7 @@ public final class Multiplex extends Generator implements AutoCloseable {
 
   @Override
   MessageCall open(GenerateRequest request, Deadline deadline, Executor executor) {
-    var timed = request.toBuilder();
-    var left = Math.max(deadline.timeRemaining(TimeUnit.NANOSECONDS), 1);
-    timed.getSchedulingBuilder().setTimeout(Durations.write(Duration.ofNanos(left)));
-    return new MultiplexedCall(stream(), timed.build(), executor);
+    return new MultiplexedCall(this::stream, request, deadline, retries, executor);
   }
 
   @Override

@@ -1,41 +1,79 @@
 package io.photon.grpc;
 
+import io.grpc.Deadline;
+import io.grpc.Status;
 import io.photon.grpc.v1.GenerateRequest;
 import io.photon.grpc.v1.StreamGenerateResponse;
+import java.time.Duration;
 import java.util.UUID;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Executor;
+import java.util.concurrent.TimeUnit;
+import java.util.function.Supplier;
 
-/** One request of many on a stream. */
+/**
+ * One request of many on a stream. As gRPC does with calls, it is sent again where the server had no room for it, when
+ * the server says that it may have.
+ */
 final class MultiplexedCall implements MessageCall {
-  private final MultiplexStream stream;
+  private final Supplier<MultiplexStream> streams;
   private final GenerateRequest request;
+  private final Deadline deadline;
   private final Executor executor;
   private Listener listener;
 
-  /** The request gets an id where it has none. */
-  MultiplexedCall(MultiplexStream stream, GenerateRequest request, Executor executor) {
-    this.stream = stream;
+  // In the executor.
+  private int retriesLeft;
+  private boolean hasMessages;
+
+  // Under the lock: what other threads ask for.
+  private MultiplexStream stream;
+  private boolean isCancelled;
+
+  /** The request gets an id where it has none. Throw Cancelled where the streams were closed. */
+  MultiplexedCall(
+      Supplier<MultiplexStream> streams, GenerateRequest request, Deadline deadline, int retries, Executor executor) {
+    this.streams = streams;
+    this.deadline = deadline;
+    this.retriesLeft = retries;
     this.executor = executor;
     this.request =
         request.getRequestId().isEmpty()
             ? request.toBuilder().setRequestId(UUID.randomUUID().toString()).build()
             : request;
+    stream = streams.get();
   }
 
   String id() {
     return request.getRequestId();
   }
 
+  /** The request with the time that is left for it. */
   GenerateRequest request() {
-    return request;
+    var timed = request.toBuilder();
+    timed.getSchedulingBuilder().setTimeout(Durations.write(left()));
+    return timed.build();
   }
 
   void tell(StreamGenerateResponse message) {
-    executor.execute(() -> listener.onMessage(message));
+    executor.execute(
+        () -> {
+          hasMessages = true;
+          listener.onMessage(message);
+        });
   }
 
   void end(PhotonException error) {
-    executor.execute(() -> listener.onEnd(error));
+    executor.execute(
+        () -> {
+          if (error != null && mayRetry(error)) {
+            retriesLeft--;
+            CompletableFuture.delayedExecutor(error.retryAfter().toMillis(), TimeUnit.MILLISECONDS, executor)
+                .execute(this::askAgain);
+          } else {
+            listener.onEnd(error);
+          }
+        });
   }
 
   @Override
@@ -55,7 +93,36 @@ final class MultiplexedCall implements MessageCall {
   }
 
   @Override
-  public void cancel() {
+  public synchronized void cancel() {
+    isCancelled = true;
     stream.cancel(this);
+  }
+
+  /** A refusal that does not say when to come back is final; one that outlasts the deadline might as well be. */
+  private boolean mayRetry(PhotonException error) {
+    return error.code() == Status.Code.RESOURCE_EXHAUSTED
+        && error.retryAfter() != null
+        && error.retryAfter().compareTo(left()) < 0
+        && !hasMessages
+        && retriesLeft > 0;
+  }
+
+  private void askAgain() {
+    try {
+      synchronized (this) {
+        if (!isCancelled) {
+          stream = streams.get();
+          stream.ask(this);
+          return;
+        }
+      }
+      listener.onEnd(new PhotonException.Cancelled("ended by its caller"));
+    } catch (PhotonException closed) {
+      listener.onEnd(closed);
+    }
+  }
+
+  private Duration left() {
+    return Duration.ofNanos(Math.max(deadline.timeRemaining(TimeUnit.NANOSECONDS), 1));
   }
 }

@@ -11,7 +11,7 @@ import java.util.function.Function;
 
 /**
  * A stream that goes on where it was cut: with the same seed, from the tokens that were delivered, on the replica that
- * gRPC picks next. What fails before anything was received is left to gRPC's own retries.
+ * gRPC picks next. What fails before anything was received is left to gRPC's own retries, and to MultiplexedCall's.
  */
 final class ResumingCall implements MessageCall, MessageCall.Listener {
   /** How long to look for a replica that goes on. */

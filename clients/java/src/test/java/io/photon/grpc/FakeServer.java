@@ -16,6 +16,7 @@ import io.photon.grpc.v1.MultiplexGenerateRequest;
 import io.photon.grpc.v1.MultiplexGenerateResponse;
 import io.photon.grpc.v1.MultiplexItem;
 import io.photon.grpc.v1.Output;
+import io.photon.grpc.v1.RequestError;
 import io.photon.grpc.v1.StreamGenerateResponse;
 import io.photon.grpc.v1.Timing;
 import io.photon.grpc.v1.Usage;
@@ -42,6 +43,11 @@ final class FakeServer extends InferenceServiceGrpc.InferenceServiceImplBase imp
   final AtomicInteger written = new AtomicInteger();
   /** Messages after which streams stand still. */
   volatile int standsAfter = Integer.MAX_VALUE;
+
+  /** Told to a request of a multiplexed stream the first so many times that it comes. */
+  volatile RequestError refusal;
+
+  volatile int refusals;
 
   final List<GenerateRequest> requests = new CopyOnWriteArrayList<>();
   private final ScheduledExecutorService clock = Executors.newScheduledThreadPool(1);
@@ -121,6 +127,7 @@ final class FakeServer extends InferenceServiceGrpc.InferenceServiceImplBase imp
     var call = (ServerCallStreamObserver<MultiplexGenerateResponse>) observer;
     var running = new HashMap<Integer, Iterator<StreamGenerateResponse>>();
     var ids = new HashMap<Integer, String>();
+    var asked = new HashMap<String, Integer>();
     call.setOnCancelHandler(cancelled::incrementAndGet);
     Runnable advance =
         () -> {
@@ -134,8 +141,14 @@ final class FakeServer extends InferenceServiceGrpc.InferenceServiceImplBase imp
       public void onNext(MultiplexGenerateRequest action) {
         if (action.hasGenerate()) {
           note(action.getGenerate());
-          ids.put(ids.size() + 1, action.getGenerate().getRequestId());
-          running.put(ids.size(), messages(action.getGenerate()));
+          var id = action.getGenerate().getRequestId();
+          ids.put(ids.size() + 1, id);
+          if (asked.merge(id, 1, Integer::sum) <= refusals) {
+            var item = MultiplexItem.newBuilder().setHandle(ids.size()).setRequestId(id).setError(refusal);
+            call.onNext(MultiplexGenerateResponse.newBuilder().addItems(item).build());
+          } else {
+            running.put(ids.size(), messages(action.getGenerate()));
+          }
         } else {
           cancelled.incrementAndGet();
           running.keySet().removeIf(handle -> ids.get(handle).equals(action.getCancel().getRequestId()));

@@ -4,6 +4,11 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import com.google.protobuf.Any;
+import com.google.rpc.ErrorInfo;
+import com.google.rpc.RetryInfo;
+import io.grpc.Status;
+import io.photon.grpc.v1.RequestError;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
@@ -13,6 +18,7 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.TimeUnit;
 import java.util.function.BooleanSupplier;
+import java.util.stream.Stream;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
@@ -152,6 +158,62 @@ class FakeServerTest {
     }
   }
 
+  /** gRPC repeats calls, not what is on them. */
+  @Test
+  void requestsOfAStreamThatIsFullAreSentAgainAsOftenAsCalls() throws Exception {
+    try (var server = new FakeServer(0, true);
+        var client = Client.connect(server.target());
+        var many = client.multiplex()) {
+      server.refusal = queueFull(Duration.ofMillis(20));
+      server.refusals = Channels.MAX_RETRIES;
+      var request = Request.text("x").maxTokens(2).timeout(Duration.ofSeconds(100));
+      var futures = Stream.generate(() -> many.generateAsync(request)).limit(500).toList();
+      for (var future : futures) {
+        assertEquals(2, future.get(60, TimeUnit.SECONDS).usage().outputTokens());
+      }
+      assertEquals(500 * (1 + Channels.MAX_RETRIES), server.requests.size());
+      var last = server.requests.get(server.requests.size() - 1).getScheduling().getTimeout();
+      assertTrue(Durations.read(last).compareTo(Duration.ofMillis(100_000 - 4 * 20)) <= 0, last.toString());
+
+      server.refusals = Integer.MAX_VALUE;
+      assertThrows(PhotonException.QueueFull.class, () -> many.stream(request).next());
+      assertEquals(501 * (1 + Channels.MAX_RETRIES), server.requests.size());
+    }
+  }
+
+  @Test
+  void aRefusalIsFinalWhereItSaysNoTimeOrOneBehindTheDeadlineOrNoRetriesAreWanted() throws Exception {
+    try (var server = new FakeServer(0, true);
+        var client = Client.connect(server.target());
+        var many = client.multiplex();
+        var once = Client.builder(server.target()).retries(0).build();
+        var manyOnce = once.multiplex()) {
+      server.refusals = Integer.MAX_VALUE;
+      server.refusal = queueFull(null);
+      assertThrows(PhotonException.QueueFull.class, () -> many.generate(Request.text("x")));
+      server.refusal = queueFull(Duration.ofSeconds(50));
+      var brief = Request.text("x").timeout(Duration.ofSeconds(40));
+      assertThrows(PhotonException.QueueFull.class, () -> many.generate(brief));
+      server.refusal = queueFull(Duration.ofMillis(1));
+      assertThrows(PhotonException.QueueFull.class, () -> manyOnce.generate(Request.text("x")));
+      assertEquals(3, server.requests.size());
+    }
+  }
+
+  @Test
+  void aRequestThatWaitsToBeSentAgainCanBeCancelled() throws Exception {
+    try (var server = new FakeServer(0, true);
+        var client = Client.connect(server.target());
+        var many = client.multiplex()) {
+      server.refusal = queueFull(Duration.ofMillis(200));
+      server.refusals = 1;
+      var stream = many.stream(Request.text("x").maxTokens(2));
+      await(() -> server.requests.size() == 1);
+      stream.cancel();
+      assertThrows(PhotonException.Cancelled.class, stream::next);
+    }
+  }
+
   @Test
   void aRequestOfAStreamIsCancelledAlone() throws Exception {
     try (var server = new FakeServer(0, true);
@@ -176,6 +238,16 @@ class FakeServerTest {
       assertThrows(PhotonException.Cancelled.class, () -> stream.forEach(delta -> {}));
       assertThrows(PhotonException.Cancelled.class, () -> many.stream(Request.text("x")));
     }
+  }
+
+  private static RequestError queueFull(Duration retryAfter) {
+    var info = ErrorInfo.newBuilder().setDomain("photon-grpc").setReason("QUEUE_FULL");
+    var error = RequestError.newBuilder().setCode(Status.Code.RESOURCE_EXHAUSTED.value());
+    error.setMessage("the queue is full").addDetails(Any.pack(info.build()));
+    if (retryAfter != null) {
+      error.addDetails(Any.pack(RetryInfo.newBuilder().setRetryDelay(Durations.write(retryAfter)).build()));
+    }
+    return error.build();
   }
 
   private static CompletableFuture<List<Integer>> tell(Generator calls, Request request, ExecutorService threads) {
