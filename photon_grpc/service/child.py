@@ -55,6 +55,8 @@ class Child:
         self._control = control
         self._watchdog = watchdog
         self._has_hung = False
+        #: False once it is waited for: it was told to end, and has its time for that.
+        self._is_watched = True
         self._ended: asyncio.Task[int] = asyncio.create_task(_wait(process))
 
     @classmethod
@@ -113,7 +115,7 @@ class Child:
 
         To be called every heartbeat.TICK_S, on the event loop.
         """
-        if self._ended.done():
+        if self._ended.done() or not self._is_watched:
             return
         if told := self._watchdog.tick():
             self._has_hung = not _is_stopped(self.pid)
@@ -134,7 +136,8 @@ class Child:
             self.process.kill()
 
     async def end_within(self, timeout_s: float) -> int:
-        """Wait for its own end, then kill it."""
+        """Wait for its own end, then kill it; its silence is no hang meanwhile."""
+        self._is_watched = False
         try:
             return await asyncio.wait_for(self.ended(), timeout_s)
         except TimeoutError:

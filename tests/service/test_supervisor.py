@@ -20,7 +20,7 @@ from photon_grpc.bridge.flight_recorder import SharedFlightRecorder
 from photon_grpc.config.flags import ServeConfig, ServerConfig
 from photon_grpc.core.frames import Facts
 from photon_grpc.errors import ConfigError, StartupError
-from photon_grpc.service.child import Backoff
+from photon_grpc.service.child import Backoff, Child
 from photon_grpc.service.supervisor import Supervisor
 from tests.kv_plans import kv_plan
 
@@ -205,6 +205,19 @@ async def test_a_stopped_child_is_replaced(caplog, name):
         assert line.endswith("1.0 s were allowed: it is stopped from outside and is ended")
         assert run.service.pids[name] != before[name]
         assert await run.signalled(signal.SIGTERM) == 0
+
+
+async def test_a_child_that_was_told_to_end_is_not_taken_for_one_that_hangs(caplog):
+    """It says nothing while it leaves, and has its time for that."""
+    caplog.set_level("INFO")
+    child = Child.start("engine", "stand_in_engine")
+    child._watchdog.tick = lambda: "has made no progress"  # type: ignore[method-assign]
+    ending = asyncio.create_task(child.end_within(0.5))
+    await asyncio.sleep(0)
+    child.end_if_hung()
+    assert not caplog.messages
+    assert await ending == -signal.SIGKILL
+    child.close()
 
 
 async def test_an_engine_that_announces_a_long_step_does_not_hang(caplog, monkeypatch):
