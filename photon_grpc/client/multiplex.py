@@ -18,7 +18,7 @@ from photon_grpc.client.resume import ResumingCall
 from photon_grpc.client.status import Unreachable, item_error, to_error
 from photon_grpc.client.stream import MessageCall, Stream
 from photon_grpc.core.generation import Prompt
-from photon_grpc.errors import DeadlinePassed, Draining, DuplicateRequestId, PhotonError
+from photon_grpc.errors import DeadlinePassed, Draining, DuplicateRequestId, InvalidRequest, PhotonError
 from photon_grpc.v1 import inference_pb2 as pb
 
 #: Of a call that brings none of its own.
@@ -164,6 +164,10 @@ class Multiplex:
         )
 
 
+#: Servers tell no more of an id, by which the answer finds its request.
+_MAX_ID_CHARS = 128
+
+
 class _Wire:
     """One MultiplexGenerate call."""
 
@@ -181,6 +185,9 @@ class _Wire:
 
     def ask(self, request: pb.GenerateRequest, timeout_s: float) -> MultiplexedCall:
         request_id = request.request_id = request.request_id or uuid.uuid4().hex
+        if len(request_id) > _MAX_ID_CHARS:
+            text = f"request_id has {len(request_id)} characters; {_MAX_ID_CHARS} may"
+            raise InvalidRequest(text, field="request_id", needed=len(request_id), limit=_MAX_ID_CHARS)
         if request_id in self._by_id:
             raise DuplicateRequestId(f"{request_id!r} is in flight on this stream", field="request_id")
         # The server's deadline, which ends it there; this side's, should the server be silent.

@@ -56,10 +56,9 @@ class _Member:
     __slots__ = ("_call", "admission", "error", "is_ready", "is_scored", "items", "request_id", "started_s", "stream")
 
     def __init__(self, call: MultiplexCall, handle: int, request_id: str) -> None:
-        #: No more of it than may be valid: it is logged.
+        #: No more of it than may be valid: it is told, and logged.
         self.request_id = request_id[: metadata.MAX_REQUEST_ID_CHARS]
-        # Callers find their request by the id as they wrote it.
-        self.items = ItemWriter(handle, request_id)
+        self.items = ItemWriter(handle, self.request_id)
         self.started_s = time.monotonic()
         #: Prepares and sends it to the engine.
         self.admission: asyncio.Task[None] | None = None

@@ -85,6 +85,9 @@ async def test_failures_are_exceptions_of_their_request(many: Multiplex, link: F
     with pytest.raises(InvalidRequest) as refused:
         await many.generate("", max_tokens=1)
     assert refused.value.field == "text"
+    with pytest.raises(InvalidRequest) as refused:
+        await many.generate("hi", request_id="i" * 129)
+    assert refused.value.field == "request_id"
     link.step(failed=(Failed.of(1, KVCapacity("too many blocks", needed=9, limit=6)),))
     with pytest.raises(KVCapacity) as failed:
         await anext(stream)

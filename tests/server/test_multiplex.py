@@ -416,7 +416,7 @@ BAD = {
     "no id": (pb.MultiplexGenerateRequest(generate=pb.GenerateRequest(text="x")), "", "INVALID_REQUEST", "request_id"),
     "long id": (
         pb.MultiplexGenerateRequest(generate=pb.GenerateRequest(text="x", request_id="i" * 129)),
-        "i" * 129,
+        "i" * 128,
         "INVALID_REQUEST",
         "request_id",
     ),
@@ -479,20 +479,20 @@ async def test_a_bad_item_ends_neither_the_stream_nor_a_neighbour(service: Servi
     assert caller.num_finished() == 1
 
 
-async def test_of_an_id_that_is_too_long_a_valid_length_is_logged(
+async def test_of_an_id_that_is_too_long_a_valid_length_is_told_and_logged(
     service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Alike in the log of failures and in the record of the request. Its caller gets the whole id, by which clients
-    find the request; one in flight that begins like it goes on."""
+    """Alike in the answer, in the log of failures and in the record of the request; one in flight that begins like it
+    goes on."""
     records: list[str] = []
     monkeypatch.setattr(service.frontend, "refused", lambda origin, error: records.append(origin.request_id))
     caplog.set_level(logging.INFO, "photon_grpc.server")
-    logged = "i" * 128
-    caller = await running(service, logged)
+    told = "i" * 128
+    caller = await running(service, told)
     await caller.generate("i" * 300_000)
     await until(lambda: bool(caller.errors()))
-    assert caller.errors() == [("i" * 300_000, "INVALID_REQUEST")]
-    assert [json.loads(line)["request_id"] for line in caplog.messages] == records == [logged]
+    assert caller.errors() == [(told, "INVALID_REQUEST")] and caller.items[-1].ByteSize() < 1024
+    assert [json.loads(line)["request_id"] for line in caplog.messages] == records == [told]
     service.link.step((1, TOKEN), finished=(done(1),))
     await until(lambda: caller.num_finished() == 1)
     caller.call.cancel()

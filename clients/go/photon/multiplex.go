@@ -195,6 +195,9 @@ func newSharedStream(m *Multiplex) *sharedStream {
 	return s
 }
 
+// maxIDChars is what servers tell of an id at most, by which the answer finds its request.
+const maxIDChars = 128
+
 // ask sends a request and gives where its answer comes. The context's end ends it on the server.
 func (s *sharedStream) ask(ctx context.Context, request *pb.GenerateRequest) *inbox {
 	box := newInbox(request.RequestId)
@@ -203,6 +206,8 @@ func (s *sharedStream) ask(ctx context.Context, request *pb.GenerateRequest) *in
 	switch _, isTaken := s.byID[box.id]; {
 	case s.err != nil:
 		box.put(nil, s.err)
+	case len(box.id) > maxIDChars:
+		box.put(nil, invalid("request_id", "has %d characters; %d may", len(box.id), maxIDChars))
 	case isTaken:
 		box.put(nil, &Error{
 			Code:    codes.AlreadyExists,

@@ -3,6 +3,7 @@ package photon_test
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -69,13 +70,17 @@ func TestOneReaderThatIsSlowStopsNoOther(t *testing.T) {
 	equal(t, "text", read(t, slow), fakeText(drawnSeed, 5000))
 }
 
-func TestAnIDInFlightIsRefusedAndItsOwnerGoesOn(t *testing.T) {
+func TestAnIDInFlightOrTooLongIsRefusedAndItsOwnerGoesOn(t *testing.T) {
 	f := newFake(t)
 	f.pause = time.Millisecond
 	many := newClient(t, nil, f).Multiplex(t.Context())
 	defer many.Close()
 	first := many.Stream(t.Context(), photon.Text("x"), photon.WithRequestID("known"))
 	if _, err := many.Generate(t.Context(), photon.Text("y"), photon.WithRequestID("known")); !errors.Is(err, photon.DuplicateRequestId) {
+		t.Error(err)
+	}
+	long := photon.WithRequestID(strings.Repeat("i", 129))
+	if _, err := many.Generate(t.Context(), photon.Text("y"), long); !errors.Is(err, photon.InvalidRequest) {
 		t.Error(err)
 	}
 	equal(t, "text", read(t, first), fakeText(drawnSeed, 20))

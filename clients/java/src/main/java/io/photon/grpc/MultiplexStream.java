@@ -12,6 +12,9 @@ import java.util.Map;
 
 /** One MultiplexGenerate call and the requests that share it. Its frames are read at once, whoever they are for. */
 final class MultiplexStream extends ClientCall.Listener<MultiplexGenerateResponse> {
+  /** Servers tell no more of an id, by which the answer finds its request. */
+  private static final int MAX_ID_CHARS = 128;
+
   private final ClientCall<MultiplexGenerateRequest, MultiplexGenerateResponse> call;
   /** Those in flight. */
   private final Map<String, MultiplexedCall> byId = new HashMap<>();
@@ -34,7 +37,7 @@ final class MultiplexStream extends ClientCall.Listener<MultiplexGenerateRespons
   void ask(MultiplexedCall asked) {
     PhotonException refused;
     synchronized (this) {
-      refused = error != null ? error : duplicate(asked.id());
+      refused = error != null ? error : refusal(asked.id());
       if (refused == null) {
         byId.put(asked.id(), asked);
         call.sendMessage(MultiplexGenerateRequest.newBuilder().setGenerate(asked.request()).build());
@@ -117,7 +120,11 @@ final class MultiplexStream extends ClientCall.Listener<MultiplexGenerateRespons
     failed.forEach(asked -> asked.end(reason));
   }
 
-  private PhotonException duplicate(String id) {
+  private PhotonException refusal(String id) {
+    if (id.length() > MAX_ID_CHARS) {
+      var problem = "has " + id.length() + " characters; " + MAX_ID_CHARS + " may";
+      return new PhotonException.InvalidRequest("request_id", problem);
+    }
     if (!byId.containsKey(id)) {
       return null;
     }

@@ -57,12 +57,14 @@ class MultiplexTest {
   }
 
   @Test
-  void anIdInFlightIsRefused() {
+  void anIdInFlightOrTooLongIsRefused() {
     var request = Request.text("x").requestId("same").maxTokens(2000).ignoreEos(true);
     try (var many = CLIENT.multiplex();
         var first = many.stream(request)) {
       first.next();
       assertThrows(PhotonException.DuplicateRequestId.class, () -> many.stream(request).next());
+      var tooLong = Request.text("x").requestId("i".repeat(129));
+      assertThrows(PhotonException.InvalidRequest.class, () -> many.stream(tooLong).next());
       first.next();
     }
   }
