@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import reprlib
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import cache
@@ -99,9 +100,13 @@ def build_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateRequ
 
 
 def write_prompt(request: Any, prompt: Prompt) -> None:
-    """Into the `input` of a GenerateRequest or TokenizeRequest."""
+    """Into the `input` of a GenerateRequest or TokenizeRequest. Raise InvalidRequest."""
     if isinstance(prompt, str):
-        request.text = prompt
+        write_field(request, "text", prompt)
+    elif isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+        raise InvalidRequest(
+            f"the prompt is text, token ids or a list of chat messages, not {type(prompt).__name__}", field="input"
+        )
     elif prompt and isinstance(prompt[0], Mapping):
         for index, message in enumerate(cast(Sequence[Mapping[str, Any]], prompt)):
             _write_chat_message(request.chat.messages.add(), message, f"chat.messages[{index}]")
@@ -113,7 +118,7 @@ def write_prompt(request: Any, prompt: Prompt) -> None:
 
 
 def write_field(message: Message, name: str, value: Any, path: str = "") -> None:
-    """Set one field from its Python value; None leaves it unset."""
+    """Set one field from its Python value; None leaves it unset. Raise InvalidRequest."""
     target = getattr(message, name)
     try:
         if isinstance(target, Duration):
@@ -124,12 +129,14 @@ def write_field(message: Message, name: str, value: Any, path: str = "") -> None
         elif hasattr(target, "update"):
             target.update(value)
         elif hasattr(target, "extend"):
+            if isinstance(value, str):
+                raise TypeError("one string, not a list of them")
             target.extend(value)
         else:
             setattr(message, name, value)
     except (TypeError, ValueError, OverflowError, AttributeError) as problem:
         field = f"{path}.{name}" if path else name
-        raise InvalidRequest(f"{field}: {value!r} does not fit ({problem})", field=field) from problem
+        raise InvalidRequest(f"{field}: {reprlib.repr(value)} does not fit ({problem})", field=field) from problem
 
 
 @cache
@@ -172,6 +179,8 @@ def _json(schema: Mapping[str, Any], path: str) -> str:
 
 
 def _write_chat_message(target: pb.ChatMessage, message: Mapping[str, Any], path: str) -> None:
+    if not isinstance(message, Mapping):
+        raise InvalidRequest(f"{path} is no message but {type(message).__name__}", field=path)
     for key, value in message.items():
         if key not in pb.ChatMessage.DESCRIPTOR.fields_by_name:
             known = ", ".join(pb.ChatMessage.DESCRIPTOR.fields_by_name)

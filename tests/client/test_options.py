@@ -103,6 +103,17 @@ def test_prompts() -> None:
         ([1, -1], {}, "token_ids.ids"),
         ([{"role": "user", "text": "hi"}], {}, "chat.messages[0].text"),
         ([{"role": "user", "content": 3}], {}, "chat.messages[0].content"),
+        ([{"role": "user"}, 5], {}, "chat.messages[1]"),
+        (5, {}, "input"),
+        (math.nan, {}, "input"),
+        (b"x", {}, "input"),
+        ({"role": "user"}, {}, "input"),
+        ("\ud800", {}, "text"),
+        ([{"role": "user", "content": "\ud800"}], {}, "chat.messages[0].content"),
+        ("x", {"stop_strings": ["\ud800"]}, "stop.stop_strings"),
+        ("x", {"session_id": "\ud800"}, "cache.session_id"),
+        ("x", {"stop_strings": "END"}, "stop.stop_strings"),
+        ("x", {"choices": "yes"}, "structured_output.choices.values"),
     ],
 )
 def test_what_a_field_cannot_hold_is_named(prompt: object, options: dict[str, object], field: str) -> None:
