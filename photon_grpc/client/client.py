@@ -24,7 +24,7 @@ from photon_grpc.client.status import Unreachable, to_error
 from photon_grpc.client.stream import MessageCall, Stream
 from photon_grpc.client.typed import growing_messages, message_of
 from photon_grpc.core.generation import Prompt
-from photon_grpc.errors import ModelLoading, PhotonError
+from photon_grpc.errors import DeadlinePassed, ModelLoading, PhotonError
 from photon_grpc.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc
 
 #: The health service's name for "a request sent now would run".
@@ -143,7 +143,9 @@ class Client:
         found: list[Model] = []
         page = model_pb2.ListModelsRequest()
         while True:
-            response = await self._raised(self._models.ListModels(page, metadata=self._metadata))
+            response = await self._raised(
+                self._models.ListModels(page, timeout=self._timeout_s, metadata=self._metadata)
+            )
             found += [read_model(model) for model in response.models]
             if not response.next_page_token:
                 return found
@@ -152,13 +154,19 @@ class Client:
     async def model(self, name: str = "") -> Model:
         """One model; "" is the default one. Raise ModelNotFound."""
         request = model_pb2.GetModelRequest(model=name)
-        return read_model((await self._raised(self._models.GetModel(request, metadata=self._metadata))).model)
+        return read_model(
+            (await self._raised(self._models.GetModel(request, timeout=self._timeout_s, metadata=self._metadata))).model
+        )
 
     async def tokenize(self, prompt: Prompt, *, model: str = "", parse_special_tokens: bool = False) -> tuple[int, ...]:
         """The ids that `generate` would see for a text or a list of chat messages."""
         request = model_pb2.TokenizeRequest(model=model, parse_special_tokens=parse_special_tokens)
         write_prompt(request, prompt)
-        return tuple((await self._raised(self._models.Tokenize(request, metadata=self._metadata))).token_ids)
+        return tuple(
+            (
+                await self._raised(self._models.Tokenize(request, timeout=self._timeout_s, metadata=self._metadata))
+            ).token_ids
+        )
 
     async def detokenize(
         self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool | None = None
@@ -166,13 +174,13 @@ class Client:
         """The text that ids release."""
         request = model_pb2.DetokenizeRequest(model=model, skip_special_tokens=skip_special_tokens)
         request.token_ids.ids.extend(token_ids)
-        return (await self._raised(self._models.Detokenize(request, metadata=self._metadata))).text
+        return (
+            await self._raised(self._models.Detokenize(request, timeout=self._timeout_s, metadata=self._metadata))
+        ).text
 
     async def is_ready(self) -> bool:
         """Whether a request sent now would run. Raise Unreachable where no server answers."""
-        stub: Any = health_pb2_grpc.HealthStub(self._channel(only_ready=False))
-        response = await self._raised(stub.Check(health_pb2.HealthCheckRequest(service=READINESS)))
-        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+        return await self._is_ready(self._timeout_s)
 
     async def wait_until_ready(self, timeout_s: float = 60.0) -> None:
         """Return when a request sent now would run. Raise Unreachable or ModelLoading when that took too long."""
@@ -180,12 +188,12 @@ class Client:
         missing: PhotonError = Unreachable(f"no answer from {self.target} within {timeout_s:g} s")
         while time.monotonic() < deadline:
             try:
-                if await self.is_ready():
+                if await self._is_ready(deadline - time.monotonic()):
                     async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
                         await self._channel(only_ready=True).channel_ready()
                     return
                 missing = ModelLoading(f"{self.target} was not ready within {timeout_s:g} s")
-            except (Unreachable, TimeoutError):
+            except (Unreachable, DeadlinePassed, TimeoutError):
                 pass
             await asyncio.sleep(0.1)
         raise missing
@@ -219,6 +227,12 @@ class Client:
                 self.target, credentials=self._credentials, retries=self._retries, only_ready=only_ready
             )
         return self._channels[only_ready]
+
+    async def _is_ready(self, timeout_s: float) -> bool:
+        stub: Any = health_pb2_grpc.HealthStub(self._channel(only_ready=False))
+        request = health_pb2.HealthCheckRequest(service=READINESS)
+        response = await self._raised(stub.Check(request, timeout=timeout_s))
+        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def _generate(self, request: inference_pb2.GenerateRequest, options: Options) -> Generation:
         call = self._inference.Generate(request, timeout=self._timeout_of(options), metadata=self._metadata)

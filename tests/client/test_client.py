@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -254,6 +255,37 @@ async def test_readiness_is_waited_for() -> None:
         await asyncio.sleep(0)
         fake.ready = True
         await waiting
+
+
+class Silent(FakeServer):
+    """Takes calls and answers none of them."""
+
+    async def Check(self, request: Any, context: Any) -> Any:
+        await asyncio.sleep(60)
+
+    GetModel = ListModels = Tokenize = Detokenize = Check
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.models(),
+        lambda client: client.model(),
+        lambda client: client.tokenize("x"),
+        lambda client: client.detokenize([1]),
+        lambda client: client.is_ready(),
+    ],
+)
+async def test_every_question_has_a_deadline(ask: Any) -> None:
+    async with serving(Silent()) as fake, Client(fake.target, timeout=0.1) as client:
+        with pytest.raises(errors.DeadlinePassed):
+            await asyncio.wait_for(ask(client), 10)
+
+
+async def test_waiting_for_a_silent_server_ends() -> None:
+    async with serving(Silent()) as fake, Client(fake.target) as client:
+        with pytest.raises(Unreachable):
+            await asyncio.wait_for(client.wait_until_ready(0.2), 10)
 
 
 async def test_models_are_gathered_over_pages() -> None:
