@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
@@ -18,12 +19,15 @@ class LoopThread:
     """Runs coroutines for any number of threads, which wait."""
 
     def __init__(self) -> None:
+        #: A fork takes the loop along, not the thread that runs it.
+        self._process_id = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._live, name="photon-grpc-client", daemon=True)
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Its result; an interrupt of the wait cancels it. Raise Closed after `close`."""
+        """Its result; an interrupt of the wait cancels it. Raise Closed after `close`, RuntimeError in another
+        process."""
         future = self._submit(coroutine)
         try:
             return future.result()
@@ -33,7 +37,9 @@ class LoopThread:
             future.cancel()
 
     def call_soon(self, function: Callable[[], Any]) -> None:
-        """Call it on the loop; do nothing after `close`."""
+        """Call it on the loop; do nothing after `close` and in another process."""
+        if os.getpid() != self._process_id:
+            return
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function)
 
@@ -57,6 +63,9 @@ class LoopThread:
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise RuntimeError("a call that waits, from the thread that it would wait for")
+        if os.getpid() != self._process_id:
+            coroutine.close()
+            raise RuntimeError("this client was made before the process forked; make one in each process")
         try:
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         except RuntimeError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -97,3 +99,22 @@ def test_closing_ends_the_calls_of_other_threads() -> None:
         client.close()
         with pytest.raises((Closed, asyncio.CancelledError)):
             asked.result(30)
+
+
+def test_a_client_from_before_a_fork_says_so() -> None:
+    program = """
+import os
+from photon_grpc.client import SyncClient
+client = SyncClient("127.0.0.1:1")
+if not (child := os.fork()):
+    try:
+        client.is_ready()
+    except RuntimeError as error:
+        print(error, flush=True)
+    client.close()
+    raise SystemExit(3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+client.close()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout == "this client was made before the process forked; make one in each process\n3\n"
