@@ -20,6 +20,9 @@ _DETAILS_KEY = "grpc-status-details-bin"
 _PUSHBACK_KEY = "grpc-retry-pushback-ms"
 #: gRPC's word where health checks let no call through.
 _NONE_IS_READY = "backend unhealthy"
+#: Its words before why no connection could be made, and before what the TLS library said.
+_CONNECTING = "last error: "
+_TLS_SAID = "OPENSSL_internal:"
 #: Its words for a message above the receiver's limit.
 _TOO_LARGE = "larger than max"
 #: Its words for a connection that ends amid a call.
@@ -100,11 +103,18 @@ def _unreachable(message: str, target: str, retry_after_s: float | None) -> Unre
     if message.endswith(_NONE_IS_READY):
         told = f"no server at {target} is ready: it loads its model, drains or starts again"
     else:
-        # gRPC nests what it tried; the last part is what the system said.
-        told = f"no answer from {target} ({message.rpartition(': ')[2].strip('[]')})"
+        told = f"no answer from {target} ({_cause(message)})"
     error = Unreachable(told, retry_after_s=retry_after_s)
     error.was_lost = any(each in message for each in _LOST)
     return error
+
+
+def _cause(message: str) -> str:
+    """gRPC nests what it tried; the last part is what the system or the TLS library said."""
+    before = _TLS_SAID if _TLS_SAID in message else ": "
+    cause = message.removesuffix(": OK").rpartition(before)[2].strip("[]")
+    is_at_the_start = _CONNECTING in message and cause == "Socket closed"
+    return f"{cause}; do both sides speak TLS (--tls-ca)?" if before == _TLS_SAID or is_at_the_start else cause
 
 
 def _details(trailer: str | bytes | None) -> list[Any]:
