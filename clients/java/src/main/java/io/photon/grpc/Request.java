@@ -124,17 +124,17 @@ public final class Request {
 
   /** A stream of more than one output cannot be resumed. */
   public Request numOutputs(int numOutputs) {
-    sampling().setNumOutputs(numOutputs);
+    sampling().setNumOutputs(count("sampling.num_outputs", numOutputs));
     return this;
   }
 
   public Request maxTokens(int maxTokens) {
-    stop().setMaxTokens(maxTokens);
+    stop().setMaxTokens(count("stop.max_tokens", maxTokens));
     return this;
   }
 
   public Request minTokens(int minTokens) {
-    stop().setMinTokens(minTokens);
+    stop().setMinTokens(count("stop.min_tokens", minTokens));
     return this;
   }
 
@@ -206,12 +206,12 @@ public final class Request {
   }
 
   public Request logprobs(int best) {
-    output().setLogprobs(best);
+    output().setLogprobs(count("output.logprobs", best));
     return this;
   }
 
   public Request promptLogprobs(int best) {
-    output().setPromptLogprobs(best);
+    output().setPromptLogprobs(count("output.prompt_logprobs", best));
     return this;
   }
 
@@ -262,7 +262,7 @@ public final class Request {
   }
 
   public Request maxTokensPerMessage(int maxTokens) {
-    streaming().setMaxTokensPerMessage(maxTokens);
+    streaming().setMaxTokensPerMessage(count("stream.max_tokens_per_message", maxTokens));
     return this;
   }
 
@@ -326,6 +326,14 @@ public final class Request {
 
   Duration hedgeAfter() {
     return hedgeAfter;
+  }
+
+  /** A negative number would be sent as one of billions. */
+  private static int count(String field, int count) {
+    if (count < 0) {
+      throw new PhotonException.InvalidRequest(field, count + " is negative");
+    }
+    return count;
   }
 
   private static TokenIds ids(List<Integer> ids) {
