@@ -14,7 +14,7 @@ JAVA = ROOT / "clients" / "java"
 SOURCES = JAVA / "src" / "main" / "java" / "io" / "photon" / "grpc"
 
 #: Python's program has them, a client has not.
-NOT_OF_CLIENTS = {"Closed", "StartupError", "ConfigError", "ModelLoadError"}
+NOT_OF_CLIENTS = {"StartupError", "ConfigError", "ModelLoadError"}
 #: Only clients meet them.
 OF_CLIENTS = (MessageMismatch, Unreachable)
 #: An argument of the call in Java.

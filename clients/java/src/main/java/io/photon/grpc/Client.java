@@ -90,7 +90,7 @@ public final class Client extends Generator implements AutoCloseable {
         defaultTimeout,
         resumes,
         Math.min(retries, Channels.MAX_RETRIES),
-        () -> channel.newCall(InferenceServiceGrpc.getMultiplexGenerateMethod(), CallOptions.DEFAULT),
+        () -> opened().newCall(InferenceServiceGrpc.getMultiplexGenerateMethod(), CallOptions.DEFAULT),
         this::reconnect);
   }
 
@@ -173,11 +173,9 @@ public final class Client extends Generator implements AutoCloseable {
 
   @Override
   MessageCall open(GenerateRequest request, Deadline deadline, Executor executor) {
-    if (channel.isShutdown()) {
-      throw new PhotonException.Cancelled("the client was closed");
-    }
     var options = CallOptions.DEFAULT.withDeadline(deadline).withExecutor(executor);
-    return new StreamCall(channel.newCall(InferenceServiceGrpc.getStreamGenerateMethod(), options), request);
+    var call = opened().newCall(InferenceServiceGrpc.getStreamGenerateMethod(), options);
+    return new StreamCall(call, request, channel::isShutdown);
   }
 
   @Override
@@ -226,7 +224,7 @@ public final class Client extends Generator implements AutoCloseable {
 
           @Override
           public void onFailure(Throwable failure) {
-            result.completeExceptionally(Statuses.error(failure));
+            result.completeExceptionally(told(failure));
           }
         },
         MoreExecutors.directExecutor());
@@ -255,12 +253,24 @@ public final class Client extends Generator implements AutoCloseable {
     return raised(() -> call.apply(ModelServiceGrpc.newBlockingStub(anyState).withDeadline(deadline())));
   }
 
-  private static <T> T raised(Supplier<T> call) {
+  private <T> T raised(Supplier<T> call) {
     try {
       return call.get();
     } catch (StatusRuntimeException failed) {
-      throw Statuses.error(failed);
+      throw told(failed);
     }
+  }
+
+  private PhotonException told(Throwable failure) {
+    return channel.isShutdown() ? new PhotonException.Closed("the client was closed") : Statuses.error(failure);
+  }
+
+  /** Throw Closed. */
+  private ManagedChannel opened() {
+    if (channel.isShutdown()) {
+      throw new PhotonException.Closed("the client was closed");
+    }
+    return channel;
   }
 
   private static void sleep() {

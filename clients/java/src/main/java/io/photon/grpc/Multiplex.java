@@ -75,7 +75,7 @@ public final class Multiplex extends Generator implements AutoCloseable {
 
   private synchronized MultiplexStream stream() {
     if (isClosed) {
-      throw new PhotonException.Cancelled("the stream was closed");
+      throw new PhotonException.Closed("the stream was closed");
     }
     if (stream == null || stream.isOver()) {
       stream = new MultiplexStream(calls.get());

@@ -58,7 +58,7 @@ final class MultiplexStream extends ClientCall.Listener<MultiplexGenerateRespons
   /** End what still runs. */
   void close() {
     call.cancel("closed by its caller", null);
-    fail(new PhotonException.Cancelled("the stream was closed"));
+    fail(new PhotonException.Closed("the stream was closed"));
   }
 
   @Override

@@ -30,7 +30,7 @@ final class MultiplexedCall implements MessageCall {
   private MultiplexStream stream;
   private boolean isCancelled;
 
-  /** The request gets an id where it has none. Throw Cancelled where the streams were closed. */
+  /** The request gets an id where it has none. Throw Closed where the streams were closed. */
   MultiplexedCall(
       Supplier<MultiplexStream> streams, GenerateRequest request, Deadline deadline, int retries, Executor executor) {
     this.streams = streams;

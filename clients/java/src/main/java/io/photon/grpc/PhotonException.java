@@ -298,6 +298,17 @@ public class PhotonException extends RuntimeException {
     }
   }
 
+  /** The client, or the multiplex, was closed before the call or during it. */
+  public static class Closed extends PhotonException {
+    Closed(String message, Facts facts) {
+      super(message, facts);
+    }
+
+    Closed(String message) {
+      this(message, Facts.of(Status.Code.CANCELLED, "CLOSED"));
+    }
+  }
+
   /** The server cannot serve now; come back after {@link #retryAfter}. */
   public static class Unavailable extends PhotonException {
     Unavailable(String message, Facts facts) {
@@ -368,6 +379,7 @@ public class PhotonException extends RuntimeException {
           Map.entry("REQUEST_QUARANTINED", RequestQuarantined::new),
           Map.entry("ABORTED_BY_ADMIN", AbortedByAdmin::new),
           Map.entry("CANCELLED", Cancelled::new),
+          Map.entry("CLOSED", Closed::new),
           Map.entry("INTERNAL_FAILURE", InternalFailure::new),
           Map.entry("MODEL_LOADING", ModelLoading::new),
           Map.entry("DRAINING", Draining::new),

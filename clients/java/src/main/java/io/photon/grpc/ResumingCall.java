@@ -94,7 +94,7 @@ final class ResumingCall implements MessageCall, MessageCall.Listener {
   /** Whether another replica, or the same one later, can go on. */
   private boolean isCut(PhotonException error) {
     synchronized (this) {
-      if (isCancelled) {
+      if (isCancelled || error instanceof PhotonException.Closed) {
         return false;
       }
     }
@@ -132,7 +132,7 @@ final class ResumingCall implements MessageCall, MessageCall.Listener {
     }
   }
 
-  /** Throw Cancelled where the client was closed. */
+  /** Throw Closed where the client was closed. */
   private void open() {
     synchronized (this) {
       if (!isCancelled) {

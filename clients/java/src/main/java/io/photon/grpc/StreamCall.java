@@ -5,17 +5,21 @@ import io.grpc.Metadata;
 import io.grpc.Status;
 import io.photon.grpc.v1.GenerateRequest;
 import io.photon.grpc.v1.StreamGenerateResponse;
+import java.util.function.BooleanSupplier;
 
 /** One StreamGenerate call, whose messages come as fast as they are asked for. */
 final class StreamCall implements MessageCall {
   private final ClientCall<GenerateRequest, StreamGenerateResponse> call;
   private final GenerateRequest request;
+  private final BooleanSupplier isClosed;
   private volatile boolean hasBegun;
   private volatile boolean isCancelled;
 
-  StreamCall(ClientCall<GenerateRequest, StreamGenerateResponse> call, GenerateRequest request) {
+  StreamCall(
+      ClientCall<GenerateRequest, StreamGenerateResponse> call, GenerateRequest request, BooleanSupplier isClosed) {
     this.call = call;
     this.request = request;
+    this.isClosed = isClosed;
   }
 
   @Override
@@ -62,11 +66,12 @@ final class StreamCall implements MessageCall {
     public void onClose(Status status, Metadata trailers) {
       if (status.isOk()) {
         listener.onEnd(null);
+      } else if (isCancelled) {
+        listener.onEnd(new PhotonException.Cancelled("ended by its caller"));
+      } else if (isClosed.getAsBoolean()) {
+        listener.onEnd(new PhotonException.Closed("the client was closed"));
       } else {
-        listener.onEnd(
-            isCancelled
-                ? new PhotonException.Cancelled("ended by its caller")
-                : Statuses.error(status, trailers));
+        listener.onEnd(Statuses.error(status, trailers));
       }
     }
   }

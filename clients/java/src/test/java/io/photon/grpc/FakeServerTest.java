@@ -235,8 +235,30 @@ class FakeServerTest {
       var stream = many.stream(Request.text("x").maxTokens(100_000_000));
       stream.next();
       many.close();
-      assertThrows(PhotonException.Cancelled.class, () -> stream.forEach(delta -> {}));
-      assertThrows(PhotonException.Cancelled.class, () -> many.stream(Request.text("x")));
+      assertThrows(PhotonException.Closed.class, () -> stream.forEach(delta -> {}));
+      assertThrows(PhotonException.Closed.class, () -> many.stream(Request.text("x")));
+    }
+  }
+
+  @Test
+  void aClosedClientSaysSoToCallsThatRanAndToThoseThatCome() throws Exception {
+    try (var server = new FakeServer(50, false)) {
+      var client = Client.connect(server.target());
+      var many = client.multiplex();
+      var endless = Request.text("x").maxTokens(100_000_000);
+      var stream = client.stream(endless);
+      var shared = many.stream(endless);
+      stream.next();
+      shared.next();
+      var unary = client.generateAsync(endless);
+      client.close();
+      assertThrows(PhotonException.Closed.class, () -> stream.forEach(delta -> {}));
+      assertThrows(PhotonException.Closed.class, () -> shared.forEach(delta -> {}));
+      assertThrows(PhotonException.Closed.class, () -> Generator.await(unary));
+      assertThrows(PhotonException.Closed.class, () -> client.generate(endless));
+      assertThrows(PhotonException.Closed.class, () -> client.stream(endless));
+      assertThrows(PhotonException.Closed.class, () -> many.stream(endless));
+      assertEquals("CLOSED", assertThrows(PhotonException.Closed.class, client::models).reason());
     }
   }
 
