@@ -310,7 +310,7 @@ public final class Client extends Generator implements AutoCloseable {
       return this;
     }
 
-    /** Encrypt, trust the authorities in a PEM file, and show a certificate of one's own (mTLS). */
+    /** Encrypt, trust the authorities in a PEM file, and present a client certificate (mTLS). */
     public Builder tls(Path authorities, Path certificate, Path key) throws IOException {
       tls(authorities).tls.keyManager(certificate.toFile(), key.toFile());
       return this;
