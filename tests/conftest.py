@@ -16,7 +16,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 from hypothesis import HealthCheck, settings
 
 # How long an example takes says how busy the machine is, not whether the code is right.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile("untimed", UNTIMED)
+# The same examples every time, for a gate: a change is judged by what it changed. Everybody else's runs search on.
+settings.register_profile("same", UNTIMED, derandomize=True)
 settings.load_profile("untimed")
 
 
