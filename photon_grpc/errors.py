@@ -1,7 +1,7 @@
 """Every failure that a caller, an operator or another process of ours can meet.
 
     PhotonError
-    ├── RequestError                   one request is refused or fails; the server goes on
+    ├── RequestError                   REQUEST_ERROR           one request is refused or fails; the server goes on
     │   ├── InvalidRequest             INVALID_REQUEST         a field is wrong; `field` names it
     │   │   ├── MalformedMessage       MALFORMED_MESSAGE       bytes that are no message
     │   │   ├── PromptTooLong          PROMPT_TOO_LONG         needed and limit, in tokens
@@ -10,11 +10,11 @@
     │   ├── ModelNotFound              MODEL_NOT_FOUND
     │   ├── FeatureNotSupported        FEATURE_NOT_SUPPORTED   which one, and the field that asked for it
     │   ├── DuplicateRequestId         DUPLICATE_REQUEST_ID
-    │   ├── NotAllowed
+    │   ├── NotAllowed                 NOT_ALLOWED
     │   │   ├── MissingCredentials     MISSING_CREDENTIALS
     │   │   ├── InvalidCredentials     INVALID_CREDENTIALS
     │   │   └── ScopeRequired          SCOPE_REQUIRED
-    │   ├── Overloaded                 `retry_after_s` says when to come back
+    │   ├── Overloaded                 OVERLOADED              `retry_after_s` says when to come back
     │   │   ├── QueueFull              QUEUE_FULL
     │   │   ├── QueueTimeout           QUEUE_TIMEOUT
     │   │   └── QuotaExceeded          QUOTA_EXCEEDED
@@ -26,7 +26,7 @@
     │   ├── AbortedByAdmin             ABORTED_BY_ADMIN
     │   ├── Cancelled                  CANCELLED               by its caller, amid others on a multiplexed stream
     │   └── InternalFailure            INTERNAL_FAILURE        a defect of ours, told without its insides
-    ├── Unavailable                    the server cannot serve now; `retry_after_s` says when to come back
+    ├── Unavailable                    UNAVAILABLE             cannot serve now; `retry_after_s` says when to come back
     │   ├── ModelLoading               MODEL_LOADING
     │   ├── Draining                   DRAINING
     │   ├── EngineRestarting           ENGINE_RESTARTING       nothing was sent yet: retry
@@ -36,8 +36,9 @@
         ├── ConfigError                a flag or PHOTON_ variable
         └── ModelLoadError             a file of the model directory; names the tensor or the key
 
-An error carries what was asked and what is possible (`needed`, `limit`, in the unit that the message names). Status
-codes belong to `server`.
+An error carries what was asked and what is possible (`needed`, `limit`, in the unit that the message names). The
+reason of a group (REQUEST_ERROR, NOT_ALLOWED, OVERLOADED, UNAVAILABLE) is of a failure of which no more is known, as of
+a proxy's; the server itself gives one of a member. Status codes belong to `server`.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ class PhotonError(Exception):
 
 class RequestError(PhotonError):
     """One request is refused or fails."""
+
+    reason = "REQUEST_ERROR"
 
 
 class InvalidRequest(RequestError):
@@ -114,6 +117,8 @@ class DuplicateRequestId(RequestError):
 class NotAllowed(RequestError):
     """The caller may not do this."""
 
+    reason = "NOT_ALLOWED"
+
 
 class MissingCredentials(NotAllowed):
     reason = "MISSING_CREDENTIALS"
@@ -129,6 +134,8 @@ class ScopeRequired(NotAllowed):
 
 class Overloaded(RequestError):
     """There is no room now; come back after `retry_after_s`."""
+
+    reason = "OVERLOADED"
 
 
 class QueueFull(Overloaded):
@@ -177,6 +184,8 @@ class InternalFailure(RequestError):
 
 class Unavailable(PhotonError):
     """The server cannot serve now."""
+
+    reason = "UNAVAILABLE"
 
 
 class ModelLoading(Unavailable):

@@ -196,6 +196,15 @@ async def test_a_status_without_details_of_ours_is_told_by_its_code(
     assert type(raised.value) is expected
 
 
+async def test_a_failure_known_by_its_group_alone_has_the_reason_of_the_group() -> None:
+    """A proxy that is full, as in Go and Java."""
+    full = FakeServer([Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED)])
+    async with serving(full) as fake, Client(fake.target, retries=0) as client:
+        with pytest.raises(errors.Overloaded) as raised:
+            await client.generate("x")
+    assert (type(raised.value), raised.value.reason) == (errors.Overloaded, "OVERLOADED")
+
+
 async def test_a_reason_of_a_newer_server_is_kept() -> None:
     refusal = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "later", [error_info("A_REASON_OF_TOMORROW")])
     async with serving(FakeServer([refusal])) as fake, Client(fake.target) as client:

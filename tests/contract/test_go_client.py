@@ -72,8 +72,7 @@ def test_errors_have_the_names_reasons_and_families_of_python() -> None:
     classes = [cls for cls in classes if cls.__module__ == errors.__name__ or cls in own]
     assert {cls.__name__ for cls in classes} | {"Closed"} == reasons.keys()
     for cls in classes:
-        if "reason" in vars(cls):
-            assert reasons[cls.__name__] == cls.reason
+        assert reasons[cls.__name__] == cls.reason
         parent = cls.__bases__[0]
         assert families[cls.__name__] == ('""' if parent is errors.PhotonError else parent.__name__)
 

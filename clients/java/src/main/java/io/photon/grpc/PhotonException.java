@@ -357,6 +357,7 @@ public class PhotonException extends RuntimeException {
 
   private static final Map<String, BiFunction<String, Facts, PhotonException>> BY_REASON =
       Map.ofEntries(
+          Map.entry("REQUEST_ERROR", RequestError::new),
           Map.entry("INVALID_REQUEST", InvalidRequest::new),
           Map.entry("MALFORMED_MESSAGE", MalformedMessage::new),
           Map.entry("PROMPT_TOO_LONG", PromptTooLong::new),
@@ -365,6 +366,7 @@ public class PhotonException extends RuntimeException {
           Map.entry("MODEL_NOT_FOUND", ModelNotFound::new),
           Map.entry("FEATURE_NOT_SUPPORTED", FeatureNotSupported::new),
           Map.entry("DUPLICATE_REQUEST_ID", DuplicateRequestId::new),
+          Map.entry("NOT_ALLOWED", NotAllowed::new),
           Map.entry("MISSING_CREDENTIALS", MissingCredentials::new),
           Map.entry("INVALID_CREDENTIALS", InvalidCredentials::new),
           Map.entry("SCOPE_REQUIRED", ScopeRequired::new),
@@ -381,6 +383,7 @@ public class PhotonException extends RuntimeException {
           Map.entry("CANCELLED", Cancelled::new),
           Map.entry("CLOSED", Closed::new),
           Map.entry("INTERNAL_FAILURE", InternalFailure::new),
+          Map.entry("UNAVAILABLE", Unavailable::new),
           Map.entry("MODEL_LOADING", ModelLoading::new),
           Map.entry("DRAINING", Draining::new),
           Map.entry("ENGINE_RESTARTING", EngineRestarting::new),
