@@ -99,8 +99,8 @@ class Client:
     def stream_messages(
         self, prompt: Prompt, message_type: type[M], /, **options: Unpack[Options]
     ) -> AsyncGenerator[M, None]:
-        """The message as it fills: one whenever a value of it is complete, the whole one last. Of one output. Raise
-        MessageMismatch where it was cut off."""
+        """The message as it fills, each with more than the one before: values that are complete, strings as far as they
+        are written. The whole one last. Of one output. Raise MessageMismatch where it was cut off."""
         typed: Options = {**options, "message_type": message_type, "num_outputs": 1}
         return growing_messages(self.stream(prompt, **typed), message_type)
 

@@ -1,63 +1,148 @@
-"""A JSON object on its way in, seen at any time as an object of what is complete."""
+"""A message's JSON on its way in, seen at any time as JSON of what is known."""
 
 from __future__ import annotations
 
-_CLOSERS = {"{": "}", "[": "]"}
+from typing import Any, Self
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+#: Their JSON has no fields.
+_ANY_JSON = frozenset(f"google.protobuf.{name}" for name in ("Struct", "Value", "ListValue", "StringValue"))
+_UNICODE_CHARS = len("\\ud83d")
 
 
 class PartialJson:
-    """Takes the pieces of a text that is one JSON value. Values count once they are complete: a number with what
-    follows it, a string with its last quote; an object or a list with its first bracket."""
+    """Takes the pieces of a text that is the JSON of one message, and reads each character once. A value counts once it
+    is complete (a number with what follows it, an object or a list with its first bracket), the string of a text field
+    as far as it is written. Other strings (enums, numbers of 64 bits, timestamps) make no sense before they end."""
 
-    def __init__(self) -> None:
+    def __init__(self, message_type: type[Message]) -> None:
         self._text = ""
-        #: Brackets that are open here, as those that close them, and whether a key comes next.
-        self._open = ""
-        self._wants_key = False
-        self._is_in_string = self._is_escaped = False
-        #: Up to here all is complete but for these brackets.
-        self._safe = 0
-        self._safe_open = ""
+        self._root = _of_message(message_type.DESCRIPTOR)
+        #: The objects and lists that are open, the innermost last.
+        self._open: list[_Level] = []
+        #: Up to here all is complete but for their closing brackets.
+        self._safe, self._safe_closers = 0, ""
+        #: Where the content of the string at hand begins; None outside of one.
+        self._string_start: int | None = None
+        #: The escape at hand, which is not whole.
+        self._escape = ""
 
-    def add(self, piece: str) -> bool:
-        """Whether more is complete than before."""
-        before = self._safe
-        for place, character in enumerate(piece, len(self._text)):
-            self._read(character, place)
+    def add(self, piece: str) -> None:
+        start = len(self._text)
         self._text += piece
-        return self._safe > before
+        for place, character in enumerate(piece, start):
+            if self._string_start is None:
+                self._read(character, place)
+            else:
+                self._read_in_string(character, place)
 
     def complete(self) -> str:
-        """JSON of what is complete; empty before the first bracket."""
-        return self._text[: self._safe] + self._safe_open[::-1]
+        """JSON of what is known; empty before the first bracket."""
+        if self._grows():
+            return self._text[: len(self._text) - len(self._escape)] + '"' + self._closers()
+        return self._text[: self._safe] + self._safe_closers
 
     def _read(self, character: str, place: int) -> None:
-        if self._is_in_string:
-            self._read_in_string(character, place)
-        elif character == '"':
-            self._is_in_string = True
+        if character == '"':
+            self._string_start = place + 1
         elif character in "{[":
-            self._open += _CLOSERS[character]
-            self._wants_key = character == "{"
+            self._open.append(_Level(character, self._open[-1].shape if self._open else self._root))
             self._mark(place + 1)
         elif character in "}]":
-            self._open = self._open[:-1]
+            self._open.pop()
             self._mark(place + 1)
         elif character == ",":
             self._mark(place)
-            self._wants_key = self._open.endswith("}")
+            self._open[-1].wants_key = self._open[-1].closer == "}"
         elif character == ":":
-            self._wants_key = False
+            self._open[-1].wants_key = False
 
     def _read_in_string(self, character: str, place: int) -> None:
-        if self._is_escaped:
-            self._is_escaped = False
-        elif character == "\\":
-            self._is_escaped = True
+        if len(self._escape) == _UNICODE_CHARS and character != "\\":
+            # Half a surrogate pair, without the other half.
+            self._escape = ""
+        if self._escape or character == "\\":
+            self._escape += character
+            if _is_whole(self._escape):
+                self._escape = ""
         elif character == '"':
-            self._is_in_string = False
-            if not self._wants_key:
-                self._mark(place + 1)
+            self._end_string(place)
+
+    def _end_string(self, place: int) -> None:
+        level = self._open[-1]
+        if level.wants_key:
+            level.shape = level.around.member(self._text[self._string_start : place])
+        else:
+            self._mark(place + 1)
+        self._string_start = None
+
+    def _grows(self) -> bool:
+        if self._string_start is None:
+            return False
+        return not self._open[-1].wants_key and self._open[-1].shape.grows
 
     def _mark(self, place: int) -> None:
-        self._safe, self._safe_open = place, self._open
+        self._safe, self._safe_closers = place, self._closers()
+
+    def _closers(self) -> str:
+        return "".join(level.closer for level in reversed(self._open))
+
+
+class _Shape:
+    """A value as its field has it."""
+
+    def __init__(self, *, message: Any = None, each: Self | None = None, grows: bool = False) -> None:
+        #: An object of these fields.
+        self._fields = {} if message is None else {field.json_name: field for field in message.fields}
+        #: What a list or a map holds.
+        self.each = each
+        #: A string that makes sense before it is complete.
+        self.grows = grows
+
+    def member(self, key: str) -> _Shape:
+        field = self._fields.get(key)
+        return _of_field(field) if field is not None else self.each or _OPAQUE
+
+
+class _Level:
+    """An object or a list that is open, its values' shape: of an object's, the one whose key came last."""
+
+    def __init__(self, bracket: str, around: _Shape) -> None:
+        self.closer = "}" if bracket == "{" else "]"
+        self.around = around
+        self.shape = around.each or _OPAQUE
+        self.wants_key = bracket == "{"
+
+
+_OPAQUE = _Shape()
+_TEXT = _Shape(grows=True)
+_ANYTHING = _Shape(grows=True)
+_ANYTHING.each = _ANYTHING
+
+
+def _of_message(message: Any) -> _Shape:
+    if message.full_name in _ANY_JSON:
+        return _ANYTHING
+    return _OPAQUE if message.full_name.startswith("google.protobuf.") else _Shape(message=message)
+
+
+def _of_field(field: FieldDescriptor) -> _Shape:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return _Shape(each=_of_value(field.message_type.fields_by_name["value"]))
+    return _Shape(each=_of_value(field)) if field.is_repeated else _of_value(field)
+
+
+def _of_value(field: FieldDescriptor) -> _Shape:
+    if field.message_type is not None:
+        return _of_message(field.message_type)
+    return _TEXT if field.type == field.TYPE_STRING else _OPAQUE
+
+
+def _is_whole(escape: str) -> bool:
+    """Of a surrogate with its other half."""
+    if escape[1:2] != "u":
+        return len(escape) == 2
+    is_high = escape[2:3] in ("d", "D") and escape[3:4] in tuple("89abAB")
+    return len(escape) == (2 * _UNICODE_CHARS if is_high else _UNICODE_CHARS)

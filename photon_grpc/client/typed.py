@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncGenerator
+from typing import Generic
 
 from google.protobuf.json_format import ParseError
 from google.protobuf.message import Message
@@ -22,18 +22,41 @@ def message_of(result: Generation, message_type: type[M]) -> M:
 
 
 async def growing_messages(stream: Stream, message_type: type[M]) -> AsyncGenerator[M, None]:
-    """A message whenever more of it is complete, the whole one last. Raise MessageMismatch where it was cut off."""
-    partial = PartialJson()
+    """A message whenever more of it is known, the whole one last. Raise MessageMismatch where it was cut off."""
+    growing = _Growing(message_type)
     async with stream:
         async for delta in stream:
             if delta.finish is not None:
                 if not isinstance(delta.message, message_type):
                     raise _incomplete(message_type, delta.finish.reason)
                 yield delta.message
-            elif partial.add(delta.text):
-                # A required field may still be missing.
-                with contextlib.suppress(ParseError):
-                    yield parse_message(partial.complete(), message_type)
+            elif (message := growing.add(delta.text)) is not None:
+                yield message
+
+
+class _Growing(Generic[M]):
+    """A message of which more and more is known."""
+
+    def __init__(self, message_type: type[M]) -> None:
+        self._type = message_type
+        self._json = PartialJson(message_type)
+        self._known = ""
+        self._num_bytes = 0
+
+    def add(self, text: str) -> M | None:
+        """The message where it says more than before."""
+        self._json.add(text)
+        before, self._known = self._known, self._json.complete()
+        if self._known == before:
+            return None
+        try:
+            message = parse_message(self._known, self._type)
+        except ParseError:
+            # A required field may still be missing.
+            return None
+        # Nothing is taken back: one that says more is larger.
+        before_bytes, self._num_bytes = self._num_bytes, message.ByteSize()
+        return message if self._num_bytes > before_bytes else None
 
 
 def _incomplete(message_type: type[Message], reason: str) -> MessageMismatch:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
-from google.protobuf import descriptor_pb2
+from google.protobuf import descriptor_pb2, struct_pb2, timestamp_pb2
+from google.protobuf.json_format import MessageToDict, MessageToJson, Parse
+from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,35 +30,89 @@ values = st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(st
 
 
 @settings(max_examples=40)
-@given(st.dictionaries(st.text(), values) | st.lists(values), st.booleans(), st.data())
-def test_what_is_complete_is_json_at_any_time(value: Any, ascii_only: bool, data: st.DataObject) -> None:
+@given(st.dictionaries(st.text(), values), st.booleans(), st.integers(1, 5))
+def test_what_is_known_is_json_at_any_time(value: Any, ascii_only: bool, size: int) -> None:
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=ascii_only)
-    partial, before = PartialJson(), ""
+    partial, before = PartialJson(struct_pb2.Struct), "{}"
     while text:
-        size = data.draw(st.integers(1, 5))
-        grew = partial.add(text[:size])
+        partial.add(text[:size])
         text = text[size:]
-        assert grew or partial.complete() == before
-        before = partial.complete()
-        if before:
-            assert_within(json.loads(before), value)
+        known = partial.complete()
+        assert_within(json.loads(before), json.loads(known))
+        before = known
+        assert_within(json.loads(before), value)
     assert json.loads(before) == value
 
 
 def assert_within(part: Any, whole: Any) -> None:
-    """Whatever is there is there to stay."""
+    """Whatever is there is there to stay; texts, lists and objects may grow."""
     if isinstance(part, dict):
         for key, each in part.items():
             assert_within(each, whole[key])
     elif isinstance(part, list):
         for one, other in zip(part, whole[: len(part)], strict=True):
             assert_within(one, other)
+    elif isinstance(part, str):
+        assert whole.startswith(part)
     else:
         assert part == whole
 
 
+RICH = model_pb2.Model(
+    name='R"1\\7 \U0001f600\n\u2028',
+    aliases=["", "b{[", "Zürich \\u0020"],
+    state=model_pb2.MODEL_STATE_READY,
+    features=[model_pb2.FEATURE_CHAT, model_pb2.FEATURE_LOGPROBS],
+    limits=model_pb2.Limits(max_stop_strings=4),
+)
+SAMPLING = pb.SamplingParams(temperature=0.5, logit_bias={1: 2.5, 7: -1}, seed=1 << 63)
+START = pb.GenerationStart(request_id="r-1", create_time=timestamp_pb2.Timestamp(seconds=1_714_694_400), seed=12)
+NODE = struct_pb2.Struct()
+NODE.update({"a]}": [{"b{[": "text", "c": None}, 1.5], "": ",", "d": {"d": True}})
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("ascii_only", [True, False])
+@pytest.mark.parametrize(
+    "whole", [RICH, SAMPLING, START, NODE, model_pb2.Model()], ids=lambda each: type(each).__name__
+)
+def test_every_beginning_of_a_message_is_a_message(whole: Message, ascii_only: bool, indent: int | None) -> None:
+    """None has less than the one before it, none a value of which it knows only a part, but for texts."""
+    text = MessageToJson(whole, indent=indent, ensure_ascii=ascii_only)
+    partial, before = PartialJson(type(whole)), type(whole)()
+    for character in text:
+        partial.add(character)
+        message = Parse(partial.complete(), type(whole)())
+        assert_begins(before, message)
+        assert_begins(message, whole)
+        before = message
+    assert before == whole
+
+
+def assert_begins(part: Message, whole: Message) -> None:
+    assert_within(MessageToDict(part), MessageToDict(whole))
+
+
+def test_a_text_grows_and_a_number_waits() -> None:
+    partial = PartialJson(pb.GenerationStart)
+    partial.add('{"requestId":"r-')
+    assert partial.complete() == '{"requestId":"r-"}'
+    partial.add("1\\ud83d\\ude")
+    assert partial.complete() == '{"requestId":"r-1"}'
+    partial.add('00","seed":"12')
+    assert json.loads(partial.complete()) == {"requestId": "r-1\U0001f600"}
+    partial.add('3","createTime":"2024-05-03T')
+    assert json.loads(partial.complete()) == {"requestId": "r-1\U0001f600", "seed": "123"}
+
+
+def test_half_a_surrogate_pair_ends_with_its_string() -> None:
+    partial = PartialJson(pb.GenerationStart)
+    partial.add('{"requestId":"\\ud83d","model":"a')
+    assert json.loads(partial.complete())["model"] == "a"
+
+
 def script(reason: int = pb.FINISH_REASON_EOS, *, whole: bool = True) -> list[pb.StreamGenerateResponse]:
-    pieces = [message(JSON[at : at + 9], start=at == 0) for at in range(0, len(JSON), 9)]
+    pieces = [message(JSON[at : at + 3], start=at == 0) for at in range(0, len(JSON), 3)]
     last = message("", finish=reason)
     if whole:
         last.deltas[0].message.Pack(MODEL)
@@ -66,10 +123,11 @@ async def test_a_message_fills_while_it_is_written() -> None:
     async with serving(FakeServer(script(), script()[-1:])) as fake, Client(fake.target) as client:
         seen = [each async for each in client.stream_messages("x", model_pb2.Model, max_tokens=9)]
         assert await client.generate_message("x", model_pb2.Model) == MODEL
-    assert [(each.name, list(each.aliases)) for each in seen[:3]] == [("", []), ('a"b', []), ('a"b', [])]
+    assert [each.name for each in seen[:2]] == ['a"', 'a"b']
     assert seen[-1] == MODEL and all(type(each) is model_pb2.Model for each in seen)
-    sizes = [each.ByteSize() for each in seen]
-    assert sizes == sorted(sizes)
+    for before, after in pairwise(seen):
+        assert_within(MessageToDict(before), MessageToDict(after))
+    assert all(before != after for before, after in pairwise(seen[:-1]))
     assert fake.requests[0].structured_output.protobuf.message_type == "photon_grpc.v1.Model"
     assert fake.requests[0].stop.max_tokens == 9
 
