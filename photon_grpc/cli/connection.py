@@ -67,6 +67,22 @@ def with_tls(function: F) -> F:
     return function
 
 
+def only_admin_service() -> str:
+    """Address of the AdminService of this user's one server on this machine. Raise ConfigError where there is none, or
+    more than one."""
+    from photon_grpc.service.listen import admin_sockets
+
+    found = admin_sockets()
+    if not found:
+        raise ConfigError(
+            "no server of this user was found on this machine; --target says where its AdminService is: "
+            "the server tells at start, `admin service on …`"
+        )
+    if len(found) > 1:
+        raise ConfigError(f"there are several servers; choose one with --target: {', '.join(found)}")
+    return found[0]
+
+
 def _set(variable: str) -> Callable[[click.Context, click.Parameter, str | None], None]:
     def into_the_environment(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
         if value is not None:

@@ -18,6 +18,7 @@ from photon_grpc.cli.convert import convert
 from photon_grpc.cli.generate import batch, chat, generate
 from photon_grpc.cli.health import health
 from photon_grpc.cli.keys import keys
+from photon_grpc.cli.quarantine import quarantine
 from photon_grpc.cli.serve import doctor, run, serve
 from photon_grpc.cli.top import top
 from photon_grpc.cli.trace import trace
@@ -87,7 +88,7 @@ def cli() -> None:
     """
 
 
-for verb in (serve, run, doctor, convert, health, generate, chat, batch, bench, keys, top, trace):
+for verb in (serve, run, doctor, convert, health, generate, chat, batch, bench, keys, top, trace, quarantine):
     cli.add_command(verb)
 
 

@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from photon_grpc.cli.connection import only_admin_service
 from photon_grpc.errors import ConfigError
 
 
@@ -30,7 +31,7 @@ def top(target: str | None, interval_s: float, once: bool) -> None:
     """Show a server's load live: requests, KV blocks, tokens per second, cache hits, steps. Ctrl-C leaves."""
     from photon_grpc.cli.watching import look, watch
 
-    target = target or _only_server()
+    target = target or only_admin_service()
     if once:
         return asyncio.run(look(target))
     if not sys.stdout.isatty():
@@ -40,18 +41,3 @@ def top(target: str | None, interval_s: float, once: bool) -> None:
         click.echo(f"{target} has ended")
     except KeyboardInterrupt:
         click.echo(f"left {target}, which goes on")
-
-
-def _only_server() -> str:
-    """Raise ConfigError where there is none, or more than one."""
-    from photon_grpc.service.listen import admin_sockets
-
-    found = admin_sockets()
-    if not found:
-        raise ConfigError(
-            "no server of this user was found on this machine; --target says where its AdminService is: "
-            "the server tells at start, `admin service on …`"
-        )
-    if len(found) > 1:
-        raise ConfigError(f"there are several servers; choose one with --target: {', '.join(found)}")
-    return found[0]

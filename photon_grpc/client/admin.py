@@ -1,20 +1,23 @@
-"""AdminService from outside: what a replica is, and its load as it changes."""
+"""AdminService from outside: what a replica is, its load as it changes, and its quarantine."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from photon_grpc.client.channel import open_channel
 from photon_grpc.client.status import to_error
 from photon_grpc.errors import FeatureNotSupported, PhotonError
 from photon_grpc.v1 import admin_pb2 as pb
 from photon_grpc.v1 import admin_pb2_grpc
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,21 @@ class LoadSample:
     num_preemptions: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A request that an engine died of, or may have died of. Times are Unix seconds."""
+
+    fingerprint: str
+    #: It is refused; else it computes alone once.
+    is_quarantined: bool
+    num_crashes: int
+    crashed_at_s: float
+    expires_at_s: float
+    #: Of its newest attempt while it was a suspect; empty: none came.
+    request_id: str
+    api_key_name: str
+
+
 class AdminClient:
     """Calls the AdminService of one replica, which has a listener of its own: `target` is unix:PATH or HOST:PORT."""
 
@@ -66,11 +84,7 @@ class AdminClient:
 
     async def replica(self, timeout_s: float = 10.0) -> Replica:
         """Raise PhotonError: Unavailable while the model loads, FeatureNotSupported where no AdminService is."""
-        try:
-            call = self._stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=timeout_s, metadata=self._metadata)
-            return _replica(await call)
-        except grpc.aio.AioRpcError as failure:
-            raise self._error(failure) from failure
+        return _replica(await self._call(self._stub.GetServerInfo, pb.GetServerInfoRequest(), timeout_s))
 
     async def watch_load(self, interval_s: float) -> AsyncIterator[LoadSample]:
         """A sample at once, then one after each change, `interval_s` apart or more, until the server ends. Raise
@@ -86,6 +100,16 @@ class AdminClient:
         finally:
             call.cancel()
 
+    async def quarantine(self, timeout_s: float = 10.0) -> tuple[Suspect, ...]:
+        """The newest crash first. Raise PhotonError."""
+        told = await self._call(self._stub.ListQuarantine, pb.ListQuarantineRequest(), timeout_s)
+        return tuple(_suspect(each) for each in told.entries)
+
+    async def clear_quarantine(self, fingerprints: Sequence[str] | None, timeout_s: float = 10.0) -> tuple[str, ...]:
+        """Forget these (None: all); return those that were known. Raise PhotonError."""
+        request = pb.ClearQuarantineRequest(fingerprints=fingerprints, all=fingerprints is None)
+        return tuple((await self._call(self._stub.ClearQuarantine, request, timeout_s)).cleared_fingerprints)
+
     async def close(self) -> None:
         await self._channel.close()
 
@@ -96,6 +120,12 @@ class AdminClient:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
+
+    async def _call(self, method: Callable[..., Awaitable[T]], request: Message, timeout_s: float) -> T:
+        try:
+            return await method(request, timeout=timeout_s, metadata=self._metadata)
+        except grpc.aio.AioRpcError as failure:
+            raise self._error(failure) from failure
 
     def _error(self, failure: grpc.aio.AioRpcError) -> PhotonError:
         error = to_error(failure, self.target)
@@ -115,6 +145,18 @@ def _replica(message: pb.GetServerInfoResponse) -> Replica:
         max_running=message.max_running_requests,
         max_queued=message.max_queued_requests,
         num_restarts=message.engine_restart_count,
+    )
+
+
+def _suspect(message: pb.QuarantineEntry) -> Suspect:
+    return Suspect(
+        fingerprint=message.fingerprint,
+        is_quarantined=message.quarantined,
+        num_crashes=message.crash_count,
+        crashed_at_s=message.crash_time.ToNanoseconds() / 1e9,
+        expires_at_s=message.expire_time.ToNanoseconds() / 1e9,
+        request_id=message.request_id,
+        api_key_name=message.api_key_name,
     )
 
 

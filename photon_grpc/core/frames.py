@@ -17,6 +17,9 @@ from photon_grpc.core.request import FinishReason, Request
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import PhotonError
 
+#: An operator's orders.
+Verb = Literal["reset_prefix_cache", "abort_requests", "list_quarantine", "clear_quarantine"]
+
 
 class Add(msgspec.Struct, frozen=True, array_like=True, tag=1):
     handle: int
@@ -35,9 +38,9 @@ class Control(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """An operator's order, answered by a Reply with the same id."""
 
     id: int
-    verb: Literal["reset_prefix_cache", "abort_requests"]
-    #: Of abort_requests; none: all.
-    request_ids: tuple[str, ...] = ()
+    verb: Verb
+    #: Ids of abort_requests, fingerprints of clear_quarantine; none: all.
+    names: tuple[str, ...] = ()
 
 
 class Facts(msgspec.Struct, frozen=True, array_like=True, tag=10):
@@ -119,12 +122,28 @@ class StepFrame(msgspec.Struct, frozen=True, array_like=True, tag=11):
     prompt_scores: dict[int, bytes] = {}
 
 
+class Suspect(msgspec.Struct, frozen=True, array_like=True):
+    """A request that an engine died of, or may have died of. Times are Unix seconds."""
+
+    #: In hex.
+    fingerprint: str
+    #: It is refused; else it computes alone once.
+    is_quarantined: bool
+    num_crashes: int
+    crashed_at_s: float
+    expires_at_s: float
+    #: Of its newest attempt while it was a suspect.
+    request_id: str = ""
+    owner: str = ""
+
+
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag=12):
-    """The answer to a Control: `value` is freed blocks or requests left, `request_ids` those aborted."""
+    """The answer to a Control: `value` is freed blocks, `names` are requests aborted or fingerprints cleared."""
 
     id: int
     value: int = 0
-    request_ids: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    suspects: tuple[Suspect, ...] = ()
 
 
 Down = Add | Abort | Control

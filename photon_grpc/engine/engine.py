@@ -257,11 +257,16 @@ class Engine:
                     self.scheduler.deadlines.output_ended(seq.num_generated)
 
     def _control(self, frontend: int, control: Control, report: StepFrameBuilder) -> None:
-        if control.verb == "reset_prefix_cache":
-            self._outbox.send(frontend, Reply(control.id, self.scheduler.pool.reset_prefixes()))
+        verb, quarantine = control.verb, self.scheduler.quarantine
+        if verb == "reset_prefix_cache":
+            reply = Reply(control.id, self.scheduler.pool.reset_prefixes())
+        elif verb == "abort_requests":
+            reply = Reply(control.id, names=self._abort_requests(control.names, report))
+        elif verb == "list_quarantine":
+            reply = Reply(control.id, suspects=quarantine.suspects())
         else:
-            aborted = self._abort_requests(control.request_ids, report)
-            self._outbox.send(frontend, Reply(control.id, len(aborted), aborted))
+            reply = Reply(control.id, names=quarantine.forget(control.names))
+        self._outbox.send(frontend, reply)
 
     def _abort_requests(self, request_ids: tuple[str, ...], report: StepFrameBuilder) -> tuple[str, ...]:
         """An operator ends these requests (none named: all): by a finish where output began, else by an error."""

@@ -2,7 +2,7 @@
 
 Each is a suspect: sent again, it computes alone once (scheduler/trial.py). Where the engine dies of that too, it is
 quarantined: refused until that expires. A suspect is cleared when it has finished, or has come further alone than it
-had come beside others. What one engine knows the next one learns from the flight recorder.
+had come beside others, or by an operator. What one engine knows the next one learns from the flight recorder.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
+from msgspec.structs import replace
 
 from photon_grpc.core.batch import Batch
 from photon_grpc.core.fault import Fault
+from photon_grpc.core.frames import Suspect
 from photon_grpc.core.ports import Event, FlightRecorder
 from photon_grpc.core.request import Request
 from photon_grpc.core.sequence import Sequence, Status
@@ -24,7 +26,7 @@ from photon_grpc.errors import EngineFailure, EngineRestarting, InternalFailure,
 _LOG = logging.getLogger(__name__)
 
 _FINGERPRINT_BYTES = 16
-#: Of more records, those that expire first are forgotten.
+#: Of more records, those that expire first are forgotten. So many fit the recorder's memory, whatever their names.
 _MAX_RECORDS = 4096
 _SUSPECTED_S = 600.0
 _QUARANTINED_S = 3600.0
@@ -39,6 +41,12 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
     #: Its output's length at most when the engine died.
     num_tokens: int = 0
     is_quarantined: bool = False
+    #: Steps of it that an engine died in, or that failed; the last one's Unix time.
+    num_crashes: int = 1
+    crashed_at_s: float = 0.0
+    #: Of its newest attempt while it was a suspect.
+    request_id: str = ""
+    owner: str = ""
 
 
 class Quarantine:
@@ -73,6 +81,9 @@ class Quarantine:
             raise RequestQuarantined(
                 f"the engine died of this request twice, the second time of it alone; it is refused for {left_s:.0f} s"
             )
+        if record is not None and (record.request_id, record.owner) != (request.request_id, request.owner):
+            self._records[own] = replace(record, request_id=request.request_id, owner=request.owner)
+            self._remember()
         return own
 
     def received(self) -> None:
@@ -87,6 +98,36 @@ class Quarantine:
         """It was not this one."""
         if self._records.pop(fingerprint, None) is not None:
             self._remember()
+
+    # -- operators -----------------------------------------------------------------------------------------------------
+
+    def suspects(self) -> tuple[Suspect, ...]:
+        """All that are known, the newest crash first."""
+        since_s = time.time() - time.monotonic()
+        known = [
+            Suspect(
+                own.hex(),
+                record.is_quarantined,
+                record.num_crashes,
+                record.crashed_at_s,
+                record.expires_s + since_s,
+                record.request_id,
+                record.owner,
+            )
+            for own, record in self._records.items()
+            if self._record(own) is not None
+        ]
+        return tuple(sorted(known, key=lambda each: each.crashed_at_s, reverse=True))
+
+    def forget(self, fingerprints: Iterable[str]) -> tuple[str, ...]:
+        """Forget these (none named: all), in hex; return those that were known."""
+        wanted = set(fingerprints)
+        known = tuple(each.fingerprint for each in self.suspects() if not wanted or each.fingerprint in wanted)
+        for each in known:
+            _LOG.warning("an operator has cleared %s", each)
+            self._records.pop(bytes.fromhex(each))
+        self._remember()
+        return known
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -134,7 +175,7 @@ class Quarantine:
         now_s = time.monotonic()
         first, *others = in_flight
         if not others and self._record(first) is not None:
-            self._records[first] = Record(now_s + _QUARANTINED_S, is_quarantined=True)
+            self._accuse(first, Record(now_s + _QUARANTINED_S, is_quarantined=True))
             _LOG.error("the engine died of one request for the second time: %s is quarantined", first.hex())
             return
         self._suspect(in_flight)
@@ -142,7 +183,18 @@ class Quarantine:
 
     def _suspect(self, in_flight: Mapping[bytes, int]) -> None:
         expires_s = time.monotonic() + _SUSPECTED_S
-        self._records.update({each: Record(expires_s, num_tokens) for each, num_tokens in in_flight.items()})
+        for each, num_tokens in in_flight.items():
+            self._accuse(each, Record(expires_s, num_tokens))
+
+    def _accuse(self, fingerprint: bytes, record: Record) -> None:
+        before = self._record(fingerprint) or Record(0.0, num_crashes=0)
+        self._records[fingerprint] = replace(
+            record,
+            num_crashes=before.num_crashes + 1,
+            crashed_at_s=time.time(),
+            request_id=before.request_id,
+            owner=before.owner,
+        )
 
     def _record(self, fingerprint: bytes) -> Record | None:
         record = self._records.get(fingerprint)
@@ -173,6 +225,12 @@ class NoQuarantine:
     def clear(self, fingerprint: bytes) -> None:
         pass
 
+    def suspects(self) -> tuple[Suspect, ...]:
+        return ()
+
+    def forget(self, fingerprints: Iterable[str]) -> tuple[str, ...]:
+        return ()
+
     def seated(self, seq: Sequence, step: int) -> None:
         pass
 
@@ -194,6 +252,6 @@ def fingerprint(request: Request) -> bytes:
     earlier one's output."""
     sampling = request.sampling
     if request.is_seed_drawn:
-        sampling = msgspec.structs.replace(sampling, seed=0)
+        sampling = replace(sampling, seed=0)
     said = (request.prompt_ids, sampling, request.num_outputs, request.adapter, request.scores, request.constraint)
     return hashlib.blake2b(msgspec.msgpack.encode(said), digest_size=_FINGERPRINT_BYTES).digest()

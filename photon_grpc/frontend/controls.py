@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import Literal
 
-from photon_grpc.core.frames import Control, Reply
+from photon_grpc.core.frames import Control, Reply, Verb
 from photon_grpc.core.ports import EngineLink
 from photon_grpc.errors import EngineRestarting
-
-Verb = Literal["reset_prefix_cache", "abort_requests"]
 
 _RETRY_AFTER_S = 1.0
 
@@ -23,10 +20,10 @@ class Controls:
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
 
-    async def send(self, verb: Verb, request_ids: tuple[str, ...] = ()) -> Reply:
+    async def send(self, verb: Verb, names: tuple[str, ...] = ()) -> Reply:
         """The engine's reply. Raise Unavailable where there is none, or it goes meanwhile."""
         control_id = next(self._ids)
-        self._link.send(Control(control_id, verb, request_ids))
+        self._link.send(Control(control_id, verb, names))
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[control_id] = reply
         try:

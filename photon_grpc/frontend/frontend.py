@@ -19,7 +19,7 @@ from functools import partial
 import msgspec
 
 from photon_grpc.core.admission import check_ids
-from photon_grpc.core.frames import Abort, Add, Facts, Reply, StepFrame, Up
+from photon_grpc.core.frames import Abort, Add, Facts, Reply, StepFrame, Up, Verb
 from photon_grpc.core.generation import Start, Usage
 from photon_grpc.core.ports import EngineLink
 from photon_grpc.core.request import NO_LIMITS, Request
@@ -39,7 +39,7 @@ from photon_grpc.errors import (
 )
 from photon_grpc.frontend import defaults
 from photon_grpc.frontend.ask import Ask, ChatInput, StreamAsk, TextInput
-from photon_grpc.frontend.controls import Controls, Verb
+from photon_grpc.frontend.controls import Controls
 from photon_grpc.frontend.encoder import Encoder, is_small
 from photon_grpc.frontend.engine_queue import EngineQueue, estimate_tokens
 from photon_grpc.frontend.late import LateTokens
@@ -190,9 +190,9 @@ class Frontend:
             raise FeatureNotSupported("token_ids: this model has no tokenizer (feature TEXT)", field="token_ids")
         return await self._encoder.decode(token_ids, skip_special_tokens)
 
-    async def control(self, verb: Verb, request_ids: tuple[str, ...] = ()) -> Reply:
+    async def control(self, verb: Verb, names: tuple[str, ...] = ()) -> Reply:
         """Have the engine obey an operator. Raise Unavailable."""
-        return await self._controls.send(verb, request_ids)
+        return await self._controls.send(verb, names)
 
     async def drain(self, timeout_s: float) -> int:
         """New asks are refused; running ones get `timeout_s`, then fail with Draining. Return how many did."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from photon_grpc import __version__
 from photon_grpc.core.admission import check_count
+from photon_grpc.core.frames import Suspect
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import FeatureNotSupported, InvalidRequest
 from photon_grpc.frontend.frontend import Frontend, State
@@ -20,8 +21,10 @@ from photon_grpc.server.metadata import Context
 from photon_grpc.v1 import admin_pb2 as pb
 from photon_grpc.v1 import admin_pb2_grpc
 
-#: They fit a frame, whatever --max-message-size says.
-_MAX_ABORTED = 256
+#: Ids or fingerprints of one call: they fit a frame, whatever --max-message-size says.
+_MAX_NAMES = 256
+#: Of a fingerprint.
+_MAX_HEX_DIGITS = 64
 _MAX_DRAIN_S = 86_400.0
 _DEFAULT_INTERVAL_S = 1.0
 _LEAST_INTERVAL_S = 0.02
@@ -81,16 +84,11 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 continue
 
     async def AbortRequests(self, request: pb.AbortRequestsRequest, context: Context) -> pb.AbortRequestsResponse:
-        request_ids = tuple(request.request_ids)
-        if bool(request_ids) is request.all:
-            raise InvalidRequest("one of request_ids and all must be set", field="request_ids")
-        check_count(len(request_ids), _MAX_ABORTED, "request_ids")
-        # A longer one is no request's id.
-        known = tuple(each for each in request_ids if len(each) <= metadata.MAX_REQUEST_ID_CHARS)
-        if not known and not request.all:
+        request_ids = _names(request.request_ids, request.all, "request_ids", metadata.MAX_REQUEST_ID_CHARS)
+        if not request_ids and not request.all:
             return pb.AbortRequestsResponse()
-        reply = await self._frontend.control("abort_requests", known)
-        return pb.AbortRequestsResponse(aborted_request_ids=reply.request_ids)
+        reply = await self._frontend.control("abort_requests", request_ids)
+        return pb.AbortRequestsResponse(aborted_request_ids=reply.names)
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         timeout_s = _seconds(request.timeout, "timeout", _MAX_DRAIN_S) if request.HasField("timeout") else None
@@ -103,6 +101,17 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> pb.ResetPrefixCacheResponse:
         reply = await self._frontend.control("reset_prefix_cache")
         return pb.ResetPrefixCacheResponse(freed_blocks=reply.value)
+
+    async def ListQuarantine(self, request: pb.ListQuarantineRequest, context: Context) -> pb.ListQuarantineResponse:
+        reply = await self._frontend.control("list_quarantine")
+        return pb.ListQuarantineResponse(entries=[_entry_message(each) for each in reply.suspects])
+
+    async def ClearQuarantine(self, request: pb.ClearQuarantineRequest, context: Context) -> pb.ClearQuarantineResponse:
+        fingerprints = _names(request.fingerprints, request.all, "fingerprints", _MAX_HEX_DIGITS)
+        if not fingerprints and not request.all:
+            return pb.ClearQuarantineResponse()
+        reply = await self._frontend.control("clear_quarantine", fingerprints)
+        return pb.ClearQuarantineResponse(cleared_fingerprints=reply.names)
 
     async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Context) -> pb.LoadAdapterResponse:
         raise FeatureNotSupported("LoRA adapters are not supported yet", field="LoadAdapter")
@@ -132,6 +141,27 @@ def _load_message(load: Load) -> pb.Load:
         step_duration=step,
         preemption_count=load.preemptions,
     )
+
+
+def _entry_message(suspect: Suspect) -> pb.QuarantineEntry:
+    return pb.QuarantineEntry(
+        fingerprint=suspect.fingerprint,
+        quarantined=suspect.is_quarantined,
+        crash_count=suspect.num_crashes,
+        crash_time=_timestamp(suspect.crashed_at_s),
+        expire_time=_timestamp(suspect.expires_at_s),
+        request_id=suspect.request_id,
+        api_key_name=suspect.owner,
+    )
+
+
+def _names(given: Collection[str], is_all: bool, field: str, max_chars: int) -> tuple[str, ...]:
+    """Without those that are longer than any name is. Raise InvalidRequest where both are given, or neither, or too
+    many."""
+    if bool(given) is is_all:
+        raise InvalidRequest(f"one of {field} and all must be set", field=field)
+    check_count(len(given), _MAX_NAMES, field)
+    return tuple(each for each in given if len(each) <= max_chars)
 
 
 def _timestamp(time_s: float) -> Timestamp:

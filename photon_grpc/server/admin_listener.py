@@ -16,8 +16,8 @@ from photon_grpc.server.tls import Certificates
 from photon_grpc.v1 import admin_pb2, admin_pb2_grpc
 
 _SOCKET_MODE = 0o660
-#: Ids of requests.
-_MAX_MESSAGE_BYTES = 1 << 20
+#: Ids of requests; the list of a full quarantine.
+_MAX_MESSAGE_BYTES = 2 << 20
 
 
 class AdminListener:

@@ -398,6 +398,149 @@ class ResetPrefixCacheResponse(_message.Message):
 Global___ResetPrefixCacheResponse: _TypeAlias = ResetPrefixCacheResponse  # noqa: Y015
 
 @_typing.final
+class ListQuarantineRequest(_message.Message):
+    """Asks for the list; has no fields."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListQuarantineRequest: _TypeAlias = ListQuarantineRequest  # noqa: Y015
+
+@_typing.final
+class ListQuarantineResponse(_message.Message):
+    """What the engine would not compute beside others."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuarantineEntry]:
+        """The newest crash first; 4,096 are known at most."""
+
+    def __init__(
+        self,
+        *,
+        entries: _abc.Iterable[Global___QuarantineEntry] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListQuarantineResponse: _TypeAlias = ListQuarantineResponse  # noqa: Y015
+
+@_typing.final
+class QuarantineEntry(_message.Message):
+    """A request that an engine died of, or may have died of."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    QUARANTINED_FIELD_NUMBER: _builtins.int
+    CRASH_COUNT_FIELD_NUMBER: _builtins.int
+    CRASH_TIME_FIELD_NUMBER: _builtins.int
+    EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    API_KEY_NAME_FIELD_NUMBER: _builtins.int
+    fingerprint: _builtins.str
+    """Of the prompt and its parameters, in hex: the same for every attempt and every caller."""
+    quarantined: _builtins.bool
+    """It is refused: REQUEST_QUARANTINED. Else it is a suspect, and computes alone when it is sent again."""
+    crash_count: _builtins.int
+    """Engines that died while they computed it, and steps of it with others that failed."""
+    request_id: _builtins.str
+    """Id of its newest attempt while it was a suspect; empty: none came."""
+    api_key_name: _builtins.str
+    """Name of the API key that sent this attempt; empty without keys."""
+    @_builtins.property
+    def crash_time(self) -> _timestamp_pb2.Timestamp:
+        """When the last of them was seen."""
+
+    @_builtins.property
+    def expire_time(self) -> _timestamp_pb2.Timestamp:
+        """When it is forgotten."""
+
+    def __init__(
+        self,
+        *,
+        fingerprint: _builtins.str = ...,
+        quarantined: _builtins.bool = ...,
+        crash_count: _builtins.int = ...,
+        crash_time: _timestamp_pb2.Timestamp | None = ...,
+        expire_time: _timestamp_pb2.Timestamp | None = ...,
+        request_id: _builtins.str = ...,
+        api_key_name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["crash_time", b"crash_time", "expire_time", b"expire_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_key_name", b"api_key_name", "crash_count", b"crash_count", "crash_time", b"crash_time", "expire_time", b"expire_time", "fingerprint", b"fingerprint", "quarantined", b"quarantined", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuarantineEntry: _TypeAlias = QuarantineEntry  # noqa: Y015
+
+@_typing.final
+class ClearQuarantineRequest(_message.Message):
+    """Which requests to forget."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FINGERPRINTS_FIELD_NUMBER: _builtins.int
+    ALL_FIELD_NUMBER: _builtins.int
+    all: _builtins.bool
+    """Every one of them. Then fingerprints must be empty."""
+    @_builtins.property
+    def fingerprints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """As ListQuarantine tells them; unknown ones are ignored."""
+
+    def __init__(
+        self,
+        *,
+        fingerprints: _abc.Iterable[_builtins.str] | None = ...,
+        all: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "fingerprints", b"fingerprints"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClearQuarantineRequest: _TypeAlias = ClearQuarantineRequest  # noqa: Y015
+
+@_typing.final
+class ClearQuarantineResponse(_message.Message):
+    """Which requests were forgotten."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLEARED_FINGERPRINTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def cleared_fingerprints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those that were known."""
+
+    def __init__(
+        self,
+        *,
+        cleared_fingerprints: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared_fingerprints", b"cleared_fingerprints"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClearQuarantineResponse: _TypeAlias = ClearQuarantineResponse  # noqa: Y015
+
+@_typing.final
 class LoadAdapterRequest(_message.Message):
     """Which adapter to load."""
 

@@ -65,6 +65,16 @@ class AdminServiceStub(object):
                 request_serializer=photon__grpc_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.SerializeToString,
                 response_deserializer=photon__grpc_dot_v1_dot_admin__pb2.ResetPrefixCacheResponse.FromString,
                 _registered_method=True)
+        self.ListQuarantine = channel.unary_unary(
+                '/photon_grpc.v1.AdminService/ListQuarantine',
+                request_serializer=photon__grpc_dot_v1_dot_admin__pb2.ListQuarantineRequest.SerializeToString,
+                response_deserializer=photon__grpc_dot_v1_dot_admin__pb2.ListQuarantineResponse.FromString,
+                _registered_method=True)
+        self.ClearQuarantine = channel.unary_unary(
+                '/photon_grpc.v1.AdminService/ClearQuarantine',
+                request_serializer=photon__grpc_dot_v1_dot_admin__pb2.ClearQuarantineRequest.SerializeToString,
+                response_deserializer=photon__grpc_dot_v1_dot_admin__pb2.ClearQuarantineResponse.FromString,
+                _registered_method=True)
         self.LoadAdapter = channel.unary_unary(
                 '/photon_grpc.v1.AdminService/LoadAdapter',
                 request_serializer=photon__grpc_dot_v1_dot_admin__pb2.LoadAdapterRequest.SerializeToString,
@@ -124,6 +134,20 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListQuarantine(self, request, context):
+        """Requests that an engine died of, which are refused, and those that it may have died of, which compute alone once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ClearQuarantine(self, request, context):
+        """Forgets such requests: what was refused is computed, what was suspected computes beside others.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def LoadAdapter(self, request, context):
         """Loads a LoRA adapter and serves it as a model under its name.
         """
@@ -170,6 +194,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ResetPrefixCache,
                     request_deserializer=photon__grpc_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.FromString,
                     response_serializer=photon__grpc_dot_v1_dot_admin__pb2.ResetPrefixCacheResponse.SerializeToString,
+            ),
+            'ListQuarantine': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListQuarantine,
+                    request_deserializer=photon__grpc_dot_v1_dot_admin__pb2.ListQuarantineRequest.FromString,
+                    response_serializer=photon__grpc_dot_v1_dot_admin__pb2.ListQuarantineResponse.SerializeToString,
+            ),
+            'ClearQuarantine': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClearQuarantine,
+                    request_deserializer=photon__grpc_dot_v1_dot_admin__pb2.ClearQuarantineRequest.FromString,
+                    response_serializer=photon__grpc_dot_v1_dot_admin__pb2.ClearQuarantineResponse.SerializeToString,
             ),
             'LoadAdapter': grpc.unary_unary_rpc_method_handler(
                     servicer.LoadAdapter,
@@ -345,6 +379,60 @@ class AdminService(object):
             '/photon_grpc.v1.AdminService/ResetPrefixCache',
             photon__grpc_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.SerializeToString,
             photon__grpc_dot_v1_dot_admin__pb2.ResetPrefixCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListQuarantine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/photon_grpc.v1.AdminService/ListQuarantine',
+            photon__grpc_dot_v1_dot_admin__pb2.ListQuarantineRequest.SerializeToString,
+            photon__grpc_dot_v1_dot_admin__pb2.ListQuarantineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClearQuarantine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/photon_grpc.v1.AdminService/ClearQuarantine',
+            photon__grpc_dot_v1_dot_admin__pb2.ClearQuarantineRequest.SerializeToString,
+            photon__grpc_dot_v1_dot_admin__pb2.ClearQuarantineResponse.FromString,
             options,
             channel_credentials,
             insecure,

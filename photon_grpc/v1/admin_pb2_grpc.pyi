@@ -47,6 +47,10 @@ class AdminServiceStub:
     """
     ResetPrefixCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResetPrefixCacheRequest, _admin_pb2.ResetPrefixCacheResponse]
     """Forgets every cached prefix that no running request holds."""
+    ListQuarantine: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListQuarantineRequest, _admin_pb2.ListQuarantineResponse]
+    """Requests that an engine died of, which are refused, and those that it may have died of, which compute alone once."""
+    ClearQuarantine: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ClearQuarantineRequest, _admin_pb2.ClearQuarantineResponse]
+    """Forgets such requests: what was refused is computed, what was suspected computes beside others."""
     LoadAdapter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LoadAdapterRequest, _admin_pb2.LoadAdapterResponse]
     """Loads a LoRA adapter and serves it as a model under its name."""
     UnloadAdapter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UnloadAdapterRequest, _admin_pb2.UnloadAdapterResponse]
@@ -71,6 +75,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
     ResetPrefixCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResetPrefixCacheRequest, _admin_pb2.ResetPrefixCacheResponse]  # type: ignore[assignment]
     """Forgets every cached prefix that no running request holds."""
+    ListQuarantine: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListQuarantineRequest, _admin_pb2.ListQuarantineResponse]  # type: ignore[assignment]
+    """Requests that an engine died of, which are refused, and those that it may have died of, which compute alone once."""
+    ClearQuarantine: _aio.UnaryUnaryMultiCallable[_admin_pb2.ClearQuarantineRequest, _admin_pb2.ClearQuarantineResponse]  # type: ignore[assignment]
+    """Forgets such requests: what was refused is computed, what was suspected computes beside others."""
     LoadAdapter: _aio.UnaryUnaryMultiCallable[_admin_pb2.LoadAdapterRequest, _admin_pb2.LoadAdapterResponse]  # type: ignore[assignment]
     """Loads a LoRA adapter and serves it as a model under its name."""
     UnloadAdapter: _aio.UnaryUnaryMultiCallable[_admin_pb2.UnloadAdapterRequest, _admin_pb2.UnloadAdapterResponse]  # type: ignore[assignment]
@@ -128,6 +136,22 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ResetPrefixCacheResponse, _abc.Awaitable[_admin_pb2.ResetPrefixCacheResponse]]:
         """Forgets every cached prefix that no running request holds."""
+
+    @_abc_1.abstractmethod
+    def ListQuarantine(
+        self,
+        request: _admin_pb2.ListQuarantineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListQuarantineResponse, _abc.Awaitable[_admin_pb2.ListQuarantineResponse]]:
+        """Requests that an engine died of, which are refused, and those that it may have died of, which compute alone once."""
+
+    @_abc_1.abstractmethod
+    def ClearQuarantine(
+        self,
+        request: _admin_pb2.ClearQuarantineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ClearQuarantineResponse, _abc.Awaitable[_admin_pb2.ClearQuarantineResponse]]:
+        """Forgets such requests: what was refused is computed, what was suspected computes beside others."""
 
     @_abc_1.abstractmethod
     def LoadAdapter(

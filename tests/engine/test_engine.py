@@ -374,7 +374,7 @@ def test_an_operator_ends_requests() -> None:
     h.run()
     assert h.outcomes[running].finished.reason is FinishReason.ABORTED
     assert h.outcomes[waiting].failed.reason == "ABORTED_BY_ADMIN"
-    assert (0, Reply(7, 2, ("a", "b"))) in h.post.sent and h.idle()
+    assert (0, Reply(7, names=("a", "b"))) in h.post.sent and h.idle()
 
 
 def test_nothing_to_do_sleeps_until_news_or_the_next_deadline() -> None:

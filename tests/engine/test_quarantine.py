@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from photon_grpc.bridge.flight_recorder import _MAX_KNOWN_BYTES
 from photon_grpc.core.batch import Batch
+from photon_grpc.core.frames import Control, Reply
 from photon_grpc.core.ports import Pending
 from photon_grpc.core.request import Request, SamplingParams, StopParams
 from photon_grpc.engine import quarantine
@@ -77,6 +79,64 @@ def test_the_table_is_bounded(clock: list[float], monkeypatch: pytest.MonkeyPatc
         clock[0] += 1.0
         last, known = after({each: 1, OWN: 1}, known)
     assert [each for each in (*many, OWN) if last.num_suspected(each) is not None] == [*many[-2:], OWN]
+
+
+def test_a_full_table_fits_the_recorders_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_flight = {number.to_bytes(16, "big"): 1 << 20 for number in range(quarantine._MAX_RECORDS)}
+    named = {"request_id": "r" * 128, "owner": "k" * 64, "num_crashes": 1 << 31, "crashed_at_s": 1.8e9}
+    monkeypatch.setattr(quarantine, "replace", lambda record, **names: msgspec.structs.replace(record, **named))
+    full, known = after(in_flight)
+    assert len(full.suspects()) == quarantine._MAX_RECORDS
+    assert 900_000 < len(known) <= _MAX_KNOWN_BYTES
+
+
+def test_operators_are_told_who_sent_what_the_engine_died_of() -> None:
+    def told(quarantine: Quarantine) -> list[tuple[str, bool, int, str, str]]:
+        listed = quarantine.suspects()
+        assert all(each.expires_at_s - each.crashed_at_s > 599 for each in listed)
+        return [
+            (each.fingerprint, each.is_quarantined, each.num_crashes, each.request_id, each.owner) for each in listed
+        ]
+
+    beside = b"b" * 16
+    suspecting, _ = after({OWN: 7, beside: 2})
+    assert sorted(told(suspecting)) == sorted([(OWN.hex(), False, 1, "", ""), (beside.hex(), False, 1, "", "")])
+    suspecting.receive(msgspec.structs.replace(REQUEST, request_id="again", owner="search"))
+    refusing, _ = after({OWN: 9}, suspecting._recorder.known)  # type: ignore[attr-defined]
+    assert told(refusing) == [(OWN.hex(), True, 2, "again", "search"), (beside.hex(), False, 1, "", "")]
+    assert refusing.forget([OWN.hex(), "00" * 16, "no hex"]) == (OWN.hex(),)
+    assert refusing.receive(REQUEST) == OWN
+    # What an operator has cleared is cleared for the next engine, too.
+    later, _ = after({}, refusing._recorder.known)  # type: ignore[attr-defined]
+    assert told(later) == [(beside.hex(), False, 1, "", "")]
+    assert later.forget([]) == (beside.hex(),) and not later.suspects()
+
+
+def test_what_expired_is_neither_told_nor_counted(clock: list[float]) -> None:
+    _, known = after({OWN: 7})
+    clock[0] += 601.0
+    again, _ = after({OWN: 7}, known)
+    assert [each.num_crashes for each in again.suspects()] == [1]
+    clock[0] += 601.0
+    assert not again.suspects()
+
+
+def test_a_suspect_that_is_cleared_computes_beside_others_at_once() -> None:
+    harness = Harness(in_flight={OWN: 20, fingerprint(msgspec.structs.replace(REQUEST, prompt_ids=(5,))): 20})
+    suspect, other = harness.add([1, 2, 3], 12, seed=3), harness.add([5], 12, seed=3)
+    harness.step()
+    assert len(harness.scheduler.live.trial.seqs) == 1
+    harness.post.put(Control(1, "clear_quarantine"))
+    harness.step()
+    harness.post.put(Control(2, "list_quarantine"))
+    harness.step()
+    assert not harness.scheduler.live.trial.seqs
+    assert {name for _, reply in harness.post.sent if isinstance(reply, Reply) for name in reply.names} >= {OWN.hex()}
+    assert (0, Reply(2)) in harness.post.sent
+    harness.run()
+    assert harness.outcomes[suspect].ids == complete([1, 2, 3], 12, seed=3)
+    assert harness.outcomes[other].ids == complete([5], 12, seed=3)
+    assert harness.idle()
 
 
 def test_others_go_on_while_a_suspect_computes_alone() -> None:

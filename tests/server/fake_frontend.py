@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from photon_grpc.config.flags import ServerConfig
-from photon_grpc.core.frames import Reply
+from photon_grpc.core.frames import Reply, Suspect
 from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.core.stats import Load
@@ -114,6 +114,7 @@ class FakeFrontend:
         #: Requests that no ask was made of, and why.
         self.refused_requests: list[tuple[Origin, BaseException]] = []
         self.orders: list[tuple[str, tuple[str, ...]]] = []
+        self.suspects: tuple[Suspect, ...] = ()
         self._listeners: list[Callable[[State], None]] = []
 
     def on_state(self, callback: Callable[[State], None]) -> None:
@@ -160,11 +161,11 @@ class FakeFrontend:
     def models(self) -> tuple[ModelFacts, ...]:
         return self.served
 
-    async def control(self, verb: str, request_ids: tuple[str, ...] = ()) -> Reply:
-        self.orders.append((verb, request_ids))
+    async def control(self, verb: str, names: tuple[str, ...] = ()) -> Reply:
+        self.orders.append((verb, names))
         if self.refusals:
             raise self.refusals.pop(0)
-        return Reply(1, 42, request_ids or ("a", "b"))
+        return Reply(1, 42, names or ("a", "b"), self.suspects)
 
     async def drain(self, timeout_s: float) -> int:
         self.drained_for_s.append(timeout_s)

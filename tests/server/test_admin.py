@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 from photon_grpc.config.resolve import resolve
+from photon_grpc.core.frames import Suspect
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import ConfigError, EngineRestarting
 from photon_grpc.frontend.frontend import State
@@ -182,10 +183,39 @@ async def test_aborting_names_requests_or_all(replica: Operated, admin: admin_pb
     assert replica.frontend.orders == [("abort_requests", ("x",)), ("abort_requests", ())]
 
 
+async def test_the_quarantine_is_listed_and_cleared(replica: Operated, admin: admin_pb2_grpc.AdminServiceStub) -> None:
+    replica.frontend.suspects = (
+        Suspect("ab" * 16, True, 2, 1_700_000_000.5, 1_700_003_600.0, "abc", "search"),
+        Suspect("cd" * 16, False, 1, 1_600_000_000.0, 1_600_000_600.0),
+    )
+    first, second = (await admin.ListQuarantine(pb.ListQuarantineRequest())).entries
+    assert (first.fingerprint, first.quarantined, first.crash_count) == ("ab" * 16, True, 2)
+    assert (first.request_id, first.api_key_name) == ("abc", "search")
+    assert (first.crash_time.ToMilliseconds(), first.expire_time.seconds) == (1_700_000_000_500, 1_700_003_600)
+    assert (second.quarantined, second.request_id, second.api_key_name) == (False, "", "")
+
+    async def cleared(**fields: Any) -> list[str]:
+        return list((await admin.ClearQuarantine(pb.ClearQuarantineRequest(**fields))).cleared_fingerprints)
+
+    assert await cleared(fingerprints=["ab" * 16, "y" * 1000]) == ["ab" * 16]
+    assert await cleared(all=True) == ["a", "b"]
+    assert await cleared(fingerprints=["y" * 1000]) == []
+    assert replica.frontend.orders[1:] == [("clear_quarantine", ("ab" * 16,)), ("clear_quarantine", ())]
+
+
+async def test_a_full_quarantine_fits_one_answer(replica: Operated, admin: admin_pb2_grpc.AdminServiceStub) -> None:
+    one = Suspect("ab" * 16, False, 1 << 31, 1_700_000_000.123456789, 1_700_000_600.123456789, "r" * 128, "k" * 64)
+    replica.frontend.suspects = (one,) * 4096
+    assert len((await admin.ListQuarantine(pb.ListQuarantineRequest())).entries) == 4096
+
+
 WRONG: list[Callable[[admin_pb2_grpc.AdminServiceStub], Any]] = [
     lambda admin: admin.AbortRequests(pb.AbortRequestsRequest()),
     lambda admin: admin.AbortRequests(pb.AbortRequestsRequest(request_ids=["x"], all=True)),
     lambda admin: admin.AbortRequests(pb.AbortRequestsRequest(request_ids=["x"] * 257)),
+    lambda admin: admin.ClearQuarantine(pb.ClearQuarantineRequest()),
+    lambda admin: admin.ClearQuarantine(pb.ClearQuarantineRequest(fingerprints=["x"], all=True)),
+    lambda admin: admin.ClearQuarantine(pb.ClearQuarantineRequest(fingerprints=["x"] * 257)),
     lambda admin: admin.Drain(pb.DrainRequest(timeout={"seconds": -1})),
     lambda admin: admin.Drain(pb.DrainRequest(timeout={"seconds": 2**40})),
     lambda admin: admin.Drain(pb.DrainRequest(timeout={"nanos": 2**31 - 1})),

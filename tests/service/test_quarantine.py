@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -55,6 +56,11 @@ def failure_of(call: Client, text: str) -> tuple[grpc.StatusCode, str]:
     return failure.value.code(), reason_of(failure.value)
 
 
+def verb(*arguments: str) -> list[str]:
+    command = [sys.executable, "-m", "photon_grpc", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
+
+
 def told(service: RunningService, text: str) -> int:
     return sum(text in line for line in service.lines)
 
@@ -104,3 +110,11 @@ def test_a_poison_costs_two_engines_and_those_beside_it_nothing_for_good(service
         # Quarantine outlives engines, and a signal from outside accuses nobody.
         assert failure_of(call, _POISON) == (grpc.StatusCode.INTERNAL, "REQUEST_QUARANTINED")
         assert told(service, "computes alone once") == 1
+        # Until an operator clears it: then it is computed again.
+        (admin,) = [line.split()[-1] for line in service.lines if "admin service on unix:" in line]
+        (entry,) = [line for line in verb("quarantine", "--target", admin) if " quarantined " in line]
+        own, _, crashes, *_, request_id = entry.split()
+        assert crashes == "2" and request_id != "-"
+        assert verb("quarantine", "--target", admin, "--clear", own) == [f"cleared {own}"]
+        assert own not in "".join(verb("quarantine", "--target", admin))
+        assert failure_of(call, _POISON) == (grpc.StatusCode.UNAVAILABLE, "ENGINE_RESTARTING")

@@ -792,6 +792,290 @@ func (x *ResetPrefixCacheResponse) GetFreedBlocks() uint64 {
 	return 0
 }
 
+// Asks for the list; has no fields.
+type ListQuarantineRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListQuarantineRequest) Reset() {
+	*x = ListQuarantineRequest{}
+	mi := &file_photon_grpc_v1_admin_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListQuarantineRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListQuarantineRequest) ProtoMessage() {}
+
+func (x *ListQuarantineRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_photon_grpc_v1_admin_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListQuarantineRequest.ProtoReflect.Descriptor instead.
+func (*ListQuarantineRequest) Descriptor() ([]byte, []int) {
+	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{13}
+}
+
+// What the engine would not compute beside others.
+type ListQuarantineResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The newest crash first; 4,096 are known at most.
+	Entries       []*QuarantineEntry `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListQuarantineResponse) Reset() {
+	*x = ListQuarantineResponse{}
+	mi := &file_photon_grpc_v1_admin_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListQuarantineResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListQuarantineResponse) ProtoMessage() {}
+
+func (x *ListQuarantineResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_photon_grpc_v1_admin_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListQuarantineResponse.ProtoReflect.Descriptor instead.
+func (*ListQuarantineResponse) Descriptor() ([]byte, []int) {
+	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *ListQuarantineResponse) GetEntries() []*QuarantineEntry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+// A request that an engine died of, or may have died of.
+type QuarantineEntry struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the prompt and its parameters, in hex: the same for every attempt and every caller.
+	Fingerprint string `protobuf:"bytes,1,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
+	// It is refused: REQUEST_QUARANTINED. Else it is a suspect, and computes alone when it is sent again.
+	Quarantined bool `protobuf:"varint,2,opt,name=quarantined,proto3" json:"quarantined,omitempty"`
+	// Engines that died while they computed it, and steps of it with others that failed.
+	CrashCount uint32 `protobuf:"varint,3,opt,name=crash_count,json=crashCount,proto3" json:"crash_count,omitempty"`
+	// When the last of them was seen.
+	CrashTime *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=crash_time,json=crashTime,proto3" json:"crash_time,omitempty"`
+	// When it is forgotten.
+	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
+	// Id of its newest attempt while it was a suspect; empty: none came.
+	RequestId string `protobuf:"bytes,6,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Name of the API key that sent this attempt; empty without keys.
+	ApiKeyName    string `protobuf:"bytes,7,opt,name=api_key_name,json=apiKeyName,proto3" json:"api_key_name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *QuarantineEntry) Reset() {
+	*x = QuarantineEntry{}
+	mi := &file_photon_grpc_v1_admin_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *QuarantineEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*QuarantineEntry) ProtoMessage() {}
+
+func (x *QuarantineEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_photon_grpc_v1_admin_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use QuarantineEntry.ProtoReflect.Descriptor instead.
+func (*QuarantineEntry) Descriptor() ([]byte, []int) {
+	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *QuarantineEntry) GetFingerprint() string {
+	if x != nil {
+		return x.Fingerprint
+	}
+	return ""
+}
+
+func (x *QuarantineEntry) GetQuarantined() bool {
+	if x != nil {
+		return x.Quarantined
+	}
+	return false
+}
+
+func (x *QuarantineEntry) GetCrashCount() uint32 {
+	if x != nil {
+		return x.CrashCount
+	}
+	return 0
+}
+
+func (x *QuarantineEntry) GetCrashTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CrashTime
+	}
+	return nil
+}
+
+func (x *QuarantineEntry) GetExpireTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExpireTime
+	}
+	return nil
+}
+
+func (x *QuarantineEntry) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *QuarantineEntry) GetApiKeyName() string {
+	if x != nil {
+		return x.ApiKeyName
+	}
+	return ""
+}
+
+// Which requests to forget.
+type ClearQuarantineRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As ListQuarantine tells them; unknown ones are ignored.
+	Fingerprints []string `protobuf:"bytes,1,rep,name=fingerprints,proto3" json:"fingerprints,omitempty"`
+	// Every one of them. Then fingerprints must be empty.
+	All           bool `protobuf:"varint,2,opt,name=all,proto3" json:"all,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClearQuarantineRequest) Reset() {
+	*x = ClearQuarantineRequest{}
+	mi := &file_photon_grpc_v1_admin_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClearQuarantineRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClearQuarantineRequest) ProtoMessage() {}
+
+func (x *ClearQuarantineRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_photon_grpc_v1_admin_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClearQuarantineRequest.ProtoReflect.Descriptor instead.
+func (*ClearQuarantineRequest) Descriptor() ([]byte, []int) {
+	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ClearQuarantineRequest) GetFingerprints() []string {
+	if x != nil {
+		return x.Fingerprints
+	}
+	return nil
+}
+
+func (x *ClearQuarantineRequest) GetAll() bool {
+	if x != nil {
+		return x.All
+	}
+	return false
+}
+
+// Which requests were forgotten.
+type ClearQuarantineResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Those that were known.
+	ClearedFingerprints []string `protobuf:"bytes,1,rep,name=cleared_fingerprints,json=clearedFingerprints,proto3" json:"cleared_fingerprints,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
+}
+
+func (x *ClearQuarantineResponse) Reset() {
+	*x = ClearQuarantineResponse{}
+	mi := &file_photon_grpc_v1_admin_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClearQuarantineResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClearQuarantineResponse) ProtoMessage() {}
+
+func (x *ClearQuarantineResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_photon_grpc_v1_admin_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClearQuarantineResponse.ProtoReflect.Descriptor instead.
+func (*ClearQuarantineResponse) Descriptor() ([]byte, []int) {
+	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ClearQuarantineResponse) GetClearedFingerprints() []string {
+	if x != nil {
+		return x.ClearedFingerprints
+	}
+	return nil
+}
+
 // Which adapter to load.
 type LoadAdapterRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -805,7 +1089,7 @@ type LoadAdapterRequest struct {
 
 func (x *LoadAdapterRequest) Reset() {
 	*x = LoadAdapterRequest{}
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[13]
+	mi := &file_photon_grpc_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -817,7 +1101,7 @@ func (x *LoadAdapterRequest) String() string {
 func (*LoadAdapterRequest) ProtoMessage() {}
 
 func (x *LoadAdapterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[13]
+	mi := &file_photon_grpc_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -830,7 +1114,7 @@ func (x *LoadAdapterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadAdapterRequest.ProtoReflect.Descriptor instead.
 func (*LoadAdapterRequest) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *LoadAdapterRequest) GetName() string {
@@ -858,7 +1142,7 @@ type LoadAdapterResponse struct {
 
 func (x *LoadAdapterResponse) Reset() {
 	*x = LoadAdapterResponse{}
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[14]
+	mi := &file_photon_grpc_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -870,7 +1154,7 @@ func (x *LoadAdapterResponse) String() string {
 func (*LoadAdapterResponse) ProtoMessage() {}
 
 func (x *LoadAdapterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[14]
+	mi := &file_photon_grpc_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -883,7 +1167,7 @@ func (x *LoadAdapterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadAdapterResponse.ProtoReflect.Descriptor instead.
 func (*LoadAdapterResponse) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *LoadAdapterResponse) GetAlreadyLoaded() bool {
@@ -904,7 +1188,7 @@ type UnloadAdapterRequest struct {
 
 func (x *UnloadAdapterRequest) Reset() {
 	*x = UnloadAdapterRequest{}
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[15]
+	mi := &file_photon_grpc_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -916,7 +1200,7 @@ func (x *UnloadAdapterRequest) String() string {
 func (*UnloadAdapterRequest) ProtoMessage() {}
 
 func (x *UnloadAdapterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[15]
+	mi := &file_photon_grpc_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -929,7 +1213,7 @@ func (x *UnloadAdapterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnloadAdapterRequest.ProtoReflect.Descriptor instead.
 func (*UnloadAdapterRequest) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *UnloadAdapterRequest) GetName() string {
@@ -948,7 +1232,7 @@ type UnloadAdapterResponse struct {
 
 func (x *UnloadAdapterResponse) Reset() {
 	*x = UnloadAdapterResponse{}
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[16]
+	mi := &file_photon_grpc_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -960,7 +1244,7 @@ func (x *UnloadAdapterResponse) String() string {
 func (*UnloadAdapterResponse) ProtoMessage() {}
 
 func (x *UnloadAdapterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_admin_proto_msgTypes[16]
+	mi := &file_photon_grpc_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -973,7 +1257,7 @@ func (x *UnloadAdapterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnloadAdapterResponse.ProtoReflect.Descriptor instead.
 func (*UnloadAdapterResponse) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 var File_photon_grpc_v1_admin_proto protoreflect.FileDescriptor
@@ -1031,7 +1315,28 @@ const file_photon_grpc_v1_admin_proto_rawDesc = "" +
 	"\x12remaining_requests\x18\x01 \x01(\rR\x11remainingRequests\"\x19\n" +
 	"\x17ResetPrefixCacheRequest\"=\n" +
 	"\x18ResetPrefixCacheResponse\x12!\n" +
-	"\ffreed_blocks\x18\x01 \x01(\x04R\vfreedBlocks\"<\n" +
+	"\ffreed_blocks\x18\x01 \x01(\x04R\vfreedBlocks\"\x17\n" +
+	"\x15ListQuarantineRequest\"S\n" +
+	"\x16ListQuarantineResponse\x129\n" +
+	"\aentries\x18\x01 \x03(\v2\x1f.photon_grpc.v1.QuarantineEntryR\aentries\"\xaf\x02\n" +
+	"\x0fQuarantineEntry\x12 \n" +
+	"\vfingerprint\x18\x01 \x01(\tR\vfingerprint\x12 \n" +
+	"\vquarantined\x18\x02 \x01(\bR\vquarantined\x12\x1f\n" +
+	"\vcrash_count\x18\x03 \x01(\rR\n" +
+	"crashCount\x129\n" +
+	"\n" +
+	"crash_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tcrashTime\x12;\n" +
+	"\vexpire_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"expireTime\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x06 \x01(\tR\trequestId\x12 \n" +
+	"\fapi_key_name\x18\a \x01(\tR\n" +
+	"apiKeyName\"N\n" +
+	"\x16ClearQuarantineRequest\x12\"\n" +
+	"\ffingerprints\x18\x01 \x03(\tR\ffingerprints\x12\x10\n" +
+	"\x03all\x18\x02 \x01(\bR\x03all\"L\n" +
+	"\x17ClearQuarantineResponse\x121\n" +
+	"\x14cleared_fingerprints\x18\x01 \x03(\tR\x13clearedFingerprints\"<\n" +
 	"\x12LoadAdapterRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\"<\n" +
@@ -1039,14 +1344,16 @@ const file_photon_grpc_v1_admin_proto_rawDesc = "" +
 	"\x0ealready_loaded\x18\x01 \x01(\bR\ralreadyLoaded\"*\n" +
 	"\x14UnloadAdapterRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x17\n" +
-	"\x15UnloadAdapterResponse2\xcd\x05\n" +
+	"\x15UnloadAdapterResponse2\x92\a\n" +
 	"\fAdminService\x12\\\n" +
 	"\rGetServerInfo\x12$.photon_grpc.v1.GetServerInfoRequest\x1a%.photon_grpc.v1.GetServerInfoResponse\x12J\n" +
 	"\aGetLoad\x12\x1e.photon_grpc.v1.GetLoadRequest\x1a\x1f.photon_grpc.v1.GetLoadResponse\x12R\n" +
 	"\tWatchLoad\x12 .photon_grpc.v1.WatchLoadRequest\x1a!.photon_grpc.v1.WatchLoadResponse0\x01\x12\\\n" +
 	"\rAbortRequests\x12$.photon_grpc.v1.AbortRequestsRequest\x1a%.photon_grpc.v1.AbortRequestsResponse\x12D\n" +
 	"\x05Drain\x12\x1c.photon_grpc.v1.DrainRequest\x1a\x1d.photon_grpc.v1.DrainResponse\x12e\n" +
-	"\x10ResetPrefixCache\x12'.photon_grpc.v1.ResetPrefixCacheRequest\x1a(.photon_grpc.v1.ResetPrefixCacheResponse\x12V\n" +
+	"\x10ResetPrefixCache\x12'.photon_grpc.v1.ResetPrefixCacheRequest\x1a(.photon_grpc.v1.ResetPrefixCacheResponse\x12_\n" +
+	"\x0eListQuarantine\x12%.photon_grpc.v1.ListQuarantineRequest\x1a&.photon_grpc.v1.ListQuarantineResponse\x12b\n" +
+	"\x0fClearQuarantine\x12&.photon_grpc.v1.ClearQuarantineRequest\x1a'.photon_grpc.v1.ClearQuarantineResponse\x12V\n" +
 	"\vLoadAdapter\x12\".photon_grpc.v1.LoadAdapterRequest\x1a#.photon_grpc.v1.LoadAdapterResponse\x12\\\n" +
 	"\rUnloadAdapter\x12$.photon_grpc.v1.UnloadAdapterRequest\x1a%.photon_grpc.v1.UnloadAdapterResponseBV\n" +
 	"\x11io.photon.grpc.v1P\x01Z?github.com/photon-grpc/photon-grpc/clients/go/photonv1;photonv1b\x06proto3"
@@ -1063,7 +1370,7 @@ func file_photon_grpc_v1_admin_proto_rawDescGZIP() []byte {
 	return file_photon_grpc_v1_admin_proto_rawDescData
 }
 
-var file_photon_grpc_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_photon_grpc_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_photon_grpc_v1_admin_proto_goTypes = []any{
 	(*GetServerInfoRequest)(nil),     // 0: photon_grpc.v1.GetServerInfoRequest
 	(*GetServerInfoResponse)(nil),    // 1: photon_grpc.v1.GetServerInfoResponse
@@ -1078,42 +1385,54 @@ var file_photon_grpc_v1_admin_proto_goTypes = []any{
 	(*DrainResponse)(nil),            // 10: photon_grpc.v1.DrainResponse
 	(*ResetPrefixCacheRequest)(nil),  // 11: photon_grpc.v1.ResetPrefixCacheRequest
 	(*ResetPrefixCacheResponse)(nil), // 12: photon_grpc.v1.ResetPrefixCacheResponse
-	(*LoadAdapterRequest)(nil),       // 13: photon_grpc.v1.LoadAdapterRequest
-	(*LoadAdapterResponse)(nil),      // 14: photon_grpc.v1.LoadAdapterResponse
-	(*UnloadAdapterRequest)(nil),     // 15: photon_grpc.v1.UnloadAdapterRequest
-	(*UnloadAdapterResponse)(nil),    // 16: photon_grpc.v1.UnloadAdapterResponse
-	(*timestamppb.Timestamp)(nil),    // 17: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),      // 18: google.protobuf.Duration
+	(*ListQuarantineRequest)(nil),    // 13: photon_grpc.v1.ListQuarantineRequest
+	(*ListQuarantineResponse)(nil),   // 14: photon_grpc.v1.ListQuarantineResponse
+	(*QuarantineEntry)(nil),          // 15: photon_grpc.v1.QuarantineEntry
+	(*ClearQuarantineRequest)(nil),   // 16: photon_grpc.v1.ClearQuarantineRequest
+	(*ClearQuarantineResponse)(nil),  // 17: photon_grpc.v1.ClearQuarantineResponse
+	(*LoadAdapterRequest)(nil),       // 18: photon_grpc.v1.LoadAdapterRequest
+	(*LoadAdapterResponse)(nil),      // 19: photon_grpc.v1.LoadAdapterResponse
+	(*UnloadAdapterRequest)(nil),     // 20: photon_grpc.v1.UnloadAdapterRequest
+	(*UnloadAdapterResponse)(nil),    // 21: photon_grpc.v1.UnloadAdapterResponse
+	(*timestamppb.Timestamp)(nil),    // 22: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),      // 23: google.protobuf.Duration
 }
 var file_photon_grpc_v1_admin_proto_depIdxs = []int32{
-	17, // 0: photon_grpc.v1.GetServerInfoResponse.start_time:type_name -> google.protobuf.Timestamp
+	22, // 0: photon_grpc.v1.GetServerInfoResponse.start_time:type_name -> google.protobuf.Timestamp
 	6,  // 1: photon_grpc.v1.GetLoadResponse.load:type_name -> photon_grpc.v1.Load
-	18, // 2: photon_grpc.v1.WatchLoadRequest.min_interval:type_name -> google.protobuf.Duration
+	23, // 2: photon_grpc.v1.WatchLoadRequest.min_interval:type_name -> google.protobuf.Duration
 	6,  // 3: photon_grpc.v1.WatchLoadResponse.load:type_name -> photon_grpc.v1.Load
-	17, // 4: photon_grpc.v1.Load.sample_time:type_name -> google.protobuf.Timestamp
-	18, // 5: photon_grpc.v1.Load.step_duration:type_name -> google.protobuf.Duration
-	18, // 6: photon_grpc.v1.DrainRequest.timeout:type_name -> google.protobuf.Duration
-	0,  // 7: photon_grpc.v1.AdminService.GetServerInfo:input_type -> photon_grpc.v1.GetServerInfoRequest
-	2,  // 8: photon_grpc.v1.AdminService.GetLoad:input_type -> photon_grpc.v1.GetLoadRequest
-	4,  // 9: photon_grpc.v1.AdminService.WatchLoad:input_type -> photon_grpc.v1.WatchLoadRequest
-	7,  // 10: photon_grpc.v1.AdminService.AbortRequests:input_type -> photon_grpc.v1.AbortRequestsRequest
-	9,  // 11: photon_grpc.v1.AdminService.Drain:input_type -> photon_grpc.v1.DrainRequest
-	11, // 12: photon_grpc.v1.AdminService.ResetPrefixCache:input_type -> photon_grpc.v1.ResetPrefixCacheRequest
-	13, // 13: photon_grpc.v1.AdminService.LoadAdapter:input_type -> photon_grpc.v1.LoadAdapterRequest
-	15, // 14: photon_grpc.v1.AdminService.UnloadAdapter:input_type -> photon_grpc.v1.UnloadAdapterRequest
-	1,  // 15: photon_grpc.v1.AdminService.GetServerInfo:output_type -> photon_grpc.v1.GetServerInfoResponse
-	3,  // 16: photon_grpc.v1.AdminService.GetLoad:output_type -> photon_grpc.v1.GetLoadResponse
-	5,  // 17: photon_grpc.v1.AdminService.WatchLoad:output_type -> photon_grpc.v1.WatchLoadResponse
-	8,  // 18: photon_grpc.v1.AdminService.AbortRequests:output_type -> photon_grpc.v1.AbortRequestsResponse
-	10, // 19: photon_grpc.v1.AdminService.Drain:output_type -> photon_grpc.v1.DrainResponse
-	12, // 20: photon_grpc.v1.AdminService.ResetPrefixCache:output_type -> photon_grpc.v1.ResetPrefixCacheResponse
-	14, // 21: photon_grpc.v1.AdminService.LoadAdapter:output_type -> photon_grpc.v1.LoadAdapterResponse
-	16, // 22: photon_grpc.v1.AdminService.UnloadAdapter:output_type -> photon_grpc.v1.UnloadAdapterResponse
-	15, // [15:23] is the sub-list for method output_type
-	7,  // [7:15] is the sub-list for method input_type
-	7,  // [7:7] is the sub-list for extension type_name
-	7,  // [7:7] is the sub-list for extension extendee
-	0,  // [0:7] is the sub-list for field type_name
+	22, // 4: photon_grpc.v1.Load.sample_time:type_name -> google.protobuf.Timestamp
+	23, // 5: photon_grpc.v1.Load.step_duration:type_name -> google.protobuf.Duration
+	23, // 6: photon_grpc.v1.DrainRequest.timeout:type_name -> google.protobuf.Duration
+	15, // 7: photon_grpc.v1.ListQuarantineResponse.entries:type_name -> photon_grpc.v1.QuarantineEntry
+	22, // 8: photon_grpc.v1.QuarantineEntry.crash_time:type_name -> google.protobuf.Timestamp
+	22, // 9: photon_grpc.v1.QuarantineEntry.expire_time:type_name -> google.protobuf.Timestamp
+	0,  // 10: photon_grpc.v1.AdminService.GetServerInfo:input_type -> photon_grpc.v1.GetServerInfoRequest
+	2,  // 11: photon_grpc.v1.AdminService.GetLoad:input_type -> photon_grpc.v1.GetLoadRequest
+	4,  // 12: photon_grpc.v1.AdminService.WatchLoad:input_type -> photon_grpc.v1.WatchLoadRequest
+	7,  // 13: photon_grpc.v1.AdminService.AbortRequests:input_type -> photon_grpc.v1.AbortRequestsRequest
+	9,  // 14: photon_grpc.v1.AdminService.Drain:input_type -> photon_grpc.v1.DrainRequest
+	11, // 15: photon_grpc.v1.AdminService.ResetPrefixCache:input_type -> photon_grpc.v1.ResetPrefixCacheRequest
+	13, // 16: photon_grpc.v1.AdminService.ListQuarantine:input_type -> photon_grpc.v1.ListQuarantineRequest
+	16, // 17: photon_grpc.v1.AdminService.ClearQuarantine:input_type -> photon_grpc.v1.ClearQuarantineRequest
+	18, // 18: photon_grpc.v1.AdminService.LoadAdapter:input_type -> photon_grpc.v1.LoadAdapterRequest
+	20, // 19: photon_grpc.v1.AdminService.UnloadAdapter:input_type -> photon_grpc.v1.UnloadAdapterRequest
+	1,  // 20: photon_grpc.v1.AdminService.GetServerInfo:output_type -> photon_grpc.v1.GetServerInfoResponse
+	3,  // 21: photon_grpc.v1.AdminService.GetLoad:output_type -> photon_grpc.v1.GetLoadResponse
+	5,  // 22: photon_grpc.v1.AdminService.WatchLoad:output_type -> photon_grpc.v1.WatchLoadResponse
+	8,  // 23: photon_grpc.v1.AdminService.AbortRequests:output_type -> photon_grpc.v1.AbortRequestsResponse
+	10, // 24: photon_grpc.v1.AdminService.Drain:output_type -> photon_grpc.v1.DrainResponse
+	12, // 25: photon_grpc.v1.AdminService.ResetPrefixCache:output_type -> photon_grpc.v1.ResetPrefixCacheResponse
+	14, // 26: photon_grpc.v1.AdminService.ListQuarantine:output_type -> photon_grpc.v1.ListQuarantineResponse
+	17, // 27: photon_grpc.v1.AdminService.ClearQuarantine:output_type -> photon_grpc.v1.ClearQuarantineResponse
+	19, // 28: photon_grpc.v1.AdminService.LoadAdapter:output_type -> photon_grpc.v1.LoadAdapterResponse
+	21, // 29: photon_grpc.v1.AdminService.UnloadAdapter:output_type -> photon_grpc.v1.UnloadAdapterResponse
+	20, // [20:30] is the sub-list for method output_type
+	10, // [10:20] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_photon_grpc_v1_admin_proto_init() }
@@ -1127,7 +1446,7 @@ func file_photon_grpc_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_photon_grpc_v1_admin_proto_rawDesc), len(file_photon_grpc_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -25,6 +25,8 @@ const (
 	AdminService_AbortRequests_FullMethodName    = "/photon_grpc.v1.AdminService/AbortRequests"
 	AdminService_Drain_FullMethodName            = "/photon_grpc.v1.AdminService/Drain"
 	AdminService_ResetPrefixCache_FullMethodName = "/photon_grpc.v1.AdminService/ResetPrefixCache"
+	AdminService_ListQuarantine_FullMethodName   = "/photon_grpc.v1.AdminService/ListQuarantine"
+	AdminService_ClearQuarantine_FullMethodName  = "/photon_grpc.v1.AdminService/ClearQuarantine"
 	AdminService_LoadAdapter_FullMethodName      = "/photon_grpc.v1.AdminService/LoadAdapter"
 	AdminService_UnloadAdapter_FullMethodName    = "/photon_grpc.v1.AdminService/UnloadAdapter"
 )
@@ -48,6 +50,10 @@ type AdminServiceClient interface {
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
 	// Forgets every cached prefix that no running request holds.
 	ResetPrefixCache(ctx context.Context, in *ResetPrefixCacheRequest, opts ...grpc.CallOption) (*ResetPrefixCacheResponse, error)
+	// Requests that an engine died of, which are refused, and those that it may have died of, which compute alone once.
+	ListQuarantine(ctx context.Context, in *ListQuarantineRequest, opts ...grpc.CallOption) (*ListQuarantineResponse, error)
+	// Forgets such requests: what was refused is computed, what was suspected computes beside others.
+	ClearQuarantine(ctx context.Context, in *ClearQuarantineRequest, opts ...grpc.CallOption) (*ClearQuarantineResponse, error)
 	// Loads a LoRA adapter and serves it as a model under its name.
 	LoadAdapter(ctx context.Context, in *LoadAdapterRequest, opts ...grpc.CallOption) (*LoadAdapterResponse, error)
 	// Stops serving an adapter; requests that use it finish first.
@@ -131,6 +137,26 @@ func (c *adminServiceClient) ResetPrefixCache(ctx context.Context, in *ResetPref
 	return out, nil
 }
 
+func (c *adminServiceClient) ListQuarantine(ctx context.Context, in *ListQuarantineRequest, opts ...grpc.CallOption) (*ListQuarantineResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListQuarantineResponse)
+	err := c.cc.Invoke(ctx, AdminService_ListQuarantine_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) ClearQuarantine(ctx context.Context, in *ClearQuarantineRequest, opts ...grpc.CallOption) (*ClearQuarantineResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ClearQuarantineResponse)
+	err := c.cc.Invoke(ctx, AdminService_ClearQuarantine_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminServiceClient) LoadAdapter(ctx context.Context, in *LoadAdapterRequest, opts ...grpc.CallOption) (*LoadAdapterResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(LoadAdapterResponse)
@@ -170,6 +196,10 @@ type AdminServiceServer interface {
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
 	// Forgets every cached prefix that no running request holds.
 	ResetPrefixCache(context.Context, *ResetPrefixCacheRequest) (*ResetPrefixCacheResponse, error)
+	// Requests that an engine died of, which are refused, and those that it may have died of, which compute alone once.
+	ListQuarantine(context.Context, *ListQuarantineRequest) (*ListQuarantineResponse, error)
+	// Forgets such requests: what was refused is computed, what was suspected computes beside others.
+	ClearQuarantine(context.Context, *ClearQuarantineRequest) (*ClearQuarantineResponse, error)
 	// Loads a LoRA adapter and serves it as a model under its name.
 	LoadAdapter(context.Context, *LoadAdapterRequest) (*LoadAdapterResponse, error)
 	// Stops serving an adapter; requests that use it finish first.
@@ -201,6 +231,12 @@ func (UnimplementedAdminServiceServer) Drain(context.Context, *DrainRequest) (*D
 }
 func (UnimplementedAdminServiceServer) ResetPrefixCache(context.Context, *ResetPrefixCacheRequest) (*ResetPrefixCacheResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ResetPrefixCache not implemented")
+}
+func (UnimplementedAdminServiceServer) ListQuarantine(context.Context, *ListQuarantineRequest) (*ListQuarantineResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListQuarantine not implemented")
+}
+func (UnimplementedAdminServiceServer) ClearQuarantine(context.Context, *ClearQuarantineRequest) (*ClearQuarantineResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ClearQuarantine not implemented")
 }
 func (UnimplementedAdminServiceServer) LoadAdapter(context.Context, *LoadAdapterRequest) (*LoadAdapterResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method LoadAdapter not implemented")
@@ -330,6 +366,42 @@ func _AdminService_ResetPrefixCache_Handler(srv interface{}, ctx context.Context
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_ListQuarantine_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListQuarantineRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ListQuarantine(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ListQuarantine_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ListQuarantine(ctx, req.(*ListQuarantineRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_ClearQuarantine_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ClearQuarantineRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ClearQuarantine(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ClearQuarantine_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ClearQuarantine(ctx, req.(*ClearQuarantineRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _AdminService_LoadAdapter_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(LoadAdapterRequest)
 	if err := dec(in); err != nil {
@@ -392,6 +464,14 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ResetPrefixCache",
 			Handler:    _AdminService_ResetPrefixCache_Handler,
+		},
+		{
+			MethodName: "ListQuarantine",
+			Handler:    _AdminService_ListQuarantine_Handler,
+		},
+		{
+			MethodName: "ClearQuarantine",
+			Handler:    _AdminService_ClearQuarantine_Handler,
 		},
 		{
 			MethodName: "LoadAdapter",

@@ -45,9 +45,12 @@ class Trial:
         return (seq in self.seqs) is self._is_its_turn
 
     def settled(self) -> None:
-        """Clears the suspect once each of its outputs has drawn a token, and has come further than it had come."""
-        if all(seq.num_generated and seq.num_output > self._num_suspected for seq in self.seqs):
-            self._quarantine.clear(self.seqs[0].fingerprint)
+        """Clears the suspect once each of its outputs has drawn a token, and has come further than it had come; ends
+        the trial of one that an operator has cleared."""
+        own = self.seqs[0].fingerprint
+        is_clear = all(seq.num_generated and seq.num_output > self._num_suspected for seq in self.seqs)
+        if is_clear or self._quarantine.num_suspected(own) is None:
+            self._quarantine.clear(own)
             self._over()
 
     def ended(self, seq: Sequence) -> None:

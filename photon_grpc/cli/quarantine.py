@@ -1,0 +1,82 @@
+"""`quarantine`: the requests that an engine died of, or may have died of; and their release."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from photon_grpc.cli.connection import connection, key_metadata, only_admin_service, with_tls
+from photon_grpc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from photon_grpc.client.admin import AdminClient, Suspect
+
+_COLUMNS = ("fingerprint", "state", "crashes", "last crash", "forgotten in", "key", "request")
+
+
+@click.command()
+@click.option(
+    "--target",
+    metavar="ADDR",
+    help="AdminService: unix:PATH or HOST:PORT. Unset: that of the one server on this machine.",
+)
+@click.option("--clear", "cleared", multiple=True, metavar="FINGERPRINT", help="Forget this request; repeatable.")
+@click.option("--clear-all", is_flag=True, help="Forget all of them.")
+@with_tls
+def quarantine(target: str | None, cleared: tuple[str, ...], clear_all: bool) -> None:
+    """List the requests that the engine died of (quarantined: refused) or may have died of (suspects: computed alone
+    once), or forget them."""
+    if cleared and clear_all:
+        raise ConfigError("--clear and --clear-all: choose one")
+    target = target or only_admin_service()
+    if cleared or clear_all:
+        asyncio.run(_clear(target, None if clear_all else cleared))
+    else:
+        asyncio.run(_list(target))
+
+
+async def _clear(target: str, fingerprints: tuple[str, ...] | None) -> None:
+    """Raise ConfigError for one that the server does not know, after the others were cleared."""
+    async with _admin(target) as client:
+        known = await client.clear_quarantine(fingerprints)
+    for each in known:
+        click.echo(f"cleared {each}")
+    unknown = [each for each in fingerprints or () if each not in known]
+    if unknown:
+        raise ConfigError(f"{target} knows no request {', '.join(unknown)}")
+    if not known:
+        click.echo("nothing was in quarantine")
+
+
+async def _list(target: str) -> None:
+    async with _admin(target) as client:
+        suspects = await client.quarantine()
+    if not suspects:
+        return click.echo("nothing is in quarantine")
+    rows = [_COLUMNS, *map(_row, suspects)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _admin(target: str) -> AdminClient:
+    from photon_grpc.client.admin import AdminClient
+
+    # A Unix socket is in clear text, whatever ports speak.
+    return AdminClient(target, **({"metadata": key_metadata()} if target.startswith("unix:") else connection()))
+
+
+def _row(suspect: Suspect) -> tuple[str, ...]:
+    left_s = max(suspect.expires_at_s - time.time(), 0.0)
+    return (
+        suspect.fingerprint,
+        "quarantined" if suspect.is_quarantined else "suspect",
+        str(suspect.num_crashes),
+        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(suspect.crashed_at_s)),
+        f"{left_s / 60:.0f} min",
+        suspect.api_key_name or "-",
+        suspect.request_id or "-",
+    )
