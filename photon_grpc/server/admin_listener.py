@@ -29,12 +29,13 @@ class AdminListener:
         *,
         drain: Callable[[float | None], None],
         replica_id: str = "",
+        observing: Sequence[grpc.aio.ServerInterceptor] = (),
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         certificates: Certificates | None = None,
     ) -> None:
-        """`interceptors` and `certificates` are for a port; see AdminService for `drain`, Server for `replica_id`."""
+        """`interceptors` and `certificates` are for a port; see AdminService for `drain`, Server for the others."""
         self._service = AdminService(frontend, drain)
-        self._replica_id = replica_id
+        self._outermost = (*observing, ErrorInterceptor(replica_id))
         self._interceptors = interceptors
         self._certificates = certificates
         self._grpc: grpc.aio.Server | None = None
@@ -42,7 +43,7 @@ class AdminListener:
     async def start(self, address: str) -> str:
         """Listen; return the address bound. Raise ConfigError."""
         is_port = not address.startswith("unix:")
-        interceptors = (ErrorInterceptor(self._replica_id), *(self._interceptors if is_port else ()))
+        interceptors = (*self._outermost, *(self._interceptors if is_port else ()))
         options = transport_options(_MAX_MESSAGE_BYTES, reuse_port=False)
         server = grpc.aio.server(interceptors=interceptors, options=options)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(self._service, server)

@@ -109,6 +109,7 @@ async def _serve(duty: Duty) -> None:
             frontend,
             drain=lambda timeout_s: _report(control, DrainWanted(timeout_s)),
             replica_id=replica_id,
+            observing=observed.interceptors,
             interceptors=allowed.interceptors,
             certificates=allowed.certificates,
         )

@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 from photon_grpc.config.resolve import resolve
+from photon_grpc.core.counts import Counts
 from photon_grpc.core.frames import Suspect
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import ConfigError, EngineRestarting
@@ -22,7 +23,9 @@ from photon_grpc.frontend.frontend import State
 from photon_grpc.server.admin_listener import AdminListener
 from photon_grpc.server.features import ABSENT
 from photon_grpc.server.interceptors.api_keys import ApiKeyInterceptor
+from photon_grpc.server.interceptors.metrics import MetricsInterceptor
 from photon_grpc.server.key_ring import KeyRing
+from photon_grpc.server.metrics import HANDLED
 from photon_grpc.v1 import admin_pb2 as pb
 from photon_grpc.v1 import admin_pb2_grpc
 from tests.frontend.fake_engine import FACTS
@@ -105,6 +108,36 @@ async def test_a_port_wants_a_key_with_the_scope(tmp_path: Path) -> None:
                 assert info_of(error).reason == "SCOPE_REQUIRED"
         assert not replica.drains and not replica.frontend.orders
         await raw(channel, METHODS[0])(b"", metadata=bearer(SECRETS["adm"]))
+
+
+async def test_operators_calls_are_counted_by_method_and_status(tmp_path: Path) -> None:
+    counts, ring = Counts(), KeyRing(str(write_keys(tmp_path / "keys.toml")))
+    async with (
+        operated(
+            "127.0.0.1:0",
+            observing=(MetricsInterceptor(counts),),
+            interceptors=(ApiKeyInterceptor(ring, ("health",)),),
+        ) as replica,
+        grpc.aio.insecure_channel(replica.address) as channel,
+    ):
+        admin, key = admin_pb2_grpc.AdminServiceStub(channel), bearer(SECRETS["adm"])
+        await admin.GetLoad(pb.GetLoadRequest(), metadata=key)
+        await failure(admin.GetLoad(pb.GetLoadRequest()))
+        await failure(admin.AbortRequests(pb.AbortRequestsRequest(), metadata=key))
+        watch = admin.WatchLoad(pb.WatchLoadRequest(), metadata=key)
+        await watch.read()
+        drain = asyncio.ensure_future(admin.Drain(pb.DrainRequest(), metadata=key))
+        await until(lambda: bool(replica.drains))
+        await replica.listener.stop(0)
+        await drain
+    counted = {series.labels: series.values for series in counts.changed() if series.name == HANDLED.name}
+    assert counted == {
+        ("unary", SERVICE.full_name, "GetLoad", "OK"): (1.0,),
+        ("unary", SERVICE.full_name, "GetLoad", "UNAUTHENTICATED"): (1.0,),
+        ("unary", SERVICE.full_name, "AbortRequests", "INVALID_ARGUMENT"): (1.0,),
+        ("server_stream", SERVICE.full_name, "WatchLoad", "OK"): (1.0,),
+        ("unary", SERVICE.full_name, "Drain", "OK"): (1.0,),
+    }
 
 
 @pytest.mark.parametrize("given", ["127.0.0.1:0", "0.0.0.0:50052"])
