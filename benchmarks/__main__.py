@@ -1,4 +1,4 @@
-"""What can be measured, and the command for each; `--short` runs the set that takes a CPU a few minutes.
+"""List what can be measured, and the command for each; `--short` runs the set that takes a CPU a few minutes.
 
 python -m benchmarks [--short]
 """

@@ -1,4 +1,5 @@
-"""What each feature is worth: one switched off at a time, on the same workloads, as a ratio to everything switched on.
+"""Measure what each feature is worth: one switched off at a time, on the same workloads, as a ratio to everything
+switched on.
 
     python -m benchmarks.ablate [--shape 1b] [--batch 1 64] [--only "no graphs" ...] [--variant "NAME=FLAGS OF serve"
     ...] [-- FLAGS FOR ALL]

@@ -1,5 +1,5 @@
-"""What the Python client costs over the raw stubs: rates and CPU per token of many streams, latency of one call, memory
-of open streams.
+"""Measure what the Python client costs over the raw stubs: rates and CPU per token of many streams, latency of one
+call, memory of open streams.
 
     python -m benchmarks.clients_python
 

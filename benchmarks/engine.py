@@ -27,7 +27,7 @@ from photon_grpc.core.stats import Load
 
 
 def config_of(flags: Sequence[str]) -> ServeConfig:
-    """What `photon-grpc serve` would run with. Raises ConfigError and click.ClickException."""
+    """Return what `photon-grpc serve` would run with. Raise ConfigError and click.ClickException."""
     with click.Context(serve.serve) as context:
         serve.serve.parse_args(context, list(flags))
         return resolve(context.params, {}).config

@@ -1,4 +1,4 @@
-"""What the engine's own decisions cost per step, with a runner that computes nothing.
+"""Measure what the engine's own decisions cost per step, with a runner that computes nothing.
 
     python -m benchmarks.overhead [--seqs 64] [--steps 2000]
 

@@ -1,4 +1,4 @@
-"""What a service does beyond saturation: goodput at ten times the load, and what it is to be a neighbour then.
+"""Measure a service beyond saturation: goodput at ten times the load, and what it is to be a neighbour then.
 
     python -m benchmarks.overload [--rounds 3] [--seconds 10] [-- FLAGS OF serve]
 

@@ -1,4 +1,4 @@
-"""Where a step's time goes: a named workload under torch.profiler, a kernel table, and a trace for Perfetto.
+"""Show where a step's time goes: a named workload under torch.profiler, a kernel table, and a trace for Perfetto.
 
     python -m benchmarks.profile [--shape 1b] [--work decode] [--batch 64] [--steps 32] [--trace FILE.json.gz] [-- FLAGS
     OF serve]

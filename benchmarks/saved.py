@@ -69,7 +69,7 @@ def command() -> str:
 
 
 def machine() -> str:
-    """What a figure was measured on: `NVIDIA H200 (driver 580.1), Intel Xeon ..., 16 cores, Python 3.12.3`."""
+    """Return what a figure was measured on: `NVIDIA H200 (driver 580.1), Intel Xeon ..., 16 cores, Python 3.12.3`."""
     parts = [*_gpus(), _processor(), f"{_cores()} cores", f"Python {platform.python_version()}"]
     return ", ".join(parts)
 

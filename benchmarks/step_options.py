@@ -1,4 +1,5 @@
-"""What the options of its rows cost a decode step: milliseconds a step of the loaded runner, without engine or wire.
+"""Measure what the options of its rows cost a decode step: milliseconds a step of the loaded runner, without engine
+or wire.
 
     python -m benchmarks.step_options [--shape 1b] [--rows 1 8 64 256] [--steps 48] [--rounds 5] [-- FLAGS OF serve]
 

@@ -1,4 +1,5 @@
-"""What telling costs, in µs of the processor time of the thread that tells: load reports, spans, the trace of steps.
+"""Measure what telling costs, in µs of the processor time of the thread that tells: load reports, spans, the trace
+of steps.
 
     python -m benchmarks.telemetry [--save NAME]
 

@@ -97,7 +97,7 @@ def _tensors(s: dict[str, Any]) -> Iterator[dict[str, tuple[int, ...]]]:
 
 
 def _write_index(directory: Path) -> None:
-    """Which file holds which tensor."""
+    """Return which file holds which tensor."""
     from safetensors import safe_open
 
     files = sorted(directory.glob("*.safetensors"))

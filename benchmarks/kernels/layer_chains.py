@@ -160,7 +160,7 @@ def measure(name: str, all_rows: Sequence[int]) -> dict[int, Times]:
 
 
 def bar_us(name: str, rows: int, tuned: dict[str, dict[int, Times]]) -> float:
-    """What may be above the floor. Infinite where no tuned shape was measured."""
+    """Return what may be above the floor. Infinite where no tuned shape was measured."""
     shape = SHAPES[name]
     near = min(tuned, key=lambda other: abs(layer_bytes(SHAPES[other]) - layer_bytes(shape)), default=None)
     if near is None:

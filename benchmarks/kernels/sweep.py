@@ -160,7 +160,7 @@ class Chain:
             self.heads.cache.zero_()
 
     def _written(self) -> torch.Tensor:
-        """What the end writes, one after the other."""
+        """Return what the end writes, one after the other."""
         if self.heads is not None:
             return torch.cat((self.heads.q.flatten(), self.heads.cache.flatten())).float()
         return (self.y if self.projection.end == "swiglu" else self.residual).float()

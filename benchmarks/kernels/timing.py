@@ -1,4 +1,4 @@
-"""How a kernel is timed, the shapes, and the floors its time is set against."""
+"""Timing of kernels: the clock, the shapes, and the floors a time is set against."""
 
 from __future__ import annotations
 

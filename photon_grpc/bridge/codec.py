@@ -93,7 +93,7 @@ class FrameReader(Generic[T]):
 
     @property
     def is_partial(self) -> bool:
-        """Whether a frame has begun and not ended: at the end of the stream, something is lost."""
+        """Return whether a frame has begun and not ended: at the end of the stream, something is lost."""
         return self._end > 0
 
     def _frame_bytes(self, start: int) -> int:

@@ -169,7 +169,7 @@ class ControlChannel:
         return self._socket.fileno()
 
     def set_blocking(self, blocking: bool) -> None:
-        """Whether `receive` waits."""
+        """Return whether `receive` waits."""
         self._socket.setblocking(blocking)
 
     def send(self, message: ControlMessage, passed: socket.socket | None = None) -> None:

@@ -87,7 +87,7 @@ def _answered(out: BinaryIO, path: Path, digests: dict[int, str]) -> tuple[set[i
 
 
 async def _run(target: str, lines: list[Line], options: Options, concurrency: int, out: BinaryIO) -> int:
-    """How many failed."""
+    """Answer every line; return the number that failed."""
     num_failed = 0
     async with Client(target, **connection()) as client:
 

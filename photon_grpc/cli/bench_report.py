@@ -1,4 +1,5 @@
-"""What `bench` shows of a load: rates, percentiles with their distributions, failures; and a plot on request."""
+"""Report of a load as `bench` shows it: rates, percentiles with their distributions, failures; and a plot on
+request."""
 
 from __future__ import annotations
 
@@ -72,7 +73,7 @@ def _table(summary: Summary, latencies: Latencies) -> Any:
 
 
 def bars(values: Sequence[float]) -> str:
-    """How many lie in each of 24 equal parts of 0 to p99, as a row of bars; the fullest part's is whole, one that
+    """Draw the values in each of 24 equal parts of 0 to p99 as a row of bars; the fullest part's is whole, one that
     holds any is seen."""
     end = Percentiles.of(values).p99
     if not end:

@@ -1,5 +1,5 @@
-"""How the verbs that call a server connect: API key and TLS. Variables, which the client processes of `bench` inherit;
-flags set those of TLS, not the key's, since others on the machine can read a command line."""
+"""Connections of the verbs that call a server: API key and TLS. Variables, which the client processes of `bench`
+inherit; flags set those of TLS, not the key's, since others on the machine can read a command line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Connection(TypedDict):
 
 
 def connection() -> Connection:
-    """What the environment says. Raise ConfigError for a file that cannot be read."""
+    """Return what the environment says. Raise ConfigError for a file that cannot be read."""
     return {"credentials": tls_credentials(), "metadata": key_metadata()}
 
 

@@ -207,7 +207,7 @@ def _windows(windows: tuple[int, ...]) -> str:
 
 
 def _address_state(address: str) -> str:
-    """Whether it could be bound now."""
+    """Return whether it could be bound now."""
     host, port = split_address(address)
     try:
         if address.startswith("unix:"):

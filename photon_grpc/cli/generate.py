@@ -45,7 +45,7 @@ _target = click.option(
 
 
 def with_target(function: F) -> F:
-    """Where the server is, and how it is connected to."""
+    """Add the options of a server's address and of its connection."""
     return _target(with_tls(function))
 
 

@@ -39,7 +39,7 @@ class SettingOption(click.Option):
         self.setting = setting
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """What the shell offers: the choices, or its own file names where a file or directory is taken."""
+        """Return what the shell offers: the choices, or its own file names where a file or directory is taken."""
         setting = self.setting
         if setting.choices:
             return [CompletionItem(choice) for choice in setting.choices if choice.startswith(incomplete)]

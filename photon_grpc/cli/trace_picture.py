@@ -101,7 +101,7 @@ class Axis:
         return x + (min(max(time_s, start_s), end_s) - start_s) * self._scale
 
     def is_cut(self, end_s: float, start_s: float) -> bool:
-        """Whether there is a cut between the end of a step and the start of the next."""
+        """Return whether there is a cut between the end of a step and the start of the next."""
         return bisect_right(self._starts_s, end_s) != bisect_right(self._starts_s, start_s)
 
     def ticks(self) -> list[tuple[float, str]]:
@@ -210,7 +210,7 @@ def _bar(line: Line, axis: Axis, y: int, height: int) -> str:
 
 
 def _solid(line: Line, axis: Axis) -> float:
-    """Where the bar is interrupted first."""
+    """Return where the bar is interrupted first."""
     for before, after in pairwise(line.parts):
         if axis.x(after.start_s) - axis.x(before.end_s) > 1:
             return axis.x(before.end_s)

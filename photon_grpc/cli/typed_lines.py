@@ -16,7 +16,7 @@ _HISTORY = "photon-grpc/chat_history"
 
 
 def typed_lines(commands: Iterable[str]) -> Iterator[str]:
-    """What is sent with Enter; Alt-Enter begins a new line. Ctrl-C empties the line, Ctrl-D ends."""
+    """Read a message: Enter sends, Alt-Enter begins a new line. Ctrl-C empties the line, Ctrl-D ends."""
     session: PromptSession[str] = PromptSession(
         "› ",
         multiline=True,

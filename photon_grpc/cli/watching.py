@@ -163,7 +163,7 @@ def _step_s(load: LoadSample) -> float:
 
 
 def _bar(parts: Iterable[tuple[int, str]]) -> Text:
-    """What is not 0 is seen."""
+    """Draw a bar of parts; a part above 0 is seen."""
     shown = [(count, style) for count, style in parts if count > 0]
     total = sum(count for count, _ in shown) or 1
     widths = [max(round(count / total * _BAR_WIDTH), 1) for count, _ in shown]

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """What a server is."""
+    """Identity of a server."""
 
     version: str
     start_time_s: float

@@ -1,4 +1,4 @@
-"""How long to wait before a request is sent again, and when to give up."""
+"""Pauses before a request is sent again, and when to give up."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Backoff:
         self._since_s: float | None = None
 
     def progress(self) -> None:
-        """What was asked for has come on."""
+        """Note progress: pauses begin anew."""
         self._since_s = None
         self._next_s = 0.0
 

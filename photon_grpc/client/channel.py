@@ -78,7 +78,7 @@ def service_config(retries: int) -> str:
 
 
 def is_loopback(target: str) -> bool:
-    """Whether it is one address, or `ipv4:` and a list of them, on this machine."""
+    """Return whether it is one address, or `ipv4:` and a list of them, on this machine."""
     hosts = (address.rpartition(":")[0].strip("[]") for address in target.removeprefix("ipv4:").split(","))
     return all(_is_loopback(host) for host in hosts)
 

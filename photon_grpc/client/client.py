@@ -179,7 +179,7 @@ class Client:
         ).text
 
     async def is_ready(self) -> bool:
-        """Whether a request sent now would run. Raise Unreachable where no server answers."""
+        """Return whether a request sent now would run. Raise Unreachable where no server answers."""
         return await self._is_ready(self._timeout_s)
 
     async def wait_until_ready(self, timeout_s: float = 60.0) -> None:

@@ -19,7 +19,7 @@ _WELL_KNOWN = "google/protobuf/"
 
 
 class MessageMismatch(RequestError):
-    """What came is no whole message of the type."""
+    """The answer is no whole message of the type."""
 
     reason = "MESSAGE_MISMATCH"
 

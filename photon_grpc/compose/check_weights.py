@@ -1,4 +1,4 @@
-"""Whether a model directory's weights are those that its config.json asks for, from their headers alone."""
+"""Check that a model directory's weights are those that its config.json asks for, from their headers alone."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class LLM:
 
 
 def _has_use(asks: Sequence[Ask]) -> bool:
-    """Whether a progress bar is worth drawing."""
+    """Return whether a progress bar is worth drawing."""
     return len(asks) > 1 and sys.stderr.isatty()
 
 

@@ -1,4 +1,4 @@
-"""Who is told of calls and requests of a front end: chosen by the configuration, once."""
+"""Observers of a front end's calls and requests: chosen by the configuration, once."""
 
 from __future__ import annotations
 

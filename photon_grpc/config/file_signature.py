@@ -1,4 +1,4 @@
-"""Whether a file has changed since it was read."""
+"""Signature of a file: tells whether it has changed since it was read."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def _take(kind: type, value: Any) -> Any:
 
 
 def is_text(text: str) -> bool:
-    """Whether it can be a path and be sent to another process: no lone surrogate (bytes that were no text), no NUL."""
+    """Return whether it can be a path and be sent to another process: no lone surrogate (from bytes), no NUL."""
     try:
         return b"\0" not in text.encode()
     except UnicodeEncodeError:

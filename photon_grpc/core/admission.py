@@ -1,4 +1,4 @@
-"""Whether a request fits the model, the KV cache and the queue. One check and one message each, for front ends and
+"""Checks that a request fits the model, the KV cache and the queue. One check and one message each, for front ends and
 engine.
 
 Pure: numbers in, an error of `photon_grpc.errors` raised or nothing.

@@ -60,7 +60,7 @@ class Counts:
         return tuple([Series(name, labels, tuple(self._values[name, labels])) for name, labels in self._changed])
 
     def told(self) -> None:
-        """What `changed` returned has arrived."""
+        """Note that what `changed` returned has arrived."""
         self._changed.clear()
 
     def _of(self, metric: Metric, labels: Labels) -> list[float]:

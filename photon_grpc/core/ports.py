@@ -1,5 +1,5 @@
-"""Where siblings meet: the engine knows a Runner only by this, a front end its engine only by that. `compose` joins
-them."""
+"""Protocols in which siblings meet: the engine knows a Runner only by this, a front end its engine only by that.
+`compose` joins them."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
         return len(self.prompt_ids) + len(self.continued_ids)
 
     def is_attempt_of(self, other: Request) -> bool:
-        """Whether both may come from one call: equal in all that the caller says to the engine.
+        """Return whether both may come from one call: equal in all that the caller says to the engine.
 
         Times and limits belong to an attempt, and so does a drawn seed. Values are compared, not digests: only attempts
         under one id meet here.

@@ -160,7 +160,7 @@ class Quarantine:
         return {**faults, **{row: self.lost(seq, faults[row]) for row, seq in failed.items()}}
 
     def lost(self, seq: Sequence, fault: Fault) -> Fault:
-        """What is told of a sequence that a step of others took with it."""
+        """Return the error of a sequence that a step of others took with it."""
         again: type[Unavailable] = EngineRestarting
         message = "a step that it shared with others failed; nothing was sent yet"
         if seq.num_generated:

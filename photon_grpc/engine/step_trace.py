@@ -136,7 +136,7 @@ class JsonlStepTrace:
             self._file.put((_rest_line, self._newest_step, *self._taken(), *rest))
 
     def _taken(self) -> tuple[list[tuple[int, int, str]], list[tuple[int, int]]]:
-        """What ended and who was preempted since the last line."""
+        """Return and forget who ended and who was preempted since the last line."""
         taken = self._ended, self._preempted
         self._ended, self._preempted = [], []
         return taken

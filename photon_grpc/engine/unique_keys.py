@@ -67,7 +67,7 @@ def after(state: KeyState, token: bytes) -> KeyState | None:
 
 
 def _is_used_up(beginning: bytes, keys: frozenset[bytes]) -> bool:
-    """Whether all integer keys with this beginning may be taken: a string of other letters would go on, they cannot."""
+    """Return whether all integer keys with this beginning may be taken: other strings go on, they cannot."""
     if not keys or not _NUMBER.fullmatch(beginning):
         return False
     num_digits = len(beginning.lstrip(b"-"))

@@ -81,8 +81,8 @@ class ThreadEncoder:
 
 
 def is_small(input: TextInput | IdsInput | ChatInput) -> bool:
-    """Whether a thread beside the event loop may encode it: it cannot be ended there, and lets others run only now and
-    then."""
+    """Return whether a thread beside the event loop may encode it: it cannot be ended there, and lets others run only
+    now and then."""
     if isinstance(input, IdsInput):
         return True
     if isinstance(input, TextInput):
@@ -95,7 +95,7 @@ def is_small(input: TextInput | IdsInput | ChatInput) -> bool:
 
 
 def are_few(token_ids: Sequence[int]) -> bool:
-    """Whether a thread may decode them."""
+    """Return whether a thread may decode them."""
     return len(token_ids) <= _SMALL_NUM_IDS
 
 

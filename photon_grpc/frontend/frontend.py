@@ -125,7 +125,7 @@ class Frontend:
 
     @property
     def late(self) -> Usage:
-        """What the engine counted and no request was billed: it came after its output was over."""
+        """Tokens that the engine counted and no request was billed: they came after its output was over."""
         return self._late.usage
 
     @property

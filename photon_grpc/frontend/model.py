@@ -151,7 +151,7 @@ class ServedModel:
         return no_bytes if self.tokenizer is None else self.tokenizer.token_bytes
 
     def has_parts(self, input: TextInput | IdsInput | ChatInput | None) -> bool:
-        """Whether the text of an output comes in parts, too."""
+        """Return whether the text of an output comes in parts, too."""
         return self.answers.has_parts and isinstance(input, ChatInput)
 
     def answer_parser(

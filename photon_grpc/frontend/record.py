@@ -25,7 +25,7 @@ _EARLY_S, _EARLY_SHARE = 0.02, 0.01
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What is known of a request when it comes. Times are CLOCK_MONOTONIC seconds."""
+    """Facts of a request that are known when it comes. Times are CLOCK_MONOTONIC seconds."""
 
     arrival_s: float
     request_id: str = ""

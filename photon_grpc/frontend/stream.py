@@ -196,8 +196,8 @@ class TokenStream:
         return Usage(self._num_prompt, self._num_cached, sum(output.num_delivered for output in self.outputs))
 
     def _is_withheld(self) -> bool:
-        """Whether it failed before anything was sent: no output token is billed. A passed deadline is the caller's own
-        and bills what was computed, as a cancel does."""
+        """Return whether it failed before anything was sent: no output token is billed. A passed deadline is the
+        caller's own and bills what was computed, as a cancel does."""
         if self._error is None or isinstance(self._error, DeadlinePassed):
             return False
         return self._is_whole or not self._has_sent

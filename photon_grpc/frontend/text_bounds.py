@@ -49,7 +49,7 @@ def _keeps(step: dict[str, Any]) -> bool:
 
 
 def _spells_everything(spec: dict[str, Any]) -> bool:
-    """Whether no text is dropped or becomes one unknown token however long it is."""
+    """Return whether no text is dropped or becomes one unknown token however long it is."""
     model = spec["model"]
     if model.get("byte_fallback"):
         return True

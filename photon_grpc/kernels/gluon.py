@@ -51,7 +51,7 @@ def gluon_jit(function: Callable[..., Any]) -> Any:
 
 @functools.cache
 def can_fuse(device: torch.device) -> bool:
-    """Whether the kernels of a fused layer run here: CUDA with asynchronous copies and bf16 matrix units (sm_80 up)."""
+    """Return whether the kernels of a fused layer run here: CUDA with asynchronous copies and bf16 matrix units (sm_80 up)."""
     if gluon is None or INTERPRETED or device.type != "cuda":
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)
@@ -59,5 +59,5 @@ def can_fuse(device: torch.device) -> bool:
 
 @functools.cache
 def has_dependent_launch(device: torch.device) -> bool:
-    """Whether the device knows programmatic dependent launch (sm_90 up)."""
+    """Return whether the device knows programmatic dependent launch (sm_90 up)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -72,7 +72,7 @@ def once(function: Callable[..., None]) -> Any:
 
 
 def launches(tensor: torch.Tensor) -> bool:
-    """Whether a kernel can run on this tensor: a CUDA tensor, or any tensor under Triton's interpreter."""
+    """Return whether a kernel can run on this tensor: a CUDA tensor, or any tensor under Triton's interpreter."""
     return triton is not None and (tensor.is_cuda or INTERPRETED)
 
 

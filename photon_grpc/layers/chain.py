@@ -34,7 +34,7 @@ class Chain:
         self._counters = torch.zeros(num_counters, dtype=torch.int32, device=device)
 
     def takes(self, num_tokens: int) -> bool:
-        """Whether a step of so many tokens goes through fused layers, not through them as they were."""
+        """Return whether a step of so many tokens goes through fused layers, not through them as they were."""
         return num_tokens > 0 and bucket(num_tokens) in self._buckets
 
     def dependent(self, history_is_settled: bool) -> DependentChain:

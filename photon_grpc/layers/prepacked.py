@@ -52,7 +52,7 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Packed | None:
 
 
 def multiplies_tiles(dtype: torch.dtype) -> bool:
-    """Whether oneDNN does, on this CPU, without converting them."""
+    """Return whether oneDNN does, on this CPU, without converting them."""
     ops = torch.ops.mkldnn
     if not torch.backends.mkldnn.is_available():
         return False
@@ -66,7 +66,7 @@ def multiplies_tiles(dtype: torch.dtype) -> bool:
 
 
 def multiplies_half() -> bool:
-    """Whether torch has FBGEMM's product of float32 and packed float16, and this CPU its instructions."""
+    """Return whether torch has FBGEMM's product of float32 and packed float16, and this CPU its instructions."""
     has_instructions = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
     return has_instructions and torch.backends.quantized.engine in ("x86", "fbgemm")
 

@@ -172,7 +172,7 @@ def _fused(layer: DecoderLayer, chains: dict[Hashable, Chain], device: torch.dev
 
 
 def _suits(layer: DecoderLayer) -> bool:
-    """Whether the kernels are given every number that this layer computes with.
+    """Return whether the kernels are given every number that this layer computes with.
 
     Heads are rotated whole, their norms have the eps of the norm before them, pages hold keys and values in the layer's
     dtype.

@@ -179,5 +179,5 @@ def _at(chosen: torch.Tensor, num_real: int, drawn: torch.Tensor, rows: Rows) ->
 
 
 def is_decode(batch: Batch) -> bool:
-    """Whether every row is one token, draws, and reads no key that another row of the batch writes."""
+    """Return whether every row is one token, draws, and reads no key that another row of the batch writes."""
     return not batch.admissions and len(batch.slots) == sum(batch.counts) and 0 not in batch.yields

@@ -106,7 +106,7 @@ def _why_not_unix(path: str) -> tuple[str, str] | None:
 
 
 def _is_answered(path: str) -> bool:
-    """Whether a process listens on this socket; one that died leaves the file behind."""
+    """Return whether a process listens on this socket; one that died leaves the file behind."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:

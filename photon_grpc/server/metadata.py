@@ -83,7 +83,7 @@ async def send_initial_metadata(context: Context) -> None:
 
 
 def is_retry(context: Context) -> bool:
-    """Whether gRPC made this attempt after an earlier one of the same call failed."""
+    """Return whether gRPC made this attempt after an earlier one of the same call failed."""
     return _header(context, _ATTEMPTS_KEY) not in ("", "0")
 
 

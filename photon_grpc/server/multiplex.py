@@ -76,7 +76,7 @@ class _Member:
             self._call.has_news(self)
 
     def stop(self) -> None:
-        """Whatever still runs of it is aborted."""
+        """Abort what still runs of it."""
         if self.admission is not None:
             self.admission.cancel()
         if self.stream is not None:

@@ -225,7 +225,7 @@ def _blocked(*signals: signal.Signals) -> Iterator[None]:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether a signal or a debugger has stopped it; False where the system does not say (not Linux)."""
+    """Return whether a signal or a debugger has stopped it; False where the system does not say (not Linux)."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             # PID (NAME) STATE ...; a name may hold anything.

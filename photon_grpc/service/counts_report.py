@@ -61,7 +61,7 @@ class CountsReport:
 
 
 class NoReport:
-    """Where there are no metrics."""
+    """Null object: there are no metrics."""
 
     life = 0
 

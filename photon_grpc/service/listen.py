@@ -85,7 +85,7 @@ def _probe(family: int, kind: int, where: tuple[object, ...]) -> None:
 
 
 def admin_address(wanted: str) -> str:
-    """Where AdminService is served, by front end 0: `wanted`; "" for "none"; a Unix socket named after this process
+    """Return where front end 0 serves AdminService: `wanted`; "" for "none"; a Unix socket named after this process
     where nothing is wanted."""
     if wanted:
         return "" if wanted == NO_ADMIN else wanted
@@ -111,7 +111,7 @@ def _socket_directory() -> str:
 
 
 def _temporary() -> str:
-    """Where nothing can be written, the socket is refused with a warning, as any that nobody asked for."""
+    """Return a directory for the socket; where none can be written, the socket is refused with a warning."""
     try:
         return tempfile.gettempdir()
     except FileNotFoundError:

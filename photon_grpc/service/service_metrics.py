@@ -1,4 +1,4 @@
-"""What the supervisor tells of the whole service: nothing, unless --metrics-listen asks for it."""
+"""Metrics of the whole service, told by the supervisor where --metrics-listen asks for them."""
 
 from __future__ import annotations
 

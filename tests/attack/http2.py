@@ -108,8 +108,8 @@ class Connection:
         raise TimeoutError(f"nothing for {self._limit_s:g} s")
 
     def is_answered(self, stream: int) -> bool:
-        """Whether the stream is ended by the server, or the connection closed. False: neither, for as long as the
-        limit."""
+        """Return whether the stream is ended by the server, or the connection closed. False: neither, for as long as
+        the limit."""
         try:
             for found in self.frames():
                 if found.stream == stream and found.ends_stream:

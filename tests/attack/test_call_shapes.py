@@ -150,7 +150,7 @@ def test_a_call_that_ends_within_its_message_is_answered(attacked: Victim, figur
 
 
 def is_answered(attacked: Victim, data: bytes) -> bool:
-    """Whether a call whose stream goes on with `data` is answered, or its connection closed."""
+    """Return whether a call whose stream goes on with `data` is answered, or its connection closed."""
     with connected(attacked.address, LIMIT_S) as connection:
         connection.send(frame(HEADERS, END_HEADERS, 1, http2.header_block(GENERATE)))
         connection.send(data)

@@ -324,7 +324,7 @@ def paths_of(values: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[s
 
 
 def is_right(key: str, value: object, good: object) -> bool:
-    """Whether the type of `value` is one that `key` may have."""
+    """Return whether the type of `value` is one that `key` may have."""
     if key == "quantization_config" or isinstance(good, float):
         return isinstance(good, float) and type(value) in (int, float)
     if type(value) is list or type(value) is dict:

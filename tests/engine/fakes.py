@@ -205,7 +205,7 @@ class FakeRunner:
         pass
 
     def _check(self, batch: Batch) -> None:
-        """Whether the scheduler may give what it gives."""
+        """Return whether the scheduler may give what it gives."""
         for slot in batch.left:
             del self.seats[slot]
         for admission in batch.admissions:

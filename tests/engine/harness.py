@@ -194,7 +194,7 @@ class Harness:
         raise AssertionError("the engine does not come to rest")
 
     def idle(self) -> bool:
-        """Whether nothing is held but what the prefix index knows."""
+        """Return whether nothing is held but what the prefix index knows."""
         pool, scheduler = self.pool, self.scheduler
         return not (
             pool.num_owned

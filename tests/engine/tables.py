@@ -38,7 +38,7 @@ class Table:
         return allowed | {END} if state in self.final else allowed
 
     def is_complete(self, ids: Sequence[int]) -> bool:
-        """Whether only the end may follow."""
+        """Return whether only the end may follow."""
         return END not in ids and self.allowed(ids) == {END}
 
 

@@ -64,7 +64,7 @@ class Mortal:
             self._fatal[ask.handle + index] = ask.fatal_at
 
     def run(self) -> bool:
-        """Whether it has lived to the end."""
+        """Return whether it has lived to the end."""
         try:
             self.harness.run()
         except Died:

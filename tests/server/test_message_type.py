@@ -26,7 +26,7 @@ LLGUIDANCE = llguidance.LLTokenizer("byte", slices=[])
 
 
 def takes(made: MessageType, text: str) -> bool:
-    """Whether the grammar is satisfied by a text."""
+    """Return whether the grammar is satisfied by a text."""
     grammar = json.dumps({"grammars": [{"lark_grammar": made.grammar}]})
     limits = llguidance.LLParserLimits(**Constraint("protobuf", grammar).limits)
     matcher = llguidance.LLMatcher(LLGUIDANCE, grammar, log_level=0, limits=limits)

@@ -154,8 +154,8 @@ class BlockPool:
         return grown
 
     def waiting_covers(self, num_tokens: int, seq: Sequence) -> bool:
-        """Whether waiting for work in flight will free enough to hold `num_tokens` of `seq`, with what its own windows
-        leave behind when its flights settle."""
+        """Return whether waiting for work in flight will free enough to hold `num_tokens` of `seq`, with what its own
+        windows leave behind when its flights settle."""
         sliding = sum(
             sum(map(bool, group[: self.plan.behind(window, seq.num_launched)]))
             for window, group in zip(self._windows, seq.table.groups, strict=True)

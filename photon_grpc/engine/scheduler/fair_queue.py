@@ -37,7 +37,7 @@ class _Owner:
         return num_paid is not None
 
     def weigh(self, weight: int) -> None:
-        """What was charged so far stays at the weight that it was charged by."""
+        """Set the weight for what is charged from here on."""
         if weight != self.weight:
             self.served = self.virtual_time()
             self.charged = {seq: len(seq.ids) for seq in self.charged}

@@ -41,7 +41,7 @@ class Trial:
         self._is_its_turn = not self._is_its_turn
 
     def may_compute(self, seq: Sequence) -> bool:
-        """Whether it is the turn of this sequence."""
+        """Return whether it is the turn of this sequence."""
         return (seq in self.seqs) is self._is_its_turn
 
     def settled(self) -> None:

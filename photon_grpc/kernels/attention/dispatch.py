@@ -208,5 +208,5 @@ def _suits_hopper_varlen(step: _Grounds) -> bool:
 
 
 def _is_hopper(pages: torch.Tensor) -> bool:
-    """Whether Gluon's kernels run, on capability 9."""
+    """Return whether Gluon's kernels run, on capability 9."""
     return can_fuse(pages.device) and torch.cuda.get_device_capability(pages.device)[0] == 9

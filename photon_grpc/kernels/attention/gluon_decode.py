@@ -48,7 +48,7 @@ MAX_GROUP = 16
 
 
 class PageShape(NamedTuple):
-    """What the kernel is compiled for, of the pages: GROUP query heads for each of KV_HEADS key heads."""
+    """Constants of the pages that the kernel is compiled for: GROUP query heads for each of KV_HEADS key heads."""
 
     KV_HEADS: int
     GROUP: int

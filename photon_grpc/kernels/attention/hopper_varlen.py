@@ -52,7 +52,7 @@ REGISTERS = {(64, 2): (240, 24), (64, 3): (160, 24), (128, 2): (232, 40), (128, 
 
 
 class PrefillTile(NamedTuple):
-    """What the kernel is compiled for: CONSUMERS groups of warps of PAIRS pairs each, BN keys a step, NS steps under way, scores AHEAD of sums."""
+    """Constants the kernel is compiled for: CONSUMERS groups of warps of PAIRS pairs each, BN keys a step, NS steps under way, scores AHEAD of sums."""
 
     CONSUMERS: int
     PAIRS: int

@@ -70,7 +70,7 @@ def load_rows(at, in_context, column, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.const
 
 
 class HeadShape(NamedTuple):
-    """What a kernel is compiled for, of layers with GROUP query heads for each of KV_HEADS key heads. WINDOW: tokens a query looks back; 0: all."""
+    """Constants of a layer that a kernel is compiled for: GROUP query heads for each of KV_HEADS key heads. WINDOW: tokens a query looks back; 0: all."""
 
     KV_HEADS: int
     GROUP: int

@@ -27,7 +27,7 @@ BLOCK_N = 32
 
 
 class SplitTile(NamedTuple):
-    """What `decode_kernel` is compiled for: BLOCK_M is GROUP padded, BLOCK_N keys a step, the keys of a row in SPLITS shares."""
+    """Constants `decode_kernel` is compiled for: BLOCK_M is GROUP padded, BLOCK_N keys a step, the keys of a row in SPLITS shares."""
 
     BLOCK_M: int
     BLOCK_N: int

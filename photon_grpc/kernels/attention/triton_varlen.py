@@ -24,7 +24,7 @@ from photon_grpc.kernels.jit import jit, next_power_of_2, tl
 
 
 class VarlenTile(NamedTuple):
-    """What the kernel is compiled for: BLOCK_M (query, head of the group) pairs, BLOCK_N keys a step."""
+    """Constants the kernel is compiled for: BLOCK_M (query, head of the group) pairs, BLOCK_N keys a step."""
 
     BLOCK_M: int
     BLOCK_N: int

@@ -202,14 +202,14 @@ def candidates(product: Product, device: Device = H200) -> list[Tile]:
 
 
 def _gathers(tile: Tile, product: Product, device: Device) -> bool:
-    """Whether a multiprocessor has room for more of the programs than its share of them: those that are launched early
+    """Return whether a multiprocessor has room for more of the programs than its share of them: those that are launched early
     go where the kernel before has left room, and others stay without."""
     programs = product.n // tile.BN * tile.SPLITS
     return resident(tile, product, device) > ceil(programs / device.num_multiprocessors)
 
 
 def _is_fused(tile: Tile, product: Product) -> bool:
-    """Whether the end is in the product's own kernel."""
+    """Return whether the end is in the product's own kernel."""
     return product.end == "swiglu" or (product.end == "rotary" and holds_heads(tile, product.span))
 
 

@@ -1,4 +1,4 @@
-"""What a fused projection does with its sums: add to the residual, SwiGLU, rotate and store queries, keys and values;
+"""Ends of a fused projection, which consume its sums: add to the residual, SwiGLU, rotate and store queries, keys and values;
 store them as they are; or, of logits, keep the best of the tile.
 
 Gluon device functions over a tile [BN rows of W, BM rows of x] in float32, handed to `gemv_kernel` and `wgmma_kernel`
@@ -48,8 +48,8 @@ def tile_layout(rows: int, tokens: int, warps: int, paired: bool, slices: int = 
 
 @constexpr_function
 def _bases(rows: int, tokens: int, warps: int) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
-    """What each bit of a register's, lane's and warp's number adds to (row, token); zeros where threads are left
-    over."""
+    """Return the (row, token) that each bit of a register's, lane's and warp's number adds; zeros where threads are
+    left over."""
     bits = [[1 << i, 0] for i in range(rows.bit_length() - 1)]
     vector = min(rows, 8, max(2, rows * tokens // (32 * warps))).bit_length() - 1
     registers, rest = bits[:vector], bits[vector:] + [[0, 1 << i] for i in range(tokens.bit_length() - 1)]

@@ -165,7 +165,7 @@ def pipeline_bytes(shared_bytes_per_program: int) -> int:
 
 
 def fits(tile: Tile, problem: Problem, max_bytes: int = SHARED_BYTES) -> bool:
-    """Whether a tile divides the problem's W and its pairs, and fits into shared memory."""
+    """Return whether a tile divides the problem's W and its pairs, and fits into shared memory."""
     n, k, rows, span = problem[:4]
     step = tile.KW * tile.BK if tile.kind == "gemv" else tile.SPLITS * tile.BK
     # A single step has nothing to loop over, which the compiler of Triton 3.6 does not bear.
@@ -174,5 +174,5 @@ def fits(tile: Tile, problem: Problem, max_bytes: int = SHARED_BYTES) -> bool:
 
 
 def holds_heads(tile: Tile, span: int) -> bool:
-    """Whether every program of the tile has whole pairs at distance `span`, all of one head."""
+    """Return whether every program of the tile has whole pairs at distance `span`, all of one head."""
     return span % (tile.BN // 2) == 0

@@ -41,7 +41,7 @@ def no_trailers() -> Trailers:
 
 
 class _Ending(NamedTuple):
-    """How the calls of one method end."""
+    """Endings of one method's calls."""
 
     #: Its path, or "unknown".
     method: str
