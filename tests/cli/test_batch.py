@@ -157,19 +157,22 @@ def test_answers_of_other_requests_are_not_mixed_with_these(
         assert "no output of batch" in capsys.readouterr().err
 
 
-def take_sigint() -> None:
-    """A shell's background jobs ignore SIGINT, and so would what they start."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+#: A shell's background jobs ignore SIGINT, and so would what they start. Set after the start: code between fork and
+#: exec can wait for ever for a lock that a thread of gRPC held.
+TAKES_SIGINT = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+from photon_grpc.cli import main
+sys.exit(main.main(sys.argv[1:]))
+"""
 
 
 def test_ctrl_c_keeps_what_was_answered(tmp_path: Path, out: Path) -> None:
     source = write(tmp_path / "in.jsonl", "a", "b")
     with serving_in_a_thread(HI, [message("hi", start=True), "hang"]) as fake:
-        command = [sys.executable, "-m", "photon_grpc", "batch", source, str(out), "--target", fake.target]
-        with subprocess.Popen(
-            [*command, "--concurrency", "1"], stderr=subprocess.PIPE, text=True, preexec_fn=take_sigint
-        ) as process:
+        command = [sys.executable, "-c", TAKES_SIGINT, "batch", source, str(out), "--target", fake.target]
+        with subprocess.Popen([*command, "--concurrency", "1"], stderr=subprocess.PIPE, text=True) as process:
             end_s = time.monotonic() + 60
             while not (out.exists() and out.read_text().endswith("\n") and len(fake.requests) == 2):
                 assert time.monotonic() < end_s
