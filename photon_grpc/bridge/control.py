@@ -39,7 +39,8 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag=30):
 
 
 class Link(msgspec.Struct, frozen=True, array_like=True, tag=31):
-    """To a child: the socket that comes along leads to a new engine, or to a new front end."""
+    """To a child: the socket that comes along leads to a new engine, or to a new front end, which engines number from 0
+    in this order."""
 
     #: The number of the engine's life.
     life: int = 0
@@ -110,6 +111,18 @@ class Counted(msgspec.Struct, frozen=True, array_like=True, tag=47):
     series: tuple[Series, ...] = ()
 
 
+class FrontendLost(msgspec.Struct, frozen=True, array_like=True, tag=48):
+    """From the engine: what it has counted for a front end that is joined to it no more. Said once at least, and again
+    for what comes later: to be added up."""
+
+    #: As Links are numbered.
+    frontend: int
+    prompt_tokens: int
+    output_tokens: int
+    #: Requests that were alive.
+    num_requests: int = 0
+
+
 class CannotStart(msgspec.Struct, frozen=True, array_like=True, tag=44):
     """From a child: a StartupError, for people; it ends with exit code 2."""
 
@@ -128,6 +141,7 @@ ControlMessage = (
     | DrainWanted
     | Drained
     | Counted
+    | FrontendLost
     | CannotStart
 )
 _DECODER: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Decoder(ControlMessage)

@@ -7,6 +7,7 @@ stops reading is dropped, and the engine is told to abort what it had.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import selectors
 import socket
@@ -15,7 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from photon_grpc.bridge.codec import DOWN, FrameError, FrameReader, encode
-from photon_grpc.bridge.control import ControlChannel, ControlMessage, Link, Stop
+from photon_grpc.bridge.control import ControlChannel, ControlMessage, FrontendLost, Link, Stop
 from photon_grpc.bridge.wakeup import Wakeup
 from photon_grpc.core.frames import Abort, Add, Down, Facts, StepFrame, Up
 from photon_grpc.core.ports import Event
@@ -37,7 +38,10 @@ class Connection:
         sock.setblocking(False)
         self.frontend = frontend
         self.socket = sock
-        self.alive: set[int] = set()
+        #: Handle -> the first of its request.
+        self.alive: dict[int, int] = {}
+        #: Tokens that the engine counted for it.
+        self.prompt_tokens = self.output_tokens = 0
         self.backlog: deque[memoryview] = deque()
         self.backlog_bytes = 0
         #: When the socket last took a byte, while there is a backlog.
@@ -55,9 +59,11 @@ class Connection:
         frames = self._reader.advance(count)
         for frame in frames:
             if isinstance(frame, Add):
-                self.alive.update(range(frame.handle, frame.handle + frame.request.num_outputs))
+                handles = range(frame.handle, frame.handle + frame.request.num_outputs)
+                self.alive.update(dict.fromkeys(handles, frame.handle))
             elif isinstance(frame, Abort):
-                self.alive.difference_update(frame.handles)
+                for handle in frame.handles:
+                    self.alive.pop(handle, None)
         return frames
 
     def queue(self, data: bytes) -> None:
@@ -173,15 +179,20 @@ class BridgeHost:
             self.send(frontend, load)
 
     def send(self, frontend: int, frame: Up) -> None:
-        """As core.ports.Outbox. A front end that is gone gets nothing."""
+        """As core.ports.Outbox. A front end that is gone gets nothing; what the engine counts for it is lost."""
         connection = self._connections.get(frontend)
         if connection is None:
+            if isinstance(frame, StepFrame):
+                self._tell_lost(FrontendLost(frontend, *_counted(frame)))
             return
         if isinstance(frame, StepFrame):
+            prompt_tokens, output_tokens = _counted(frame)
+            connection.prompt_tokens += prompt_tokens
+            connection.output_tokens += output_tokens
             for ended in frame.finished:
-                connection.alive.discard(ended.handle)
+                connection.alive.pop(ended.handle, None)
             for failed in frame.failed:
-                connection.alive.discard(failed.handle)
+                connection.alive.pop(failed.handle, None)
         connection.queue(encode(frame))
         if connection.backlog:
             self._watch_backlog(connection)
@@ -240,9 +251,26 @@ class BridgeHost:
         if connection.alive:
             log.warning("front end %d %s: %d outputs aborted", connection.frontend, why, len(connection.alive))
             self._aborts.append((connection.frontend, Abort(tuple(sorted(connection.alive)))))
+        num_requests = len(set(connection.alive.values()))
+        self._tell_lost(
+            FrontendLost(connection.frontend, connection.prompt_tokens, connection.output_tokens, num_requests)
+        )
         self._disconnect(connection)
+
+    def _tell_lost(self, lost: FrontendLost) -> None:
+        if self._control is not None:
+            # A supervisor that is gone needs no books.
+            with contextlib.suppress(OSError, BufferError):
+                self._control.send(lost)
 
     def _disconnect(self, connection: Connection) -> None:
         del self._connections[connection.frontend]
         self._selector.unregister(connection.socket)
         connection.socket.close()
+
+
+def _counted(frame: StepFrame) -> tuple[int, int]:
+    """Tokens of prompts and outputs that the engine counts with this frame."""
+    begun = sum([each.num_prompt for each in frame.started]) if frame.started else 0
+    ended = sum([each.num_prompt for each in frame.finished]) if frame.finished else 0
+    return begun + ended, len(frame.ids)

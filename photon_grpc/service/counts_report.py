@@ -9,9 +9,9 @@ from photon_grpc.core.counts import Counts
 from photon_grpc.core.generation import Usage
 from photon_grpc.core.stats import Load
 from photon_grpc.frontend.frontend import Frontend, State
-from photon_grpc.server.metrics import LATE_OUTPUT, LATE_PROMPT
+from photon_grpc.server.metrics import LATE, UNBILLED_OUTPUT, UNBILLED_PROMPT
 
-#: What a front end has counted meanwhile is lost if it is killed.
+#: What a front end has counted meanwhile goes with it if it is killed; its tokens are then counted as lost.
 INTERVAL_S = 0.5
 
 
@@ -52,11 +52,11 @@ class CountsReport:
     def _count_late(self) -> None:
         late, before = self._frontend.late, self._late
         for metric, amount in (
-            (LATE_PROMPT, late.prompt_tokens - before.prompt_tokens),
-            (LATE_OUTPUT, late.output_tokens - before.output_tokens),
+            (UNBILLED_PROMPT, late.prompt_tokens - before.prompt_tokens),
+            (UNBILLED_OUTPUT, late.output_tokens - before.output_tokens),
         ):
             if amount:
-                self._counts.add(metric, amount=amount)
+                self._counts.add(metric, LATE, amount=amount)
         self._late = late
 
 

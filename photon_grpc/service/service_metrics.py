@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from photon_grpc.bridge.control import Counted
+from photon_grpc.bridge.control import Counted, FrontendLost
 from photon_grpc.core.frames import Facts
 
 
@@ -28,10 +28,18 @@ class ServiceMetrics(Protocol):
     def told(self, frontend: int, counted: Counted) -> None:
         """The front end in this place has counted."""
 
+    def frontend_joined(self, frontend: int, connection: int) -> None:
+        """The front end in this place is joined to the engine, which knows it by this number."""
+
+    def frontend_lost(self, lost: FrontendLost) -> None:
+        """The engine's account."""
+
     def frontend_ended(self, frontend: int) -> None: ...
 
     def engine_begins(self, life: int) -> None:
         """The next one."""
+
+    def engine_is_ready(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -43,10 +51,19 @@ class NoMetrics:
     def told(self, frontend: int, counted: Counted) -> None:
         """Nothing."""
 
+    def frontend_joined(self, frontend: int, connection: int) -> None:
+        """Nothing."""
+
+    def frontend_lost(self, lost: FrontendLost) -> None:
+        """Nothing."""
+
     def frontend_ended(self, frontend: int) -> None:
         """Nothing."""
 
     def engine_begins(self, life: int) -> None:
+        """Nothing."""
+
+    def engine_is_ready(self) -> None:
         """Nothing."""
 
     def close(self) -> None:

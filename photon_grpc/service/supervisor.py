@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import signal
 import socket
@@ -23,6 +24,7 @@ from photon_grpc.bridge.control import (
     ControlMessage,
     Counted,
     DrainWanted,
+    FrontendLost,
     Link,
     LoadingProgress,
     Ready,
@@ -192,6 +194,8 @@ class Supervisor:
         self._admin = admin_address(config.server.admin_listen)
         #: Of engines: those that have ended.
         self._life = 0
+        #: Numbers of its links with front ends, as the engine counts them.
+        self._connections = itertools.count()
         self._metrics = service_metrics(config.server.metrics_listen, self._served)
         self._drain_timeout_s = config.server.drain_timeout
         self._signal_s = float("-inf")
@@ -248,9 +252,10 @@ class Supervisor:
 
     def _engine_started(self) -> None:
         if engine := self._engine.child:
+            self._connections = itertools.count()
             engine.tell(Begin(self._config))
-            for process in self._frontends:
-                self._join(engine, process.child)
+            for index in range(len(self._frontends)):
+                self._join(engine, index)
 
     def _engine_said(self, message: ControlMessage) -> None:
         if isinstance(message, LoadingProgress):
@@ -259,7 +264,10 @@ class Supervisor:
             self._display.close()
             self._engine.has_worked = True
             self._facts = message.facts
+            self._metrics.engine_is_ready()
             self._tell_if_ready()
+        elif isinstance(message, FrontendLost):
+            self._metrics.frontend_lost(message)
 
     def _engine_ended(self, engine: Child) -> None:
         if not engine.is_at_fault:
@@ -289,7 +297,7 @@ class Supervisor:
             admin = self._admin if index == 0 else ""
             child.tell(Begin(self._config, index, addresses, self._listeners.reuse_port, admin))
             if self._engine.child is not None:
-                self._join(self._engine.child, child)
+                self._join(self._engine.child, index)
 
     def _frontend_ended(self, index: int) -> None:
         self._serving_changed(index, False)
@@ -327,16 +335,18 @@ class Supervisor:
         """An engine drops a front end that reads nothing for long, and may well outlive that; one that is dead is not
         harmed."""
         if self._engine.child is not None and self._facts is not None and not self._stop.is_set():
-            self._join(self._engine.child, self._frontends[index].child)
+            self._join(self._engine.child, index)
 
-    def _join(self, engine: Child, frontend: Child | None) -> None:
+    def _join(self, engine: Child, index: int) -> None:
         """A socket of their own for one engine and one front end, each of which may be any number of lives old."""
+        frontend = self._frontends[index].child
         if frontend is None:
             return
         upper, lower = socket.socketpair()
         with upper, lower:
             engine.tell(Link(self._life), lower)
             frontend.tell(Link(self._life), upper)
+        self._metrics.frontend_joined(index, next(self._connections))
 
     def _served(self) -> Served:
         return Served(

@@ -6,13 +6,14 @@ import asyncio
 import socket
 import threading
 
+import msgspec
 import pytest
 
 from photon_grpc.bridge.client import BridgeClient
 from photon_grpc.bridge.codec import DOWN, UP, FrameReader, encode, max_frame_bytes
-from photon_grpc.bridge.control import ControlChannel, Link, Stop
+from photon_grpc.bridge.control import ControlChannel, FrontendLost, Link, Stop
 from photon_grpc.bridge.host import BridgeHost
-from photon_grpc.core.frames import Abort, Add, Facts, Failed, Finished, StepFrame
+from photon_grpc.core.frames import Abort, Add, Facts, Failed, Finished, Started, StepFrame
 from photon_grpc.core.request import FinishReason, Request, SamplingParams, StopParams
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import EngineRestarting, ModelLoading, QueueFull
@@ -182,6 +183,22 @@ def test_one_who_reads_nothing_for_too_long_is_dropped(supervisor):
     assert host.drain(None) == [(number, Abort((1,)))]
     host.close()
     ours.close()
+
+
+def test_the_supervisor_is_told_what_a_front_end_took_with_it(host, supervisor, frontend):
+    number, sock = frontend
+    sock.sendall(b"".join(encode(frame) for frame in (add(1), add(2, num_outputs=4), add(6))))
+    host.drain(None)
+    began = step((2, 6))
+    host.send(number, msgspec.structs.replace(began, started=(Started(2, 0, 0.0, 30), Started(6, 0, 0.0, 5))))
+    ends = Finished(1, FinishReason.ABORTED, 0, 0, 0.0, 7)
+    host.send(number, msgspec.structs.replace(step((2, 3, 4)), finished=(ends,)))
+    sock.close()
+    host.drain(None)
+    assert supervisor.receive() == [FrontendLost(number, 42, 5, 2)]
+    # Told by the step that was in flight.
+    host.send(number, step((2, 3)))
+    assert supervisor.receive() == [FrontendLost(number, 0, 2)]
 
 
 def test_the_supervisor_brings_front_ends_and_says_stop(host, supervisor):

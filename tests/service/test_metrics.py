@@ -221,9 +221,9 @@ async def test_all_books_say_the_same(observed: Observed) -> None:
             "requests": len(lines),
         }
         by_page = {
-            "prompt": page["photon_prompt_tokens_total",] - page["photon_unbilled_prompt_tokens_total",],
+            "prompt": page["photon_prompt_tokens_total",] - page.total("photon_unbilled_prompt_tokens_total"),
             "cached": page["photon_prefix_cache_hits_total",],
-            "output": page["photon_generation_tokens_total",] - page["photon_unbilled_generation_tokens_total",],
+            "output": page["photon_generation_tokens_total",] - page.total("photon_unbilled_generation_tokens_total"),
             "preemptions": page["photon_num_preemptions_total",],
             "outputs": page.total("photon_engine_outputs_total"),
             "requests": page["photon_requests_answered_total",]
@@ -257,6 +257,63 @@ async def test_all_books_say_the_same(observed: Observed) -> None:
     assert by_lines["cached"], "the run is a mixed one"
     assert by_lines["preemptions"], "the run is a mixed one"
     assert page.total("grpc_server_handled_total") == page.total("grpc_server_started_total")
+
+
+def unaccounted(page: Page) -> dict[str, float]:
+    """Tokens that the engine counted, less those billed and those that are said to be lost."""
+    return {
+        kind: page[f"photon_{kind}_tokens_total",]
+        - page.total(f"photon_unbilled_{kind}_tokens_total")
+        - page[f"photon_request_{kind}_tokens_sum",]
+        for kind in ("prompt", "generation")
+    }
+
+
+async def test_tokens_that_killed_front_ends_take_with_them_are_told(observed: Observed) -> None:
+    service = observed.service
+    (address,) = service.wait_ready()
+    times, before = len(service.ready_lines()), observed.page()
+    assert not any(unaccounted(before).values())
+    request = pb.GenerateRequest(text="def")
+    request.stop.ignore_eos = True
+    async with contextlib.AsyncExitStack() as stack:
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+        stubs = [
+            Stub(await stack.enter_async_context(grpc.aio.insecure_channel(address, options)))
+            for _ in range(NUM_CHANNELS)
+        ]
+        request.stop.max_tokens = 300
+        calls = [stub.StreamGenerate(request) for stub in stubs]
+        for call in calls:
+            await call.read()
+        # Of the last half second: their front end knows, and has told nobody.
+        request.stop.max_tokens = 2
+        request.sampling.num_outputs = 2
+        await asyncio.gather(*[stub.Generate(request) for stub in stubs[:4]])
+        os.kill(service.children()["frontend"], signal.SIGKILL)
+        codes = [await end_of(call) for call in calls]
+    num_lost = codes.count(grpc.StatusCode.UNAVAILABLE)
+    assert num_lost > 0 and codes.count(grpc.StatusCode.OK) == len(calls) - num_lost
+    service.wait_ready(times + 1)
+    with contextlib.suppress(TimeoutError):
+        wait_until(
+            lambda: is_at_rest(page := observed.page()) and not any(unaccounted(page).values()), "they agree", 20.0
+        )
+    page = observed.page()
+    assert not any(unaccounted(page).values())
+    lost = "frontend_lost"
+    for kind in ("prompt", "generation"):
+        key = (f"photon_unbilled_{kind}_tokens_total", lost)
+        assert page[key] >= before[key] + num_lost
+    assert page["photon_requests_lost_total",] == before["photon_requests_lost_total",] + num_lost
+
+
+async def end_of(call: grpc.aio.UnaryStreamCall) -> grpc.StatusCode:
+    """How a stream ends that is read to its end."""
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    return await call.code()
 
 
 def fallen(before: Page, after: Page) -> dict[tuple[str, ...], tuple[float, float]]:
@@ -336,7 +393,7 @@ def test_a_unary_call_that_is_lost_with_the_engine_is_not_billed(observed: Obser
     wait_until(lambda: "lost" in {line["request_id"] for line in observed.lines()}, "it has its line")
     (line,) = [line for line in observed.lines() if line["request_id"] == "lost"]
     assert (line["reason"], line["output_tokens"]) == ("ENGINE_RESTARTING", 0)
-    unbilled = ("photon_unbilled_generation_tokens_total",)
+    unbilled = ("photon_unbilled_generation_tokens_total", "late")
     wait_until(lambda: observed.page()[unbilled] > before[unbilled], "what was computed is told")
 
 
