@@ -70,13 +70,12 @@ def _admin(target: str) -> AdminClient:
 
 
 def _row(suspect: Suspect) -> tuple[str, ...]:
-    left_s = max(suspect.expires_at_s - time.time(), 0.0)
     return (
         suspect.fingerprint,
         "quarantined" if suspect.is_quarantined else "suspect",
         str(suspect.num_crashes),
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(suspect.crashed_at_s)),
-        f"{left_s / 60:.0f} min",
+        f"{suspect.left_s / 60:.0f} min",
         suspect.api_key_name or "-",
         suspect.request_id or "-",
     )

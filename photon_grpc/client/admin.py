@@ -54,14 +54,16 @@ class LoadSample:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A request that an engine died of, or may have died of. Times are Unix seconds."""
+    """A request that an engine died of, or may have died of."""
 
     fingerprint: str
     #: It is refused; else it computes alone once.
     is_quarantined: bool
     num_crashes: int
+    #: Unix seconds.
     crashed_at_s: float
-    expires_at_s: float
+    #: Until it is forgotten.
+    left_s: float
     #: Of its newest attempt while it was a suspect; empty: none came.
     request_id: str
     api_key_name: str
@@ -154,7 +156,7 @@ def _suspect(message: pb.QuarantineEntry) -> Suspect:
         is_quarantined=message.quarantined,
         num_crashes=message.crash_count,
         crashed_at_s=message.crash_time.ToNanoseconds() / 1e9,
-        expires_at_s=message.expire_time.ToNanoseconds() / 1e9,
+        left_s=message.remaining_time.ToNanoseconds() / 1e9,
         request_id=message.request_id,
         api_key_name=message.api_key_name,
     )

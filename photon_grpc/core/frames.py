@@ -123,15 +123,17 @@ class StepFrame(msgspec.Struct, frozen=True, array_like=True, tag=11):
 
 
 class Suspect(msgspec.Struct, frozen=True, array_like=True):
-    """A request that an engine died of, or may have died of. Times are Unix seconds."""
+    """A request that an engine died of, or may have died of."""
 
     #: In hex.
     fingerprint: str
     #: It is refused; else it computes alone once.
     is_quarantined: bool
     num_crashes: int
+    #: Unix seconds.
     crashed_at_s: float
-    expires_at_s: float
+    #: Until it is forgotten.
+    left_s: float
     #: Of its newest attempt while it was a suspect.
     request_id: str = ""
     owner: str = ""

@@ -103,14 +103,14 @@ class Quarantine:
 
     def suspects(self) -> tuple[Suspect, ...]:
         """All that are known, the newest crash first."""
-        since_s = time.time() - time.monotonic()
+        now_s = time.monotonic()
         known = [
             Suspect(
                 own.hex(),
                 record.is_quarantined,
                 record.num_crashes,
                 record.crashed_at_s,
-                record.expires_s + since_s,
+                record.expires_s - now_s,
                 record.request_id,
                 record.owner,
             )

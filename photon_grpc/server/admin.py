@@ -144,12 +144,14 @@ def _load_message(load: Load) -> pb.Load:
 
 
 def _entry_message(suspect: Suspect) -> pb.QuarantineEntry:
+    remaining = Duration()
+    remaining.FromNanoseconds(round(suspect.left_s * 1e9))
     return pb.QuarantineEntry(
         fingerprint=suspect.fingerprint,
         quarantined=suspect.is_quarantined,
         crash_count=suspect.num_crashes,
         crash_time=_timestamp(suspect.crashed_at_s),
-        expire_time=_timestamp(suspect.expires_at_s),
+        remaining_time=remaining,
         request_id=suspect.request_id,
         api_key_name=suspect.owner,
     )

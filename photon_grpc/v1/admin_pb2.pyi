@@ -448,7 +448,7 @@ class QuarantineEntry(_message.Message):
     QUARANTINED_FIELD_NUMBER: _builtins.int
     CRASH_COUNT_FIELD_NUMBER: _builtins.int
     CRASH_TIME_FIELD_NUMBER: _builtins.int
-    EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    REMAINING_TIME_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     API_KEY_NAME_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.str
@@ -466,8 +466,8 @@ class QuarantineEntry(_message.Message):
         """When the last of them was seen."""
 
     @_builtins.property
-    def expire_time(self) -> _timestamp_pb2.Timestamp:
-        """When it is forgotten."""
+    def remaining_time(self) -> _duration_pb2.Duration:
+        """Time until it is forgotten."""
 
     def __init__(
         self,
@@ -476,13 +476,13 @@ class QuarantineEntry(_message.Message):
         quarantined: _builtins.bool = ...,
         crash_count: _builtins.int = ...,
         crash_time: _timestamp_pb2.Timestamp | None = ...,
-        expire_time: _timestamp_pb2.Timestamp | None = ...,
+        remaining_time: _duration_pb2.Duration | None = ...,
         request_id: _builtins.str = ...,
         api_key_name: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["crash_time", b"crash_time", "expire_time", b"expire_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["crash_time", b"crash_time", "remaining_time", b"remaining_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_key_name", b"api_key_name", "crash_count", b"crash_count", "crash_time", b"crash_time", "expire_time", b"expire_time", "fingerprint", b"fingerprint", "quarantined", b"quarantined", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_key_name", b"api_key_name", "crash_count", b"crash_count", "crash_time", b"crash_time", "fingerprint", b"fingerprint", "quarantined", b"quarantined", "remaining_time", b"remaining_time", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

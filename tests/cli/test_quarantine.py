@@ -16,8 +16,8 @@ def test_what_is_in_quarantine_is_a_table(admin: Admin, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == "nothing is in quarantine\n"
     now_s = time.time()
     admin.frontend.suspects = (
-        Suspect("ab" * 16, True, 2, now_s, now_s + 3600.0, "abc", "search"),
-        Suspect("cd" * 16, False, 1, now_s, now_s + 600.0),
+        Suspect("ab" * 16, True, 2, now_s, 3600.0, "abc", "search"),
+        Suspect("cd" * 16, False, 1, now_s, 600.0),
     )
     assert main(["quarantine"]) == 0
     heading, first, second = capsys.readouterr().out.splitlines()

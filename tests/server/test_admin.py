@@ -218,13 +218,13 @@ async def test_aborting_names_requests_or_all(replica: Operated, admin: admin_pb
 
 async def test_the_quarantine_is_listed_and_cleared(replica: Operated, admin: admin_pb2_grpc.AdminServiceStub) -> None:
     replica.frontend.suspects = (
-        Suspect("ab" * 16, True, 2, 1_700_000_000.5, 1_700_003_600.0, "abc", "search"),
-        Suspect("cd" * 16, False, 1, 1_600_000_000.0, 1_600_000_600.0),
+        Suspect("ab" * 16, True, 2, 1_700_000_000.5, 3600.0, "abc", "search"),
+        Suspect("cd" * 16, False, 1, 1_600_000_000.0, 600.0),
     )
     first, second = (await admin.ListQuarantine(pb.ListQuarantineRequest())).entries
     assert (first.fingerprint, first.quarantined, first.crash_count) == ("ab" * 16, True, 2)
     assert (first.request_id, first.api_key_name) == ("abc", "search")
-    assert (first.crash_time.ToMilliseconds(), first.expire_time.seconds) == (1_700_000_000_500, 1_700_003_600)
+    assert (first.crash_time.ToMilliseconds(), first.remaining_time.seconds) == (1_700_000_000_500, 3600)
     assert (second.quarantined, second.request_id, second.api_key_name) == (False, "", "")
 
     async def cleared(**fields: Any) -> list[str]:
@@ -237,7 +237,7 @@ async def test_the_quarantine_is_listed_and_cleared(replica: Operated, admin: ad
 
 
 async def test_a_full_quarantine_fits_one_answer(replica: Operated, admin: admin_pb2_grpc.AdminServiceStub) -> None:
-    one = Suspect("ab" * 16, False, 1 << 31, 1_700_000_000.123456789, 1_700_000_600.123456789, "r" * 128, "k" * 64)
+    one = Suspect("ab" * 16, False, 1 << 31, 1_700_000_000.123456789, 599.123456789, "r" * 128, "k" * 64)
     replica.frontend.suspects = (one,) * 4096
     assert len((await admin.ListQuarantine(pb.ListQuarantineRequest())).entries) == 4096
 

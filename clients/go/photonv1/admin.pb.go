@@ -886,8 +886,8 @@ type QuarantineEntry struct {
 	CrashCount uint32 `protobuf:"varint,3,opt,name=crash_count,json=crashCount,proto3" json:"crash_count,omitempty"`
 	// When the last of them was seen.
 	CrashTime *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=crash_time,json=crashTime,proto3" json:"crash_time,omitempty"`
-	// When it is forgotten.
-	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
+	// Time until it is forgotten.
+	RemainingTime *durationpb.Duration `protobuf:"bytes,5,opt,name=remaining_time,json=remainingTime,proto3" json:"remaining_time,omitempty"`
 	// Id of its newest attempt while it was a suspect; empty: none came.
 	RequestId string `protobuf:"bytes,6,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Name of the API key that sent this attempt; empty without keys.
@@ -954,9 +954,9 @@ func (x *QuarantineEntry) GetCrashTime() *timestamppb.Timestamp {
 	return nil
 }
 
-func (x *QuarantineEntry) GetExpireTime() *timestamppb.Timestamp {
+func (x *QuarantineEntry) GetRemainingTime() *durationpb.Duration {
 	if x != nil {
-		return x.ExpireTime
+		return x.RemainingTime
 	}
 	return nil
 }
@@ -1318,16 +1318,15 @@ const file_photon_grpc_v1_admin_proto_rawDesc = "" +
 	"\ffreed_blocks\x18\x01 \x01(\x04R\vfreedBlocks\"\x17\n" +
 	"\x15ListQuarantineRequest\"S\n" +
 	"\x16ListQuarantineResponse\x129\n" +
-	"\aentries\x18\x01 \x03(\v2\x1f.photon_grpc.v1.QuarantineEntryR\aentries\"\xaf\x02\n" +
+	"\aentries\x18\x01 \x03(\v2\x1f.photon_grpc.v1.QuarantineEntryR\aentries\"\xb4\x02\n" +
 	"\x0fQuarantineEntry\x12 \n" +
 	"\vfingerprint\x18\x01 \x01(\tR\vfingerprint\x12 \n" +
 	"\vquarantined\x18\x02 \x01(\bR\vquarantined\x12\x1f\n" +
 	"\vcrash_count\x18\x03 \x01(\rR\n" +
 	"crashCount\x129\n" +
 	"\n" +
-	"crash_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tcrashTime\x12;\n" +
-	"\vexpire_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"expireTime\x12\x1d\n" +
+	"crash_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tcrashTime\x12@\n" +
+	"\x0eremaining_time\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\rremainingTime\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x06 \x01(\tR\trequestId\x12 \n" +
 	"\fapi_key_name\x18\a \x01(\tR\n" +
@@ -1407,7 +1406,7 @@ var file_photon_grpc_v1_admin_proto_depIdxs = []int32{
 	23, // 6: photon_grpc.v1.DrainRequest.timeout:type_name -> google.protobuf.Duration
 	15, // 7: photon_grpc.v1.ListQuarantineResponse.entries:type_name -> photon_grpc.v1.QuarantineEntry
 	22, // 8: photon_grpc.v1.QuarantineEntry.crash_time:type_name -> google.protobuf.Timestamp
-	22, // 9: photon_grpc.v1.QuarantineEntry.expire_time:type_name -> google.protobuf.Timestamp
+	23, // 9: photon_grpc.v1.QuarantineEntry.remaining_time:type_name -> google.protobuf.Duration
 	0,  // 10: photon_grpc.v1.AdminService.GetServerInfo:input_type -> photon_grpc.v1.GetServerInfoRequest
 	2,  // 11: photon_grpc.v1.AdminService.GetLoad:input_type -> photon_grpc.v1.GetLoadRequest
 	4,  // 12: photon_grpc.v1.AdminService.WatchLoad:input_type -> photon_grpc.v1.WatchLoadRequest
