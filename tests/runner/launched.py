@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,10 +11,15 @@ from photon_grpc.runner.model_runner import ModelRunner
 from photon_grpc.runner.step import Step
 
 
-def step_of(runner: ModelRunner) -> Step:
-    """What it launches, whatever shares out the threads."""
+def launch_of(runner: ModelRunner) -> Any:
+    """How it launches, whatever shares out the threads: an EagerLaunch or a GraphLaunch."""
     launch = runner._launch_body
-    return getattr(launch, "_launch", launch)._step  # type: ignore[no-any-return]
+    return getattr(launch, "_launch", launch)
+
+
+def step_of(runner: ModelRunner) -> Step:
+    """What it launches."""
+    return launch_of(runner)._step  # type: ignore[no-any-return]
 
 
 def poison_first_row(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,28 @@
+"""The engine process, in which a kernel reads out of bounds before the step that takes in the ids of ASSERT_BY: its
+assert is heard when the step is read, and the device is lost to this process."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+
+from photon_grpc.core.batch import Batch
+from photon_grpc.core.ports import Pending
+from photon_grpc.runner.model_runner import ModelRunner
+from photon_grpc.service import engine
+
+_POISON = tuple(map(int, os.environ["ASSERT_BY"].split()))
+_submit = ModelRunner.submit
+
+
+def submit_behind_an_assert(runner: ModelRunner, batch: Batch) -> Pending:
+    if any(admission.ids[: admission.num_prompt] == _POISON for admission in batch.admissions):
+        device = runner._table.device
+        torch.zeros(4, device=device)[torch.tensor([1 << 20], device=device)]
+    return _submit(runner, batch)
+
+
+ModelRunner.submit = submit_behind_an_assert  # type: ignore[method-assign]
+sys.exit(engine.main(sys.argv))
