@@ -15,6 +15,7 @@ import click
 import torch
 
 from benchmarks import workloads
+from benchmarks.service import write_tokenizer
 from photon_grpc.bridge.heartbeat import NoHeartbeat
 from photon_grpc.cli import serve
 from photon_grpc.compose.assemble import Assembled, assemble
@@ -34,15 +35,18 @@ def config_of(flags: Sequence[str]) -> ServeConfig:
 
 
 @contextlib.contextmanager
-def loaded(shape: str, flags: Sequence[str] = (), max_len: int = 0) -> Iterator[Work]:
+def loaded(shape: str, flags: Sequence[str] = (), max_len: int = 0, *, has_tokenizer: bool = False) -> Iterator[Work]:
     """The shape with random weights ("demo": the embedded model), ready to compute; says what it is. Frees the device's
     memory at the end.
 
     max_len: positions that the shape is made for, where they are more than those of the named workloads.
+    has_tokenizer: of random words, for grammars.
     """
     with tempfile.TemporaryDirectory() as directory:
         model = [] if shape == "demo" else ["--model", str(workloads.write_model_dir(shape, Path(directory), max_len))]
         model += ["--load-format", "dummy"] if model else []
+        if model and has_tokenizer:
+            write_tokenizer(Path(directory))
         start_s = time.perf_counter()
         assembled = assemble(config_of([*model, *flags]), lambda stage, done, total: None)
     facts = assembled.facts
@@ -71,6 +75,7 @@ class Work:
     def __init__(self, assembled: Assembled) -> None:
         self._frames: list[tuple[int, Down]] = []
         self.runner = assembled.runner
+        self.vocabulary = assembled.vocabulary
         self._engine = assembled.engine(self, self, NoHeartbeat())
         self._handles = 0
         self.facts = assembled.facts

@@ -8,8 +8,8 @@ together; 128 ids in, 128 tokens out, text and greedy, EOS ignored; the median o
 run shares a prompt with another. The others are defined in benchmarks/traffic.py and run once, after a run at a quarter
 of their size. TTFT: send to the first message with a token; gap: between messages; TPOT: first message to last, over
 the tokens after the first. The front end's µs are those of its process, for a service of this machine. With
---multiplex a client process has one stream for all its requests. Random weights and a tokenizer of random words. With
---target a service that already runs is loaded instead.
+--multiplex a client process has one stream for all its requests, with --logprobs every request asks for scores. Random
+weights and a tokenizer of random words. With --target a service that already runs is loaded instead.
 """
 
 from __future__ import annotations
@@ -34,9 +34,12 @@ _REQUEST_TIMEOUT_S = 300.0
 class Clients:
     """Sends loads to one service, and takes nothing but complete answers."""
 
-    def __init__(self, target: str, num_processes: int, *, multiplex: bool = False) -> None:
+    def __init__(
+        self, target: str, num_processes: int, *, multiplex: bool = False, logprobs: int | None = None
+    ) -> None:
         self.target = target
         self._multiplex = multiplex
+        self._logprobs = logprobs
         self._num_processes = num_processes
         self._vocab_size = vocab_size(target)
         self._runs = 0
@@ -54,6 +57,7 @@ class Clients:
             salt=f"benchmark-{time.time_ns()}",
             timeout_s=_REQUEST_TIMEOUT_S,
             multiplex=self._multiplex,
+            logprobs=self._logprobs,
         )
         answers = asyncio.run(run_load(load, self._num_processes))
         summary = summarize(answers)
@@ -146,7 +150,7 @@ def sessions_of_agents(answers: Sequence[RequestResult]) -> str:
 
 
 def measure(target: str, args: argparse.Namespace) -> None:
-    clients = Clients(target, args.clients, multiplex=args.multiplex)
+    clients = Clients(target, args.clients, multiplex=args.multiplex, logprobs=args.logprobs)
     if "closed" in args.work:
         closed(clients, args.concurrency, has_peer=args.shape == "1b" and not args.target)
     names = [name for name in args.work if name in traffic.TRAFFIC]
@@ -164,6 +168,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--clients", type=int, default=8, help="client processes, at most one a stream")
     parser.add_argument("--multiplex", action="store_true", help="one stream a client process, for all its requests")
+    parser.add_argument("--logprobs", type=int, metavar="N", help="ask for scores, and those of the N best")
     parser.add_argument("--target", metavar="ADDR", help="a service that already runs")
     parser.add_argument("flags", nargs="*", help="flags of serve, after --")
     add_save_flag(parser)
@@ -177,6 +182,7 @@ def main() -> int:
     with saved(args.save):
         scale = "" if args.scale == 1 else f", scale {args.scale:g}"
         streams = ", one stream each" if args.multiplex else ""
+        streams += "" if args.logprobs is None else f", logprobs {args.logprobs}"
         flags = " ".join(args.flags) or "none"
         print(f"{args.shape}, {args.clients} client processes{streams}{scale}; flags: {flags}", flush=True)
         if args.target:

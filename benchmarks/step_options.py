@@ -4,14 +4,18 @@ or wire.
     python -m benchmarks.step_options [--shape 1b] [--rows 1 8 64 256] [--steps 48] [--rounds 5] [-- FLAGS OF serve]
 
 All rows ask for the same. The variants take turns in every round, and the median of the rounds is told. Steps overlap
-as the engine lets them: one is launched before the one before it is read, and reading unpacks nothing.
+as the engine lets them: one is launched before the one before it is read, and reading unpacks nothing. A step with
+masks counts what the engine does for them: matchers move on, masks are filled while the device computes, and are
+copied. An output that completes its schema begins it again. Everything: filters, penalties, biases, scores, masks.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
+from typing import NamedTuple
 
 import torch
 from msgspec import structs
@@ -19,45 +23,147 @@ from msgspec import structs
 from benchmarks import workloads
 from benchmarks.engine import Work, loaded
 from benchmarks.saved import add_save_flag, saved
-from photon_grpc.core.batch import Admission, Batch
-from photon_grpc.core.request import SamplingParams
+from photon_grpc.compose.threads import available_cores
+from photon_grpc.core.batch import Admission, Batch, StepOutput
+from photon_grpc.core.ports import Pending
+from photon_grpc.core.request import Request, SamplingParams, StopParams
 from photon_grpc.core.scores import NO_SCORES, RECORD, ScoreParams
+from photon_grpc.core.sequence import Sequence
+from photon_grpc.engine.grammar import ConstrainedOutputs
+from photon_grpc.engine.guidance import GuidanceGrammars
+from photon_grpc.frontend.ask import ConstraintAsk
+from photon_grpc.frontend.constraint import write_grammar
 
 GREEDY, DRAWN, TOP_P = SamplingParams(0.0), SamplingParams(0.8, seed=1), SamplingParams(0.8, top_p=0.95, seed=1)
 # Logits of dummy weights are normal with deviation 0.9 (0.02 · √hidden_size). Over 0.8 such rows are nearly flat; over
 # 0.3 they are as wide as a trained model's.
 WIDE = SamplingParams(0.3, top_p=0.95, seed=1)
+#: 16 biases; repetition, presence and frequency penalties.
+SHAPED = {
+    "repetition_penalty": 1.1,
+    "presence_penalty": 0.1,
+    "frequency_penalty": 0.1,
+    "logit_bias": tuple((7 * at, 0.5) for at in range(16)),
+}
+_TEXT, _DATE = {"type": "string", "maxLength": 40}, {"type": "string", "format": "date"}
+_ITEM = {
+    "type": "object",
+    "properties": {"sku": {"type": "string", "pattern": "^[A-Z]{3}-[0-9]{4}$"}, "count": {"type": "integer"}},
+    "required": ["sku", "count"],
+}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "integer"},
+        "customer": _TEXT,
+        "status": {"enum": ["open", "paid", "shipped", "returned"]},
+        "ordered": _DATE,
+        "items": {"type": "array", "items": _ITEM, "minItems": 1},
+        "total": {"type": "number"},
+        "notes": {"type": "array", "items": _TEXT},
+        "address": {"type": "object", "properties": {"street": _TEXT, "city": _TEXT, "zip": _TEXT}},
+        "gift": {"type": "boolean"},
+    },
+    "required": ["id", "customer", "status", "items", "total"],
+}
+
+
+class Variant(NamedTuple):
+    """Asked for by every row."""
+
+    sampling: SamplingParams
+    scores: ScoreParams = NO_SCORES
+    has_schema: bool = False
+
+
 VARIANTS = {
-    "greedy": (GREEDY, NO_SCORES),
-    "greedy, logprobs 0": (GREEDY, ScoreParams(logprobs=0)),
-    "greedy, logprobs 5": (GREEDY, ScoreParams(logprobs=5)),
-    "greedy, logprobs 20": (GREEDY, ScoreParams(logprobs=20)),
-    "temperature": (DRAWN, NO_SCORES),
-    "temperature, logprobs 5": (DRAWN, ScoreParams(logprobs=5)),
-    "temperature, top_p of flat rows": (TOP_P, NO_SCORES),
-    "temperature, top_p of wide rows": (WIDE, NO_SCORES),
-    "temperature, top_k 50 and top_p of wide rows": (structs.replace(WIDE, top_k=50), NO_SCORES),
-    "top_p": (TOP_P, NO_SCORES),
-    "top_p, logprobs 5": (TOP_P, ScoreParams(logprobs=5)),
+    "greedy": Variant(GREEDY),
+    "greedy, logprobs 0": Variant(GREEDY, ScoreParams(logprobs=0)),
+    "greedy, logprobs 5": Variant(GREEDY, ScoreParams(logprobs=5)),
+    "greedy, logprobs 20": Variant(GREEDY, ScoreParams(logprobs=20)),
+    "greedy, penalties and biases": Variant(structs.replace(GREEDY, **SHAPED)),
+    "greedy, masks of a schema": Variant(GREEDY, has_schema=True),
+    "temperature": Variant(DRAWN),
+    "temperature, logprobs 5": Variant(DRAWN, ScoreParams(logprobs=5)),
+    "temperature, penalties and biases": Variant(structs.replace(DRAWN, **SHAPED)),
+    "temperature, masks of a schema": Variant(DRAWN, has_schema=True),
+    "temperature, top_p of flat rows": Variant(TOP_P),
+    "temperature, top_p of wide rows": Variant(WIDE),
+    "temperature, top_k 50 and top_p of wide rows": Variant(structs.replace(WIDE, top_k=50)),
+    "temperature, everything": Variant(
+        structs.replace(DRAWN, top_k=50, top_p=0.95, min_p=0.01, **SHAPED), ScoreParams(logprobs=5), has_schema=True
+    ),
+    "top_p": Variant(TOP_P),
+    "top_p, logprobs 5": Variant(TOP_P, ScoreParams(logprobs=5)),
 }
 PROMPT_TOKENS = 128
 
 
-def step_ms(work: Work, num_rows: int, num_steps: int, sampling: SamplingParams, scores: ScoreParams) -> float:
+class NoMasks:
+    """Of rows that may draw every id."""
+
+    masked: tuple[int, ...] = ()
+
+    def give(self, batch: Batch, pending: Pending) -> None:
+        """Nothing waits for masks."""
+
+    def read(self, pending: Pending) -> StepOutput:
+        return pending.result()
+
+
+class SchemaMasks:
+    """Of rows that all write the schema, as the engine makes them. Compiles it."""
+
+    def __init__(self, work: Work, num_rows: int) -> None:
+        if work.vocabulary is None:
+            raise SystemExit("the model has no tokenizer that grammars know")
+        self.masked = tuple(range(num_rows))
+        grammars = GuidanceGrammars(work.vocabulary, work.wake, num_threads=max(1, available_cores() - 1))
+        self._outputs = ConstrainedOutputs(grammars, work.facts.vocab_size)
+        constraint = write_grammar(ConstraintAsk("json_schema", json.dumps(SCHEMA)))
+        request = Request("schema", (1,), GREEDY, StopParams(1 << 20), 0.0, constraint=constraint)
+        self._seqs = [Sequence(request, row, 0, 0, (0.0, row)) for row in self.masked]
+        for seq in self._seqs:
+            self._begin(seq)
+
+    def _begin(self, seq: Sequence) -> None:
+        while self._outputs.begin([seq]) is not None:
+            time.sleep(0.001)
+
+    def give(self, batch: Batch, pending: Pending) -> None:
+        masks, failures = self._outputs.masks(batch, self._seqs, pending.drafts())
+        if failures:
+            raise SystemExit(f"a matcher failed: {next(iter(failures.values()))}")
+        pending.sample(masks)
+
+    def read(self, pending: Pending) -> StepOutput:
+        output = pending.result()
+        for seq, token in zip(self._seqs, output.ids, strict=True):
+            if self._outputs.advance(seq, token):
+                self._begin(seq)
+        return output
+
+
+def step_ms(work: Work, num_rows: int, num_steps: int, variant: Variant) -> float:
     """Of decode steps behind prompts that `prefill` has computed."""
     runner, slots, ones = work.runner, tuple(range(1, num_rows + 1)), (1,) * num_rows
+    sampling, scores, has_schema = variant
+    masks = SchemaMasks(work, num_rows) if has_schema else NoMasks()
     admissions = [row(work, slot, num_steps, PROMPT_TOKENS - 1) for slot in slots]
     asking = tuple(structs.replace(admission, sampling=sampling, scores=scores) for admission in admissions)
-    runner.submit(Batch(0, slots, ones, ones, left=slots, admissions=asking)).result()
-    # The first replay of a shape and level is not measured.
-    pending = runner.submit(Batch(1, slots, ones, ones))
+    first = Batch(0, slots, ones, ones, left=slots, admissions=asking, masked=masks.masked)
+    pending = runner.submit(first)
+    masks.give(first, pending)
     start_s = 0.0
-    for step in range(2, num_steps + 2):
-        following = runner.submit(Batch(step, slots, ones, ones))
-        pending.result()
-        start_s = start_s or time.perf_counter()
+    # The first replay of a shape and level is not measured.
+    for step in range(1, num_steps + 2):
+        batch = Batch(step, slots, ones, ones, masked=masks.masked)
+        following = runner.submit(batch)
+        masks.read(pending)
+        start_s = time.perf_counter() if step == 2 else start_s
+        masks.give(batch, following)
         pending = following
-    output = pending.result()
+    output = masks.read(pending)
     elapsed_s = time.perf_counter() - start_s
     expected = dict.fromkeys(range(num_rows), scores.records * RECORD.size) if scores.records else {}
     if output.faults or {row: len(records) for row, records in output.scores.items()} != expected:
@@ -83,13 +189,13 @@ def row(work: Work, slot: int, num_steps: int, num_computed: int) -> Admission:
 
 def table(args: argparse.Namespace) -> None:
     flags = ["--max-num-seqs", str(max(args.rows)), *args.flags]
-    with loaded(args.shape, flags) as work, torch.inference_mode():
+    with loaded(args.shape, flags, has_tokenizer=True) as work, torch.inference_mode():
         print(f"\n| ms a step | {' | '.join(map(str, args.rows))} |\n|---|{'--:|' * len(args.rows)}")
         medians: dict[str, dict[int, float]] = {name: {} for name in VARIANTS}
         for rows in args.rows:
             prefill(work, rows, args.steps)
             turns = [
-                [step_ms(work, rows, args.steps, *variant) for variant in VARIANTS.values()]
+                [step_ms(work, rows, args.steps, variant) for variant in VARIANTS.values()]
                 for _ in range(args.rounds + 1)
             ]
             for number, name in enumerate(VARIANTS):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from benchmarks import long_context, overhead
+from benchmarks import long_context, overhead, step_options
 from benchmarks.engine import loaded
 
 
@@ -30,3 +31,10 @@ def test_steps_of_a_long_context_are_those_that_brought_every_row_a_token(monkey
 def test_a_step_of_the_engine_alone_takes_time() -> None:
     for depth in (0, 1):
         assert min(overhead.measure(num_seqs=2, num_steps=5, depth=depth)) > 0
+
+
+@pytest.mark.parametrize("name", ["greedy", "greedy, penalties and biases", "temperature, everything"])
+def test_steps_of_every_option_take_time(name: str) -> None:
+    with loaded("demo", ["--device", "cpu", "--num-blocks", "64"], has_tokenizer=True) as work, torch.inference_mode():
+        step_options.prefill(work, num_rows=2, num_steps=3)
+        assert step_options.step_ms(work, 2, 3, step_options.VARIANTS[name]) > 0

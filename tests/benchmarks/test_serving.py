@@ -28,7 +28,7 @@ def test_the_service_answers_closed_loops_and_agents(
         sessions = traffic.agent(1, 1.0, 0.06)
         answers = clients.send(sessions)
         serve.others(clients, ["sequence"], 0.03)
-        args = serve.arguments(["--shape", "demo", "--target", target, "--concurrency", "1"])
+        args = serve.arguments(["--shape", "demo", "--target", target, "--concurrency", "1", "--logprobs", "5"])
         serve.measure(target, args)
     for answer in answers:
         # 64 new ids, and of every earlier turn 64 asked and 64 answered, of which the cache holds all whole blocks of
