@@ -7,7 +7,6 @@ for as long as it takes to fill up again; meanwhile nothing new of its owner beg
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,6 +15,8 @@ from photon_grpc.errors import QuotaExceeded
 
 _RETRY_AFTER_S = 1.0
 _MINUTE_S = 60.0
+#: So many owners are remembered at least.
+_LEAST_OWNERS = 64
 
 
 @dataclass(slots=True)
@@ -37,18 +38,28 @@ class Quotas:
         """`limits_of` an owner may change at any time; None: no limits."""
         self._limits_of = limits_of
         self._clock = clock
-        self._uses: dict[str, _Use] = defaultdict(_Use)
+        #: Of owners whose requests run or whose bucket is not full, and of some others.
+        self._uses: dict[str, _Use] = {}
+        self._max_uses = _LEAST_OWNERS
+
+    def __contains__(self, owner: str) -> bool:
+        """False for one that is as a new one would be."""
+        return owner in self._uses
+
+    def __len__(self) -> int:
+        return len(self._uses)
 
     def limits(self, owner: str) -> OwnerLimits | None:
         return self._limits_of(owner)
 
     def num_running(self, owner: str) -> int:
-        return self._uses[owner].num_running
+        use = self._uses.get(owner)
+        return use.num_running if use else 0
 
     def check_running(self, owner: str, deadline_s: float | None) -> None:
         """Raise QuotaExceeded where one more request of `owner`, to be answered by `deadline_s`, may not run."""
         limits = self._limits_of(owner)
-        running = self._uses[owner].num_running
+        running = self.num_running(owner)
         if limits is not None and limits.max_concurrent is not None and running >= limits.max_concurrent:
             message = f"{running} requests of this API key are running; {limits.max_concurrent} may"
             raise self._exceeded(message, _RETRY_AFTER_S, deadline_s, running + 1, limits.max_concurrent)
@@ -58,7 +69,7 @@ class Quotas:
         rate = self._rate(owner)
         if rate is None:
             return
-        level = self._level(owner, rate)
+        level = self._level(self._uses.get(owner) or _Use(), rate)
         if num_tokens > rate:
             message = f"the prompt has {num_tokens} tokens; this API key may use {rate} per minute"
             raise self._exceeded(message, None, deadline_s, num_tokens, rate)
@@ -70,21 +81,38 @@ class Quotas:
     def take(self, owner: str, num_tokens: int) -> None:
         rate = self._rate(owner)
         if rate is not None:
-            self._uses[owner].level = self._level(owner, rate) - num_tokens
+            use = self._use(owner)
+            use.level = self._level(use, rate) - num_tokens
 
     def enter(self, owner: str) -> None:
         """One more runs."""
-        self._uses[owner].num_running += 1
+        self._use(owner).num_running += 1
 
     def leave(self, owner: str) -> None:
-        self._uses[owner].num_running -= 1
+        self._use(owner).num_running -= 1
 
     def _rate(self, owner: str) -> int | None:
         limits = self._limits_of(owner)
         return None if limits is None else limits.tokens_per_minute
 
-    def _level(self, owner: str, rate: int) -> float:
-        use, now_s = self._uses[owner], self._clock()
+    def _use(self, owner: str) -> _Use:
+        use = self._uses.get(owner)
+        if use is None:
+            self._forget_unused()
+            use = self._uses[owner] = _Use()
+        return use
+
+    def _forget_unused(self) -> None:
+        if len(self._uses) >= self._max_uses:
+            self._uses = {owner: use for owner, use in self._uses.items() if not self._is_unused(owner, use)}
+            self._max_uses = max(2 * len(self._uses), _LEAST_OWNERS)
+
+    def _is_unused(self, owner: str, use: _Use) -> bool:
+        rate = self._rate(owner)
+        return not use.num_running and (rate is None or self._level(use, rate) >= rate)
+
+    def _level(self, use: _Use, rate: int) -> float:
+        now_s = self._clock()
         level = rate if use.level is None else use.level + (now_s - use.filled_s) * rate / _MINUTE_S
         use.level, use.filled_s = min(level, float(rate)), now_s
         return use.level

@@ -9,6 +9,9 @@ from photon_grpc.core.quotas import Quotas
 from photon_grpc.core.request import OwnerLimits, Request
 from photon_grpc.core.sequence import Sequence
 
+#: Owners whose limits are remembered beyond twice those that use something.
+_SPARE_OWNERS = 64
+
 
 class NoQuotas:
     """One front end counts for itself, or there are no owners."""
@@ -31,9 +34,12 @@ class SharedQuotas(NoQuotas):
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits: dict[str, OwnerLimits] = {}
-        self._quotas = Quotas(self._limits.get, clock)
+        # Its limits are forgotten once its use is.
+        self._quotas = Quotas(lambda owner: self._limits.get(owner), clock)
 
     def check(self, request: Request) -> None:
+        if len(self._limits) > 2 * len(self._quotas) + _SPARE_OWNERS:
+            self._limits = {owner: limits for owner, limits in self._limits.items() if owner in self._quotas}
         self._limits[request.owner] = request.limits
         self._quotas.check_running(request.owner, request.deadline_s)
         self._quotas.check_tokens(request.owner, request.num_given, request.deadline_s)

@@ -8,6 +8,7 @@ import pytest
 
 from photon_grpc.core.frames import Abort, Add, StepFrame
 from photon_grpc.core.request import OwnerLimits, Request, SamplingParams, StopParams
+from photon_grpc.core.sequence import Sequence
 from photon_grpc.engine.quotas import SharedQuotas
 from tests.engine.harness import Harness, Setting
 
@@ -161,6 +162,20 @@ def test_requests_in_flight_are_counted_over_front_ends() -> None:
     service.h.post.put(Abort((1,)), 1)
     service.h.engine.step()
     assert service.ask(0) == "" and service.ask(1) == "QUOTA_EXCEEDED"
+
+
+def test_limits_of_owners_are_not_kept_for_ever() -> None:
+    now_s = 1000.0
+    quotas = SharedQuotas(clock=lambda: now_s)
+    for number in range(1000):
+        request = Request(
+            "r", (1, 2), SamplingParams(), StopParams(4), 0.0, owner=str(number), limits=OwnerLimits(2, 600)
+        )
+        quotas.check(request)
+        quotas.admitted(request)
+        quotas.ended(Sequence(request, 1, 0, 0, (0.0, 0)), is_last=True)
+        now_s += 1.0
+        assert len(quotas._limits) <= 200
 
 
 def test_tokens_of_all_front_ends_come_out_of_one_bucket() -> None:

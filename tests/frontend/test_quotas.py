@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from photon_grpc.core.quotas import Quotas
 from photon_grpc.core.request import FinishReason, OwnerLimits
@@ -35,6 +37,44 @@ def pair(tenants: Tenants) -> Iterator[tuple[Frontend, FakeLink]]:
 
 def prompt(num_tokens: int) -> tuple[int, ...]:
     return tuple(range(10, 10 + num_tokens))
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 70), st.sampled_from(["enter", "leave", "take"]))))
+def test_owners_that_are_forgotten_are_refused_as_if_they_were_remembered(turns: list[tuple[int, int, str]]) -> None:
+    def history(forgets: bool) -> list[str]:
+        now_s, told = 1000.0, []
+        quotas = Quotas({str(number): OwnerLimits(2, 60 + number) for number in range(5)}.get, clock=lambda: now_s)
+        for number, amount, what in turns:
+            now_s += amount
+            owner, quotas._max_uses = str(number), 0 if forgets else 1000
+            if what == "leave" and quotas.num_running(owner):
+                quotas.leave(owner)
+            elif what != "leave":
+                try:
+                    quotas.check_running(owner, None)
+                    quotas.check_tokens(owner, amount, None)
+                    quotas.take(owner, amount + 20)
+                    if what == "enter":
+                        quotas.enter(owner)
+                except QuotaExceeded as error:
+                    told.append(f"{error} {error.retry_after_s}")
+        return told
+
+    assert history(forgets=True) == history(forgets=False)
+
+
+def test_names_of_owners_are_not_kept_for_ever(tenants: Tenants) -> None:
+    quotas = Quotas(lambda owner: OwnerLimits(2, 600), clock=lambda: tenants.now_s)
+    quotas.enter("runs")
+    for number in range(1000):
+        quotas.check_running(str(number), None)
+        quotas.check_tokens(str(number), 10, None)
+        quotas.enter(str(number))
+        quotas.take(str(number), 10)
+        quotas.leave(str(number))
+        tenants.now_s += 1.0
+        assert len(quotas) <= 64
+    assert quotas.num_running("runs") == 1 and "0" not in quotas
 
 
 async def test_requests_in_flight_are_counted_per_owner(pair: tuple[Frontend, FakeLink]) -> None:
@@ -96,7 +136,7 @@ async def test_one_that_is_cancelled_pays_for_what_it_got(pair: tuple[Frontend, 
     stream = await front.stream(ask(prompt(10), owner="slow"))
     link.step(*[(1, 7)] * 20)
     stream.close()
-    assert tenants.quotas._level("slow", 60) == 30
+    assert tenants.quotas._level(tenants.quotas._use("slow"), 60) == 30
 
 
 async def test_a_prompt_beyond_a_minutes_worth_never_succeeds(pair: tuple[Frontend, FakeLink]) -> None:
@@ -140,13 +180,13 @@ async def test_an_output_that_is_over_before_it_is_sent_costs_nothing(
     for _ in range(3):
         assert [update async for update in await front.stream(over)]
     assert not link.adds
-    assert tenants.quotas._level("a", 600) == 600
+    assert tenants.quotas._level(tenants.quotas._use("a"), 600) == 600
 
 
 async def test_ids_and_text_count_the_same(pair: tuple[Frontend, FakeLink], tenants: Tenants) -> None:
     front, link = pair
     tenants.keys["a"] = OwnerLimits(None, 600)
     (await front.stream(ask("Hello", owner="a"))).close()
-    left = tenants.quotas._level("a", 600)
+    left = tenants.quotas._level(tenants.quotas._use("a"), 600)
     (await front.stream(ask(link.adds[0].request.prompt_ids, owner="a"))).close()
-    assert 600 - left == left - tenants.quotas._level("a", 600) > 0
+    assert 600 - left == left - tenants.quotas._level(tenants.quotas._use("a"), 600) > 0

@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from photon_grpc.core.request import OwnerLimits
+from photon_grpc.engine.scheduler import fair_queue
 from tests.engine.harness import Harness, Setting
 
 #: Of one request.
@@ -172,3 +174,58 @@ def test_a_weight_that_changes_holds_from_the_next_request_on() -> None:
         books.step()
     gained = {owner: books.served[owner] - before[owner] for owner in before}
     assert 2.5 <= gained["other"] / gained["one"] <= 3.5
+
+
+@dataclass
+class Come:
+    """A request, once so many steps were taken since the one before."""
+
+    num_steps: int
+    owner: int
+    num_prompt: int
+    num_tokens: int
+
+
+comings = st.lists(
+    st.builds(Come, st.integers(0, 12), st.integers(0, 5), st.integers(1, MAX_PROMPT), st.integers(1, MAX_TOKENS)),
+    max_size=40,
+)
+
+
+@given(settings_of, comings, st.lists(st.sampled_from([1, 2, 4]), min_size=6, max_size=6))
+@settings(max_examples=40)
+def test_owners_that_are_forgotten_are_served_as_if_they_were_remembered(
+    setting: Setting, comings: list[Come], weights: list[int]
+) -> None:
+    def history(max_owners: int) -> list[tuple[list[int], tuple[int, ...]]]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fair_queue, "_LEAST_OWNERS", max_owners)
+            h = Harness(setting)
+            books = Books(h)
+            for come in comings:
+                for _ in range(come.num_steps):
+                    if h.scheduler.live.has_work() or h.post.inbox:
+                        h.step()
+                # As its sweep does, but before every request.
+                if max_owners == 1:
+                    h.scheduler.live.waiting._max_owners = 1  # type: ignore[attr-defined]
+                books.add(str(come.owner), weights[come.owner], come.num_prompt, come.num_tokens, arrival_s=1.0)
+            h.run()
+            return [([each.sampling.seed for each in batch.admissions], batch.counts) for batch in h.runner.batches]
+
+    assert history(max_owners=1) == history(max_owners=1000)
+
+
+def test_names_of_owners_are_not_kept_for_ever() -> None:
+    h = Harness(Setting(max_num_seqs=4, fair=True))
+    books = Books(h)
+    for _ in range(40):
+        books.add("busy", 1, 8, 8)
+    for number in range(1000):
+        books.add(f"key {number}", 1, 2, 1)
+        h.step()
+        if number % 20 == 0:
+            books.add("busy", 1, 8, 8)
+    assert len(h.scheduler.live.waiting._owners) <= 2 * fair_queue._LEAST_OWNERS  # type: ignore[attr-defined]
+    h.run()
+    assert all(outcome.finished for outcome in h.outcomes.values())

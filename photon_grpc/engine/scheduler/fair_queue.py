@@ -11,6 +11,9 @@ from __future__ import annotations
 from photon_grpc.core.sequence import Rank, Sequence
 from photon_grpc.engine.scheduler.queue import RankedQueue
 
+#: So many owners are remembered at least.
+_LEAST_OWNERS = 64
+
 
 class _Owner:
     """One owner's waiting sequences, and its virtual time: tokens by weight."""
@@ -60,8 +63,9 @@ class FairQueue:
     def __init__(self) -> None:
         self.num_tokens = 0
         self._num_waiting = 0
-        #: Those that ever had a sequence: as many as names of keys.
+        #: Those that have a sequence, or have had more than the service has come to, and some others.
         self._owners: dict[str, _Owner] = {}
+        self._max_owners = _LEAST_OWNERS
         #: Those that have one waiting.
         self._waiting: dict[str, _Owner] = {}
         #: Of the owner served last, when it was: the service's. At rest, that of the owner with most.
@@ -72,7 +76,7 @@ class FairQueue:
         return self._num_waiting
 
     def push(self, seq: Sequence) -> None:
-        owner = self._owners.setdefault(seq.request.owner, _Owner())
+        owner = self._owners.get(seq.request.owner) or self._new_owner(seq.request.owner)
         self._num_charged -= owner.settle(seq)
         owner.weigh(seq.request.limits.weight)
         if not len(owner.waiting):
@@ -116,7 +120,18 @@ class FairQueue:
         self._num_charged -= 1
         if not self._num_charged and not self._waiting:
             # Nobody is owed anything by a service at rest: what one did alone is not paid for when others come.
-            self._virtual_time = max(each.served for each in self._owners.values())
+            self._virtual_time = max(self._virtual_time, *[each.served for each in self._owners.values()])
+
+    def _new_owner(self, name: str) -> _Owner:
+        """Forget those that would begin where the service is if they came back, as new ones do."""
+        if len(self._owners) >= self._max_owners:
+            self._owners = {name: each for name, each in self._owners.items() if not self._is_forgettable(each)}
+            self._max_owners = max(2 * len(self._owners), _LEAST_OWNERS)
+        self._owners[name] = owner = _Owner()
+        return owner
+
+    def _is_forgettable(self, owner: _Owner) -> bool:
+        return not (len(owner.waiting) or owner.charged) and owner.served <= self._virtual_time
 
     def longest(self) -> int:
         return max((len(owner.waiting) for owner in self._waiting.values()), default=0)
