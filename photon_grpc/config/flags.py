@@ -213,6 +213,20 @@ class ServerConfig:
         metavar="BYTES",
         bounds=NumberRange(at_least=1024, at_most=2_147_483_647),
     )
+    max_connection_age: float | None = flag(
+        None,
+        "Seconds after which a connection takes no new calls, give or take a tenth, so that clients connect anew and a "
+        "balancer of connections spreads them. Unset: connections stay.",
+        metavar="SECONDS",
+        bounds=NumberRange(at_least=0.1, at_most=86_400),
+    )
+    max_connection_age_grace: float | None = flag(
+        None,
+        "Seconds that the running calls of such a connection have left; no less than the longest generation. Unset: "
+        "they run to their end.",
+        metavar="SECONDS",
+        bounds=NumberRange(at_least=0.1, at_most=86_400),
+    )
     api_keys_file: str = flag(
         "",
         "TOML file of the API keys that may call (photon-grpc keys new); read again when it changes. Unset: all may.",

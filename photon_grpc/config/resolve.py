@@ -86,6 +86,7 @@ def check(config: ServeConfig, origins: Mapping[str, str]) -> None:
     _check_replica_id(config.server.replica_id, origins["replica_id"])
     _check_collector(config.server.otlp_endpoint)
     _check_tls(config.server)
+    _check_connection_age(config.server)
     _check_admin(config.server, origins["admin_listen"])
     _check_metrics(config.server.metrics_listen, origins["metrics_listen"])
     try:
@@ -175,6 +176,12 @@ def _check_admin(server: ServerConfig, source: str) -> None:
     if not server.admin_listen.startswith("unix:") and not server.api_keys_file:
         problem = "without API keys anyone could end the service; add --api-keys-file, or use unix:PATH"
         raise ConfigError(f"{source} {server.admin_listen}: {problem}", field="--admin-listen")
+
+
+def _check_connection_age(server: ServerConfig) -> None:
+    if server.max_connection_age_grace is not None and server.max_connection_age is None:
+        flag = "--max-connection-age-grace"
+        raise ConfigError(f"{flag}: connections have no end to be followed by it; set --max-connection-age", field=flag)
 
 
 def _check_metrics(address: str, source: str) -> None:

@@ -97,7 +97,7 @@ class Server:
         return num_left
 
     def _build(self, reuse_port: bool) -> grpc.aio.Server:
-        options = transport_options(self._config.max_message_size, reuse_port)
+        options = (*transport_options(self._config.max_message_size, reuse_port), *age_options(self._config))
         server = grpc.aio.server(interceptors=self._interceptors, options=options)
         inference = InferenceService(self._frontend, self._writer)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server)
@@ -111,6 +111,15 @@ class Server:
         return tuple(
             addresses.bind(server, address, reuse_port=reuse_port, credentials=credentials) for address in wanted
         )
+
+
+def age_options(config: ServerConfig) -> tuple[tuple[str, int], ...]:
+    """Without an age, gRPC lets connections stay; without a grace, it lets their calls run to their end."""
+    ages = (
+        ("grpc.max_connection_age_ms", config.max_connection_age),
+        ("grpc.max_connection_age_grace_ms", config.max_connection_age_grace),
+    )
+    return tuple((name, round(age_s * 1000)) for name, age_s in ages if age_s is not None)
 
 
 def transport_options(max_message_bytes: int, reuse_port: bool) -> tuple[tuple[str, Any], ...]:

@@ -130,9 +130,11 @@ def test_an_absurd_number_is_refused_in_one_line_before_anything_starts(
 
 @pytest.mark.parametrize("setting", NUMBERS, ids=lambda setting: setting.name)
 def test_every_number_has_an_upper_bound_that_is_taken_and_not_exceeded(
-    setting: Setting, served: list[object], capsys: pytest.CaptureFixture[str]
+    setting: Setting, served: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert setting.bounds.at_most is not None
+    # No grace goes without an age.
+    monkeypatch.setenv("PHOTON_MAX_CONNECTION_AGE", "9")
     assert main.main(["serve", f"{setting.flag}={setting.kind(setting.bounds.at_most)}"]) == 7
     assert main.main(["serve", f"{setting.flag}={setting.kind(setting.bounds.at_most) + 1}"]) == 2
     assert len(served) == 1

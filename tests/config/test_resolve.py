@@ -59,8 +59,8 @@ def test_metrics_are_served_at_a_port(address: str) -> None:
 
 @pytest.mark.parametrize("setting", settings(), ids=lambda setting: setting.name)
 def test_every_field_can_be_set_by_variable_and_by_flag(setting: Setting) -> None:
-    # Neither goes without the other.
-    beside = {"PHOTON_TLS_CERT": "server.pem", "PHOTON_TLS_KEY": "server.key"}
+    # Neither goes without the other, nor a grace without an age.
+    beside = {"PHOTON_TLS_CERT": "server.pem", "PHOTON_TLS_KEY": "server.key", "PHOTON_MAX_CONNECTION_AGE": "9"}
     by_variable = resolve({}, beside | {setting.variable: another(setting)})
     by_flag = resolve({setting.name: [another(setting)] if setting.many else another(setting)}, beside)
     assert value_of(by_variable.config, setting) == value_of(by_flag.config, setting) != setting.default

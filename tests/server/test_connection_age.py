@@ -1,0 +1,70 @@
+"""The age of a connection: calls move on to a new one, none is cut within the grace."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from photon_grpc.config.flags import ServerConfig
+from photon_grpc.config.resolve import resolve
+from photon_grpc.errors import ConfigError
+from photon_grpc.v1 import inference_pb2_grpc
+from tests.server.fake_frontend import ASK, HELLO, FakeFrontend, for_ever, serving, until
+from tests.server.test_ends import relay
+
+#: No call is tried again by its client.
+OPTIONS = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
+
+
+class CountingRelay(relay):
+    num_connections = 0
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
+        await super()._join(reader, writer)
+
+
+@pytest.mark.parametrize("more", [{}, {"max_connection_age_grace": 60.0}])
+async def test_a_stream_outlives_the_age_and_new_calls_take_another_connection(more: dict[str, Any]) -> None:
+    frontend, is_over = FakeFrontend(), asyncio.Event()
+    async with serving(frontend, config=ServerConfig(max_connection_age=1.0, **more)) as direct:
+        counting = CountingRelay(direct)
+        async with counting as (address, _), grpc.aio.insecure_channel(address, OPTIONS) as channel:
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            frontend.script = (HELLO[0], is_over.wait, *HELLO[1:])
+            stream = stub.StreamGenerate(ASK)
+            texts = [(await stream.read()).deltas[0].text]
+            frontend.script = HELLO
+            while counting.num_connections < 3:
+                # Two ages, and no call that fails.
+                await stub.Generate(ASK)
+                await asyncio.sleep(0.01)
+            assert not frontend.streams[0].closed.is_set()
+            is_over.set()
+            while (message := await stream.read()) is not grpc.aio.EOF:
+                texts.append(message.deltas[0].text)
+            assert texts == ["hel", "lo", "!"] and await stream.code() is grpc.StatusCode.OK
+
+
+async def test_what_still_runs_at_the_end_of_the_grace_ends_unavailable_and_is_closed() -> None:
+    frontend = FakeFrontend()
+    config = ServerConfig(max_connection_age=1.0, max_connection_age_grace=1.0)
+    async with serving(frontend, config=config) as address, grpc.aio.insecure_channel(address, OPTIONS) as channel:
+        frontend.script = (HELLO[0], for_ever)
+        stream = inference_pb2_grpc.InferenceServiceStub(channel).StreamGenerate(ASK)
+        await stream.read()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stream.read()
+        assert await stream.code() is grpc.StatusCode.UNAVAILABLE
+        await until(frontend.streams[0].closed.is_set)
+
+
+def test_a_grace_without_an_age_is_no_setting() -> None:
+    with pytest.raises(ConfigError, match="--max-connection-age"):
+        resolve({"max_connection_age_grace": 60}, {})
+    assert (
+        resolve({"max_connection_age": 60, "max_connection_age_grace": 60}, {}).config.server.max_connection_age == 60
+    )
