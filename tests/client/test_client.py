@@ -226,6 +226,7 @@ async def test_nobody_at_the_target() -> None:
 
 async def test_timeout_ends_the_call_and_travels_as_a_field() -> None:
     async with serving(FakeServer(["hang"])) as fake, Client(fake.target) as client:
+        await client.wait_until_ready(60)
         with pytest.raises(errors.DeadlinePassed):
             await client.generate("x", timeout=0.2)
         await asyncio.wait_for(fake.ended.wait(), 10)

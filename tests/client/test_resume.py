@@ -103,6 +103,7 @@ async def test_what_would_fail_again_is_told(refusal: Refusal, expected: type[Ex
 async def test_the_deadline_holds_over_all_calls() -> None:
     script = [with_ids("a", 1, start=True), lost()], [lost("DRAINING")]
     async with serving(FakeServer(*script)) as fake, Client(fake.target, retries=0) as client:
+        await client.wait_until_ready(60)
         stream = client.stream("x", timeout=0.3)
         await anext(stream)
         with pytest.raises(errors.DeadlinePassed, match=r"0\.3 s have passed; the stream was cut off"):

@@ -9,6 +9,7 @@ import pytest
 from photon_grpc.core.frames import Add, Control, Reply
 from photon_grpc.core.request import FinishReason, Request, SamplingParams, StopParams
 from photon_grpc.engine.scheduler.scheduler import SchedulerLimits
+from tests.engine.clock import Clock
 from tests.engine.fakes import complete
 from tests.engine.harness import Harness, Outcome, Setting
 
@@ -268,14 +269,14 @@ def test_who_may_not_wait_at_all_runs_where_a_seat_is_free() -> None:
     assert h.outcomes[second].failed.reason == "QUEUE_TIMEOUT" and h.idle()
 
 
-def test_deadlines_time_limits_and_queue_limits() -> None:
+def test_deadlines_time_limits_and_queue_limits(clock: Clock) -> None:
     h = Harness(Setting(max_num_seqs=1))
     now = time.monotonic()
-    limited = h.add([1], 200, time_limit_s=now + 0.05)
-    late = h.add([2], 200, deadline_s=now + 0.02)
-    impatient = h.add([3], 5, queue_deadline_s=now + 0.03)
+    limited = h.add([1], 200, time_limit_s=now + 50)
+    late = h.add([2], 200, deadline_s=now + 20)
+    impatient = h.add([3], 5, queue_deadline_s=now + 30)
     h.step()
-    time.sleep(0.06)
+    clock.skip(60)
     h.run()
     assert h.outcomes[limited].finished.reason is FinishReason.TIME_LIMIT and h.outcomes[limited].ids
     assert h.outcomes[late].failed.reason == "DEADLINE_PASSED"
@@ -466,26 +467,28 @@ def test_a_request_for_nothing_is_refused(
     assert h.idle() and h.engine._stats.load(h.scheduler).failed == 1
 
 
-def test_a_request_has_left_the_queue_when_its_first_output_runs() -> None:
+def test_a_request_has_left_the_queue_when_its_first_output_runs(clock: Clock) -> None:
     h = Harness(Setting(max_num_batched_tokens=4))
-    handle = h.add(list(range(20)), 3, num_outputs=2, queue_deadline_s=time.monotonic() + 0.02)
+    handle = h.add(list(range(20)), 3, num_outputs=2, queue_deadline_s=time.monotonic() + 20)
     h.step()
-    time.sleep(0.03)
+    clock.skip(30)
     h.run()
     for index in range(2):
         assert h.outcomes[handle + index].ids == complete(range(20), 3, index=index)
 
 
 @DEPTHS
-def test_an_output_that_runs_is_not_overdue_though_the_first_output_left_before_it_ran(depth: int) -> None:
+def test_an_output_that_runs_is_not_overdue_though_the_first_output_left_before_it_ran(
+    clock: Clock, depth: int
+) -> None:
     h = Harness(Setting(depth=depth))
     now = time.monotonic()
-    handle = h.add([1, 2, 3], 40, num_outputs=2, queue_deadline_s=now + 0.02)
+    handle = h.add([1, 2, 3], 40, num_outputs=2, queue_deadline_s=now + 20)
     h.abort(handle)
     for _ in range(4):
         h.step()
     assert h.outcomes[handle + 1].ids
-    time.sleep(0.03)
+    clock.skip(30)
     h.run()
     assert h.outcomes[handle + 1].ids == complete([1, 2, 3], 40, index=1)
 
@@ -566,13 +569,13 @@ def test_the_queue_is_bounded_by_prompt_tokens_but_an_empty_one_takes_any() -> N
     assert (h.outcomes[small].failed.needed, h.outcomes[small].failed.limit) == (13, 10)
 
 
-def test_who_has_finished_hears_nothing_of_his_deadline() -> None:
+def test_who_has_finished_hears_nothing_of_his_deadline(clock: Clock) -> None:
     h = Harness()
-    short = h.add([1], 2, deadline_s=time.monotonic() + 0.05)
+    short = h.add([1], 2, deadline_s=time.monotonic() + 50)
     h.add([2], 200)
     for _ in range(5):
         h.step()
-    time.sleep(0.06)
+    clock.skip(60)
     h.run()
     assert h.outcomes[short].finished is not None and h.outcomes[short].failed is None
 

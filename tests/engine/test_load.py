@@ -14,6 +14,7 @@ from photon_grpc.core.frames import Abort, Add, Control, StepFrame
 from photon_grpc.core.request import FinishReason, Request, SamplingParams, StopParams
 from photon_grpc.core.stats import Load
 from photon_grpc.engine.engine import Engine
+from tests.engine.clock import Clock
 from tests.engine.fakes import complete
 from tests.engine.harness import Harness, Setting
 
@@ -30,9 +31,11 @@ def at_rest(load: Load) -> bool:
 
 @DEPTHS
 @pytest.mark.parametrize("ends", ["abort", "stop string", "operator", "max_tokens", "deadline"])
-def test_the_last_load_told_is_that_of_an_engine_at_rest_however_its_last_request_ended(depth: int, ends: str) -> None:
+def test_the_last_load_told_is_that_of_an_engine_at_rest_however_its_last_request_ended(
+    clock: Clock, depth: int, ends: str
+) -> None:
     h = Harness(Setting(depth=depth))
-    handle = h.add([1, 2, 3], 5, deadline_s=time.monotonic() + 0.05 if ends == "deadline" else None)
+    handle = h.add([1, 2, 3], 5, deadline_s=time.monotonic() + 50 if ends == "deadline" else None)
     h.step()
     h.step()
     if ends in ("abort", "stop string"):
@@ -40,7 +43,7 @@ def test_the_last_load_told_is_that_of_an_engine_at_rest_however_its_last_reques
     elif ends == "operator":
         h.post.put(Control(1, "abort_requests"))
     elif ends == "deadline":
-        time.sleep(0.06)
+        clock.skip(60)
     h.run()
     last = h.post.loads[-1]
     assert at_rest(last) and last.total_blocks == h.pool.num_blocks

@@ -68,6 +68,7 @@ async def replica(tmp_path: Path) -> AsyncIterator[Operated]:
 @pytest.fixture
 async def admin(replica: Operated) -> AsyncIterator[admin_pb2_grpc.AdminServiceStub]:
     async with grpc.aio.insecure_channel(replica.address) as channel:
+        await channel.channel_ready()
         yield admin_pb2_grpc.AdminServiceStub(channel)
 
 

@@ -95,9 +95,10 @@ async def test_losing_the_connection_closes_the_stream(address: str, frontend: F
 
 @pytest.mark.parametrize("method", METHODS)
 async def test_the_calls_deadline_is_told_and_closes_the_stream(
-    inference: Stub, frontend: FakeFrontend, method: str
+    channel: grpc.aio.Channel, inference: Stub, frontend: FakeFrontend, method: str
 ) -> None:
     frontend.script = [HELLO[0], for_ever]
+    await channel.channel_ready()
     begin_s = time.monotonic()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await answered(getattr(inference, method)(ASK, timeout=0.3))

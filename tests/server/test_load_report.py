@@ -301,8 +301,11 @@ async def test_grpcs_weighted_round_robin_goes_where_there_is_room(
         served = Counter[int]()
         while len(served) < 2:
             served[await replica_of(stub)] += 1
-        await asyncio.sleep(0.5)
-        shares = Counter([await replica_of(stub) for _ in range(80)])
+        for _ in range(20):  # until both reports have come and the weights are of both
+            shares = Counter([await replica_of(stub) for _ in range(80)])
+            if shares[0] == pytest.approx(60, abs=4):
+                break
+            await asyncio.sleep(0.5)
     assert FACTS.max_num_seqs == 8
     assert shares[0] == pytest.approx(60, abs=4)
 

@@ -114,6 +114,7 @@ async def service() -> AsyncIterator[Service]:
         service = Service(pool)
         (address,) = await service.server.start(("127.0.0.1:0",), reuse_port=False)
         async with grpc.aio.insecure_channel(address) as channel:
+            await channel.channel_ready()
             service.stub = inference_pb2_grpc.InferenceServiceStub(channel)
             yield service
         await service.server.drain_and_stop(0)
