@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import serve, traffic
 from benchmarks.service import serving
+from photon_grpc import demo
 from photon_grpc.cli.load import Session
 
 pytestmark = pytest.mark.slow
@@ -23,7 +24,7 @@ def test_the_service_answers_closed_loops_and_agents(
 ) -> None:
     closed = traffic.closed
     monkeypatch.setattr(traffic, "closed", lambda run, concurrency: short(closed(run, concurrency)))
-    with serving("--device", "cpu") as target:
+    with serving("--device", "cpu", "--model", str(demo.DRAFT)) as target:
         clients = serve.Clients(target, num_processes=2)
         sessions = traffic.agent(1, 1.0, 0.06)
         answers = clients.send(sessions)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from photon_grpc import LLM
+from photon_grpc import LLM, demo
 from photon_grpc.errors import RequestError
 from tests.properties.drawn_requests import DrawnRequest, Output, complete, together
 
@@ -59,7 +59,7 @@ def answer(llm: LLM, one: DrawnRequest) -> list[Output] | str:
 
 @pytest.fixture(scope="module")
 def alone() -> Iterator[LLM]:
-    with LLM(device="cpu", max_num_seqs=2, num_blocks=64, enable_prefix_caching=False) as llm:
+    with LLM(str(demo.DRAFT), device="cpu", max_num_seqs=2, num_blocks=64, enable_prefix_caching=False) as llm:
         yield llm
 
 
@@ -68,7 +68,13 @@ def crowded() -> Iterator[LLM]:
     """Few blocks and small steps: sequences are preempted, prompts come in chunks; each step is launched before the one
     before it is read."""
     with LLM(
-        device="cpu", async_depth=1, max_num_seqs=8, num_blocks=24, block_size=4, max_num_batched_tokens=24
+        str(demo.DRAFT),
+        device="cpu",
+        async_depth=1,
+        max_num_seqs=8,
+        num_blocks=24,
+        block_size=4,
+        max_num_batched_tokens=24,
     ) as llm:
         yield llm
 
