@@ -1,5 +1,5 @@
 """Plays the kubelet over a Deployment: starts its container as processes of this machine, probes them as the manifest
-says, and ends them as a node ends a pod. Shows what a stream sees that was open meanwhile.
+says (tests/service/kubelet.py), and ends them as a node ends a pod. Shows what a stream sees that was open meanwhile.
 
     python -m tests.deploy.kubelet [docs/deploy/kubernetes/base/deployment.yaml]
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -20,17 +19,18 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc
 import yaml
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from photon_grpc.v1 import inference_pb2, inference_pb2_grpc
 from tests.deploy.dockerfile import Dockerfile
+from tests.service.kubelet import Kubelet, Probe, grpc_serves
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOYMENT = ROOT / "docs" / "deploy" / "kubernetes" / "base" / "deployment.yaml"
@@ -48,110 +48,57 @@ class Pod:
         self._directory = directory
         self._ports = {port["containerPort"]: free_port() for port in self._container["ports"]}
         self._names = {port["name"]: port["containerPort"] for port in self._container["ports"]}
-        self._watching = threading.Event()
-        self._process: subprocess.Popen[bytes] | None = None
-        self.is_ready = False
-        #: When and what.
-        self.events: list[tuple[float, str]] = []
+        command = [*_PROGRAM, *(self._here(argument) for argument in self._container["args"])]
+        self._process = subprocess.Popen(command, cwd=ROOT, env=self._environment())
+        self.kubelet = Kubelet(self._process)
 
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self._ports[self._names['grpc']]}"
 
-    def say(self, what: str) -> None:
-        self.events.append((time.monotonic(), what))
-
-    def start(self) -> None:
-        """Until the startup probe succeeds; then readiness and liveness are probed, each at its own period. Raise
+    @contextlib.contextmanager
+    def started(self) -> Iterator[None]:
+        """Once the startup probe has succeeded; readiness and liveness are probed to the end of the block. Raise
         TimeoutError where the kubelet would start it again."""
-        command = [*_PROGRAM, *(self._here(argument) for argument in self._container["args"])]
-        self._process = subprocess.Popen(command, cwd=ROOT, env=self._environment())
-        self.say("container started")
-        self._until_started(self._container["startupProbe"])
-        self.say("startup probe succeeded")
-        for name, judge in (("readinessProbe", self._ready), ("livenessProbe", self._live)):
-            threading.Thread(target=self._watch, args=(self._container[name], judge), daemon=True).start()
+        try:
+            self.kubelet.until_started(self._probe("startupProbe"))
+            with self.kubelet.probing(self._probe("readinessProbe"), self._probe("livenessProbe")):
+                yield
+        finally:
+            if self._process.poll() is None:
+                self._process.kill()
+                self._process.wait()
 
     def wait_ready(self, limit_s: float = 60.0) -> None:
         """Until a Service would send calls here."""
         give_up_s = time.monotonic() + limit_s
-        while not self.is_ready:
-            if time.monotonic() > give_up_s or self._process is None or self._process.poll() is not None:
+        while "ready" not in self.kubelet.told:
+            if time.monotonic() > give_up_s or self._process.poll() is not None:
                 raise TimeoutError("never ready")
             time.sleep(0.02)
 
     def terminate(self) -> int:
         """preStop, SIGTERM, what is left of the grace period, SIGKILL; return the exit code."""
-        assert self._process is not None
-        deadline_s = time.monotonic() + self._spec["terminationGracePeriodSeconds"]
-        self.say("terminating: preStop")
-        subprocess.run(self._container["lifecycle"]["preStop"]["exec"]["command"], check=True)
-        self.say("SIGTERM")
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            code = self._process.wait(deadline_s - time.monotonic())
-        except subprocess.TimeoutExpired:
-            self.say("SIGKILL: the grace period is over")
-            self._process.kill()
-            code = self._process.wait()
-        self._watching.set()
-        self.say(f"container ended with {code}")
-        return code
-
-    def kill(self) -> None:
-        """Leave nothing behind."""
-        self._watching.set()
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+        hook = self._container["lifecycle"]["preStop"]["exec"]["command"]
+        return self.kubelet.delete(
+            lambda: subprocess.run(hook, check=True), self._spec["terminationGracePeriodSeconds"]
+        )
 
     # Probes.
 
-    def _until_started(self, probe: Mapping[str, Any]) -> None:
-        assert self._process is not None
-        for _ in range(probe["failureThreshold"]):
-            if self._succeeds(probe):
-                return
-            if self._process.poll() is not None:
-                raise TimeoutError(f"ended with {self._process.returncode} before it was started")
-            time.sleep(probe["periodSeconds"])
-        raise TimeoutError("the startup probe failed too often")
-
-    def _watch(self, probe: Mapping[str, Any], judge: Callable[[bool], None]) -> None:
-        failures = 0
-        while True:
-            failures = 0 if self._succeeds(probe) else failures + 1
-            if failures == 0 or failures >= probe["failureThreshold"]:
-                judge(failures == 0)
-            if self._watching.wait(probe["periodSeconds"]):
-                return
-
-    def _ready(self, is_ready: bool) -> None:
-        if is_ready != self.is_ready:
-            self.say("ready: calls are sent here" if is_ready else "not ready: no more calls are sent here")
-        self.is_ready = is_ready
-
-    def _live(self, is_live: bool) -> None:
-        if not is_live and not self._watching.is_set():
-            self.say("liveness failed: the kubelet starts it again")
+    def _probe(self, name: str) -> Probe:
+        probe = self._container[name]
+        return Probe(partial(self._succeeds, probe), probe["periodSeconds"], probe["failureThreshold"])
 
     def _succeeds(self, probe: Mapping[str, Any]) -> bool:
         timeout_s = probe["timeoutSeconds"]
         if "grpc" in probe:
-            return self._grpc_serves(probe["grpc"], timeout_s)
+            asked = probe["grpc"]
+            return grpc_serves(f"127.0.0.1:{self._ports[asked['port']]}", asked.get("service", ""), timeout_s)
         if "httpGet" in probe:
             return self._http_is_ok(probe["httpGet"], timeout_s)
         command = [self._here(word) for word in probe["exec"]["command"]]
         return subprocess.run(command, timeout=timeout_s, env=self._environment()).returncode == 0
-
-    def _grpc_serves(self, asked: Mapping[str, Any], timeout_s: float) -> bool:
-        with grpc.insecure_channel(f"127.0.0.1:{self._ports[asked['port']]}") as channel:
-            request = health_pb2.HealthCheckRequest(service=asked.get("service", ""))
-            try:
-                status = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s).status
-            except grpc.RpcError:
-                return False
-        return bool(status == health_pb2.HealthCheckResponse.SERVING)
 
     def _http_is_ok(self, asked: Mapping[str, Any], timeout_s: float) -> bool:
         port = self._ports[self._names.get(asked["port"], asked["port"])]
@@ -214,11 +161,8 @@ def pod_of(deployment: Mapping[str, Any]) -> Iterator[Pod]:
     """A pod that has been started."""
     with TemporaryDirectory() as directory:
         pod = Pod(deployment, Path(directory))
-        try:
-            pod.start()
+        with pod.started():
             yield pod
-        finally:
-            pod.kill()
 
 
 def free_port() -> int:
@@ -237,8 +181,9 @@ def main(arguments: list[str]) -> int:
             code = pod.terminate()
             stream.wait()
     ended = (stream.ended_s, f"the stream that was open ended: {stream.num_tokens} tokens, {stream.code}")
-    for when_s, what in sorted([*pod.events, ended]):
-        print(f"{when_s - pod.events[0][0]:7.2f} s  {what}")
+    events = sorted([*pod.kubelet.events, ended])
+    for when_s, what in events:
+        print(f"{when_s - events[0][0]:7.2f} s  {what}")
     return code
 
 

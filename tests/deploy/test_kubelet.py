@@ -24,15 +24,8 @@ def test_a_pod_starts_serves_and_ends_in_order_and_an_open_stream_ends_well() ->
             assert pod.terminate() == 0
             stream.wait()
     assert (stream.code, stream.num_tokens) == (grpc.StatusCode.OK, 200)
-    when_s = {what: at_s for at_s, what in pod.events}
-    order = [
-        "container started",
-        "startup probe succeeded",
-        "ready: calls are sent here",
-        "terminating: preStop",
-        "SIGTERM",
-        "container ended with 0",
-    ]
+    when_s = {what: at_s for at_s, what in pod.kubelet.events}
+    order = ["started", "ready", "preStop", "SIGTERM", "exit 0"]
     assert sorted(order, key=when_s.__getitem__) == order
-    assert when_s["SIGTERM"] < stream.ended_s < when_s["container ended with 0"]
-    assert set(when_s) <= {*order, "not ready: no more calls are sent here"}
+    assert when_s["SIGTERM"] < stream.ended_s < when_s["exit 0"]
+    assert set(when_s) <= {*order, "unready"}

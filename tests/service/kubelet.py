@@ -9,34 +9,65 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-from tests.service.running import READINESS, SERVING, RunningService, client
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+
+@dataclass(frozen=True)
+class Probe:
+    succeeds: Callable[[], bool]
+    period_s: float = 0.05
+    failure_threshold: int = 2
+
+
+def grpc_serves(address: str, service: str = "", timeout_s: float = 20.0) -> bool:
+    """A gRPC probe: over a connection of its own."""
+    with grpc.insecure_channel(address) as channel:
+        request = health_pb2.HealthCheckRequest(service=service)
+        try:
+            status = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s).status
+        except grpc.RpcError:
+            return False
+    return bool(status == health_pb2.HealthCheckResponse.SERVING)
 
 
 class Kubelet:
-    """Notes what happened, in order: `ready`, `unready`, `preStop`, `SIGTERM`, `exit 0`; `unhealthy` where the liveness
-    probe failed."""
+    """Notes what happened, when, in order: `started`, `ready`, `unready`, `preStop`, `SIGTERM`, `exit 0`; `SIGKILL` at
+    the end of the grace period; `unhealthy` where the liveness probe failed."""
 
-    def __init__(self, service: RunningService, period_s: float = 0.05, failure_threshold: int = 2) -> None:
-        self.events: list[str] = []
-        self._service = service
-        self._period_s = period_s
-        self._failure_threshold = failure_threshold
+    def __init__(self, process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
+        self.events: list[tuple[float, str]] = []
+        self._process = process
         self._is_deleted = threading.Event()
         self._is_over = threading.Event()
 
+    @property
+    def told(self) -> list[str]:
+        return [what for _, what in self.events]
+
+    def until_started(self, probe: Probe) -> None:
+        """The startup probe. Raise TimeoutError where a kubelet would start the container again."""
+        for _ in range(probe.failure_threshold):
+            if probe.succeeds():
+                return self._note("started")
+            if self._process.poll() is not None:
+                raise TimeoutError(f"ended with {self._process.returncode} before it was started")
+            time.sleep(probe.period_s)
+        raise TimeoutError("the startup probe failed too often")
+
     @contextlib.contextmanager
-    def probing(self) -> Iterator[Kubelet]:
-        """Probes, as gRPC health checks, to the end of the block."""
-        address = self._service.wait_ready()[0]
+    def probing(self, readiness: Probe, liveness: Probe) -> Iterator[None]:
+        """To the end of the block, each at its own period."""
         probes = [
-            threading.Thread(target=self._probe, args=(address, READINESS, "ready", "unready", self._is_over)),
-            threading.Thread(target=self._probe, args=(address, "", "", "unhealthy", self._is_deleted)),
+            threading.Thread(target=self._watch, args=(readiness, "ready", "unready", self._is_over)),
+            threading.Thread(target=self._watch, args=(liveness, "", "unhealthy", self._is_deleted)),
         ]
         for probe in probes:
             probe.start()
         try:
-            yield self
+            yield
         finally:
             self._is_deleted.set()
             self._is_over.set()
@@ -47,30 +78,33 @@ class Kubelet:
         """The end of a pod; returns the exit code. The grace period includes the hook."""
         began_s = time.monotonic()
         self._is_deleted.set()
-        self.events.append("preStop")
+        self._note("preStop")
         pre_stop()
-        self.events.append("SIGTERM")
-        self._service.process.send_signal(signal.SIGTERM)
+        self._note("SIGTERM")
+        self._process.send_signal(signal.SIGTERM)
         try:
-            code = self._service.process.wait(began_s + grace_s - time.monotonic())
+            code = self._process.wait(began_s + grace_s - time.monotonic())
         except subprocess.TimeoutExpired:
-            self.events.append("SIGKILL")
-            self._service.process.kill()
-            code = self._service.process.wait()
+            self._note("SIGKILL")
+            self._process.kill()
+            code = self._process.wait()
         self._is_over.set()
-        self.events.append(f"exit {code}")
+        self._note(f"exit {code}")
         return code
 
-    def _probe(self, address: str, service: str, good: str, bad: str, is_over: threading.Event) -> None:
+    def _watch(self, probe: Probe, good: str, bad: str, is_over: threading.Event) -> None:
         num_failed, told = 0, ""
-        with client(address) as call:
-            while not is_over.is_set():
-                is_good = call.health(service) == SERVING
-                if is_over.is_set() or self._service.process.poll() is not None:
-                    return
-                num_failed = 0 if is_good else num_failed + 1
-                now = good if is_good else bad
-                if now != told and (is_good or num_failed >= self._failure_threshold):
-                    told = now
-                    self.events += [now] if now else []
-                time.sleep(self._period_s)
+        while not is_over.is_set():
+            is_good = probe.succeeds()
+            if is_over.is_set() or self._process.poll() is not None:
+                return
+            num_failed = 0 if is_good else num_failed + 1
+            now = good if is_good else bad
+            if now != told and (is_good or num_failed >= probe.failure_threshold):
+                told = now
+                if now:
+                    self._note(now)
+            is_over.wait(probe.period_s)
+
+    def _note(self, what: str) -> None:
+        self.events.append((time.monotonic(), what))

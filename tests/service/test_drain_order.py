@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from grpc_status import rpc_status
 from photon_grpc.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.server.keys import bearer, block, write_keys
-from tests.service.kubelet import Kubelet
+from tests.service.kubelet import Kubelet, Probe, grpc_serves
 from tests.service.running import NOT_SERVING, READINESS, SERVING, RunningService, serving, wait_until
 from tests.service.test_processes import reason_of
 from tests.service.tiny import write_tiny_model
@@ -85,6 +86,14 @@ class Multiplexed:
         raise AssertionError("it ended well")
 
 
+@contextlib.contextmanager
+def probed(service: RunningService) -> Iterator[Kubelet]:
+    address, kubelet = service.wait_ready()[0], Kubelet(service.process)
+    readiness, liveness = (Probe(partial(grpc_serves, address, asked)) for asked in (READINESS, ""))
+    with kubelet.probing(readiness, liveness):
+        yield kubelet
+
+
 def assert_draining(error: grpc.RpcError) -> None:
     """UNAVAILABLE / DRAINING, and when to come back."""
     assert (error.code(), reason_of(error)) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
@@ -97,7 +106,7 @@ def assert_draining(error: grpc.RpcError) -> None:
 def test_a_pod_ends_in_order_and_what_runs_finishes(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         service = stack.enter_context(tiny_service(tmp_path, "--frontends", "2"))
-        kubelet = stack.enter_context(Kubelet(service).probing())
+        kubelet = stack.enter_context(probed(service))
         channel = stack.enter_context(connection(service.wait_ready()[0]))
         inference = inference_pb2_grpc.InferenceServiceStub(channel)
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=READINESS))
@@ -126,7 +135,7 @@ def test_a_pod_ends_in_order_and_what_runs_finishes(tmp_path: Path) -> None:
         list(loads)
         assert loads.code() is grpc.StatusCode.OK
         deleting.join()
-    assert kubelet.events == ["ready", "preStop", "SIGTERM", "unready", "exit 0"]
+    assert kubelet.told == ["ready", "preStop", "SIGTERM", "unready", "exit 0"]
 
 
 def test_a_drain_as_the_hook_counts_what_all_front_ends_still_have_at_its_limit(tmp_path: Path) -> None:
@@ -135,7 +144,7 @@ def test_a_drain_as_the_hook_counts_what_all_front_ends_still_have_at_its_limit(
     keys = write_keys(tmp_path / "keys.toml", block("some", "secret", max_concurrent=NUM_CONNECTIONS))
     with contextlib.ExitStack() as stack:
         service = stack.enter_context(tiny_service(tmp_path, "--frontends", "2", "--api-keys-file", str(keys)))
-        kubelet = stack.enter_context(Kubelet(service).probing())
+        kubelet = stack.enter_context(probed(service))
         channels = [stack.enter_context(connection(service.wait_ready()[0])) for _ in range(NUM_CONNECTIONS)]
         stubs = [inference_pb2_grpc.InferenceServiceStub(channel) for channel in channels]
         streams = [stub.StreamGenerate(asked(4000, "one"), metadata=bearer("secret")) for stub in stubs[:1]]
@@ -158,8 +167,8 @@ def test_a_drain_as_the_hook_counts_what_all_front_ends_still_have_at_its_limit(
             with pytest.raises(grpc.RpcError) as ended:
                 list(stream)
             assert_draining(ended.value)
-    assert kubelet.events[:2] == ["ready", "preStop"]
-    assert kubelet.events[-1] == "exit 0" and "unhealthy" not in kubelet.events
+    assert kubelet.told[:2] == ["ready", "preStop"]
+    assert kubelet.told[-1] == "exit 0" and "unhealthy" not in kubelet.told
 
 
 def test_a_second_signal_hurries(tmp_path: Path) -> None:
