@@ -46,7 +46,8 @@ def loaded(shape: str, flags: Sequence[str] = (), max_len: int = 0, *, has_token
         model = [] if shape == "demo" else ["--model", str(workloads.write_model_dir(shape, Path(directory), max_len))]
         model += ["--load-format", "dummy"] if model else []
         if model and has_tokenizer:
-            write_tokenizer(Path(directory))
+            vocab_size = workloads.SHAPES[shape]["vocab_size"]
+            write_tokenizer(Path(directory), min(vocab_size, workloads.VOCAB_SIZE))
         start_s = time.perf_counter()
         assembled = assemble(config_of([*model, *flags]), lambda stage, done, total: None)
     facts = assembled.facts

@@ -50,6 +50,12 @@ _ITEM = {
     "type": "object",
     "properties": {"sku": {"type": "string", "pattern": "^[A-Z]{3}-[0-9]{4}$"}, "count": {"type": "integer"}},
     "required": ["sku", "count"],
+    "additionalProperties": False,
+}
+_ADDRESS = {
+    "type": "object",
+    "properties": {"street": _TEXT, "city": _TEXT, "zip": _TEXT},
+    "additionalProperties": False,
 }
 SCHEMA = {
     "type": "object",
@@ -61,10 +67,11 @@ SCHEMA = {
         "items": {"type": "array", "items": _ITEM, "minItems": 1},
         "total": {"type": "number"},
         "notes": {"type": "array", "items": _TEXT},
-        "address": {"type": "object", "properties": {"street": _TEXT, "city": _TEXT, "zip": _TEXT}},
+        "address": _ADDRESS,
         "gift": {"type": "boolean"},
     },
     "required": ["id", "customer", "status", "items", "total"],
+    "additionalProperties": False,
 }
 
 
