@@ -38,10 +38,11 @@ async def test_a_stream_outlives_the_age_and_new_calls_take_another_connection(m
             stream = stub.StreamGenerate(ASK)
             texts = [(await stream.read()).deltas[0].text]
             frontend.script = HELLO
-            while counting.num_connections < 3:
-                # Two ages, and no call that fails.
-                await stub.Generate(ASK)
-                await asyncio.sleep(0.01)
+            # Two ages, and no call that fails. The limit only ends a test that would hang.
+            async with asyncio.timeout(60):
+                while counting.num_connections < 3:
+                    await stub.Generate(ASK)
+                    await asyncio.sleep(0.01)
             assert not frontend.streams[0].closed.is_set()
             is_over.set()
             while (message := await stream.read()) is not grpc.aio.EOF:
@@ -57,7 +58,7 @@ async def test_what_still_runs_at_the_end_of_the_grace_ends_unavailable_and_is_c
         stream = inference_pb2_grpc.InferenceServiceStub(channel).StreamGenerate(ASK)
         await stream.read()
         with pytest.raises(grpc.aio.AioRpcError):
-            await stream.read()
+            await asyncio.wait_for(stream.read(), 60)
         assert await stream.code() is grpc.StatusCode.UNAVAILABLE
         await until(frontend.streams[0].closed.is_set)
 
