@@ -109,6 +109,28 @@ async def test_the_end_of_the_stream_is_told_to_all() -> None:
             await many.generate("hi")
 
 
+async def test_new_requests_leave_a_server_that_drains_while_the_old_one_ends() -> None:
+    links = FakeLink(), FakeLink()
+    with frontend(link=links[0]) as (one, _), frontend(link=links[1]) as (other, _):
+        async with (
+            serving(one) as first,  # type: ignore[arg-type]
+            serving(other) as second,  # type: ignore[arg-type]
+            Client(f"ipv4:{first},{second}") as client,
+            client.multiplex() as many,
+        ):
+            old = asyncio.create_task(many.generate("hi"))
+            await until(lambda: any(link.adds for link in links))
+            here, there = links if links[0].adds else reversed(links)
+            draining = asyncio.create_task((one if here is links[0] else other).drain(60))
+            new = asyncio.create_task(many.generate("hi"))
+            await there.added(1)
+            there.step((1, TOKEN), finished=(done(1),))
+            assert (await new).usage.output_tokens == 1
+            here.step((1, TOKEN), (1, TOKEN), finished=(done(1),))
+            assert (await old).usage.output_tokens == 2
+            await draining
+
+
 async def test_nobody_there_is_told_to_all() -> None:
     async with Client("127.0.0.1:1", retries=0) as client, client.multiplex() as many:
         answers = await asyncio.gather(*[many.generate("hi") for _ in range(3)], return_exceptions=True)

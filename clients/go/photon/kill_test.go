@@ -19,6 +19,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/peer"
 
 	"github.com/photon-grpc/photon-grpc/clients/go/photon"
@@ -30,6 +31,7 @@ type replica struct {
 	t       *testing.T
 	address string
 	admin   string
+	drain   string // --drain-timeout
 	log     *os.File
 	command *exec.Cmd
 	ended   <-chan struct{}
@@ -49,7 +51,8 @@ func newReplica(t *testing.T) *replica {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &replica{t: t, address: listener.Addr().String(), admin: filepath.Join(t.TempDir(), "admin.sock"), log: log}
+	admin := filepath.Join(t.TempDir(), "admin.sock")
+	r := &replica{t: t, address: listener.Addr().String(), admin: admin, drain: "0.2", log: log}
 	t.Cleanup(func() { r.kill(syscall.SIGKILL) })
 	return r
 }
@@ -57,7 +60,7 @@ func newReplica(t *testing.T) *replica {
 func (r *replica) start() {
 	r.t.Helper()
 	command := strings.Fields(os.Getenv("TEST_SERVE"))
-	arguments := append(command[1:], "--listen", r.address, "--admin-listen", "unix:"+r.admin, "--drain-timeout", "0.2")
+	arguments := append(command[1:], "--listen", r.address, "--admin-listen", "unix:"+r.admin, "--drain-timeout", r.drain)
 	r.command = exec.Command(command[0], arguments...)
 	r.command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	r.command.Stderr = r.log
@@ -151,9 +154,26 @@ func (r *replica) numRunning() uint32 {
 	return answer.Load.RunningRequests + answer.Load.QueuedRequests
 }
 
-func twoReplicas(t *testing.T) []*replica {
+// isReady asks its health.
+func (r *replica) isReady() bool {
+	r.t.Helper()
+	conn, err := grpc.NewClient(r.address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer conn.Close()
+	request := &healthpb.HealthCheckRequest{Service: pb.InferenceService_ServiceDesc.ServiceName}
+	answer, err := healthpb.NewHealthClient(conn).Check(r.t.Context(), request)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return answer.Status == healthpb.HealthCheckResponse_SERVING
+}
+
+func twoReplicas(t *testing.T, drain string) []*replica {
 	replicas := []*replica{newReplica(t), newReplica(t)}
 	for _, r := range replicas {
+		r.drain = drain
 		r.start()
 	}
 	for _, r := range replicas {
@@ -209,7 +229,7 @@ func generateIDs(ctx context.Context, caller photon.Caller, seed int) (generated
 // stream is what it is undisturbed. TEST_KILLS says how often; of ten times the whole server is killed once, told to
 // drain within 0.2 s once, and its front end is killed, which is back sooner, eight times.
 func TestKillsLoseAndRepeatNoToken(t *testing.T) {
-	replicas := twoReplicas(t)
+	replicas := twoReplicas(t, "0.2")
 	kills := 3
 	if wanted := os.Getenv("TEST_KILLS"); wanted != "" {
 		kills, _ = strconv.Atoi(wanted)
@@ -267,8 +287,32 @@ func TestKillsLoseAndRepeatNoToken(t *testing.T) {
 	}
 }
 
+func TestLiveNewRequestsLeaveAReplicaThatDrainsWhileTheOldOneEnds(t *testing.T) {
+	replicas := twoReplicas(t, "200")
+	many := connect(t, fmt.Sprintf("ipv4:%s,%s", replicas[0].address, replicas[1].address)).Multiplex(t.Context())
+	defer many.Close()
+	old := many.Stream(t.Context(), photon.Text("x"), photon.WithMaxTokens(3000), photon.WithIgnoreEOS(true))
+	if _, err := old.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	drained := replicas[0]
+	if drained.numRunning() == 0 {
+		drained = replicas[1]
+	}
+	syscall.Kill(drained.command.Process.Pid, syscall.SIGTERM)
+	eventually(t, "it drains", func() bool { return !drained.isReady() })
+	if _, err := many.Generate(t.Context(), photon.Text("x"), photon.WithMaxTokens(2)); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "still running", drained.numRunning(), 1)
+	if _, err := old.Collect(); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "tokens", old.Usage().OutputTokens, 3000)
+}
+
 func TestLiveHedgeLeavesNothingOnTheReplicaThatLost(t *testing.T) {
-	replicas := twoReplicas(t)
+	replicas := twoReplicas(t, "0.2")
 	reached := map[string]bool{}
 	client := connect(t, fmt.Sprintf("ipv4:%s,%s", replicas[0].address, replicas[1].address),
 		photon.WithDialOptions(grpc.WithUnaryInterceptor(func(

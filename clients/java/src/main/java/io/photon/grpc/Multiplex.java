@@ -7,14 +7,16 @@ import io.photon.grpc.v1.GenerateResponse;
 import io.photon.grpc.v1.MultiplexGenerateRequest;
 import io.photon.grpc.v1.MultiplexGenerateResponse;
 import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Executor;
 import java.util.function.Supplier;
 
 /**
  * The calls of a {@link Client}, thousands at a time, over one stream of one connection; for any number of threads. One
- * that fails harms no other. A stream that is lost, or drained, is opened again, and what was cut goes on there.
- * Closing ends what still runs.
+ * that fails harms no other. When the stream is lost, or its server drains, the next request opens another, and what
+ * was cut goes on there. Closing ends what still runs.
  */
 public final class Multiplex extends Generator implements AutoCloseable {
   /** No message but the first and the last. */
@@ -23,7 +25,9 @@ public final class Multiplex extends Generator implements AutoCloseable {
   private final int retries;
   private final Supplier<ClientCall<MultiplexGenerateRequest, MultiplexGenerateResponse>> calls;
   private final Runnable reconnect;
-  private MultiplexStream stream;
+  /** New requests go to the last; the others are read to the end of what they have. */
+  private final List<MultiplexStream> streams = new ArrayList<>();
+
   private boolean isClosed;
 
   Multiplex(
@@ -40,14 +44,12 @@ public final class Multiplex extends Generator implements AutoCloseable {
 
   @Override
   public void close() {
-    MultiplexStream last;
+    List<MultiplexStream> open;
     synchronized (this) {
       isClosed = true;
-      last = stream;
+      open = List.copyOf(streams);
     }
-    if (last != null) {
-      last.close();
-    }
+    open.forEach(MultiplexStream::close);
   }
 
   @Override
@@ -77,9 +79,10 @@ public final class Multiplex extends Generator implements AutoCloseable {
     if (isClosed) {
       throw new PhotonException.Closed("the stream was closed");
     }
-    if (stream == null || stream.isOver()) {
-      stream = new MultiplexStream(calls.get());
+    streams.removeIf(MultiplexStream::isOver);
+    if (streams.isEmpty() || streams.get(streams.size() - 1).isLeaving()) {
+      streams.add(new MultiplexStream(calls.get()));
     }
-    return stream;
+    return streams.get(streams.size() - 1);
   }
 }

@@ -20,6 +20,9 @@ final class MultiplexStream extends ClientCall.Listener<MultiplexGenerateRespons
   private final Map<String, MultiplexedCall> byId = new HashMap<>();
 
   private final Map<Integer, MultiplexedCall> byHandle = new HashMap<>();
+  /** The server takes no request here any more. */
+  private boolean isLeaving;
+
   /** Why the stream is over; null while it is not. */
   private PhotonException error;
 
@@ -31,6 +34,10 @@ final class MultiplexStream extends ClientCall.Listener<MultiplexGenerateRespons
 
   synchronized boolean isOver() {
     return error != null;
+  }
+
+  synchronized boolean isLeaving() {
+    return isLeaving;
   }
 
   /** Send a request; one that cannot be sent fails. */
@@ -87,8 +94,18 @@ final class MultiplexStream extends ClientCall.Listener<MultiplexGenerateRespons
       asked.tell(item.getResponse());
     }
     if (isLast) {
-      asked.end(item.hasError() ? Statuses.error(item.getError()) : null);
+      asked.end(item.hasError() ? error(item) : null);
     }
+  }
+
+  private PhotonException error(MultiplexItem item) {
+    var told = Statuses.error(item.getError());
+    if (told instanceof PhotonException.Draining) {
+      synchronized (this) {
+        isLeaving = true;
+      }
+    }
+    return told;
   }
 
   private synchronized MultiplexedCall find(MultiplexItem item, boolean isLast) {

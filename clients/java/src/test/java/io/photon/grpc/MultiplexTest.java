@@ -83,6 +83,28 @@ class MultiplexTest {
   }
 
   @Test
+  void newRequestsLeaveAServerThatDrainsWhileTheOldOneEnds() throws Exception {
+    try (var one = Replica.start("--drain-timeout", "200");
+        var other = Replica.start("--drain-timeout", "200");
+        var client = Client.connect("ipv4:" + one.awaitReady().target + "," + other.awaitReady().target);
+        var many = client.multiplex();
+        var old = many.stream(Request.text("x").maxTokens(3000).ignoreEos(true))) {
+      old.next();
+      var drained = one.load().getRunningRequests() > 0 ? one : other;
+      drained.beginToDrain();
+      try (var direct = Client.connect(drained.target)) {
+        while (direct.isReady()) {
+          Thread.sleep(10);
+        }
+      }
+      assertEquals(2, many.generate(Request.text("x").maxTokens(2).ignoreEos(true)).usage().outputTokens());
+      assertEquals(1, drained.load().getRunningRequests());
+      old.forEach(delta -> {});
+      assertEquals(3000, old.usage().outputTokens());
+    }
+  }
+
+  @Test
   void aHundredAtOnceOnOneStream() throws Exception {
     try (var many = CLIENT.multiplex()) {
       var request = Request.text("def f():").temperature(0).maxTokens(4).ignoreEos(true);

@@ -71,8 +71,12 @@ final class Replica implements AutoCloseable {
 
   /** End it as a rolling restart does: running requests get --drain-timeout. */
   void drain() {
-    process.destroy();
+    beginToDrain();
     process.onExit().join();
+  }
+
+  void beginToDrain() {
+    process.destroy();
   }
 
   /** Start it again where it was, and wait for it. */
