@@ -15,6 +15,7 @@ import pytest
 from photon_grpc.client import SyncClient
 from photon_grpc.errors import Closed
 from photon_grpc.v1 import inference_pb2 as pb
+from tests.notebook import run_cells
 
 from .fake_server import FakeServer, message, serving_in_a_thread
 
@@ -56,12 +57,20 @@ def test_many_threads_at_a_time(fake: FakeServer) -> None:
         assert list(pool.map(ask, range(64))) == ["a", "ab"] * 32
 
 
-async def test_inside_a_running_loop(fake: FakeServer) -> None:
-    """As in a notebook's cell."""
-    with SyncClient(fake.target) as client:
-        assert client.generate("x").text == "a"
-        assert [delta.text for delta in client.stream("x")] == ["a", "b"]
-        assert [result.text for result in client.map(["x", "y"])] == ["a", "a"]
+async def test_cells_of_a_notebook(fake: FakeServer) -> None:
+    left = await run_cells(
+        "import asyncio; from photon_grpc.client import SyncClient; client = SyncClient(target)",
+        "whole = client.generate('x').text",
+        "streamed = [delta.text for delta in client.stream('x')]",
+        "mapped = [result.text for result in client.map(['x', 'y'])]",
+        "for delta in client.stream('x'): break",
+        "both = await asyncio.gather(*[asyncio.to_thread(client.generate, 'x') for _ in range(8)])",
+        "with client.multiplex(): pass",
+        "client.close()",
+        target=fake.target,
+    )
+    assert (left["whole"], left["streamed"], left["mapped"]) == ("a", ["a", "b"], ["a", "a"])
+    assert [result.text for result in left["both"]] == ["a"] * 8
 
 
 def test_a_client_that_only_its_stream_holds(fake: FakeServer) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from photon_grpc import LLM
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import ConfigError, InvalidRequest, PromptTooLong
+from tests.notebook import run_cells
 from tests.service.tiny import write_tiny_model
 
 
@@ -93,6 +95,37 @@ def test_an_option_that_does_not_exist_is_named_with_those_that_do(llm, call):
 def test_a_flag_that_does_not_exist_is_named():
     with pytest.raises(ConfigError, match="max_num_seqs"):
         LLM(max_num_seq=3)
+
+
+def test_many_threads_at_a_time(llm):
+    prompts = [f"def f{n % 5}" for n in range(32)]
+    alone = {prompt: llm.generate(prompt, max_tokens=6, temperature=0)[0].token_ids for prompt in prompts[:5]}
+
+    def ask(number):
+        if number % 2:
+            deltas = llm.stream(prompts[number], max_tokens=6, temperature=0)
+            return tuple(token for delta in deltas for token in delta.token_ids)
+        return llm.generate(prompts[number], max_tokens=6, temperature=0)[0].token_ids
+
+    # No more than run and may wait: a stream is refused where no place is left.
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(ask, range(32))) == [alone[prompt] for prompt in prompts]
+
+
+async def test_cells_of_a_notebook(tmp_path):
+    asked = "'def fib', max_tokens=6, temperature=0"
+    left = await run_cells(
+        "import asyncio; from photon_grpc import LLM",
+        "llm = LLM(model, load_format='dummy', device='cpu', num_blocks=64, max_num_seqs=4)",
+        f"whole = llm.generate({asked})[0].token_ids",
+        f"streamed = tuple(token for delta in llm.stream({asked}) for token in delta.token_ids)",
+        "for delta in llm.stream('def fib', max_tokens=200, ignore_eos=True): break",
+        f"both = await asyncio.gather(*[asyncio.to_thread(llm.generate, {asked}) for _ in range(8)])",
+        "llm.close()",
+        model=str(write_tiny_model(tmp_path / "tiny")),
+    )
+    assert len(left["whole"]) == 6
+    assert {left["streamed"], *(one.token_ids for (one,) in left["both"])} == {left["whole"]}
 
 
 def test_closing_twice_is_closing_once_and_leaves_no_thread(tmp_path):
