@@ -49,6 +49,9 @@ public final class Client extends Generator implements AutoCloseable {
   /** A replica that comes back is found within this, as by the other languages' clients. */
   private static final Duration LONGEST_RECONNECT = Duration.ofSeconds(5);
 
+  /** A shared stream only sorts its frames into their readers' queues: in the connection's own thread. */
+  private static final CallOptions IN_PLACE = CallOptions.DEFAULT.withExecutor(MoreExecutors.directExecutor());
+
   private static final Duration POLL = Duration.ofMillis(100);
 
   private final String target;
@@ -90,7 +93,7 @@ public final class Client extends Generator implements AutoCloseable {
         defaultTimeout,
         resumes,
         Math.min(retries, Channels.MAX_RETRIES),
-        () -> opened().newCall(InferenceServiceGrpc.getMultiplexGenerateMethod(), CallOptions.DEFAULT),
+        () -> opened().newCall(InferenceServiceGrpc.getMultiplexGenerateMethod(), IN_PLACE),
         this::reconnect);
   }
 

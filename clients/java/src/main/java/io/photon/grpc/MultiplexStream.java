@@ -15,6 +15,9 @@ final class MultiplexStream extends ClientCall.Listener<MultiplexGenerateRespons
   /** Servers tell no more of an id, by which the answer finds its request. */
   private static final int MAX_ID_CHARS = 128;
 
+  /** Frames that may be under way: to ask for each costs the connection's thread a turn. */
+  private static final int PREFETCH = 16;
+
   private final ClientCall<MultiplexGenerateRequest, MultiplexGenerateResponse> call;
   /** Those in flight. */
   private final Map<String, MultiplexedCall> byId = new HashMap<>();
@@ -29,7 +32,7 @@ final class MultiplexStream extends ClientCall.Listener<MultiplexGenerateRespons
   MultiplexStream(ClientCall<MultiplexGenerateRequest, MultiplexGenerateResponse> call) {
     this.call = call;
     call.start(this, new Metadata());
-    call.request(1);
+    call.request(PREFETCH);
   }
 
   synchronized boolean isOver() {
