@@ -34,6 +34,11 @@ def connection() -> Connection:
     return {"credentials": tls_credentials(), "metadata": key_metadata()}
 
 
+def admin_connection(target: str) -> Connection:
+    """Return the same of an AdminService: its Unix socket is in clear text, whatever ports speak."""
+    return {"credentials": None, "metadata": key_metadata()} if target.startswith("unix:") else connection()
+
+
 def key_metadata() -> tuple[tuple[str, str], ...]:
     """Metadata of every call: the key in PHOTON_API_KEY, or nothing."""
     key = os.environ.get("PHOTON_API_KEY", "")

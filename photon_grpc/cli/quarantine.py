@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from photon_grpc.cli.connection import connection, key_metadata, only_admin_service, with_tls
+from photon_grpc.cli.connection import admin_connection, only_admin_service, with_tls
 from photon_grpc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ async def _list(target: str) -> None:
 def _admin(target: str) -> AdminClient:
     from photon_grpc.client.admin import AdminClient
 
-    # A Unix socket is in clear text, whatever ports speak.
-    return AdminClient(target, **({"metadata": key_metadata()} if target.startswith("unix:") else connection()))
+    return AdminClient(target, **admin_connection(target))
 
 
 def _row(suspect: Suspect) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from photon_grpc.cli.connection import only_admin_service
+from photon_grpc.cli.connection import only_admin_service, with_tls
 from photon_grpc.errors import ConfigError
 
 
@@ -27,6 +27,7 @@ from photon_grpc.errors import ConfigError
     help="Between two looks.",
 )
 @click.option("--once", is_flag=True, help="One look, as text, also where there is no terminal.")
+@with_tls
 def top(target: str | None, interval_s: float, once: bool) -> None:
     """Show a server's load live: requests, KV blocks, tokens per second, cache hits, steps. Ctrl-C leaves."""
     from photon_grpc.cli.watching import look, watch

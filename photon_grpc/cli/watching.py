@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from photon_grpc.cli.connection import key_metadata
+from photon_grpc.cli.connection import admin_connection
 from photon_grpc.client.admin import AdminClient, LoadSample, Replica
 
 #: Looks that are remembered.
@@ -110,7 +110,7 @@ class View:
 
 async def look(target: str) -> None:
     """Print one. Raise PhotonError."""
-    async with AdminClient(target, metadata=key_metadata()) as client:
+    async with AdminClient(target, **admin_connection(target)) as client:
         view = View(target, await client.replica())
         async for sample in client.watch_load(1.0):
             view.look(sample)
@@ -120,7 +120,7 @@ async def look(target: str) -> None:
 
 async def watch(target: str, interval_s: float) -> None:
     """Show the load until the server ends. Raise PhotonError."""
-    async with AdminClient(target, metadata=key_metadata()) as client:
+    async with AdminClient(target, **admin_connection(target)) as client:
         view = View(target, await client.replica())
         newest = Newest(client, interval_s)
         reading = asyncio.create_task(newest.read())

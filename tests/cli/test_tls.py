@@ -13,7 +13,9 @@ import pytest
 
 from photon_grpc.cli import main
 from photon_grpc.cli.connection import TLS_CA, TLS_CERT, TLS_KEY
+from photon_grpc.server.tls import Certificates
 from photon_grpc.v1 import inference_pb2 as pb
+from tests.cli.test_top import Admin
 from tests.client.fake_server import message, serving_in_a_thread
 from tests.server.certificates import Authority, Signed
 
@@ -40,6 +42,18 @@ def test_the_verbs_speak_tls_and_show_a_certificate(authority: Authority, capsys
         sizes = ["--requests", "2", "--concurrency", "1", "--input-tokens", "4", "--output-tokens", "2"]
         assert main.main(["bench", *sizes, *flags]) == 0
         assert "2 completed" in capsys.readouterr().out
+
+
+def test_operators_verbs_speak_tls_on_a_port(authority: Authority, capsys: pytest.CaptureFixture[str]) -> None:
+    server, client = authority.signed("server"), authority.signed("client")
+    admin = Admin("127.0.0.1:0", Certificates(str(server.cert), str(server.key), str(authority.cert)))
+    try:
+        flags = ["--target", admin.address, "--tls-ca", str(authority.cert), *client.flags]
+        assert main.main(["top", "--once", *flags]) == 0
+        assert main.main(["quarantine", *flags]) == 0
+        assert "nothing is in quarantine" in capsys.readouterr().out
+    finally:
+        admin.stop()
 
 
 def test_run_believes_its_own_certificate(authority: Authority) -> None:

@@ -25,6 +25,7 @@ from photon_grpc.cli.watching import View
 from photon_grpc.client.admin import LoadSample, Replica
 from photon_grpc.core.stats import Load
 from photon_grpc.server.admin_listener import AdminListener
+from photon_grpc.server.tls import Certificates
 from photon_grpc.service.listen import admin_sockets
 from tests.client.fake_server import serving_in_a_thread
 from tests.server.fake_frontend import FakeFrontend
@@ -50,8 +51,8 @@ BUSY = Load(
 class Admin:
     """AdminService over a fake front end, in a thread."""
 
-    def __init__(self, address: str) -> None:
-        self.address = address
+    def __init__(self, address: str, certificates: Certificates | None = None) -> None:
+        self.address, self._certificates = address, certificates
         self.frontend = FakeFrontend()
         self.frontend.load = BUSY
         self._is_up, self._is_over = threading.Event(), threading.Event()
@@ -64,8 +65,8 @@ class Admin:
         self._thread.join()
 
     async def _serve(self) -> None:
-        listener = AdminListener(self.frontend, drain=lambda timeout_s: None)  # type: ignore[arg-type]
-        await listener.start(self.address)
+        listener = AdminListener(self.frontend, drain=lambda _: None, certificates=self._certificates)  # type: ignore[arg-type]
+        self.address = await listener.start(self.address)
         self._is_up.set()
         await asyncio.to_thread(self._is_over.wait)
         await listener.stop(0)
