@@ -22,7 +22,9 @@ def __getattr__(name: str) -> Any:
         try:
             return import_module("photon_grpc.compose.local").LLM
         except ModuleNotFoundError as error:
-            raise ImportError(f"LLM needs {error.name}: pip install 'photon-grpc[serve]'", name=error.name) from error
+            raise ImportError(
+                f"LLM needs {error.name}: pip install '.[serve]' in the clone", name=error.name
+            ) from error
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -89,7 +89,7 @@ def bars(values: Sequence[float]) -> str:
 def check_plot(path: Path) -> None:
     """Raise ConfigError where no plot could be written to `path`, before the load begins."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib: pip install 'photon-grpc[plot]'", field="--plot")
+        raise ConfigError("--plot needs matplotlib: pip install '.[plot]' in the clone", field="--plot")
     if path.suffix.lower() not in _PLOTS:
         raise ConfigError(f"--plot: {path} ends with none of {', '.join(_PLOTS)}", field="--plot")
     if not path.absolute().parent.is_dir():

@@ -12,7 +12,7 @@ import click
 from photon_grpc.config.formats import CONVERTIBLE
 from photon_grpc.errors import ConfigError, StartupError
 
-EXTRA = "pip install 'photon-grpc[convert]'"
+EXTRA = "pip install '.[convert]' in the clone"
 TARGET = "tokenizer.json"
 #: Text whose ids must be the same before and after: words, runs of space, digits, scripts, an emoji of several parts.
 #: None begins with a space: there transformers leaves out the second one that SentencePiece puts before a text.

@@ -28,7 +28,7 @@ from photon_grpc.config.resolve import Resolved, is_model_id, model_path, split_
 from photon_grpc.config.settings import sections
 from photon_grpc.errors import PhotonError
 
-EXTRA = "pip install 'photon-grpc[serve]'"
+EXTRA = "pip install '.[serve]' in the clone"
 
 _PACKAGES = ("grpcio", "protobuf", "torch", "triton", "numpy", "safetensors", "tokenizers", "transformers", "uvloop")
 _TORCH_TIMEOUT_S = 120

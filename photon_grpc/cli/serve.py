@@ -59,5 +59,5 @@ def need_server() -> None:
     missing = [name for name in SERVER_LIBRARIES if importlib.util.find_spec(name) is None]
     if missing:
         raise StartupError(
-            f"serving needs more than the client side ({', '.join(missing)} missing): pip install 'photon-grpc[serve]'"
+            f"the client side alone is installed ({', '.join(missing)} missing): pip install '.[serve]' in the clone"
         )

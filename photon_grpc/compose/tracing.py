@@ -21,7 +21,7 @@ def tracing(config: ServerConfig, replica_id: str) -> Iterator[tuple[RequestObse
         from photon_grpc.server.spans import RequestSpans
     except ImportError as error:
         raise ConfigError(
-            f"--otlp-endpoint needs OpenTelemetry ({error.name}): pip install 'photon-grpc[otel]'",
+            f"--otlp-endpoint needs OpenTelemetry ({error.name}): pip install '.[otel]' in the clone",
             field="--otlp-endpoint",
         ) from None
     spans = RequestSpans(config.otlp_endpoint, replica_id)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -36,6 +39,14 @@ def test_every_dependency_has_a_tested_version_within_its_range() -> None:
         version = versions.get(canonicalize_name(requirement.name))
         assert version is not None, f"{requirement.name} is missing in constraints.txt"
         assert requirement.specifier.contains(version), f"{requirement} was tested with {version}"
+
+
+def test_no_file_of_the_repository_is_ignored() -> None:
+    """Wheels and sdists leave out what .gitignore names, though git knows it."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("no git checkout")
+    listing = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"]
+    assert subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout == ""
 
 
 def test_constraints_choose_versions_and_no_index() -> None:

@@ -164,13 +164,13 @@ def test_without_the_server_libraries_serve_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(serve, "SERVER_LIBRARIES", ("no_such_library_of_ours",))
     assert main.main(["serve"]) == 2
-    assert "pip install 'photon-grpc[serve]'" in capsys.readouterr().err
+    assert "pip install '.[serve]'" in capsys.readouterr().err
 
 
 def test_without_the_server_libraries_the_library_says_so_too() -> None:
     program = "import sys; sys.modules['msgspec'] = None\nfrom photon_grpc import LLM"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert "ImportError: LLM needs msgspec: pip install 'photon-grpc[serve]'" in done.stderr
+    assert "ImportError: LLM needs msgspec: pip install '.[serve]'" in done.stderr
 
 
 def test_flags_survive_the_way_to_another_process(served: list[object]) -> None:
@@ -235,7 +235,7 @@ def test_doctor_shows_values_and_where_they_come_from(
     assert ["max_num_seqs", "5", "--max-num-seqs"] in rows
     assert ["block_size", "decided", "at", "start", "default"] in rows
     assert [f"unix:{tmp_path}/s", "free"] in rows
-    assert any("pip install 'photon-grpc[serve]'" in " ".join(row) for row in rows)
+    assert any("pip install '.[serve]'" in " ".join(row) for row in rows)
     assert any("did you mean PHOTON_DTYPE?" in " ".join(row) for row in rows)
     for setting in settings():
         assert any(row[:1] == [setting.name] for row in rows), setting.name
