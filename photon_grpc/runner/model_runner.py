@@ -110,15 +110,22 @@ class ModelRunner:
         return Landed(_output(batch, ids, drawn.rows, records, time.perf_counter() - start_s))
 
     def _failed(self, batch: Batch) -> Pending:
-        """Of an exception that is being handled."""
+        """Of an exception that is being handled. Raise torch.AcceleratorError where the device is lost: a launch of
+        Triton's tells that by a RuntimeError."""
+        wait_for(self._table.device)
         _LOG.exception("step %d failed", batch.step)
         self._poisoned.failed(batch)
         return Landed(_all_faulty(batch))
 
     def close(self) -> None:
         """Wait for what was launched."""
-        if self._table.device.type == "cuda":
-            torch.cuda.synchronize(self._table.device)
+        wait_for(self._table.device)
+
+
+def wait_for(device: torch.device) -> None:
+    """Return when all that was launched has ended. Raise torch.AcceleratorError where the device is lost."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 class LaunchedStep:

@@ -12,6 +12,7 @@ import torch
 from photon_grpc.config.flags import CacheConfig, SchedulerConfig
 from photon_grpc.core.batch import Admission, Batch, Growth
 from photon_grpc.core.request import SamplingParams
+from photon_grpc.runner import model_runner
 from photon_grpc.runner.model_runner import ModelRunner
 from tests.runner.models import greedy, model
 from tests.runner.served import Served
@@ -108,3 +109,18 @@ def test_requests_beside_and_behind_a_failed_step_say_what_they_say_alone(
     for output, wanted in zip(outputs, [ids for ids in expected for _ in (0, 1)], strict=True):
         assert output.ids == (wanted if output.finished else wanted[: len(output.ids)])
     assert service.complete(asked, 12) == expected, "what is found in the cache was overwritten"
+
+
+def test_a_device_that_a_kernel_of_another_library_found_lost_is_no_fault_of_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Triton tells of a lost device by a RuntimeError; whoever asks the device is told by torch's own error."""
+
+    def lost(_: torch.device) -> None:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    runner: ModelRunner = served().assembled.runner  # type: ignore[assignment]
+    fail_once(runner, "_launch_body")
+    monkeypatch.setattr(model_runner, "wait_for", lost)
+    with pytest.raises(torch.AcceleratorError):
+        runner.submit(Batch(1, (1,), (3,), (1,), admissions=(admitted(1, (1, 5, 9), (1, 2)),)))
