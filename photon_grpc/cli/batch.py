@@ -13,19 +13,23 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from photon_grpc.cli.connection import connection
 from photon_grpc.cli.terminal import remark
-from photon_grpc.client import Client, Generation, Options
+from photon_grpc.client import Client, Generation, Options, Prompt, Unreachable
 from photon_grpc.client.many import persist, unordered
+from photon_grpc.client.resume import PATIENCE_S
 from photon_grpc.compose.console import bar_of
 from photon_grpc.errors import ConfigError, InvalidRequest, NotAllowed, RequestError
 
 _DIGEST_CHARS = 16
+
+#: Answers one prompt, with options of generate.
+Ask = Callable[..., Coroutine[Any, Any, Generation]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +94,10 @@ async def _run(target: str, lines: list[Line], options: Options, concurrency: in
     """Answer every line; return the number that failed."""
     num_failed = 0
     async with Client(target, **connection()) as client:
+        ask = _telling(client)
 
         async def answer(line: Line) -> dict[str, Any]:
-            return await _answer(client, line, options)
+            return await _answer(ask, line, options)
 
         with bar_of("requests", len(lines), sys.stderr.isatty()) as advance:
             async for _, record in unordered(answer, lines, concurrency):
@@ -104,7 +109,24 @@ async def _run(target: str, lines: list[Line], options: Options, concurrency: in
     return num_failed
 
 
-async def _answer(client: Client, line: Line, options: Options) -> dict[str, Any]:
+def _telling(client: Client) -> Ask:
+    """`generate` of the client; the first time that no server answers is told, not waited out in silence."""
+    is_told = False
+
+    async def ask(prompt: Prompt, **options: Any) -> Generation:
+        nonlocal is_told
+        try:
+            return await client.generate(prompt, **options)
+        except Unreachable as error:
+            if not is_told:
+                is_told = True
+                remark(f"{error}; trying on for {PATIENCE_S:g} s")
+            raise
+
+    return ask
+
+
+async def _answer(ask: Ask, line: Line, options: Options) -> dict[str, Any]:
     """The line of the output. Raise PhotonError for what other requests would meet, too."""
     record: dict[str, Any] = {"line": line.number, "digest": line.digest}
     try:
@@ -112,7 +134,7 @@ async def _answer(client: Client, line: Line, options: Options) -> dict[str, Any
         record |= {"id": request.pop("id")} if "id" in request else {}
         prompt = request.pop("messages" if "messages" in request else "prompt")
         try:
-            generation = await persist(lambda: client.generate(prompt, **{**options, **request}))
+            generation = await persist(lambda: ask(prompt, **{**options, **request}))
         except (TypeError, ValueError) as error:  # of a value that no request can hold
             raise InvalidRequest(str(error)) from None
     except NotAllowed:

@@ -183,7 +183,14 @@ def test_ctrl_c_keeps_what_was_answered(tmp_path: Path, out: Path) -> None:
     assert "Traceback" not in told
 
 
-def test_no_server_says_what_to_do(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_server_is_told_once_and_at_once(
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("photon_grpc.client.many.PATIENCE_S", 0.5)
-    assert main.main(["batch", write(tmp_path / "in.jsonl", "a"), str(out), "--target", f"unix:{tmp_path}/no"]) == 1
+    source, target = write(tmp_path / "in.jsonl", "a", "b"), f"unix:{tmp_path}/no"
+    assert main.main(["batch", source, str(out), "--target", target]) == 1
     assert out.read_text() == ""
+    first, *later = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"no answer from {target}") and first.endswith("trying on for 60 s")
+    assert not any("trying on" in line for line in later)
+    assert any("Is a server running?" in line for line in later)
