@@ -12,8 +12,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
@@ -24,6 +25,8 @@ from photon_grpc.cli.terminal import write_text
 from photon_grpc.client import Client, Options, Unreachable
 from photon_grpc.config.resolve import split_address
 from photon_grpc.errors import ConfigError
+
+T = TypeVar("T")
 
 PROMPT = "class Stack:"
 DEFAULT_TARGET = "127.0.0.1:50051"
@@ -73,10 +76,10 @@ async def _first_run(flags: list[str], address: str, *, once: bool, prompt: str)
     console = Console(highlight=False)
     target = target_of(address)
     async with ServeProcess.started(flags) as service:
-        if not await _ready(service, target, console):
+        if not await service.unless_stopped(_ready(service, target, console)):
             return await service.ended()
-        await _show_generation(target, prompt, console)
-        if not once:
+        await service.unless_stopped(_show_generation(target, prompt, console))
+        if not once and not service.is_stopping:
             _show_what_next(target, console)
             service.speak()
             await service.ended_or_stopped()
@@ -141,6 +144,18 @@ class ServeProcess:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
+
+    async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """Return the result of `work`; None where a stop is asked for, which cancels it: how it fails then is of no
+        interest."""
+        task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stopping.wait())
+        await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if not self.is_stopping:
+            return await task
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return None
 
     async def stop(self) -> int:
         """Ask it to drain, wait, return its exit code."""

@@ -21,12 +21,11 @@ async def main(address: str, behaviour: str) -> int:
     if behaviour == "cannot-start":
         say("cannot start: the weights are somewhere else")
         return 2
-    refusal = Refusal(code=grpc.StatusCode.INTERNAL, message="broken")
-    script = (
-        [refusal]
-        if behaviour == "broken"
-        else [message("\n    return", start=True), message(" n", finish=pb.FINISH_REASON_EOS)]
-    )
+    first = message("\n    return", start=True)
+    script = {
+        "broken": [Refusal(code=grpc.StatusCode.INTERNAL, message="broken")],
+        "stalls": [first, "hang"],
+    }.get(behaviour, [first, message(" n", finish=pb.FINISH_REASON_EOS)])
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     fake = FakeServer(script)

@@ -38,15 +38,22 @@ def test_once_shows_a_generation_and_ends(capfd: pytest.CaptureFixture[str]) -> 
 
 def test_without_once_it_says_what_to_try_and_serves_until_ctrl_c(capfd: pytest.CaptureFixture[str]) -> None:
     address = choose_address("127.0.0.1:0")
-    threading.Timer(0, _interrupt_once_shown, args=(capfd.readouterr, shown := [])).start()
+    threading.Timer(0, _interrupt_once_shown, args=(capfd.readouterr, shown := [], "until Ctrl-C")).start()
     assert first_run([], address, once=False) == 0
     everything = "".join(shown) + capfd.readouterr().out
     for hint in ("generate", "grpcurl", "SyncClient", address):
         assert hint in everything
 
 
-def _interrupt_once_shown(read: object, shown: list[str]) -> None:
-    while "until Ctrl-C" not in "".join(shown):
+def test_ctrl_c_amid_the_generation_ends_it_cleanly(capfd: pytest.CaptureFixture[str]) -> None:
+    address = choose_address("127.0.0.1:0")
+    threading.Timer(0, _interrupt_once_shown, args=(capfd.readouterr, shown := [], "return")).start()
+    assert first_run(["--model=stalls"], address, once=False) == 0
+    assert "until Ctrl-C" not in "".join(shown) + capfd.readouterr().out
+
+
+def _interrupt_once_shown(read: object, shown: list[str], wanted: str) -> None:
+    while wanted not in "".join(shown):
         shown.append(read().out)  # type: ignore[operator]
         time.sleep(0.05)
     os.kill(os.getpid(), signal.SIGINT)
