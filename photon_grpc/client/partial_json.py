@@ -38,6 +38,11 @@ class PartialJson:
             else:
                 self._read_in_string(character, place)
 
+    @property
+    def num_complete(self) -> int:
+        """Characters up to which every value is complete."""
+        return self._safe
+
     def complete(self) -> str:
         """JSON of what is known; empty before the first bracket."""
         if self._grows():

@@ -34,6 +34,9 @@ async def growing_messages(stream: Stream, message_type: type[M]) -> AsyncGenera
                 yield message
 
 
+_GROWN_SHARE = 1 / 16
+
+
 class _Growing(Generic[M]):
     """A message of which more and more is known."""
 
@@ -41,11 +44,16 @@ class _Growing(Generic[M]):
         self._type = message_type
         self._json = PartialJson(message_type)
         self._known = ""
+        self._num_complete = self._num_chars = self._num_parsed = 0
         self._num_bytes = 0
 
     def add(self, text: str) -> M | None:
         """The message where it says more than before."""
         self._json.add(text)
+        self._num_chars += len(text)
+        if not self._is_worth_parsing():
+            return None
+        self._num_complete, self._num_parsed = self._json.num_complete, self._num_chars
         before, self._known = self._known, self._json.complete()
         if self._known == before:
             return None
@@ -57,6 +65,12 @@ class _Growing(Generic[M]):
         # Nothing is taken back: one that says more is larger.
         before_bytes, self._num_bytes = self._num_bytes, message.ByteSize()
         return message if self._num_bytes > before_bytes else None
+
+    def _is_worth_parsing(self) -> bool:
+        """Return whether a value is complete that was not, or the text has grown by a fixed share: the whole of it is
+        parsed, and of a long string that comes in small pieces that would take time by the square of its length."""
+        is_complete = self._json.num_complete > self._num_complete
+        return is_complete or self._num_chars - self._num_parsed > self._num_parsed * _GROWN_SHARE
 
 
 def _incomplete(message_type: type[Message], reason: str) -> MessageMismatch:

@@ -132,6 +132,19 @@ async def test_a_message_fills_while_it_is_written() -> None:
     assert fake.requests[0].stop.max_tokens == 9
 
 
+async def test_a_long_text_is_told_as_it_grows_by_a_share() -> None:
+    """And so is parsed a number of times that does not grow with its length."""
+    whole = json.dumps({"name": "x" * 20_000})
+    pieces = [message(whole[at : at + 8], start=at == 0) for at in range(0, len(whole), 8)]
+    last = message("", finish=pb.FINISH_REASON_EOS)
+    last.deltas[0].message.Pack(model_pb2.Model(name="x" * 20_000))
+    async with serving(FakeServer([*pieces, last])) as fake, Client(fake.target) as client:
+        names = [each.name async for each in client.stream_messages("x", model_pb2.Model)]
+    assert names[-1] == "x" * 20_000
+    assert 50 < len(names) < 200
+    assert all(len(name) - len(before) <= len(name) / 16 + 8 for before, name in pairwise(names))
+
+
 async def test_a_message_that_is_cut_off_is_told() -> None:
     cut = script(pb.FINISH_REASON_MAX_TOKENS, whole=False)
     async with serving(FakeServer(cut)) as fake, Client(fake.target) as client:
