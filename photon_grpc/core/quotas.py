@@ -109,7 +109,10 @@ class Quotas:
 
     def _is_unused(self, owner: str, use: _Use) -> bool:
         rate = self._rate(owner)
-        return not use.num_running and (rate is None or self._level(use, rate) >= rate)
+        if rate is None:
+            # One whose limits are gone and may come again keeps what it owes.
+            return not use.num_running and use.level is None
+        return not use.num_running and self._level(use, rate) >= rate
 
     def _level(self, use: _Use, rate: int) -> float:
         now_s = self._clock()

@@ -68,6 +68,8 @@ def _reserve(address: str) -> tuple[socket.socket, str]:
         _probe(family, kind, where)
         sock = socket.socket(family, kind)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        # Connections of a server before this one, which bound its port alone, may wait for their last packets.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(where)
     except OSError as error:
         raise ConfigError(

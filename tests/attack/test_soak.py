@@ -41,7 +41,10 @@ async def test_nothing_is_left_of_mixed_traffic(attacked: Victim, size: Size, se
         told = await _watched(attacked, seconds, series)
         attacked.owns_nothing()
         first = series.samples[0]
-        wait_until(lambda: not _surplus(attacked, first), "what is held is given back", 60)
+        try:
+            wait_until(lambda: not _surplus(attacked, first), "what is held is given back", 60)
+        except TimeoutError:
+            raise AssertionError(f"still held: {', '.join(_surplus(attacked, first))}; {series.told()}") from None
         series.take(attacked)
         assert processes(attacked) == before
     calls = f"{seconds:g} s, {_NUM_CALLERS} callers, {told.total():,} calls"

@@ -77,6 +77,17 @@ def test_names_of_owners_are_not_kept_for_ever(tenants: Tenants) -> None:
     assert quotas.num_running("runs") == 1 and "0" not in quotas
 
 
+def test_a_key_that_leaves_and_comes_back_still_owes(tenants: Tenants) -> None:
+    tenants.quotas.check_tokens("a", 600, None)
+    tenants.quotas.take("a", 6000)
+    limits = tenants.keys.pop("a")
+    tenants.quotas._max_uses = 0
+    tenants.quotas.enter("b")
+    tenants.keys["a"] = limits
+    with pytest.raises(QuotaExceeded):
+        tenants.quotas.check_tokens("a", 600, None)
+
+
 async def test_requests_in_flight_are_counted_per_owner(pair: tuple[Frontend, FakeLink]) -> None:
     front, link = pair
     streams = [await front.stream(ask(owner="a")) for _ in range(2)]

@@ -34,6 +34,15 @@ def test_several_share_a_number_that_is_kept_and_the_first_owns_unix_sockets():
     listening(port, shared=False).close()
 
 
+def test_a_port_is_had_again_while_connections_of_a_server_alone_wait_for_their_last_packets():
+    with socket.create_server(("127.0.0.1", 0), reuse_port=False) as alone:
+        port = alone.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            alone.accept()[0].close()  # who closes first waits
+            assert client.recv(1) == b""
+    plan_listeners((f"127.0.0.1:{port}",), 2).close()
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_port_of_somebody_else_is_not_shared(shared):
     with listening(shared=shared) as other:
