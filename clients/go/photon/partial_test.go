@@ -116,3 +116,21 @@ func escaped(text string) string {
 	}
 	return out.String()
 }
+
+func TestALongStringIsParsedAsItGrowsByAShare(t *testing.T) {
+	const piece, length = "some text", 90_000
+	parsed, times, late := 0, 0, 0
+	for grown := len(piece); grown <= length; grown += len(piece) {
+		if isWorthParsing(piece, grown, parsed) {
+			parsed = grown
+			times++
+		}
+		late = max(late, (grown-parsed)*16-grown)
+	}
+	if times > 200 || late > 0 {
+		t.Errorf("parsed %d times, a sixteenth late by %d", times, late)
+	}
+	if !isWorthParsing(`",`, length+2, length) {
+		t.Error("the end of a string is not parsed at once")
+	}
+}

@@ -37,6 +37,7 @@ func StreamAs[T proto.Message](ctx context.Context, caller Caller, prompt Prompt
 	return func(yield func(T, error) bool) {
 		var whole Output
 		var last string
+		var parsed int
 		for delta, err := range caller.Stream(ctx, prompt, typed[T](options)...).All() {
 			if err != nil {
 				var none T
@@ -51,6 +52,10 @@ func StreamAs[T proto.Message](ctx context.Context, caller Caller, prompt Prompt
 				yield(MessageAs[T](whole))
 				return
 			}
+			if !isWorthParsing(delta.Text, len(whole.Text), parsed) {
+				continue
+			}
+			parsed = len(whole.Text)
 			message := newMessage[T]()
 			known := partialJSON(whole.Text, message.ProtoReflect().Descriptor())
 			if known == last || partialMessages.Unmarshal([]byte(known), message) != nil {
@@ -61,6 +66,12 @@ func StreamAs[T proto.Message](ctx context.Context, caller Caller, prompt Prompt
 			}
 		}
 	}
+}
+
+// isWorthParsing says whether a piece may end a value, or the text has grown by a sixteenth since it was parsed: all of it
+// is parsed, and of a long string in small pieces each time would take time by the square of its length.
+func isWorthParsing(piece string, length, parsed int) bool {
+	return strings.Contains(piece, `"`) || length-parsed > parsed/16
 }
 
 // MessageAs reads the message of an output that was asked for with WithMessageType.

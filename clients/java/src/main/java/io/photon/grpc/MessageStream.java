@@ -16,6 +16,9 @@ public final class MessageStream<T extends Message> implements Iterable<T>, Iter
   private final PartialJson json;
   private T last;
   private T next;
+  private long length;
+  private long parsedLength;
+  private int parsedEnd;
 
   MessageStream(GenerationStream deltas, MessageType<T> type) {
     this.deltas = deltas;
@@ -30,6 +33,10 @@ public final class MessageStream<T extends Message> implements Iterable<T>, Iter
     while (next == null && deltas.hasNext()) {
       var delta = deltas.next();
       json.append(delta.text());
+      length += delta.text().length();
+      if (delta.finish() == null && !isWorthParsing()) {
+        continue;
+      }
       var filled = delta.finish() == null ? partial() : whole(delta);
       if (delta.finish() != null || !filled.equals(last)) {
         next = filled;
@@ -64,7 +71,17 @@ public final class MessageStream<T extends Message> implements Iterable<T>, Iter
     deltas.close();
   }
 
+  /**
+   * Whether a value is complete that was not, or the text has grown by a sixteenth since it was parsed: all of it is
+   * parsed, and of a long string in small pieces each time would take time by the square of its length.
+   */
+  private boolean isWorthParsing() {
+    return json.end() > parsedEnd || length - parsedLength > parsedLength / 16;
+  }
+
   private T partial() {
+    parsedEnd = json.end();
+    parsedLength = length;
     try {
       return type.read(json.closed());
     } catch (InvalidProtocolBufferException notYet) {

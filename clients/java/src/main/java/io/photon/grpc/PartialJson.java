@@ -50,6 +50,11 @@ final class PartialJson {
     }
   }
 
+  /** Characters up to which every value is complete. */
+  int end() {
+    return end;
+  }
+
   /** Valid JSON of what is known; empty before anything is. */
   String closed() {
     var whole = new StringBuilder();
