@@ -4,11 +4,13 @@ inherit; flags set those of TLS, not the key's, since others on the machine can 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from typing import Any, TypedDict, TypeVar
 
 import click
 
+from photon_grpc.config.resolve import split_address
 from photon_grpc.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -20,6 +22,10 @@ TLS_KEY = "PHOTON_CLIENT_TLS_KEY"
 
 #: For --tls-ca: the authorities that gRPC comes with.
 PUBLIC = "public"
+
+#: Names that gRPC itself resolves; `dns:///host` has a port of its own.
+_RESOLVED = re.compile(r"(dns|ipv4|ipv6|xds|unix-abstract|vsock):")
+_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<address>[^/]+)")
 
 
 class Connection(TypedDict):
@@ -37,6 +43,24 @@ def connection() -> Connection:
 def admin_connection(target: str) -> Connection:
     """Return the same of an AdminService: its Unix socket is in clear text, whatever ports speak."""
     return {"credentials": None, "metadata": key_metadata()} if target.startswith("unix:") else connection()
+
+
+def check_target(target: str) -> str:
+    """Return it. Raise ConfigError, with what to write instead, for one that names no port or is a URL."""
+    if _RESOLVED.match(target):
+        return target
+    if url := _URL.match(target):
+        tls = f" --tls-ca {PUBLIC}" if url["scheme"] in ("https", "grpcs") else ""
+        instead = f"--target {_with_port(url['address'])}{tls}"
+        raise ConfigError(f"--target: {target!r} is a URL, not an address; write {instead}", field="--target")
+    if ":" not in target and target:
+        raise ConfigError(f"--target: {target!r} names no port; write --target {_with_port(target)}", field="--target")
+    split_address(target, "--target")
+    return target
+
+
+def _with_port(address: str) -> str:
+    return address if address.rpartition(":")[2].isdecimal() else f"{address}:50051"
 
 
 def key_metadata() -> tuple[tuple[str, str], ...]:

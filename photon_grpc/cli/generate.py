@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
-from photon_grpc.cli.connection import with_tls
+from photon_grpc.cli.connection import check_target, with_tls
 from photon_grpc.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,6 +41,7 @@ _target = click.option(
     show_default=True,
     metavar="ADDR",
     help="Server: HOST:PORT or unix:PATH.",
+    callback=lambda _context, _option, target: check_target(target),
 )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from photon_grpc.cli.connection import admin_connection, only_admin_service, with_tls
+from photon_grpc.cli.connection import admin_connection, check_target, only_admin_service, with_tls
 from photon_grpc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ _COLUMNS = ("fingerprint", "state", "crashes", "last crash", "forgotten in", "ke
 @click.option(
     "--target",
     metavar="ADDR",
-    help="AdminService: unix:PATH or HOST:PORT. Unset: that of the one server on this machine.",
+    help="AdminService: unix:PATH or HOST:PORT. Unset: that of the one server on this machine; "
+    "PHOTON_TARGET, an address of inference, is not read.",
 )
 @click.option("--clear", "cleared", multiple=True, metavar="FINGERPRINT", help="Forget this request; repeatable.")
 @click.option("--clear-all", is_flag=True, help="Forget all of them.")
@@ -31,7 +32,7 @@ def quarantine(target: str | None, cleared: tuple[str, ...], clear_all: bool) ->
     once), or forget them."""
     if cleared and clear_all:
         raise ConfigError("--clear and --clear-all: choose one")
-    target = target or only_admin_service()
+    target = check_target(target) if target else only_admin_service()
     if cleared or clear_all:
         asyncio.run(_clear(target, None if clear_all else cleared))
     else:

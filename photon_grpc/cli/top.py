@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from photon_grpc.cli.connection import only_admin_service, with_tls
+from photon_grpc.cli.connection import check_target, only_admin_service, with_tls
 from photon_grpc.errors import ConfigError
 
 
@@ -15,7 +15,8 @@ from photon_grpc.errors import ConfigError
 @click.option(
     "--target",
     metavar="ADDR",
-    help="AdminService: unix:PATH or HOST:PORT. Unset: that of the one server on this machine.",
+    help="AdminService: unix:PATH or HOST:PORT. Unset: that of the one server on this machine; "
+    "PHOTON_TARGET, an address of inference, is not read.",
 )
 @click.option(
     "--interval",
@@ -32,7 +33,7 @@ def top(target: str | None, interval_s: float, once: bool) -> None:
     """Show a server's load live: requests, KV blocks, tokens per second, cache hits, steps. Ctrl-C leaves."""
     from photon_grpc.cli.watching import look, watch
 
-    target = target or only_admin_service()
+    target = check_target(target) if target else only_admin_service()
     if once:
         return asyncio.run(look(target))
     if not sys.stdout.isatty():
