@@ -28,8 +28,9 @@ Durations are seconds, sizes bytes. Switches take `--name` and `--no-name`; as v
 `0`, `false`, `no`, `off`. What is repeatable as a flag takes commas as a variable. An empty variable counts as not
 set.
 
-`photon-grpc generate`, `chat`, `bench` and `health` read `PHOTON_TARGET`, the address of the server; the first three
-also `PHOTON_API_KEY`.
+`photon-grpc generate`, `chat`, `batch`, `bench` and `health` read `PHOTON_TARGET`, the address of the server; all but
+`health` also `PHOTON_API_KEY`. `top` and `quarantine` read `PHOTON_API_KEY` and not `PHOTON_TARGET`: their `--target`
+is an AdminService.
 """
 
 

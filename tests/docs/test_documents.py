@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from photon_grpc.cli.main import cli
 from photon_grpc.config.settings import settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,6 +41,19 @@ def test_the_configuration_page_has_every_setting() -> None:
     for setting in settings():
         assert f"`{setting.flag}`" in shown
         assert f"`{setting.variable}`" in shown
+
+
+def test_the_verbs_that_read_the_target_variable_are_named() -> None:
+    reading = {
+        name for name, verb in cli.commands.items() if any(each.envvar == "PHOTON_TARGET" for each in verb.params)
+    }
+    shown = (ROOT / "docs" / "configuration.md").read_text()
+    sentence = shown[: shown.index(" read `PHOTON_TARGET`")].rpartition("\n\n")[2]
+    assert set(re.findall("`(?:photon-grpc )?([a-z]+)`", sentence)) == reading
+    taking = {name for name, verb in cli.commands.items() if any(each.name == "target" for each in verb.params)}
+    terminal = (ROOT / "docs" / "guides" / "terminal.md").read_text()
+    exempt = terminal[: terminal.index("do not read `PHOTON_TARGET`")].rpartition("The target of")[2]
+    assert set(re.findall("`([a-z]+)`", exempt)) == taking - reading
 
 
 @pages
