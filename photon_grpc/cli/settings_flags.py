@@ -21,6 +21,13 @@ EPILOG = (
 
 _POSITIONAL = "positional_model"
 
+#: Flags of vLLM that have no namesake here.
+_ELSEWHERE = {
+    "--host": "--listen HOST:PORT says where to serve",
+    "--port": "--listen HOST:PORT says where to serve",
+    "--tensor-parallel-size": "a server uses one GPU",
+}
+
 
 class SettingOption(click.Option):
     """A flag made from a Setting. Its text is handed on as it is: `resolve` alone knows what is allowed."""
@@ -66,7 +73,14 @@ class SettingsCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """`serve DIR_OR_ID` is `serve --model DIR_OR_ID`."""
-        rest = super().parse_args(ctx, args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name not in _ELSEWHERE:
+                raise
+            raise click.UsageError(
+                f"No such option: {error.option_name}; {_ELSEWHERE[error.option_name]}", ctx
+            ) from None
         positional = ctx.params.pop(_POSITIONAL, None)
         if positional is not None:
             if ctx.params["model"] not in (None, positional):

@@ -72,6 +72,23 @@ def test_the_model_is_the_argument_too(served: list[object], capsys: pytest.Capt
     assert "two models" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flags", "pointer"),
+    [
+        (["--port", "8000"], "--port; --listen HOST:PORT"),
+        (["--host=0.0.0.0"], "--host; --listen HOST:PORT"),
+        (["--tensor-parallel-size", "2"], "one GPU"),
+    ],
+)
+def test_flags_of_vllm_without_a_namesake_get_a_pointer(
+    flags: list[str], pointer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["serve", *flags]) == 2
+    assert pointer in capsys.readouterr().err
+    assert main.main(["serve", "--no-such-flag"]) == 2
+    assert "No such option" in capsys.readouterr().err
+
+
 def changed_demo(directory: Path, **values: object) -> Path:
     """The embedded model with these values in its config.json."""
     shutil.copytree(demo.TARGET, directory)
