@@ -95,6 +95,8 @@ for verb in (serve, run, doctor, convert, health, generate, chat, batch, bench, 
 def _advice(error: PhotonError) -> str:
     if error.reason == "UNREACHABLE":
         return "\nIs a server running? `photon-grpc serve` starts one; --target says where it is."
+    if error.reason == "MISSING_CREDENTIALS":
+        return "\nPut the key into the variable PHOTON_API_KEY."
     return f" (again in {error.retry_after_s:g} s)" if error.retry_after_s else ""
 
 

@@ -130,6 +130,13 @@ def test_a_refusal_is_told_with_its_reason_and_exit_code_1(capsys: pytest.Captur
     assert captured.err == "photon-grpc: QUEUE_FULL: no room (again in 0.02 s)\n"
 
 
+def test_a_server_that_wants_a_key_says_where_it_goes(capsys: pytest.CaptureFixture[str]) -> None:
+    wants = Refusal(grpc.StatusCode.UNAUTHENTICATED, "wants a key", [error_info("MISSING_CREDENTIALS")])
+    with serving_in_a_thread([wants]) as fake:
+        assert main.main(["generate", "x", "--target", fake.target]) == 1
+    assert "PHOTON_API_KEY" in capsys.readouterr().err
+
+
 def test_no_server_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["generate", "x", "--target", f"unix:{tmp_path}/nobody"]) == 1
     assert "photon-grpc serve" in capsys.readouterr().err
