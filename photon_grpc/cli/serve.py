@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from typing import Any
 
 import click
 
 from photon_grpc.cli.settings_flags import EPILOG, SettingsCommand, as_flags, resolve_flags
+from photon_grpc.config.flags import ServerConfig
+from photon_grpc.config.resolve import open_to_the_network
 from photon_grpc.errors import StartupError
 
 #: Of the extra `serve`; the client side installs without them.
@@ -22,6 +25,7 @@ SERVER_LIBRARIES = (
 def serve(**given: Any) -> int:
     """Serve a model until SIGTERM or Ctrl-C, then drain."""
     resolved = resolve_flags(given)
+    _warn_of_open_ports(resolved.config.server)
     need_server()
     from photon_grpc.config.download import fetch_model
     from photon_grpc.service.supervisor import serve as serve_until_stopped
@@ -53,6 +57,12 @@ def doctor(**given: Any) -> int:
     from photon_grpc.cli.doctor import doctor as show
 
     return show(resolve_flags(given, quiet=True))
+
+
+def _warn_of_open_ports(server: ServerConfig) -> None:
+    if exposed := ", ".join(open_to_the_network(server)):
+        advice = "all who reach it may use it (--tls-cert, --api-keys-file)"
+        print(f"photon-grpc: warning: {exposed} is served without TLS and API keys: {advice}", file=sys.stderr)
 
 
 def need_server() -> None:

@@ -7,6 +7,7 @@ line that names what was written and what is allowed.
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -142,6 +143,23 @@ def split_address(address: str, source: str = "--listen") -> tuple[str, int]:
     if not (port.isascii() and port.isdigit() and int(port) <= 65535):
         raise _bad_address(source, f"{port!r} in {address!r} is no port; ports are 0 (any free one) to 65535")
     return host, int(port)
+
+
+def open_to_the_network(server: ServerConfig) -> tuple[str, ...]:
+    """Return the addresses that other machines may call in clear text and without a key."""
+    if server.tls_cert or server.api_keys_file:
+        return ()
+    return tuple(address for address in server.listen if not _is_local(address))
+
+
+def _is_local(address: str) -> bool:
+    host = split_address(address)[0].strip("[]")
+    if host.startswith("unix:") or host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, perhaps of an interface
+        return False
 
 
 def _check_replica_id(replica_id: str, source: str) -> None:

@@ -73,6 +73,26 @@ def test_the_model_is_the_argument_too(served: list[object], capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(
+    ("flags", "is_warned"),
+    [
+        (["--listen", "0.0.0.0:0"], True),
+        (["--listen", "[::]:0"], True),
+        (["--listen", "box.example:0"], True),
+        (["--listen", "0.0.0.0:0", "--api-keys-file", "keys.toml"], False),
+        (["--listen", "0.0.0.0:0", "--tls-cert", "c.pem", "--tls-key", "k.pem"], False),
+        (["--listen", "127.0.0.1:0", "--listen", "[::1]:0", "--listen", "localhost:0", "--listen", "unix:/s"], False),
+    ],
+)
+def test_an_open_port_without_tls_and_keys_is_warned_about(
+    served: list[object], flags: list[str], is_warned: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["serve", *flags]) == 7
+    told = capsys.readouterr().err.splitlines()
+    assert [line for line in told if f"{flags[1]} is served without TLS" in line] == (told if is_warned else [])
+    assert len(told) == is_warned
+
+
+@pytest.mark.parametrize(
     ("flags", "pointer"),
     [
         (["--port", "8000"], "--port; --listen HOST:PORT"),
