@@ -54,14 +54,17 @@ public final class Client extends Generator implements AutoCloseable {
 
   private static final Duration POLL = Duration.ofMillis(100);
 
+  /** A connection ends within milliseconds; one that does not is left to its threads. */
+  private static final Duration LONGEST_CLOSE = Duration.ofSeconds(1);
+
   private final String target;
   private final Duration defaultTimeout;
   private final boolean resumes;
   private final int retries;
   private final EventLoopGroup group;
-  private final ManagedChannel channel;
+  final ManagedChannel channel;
   /** Connected only where it is used. */
-  private final ManagedChannel anyState;
+  final ManagedChannel anyState;
 
   private Client(Builder builder) {
     super(builder.defaultTimeout, builder.resume);
@@ -164,11 +167,21 @@ public final class Client extends Generator implements AutoCloseable {
     throw missing;
   }
 
-  /** End what still runs and close the connection. */
+  /**
+   * End what still runs, close the connection and wait for its end, for at most a second: a program that unloads the
+   * client's classes next, as {@code mvn exec:java} does, would take them from threads that still close it.
+   */
   @Override
   public void close() {
     channel.shutdownNow();
     anyState.shutdownNow();
+    var deadline = Deadline.after(LONGEST_CLOSE.toNanos(), TimeUnit.NANOSECONDS);
+    try {
+      channel.awaitTermination(deadline.timeRemaining(TimeUnit.NANOSECONDS), TimeUnit.NANOSECONDS);
+      anyState.awaitTermination(deadline.timeRemaining(TimeUnit.NANOSECONDS), TimeUnit.NANOSECONDS);
+    } catch (InterruptedException interrupted) {
+      Thread.currentThread().interrupt();
+    }
     if (group != null) {
       group.shutdownGracefully(0, 1, TimeUnit.SECONDS);
     }

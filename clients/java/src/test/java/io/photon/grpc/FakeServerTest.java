@@ -240,6 +240,33 @@ class FakeServerTest {
     }
   }
 
+  /** Its caller may unload its classes next. */
+  @Test
+  void aClosedClientHasNoConnectionLeft() throws Exception {
+    try (var server = new FakeServer(1, true)) {
+      for (int i = 0; i < 20; i++) {
+        var client = Client.connect(server.target());
+        client.waitUntilReady(Duration.ofSeconds(20));
+        client.stream(Request.text("x").maxTokens(1000)).next();
+        client.close();
+        assertTrue(client.channel.isTerminated());
+        assertTrue(client.anyState.isTerminated());
+      }
+    }
+  }
+
+  @Test
+  void anInterruptedThreadClosesAndStaysInterrupted() throws Exception {
+    try (var server = new FakeServer(1, true)) {
+      var client = Client.connect(server.target());
+      client.stream(Request.text("x").maxTokens(1000)).next();
+      Thread.currentThread().interrupt();
+      client.close();
+      assertTrue(Thread.interrupted());
+      assertTrue(client.channel.isShutdown());
+    }
+  }
+
   @Test
   void aClosedClientSaysSoToCallsThatRanAndToThoseThatCome() throws Exception {
     try (var server = new FakeServer(50, false)) {
