@@ -7,6 +7,7 @@ Skipped where there is no Go, or where the modules that it needs are neither in 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -89,15 +90,14 @@ def test_stubs_made_anew_are_those_in_git(tmp_path: Path) -> None:
 
 
 def test_the_module_builds_in_another_ones_directory(tmp_path: Path) -> None:
-    """From a local file, as a user who has no access to the repository's host builds it."""
+    """The program of the README, by its commands, as a user who has no access to the repository's host builds it."""
     need(GO)
     module = next(line for line in (GO / "go.mod").read_text().splitlines() if line.startswith("module ")).split()[1]
-    (tmp_path / "main.go").write_text(
-        f'package main\n\nimport "{module}/photon"\n\nfunc main() {{ photon.NewClient("127.0.0.1:1") }}\n'
-    )
+    (program,) = re.findall(r"```go\n(package main.*?)```", (GO / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "main.go").write_text(program)
     for command in (
         ["mod", "init", "example.com/user"],
-        ["mod", "edit", f"-replace={module}={GO}", f"-require={module}@v0.0.0"],
+        ["mod", "edit", f"-replace={module}={GO}"],
         ["mod", "tidy"],
         ["build", "-o", str(tmp_path / "user"), "."],
     ):
