@@ -64,7 +64,7 @@ def make_ask(
     ignore_eos: bool = False,
     include_stop_in_text: bool = False,
     skip_special_tokens: bool = True,
-    max_duration_s: float | None = None,
+    max_duration: float | None = None,
     priority: int = 0,
     continue_from: Sequence[int] = (),
     session_id: str = "",
@@ -97,7 +97,7 @@ def make_ask(
             num_outputs=num_outputs,
         ),
         stop=StopAsk(
-            max_tokens, min_tokens, stops, tuple(stop_token_ids), ignore_eos, include_stop_in_text, max_duration_s
+            max_tokens, min_tokens, stops, tuple(stop_token_ids), ignore_eos, include_stop_in_text, max_duration
         ),
         output=OutputAsk(
             token_ids=True,

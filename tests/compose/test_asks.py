@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from photon_grpc import LLM
+from photon_grpc.client import Options
 from photon_grpc.compose.asks import ask_for, asks_for
 from photon_grpc.config.settings import settings
 from photon_grpc.core.frames import Add
@@ -33,7 +34,7 @@ INTEGERS = (
     "prompt_logprobs",
 )
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-NUMBERS = ("temperature", "top_p", "min_p", "max_duration_s")
+NUMBERS = ("temperature", "top_p", "min_p", "max_duration")
 SWITCHES = ("chat", "ignore_eos", "include_stop_in_text", "skip_special_tokens", "json_object")
 
 BIASES: tuple[dict[int, float], ...] = (
@@ -212,6 +213,10 @@ def test_numbers_and_lists_of_numpy_and_torch_are_numbers_and_lists() -> None:
     assert {type(asked.stop.max_tokens), type(asked.stop.stop_token_ids[0])} == {int}
     for prompts in (np.array([[1, 2]]), [np.array([1, 2])], [[np.int64(1), 2]], ([1, 2],), [range(1, 3)]):
         assert [ask.input.token_ids for ask in asks_for(prompts, {})] == [(1, 2)]  # type: ignore[union-attr]
+
+
+def test_every_option_has_the_name_that_the_client_gives_it() -> None:
+    assert WRONG.keys() - {"chat"} <= Options.__annotations__.keys()
 
 
 def test_none_is_unset_for_every_option() -> None:

@@ -43,7 +43,7 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     "include_stop_in_text": st.booleans(),
     "skip_special_tokens": st.booleans(),
     # One that never ends anything: when it would depends on the machine.
-    "max_duration_s": st.none() | st.just(3600.0),
+    "max_duration": st.none() | st.just(3600.0),
     "priority": st.integers(-3, 3),
     "session_id": st.sampled_from([None, "a", "b"]),
     "continue_from": st.none() | st.none() | st.lists(ids, min_size=1, max_size=6),
