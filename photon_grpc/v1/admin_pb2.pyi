@@ -551,7 +551,7 @@ class LoadAdapterRequest(_message.Message):
     name: _builtins.str
     """Name under which GenerateRequest.model finds it."""
     path: _builtins.str
-    """A directory under --adapter-root."""
+    """The adapter's directory, on the server's machine."""
     def __init__(
         self,
         *,

@@ -1081,7 +1081,7 @@ type LoadAdapterRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name under which GenerateRequest.model finds it.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// A directory under --adapter-root.
+	// The adapter's directory, on the server's machine.
 	Path          string `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
