@@ -96,6 +96,16 @@ def with_tls(function: F) -> F:
     return function
 
 
+def with_admin_target(function: F) -> F:
+    """The flag that says where AdminService is."""
+    return click.option(
+        "--target",
+        metavar="ADDR",
+        help="AdminService: unix:PATH or HOST:PORT. Unset: that of the one server on this machine; "
+        "PHOTON_TARGET, an address of inference, is not read.",
+    )(function)
+
+
 def only_admin_service() -> str:
     """Address of the AdminService of this user's one server on this machine. Raise ConfigError where there is none, or
     more than one."""

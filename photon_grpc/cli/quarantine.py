@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from photon_grpc.cli.connection import admin_connection, check_target, only_admin_service, with_tls
+from photon_grpc.cli.connection import admin_connection, check_target, only_admin_service, with_admin_target, with_tls
 from photon_grpc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,12 +18,7 @@ _COLUMNS = ("fingerprint", "state", "crashes", "last crash", "forgotten in", "ke
 
 
 @click.command()
-@click.option(
-    "--target",
-    metavar="ADDR",
-    help="AdminService: unix:PATH or HOST:PORT. Unset: that of the one server on this machine; "
-    "PHOTON_TARGET, an address of inference, is not read.",
-)
+@with_admin_target
 @click.option("--clear", "cleared", multiple=True, metavar="FINGERPRINT", help="Forget this request; repeatable.")
 @click.option("--clear-all", is_flag=True, help="Forget all of them.")
 @with_tls

@@ -7,17 +7,12 @@ import sys
 
 import click
 
-from photon_grpc.cli.connection import check_target, only_admin_service, with_tls
+from photon_grpc.cli.connection import check_target, only_admin_service, with_admin_target, with_tls
 from photon_grpc.errors import ConfigError
 
 
 @click.command()
-@click.option(
-    "--target",
-    metavar="ADDR",
-    help="AdminService: unix:PATH or HOST:PORT. Unset: that of the one server on this machine; "
-    "PHOTON_TARGET, an address of inference, is not read.",
-)
+@with_admin_target
 @click.option(
     "--interval",
     "interval_s",

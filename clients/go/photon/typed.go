@@ -32,7 +32,7 @@ func GenerateAs[T proto.Message](ctx context.Context, caller Caller, prompt Prom
 }
 
 // StreamAs gives the message of a generation as it is filled: values that are whole, strings as far as they are written,
-// each time in a message of its own. The last is the whole one, unless an error stands beside it.
+// long ones by shares, each time in a message of its own. The last is the whole one, unless an error stands beside it.
 func StreamAs[T proto.Message](ctx context.Context, caller Caller, prompt Prompt, options ...Option) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		var whole Output

@@ -7,7 +7,7 @@ import java.util.NoSuchElementException;
 
 /**
  * A message as it is filled, for one thread: each one has more than the one before, the last is whole. A field comes
- * when its value is complete, a string as it is written. Leaving early and failures are those of {@link
+ * when its value is complete, a string as it is written, a long one by shares. Leaving early and failures are those of {@link
  * GenerationStream}; one that ends before the message is whole throws MessageMismatch.
  */
 public final class MessageStream<T extends Message> implements Iterable<T>, Iterator<T>, AutoCloseable {
