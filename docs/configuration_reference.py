@@ -20,9 +20,12 @@ INTRODUCTION = """\
 
 Every setting of `photon-grpc serve` is a flag and an environment variable. A flag wins over a variable, a variable
 over the default. `photon-grpc doctor`, given the same flags, shows what results, where each value came from and what
-it would run on. A value that cannot be meant, and a model directory or an address that cannot be used, ends `serve`
-with one line and exit code 2 before anything is loaded. A variable that begins with `PHOTON_` and is none of these is
-warned about, unless Kubernetes sets it for a Service named photon (`PHOTON_SERVICE_HOST`, `PHOTON_PORT_50051_TCP`).
+it would run on, and exits with 1 and the reasons where `serve` would refuse to start. A value that cannot be meant, a
+directory that holds no model and an address in use end `serve` with one line and exit code 2 before anything is loaded;
+what its processes find (a missing device, a context beyond the model's, a file of keys or certificates that cannot be
+used) ends it with exit code 2 and the reason as its last line. A variable that begins with `PHOTON_` and is none of
+these is warned about, unless Kubernetes sets it for a Service named photon (`PHOTON_SERVICE_HOST`,
+`PHOTON_PORT_50051_TCP`).
 
 Durations are seconds, sizes bytes. Switches take `--name` and `--no-name`; as variables `1`, `true`, `yes`, `on` or
 `0`, `false`, `no`, `off`. What is repeatable as a flag takes commas as a variable. An empty variable counts as not

@@ -9,11 +9,9 @@ import importlib.util
 import json
 import os
 import platform
-import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,15 +21,21 @@ from rich.markup import escape
 from rich.table import Table
 
 from photon_grpc import __version__, demo
+from photon_grpc.cli.serve import need_server
+from photon_grpc.config.download import fetch_model
+from photon_grpc.config.flags import ServeConfig
 from photon_grpc.config.formats import about_tokenizer
 from photon_grpc.config.resolve import Resolved, is_model_id, model_path, split_address
 from photon_grpc.config.settings import sections
-from photon_grpc.errors import PhotonError
+from photon_grpc.errors import ConfigError, PhotonError, StartupError
+from photon_grpc.server.addresses import check
 
 EXTRA = "pip install '.[serve]' in the clone"
 
 _PACKAGES = ("grpcio", "protobuf", "torch", "triton", "numpy", "safetensors", "tokenizers", "transformers", "uvloop")
 _TORCH_TIMEOUT_S = 120
+#: Without a value they stay so; what else has none is decided by the device and the model.
+_NEVER_DECIDED = ("max_connection_age", "max_connection_age_grace")
 
 #: Printed as JSON by a Python that has torch.
 _ASK_TORCH = """
@@ -49,22 +53,22 @@ print(json.dumps({
 
 
 def doctor(resolved: Resolved) -> int:
-    """Print it all on stdout. The exit code: 1 where the model directory has a problem, else 0."""
+    """Print it all on stdout. The exit code: 1 where `serve` would refuse to start, else 0."""
     console = Console(highlight=False)
     torch = ask_torch()
     console.print(f"[bold]photon-grpc {__version__}[/] on Python {platform.python_version()}, {platform.platform()}\n")
     console.print(_settings_table(resolved))
     console.print(_table("Installed", [(name, _version(name)) for name in _PACKAGES]))
     console.print(_table("Runs on", _devices(torch, resolved)))
-    model, problems = _model(resolved)
-    console.print(_table("Model", model))
+    console.print(_table("Model", _model(resolved)))
     console.print(
         _table("Addresses", [(address, _address_state(address)) for address in resolved.config.server.listen])
     )
     for warning in resolved.warnings:
         console.print(f"[yellow]warning:[/] {escape(warning)}")
+    problems = _problems(resolved.config)
     for problem in problems:
-        console.print(f"[red]problem:[/] {escape(problem)}")
+        console.print(f"[red]problem:[/] {escape(problem)}", soft_wrap=True)
     return 1 if problems else 0
 
 
@@ -90,7 +94,7 @@ def _settings_table(resolved: Resolved) -> Table:
             value = getattr(getattr(resolved.config, setting.section), setting.name)
             origin = resolved.origins[setting.name]
             style = "dim" if origin == "default" else "cyan"
-            table.add_row(f"  {setting.name}", escape(shown(value)), f"[{style}]{origin}[/]")
+            table.add_row(f"  {setting.name}", escape(shown(setting.name, value)), f"[{style}]{origin}[/]")
     table.add_row("")
     return table
 
@@ -103,10 +107,10 @@ def _table(title: str, rows: list[tuple[str, str]]) -> Table:
     return table
 
 
-def shown(value: Any) -> str:
+def shown(name: str, value: Any) -> str:
     """A setting's value for people."""
     if value is None:
-        return "decided at start"
+        return "unset" if name in _NEVER_DECIDED else "decided at start"
     if isinstance(value, tuple):
         return ", ".join(value) or "unset"
     if isinstance(value, bool):
@@ -147,19 +151,18 @@ def _kernels(kernels: str, device: str) -> str:
     return kernels if has_triton or kernels == "torch" else "triton, which is not installed"
 
 
-def _model(resolved: Resolved) -> tuple[list[tuple[str, str]], list[str]]:
-    """Rows about the model, and its problems."""
+def _model(resolved: Resolved) -> list[tuple[str, str]]:
     model = resolved.config.model.model
     if model and is_model_id(model):
-        return [("id", f"{model}: will be looked up and downloaded when serving starts")], []
+        return [("id", f"{model}: will be looked up and downloaded when serving starts")]
     directory = model_path(model) if model else demo.TARGET
     rows = [("directory", str(directory) if model else "the embedded demo model")]
     try:
-        return [*rows, *_card(directory)], list(_problems(resolved, directory))
+        return [*rows, *_card(directory)]
     except ImportError as error:
-        return [*rows, ("card", f"{error.name} is missing: {EXTRA}")], []
-    except PhotonError as error:
-        return rows, [str(error)]
+        return [*rows, ("card", f"{error.name} is missing: {EXTRA}")]
+    except PhotonError:
+        return rows
 
 
 def _card(directory: Path) -> list[tuple[str, str]]:
@@ -185,19 +188,26 @@ def _card(directory: Path) -> list[tuple[str, str]]:
     ]
 
 
-def _problems(resolved: Resolved, directory: Path) -> Iterator[str]:
-    """Of what a front end reads, the tokenizer and the chat template, and of the names and shapes of the weights."""
-    from photon_grpc.compose.served_model import read_served_model
-
+def _problems(config: ServeConfig) -> list[str]:
+    """The reasons for which `serve` would refuse to start."""
     try:
-        read_served_model(resolved.config)
-    except PhotonError as error:
-        yield str(error)
-    if resolved.config.model.load_format != "dummy" and importlib.util.find_spec("torch") is not None:
-        # In a process of its own: torch takes seconds, and would stay.
-        command = [sys.executable, "-m", "photon_grpc.compose.check_weights", str(directory)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_TIMEOUT_S)
-        yield from done.stdout.splitlines()
+        need_server()
+        return ask_start(config if is_model_id(config.model.model) else fetch_model(config))
+    except StartupError as error:
+        return [str(error)]
+
+
+def ask_start(config: ServeConfig) -> list[str]:
+    """The reasons of `service/check_start.py`, in a process of its own: torch takes seconds, and would stay."""
+    import msgspec
+
+    command = [sys.executable, "-m", "photon_grpc.service.check_start"]
+    asked = msgspec.json.encode(config)
+    try:
+        done = subprocess.run(command, input=asked, stdout=subprocess.PIPE, timeout=_TORCH_TIMEOUT_S, check=True)
+    except subprocess.SubprocessError as error:
+        return [f"whether it would start could not be found out: {error}"]
+    return list(json.loads(done.stdout))
 
 
 def _windows(windows: tuple[int, ...]) -> str:
@@ -207,17 +217,8 @@ def _windows(windows: tuple[int, ...]) -> str:
 
 
 def _address_state(address: str) -> str:
-    """Return whether it could be bound now."""
-    host, port = split_address(address)
     try:
-        if address.startswith("unix:"):
-            path = Path(address.removeprefix("unix:"))
-            free = "free" if path.parent.is_dir() else "its directory does not exist"
-            return "exists already" if path.exists() else free
-        family, kind, _, _, where = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(where)
-    except OSError as error:
-        return f"not free: {error.strerror}"
-    return "free" if port else "any free port"
+        check(address, reuse_port=False)
+    except ConfigError:
+        return "not free"
+    return "any free port" if split_address(address)[1] == 0 and not address.startswith("unix:") else "free"

@@ -52,8 +52,9 @@ def run(once: bool, **given: Any) -> int:
 
 @click.command(cls=SettingsCommand, epilog=EPILOG)
 def doctor(**given: Any) -> int:
-    """Show what `serve` would run with: settings and where they come from, versions, devices, the model. Exit code 1
-    where the model cannot be served."""
+    """Show what `serve` would run with: settings and where they come from, versions, devices, the model. Exit code 0
+    where it would start; 1 where it would refuse to, with its reason; 2 for a value that cannot be meant and for a
+    directory that holds no model."""
     from photon_grpc.cli.doctor import doctor as show
 
     return show(resolve_flags(given, quiet=True))

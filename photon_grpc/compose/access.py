@@ -27,15 +27,22 @@ class Access:
 @asynccontextmanager
 async def access(config: ServerConfig) -> AsyncIterator[Access]:
     """Keys are read again when their file changes, for as long as this lasts. Raise ConfigError."""
-    certificates = None
-    if config.tls_cert:
-        certificates = Certificates(config.tls_cert, config.tls_key, config.tls_client_ca)
-    if not config.api_keys_file:
+    certificates, keys = read_certificates(config), read_keys(config)
+    if keys is None:
         yield Access(certificates=certificates)
         return
-    keys = KeyRing(config.api_keys_file)
     watching = asyncio.create_task(keys.watch())
     try:
         yield Access((ApiKeyInterceptor(keys, config.api_keys_exempt),), Shares(Quotas(keys.limits)), certificates)
     finally:
         watching.cancel()
+
+
+def read_certificates(config: ServerConfig) -> Certificates | None:
+    """Raise ConfigError for files that cannot be used."""
+    return Certificates(config.tls_cert, config.tls_key, config.tls_client_ca) if config.tls_cert else None
+
+
+def read_keys(config: ServerConfig) -> KeyRing | None:
+    """Raise ConfigError for a file that cannot be used."""
+    return KeyRing(config.api_keys_file) if config.api_keys_file else None

@@ -87,11 +87,9 @@ def assemble(config: ServeConfig, progress: OnStage) -> Assembled:
     `progress(stage, done, total)` is called with stage "weights" (bytes), "warm-up" (steps) and "kernels" (those that
     must be compiled). Raise ConfigError and ModelLoadError.
     """
-    if config.scheduler.step_trace:
-        check_trace_file(config.scheduler.step_trace)
+    check_step_trace(config)
+    device, kernels = pick_kernels(config)
     card = read_model_dir(config.model.model or Path(demo.TARGET))
-    device = pick_device(config.device.device)
-    kernels = _kernels(config, device)
     sizes = decide_sizes(card, config, on_cuda=device.type == "cuda")
     decoder = _load(card, config, device, kernels, sizes, progress)
     progress("warm-up", 0, 1)
@@ -102,6 +100,18 @@ def assemble(config: ServeConfig, progress: OnStage) -> Assembled:
     facts = _facts(card, decoder, runner, config, kernels, sizes)
     facts = replace(facts, has_grammars=vocabulary is not None)
     return Assembled(facts, config, sizes, runner, token_s, vocabulary)
+
+
+def check_step_trace(config: ServeConfig) -> None:
+    """Raise ConfigError where it could not be written."""
+    if config.scheduler.step_trace:
+        check_trace_file(config.scheduler.step_trace)
+
+
+def pick_kernels(config: ServeConfig) -> tuple[torch.device, Kernels]:
+    """The device, and the kernels for it. Raise ConfigError for what this machine lacks."""
+    device = pick_device(config.device.device)
+    return device, _kernels(config, device)
 
 
 def pick_device(name: str) -> torch.device:
@@ -117,7 +127,7 @@ def _load(
 ) -> Decoder:
     dtype = getattr(torch, card.dtype if config.model.dtype == "auto" else config.model.dtype)
     decoder = build(card, dtype=dtype, device=device, kernels=kernels, max_model_len=sizes.max_model_len)
-    _check_cache(config.cache, KVPlan(decoder.kv_groups, sizes.block_size, sizes.max_chunk))
+    check_cache(config.cache, decoder, sizes)
     if config.model.load_format == "dummy":
         weights.dummy(decoder, config.model.seed)
     else:
@@ -149,8 +159,9 @@ def _kernels(config: ServeConfig, device: torch.device) -> Kernels:
     return kernels
 
 
-def _check_cache(cache: CacheConfig, plan: KVPlan) -> None:
+def check_cache(cache: CacheConfig, decoder: Decoder, sizes: Sizes) -> None:
     """Raise ConfigError, before weights are loaded, for what the model's layers forbid."""
+    plan = KVPlan(decoder.kv_groups, sizes.block_size, sizes.max_chunk)
     if cache.kv_layout == "contiguous" and any(group.window for group in plan.groups):
         message = "--kv-layout contiguous: this model has sliding windows, which free blocks amid a run; use paged"
         raise ConfigError(message, field="kv_layout")

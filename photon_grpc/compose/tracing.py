@@ -16,16 +16,25 @@ def tracing(config: ServerConfig, replica_id: str) -> Iterator[tuple[RequestObse
     if not config.otlp_endpoint:
         yield ()
         return
-    try:
-        # Of an extra; whoever has none loads none.
-        from photon_grpc.server.spans import RequestSpans
-    except ImportError as error:
-        raise ConfigError(
-            f"--otlp-endpoint needs OpenTelemetry ({error.name}): pip install '.[otel]' in the clone",
-            field="--otlp-endpoint",
-        ) from None
+    check_tracing(config)
+    # Of an extra; whoever has none loads none.
+    from photon_grpc.server.spans import RequestSpans
+
     spans = RequestSpans(config.otlp_endpoint, replica_id)
     try:
         yield (spans,)
     finally:
         spans.close()
+
+
+def check_tracing(config: ServerConfig) -> None:
+    """Raise ConfigError where a collector is named and OpenTelemetry is missing."""
+    if not config.otlp_endpoint:
+        return
+    try:
+        import photon_grpc.server.spans  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"--otlp-endpoint needs OpenTelemetry ({error.name}): pip install '.[otel]' in the clone",
+            field="--otlp-endpoint",
+        ) from None

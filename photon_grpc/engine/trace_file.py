@@ -33,15 +33,18 @@ Record = tuple[Any, ...]
 
 
 def check_trace_file(path: str) -> None:
-    """Raise ConfigError where no trace can be written."""
-    problem = ""
+    """Raise ConfigError where no trace can be written. Leave no file that was not there."""
+    problem, wanted = "", Path(path).expanduser()
     try:
-        file = _open(Path(path).expanduser())
+        was_there = os.path.lexists(wanted)
+        file = _open(wanted)
     except OSError as error:
         problem = error.strerror or str(error)
     else:
         problem = "" if stat.S_ISREG(os.fstat(file).st_mode) else "this is no regular file, which could be rotated"
         os.close(file)
+        if not was_there:
+            wanted.unlink(missing_ok=True)
     if problem:
         raise ConfigError(f"--step-trace {path}: {problem}", field="--step-trace")
 

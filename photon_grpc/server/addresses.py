@@ -12,10 +12,13 @@ import re
 import socket
 import stat
 from collections.abc import Iterator
-
-import grpc
+from typing import TYPE_CHECKING
 
 from photon_grpc.errors import ConfigError
+
+if TYPE_CHECKING:
+    # The supervisor checks addresses too, and loads no gRPC.
+    import grpc
 
 _HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^:\[\]/\s]+):(?P<port>\d{1,5})")
 _UNIX = "unix:"
@@ -42,15 +45,28 @@ def bind(
     return _bind_tcp(server, address, reuse_port, credentials)
 
 
+def check(address: str, *, reuse_port: bool) -> None:
+    """Raise the ConfigError of `bind` where the address could not be bound now."""
+    if address.startswith(_UNIX):
+        reason = _why_not_unix(_unix_path(address))
+    else:
+        match = _HOST_PORT.fullmatch(address)
+        if match is None or int(match["port"]) > 65535:
+            raise _refused(address, "this is no address", "write HOST:PORT (IPv6 as [HOST]:PORT) or unix:PATH")
+        reason = _why_not_tcp(match["host"].strip("[]"), int(match["port"]), reuse_port)
+    if reason:
+        raise _refused(address, *reason)
+
+
+def _unix_path(address: str) -> str:
+    path = address.removeprefix(_UNIX)
+    return path.removeprefix("//") if path.startswith("///") else path
+
+
 def _bind_tcp(
     server: grpc.aio.Server, address: str, reuse_port: bool, credentials: grpc.ServerCredentials | None
 ) -> str:
-    match = _HOST_PORT.fullmatch(address)
-    if match is None or int(match["port"]) > 65535:
-        raise _refused(address, "this is no address", "write HOST:PORT (IPv6 as [HOST]:PORT) or unix:PATH")
-    host = match["host"].strip("[]")
-    if reason := _why_not_tcp(host, int(match["port"]), reuse_port):
-        raise _refused(address, *reason)
+    check(address, reuse_port=reuse_port)
     try:
         if credentials is None:
             port = server.add_insecure_port(address)
@@ -58,14 +74,12 @@ def _bind_tcp(
             port = server.add_secure_port(address, credentials)
     except RuntimeError:
         raise _refused(address, "the system refused it", "choose another address") from None
-    return f"{match['host']}:{port}"
+    return f"{address.rpartition(':')[0]}:{port}"
 
 
 def _bind_unix(server: grpc.aio.Server, address: str, mode: int | None) -> str:
-    path = address.removeprefix(_UNIX)
-    path = path.removeprefix("//") if path.startswith("///") else path
-    if reason := _why_not_unix(path):
-        raise _refused(address, *reason)
+    check(address, reuse_port=False)
+    path = _unix_path(address)
     try:
         with _created_with(mode):
             server.add_insecure_port(f"{_UNIX}{path}")

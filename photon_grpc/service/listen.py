@@ -17,6 +17,7 @@ from pathlib import Path
 from photon_grpc.config.flags import NO_ADMIN
 from photon_grpc.config.resolve import split_address
 from photon_grpc.errors import ConfigError
+from photon_grpc.server.addresses import check
 
 
 @dataclass(slots=True)
@@ -39,8 +40,10 @@ class Listeners:
 
 
 def plan_listeners(addresses: tuple[str, ...], frontends: int) -> Listeners:
-    """Raise ConfigError when a port to be shared is taken, or when there is nothing to share."""
+    """Raise ConfigError when an address is taken, or when there is nothing to share."""
     if frontends == 1:
+        for address in addresses:
+            check(address, reuse_port=False)
         return Listeners(addresses, reuse_port=False)
     if all(address.startswith("unix:") for address in addresses):
         raise ConfigError(
@@ -52,6 +55,7 @@ def plan_listeners(addresses: tuple[str, ...], frontends: int) -> Listeners:
     reserved: list[socket.socket] = []
     for address in addresses:
         if address.startswith("unix:"):
+            check(address, reuse_port=False)
             planned.append(address)
         else:
             sock, address = _reserve(address)
@@ -92,6 +96,12 @@ def admin_address(wanted: str) -> str:
     if wanted:
         return "" if wanted == NO_ADMIN else wanted
     return f"unix:{_socket_directory()}/photon-grpc-{os.getpid()}.sock"
+
+
+def check_admin(wanted: str) -> None:
+    """Raise ConfigError where an address that was asked for is taken."""
+    if wanted not in ("", NO_ADMIN):
+        check(wanted, reuse_port=False)
 
 
 def admin_sockets() -> tuple[str, ...]:

@@ -15,6 +15,7 @@ import pytest
 from photon_grpc import __version__, demo
 from photon_grpc.cli import doctor, main, serve, settings_flags
 from photon_grpc.config.settings import Setting, sections, settings
+from photon_grpc.service import check_start
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +121,10 @@ def changed_demo(directory: Path, **values: object) -> Path:
 def test_doctor_names_what_is_wrong_with_a_model_and_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "ask_torch", lambda: None)  # of devices: a process of seconds
+    # Processes of seconds.
+    monkeypatch.setattr(doctor, "ask_torch", lambda: None)
+    monkeypatch.setattr(doctor, "ask_start", check_start.reasons)
+    monkeypatch.setenv("PHOTON_LISTEN", "127.0.0.1:0")
     directory = changed_demo(tmp_path / "shape", intermediate_size=1280)
     assert main.main(["doctor", str(directory)]) == 1
     assert "gate_proj.weight has shape [640, 256]" in " ".join(capsys.readouterr().out.split())
@@ -265,7 +269,8 @@ def test_doctor_shows_values_and_where_they_come_from(
     monkeypatch.setenv("PHOTON_DTYPE", "float32")
     monkeypatch.setenv("PHOTON_DTYP", "float32")
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("photon_grpc.cli.doctor.ask_torch", lambda: None)
+    monkeypatch.setattr(doctor, "ask_torch", lambda: None)
+    monkeypatch.setattr(doctor, "ask_start", lambda config: [])
     assert main.main(["doctor", "--max-num-seqs", "5", "--listen", f"unix:{tmp_path}/s"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["dtype", "float32", "PHOTON_DTYPE"] in rows

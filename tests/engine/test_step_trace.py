@@ -187,8 +187,18 @@ def test_a_disk_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
-    check_trace_file(str(tmp_path / "steps.jsonl"))
+    file = TraceFile(str(tmp_path / "steps.jsonl"))
+    file.begin({})
+    file.put((numbered, 0))
+    file.close()
     assert (tmp_path / "steps.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_check_leaves_what_was_there_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "before").write_text("a line\n")
+    for name in ("before", "new"):
+        check_trace_file(str(tmp_path / name))
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("before", "a line\n")]
 
 
 @pytest.mark.parametrize(

@@ -17,15 +17,15 @@ def listening(port: int = 0, *, shared: bool) -> socket.socket:
 
 
 def test_one_front_end_binds_what_was_written():
-    plan = plan_listeners(("127.0.0.1:0", "unix:/tmp/x"), 1)
-    assert plan.of(0) == ("127.0.0.1:0", "unix:/tmp/x")
+    plan = plan_listeners(("127.0.0.1:0", "unix:/tmp/photon-no-such-socket"), 1)
+    assert plan.of(0) == ("127.0.0.1:0", "unix:/tmp/photon-no-such-socket")
     assert not plan.reuse_port
 
 
 def test_several_share_a_number_that_is_kept_and_the_first_owns_unix_sockets():
-    plan = plan_listeners(("127.0.0.1:0", "unix:/tmp/x"), 3)
+    plan = plan_listeners(("127.0.0.1:0", "unix:/tmp/photon-no-such-socket"), 3)
     address = plan.of(2)[0]
-    assert plan.of(0) == (address, "unix:/tmp/x")
+    assert plan.of(0) == (address, "unix:/tmp/photon-no-such-socket")
     assert plan.of(1) == plan.of(2) == (address,)
     port = int(address.rpartition(":")[2])
     with listening(port, shared=True), listening(port, shared=True), pytest.raises(OSError, match="in use"):

@@ -1,0 +1,123 @@
+"""`doctor` refuses what `serve` refuses at its start, in the same words."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from photon_grpc.cli import doctor, main
+from photon_grpc.cli.settings_flags import as_flags
+from photon_grpc.compose.access import access
+from photon_grpc.compose.assemble import assemble
+from photon_grpc.config.resolve import resolve
+from photon_grpc.config.settings import settings
+from photon_grpc.errors import ConfigError
+from photon_grpc.service import check_start
+from tests.server.certificates import Authority
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")
+
+FREE = {"listen": ("127.0.0.1:0",), "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[str, Any]]]:
+    """Settings with which `serve` does not start."""
+    directory = tmp_path_factory.mktemp("refused")
+    authority = Authority(directory, "authority")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        busy = f"127.0.0.1:{taken.getsockname()[1]}"
+        yield {
+            "listen": {"listen": (busy,)},
+            "admin": {"admin_listen": f"unix:{directory}/none/socket"},
+            "metrics": {"metrics_listen": busy},
+            "tls": {"tls_cert": str(authority.signed("one").cert), "tls_key": str(authority.signed("two").key)},
+            "keys": {"api_keys_file": f"{directory}/none.toml"},
+            "tracing": {"otlp_endpoint": "http://127.0.0.1:4317"},
+            "step trace": {"step_trace": f"{directory}/none/trace"},
+            "device": {"device": "cuda"},
+            "context": {"max_model_len": 100_000},
+        }
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Without OpenTelemetry, without a GPU."""
+    directory = tmp_path_factory.mktemp("path")
+    (directory / "opentelemetry.py").write_text("raise ModuleNotFoundError(name='opentelemetry')")
+    unset = {setting.variable for setting in settings()}
+    path = os.pathsep.join((str(directory), os.getcwd()))
+    kept = {name: value for name, value in os.environ.items() if name not in unset}
+    return {**kept, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
+
+
+def said(environment: dict[str, str], verb: str, given: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "photon_grpc", verb, *as_flags(given)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def problems(refused: dict[str, dict[str, Any]], environment: dict[str, str]) -> list[str]:
+    """Doctor's, told of all of them at once."""
+    given: dict[str, Any] = {}
+    for some in refused.values():
+        given |= some
+    done = said(environment, "doctor", given)
+    assert done.returncode == 1, done.stderr
+    found = [line.partition("problem: ")[2] for line in done.stdout.splitlines() if line.startswith("problem: ")]
+    assert len(found) == len(refused)
+    return found
+
+
+@pytest.mark.parametrize("name", ["listen", "admin", "metrics", "tracing"])
+def test_doctor_tells_why_serve_does_not_start(
+    name: str, refused: dict[str, dict[str, Any]], environment: dict[str, str], problems: list[str]
+) -> None:
+    served = said(environment, "serve", FREE | refused[name])
+    lines = served.stderr.splitlines()
+    assert served.returncode == 2, served.stderr
+    assert lines[-1].partition("cannot start: ")[2] in problems
+    # An address that is taken: before anything is loaded.
+    assert len(lines) == 1 or name == "tracing"
+
+
+@pytest.mark.parametrize("name", ["tls", "keys"])
+async def test_doctor_tells_why_a_front_end_does_not_start(
+    name: str, refused: dict[str, dict[str, Any]], problems: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        async with access(resolve(refused[name], {}).config.server):
+            pass
+    assert str(caught.value) in problems
+
+
+@pytest.mark.parametrize("name", ["step trace", "device", "context"])
+def test_doctor_tells_why_an_engine_does_not_start(
+    name: str, refused: dict[str, dict[str, Any]], problems: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ConfigError) as caught:
+        assemble(resolve(FREE | refused[name], {}).config, lambda stage, done, total: None)
+    assert str(caught.value) in problems
+
+
+def test_doctor_finds_nothing_where_serve_would_start_and_leaves_no_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Processes of seconds.
+    monkeypatch.setattr(doctor, "ask_torch", lambda: None)
+    monkeypatch.setattr(doctor, "ask_start", check_start.reasons)
+    flags = as_flags(FREE | {"metrics_listen": "127.0.0.1:0", "step_trace": f"{tmp_path}/trace"})
+    assert main.main(["doctor", *flags]) == 0
+    assert list(tmp_path.iterdir()) == []
+    shown = capsys.readouterr().out
+    assert ["max_connection_age", "unset", "default"] in [line.split() for line in shown.splitlines()]
+    assert "problem" not in shown
