@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -153,3 +154,22 @@ def test_bytes_on_stdin_are_one_line_in_locales_that_let_them_through(locale: st
     )
     assert done.returncode == 2
     assert b"Traceback" not in done.stderr and b"no utf-8 text" in done.stderr
+
+
+def run_with_click(source: str, directory: Path, **options: object) -> subprocess.CompletedProcess[str]:
+    """`--version` with a stand-in for the first library that the command line imports."""
+    (directory / "click.py").write_text(source)
+    command = [sys.executable, "-m", "photon_grpc", "--version"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(directory), os.getcwd()))}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, **options)
+
+
+def test_ctrl_c_amid_the_imports_prints_no_traceback(tmp_path: Path) -> None:
+    done = run_with_click("import os, signal\nos.kill(os.getpid(), signal.SIGINT)", tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_ctrl_c_is_still_ignored_in_the_background(tmp_path: Path) -> None:
+    source = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nprint('goes on', flush=True)\nos._exit(0)"
+    done = run_with_click(source, tmp_path, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+    assert (done.returncode, done.stdout) == (0, "goes on\n")
