@@ -6,6 +6,7 @@ import os
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +16,10 @@ from photon_grpc.compose.message_type import message_of
 from photon_grpc.compose.program import Program
 from photon_grpc.config.download import fetch_model
 from photon_grpc.config.resolve import resolve_program
+from photon_grpc.config.settings import in_keywords
 from photon_grpc.core.generation import Prompt, TokenScore, ToolCall
 from photon_grpc.core.request import FinishReason
+from photon_grpc.errors import StartupError
 from photon_grpc.frontend.ask import Ask
 from photon_grpc.frontend.update import OutputDelta, Result
 
@@ -61,8 +64,9 @@ class LLM:
     """
 
     def __init__(self, model: str | os.PathLike[str] = "", **flags: Any) -> None:
-        config = resolve_program({"model": None if model == "" else model, **flags}, os.environ).config
-        self._program = Program(fetch_model(config))
+        with _in_keywords():
+            config = resolve_program({"model": None if model == "" else model, **flags}, os.environ).config
+            self._program = Program(fetch_model(config))
         # At the end of the interpreter, too.
         weakref.finalize(self, self._program.close)
 
@@ -111,6 +115,17 @@ class LLM:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+@contextmanager
+def _in_keywords() -> Iterator[None]:
+    """A StartupError names its keywords, and not the flags of `serve`."""
+    try:
+        yield
+    except StartupError as error:
+        error.message, error.field = in_keywords(error.message), in_keywords(error.field)
+        error.args = (error.message,)
+        raise
 
 
 def _has_use(asks: Sequence[Ask]) -> bool:

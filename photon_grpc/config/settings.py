@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import re
 import types
 import typing
 from dataclasses import MISSING, Field, dataclass, fields
@@ -16,6 +17,7 @@ from photon_grpc.errors import ConfigError
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
+_FLAG = re.compile(r"--([a-z]+(?:-[a-z]+)*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,16 @@ def sections() -> dict[str, list[Setting]]:
     for setting in settings():
         grouped.setdefault(setting.title, []).append(setting)
     return grouped
+
+
+def in_keywords(text: str) -> str:
+    """`text` with its flags as Python's keywords: max_num_seqs for --max-num-seqs."""
+
+    def keyword(found: re.Match[str]) -> str:
+        name = found[1].replace("-", "_")
+        return name if name in by_name() else found[0]
+
+    return _FLAG.sub(keyword, text)
 
 
 def section_class(section: Field[Any]) -> type:

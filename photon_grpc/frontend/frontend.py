@@ -57,6 +57,8 @@ from photon_grpc.frontend.update import Result, gathered
 _LOG = logging.getLogger(__name__)
 
 _RETRY_AFTER_S = 1.0
+#: Of the model's names in a refusal.
+_MAX_NAMES_CHARS = 400
 #: Ids that Tokenize gives though no context holds them.
 _MAX_TOKENIZED = 2**20
 #: Messages of a unary call: one, at the end.
@@ -136,7 +138,8 @@ class Frontend:
     def model(self, name: str) -> ModelFacts:
         """ "" is the default model. Raise ModelNotFound."""
         if name and name not in self._model.names:
-            raise ModelNotFound(f"there is no model {name[:200]!r}", field="model")
+            names = ", ".join(self._model.names)[:_MAX_NAMES_CHARS]
+            raise ModelNotFound(f"there is no model {name[:200]!r}; this server has {names}", field="model")
         return self._model.facts(self._link.facts)
 
     def models(self) -> tuple[ModelFacts, ...]:

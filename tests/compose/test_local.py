@@ -97,6 +97,21 @@ def test_a_flag_that_does_not_exist_is_named():
         LLM(max_num_seq=3)
 
 
+@pytest.mark.parametrize(
+    ("keywords", "told", "field"),
+    [
+        ({"model": "/no/such"}, "model: no directory /no/such", "model"),
+        ({"max_num_seqs": 0}, "max_num_seqs: 0 is not allowed", "max_num_seqs"),
+        ({"step_trace": "/no/such"}, "step_trace /no/such: No such file", "step_trace"),
+        ({"max_model_len": 100_000}, "max_model_len 100000: config.json says", "max_model_len"),
+    ],
+)
+def test_a_wrong_value_is_told_by_its_keyword(keywords, told, field):
+    with pytest.raises(ConfigError, match=f"^{told}") as caught:
+        LLM(**{"device": "cpu", **keywords})
+    assert (caught.value.message, caught.value.field) == (str(caught.value), field)
+
+
 def test_many_threads_at_a_time(llm):
     prompts = [f"def f{n % 5}" for n in range(32)]
     alone = {prompt: llm.generate(prompt, max_tokens=6, temperature=0)[0].token_ids for prompt in prompts[:5]}

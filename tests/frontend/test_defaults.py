@@ -144,6 +144,15 @@ async def test_what_cannot_be_served_is_refused(wrong: object, error: type[Photo
             assert caught.value.needed > caught.value.limit
 
 
+@pytest.mark.parametrize("names", [("small", "alias"), ("small", *("alias" * 9 for _ in range(99)))])
+def test_an_unknown_model_is_told_those_there_are(names: tuple[str, ...]) -> None:
+    with frontend(served(names=names)) as (front, _), pytest.raises(ModelNotFound) as caught:
+        front.model("gpt-4" * 999)
+    assert "'gpt-4" in caught.value.message
+    assert "small, alias" in caught.value.message
+    assert len(caught.value.message) < 1000
+
+
 @pytest.mark.parametrize(
     ("num_prompt", "asked", "expected"),
     [(90, 7, 7), (96, 1, 1), (10, None, 6 * 16 + 1 - 10), (96, None, 1), (1, None, 96)],
