@@ -3,9 +3,11 @@ inherit; flags set those of TLS, not the key's, since others on the machine can 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 import click
@@ -19,6 +21,8 @@ TLS_CA = "PHOTON_TLS_CA"
 #: Not PHOTON_TLS_CERT, which is the server's.
 TLS_CERT = "PHOTON_CLIENT_TLS_CERT"
 TLS_KEY = "PHOTON_CLIENT_TLS_KEY"
+
+_MAX_COMMAND_CHARS = 200
 
 #: For --tls-ca: the authorities that gRPC comes with.
 PUBLIC = "public"
@@ -118,8 +122,17 @@ def only_admin_service() -> str:
             "the server tells at start, `admin service on …`"
         )
     if len(found) > 1:
-        raise ConfigError(f"there are several servers; choose one with --target: {', '.join(found)}")
+        lines = "".join(f"\n  {address}  {_command(address)}" for address in found)
+        raise ConfigError(f"there are several servers; choose one with --target:{lines}")
     return found[0]
+
+
+def _command(address: str) -> str:
+    """Return the command line of the process that this socket is named after; "" where there is no /proc."""
+    pid = address.rpartition("-")[2].removesuffix(".sock")
+    with contextlib.suppress(OSError):
+        return " ".join(Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0"))[:_MAX_COMMAND_CHARS]
+    return ""
 
 
 def _set(variable: str) -> Callable[[click.Context, click.Parameter, str | None], None]:

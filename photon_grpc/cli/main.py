@@ -5,6 +5,7 @@ Imports little: `serve` must not load gRPC, `generate` must not load torch, `--h
 
 from __future__ import annotations
 
+import difflib
 import io
 import os
 import sys
@@ -28,6 +29,8 @@ from photon_grpc.errors import ConfigError, PhotonError, StartupError
 
 #: Ended by Ctrl-C, as shells count: 128 + SIGINT.
 INTERRUPTED = 130
+#: Ratio of equal characters from which one option's name may be meant by another's.
+_NEAR = 0.7
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _refuse_bytes(arguments)
         return int(cli.main(args=list(arguments), prog_name="photon-grpc", standalone_mode=False) or 0)
     except click.ClickException as error:
+        if isinstance(error, click.NoSuchOption) and error.possibilities:
+            error.possibilities[:] = [each for each in error.possibilities if _is_near(error.option_name, each)]
         error.show()
         return 2
     except click.Abort:
@@ -73,6 +78,13 @@ def _refuse_bytes(arguments: Sequence[str]) -> None:
     for text in (*arguments, *(os.environ.get(name, "") for name in CLIENT_VARIABLES)):
         if not is_text(text):
             raise ConfigError(f"{text!r} holds bytes that are no text")
+
+
+def _is_near(option: str, other: str) -> bool:
+    """Without the dashes that all have, which are enough for click to take --foo for --tools."""
+    option, other = option.lstrip("-"), other.lstrip("-")
+    is_part = option.startswith(other) or other.startswith(option)
+    return is_part or difflib.SequenceMatcher(None, option, other).ratio() >= _NEAR
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

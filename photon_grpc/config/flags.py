@@ -82,7 +82,7 @@ class ModelFlags:
     )
     seed: int = flag(
         0,
-        "Seed of dummy weights, and of the seeds drawn for requests that set none (0: from the system).",
+        "Seed of dummy weights, and of the seeds that requests without one get. 0: those differ at every start.",
         bounds=NumberRange(at_least=0, at_most=2**64 - 1),
     )
 

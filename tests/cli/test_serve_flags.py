@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -108,6 +109,16 @@ def test_flags_of_vllm_without_a_namesake_get_a_pointer(
     assert pointer in capsys.readouterr().err
     assert main.main(["serve", "--no-such-flag"]) == 2
     assert "No such option" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "near"),
+    [("--foo", []), ("--max-token", ["--max-tokens"]), ("--schema", ["--json-schema"]), ("--stop-string", ["--stop"])],
+)
+def test_only_near_names_are_suggested(flag: str, near: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["generate", "x", flag]) == 2
+    told = capsys.readouterr().err.partition("No such option")[2].partition(flag)[2]
+    assert re.findall(r"--[a-z-]+", told) == near
 
 
 def changed_demo(directory: Path, **values: object) -> Path:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+
 import pytest
 
 from photon_grpc.cli import main
@@ -49,3 +53,16 @@ def test_the_variable_is_checked_too(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setenv("PHOTON_TARGET", "localhost")
     assert main.main(["health"]) == 2
     assert "names no port" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="no /proc")
+def test_of_several_servers_each_is_shown_with_its_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours, gone = f"unix:/tmp/photon-grpc-{os.getpid()}.sock", "unix:/tmp/photon-grpc-9999999999.sock"
+    monkeypatch.setattr("photon_grpc.service.listen.admin_sockets", lambda: (ours, gone))
+    assert main.main(["top", "--once"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert "several servers" in lines[0]
+    assert lines[1].startswith(f"  {ours}  ") and Path(sys.executable).name in lines[1]
+    assert lines[2].strip() == gone

@@ -258,5 +258,5 @@ def test_variables_that_are_set_for_a_service_are_not_looked_at(
 
 @pytest.mark.parametrize("model", [5, b"model", ["a"], {}, 1.5, True])
 def test_a_model_that_is_no_path_is_refused(model: Any) -> None:
-    with pytest.raises(ConfigError, match="^model: "):
+    with pytest.raises(ConfigError, match=r"^model: "):
         LLM(model)
