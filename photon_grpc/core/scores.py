@@ -1,7 +1,7 @@
 """Log-probabilities that a request asks for, and the records that carry them.
 
 A logprob is the log-softmax, in float32, of the raw logits: before temperature, filters, bans, masks and every other
-transform. Records stay packed from the runner to the front end, which alone unpacks them.
+transform. Records stay packed from the runner to the front end, which alone looks into them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import msgspec
 
 #: One scored id, little endian: id int32, logprob float32, rank int32. Its rank is 1 + the ids with a greater logit.
 RECORD = struct.Struct("<ifi")
+#: The same, its logprob as the four bytes that it is in a message, too.
+UNREAD_RECORD = struct.Struct("<I4sI")
 
 
 class ScoreParams(msgspec.Struct, frozen=True, array_like=True):

@@ -7,8 +7,9 @@ records a second.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import chain
+
+import msgspec
 
 from photon_grpc.core.generation import Candidate, TokenScore
 from photon_grpc.core.scores import RECORD
@@ -21,8 +22,7 @@ def no_bytes(token_id: int) -> bytes:
     return b""
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredTokens:
+class ScoredTokens(msgspec.Struct, frozen=True):
     """TokenScores, made when they are iterated."""
 
     #: RECORDs (core.scores), `num_records` of every position.
@@ -102,7 +102,7 @@ class PromptScores:
         """One of each prompt id. None at all where the outputs ended before their prompt was computed."""
         if not self._parts and self._num_positions != 1:
             return NOT_SCORED
-        whole = replace(self._blank, records=b"".join(self._parts))
+        whole = msgspec.structs.replace(self._blank, records=b"".join(self._parts))
         self._parts = []
         return whole if len(whole) == self._num_positions else NOT_SCORED
 
@@ -110,4 +110,8 @@ class PromptScores:
 def joined(parts: Sequence[ScoredTokens]) -> ScoredTokens:
     """The parts of one output, in their order, as one."""
     scored = [part for part in parts if part.records]
-    return replace(scored[0], records=b"".join([part.records for part in scored])) if scored else NOT_SCORED
+    return (
+        msgspec.structs.replace(scored[0], records=b"".join([part.records for part in scored]))
+        if scored
+        else NOT_SCORED
+    )

@@ -15,6 +15,7 @@ from photon_grpc.server.interceptors.intake import Messages
 from photon_grpc.server.message_type import MessageType, MessageTypes
 from photon_grpc.server.metadata import Context
 from photon_grpc.server.multiplex import Admitted, MultiplexCall
+from photon_grpc.server.responses import ResponseWriter
 from photon_grpc.server.writer import StreamWriter
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
@@ -54,19 +55,13 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> None:
         ask, message_type = await self._ask("StreamGenerate", request, context)
         del request  # megabytes, perhaps, for as long as it runs
-        stream, is_scored = await self._frontend.stream(ask), ask.output.is_scored
+        stream, responses = await self._frontend.stream(ask), ResponseWriter(message_type)
         del ask
         # Also when the call was cancelled, ran out of time or lost its connection: what still runs is aborted.
         async with stream:
-            sequence = 0
             async for update in stream:
-                sequence += 1
-                message = codec.stream_message(update, sequence, stream.start if sequence == 1 else None)
-                if is_scored:
-                    await scores.add_to_message(message, update)
-                if message_type is not None:
-                    await messages.add(message.deltas, update.deltas, message_type)
-                if sequence == 1:
+                message = responses.plain(update) or await responses.full(update, stream.start)
+                if responses.sequence == 1:
                     await metadata.send_initial_metadata(context)
                 await self._writer.write(context, message)
 
@@ -108,8 +103,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             raise
         ask, message_type = await self._ask(_MULTIPLEX, request, context)
         del request  # megabytes, perhaps, while its prompt is prepared
-        is_scored = ask.output.is_scored
-        return Admitted(await self._frontend.stream(ask), is_scored, message_type)
+        return Admitted(await self._frontend.stream(ask), message_type)
 
     def _refuse(self, context: Context, request_id: str, error: PhotonError) -> None:
         """One of many requests, by its id already."""

@@ -40,7 +40,6 @@ class Admitted(NamedTuple):
     """A request that the front end has taken."""
 
     stream: TokenStream
-    is_scored: bool
     #: Of typed output.
     message_type: MessageType | None = None
 
@@ -53,7 +52,7 @@ Refuse = Callable[[str, PhotonError], None]
 class _Member:
     """One request of the call, from its action to its end."""
 
-    __slots__ = ("_call", "admission", "error", "is_ready", "is_scored", "items", "request_id", "started_s", "stream")
+    __slots__ = ("_call", "admission", "error", "is_ready", "items", "request_id", "started_s", "stream")
 
     def __init__(self, call: MultiplexCall, handle: int, request_id: str) -> None:
         #: No more of it than may be valid: it is told, and logged.
@@ -63,7 +62,6 @@ class _Member:
         #: Prepares and sends it to the engine.
         self.admission: asyncio.Task[None] | None = None
         self.stream: TokenStream | None = None
-        self.is_scored = False
         self.error: Exception | None = None
         #: Stands among those with news.
         self.is_ready = False
@@ -170,7 +168,7 @@ class MultiplexCall:
         update = self._take(member, stream) if stream is not None and member.error is None else None
         if update is None or stream is None:
             return b"" if member.error is None else items.error(member.error)
-        item = None if member.is_scored else items.plain(update)
+        item = items.plain(update)
         if item is not None:
             return item
         try:
@@ -264,7 +262,7 @@ class MultiplexCall:
         admission = self._admit(request)
         del request  # megabytes, perhaps
         try:
-            member.stream, member.is_scored, member.items.message_type = await admission
+            member.stream, member.items.responses.message_type = await admission
         except Exception as error:
             self._fail(member, error)
         else:

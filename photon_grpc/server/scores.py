@@ -1,55 +1,124 @@
-"""Scores into messages that are made but for them."""
+"""Scores in wire form, and into messages that are made but for them.
+
+They are written by hand, from records as they came: as objects of protobuf a scored id costs four times as much, and a
+token has up to 41 of them. A reader takes a message's fields in any order; the bytes of a token, which are always the
+same, come first. https://protobuf.dev/programming-guides/encoding
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 
-from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
+from google.protobuf.message import Message
 
+from photon_grpc.core.scores import UNREAD_RECORD
 from photon_grpc.frontend.scores import NOT_SCORED, ScoredTokens
 from photon_grpc.frontend.update import OutputDelta, Result, Update
+from photon_grpc.server.varint import varint
 from photon_grpc.v1 import inference_pb2 as pb
 
-#: Ids that are written beside the event loop: some 5 ms.
-_MANY = 4096
+#: Ids that are written beside the event loop: some 1 ms.
+MANY = 4096
+#: Tags: the field's number and its type, 0 for a varint, 2 for what has a length, 5 for four bytes.
+OUTPUT_SCORES, _PROMPT_SCORES = b"\x22", b"\x12"  # Output.scores, PromptInfo.scores
+_ID, _LOGPROB, _RANK, _BYTES = b"\x08", b"\x15", b"\x18", b"\x22"  # TokenScore and Candidate
+_CANDIDATE = b"\x2a"  # TokenScore.candidates
+#: Bytes of a logprob and of a rank of one byte, with the rank's tag.
+_NUM_BEHIND = 6
+_SHORT_RANKS = tuple([_RANK + varint(rank) for rank in range(0x80)])
 
-Scores = RepeatedCompositeFieldContainer[pb.TokenScore]
+
+class _Candidates(dict[int, bytes]):
+    """Id -> the beginning of its Candidate with a short rank, up to the tag of its logprob. Filled as ids occur: 150
+    bytes each, at most one for each id of the vocabulary."""
+
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+        self._token_bytes = token_bytes
+
+    def __missing__(self, token_id: int) -> bytes:
+        spelled = self._token_bytes(token_id)
+        body = _ID + varint(token_id)
+        if spelled:
+            body += _BYTES + varint(len(spelled)) + spelled
+        body += _LOGPROB
+        self[token_id] = begun = _CANDIDATE + varint(len(body) + _NUM_BEHIND) + body
+        return begun
+
+
+#: Of as many vocabularies as a process has.
+_candidates = lru_cache(maxsize=4)(_Candidates)
+
+
+def written(scores: ScoredTokens, tag: bytes) -> bytes:
+    """TokenScores, each a field with this tag."""
+    candidates = _candidates(scores.token_bytes)
+    parts: list[bytes] = []
+    for token_id in scores.unscored:
+        body = _body(candidates[token_id])[: -len(_LOGPROB)]
+        parts += (tag, varint(len(body)), body)
+    each = UNREAD_RECORD.iter_unpack(scores.records)
+    for (token_id, logprob, rank), *others in zip(*[each] * scores.num_records, strict=True):
+        score = [_body(candidates[token_id]), logprob, _RANK, varint(rank)]
+        for other, logprob, rank in others:
+            if rank < 0x80:
+                score += (candidates[other], logprob, _SHORT_RANKS[rank])
+            else:
+                score += _candidate(candidates[other], logprob, rank)
+        body = b"".join(score)
+        parts += (tag, varint(len(body)), body)
+    return b"".join(parts)
+
+
+def _body(candidate: bytes) -> bytes:
+    """The same without its tag and its length."""
+    end = 1
+    while candidate[end] >= 0x80:
+        end += 1
+    return candidate[end + 1 :]
+
+
+def _candidate(begun: bytes, logprob: bytes, rank: int) -> tuple[bytes, ...]:
+    """With a rank of any length."""
+    body, place = _body(begun), varint(rank)
+    num_bytes = len(body) + _NUM_BEHIND - 1 + len(place)
+    return _CANDIDATE, varint(num_bytes), body, logprob, _RANK, place
 
 
 async def add_to_message(message: pb.StreamGenerateResponse, update: Update) -> None:
     """The scores of `update` to its message."""
-    pairs = _pairs(message.deltas, update.deltas)
+    wanted = _of_outputs(message.deltas, update.deltas)
     if update.prompt_scores is not NOT_SCORED:
-        pairs.append((message.start.prompt.scores, update.prompt_scores))
-    await _write_all(pairs)
+        wanted.append((message.start.prompt, update.prompt_scores, _PROMPT_SCORES))
+    await _add_all(wanted)
 
 
 async def add_to_response(response: pb.GenerateResponse, result: Result) -> None:
     """The scores of `result` to its answer."""
-    pairs = _pairs(response.outputs, result.outputs)
+    wanted = _of_outputs(response.outputs, result.outputs)
     if result.prompt_scores is not NOT_SCORED:
-        pairs.append((response.prompt.scores, result.prompt_scores))
-    await _write_all(pairs)
+        wanted.append((response.prompt, result.prompt_scores, _PROMPT_SCORES))
+    await _add_all(wanted)
 
 
-def _pairs(outputs: Iterable[pb.Output], deltas: tuple[OutputDelta, ...]) -> list[tuple[Scores, ScoredTokens]]:
-    return [(output.scores, delta.scores) for output, delta in zip(outputs, deltas, strict=True)]
+#: A message, its scores, and their tag in it.
+_Wanted = tuple[Message, ScoredTokens, bytes]
 
 
-async def _write_all(pairs: list[tuple[Scores, ScoredTokens]]) -> None:
-    is_large = sum([scores.num_ids for _, scores in pairs]) > _MANY
-    for message, scores in pairs:
+def _of_outputs(outputs: Iterable[pb.Output], deltas: tuple[OutputDelta, ...]) -> list[_Wanted]:
+    pairs = zip(outputs, deltas, strict=True)
+    return [(output, delta.scores, OUTPUT_SCORES) for output, delta in pairs if delta.scores is not NOT_SCORED]
+
+
+async def _add_all(wanted: list[_Wanted]) -> None:
+    is_large = sum([scores.num_ids for _, scores, _ in wanted]) > MANY
+    for each in wanted:
         if is_large:
-            await asyncio.to_thread(_write, message, scores)
+            await asyncio.to_thread(_add, *each)
         else:
-            _write(message, scores)
+            _add(*each)
 
 
-def _write(message: Scores, scores: ScoredTokens) -> None:
-    token_bytes = scores.token_bytes
-    for (token_id, logprob, rank), *others in scores.positions():
-        score = message.add(token_id=token_id, logprob=logprob, rank=rank, token_bytes=token_bytes(token_id))
-        candidates = score.candidates
-        for other, value, place in others:
-            candidates.add(token_id=other, logprob=value, rank=place, token_bytes=token_bytes(other))
+def _add(message: Message, scores: ScoredTokens, tag: bytes) -> None:
+    message.MergeFromString(written(scores, tag))

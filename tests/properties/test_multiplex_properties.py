@@ -6,15 +6,13 @@ import asyncio
 from collections import defaultdict
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from photon_grpc.core.generation import Start, Usage
 from photon_grpc.core.request import FinishReason
-from photon_grpc.frontend.answer import Answer
 from photon_grpc.frontend.ask import Ask, IdsInput, OutputAsk, SamplingAsk, StopAsk
-from photon_grpc.frontend.update import OutputDelta, OutputFinish, Update
+from photon_grpc.frontend.update import OutputDelta, Update
 from photon_grpc.server import codec
 from photon_grpc.server.frames import ItemWriter
 from photon_grpc.server.interceptors.failure_log import FailureLog
@@ -126,7 +124,7 @@ async def join(call: MultiplexCall, request_id: str, stream: Any) -> None:
     """The request is admitted."""
 
     async def admitted(request: pb.GenerateRequest) -> Admitted:
-        return Admitted(stream, is_scored=False)
+        return Admitted(stream)
 
     call._admit = admitted
     call._act(pb.MultiplexGenerateRequest(generate=pb.GenerateRequest(request_id=request_id)))
@@ -146,28 +144,19 @@ def test_items_written_by_hand_are_those_of_protobuf(
     deltas: tuple[OutputDelta, ...], handle: int, sequence: int
 ) -> None:
     writer = ItemWriter(handle, "id")
-    writer._sequence = sequence
+    writer.responses.sequence = sequence
     written = writer.plain(Update(deltas))
     assert written is not None
     item = pb.MultiplexItem(handle=handle, response=codec.stream_message(Update(deltas), sequence + 1, None))
     assert pb.MultiplexGenerateResponse.FromString(written) == pb.MultiplexGenerateResponse(items=[item])
 
 
-@pytest.mark.parametrize(
-    "update",
-    [
-        Update((OutputDelta(0, "x"),), Usage(1, 0, 1)),
-        Update((OutputDelta(0, "x"), OutputDelta(1, "y", finish=OutputFinish(FinishReason.EOS, eos_token_id=2)))),
-        Update((OutputDelta(0, "x", answer=Answer(reasoning="x")),)),
-    ],
-)
-def test_what_holds_more_is_not_written_by_hand(update: Update) -> None:
+def test_only_the_first_item_names_its_request() -> None:
     writer = ItemWriter(7, "id")
-    assert writer.plain(Update((OutputDelta(0, "first"),))) is None
-    first = asyncio.run(writer.full(update, Start("id", "demo", 7, 0.0)))
-    assert writer.plain(update) is None
-    second = asyncio.run(writer.full(update, Start("id", "demo", 7, 0.0)))
-    for number, written in enumerate((first, second), 1):
+    update = Update((OutputDelta(0, "x"),), Usage(1, 0, 1))
+    for number in (1, 2):
+        assert writer.plain(update) is None
+        written = asyncio.run(writer.full(update, Start("id", "demo", 7, 0.0)))
         (item,) = pb.MultiplexGenerateResponse.FromString(written).items
         assert item.response.deltas == codec.stream_message(update, number, None).deltas
         assert (item.handle, item.request_id, item.response.sequence) == (7, "id" if number == 1 else "", number)

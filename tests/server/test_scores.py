@@ -66,7 +66,7 @@ async def written(*deltas: ScoredTokens, prompt: ScoredTokens = NOT_SCORED) -> p
 
 @pytest.mark.parametrize("many", [0, 4096])
 async def test_scores_are_one_message_a_token(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(score_messages, "_MANY", many)
+    monkeypatch.setattr(score_messages, "MANY", many)
     response = await written(NOT_SCORED, SCORED)
     assert list(response.outputs[1].scores) == MESSAGES and not response.outputs[0].scores
     assert not response.HasField("prompt")
