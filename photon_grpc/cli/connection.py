@@ -13,7 +13,7 @@ from typing import Any, TypedDict, TypeVar
 import click
 
 from photon_grpc.config.resolve import split_address
-from photon_grpc.errors import ConfigError
+from photon_grpc.errors import ConfigError, PhotonError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,6 +23,7 @@ TLS_CERT = "PHOTON_CLIENT_TLS_CERT"
 TLS_KEY = "PHOTON_CLIENT_TLS_KEY"
 
 _MAX_COMMAND_CHARS = 200
+_PROBE_TIMEOUT_S = 1.0
 
 #: For --tls-ca: the authorities that gRPC comes with.
 PUBLIC = "public"
@@ -84,6 +85,36 @@ def tls_credentials() -> Any:
 
     roots = None if ca in ("", PUBLIC) else _read(ca, "--tls-ca")
     return made(roots, _read(cert, "--tls-cert") if cert else None, _read(key, "--tls-key") if key else None)
+
+
+def advice_on_reaching(error: PhotonError) -> str:
+    """Return what to do about an Unreachable. gRPC tells its last attempt alone: of a name with two addresses perhaps
+    not the one that speaks TLS."""
+    from photon_grpc.client import Unreachable
+
+    target = error.target if isinstance(error, Unreachable) else ""
+    if not any(os.environ.get(name) for name in (TLS_CA, TLS_CERT)) and _speaks_tls(target):
+        return f"{target} speaks TLS: --tls-ca FILE says whom to believe ('{PUBLIC}': the authorities of browsers)."
+    return "Is a server running? `photon-grpc serve` starts one; --target says where it is."
+
+
+def _speaks_tls(target: str) -> bool:
+    """Return whether a server at HOST:PORT takes a handshake of TLS."""
+    import socket
+    import ssl
+
+    if target.startswith("unix:"):
+        return False
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with contextlib.suppress(OSError, UnicodeError, ConfigError):
+        host, port = split_address(target)
+        with (
+            socket.create_connection((host.strip("[]"), port), _PROBE_TIMEOUT_S) as plain,
+            context.wrap_socket(plain),
+        ):
+            return True
+    return False
 
 
 def with_tls(function: F) -> F:

@@ -15,6 +15,7 @@ import click
 
 from photon_grpc import __version__
 from photon_grpc.cli.bench_flags import bench
+from photon_grpc.cli.connection import advice_on_reaching
 from photon_grpc.cli.convert import convert
 from photon_grpc.cli.generate import batch, chat, generate
 from photon_grpc.cli.health import health
@@ -106,7 +107,7 @@ for verb in (serve, run, doctor, convert, health, generate, chat, batch, bench, 
 
 def _advice(error: PhotonError) -> str:
     if error.reason == "UNREACHABLE":
-        return "\nIs a server running? `photon-grpc serve` starts one; --target says where it is."
+        return f"\n{advice_on_reaching(error)}"
     if error.reason == "MISSING_CREDENTIALS":
         return "\nPut the key into the variable PHOTON_API_KEY."
     return f" (again in {error.retry_after_s:g} s)" if error.retry_after_s else ""

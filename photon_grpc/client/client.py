@@ -193,7 +193,9 @@ class Client:
                         await self._channel(only_ready=True).channel_ready()
                     return
                 missing = ModelLoading(f"{self.target} was not ready within {timeout_s:g} s")
-            except (Unreachable, DeadlinePassed, TimeoutError):
+            except Unreachable as error:
+                missing = error
+            except (DeadlinePassed, TimeoutError):
                 pass
             await asyncio.sleep(0.1)
         raise missing

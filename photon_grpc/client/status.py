@@ -39,6 +39,8 @@ class Unreachable(errors.Unavailable):
     reason = "UNREACHABLE"
     #: The connection was lost during the call, not before it.
     was_lost = False
+    #: Where the call was to go.
+    target = ""
 
 
 #: Meaning of a status without our details: it came from gRPC itself, a proxy or another server.
@@ -105,7 +107,7 @@ def _unreachable(message: str, target: str, retry_after_s: float | None) -> Unre
     else:
         told = f"no answer from {target} ({_cause(message)})"
     error = Unreachable(told, retry_after_s=retry_after_s)
-    error.was_lost = any(each in message for each in _LOST)
+    error.was_lost, error.target = any(each in message for each in _LOST), target
     return error
 
 

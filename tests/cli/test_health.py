@@ -36,4 +36,6 @@ def test_none_and_one_that_takes_a_connection_and_says_nothing_exit_with_1(
         listener.bind(("127.0.0.1", 0))
         prepare(listener)
         assert asked(f"127.0.0.1:{listener.getsockname()[1]}") == 1
-    assert capsys.readouterr().err.startswith("photon-grpc: UNREACHABLE: ")
+    told = capsys.readouterr().err
+    assert told.startswith("photon-grpc: UNREACHABLE: ")
+    assert "Is a server running?" in told

@@ -56,6 +56,19 @@ def test_operators_verbs_speak_tls_on_a_port(authority: Authority, capsys: pytes
         admin.stop()
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+@pytest.mark.parametrize("call", [["health", "--timeout", "0.5"], ["top", "--once"]], ids=lambda call: call[0])
+def test_clear_text_to_a_port_that_speaks_tls_is_told(
+    authority: Authority, capsys: pytest.CaptureFixture[str], call: list[str], host: str
+) -> None:
+    server = authority.signed("server")
+    credentials = grpc.ssl_server_credentials([(server.key.read_bytes(), server.cert.read_bytes())])
+    with serving_in_a_thread(credentials=credentials) as fake:
+        target = f"{host}:{fake.target.rpartition(':')[2]}"
+        assert main.main([*call, "--target", target]) == 1
+    assert f"{target} speaks TLS: --tls-ca FILE" in capsys.readouterr().err
+
+
 def test_run_believes_its_own_certificate(authority: Authority) -> None:
     done = _run(authority.signed("server"))
     assert done.returncode == 0, done.stderr

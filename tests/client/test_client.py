@@ -220,7 +220,7 @@ async def test_nobody_at_the_target() -> None:
         async with Client(target, retries=1) as client:
             with pytest.raises(Unreachable, match=target):
                 await client.generate("x")
-            with pytest.raises(Unreachable):
+            with pytest.raises(Unreachable, match="Connection refused"):
                 await client.wait_until_ready(0.2)
 
 
