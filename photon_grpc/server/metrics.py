@@ -78,6 +78,11 @@ PROMPT_TOKENS = Metric(
 GENERATION_TOKENS = Metric(
     "photon_request_generation_tokens", "Output tokens that requests with a step were billed.", bounds=_TOKENS
 )
+LOOP_LAG_S = Metric(
+    "photon_event_loop_lag_seconds",
+    "By how much the event loops of front ends were late for a timer that they have every 50 ms.",
+    bounds=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0),
+)
 STARTED = Metric("grpc_server_started_total", "Calls that came.", _METHOD)
 HANDLED = Metric("grpc_server_handled_total", "Calls that ended, by their status.", (*_METHOD, "grpc_code"))
 HANDLING_S = Metric("grpc_server_handling_seconds", "Duration of calls.", _METHOD, _REQUEST_S)
@@ -86,7 +91,7 @@ HANDLING_S = Metric("grpc_server_handling_seconds", "Duration of calls.", _METHO
 COUNTED = (
     *(SUCCESS, ANSWERED, REJECTED, FAILED, CANCELLED, LOST, UNBILLED_PROMPT, UNBILLED_OUTPUT),
     *(QUEUE_S, PREFILL_S, FIRST_TOKEN_S, DECODE_S, TOKEN_S, LATENCY_S, PROMPT_TOKENS, GENERATION_TOKENS),
-    *(STARTED, HANDLED, HANDLING_S),
+    *(LOOP_LAG_S, STARTED, HANDLED, HANDLING_S),
 )
 
 

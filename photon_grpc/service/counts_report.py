@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from photon_grpc.bridge.control import ControlChannel, Counted
 from photon_grpc.core.counts import Counts
 from photon_grpc.core.generation import Usage
 from photon_grpc.core.stats import Load
 from photon_grpc.frontend.frontend import Frontend, State
-from photon_grpc.server.metrics import LATE, UNBILLED_OUTPUT, UNBILLED_PROMPT
+from photon_grpc.server.metrics import LATE, LOOP_LAG_S, UNBILLED_OUTPUT, UNBILLED_PROMPT
 
 #: What a front end has counted meanwhile goes with it if it is killed; its tokens are then counted as lost.
 INTERVAL_S = 0.5
+#: The event loop is asked so often how late it is: what holds it up for longer is always met.
+_LAG_INTERVAL_S = 0.05
 
 
 class CountsReport:
@@ -30,9 +33,12 @@ class CountsReport:
         frontend.on_state(lambda state: self.tell() if state is State.RESTARTING else None)
 
     async def keep(self) -> None:
-        """For ever: `tell` now and then."""
+        """For ever: `tell` now and then, and look how late the loop is."""
         while True:
-            await asyncio.sleep(INTERVAL_S)
+            for _ in range(round(INTERVAL_S / _LAG_INTERVAL_S)):
+                due_s = time.monotonic() + _LAG_INTERVAL_S
+                await asyncio.sleep(_LAG_INTERVAL_S)
+                self._counts.observe(LOOP_LAG_S, max(0.0, time.monotonic() - due_s))
             self.tell()
 
     def tell(self) -> None:
