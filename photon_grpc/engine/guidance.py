@@ -12,6 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from itertools import zip_longest
+from weakref import WeakValueDictionary
 
 import llguidance
 import numpy as np
@@ -36,7 +37,7 @@ _FIELD = "structured_output"
 class Compilation(Event):
     """One grammar, compiled or not yet. The compiling thread sets one of `matcher` and `problem`, once."""
 
-    __slots__ = ("constraint", "key_tokens", "matcher", "problem")
+    __slots__ = ("__weakref__", "constraint", "key_tokens", "matcher", "problem")
 
     def __init__(self, constraint: Constraint, key_tokens: Callable[[], KeyTokens]) -> None:
         self.constraint = constraint
@@ -77,13 +78,13 @@ class GuidanceGrammars:
         #: Oldest use first.
         self._cache: OrderedDict[Constraint, Compilation] = OrderedDict()
         self._num_bytes = 0
+        #: Those that something holds: the cache, a request that waits for its own, a matcher.
+        self._alive: WeakValueDictionary[Constraint, Compilation] = WeakValueDictionary()
 
     def awaits(self, request: Request) -> Event | None:
         if request.constraint is None:
             return None
-        compilation = self._cache.get(request.constraint)
-        if compilation is None:
-            compilation = self._add(request.constraint)
+        compilation = self._cache.get(request.constraint) or self._add(request.constraint)
         self._cache.move_to_end(request.constraint)
         return None if compilation.is_done else compilation
 
@@ -125,8 +126,12 @@ class GuidanceGrammars:
         while self._num_bytes > self._max_cache_bytes and self._cache:
             oldest, _ = self._cache.popitem(last=False)
             self._num_bytes -= _estimate(oldest)
-        compilation = self._cache[constraint] = Compilation(constraint, self._key_tokens)
-        self._compiler.submit(compilation)
+        # Where more wait than the cache holds, each is compiled once all the same.
+        compilation = self._alive.get(constraint)
+        if compilation is None:
+            compilation = self._alive[constraint] = Compilation(constraint, self._key_tokens)
+            self._compiler.submit(compilation)
+        self._cache[constraint] = compilation
         return compilation
 
 

@@ -94,6 +94,17 @@ def test_the_cache_forgets_what_was_used_longest_ago() -> None:
     assert {*compiled.grammars._cache} == {third, first, fourth}
 
 
+def test_more_than_the_cache_holds_wait_and_each_is_compiled_once() -> None:
+    compiled = Compiled(max_cache_bytes=2 * 2**20)
+    asked = [request(regex(f"{letter}+")) for letter in "abcdef"]
+    waiting = {event: each for each in asked if (event := compiled.grammars.awaits(each)) is not None}
+    while waiting:
+        event = compiled.woken.get(timeout=30)
+        if event in waiting:
+            assert compiled.grammars.awaits(waiting.pop(event)) is None
+    assert len(compiled.grammars._cache) == 1
+
+
 @pytest.mark.parametrize("end", [EOS, (300,), (*EOS, 300)])
 def test_only_what_satisfies_may_end(compiled: Compiled, end: tuple[int, ...]) -> None:
     stop = StopParams(9, eos_token_ids=tuple(set(end) & set(EOS)), stop_token_ids=tuple(set(end) - set(EOS)))
