@@ -55,8 +55,8 @@ _RETRY_AFTER_S = 1.0
 _OLDEST_EVERY = 4
 #: Far above what a job's processor time may take beside others: what is silent for longer is stopped or hangs.
 _MAX_SILENCE_S = 60.0
-#: The end of a process is seen so much later at most than that of its sockets.
-_END_SEEN_S = 0.2
+#: A job of no work: a process that lives answers it.
+_NOTHING = DecodeIds(b"", False)
 
 
 class EncoderProcess:
@@ -122,11 +122,12 @@ class EncoderProcess:
             try:
                 async with asyncio.timeout(_MAX_SILENCE_S):
                     answer, num_sent = await _asked(child, job)
+                    if answer is None:
+                        await _check_alive(child)
             except TimeoutError:
                 child.kill()
                 raise _restarting() from None
             if answer is None:
-                await _check_alive(child)
                 limit = max_memory_bytes(num_sent) >> 20
                 depth = " or nests too deeply" if isinstance(job, TryOut) else ""
                 raise excess(job, f"takes more than {limit} MiB{depth}", limit)
@@ -249,9 +250,10 @@ async def _asked(child: Child, job: Job) -> tuple[Answer | None, int]:
 
 
 async def _check_alive(child: Child) -> None:
-    """Raise EngineRestarting where not the job alone has ended."""
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(child.ended(), _END_SEEN_S)
+    """Raise EngineRestarting where not the job alone has ended: another one has no answer either. The process's own end
+    is seen later than that of its sockets."""
+    answer, _ = await _asked(child, _NOTHING)
+    if answer is None:
         raise _restarting()
 
 
