@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import OrderedDict
 from functools import partial
 
@@ -10,7 +11,9 @@ from photon_grpc.core.constraint import Constraint
 from photon_grpc.frontend.ask import ConstraintAsk
 from photon_grpc.frontend.encoder import Encoder
 
-_MAX_CHARS = 2**25
+_MAX_BYTES = 2**24
+#: Of what holds the texts of one: the ask, the grammar, and their place.
+_ENTRY_BYTES = 512
 
 
 class TriedConstraints:
@@ -18,13 +21,13 @@ class TriedConstraints:
 
     Args:
         encoder: tries out.
-        max_chars: of the constraints and grammars that are kept.
+        max_bytes: of the constraints and grammars that are kept.
     """
 
-    def __init__(self, encoder: Encoder, max_chars: int = _MAX_CHARS) -> None:
+    def __init__(self, encoder: Encoder, max_bytes: int = _MAX_BYTES) -> None:
         self._encoder = encoder
-        self._max_chars = max_chars
-        self._num_chars = 0
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
         #: Oldest use first.
         self._kept: OrderedDict[ConstraintAsk, Constraint] = OrderedDict()
         self._running: dict[ConstraintAsk, asyncio.Task[Constraint]] = {}
@@ -47,10 +50,12 @@ class TriedConstraints:
         if task.cancelled() or task.exception() is not None:
             return
         self._kept[ask] = task.result()
-        self._num_chars += _num_chars(ask, task.result())
-        while self._num_chars > self._max_chars:
-            self._num_chars -= _num_chars(*self._kept.popitem(last=False))
+        self._num_bytes += _num_bytes(ask, task.result())
+        while self._num_bytes > self._max_bytes:
+            self._num_bytes -= _num_bytes(*self._kept.popitem(last=False))
 
 
-def _num_chars(ask: ConstraintAsk, constraint: Constraint) -> int:
-    return len(ask.text) + sum(map(len, ask.choices)) + len(constraint.grammar)
+def _num_bytes(ask: ConstraintAsk, constraint: Constraint) -> int:
+    """As they lie in memory: a choice of one character takes fifty times its length."""
+    texts = (ask.text, *ask.choices, constraint.grammar)
+    return _ENTRY_BYTES + sum(map(sys.getsizeof, texts)) + sys.getsizeof(ask.choices)
