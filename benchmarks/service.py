@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import grpc
@@ -82,24 +82,54 @@ def wait_until_ready(address: str, process: subprocess.Popen[str], ready_s: floa
 
 def frontend_cpu_s(address: str) -> float:
     """CPU seconds of all front ends of the service that listens there; 0 where it is none of this machine (Linux)."""
-    return _cpu_s(address, b"photon_grpc.service.frontend")
+    return _cpu_s(address, "frontend")
 
 
 def engine_cpu_s(address: str) -> float:
     """The same of its engine."""
-    return _cpu_s(address, b"photon_grpc.service.engine")
+    return _cpu_s(address, "engine")
 
 
-def _cpu_s(address: str, module: bytes) -> float:
+def _cpu_s(address: str, role: str) -> float:
     ticks = 0
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if module not in (process / "cmdline").read_bytes():
-                continue
-            fields = (process / "stat").read_text().rpartition(")")[2].split()
-            if address.encode() in Path(f"/proc/{fields[1]}/cmdline").read_bytes():
+    for name, pid in processes(address).items():
+        if name.startswith(role):
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
                 ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def processes(address: str) -> dict[str, int]:
+    """Those of the service that listens there, below its supervisor: "engine", "frontend 0", its "encoder 0", ... ->
+    process id. Empty where it is none of this machine (Linux)."""
+    commands: dict[int, list[str]] = {}
+    for process in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
+        with contextlib.suppress(OSError):
+            commands[int(process.name)] = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+
+    def children(module: str, parents: Iterable[int]) -> list[int]:
+        return [
+            pid
+            for pid, command in commands.items()
+            if command[2:3] == [f"photon_grpc.service.{module}"] and int(command[3]) in parents
+        ]
+
+    supervisors = [pid for pid, command in commands.items() if "serve" in command and address in command]
+    frontends = children("frontend", supervisors)
+    # A fork at its work has the encoder's command line, and another parent than it names.
+    encoders = [pid for pid in children("encoder", frontends) if _parent(pid) in frontends]
+    return (
+        dict(zip(("engine",), children("engine", supervisors), strict=False))
+        | {f"frontend {number}": pid for number, pid in enumerate(frontends)}
+        | {f"encoder {number}": pid for number, pid in enumerate(encoders)}
+    )
+
+
+def _parent(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
 
 
 def vocab_size(address: str) -> int:
