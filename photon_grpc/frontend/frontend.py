@@ -52,6 +52,7 @@ from photon_grpc.frontend.record import NO_OBSERVERS, Observers, Origin, Request
 from photon_grpc.frontend.scores import PromptScores
 from photon_grpc.frontend.stream import TokenStream
 from photon_grpc.frontend.tried_constraints import TriedConstraints
+from photon_grpc.frontend.turns import Turns
 from photon_grpc.frontend.update import Result, gathered
 
 _LOG = logging.getLogger(__name__)
@@ -97,6 +98,7 @@ class Frontend:
         self._running: dict[int, tuple[TokenStream, OutputText]] = {}
         self._first_handles: dict[TokenStream, int] = {}
         self._queue = EngineQueue()
+        self._turns = Turns()
         self._shares = shares
         self._controls = Controls(link)
         self._observers = observers
@@ -285,6 +287,7 @@ class Frontend:
             prompt_scores=PromptScores(request.prompt_ids, request.scores.prompt_records, self._model.token_bytes),
             origin=replace(self._origin(ask), request_id=request.request_id),
             options=ask.stream,
+            turns=self._turns,
             on_close=partial(self._closed, share),
         )
         if outputs[0].finish is not None:

@@ -21,6 +21,7 @@ from photon_grpc.frontend.ask import StreamAsk
 from photon_grpc.frontend.output import OutputText
 from photon_grpc.frontend.record import NO_USAGE, Origin, RequestRecord
 from photon_grpc.frontend.scores import NOT_SCORED, PromptScores
+from photon_grpc.frontend.turns import Turns
 from photon_grpc.frontend.update import OutputDelta, Update
 
 
@@ -37,10 +38,11 @@ class TokenStream:
         prompt_scores: PromptScores,
         origin: Origin,
         options: StreamAsk,
+        turns: Turns,
         on_close: Callable[[TokenStream, RequestRecord], None],
     ) -> None:
-        """`on_close` is called once, with the record of the request: when the last Update is read, an error raised, or
-        `close` called."""
+        """`turns`: of the event loop. `on_close` is called once, with the record of the request: when the last Update
+        is read, an error raised, or `close` called."""
         self.start = start
         self.outputs = outputs
         #: Outputs that the engine may still have tokens for.
@@ -55,6 +57,7 @@ class TokenStream:
         self._has_usage = options.continuous_usage
         self._is_whole = options.is_whole
         self._is_immediate = not self._interval_s and self._max_tokens is None
+        self._turns = turns
         self._on_close = on_close
         self._is_closed = False
         self._error: PhotonError | None = None
@@ -84,14 +87,15 @@ class TokenStream:
         return self
 
     async def __anext__(self) -> Update:
-        """Wait until something may be sent and return all that has gathered. Raise PhotonError."""
-        while True:
-            if self._is_closed:
-                raise StopAsyncIteration
-            update = self.take()
+        """Wait until something may be sent, and for a place in a turn of the event loop; return all that has gathered.
+        Raise PhotonError."""
+        while not self._is_closed:
+            if not (self._has_something() and self._turns.take()):
+                await self._news()
+            update = None if self._is_closed else self.take()
             if update is not None:
                 return update
-            await self._news()
+        raise StopAsyncIteration
 
     def take(self) -> Update | None:
         """All that has gathered; None while nothing may be sent. The stream is over with the Update that has a timing.
@@ -106,7 +110,7 @@ class TokenStream:
     def call_when_due(self, call: Callable[[], None]) -> None:
         """Call `call` once: when there may be something to take, at once where there is already."""
         self._on_due = call
-        if self._is_due() or self._error is not None:
+        if self._has_something():
             self._wake()
         elif self._has_news and self._interval_s:
             delay_s = max(self._last_sent_s + self._interval_s - time.monotonic(), 0.0) + 1e-4
@@ -237,6 +241,10 @@ class TokenStream:
             last_token_s=total_s if self.num_running else self._last_token_s,
         )
 
+    def _has_something(self) -> bool:
+        """For the reader: an Update, or an error."""
+        return self._is_due() or self._error is not None
+
     def _is_due(self) -> bool:
         if self._is_urgent:
             return True
@@ -276,7 +284,7 @@ class TokenStream:
 
     async def _news(self) -> None:
         waiter = asyncio.get_running_loop().create_future()
-        self.call_when_due(partial(_settle, waiter))
+        self.call_when_due(partial(self._turns.settle, waiter))
         try:
             await waiter
         finally:
@@ -298,8 +306,3 @@ class TokenStream:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-def _settle(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
