@@ -57,7 +57,7 @@ def test_owners_that_are_forgotten_are_refused_as_if_they_were_remembered(turns:
                     if what == "enter":
                         quotas.enter(owner)
                 except QuotaExceeded as error:
-                    told.append(f"{error} {error.retry_after_s:.6f}")
+                    told.append(f"{error} {round(error.retry_after_s or -1, 6)}")
         return told
 
     assert history(forgets=True) == history(forgets=False)
