@@ -1,14 +1,16 @@
 """Grammars and matchers of llguidance.
 
 Grammars are compiled in a thread beside the engine's loop (the library holds the interpreter's lock only while it reads
-the text), one at a time, and kept for those who ask for the same.
+the text), one at a time, and kept for those who ask for the same. Matchers of one compilation share its lexer under a
+lock, and in parallel would only wait for each other: a grammar that several rows of a step obey is compiled again, once
+for each thread that fills masks.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from itertools import zip_longest
@@ -35,21 +37,32 @@ _FIELD = "structured_output"
 
 
 class Compilation(Event):
-    """One grammar, compiled or not yet. The compiling thread sets one of `matcher` and `problem`, once."""
+    """One grammar, compiled or not yet. The compiling thread sets `problem`, once, or adds to `matchers`."""
 
-    __slots__ = ("__weakref__", "constraint", "key_tokens", "matcher", "problem")
+    __slots__ = ("__weakref__", "_turn", "constraint", "key_tokens", "matchers", "num_wanted", "problem")
 
     def __init__(self, constraint: Constraint, key_tokens: Callable[[], KeyTokens]) -> None:
         self.constraint = constraint
         #: Of the vocabulary; the first call takes long.
         self.key_tokens = key_tokens
-        #: At its beginning; copies of it are walked.
-        self.matcher: llguidance.LLMatcher | None = None
+        #: At its beginning, each with a lexer of its own; copies of them are walked.
+        self.matchers: list[llguidance.LLMatcher] = []
+        self.num_wanted = 1
         self.problem = ""
+        self._turn = 0
 
     @property
     def is_done(self) -> bool:
-        return self.matcher is not None or bool(self.problem)
+        return bool(self.matchers) or bool(self.problem)
+
+    @property
+    def lacks_some(self) -> bool:
+        return not self.problem and len(self.matchers) < self.num_wanted
+
+    def next(self) -> llguidance.LLMatcher:
+        """One of `matchers`, in turn."""
+        self._turn += 1
+        return self.matchers[self._turn % len(self.matchers)]
 
 
 class GuidanceGrammars:
@@ -73,7 +86,7 @@ class GuidanceGrammars:
         self._tokenizer_ends = tuple(tokenizer.eos_tokens)
         self._key_tokens = cache(partial(KeyTokens, tokenizer))
         self._executor = llguidance.LLExecutor(num_threads)
-        self._is_parallel = num_threads > 1
+        self._num_threads = num_threads
         self._max_cache_bytes = max_cache_bytes
         #: Oldest use first.
         self._cache: OrderedDict[Constraint, Compilation] = OrderedDict()
@@ -98,6 +111,7 @@ class GuidanceGrammars:
     def fill(self, matchers: Mapping[int, Matcher], masks: memoryview, mask_bytes: int) -> dict[int, BaseException]:
         """As engine.grammar.Grammars; in parallel."""
         mine = {at: matcher for at, matcher in matchers.items() if isinstance(matcher, GuidanceMatcher)}
+        self._spread(mine)
         address, num_masks = _address(masks), len(masks) // mask_bytes
         for together in self._rounds(mine):
             self._executor.unsafe_compute_mask_ptr(together, address, mask_bytes, num_masks)
@@ -110,29 +124,41 @@ class GuidanceGrammars:
         return failures
 
     def _rounds(self, matchers: Mapping[int, GuidanceMatcher]) -> Iterator[list[tuple[llguidance.LLMatcher, int]]]:
-        """The matchers filled at a time: those of one grammar share a lexer under a lock, in parallel they would only
-        wait for each other. A round of one is filled in this thread."""
-        columns: dict[Compilation, list[tuple[llguidance.LLMatcher, int]]] = {}
+        """The matchers filled at a time, one of each lexer. A round of one is filled in this thread."""
+        columns: dict[int, list[tuple[llguidance.LLMatcher, int]]] = {}
         for at, matcher in matchers.items():
-            columns.setdefault(matcher.grammar, []).append((matcher.state, at))
-        if not self._is_parallel:
+            columns.setdefault(id(matcher.beginning), []).append((matcher.state, at))
+        if self._num_threads == 1:
             yield from ([each] for column in columns.values() for each in column)
             return
         for together in zip_longest(*columns.values()):
             yield [each for each in together if each is not None]
 
+    def _spread(self, matchers: Mapping[int, GuidanceMatcher]) -> None:
+        """Have grammars of several rows compiled again. Outputs that begin later are shared out over the lexers."""
+        for grammar, num_rows in Counter(matcher.grammar for matcher in matchers.values()).items():
+            num_wanted = min(num_rows, self._num_threads)
+            if num_wanted > grammar.num_wanted and self._cache.get(grammar.constraint) is grammar:
+                self._num_bytes += (num_wanted - grammar.num_wanted) * _estimate(grammar.constraint)
+                grammar.num_wanted = num_wanted
+                self._compiler.submit(grammar)
+                self._evict()
+
     def _add(self, constraint: Constraint) -> Compilation:
-        self._num_bytes += _estimate(constraint)
-        while self._num_bytes > self._max_cache_bytes and self._cache:
-            oldest, _ = self._cache.popitem(last=False)
-            self._num_bytes -= _estimate(oldest)
         # Where more wait than the cache holds, each is compiled once all the same.
         compilation = self._alive.get(constraint)
         if compilation is None:
             compilation = self._alive[constraint] = Compilation(constraint, self._key_tokens)
             self._compiler.submit(compilation)
+        self._num_bytes += compilation.num_wanted * _estimate(constraint)
+        self._evict()
         self._cache[constraint] = compilation
         return compilation
+
+    def _evict(self) -> None:
+        while self._num_bytes > self._max_cache_bytes and self._cache:
+            oldest, compilation = self._cache.popitem(last=False)
+            self._num_bytes -= compilation.num_wanted * _estimate(oldest)
 
 
 class Compiler:
@@ -170,8 +196,13 @@ class Compiler:
                     self._is_running = False
                     return
                 compilation = self._waiting.popleft()
-            _compile(compilation, self._tokenizer)
-            self._done(compilation)
+            is_awaited = not compilation.is_done
+            if compilation.lacks_some:
+                _compile(compilation, self._tokenizer)
+                # Behind those that requests wait for.
+                self._waiting.append(compilation)
+            if is_awaited:
+                self._done(compilation)
 
 
 class GuidanceMatcher:
@@ -183,13 +214,15 @@ class GuidanceMatcher:
         tokenizer_ends: ids that the library takes for ends.
     """
 
-    __slots__ = ("grammar", "state", "_ends", "_others")
+    __slots__ = ("beginning", "grammar", "state", "_ends", "_others")
 
     def __init__(self, grammar: Compilation, ends: tuple[int, ...], tokenizer_ends: tuple[int, ...]) -> None:
-        if grammar.matcher is None:
+        if not grammar.matchers:
             raise InvalidConstraint(f"{_FIELD}: {grammar.problem}", field=_FIELD)
         self.grammar = grammar
-        self.state = grammar.matcher.deep_copy()
+        #: Has the lexer that `state` uses.
+        self.beginning = grammar.next()
+        self.state = self.beginning.deep_copy()
         self._ends = ends
         self._others = tuple(set(tokenizer_ends) - set(ends))
 
@@ -283,7 +316,7 @@ def _compile(compilation: Compilation, tokenizer: llguidance.LLTokenizer) -> Non
     if matcher.is_error():
         compilation.problem = matcher.get_error()
     else:
-        compilation.matcher = matcher
+        compilation.matchers.append(matcher)
 
 
 def _address(mask: memoryview) -> int:

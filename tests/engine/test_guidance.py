@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable
 
 import llguidance
@@ -139,6 +140,41 @@ def test_many_are_filled_as_each_alone() -> None:
         matcher.fill(alone)
         assert masks[at * MASK_BYTES : (at + 1) * MASK_BYTES] == alone
         assert bytes(masks[(at + 1) * MASK_BYTES : (at + 2) * MASK_BYTES]) == b"\xff" * MASK_BYTES
+
+
+def lexers(matchers: dict[int, GuidanceMatcher]) -> int:
+    return len({id(matcher.beginning) for matcher in matchers.values()})
+
+
+def test_rows_of_one_grammar_get_lexers_of_their_own_as_many_as_threads() -> None:
+    compiled = Compiled(num_threads=3)
+    constraint, masks = regex("[a-z]+ [0-9]{3}"), memoryview(bytearray(5 * MASK_BYTES))
+    first = {at: compiled.matcher(constraint) for at in range(5)}
+    assert lexers(first) == 1, "there is one compilation until a step has shown that more are of use"
+    grammar = first[0].grammar
+    compiled.grammars.fill({0: first[0], 1: first[1]}, masks, MASK_BYTES)
+    compiled.grammars.fill(first, masks, MASK_BYTES)
+    while grammar.lacks_some:
+        time.sleep(0.001)
+    assert len(grammar.matchers) == 3
+    later = {at: compiled.matcher(constraint) for at in range(5)}
+    assert lexers(later) == 3
+    for token in ids("ab 12"):
+        assert all(matcher.accept(token) for matcher in (*first.values(), *later.values()))
+    alone = memoryview(bytearray(MASK_BYTES))
+    first[0].fill(alone)
+    assert compiled.grammars.fill(later, masks, MASK_BYTES) == {}
+    assert bytes(masks) == bytes(alone) * 5
+
+
+def test_what_is_compiled_again_counts_in_the_cache() -> None:
+    compiled = Compiled(num_threads=4, max_cache_bytes=5 * 2**20)
+    others = [regex(text) for text in ("a+", "b+", "c+")]
+    held = [compiled.matcher(constraint).grammar for constraint in others]
+    rows = {at: compiled.matcher(regex("d+")) for at in range(4)}
+    compiled.grammars.fill(rows, memoryview(bytearray(4 * MASK_BYTES)), MASK_BYTES)
+    del held
+    assert compiled.grammars.awaits(request(others[0])) is not None, "the oldest had to go"
 
 
 def test_a_matcher_that_needs_too_much_work_ends_alone(compiled: Compiled) -> None:
