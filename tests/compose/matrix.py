@@ -1,0 +1,101 @@
+"""Every option beside every other: each pair, and triples drawn once, in one crowded batch with plain requests."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import combinations
+from typing import Any
+
+from photon_grpc import LLM, demo
+from photon_grpc.errors import RequestError
+from tests.properties.drawn_requests import DrawnRequest, Output, complete, together
+
+PROMPT = "def fib(n):\n    "
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a", "b"]}
+FEATURES: dict[str, Mapping[str, Any]] = {
+    "drawn": {"temperature": 1.2, "seed": 5},
+    "top_p": {"temperature": 0.9, "seed": 6, "top_p": 0.8},
+    "top_k": {"temperature": 1.1, "seed": 7, "top_k": 12, "min_p": 0.02},
+    "repetition": {"repetition_penalty": 1.4},
+    "frequency": {"frequency_penalty": 0.9, "presence_penalty": 0.4},
+    "bias": {"logit_bias": {10: 4.0, 206: -100.0, 15: 2.0}},
+    "allowed": {"allowed_token_ids": list(range(0, 2048, 2))},
+    "min_tokens": {"min_tokens": 3},
+    "stop_string": {"stop_strings": ("n", "=")},
+    "stop_id": {"stop_token_ids": [206, 284, 95, 10]},
+    "outputs": {"num_outputs": 2},
+    "logprobs": {"logprobs": 5},
+    "given": {"score_token_ids": [3, 95, 1000]},
+    "prompt_logprobs": {"prompt_logprobs": 2},
+    "continued": {"continue_from": [72, 73]},  # "ab": bytes have these ids in every such tokenizer
+    "session": {"session_id": "s"},
+    "schema": {"json_schema": SCHEMA},
+    "regex": {"regex": "[a-z]{2,9}( [a-z]+)*"},
+}
+PLAIN = [
+    DrawnRequest(PROMPT, {"temperature": 0.0, "max_tokens": 4}),
+    DrawnRequest("import os\n", {"max_tokens": 4, "seed": 9}),
+]
+
+
+def request(names: tuple[str, ...]) -> DrawnRequest:
+    options: dict[str, Any] = {"temperature": 0.0, "max_tokens": 4, "ignore_eos": False}
+    for name in names:
+        options |= FEATURES[name]
+    return DrawnRequest(PROMPT, options)
+
+
+def answer(llm: LLM, one: DrawnRequest) -> list[Output] | str:
+    """The outputs, or why there are none."""
+    try:
+        return complete(llm, one)
+    except RequestError as error:
+        return error.reason
+
+
+@contextmanager
+def alone(device: str) -> Iterator[LLM]:
+    with LLM(
+        str(demo.DRAFT), device=device, dtype="float32", max_num_seqs=2, num_blocks=64, enable_prefix_caching=False
+    ) as llm:
+        yield llm
+
+
+@contextmanager
+def crowded(device: str) -> Iterator[LLM]:
+    """Few blocks and small steps: sequences are preempted, prompts come in chunks; each step is launched before the one
+    before it is read."""
+    with LLM(
+        str(demo.DRAFT),
+        device=device,
+        dtype="float32",
+        async_depth=1,
+        max_num_seqs=8,
+        num_blocks=14,
+        block_size=8,
+        max_num_batched_tokens=24,
+    ) as llm:
+        yield llm
+
+
+def answers_alone(llm: LLM) -> dict[tuple[str, ...], list[Output] | str]:
+    """Of each single option, pair and triple."""
+    triples = list(combinations(FEATURES, 3))
+    names = [*((name,) for name in FEATURES), *combinations(FEATURES, 2), *random.Random(0).sample(triples, 200)]
+    answers = {each: answer(llm, request(each)) for each in names}
+    refused = [each for each in names if isinstance(answers[each], str)]
+    assert all(len(set(each) & {"continued", "outputs", "schema", "regex", "allowed"}) >= 2 for each in refused), (
+        refused
+    )
+    return answers
+
+
+def answers_together(llm: LLM, names: Sequence[tuple[str, ...]]) -> Iterator[tuple[tuple[str, ...], list[Output]]]:
+    """Of each, 24 at a time, and those of PLAIN beside each 24, by the name ("plain",)."""
+    for first in range(0, len(names), 24):
+        called = names[first : first + 24]
+        *answers, one, other = together(llm, [*map(request, called), *PLAIN])
+        yield from zip(called, answers, strict=True)
+        yield ("plain",), [*one, *other]
