@@ -25,8 +25,9 @@ _NAME_FIELD = "structured_output.protobuf.message_type"
 _MAX_SET_BYTES = 2**20
 #: Fields of the whole set on the wire: some 30 ms to read it.
 _MAX_SET_FIELDS = 2**15
-#: Of sets whose types are kept; a type takes some 20 times its set.
-_MAX_CACHE_BYTES = 2**22
+#: Of types that are kept. One takes some 20 times its set, and the smallest 9 KiB.
+_MAX_CACHE_BYTES = 2**25
+_BYTES_PER_SET_BYTE, _TYPE_BYTES = 20, 10 * 2**10
 _MAX_WORDS = 500
 
 
@@ -56,7 +57,7 @@ class MessageTypes:
     """Types that were asked for, kept for those who ask again. Belongs to one event loop.
 
     Args:
-        max_cache_bytes: of the descriptor sets.
+        max_cache_bytes: of the types.
     """
 
     def __init__(self, max_cache_bytes: int = _MAX_CACHE_BYTES) -> None:
@@ -64,7 +65,7 @@ class MessageTypes:
         self._num_bytes = 0
         #: Held by the one that reads: several threads would take the interpreter from the loop in turn.
         self._turn = asyncio.Lock()
-        #: By digest of the set and name, with its bytes; oldest use first.
+        #: By digest of the set and name, with what it takes; oldest use first.
         self._kept: OrderedDict[tuple[bytes, str], tuple[MessageType, int]] = OrderedDict()
 
     async def find(self, wanted: pb.StructuredOutput.Protobuf) -> MessageType:
@@ -81,7 +82,7 @@ class MessageTypes:
     async def _read(self, key: tuple[bytes, str], files: bytes) -> MessageType:
         if key not in self._kept:  # nor read while this call waited
             made = await asyncio.to_thread(read_message_type, files, key[1])
-            self._keep(key, made, len(files) + len(made.grammar))
+            self._keep(key, made, _TYPE_BYTES + _BYTES_PER_SET_BYTE * len(files))
             return made
         return self._kept[key][0]
 

@@ -257,6 +257,21 @@ async def test_types_are_read_once_and_kept_within_bounds() -> None:
     assert len(set(map(id, found))) == 2
 
 
+async def test_small_types_count_what_they_take() -> None:
+    """Nine KiB at least, for a set of some forty bytes."""
+    types = MessageTypes(max_cache_bytes=2**20)
+    found = []
+    for number in range(2**20 // (9 * 2**10)):
+        described = file()
+        message(described, f"Outer{number}", "a: int32")
+        name = f"acme.Outer{number}"
+        wanted = pb.StructuredOutput.Protobuf(file_descriptor_set=serialized(described), message_type=name)
+        found.append((wanted, await types.find(wanted)))
+    (oldest, first), (newest, last) = found[0], found[-1]
+    assert await types.find(newest) is last
+    assert await types.find(oldest) is not first
+
+
 async def test_empty_and_too_long_fields_are_named() -> None:
     types = MessageTypes()
     for name in ("file_descriptor_set", "message_type"):
