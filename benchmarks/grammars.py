@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+from google.protobuf import descriptor_pb2
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks import service, traffic, workloads
@@ -95,16 +96,28 @@ def _name(draw: random.Random) -> str:
 def small(number: int) -> Constraint:
     """One of its own, of every kind in turn."""
     draw = random.Random(number)
-    kind, name = number % 4, f"{_name(draw)}{number}"
+    kind, name = number % 5, f"{_name(draw)}{number}"
     if kind == 0:
         return Constraint(json_schema=json.dumps(_object({name: _member(draw), _name(draw): _member(draw)})))
     if kind == 1:
         return Constraint(regex=f"{name}(-[0-9]{{{draw.randint(1, 9)}}}|/[a-z]+)*")
     if kind == 2:
         return Constraint(choices=Constraint.Choices(values=[name, *(_name(draw) for _ in range(9))]))
+    if kind == 3:
+        return _message(name, [_name(draw) for _ in range(3)])
     return Constraint(
         grammar=f'start: "{name}" item+\nitem: "[" WORD ("," WORD)* "]"\nWORD: /[a-z]{{1,{number % 17 + 1}}}/\n'
     )
+
+
+def _message(name: str, fields: Sequence[str]) -> Constraint:
+    """Of strings."""
+    files = descriptor_pb2.FileDescriptorSet()
+    message = files.file.add(name=f"{name}.proto", package="benchmark", syntax="proto3").message_type.add(name=name)
+    for number, field in enumerate(fields, 1):
+        message.field.add(name=field, number=number, type="TYPE_STRING", label="LABEL_OPTIONAL")
+    wanted = Constraint.Protobuf(file_descriptor_set=files.SerializeToString(), message_type=f"benchmark.{name}")
+    return Constraint(protobuf=wanted)
 
 
 def bombs() -> dict[str, Constraint]:
@@ -123,6 +136,7 @@ def bombs() -> dict[str, Constraint]:
         "200,000 groups": Constraint(regex="(" * 200_000 + "a" + ")" * 200_000),
         "30,000 rules": Constraint(grammar=f'start: r0\n{rules}r30000: "a"'),
         "60,000 alternatives": Constraint(grammar="start: " + " | ".join(f'"lit{i}"' for i in range(60_000))),
+        "a message of 6,000 fields": _message("Bomb", [f"field{i}" for i in range(6_000)]),
         "every reading": Constraint(grammar='start: start start | "a"'),
     }
 

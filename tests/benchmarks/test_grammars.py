@@ -11,6 +11,7 @@ from benchmarks.service import free_address, processes, serving
 from photon_grpc import demo
 from photon_grpc.frontend.ask import ConstraintAsk
 from photon_grpc.frontend.grammar_trial import try_out
+from photon_grpc.server.message_type import read_message_type
 
 
 def test_schemas_are_new_each_of_two_hundred_lines_and_compile() -> None:
@@ -24,11 +25,16 @@ def test_schemas_are_new_each_of_two_hundred_lines_and_compile() -> None:
 def test_small_ones_are_new_of_every_kind_and_compile() -> None:
     made = [grammars.small(number) for number in range(80)]
     assert len({each.SerializeToString() for each in made}) == len(made)
-    assert {each.WhichOneof("constraint") for each in made} == {"json_schema", "regex", "choices", "grammar"}
-    for each in made:
-        kind = each.WhichOneof("constraint")
-        values = each.choices.values if kind == "choices" else ()
-        try_out(ConstraintAsk(kind, "" if values else getattr(each, kind), tuple(values)))
+    kinds = [each.WhichOneof("constraint") for each in made]
+    assert set(kinds) == {"json_schema", "regex", "choices", "grammar", "protobuf"}
+    for kind, each in zip(kinds, made, strict=True):
+        if kind == "protobuf":
+            files, name = each.protobuf.file_descriptor_set, each.protobuf.message_type
+            try_out(read_message_type(files, name).constraint)
+        elif kind == "choices":
+            try_out(ConstraintAsk("choices", choices=tuple(each.choices.values)))
+        else:
+            try_out(ConstraintAsk(kind, getattr(each, kind)))
 
 
 @pytest.mark.slow
