@@ -6,7 +6,6 @@ import json
 import time
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
 from functools import cache
 from typing import Any
 
@@ -32,12 +31,10 @@ from photon_grpc.frontend.ask import (
 
 #: A prompt in a list, a turn in it, its texts.
 _DEPTH = 3
-#: A turn of a conversation: a ChatMessage that refuses what it has no field for.
-_Turn: Any = msgspec.defstruct(
-    "_Turn",
-    [(each.name, str) if each.default is MISSING else (each.name, str, each.default) for each in fields(ChatMessage)],
-    forbid_unknown_fields=True,
-)
+
+
+class _Turn(ChatMessage, frozen=True, forbid_unknown_fields=True):
+    """Of a conversation: a ChatMessage that refuses what it has no field for."""
 
 
 def make_ask(

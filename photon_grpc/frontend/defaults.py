@@ -46,9 +46,8 @@ _CONTINUE_FROM = "continue_from.ids"
 _T = TypeVar("_T")
 
 
-def check(ask: Ask, model: ServedModel, facts: Facts) -> None:
+def check(ask: Ask, model: ServedModel, facts: Facts, limits: Limits) -> None:
     """Check what does not depend on the prompt's ids. Raise InvalidRequest, FeatureNotSupported, PromptTooLong."""
-    limits = model.facts(facts).limits
     check_request_id(ask.request_id)
     check_input(ask.input, model, facts)
     _check_name(ask.cache.session_id, "cache.session_id")
@@ -127,7 +126,7 @@ def to_request(
     request = Request(
         request_id=request_id,
         prompt_ids=prompt_ids,
-        sampling=_sampling(ask.sampling, model.sampling_defaults(), drawn_seed),
+        sampling=_sampling(ask.sampling, model.defaults, drawn_seed),
         stop=_stop_of(ask, model, facts, len(prompt_ids), field),
         arrival_s=ask.arrival_s,
         owner=ask.owner,
@@ -157,8 +156,10 @@ def to_request(
 
 def deadline_s(ask: Ask) -> float | None:
     """The earlier of the call's deadline and the field's."""
-    limits = [limit for limit in (ask.deadline_s, _after(ask.arrival_s, ask.scheduling.timeout_s)) if limit is not None]
-    return min(limits, default=None)
+    if ask.scheduling.timeout_s is None:
+        return ask.deadline_s
+    own_s = ask.arrival_s + ask.scheduling.timeout_s
+    return own_s if ask.deadline_s is None else min(own_s, ask.deadline_s)
 
 
 def input_field(input: TextInput | IdsInput | ChatInput | None) -> str:

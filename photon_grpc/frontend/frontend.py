@@ -12,11 +12,10 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
 
-import msgspec
+from msgspec.structs import replace
 
 from photon_grpc.core.admission import check_ids
 from photon_grpc.core.frames import Abort, Add, Facts, Reply, StepFrame, Up, Verb
@@ -91,6 +90,8 @@ class Frontend:
         request."""
         self._link = link
         self._model = model
+        #: Asked for by every request, made anew for every engine.
+        self._model_facts = lru_cache(maxsize=1)(model.facts)
         self._encoder = encoder
         self._constraints = TriedConstraints(encoder)
         self._seeds = random.Random(seed) if seed else random.SystemRandom()
@@ -142,11 +143,11 @@ class Frontend:
         if name and name not in self._model.names:
             names = ", ".join(self._model.names)[:_MAX_NAMES_CHARS]
             raise ModelNotFound(f"there is no model {name[:200]!r}; this server has {names}", field="model")
-        return self._model.facts(self._link.facts)
+        return self._model_facts(self._link.facts)
 
     def models(self) -> tuple[ModelFacts, ...]:
         """The default model first."""
-        return (self._model.facts(self._link.facts),)
+        return (self._model_facts(self._link.facts),)
 
     async def stream(self, ask: Ask) -> TokenStream:
         """Checks, encodes and sends `ask`; returns before any token. The caller closes the stream. Raises
@@ -164,7 +165,7 @@ class Frontend:
     async def _stream(self, ask: Ask) -> TokenStream:
         model = self.model(ask.model)
         facts = self._facts()
-        defaults.check(ask, self._model, facts)
+        defaults.check(ask, self._model, facts, model.limits)
         _check_deadline(ask)
         with self._shares.share(ask.owner, defaults.deadline_s(ask)) as share:
             request, outputs = await self._encoded(ask, facts, share)
@@ -271,7 +272,7 @@ class Frontend:
             ask, self._model, facts, prepared.prompt_ids, request_id=request_id, drawn_seed=self._seeds.getrandbits(64)
         )
         if constraint is not None or share.limits is not NO_LIMITS:
-            request = msgspec.structs.replace(request, constraint=constraint, limits=share.limits)
+            request = replace(request, constraint=constraint, limits=share.limits)
         outputs = await outputs_of(ask, request, self._model, prepared.stops)
         return request, outputs
 

@@ -120,7 +120,7 @@ class ServedModel:
             max_context_tokens=self.max_context_tokens if engine is None else engine.max_model_len,
             vocab_size=self.vocab_size if engine is None else engine.vocab_size,
             eos_token_ids=self.eos_token_ids,
-            default_sampling=self.sampling_defaults(),
+            default_sampling=self._sampling_defaults(),
             features=self._features(self.tokenizer is not None if engine is None else engine.has_grammars),
             limits=Limits(
                 max_num_outputs=min(MAX_NUM_OUTPUTS, max_num_seqs),
@@ -130,19 +130,6 @@ class ServedModel:
             revision=self.revision if engine is None or not engine.revision else engine.revision,
             dtype=self.dtype if engine is None else engine.dtype,
             quantization="" if engine is None else engine.quantization,
-        )
-
-    def sampling_defaults(self) -> SamplingAsk:
-        """generation_config's values, then the neutral ones."""
-        mine = self.defaults
-        return SamplingAsk(
-            temperature=1.0 if mine.temperature is None else mine.temperature,
-            top_p=1.0 if mine.top_p is None else mine.top_p,
-            top_k=-1 if mine.top_k is None else mine.top_k,
-            min_p=0.0 if mine.min_p is None else mine.min_p,
-            repetition_penalty=1.0 if mine.repetition_penalty is None else mine.repetition_penalty,
-            presence_penalty=0.0,
-            frequency_penalty=0.0,
         )
 
     @property
@@ -162,6 +149,19 @@ class ServedModel:
             return None
         end = self.tokenizer.decode(prompt_ids[-_PROMPT_END:], skip_special_tokens=False)
         return self.answers.parser(input, end)
+
+    def _sampling_defaults(self) -> SamplingAsk:
+        """generation_config's values, then the neutral ones."""
+        mine = self.defaults
+        return SamplingAsk(
+            temperature=1.0 if mine.temperature is None else mine.temperature,
+            top_p=1.0 if mine.top_p is None else mine.top_p,
+            top_k=-1 if mine.top_k is None else mine.top_k,
+            min_p=0.0 if mine.min_p is None else mine.min_p,
+            repetition_penalty=1.0 if mine.repetition_penalty is None else mine.repetition_penalty,
+            presence_penalty=0.0,
+            frequency_penalty=0.0,
+        )
 
     def _features(self, has_grammars: bool) -> tuple[str, ...]:
         features = ["TEXT"] if self.tokenizer is not None else []

@@ -9,8 +9,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from photon_grpc.core.generation import Usage
 from photon_grpc.core.request import FinishReason
@@ -23,8 +24,7 @@ NO_USAGE = Usage()
 _EARLY_S, _EARLY_SHARE = 0.02, 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True):
     """Facts of a request that are known when it comes. Times are CLOCK_MONOTONIC seconds."""
 
     arrival_s: float
@@ -56,8 +56,7 @@ class Origin:
         return time.monotonic() >= self.deadline_s - early_s
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRecord:
+class RequestRecord(msgspec.Struct, frozen=True):
     """One request from its arrival to its end. Durations count from arrival."""
 
     origin: Origin

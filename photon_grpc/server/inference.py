@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from photon_grpc.errors import Draining, NotAllowed, PhotonError, QueueFull
 from photon_grpc.frontend.ask import Ask

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from photon_grpc.core.generation import ToolCall
 from photon_grpc.frontend.answer import PLAIN, Answer, AnswerFormat, AnswerParser, joined_answer

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import (
@@ -87,7 +87,7 @@ INVALID = [
 async def test_a_wrong_field_is_named_and_costs_the_engine_nothing(wrong: object, field: str) -> None:
     with frontend(served(template="{{ messages[0].content }}")) as (front, link):
         with pytest.raises(InvalidRequest) as caught:
-            await front.stream(replace(wrong, arrival_s=time.monotonic()))  # type: ignore[type-var]
+            await front.stream(replace(wrong, arrival_s=time.monotonic()))
         assert type(caught.value) is InvalidRequest
         assert caught.value.field == field
         assert link.sent == []
@@ -110,7 +110,7 @@ async def test_a_wrong_field_is_named_and_costs_the_engine_nothing(wrong: object
 )
 async def test_the_borders_are_inside(fine: object) -> None:
     with frontend() as (front, link):
-        await front.stream(replace(fine, arrival_s=time.monotonic()))  # type: ignore[type-var]
+        await front.stream(replace(fine, arrival_s=time.monotonic()))
         assert len(link.adds) == 1
 
 
@@ -135,7 +135,7 @@ async def test_the_borders_are_inside(fine: object) -> None:
 async def test_what_cannot_be_served_is_refused(wrong: object, error: type[PhotonError], field: str) -> None:
     with frontend() as (front, link):
         with pytest.raises(error) as caught:
-            await front.stream(replace(wrong, arrival_s=time.monotonic()))  # type: ignore[type-var]
+            await front.stream(replace(wrong, arrival_s=time.monotonic()))
         assert caught.value.field == field
         assert link.sent == []
         if error in (PromptTooLong, KVCapacity):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from photon_grpc.config.model_dir import GenerationDefaults, ModelConfig, read_model_dir
 from photon_grpc.errors import ModelLoadError
@@ -49,7 +50,7 @@ def test_a_directory_gives_tokenizer_template_and_defaults(card: ModelConfig) ->
     facts = model.facts(None)
     assert (facts.name, facts.aliases, facts.max_context_tokens, facts.vocab_size) == ("a", ("b",), 256, 512)
     assert facts.eos_token_ids == (401, 404)
-    assert facts.default_sampling == replace(NEUTRAL, temperature=0.6)
+    assert facts.default_sampling == structs.replace(NEUTRAL, temperature=0.6)
     assert facts.features == ("TEXT", "CHAT", "JSON_SCHEMA", "REGEX", "CHOICES", "GRAMMAR", "PROTOBUF", *FEATURES)
     assert facts.limits.max_message_bytes == 1000
     assert model.tokenizer is not None
@@ -76,7 +77,7 @@ def test_generation_defaults_that_are_unset_stay_neutral(card: ModelConfig) -> N
     defaults = (
         ServedModel.from_card(replace(card, generation=GenerationDefaults(top_p=0.9))).facts(None).default_sampling
     )
-    assert defaults == replace(NEUTRAL, top_p=0.9)
+    assert defaults == structs.replace(NEUTRAL, top_p=0.9)
 
 
 def test_wrong_files_are_named(card: ModelConfig) -> None:
