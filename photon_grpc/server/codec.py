@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import cast
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from photon_grpc.core.admission import check_count, check_prompt
@@ -33,11 +34,18 @@ from photon_grpc.server.features import refuse_empty
 from photon_grpc.server.message_type import MessageType
 from photon_grpc.v1 import inference_pb2 as pb
 
+#: Of messages that are not set, as most are: reading their fields one by one would tell nothing else.
+_NO_OUTPUT, _NO_SCHEDULING, _NO_STREAM, _NO_CACHE = OutputAsk(), SchedulingAsk(), StreamAsk(), CacheAsk()
 #: Of one conversation: some 10 ms to make them into plain data.
 _MAX_MESSAGES = 4096
 #: google.protobuf.Duration ends here: 10,000 years.
 _MAX_DURATION_S = 315_576_000_000
-_DURATIONS = ("stop.max_duration", "scheduling.max_queue_duration", "scheduling.timeout", "stream.min_interval")
+_DURATIONS = (
+    ("stop", "max_duration"),
+    ("scheduling", "max_queue_duration"),
+    ("scheduling", "timeout"),
+    ("stream", "min_interval"),
+)
 
 
 # --- message → Ask ---------------------------------------------------------------------------------------------------
@@ -58,6 +66,7 @@ def ask_of(
     refuse_empty(request)
     _check_counts(request, facts)
     _check_durations(request)
+    has = request.HasField
     return Ask(
         input=_input(request),
         arrival_s=origin.arrival_s,
@@ -65,10 +74,10 @@ def ask_of(
         model=request.model,
         sampling=_sampling(request.sampling),
         stop=_stop(request.stop),
-        output=_output(request.output),
-        cache=CacheAsk(request.cache.session_id, request.cache.salt, request.cache.bypass_prefix_cache),
-        scheduling=_scheduling(request.scheduling),
-        stream=_stream(request.stream),
+        output=_output(request.output) if has("output") else _NO_OUTPUT,
+        cache=_cache(request.cache) if has("cache") else _NO_CACHE,
+        scheduling=_scheduling(request.scheduling) if has("scheduling") else _NO_SCHEDULING,
+        stream=_stream(request.stream) if has("stream") else _NO_STREAM,
         deadline_s=origin.deadline_s,
         constraint=_constraint(request.structured_output, message_type),
         replaces=replaces,
@@ -179,6 +188,10 @@ def _constraint(wanted: pb.StructuredOutput, message_type: MessageType | None) -
             return None
 
 
+def _cache(cache: pb.CacheOptions) -> CacheAsk:
+    return CacheAsk(cache.session_id, cache.salt, cache.bypass_prefix_cache)
+
+
 def _scheduling(scheduling: pb.SchedulingOptions) -> SchedulingAsk:
     has = scheduling.HasField
     return SchedulingAsk(
@@ -200,8 +213,12 @@ def _seconds(duration: Duration) -> float:
     return duration.seconds + duration.nanos * 1e-9
 
 
-def _check_durations(request: pb.GenerateRequest) -> None:
-    wrong = [path for path in _DURATIONS if not _is_valid(_duration_at(request, path))]
+def _check_durations(request: Message) -> None:
+    wrong = [
+        f"{name}.{field}"
+        for name, field in _DURATIONS
+        if request.HasField(name) and not _is_valid(getattr(request, name), field)
+    ]
     if wrong:
         text = f"must be a google.protobuf.Duration of at least 0 and at most {_MAX_DURATION_S} seconds"
         error = InvalidRequest(f"{wrong[0]} {text}", field=wrong[0])
@@ -209,13 +226,8 @@ def _check_durations(request: pb.GenerateRequest) -> None:
         raise error
 
 
-def _duration_at(request: pb.GenerateRequest, path: str) -> Duration:
-    parent, leaf = path.split(".")
-    duration: Duration = getattr(getattr(request, parent), leaf)
-    return duration
-
-
-def _is_valid(duration: Duration) -> bool:
+def _is_valid(options: Message, field: str) -> bool:
+    duration: Duration = getattr(options, field)
     return 0 <= duration.seconds <= _MAX_DURATION_S and 0 <= duration.nanos < 1_000_000_000
 
 
