@@ -90,6 +90,7 @@ def check(config: ServeConfig, origins: Mapping[str, str]) -> None:
     _check_connection_age(config.server)
     _check_admin(config.server, origins["admin_listen"])
     _check_metrics(config.server.metrics_listen, origins["metrics_listen"])
+    _check_distinct(config.server)
     try:
         check_model(config.model.model, origins["model"], random_weights=config.model.load_format == "dummy")
     except OSError as error:  # a name that is too long, a directory that may not be read
@@ -205,6 +206,13 @@ def _check_connection_age(server: ServerConfig) -> None:
 def _check_metrics(address: str, source: str) -> None:
     if address and split_address(address, source)[0] == address:
         raise _bad_address(source, f"{address!r} is no address of HTTP; write HOST:PORT or [IPV6]:PORT")
+
+
+def _check_distinct(server: ServerConfig) -> None:
+    addresses = [*server.listen, server.admin_listen, server.metrics_listen]
+    for address in filter(None, addresses):
+        if addresses.count(address) > 1 and not address.endswith(":0"):
+            raise _bad_address("--listen, --admin-listen, --metrics-listen", f"{address} is given more than once")
 
 
 def _bad_address(source: str, problem: str) -> ConfigError:

@@ -110,6 +110,8 @@ def _why_not_unix(path: str) -> tuple[str, str] | None:
     directory = os.path.dirname(path) or "."
     if not os.path.isdir(directory):
         return "its directory does not exist", f"create {directory}"
+    if not os.access(directory, os.W_OK | os.X_OK):
+        return "its directory is not writable for this user", "choose another path"
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:

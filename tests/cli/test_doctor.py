@@ -33,12 +33,12 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict
     """Settings with which `serve` does not start."""
     directory = tmp_path_factory.mktemp("refused")
     authority = Authority(directory, "authority")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        busy = f"127.0.0.1:{taken.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        busy, too = (f"127.0.0.1:{taken.getsockname()[1]}" for taken in (one, other))
         yield {
             "listen": {"listen": (busy,)},
             "admin": {"admin_listen": f"unix:{directory}/none/socket"},
-            "metrics": {"metrics_listen": busy},
+            "metrics": {"metrics_listen": too},
             "tls": {"tls_cert": str(authority.signed("one").cert), "tls_key": str(authority.signed("two").key)},
             "keys": {"api_keys_file": f"{directory}/none.toml"},
             "tracing": {"otlp_endpoint": "http://127.0.0.1:4317"},

@@ -133,6 +133,11 @@ def test_a_directory_without_weights_is_refused_unless_they_are_random(tmp_path:
     assert resolve({"model": tmp_path, "load_format": "dummy"}, {}).config.model.model == str(tmp_path)
 
 
+def test_port_0_may_be_given_more_than_once() -> None:
+    given_ = {"listen": ("h:0", "h:0"), "metrics_listen": "h:0"}
+    assert resolve(given_, {}).config.server.listen == ("h:0", "h:0")
+
+
 @pytest.mark.parametrize(
     ("given_", "environ", "told"),
     [
@@ -153,6 +158,9 @@ def test_a_directory_without_weights_is_refused_unless_they_are_random(tmp_path:
         ({"listen": ["127.0.0.1:70000"]}, {}, ["--listen", "'70000'", "65535"]),
         ({}, {"PHOTON_LISTEN": "unix:"}, ["PHOTON_LISTEN", "unix:PATH"]),
         ({}, {"PHOTON_LISTEN": ","}, ["PHOTON_LISTEN", "at least one"]),
+        ({"listen": ["h:1", "h:2", "h:1"]}, {}, ["--listen", "h:1 is given more than once"]),
+        ({"listen": ["h:1"], "metrics_listen": "h:1"}, {}, ["--metrics-listen", "h:1 is given more than once"]),
+        ({"listen": ["unix:/s"]}, {"PHOTON_ADMIN_LISTEN": "unix:/s"}, ["--admin-listen", "unix:/s is given more"]),
         ({"max_num_sequences": 3}, {}, ["max_num_sequences", "did you mean max_num_seqs"]),
     ],
 )

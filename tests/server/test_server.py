@@ -95,6 +95,13 @@ async def test_addresses_that_cannot_be_bound_say_why(address: str, why: str) ->
     assert why in await refusal(address)
 
 
+async def test_a_directory_that_this_user_may_not_write_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: path != str(tmp_path))  # which nothing keeps from root
+    assert "not writable" in await refusal(f"unix:{tmp_path}/s")
+
+
 async def test_a_live_unix_socket_is_not_taken_away(tmp_path: Path) -> None:
     path = f"unix:{tmp_path}/s"
     server = make()
