@@ -137,6 +137,8 @@ def _devices(torch: dict[str, Any] | None, resolved: Resolved) -> list[tuple[str
     device = resolved.config.device.device
     if device == "auto":
         device = "cuda" if torch["devices"] else "cpu"
+    if device == "cuda" and not torch["devices"]:
+        return [*rows, ("serves on", "cuda, which is missing")]
     return [*rows, ("serves on", device), ("kernels", _kernels(resolved.config.device.kernels, device))]
 
 

@@ -121,3 +121,13 @@ def test_doctor_finds_nothing_where_serve_would_start_and_leaves_no_file(
     shown = capsys.readouterr().out
     assert ["max_connection_age", "unset", "default"] in [line.split() for line in shown.splitlines()]
     assert "problem" not in shown
+
+
+@pytest.mark.parametrize(("device", "shown"), [("cuda", "cuda, which is missing"), ("auto", "cpu")])
+def test_doctor_promises_no_device_that_is_missing(
+    device: str, shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "ask_torch", lambda: {"cuda": None, "threads": 1, "devices": []})
+    monkeypatch.setattr(doctor, "ask_start", lambda config: [])
+    main.main(["doctor", "--listen", "127.0.0.1:0", "--device", device])
+    assert ["serves", "on", *shown.split()] in [line.split() for line in capsys.readouterr().out.splitlines()]
