@@ -119,10 +119,8 @@ def to_request(
     Raise PromptTooLong (over the context), KVCapacity (over all KV blocks), InvalidRequest.
     """
     field = input_field(ask.input)
-    if not prompt_ids:
-        raise _invalid(field, "gives no tokens")
-    check_ids(prompt_ids, facts.vocab_size, field)
-    check_prompt(len(prompt_ids), facts.max_model_len, field)
+    if not isinstance(ask.input, IdsInput):  # ids were checked as they came
+        _check_encoded(prompt_ids, facts, field)
     request = Request(
         request_id=request_id,
         prompt_ids=prompt_ids,
@@ -152,6 +150,13 @@ def to_request(
         return request
     # The prompt was scored by the call that began the output.
     return msgspec.structs.replace(request, scores=msgspec.structs.replace(request.scores, prompt_logprobs=-1))
+
+
+def _check_encoded(prompt_ids: tuple[int, ...], facts: Facts, field: str) -> None:
+    if not prompt_ids:
+        raise _invalid(field, "gives no tokens")
+    check_ids(prompt_ids, facts.vocab_size, field)
+    check_prompt(len(prompt_ids), facts.max_model_len, field)
 
 
 def deadline_s(ask: Ask) -> float | None:

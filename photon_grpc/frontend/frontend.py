@@ -299,7 +299,8 @@ class Frontend:
         self._link.send(Add(first, request))
         self._queue.sent(first, request.num_given)
         share.sent(request.num_given)
-        self._running.update(zip(handles, ((stream, output) for output in outputs), strict=True))
+        for handle, output in zip(handles, outputs, strict=True):
+            self._running[handle] = stream, output
         self._first_handles[stream] = first
         return stream
 

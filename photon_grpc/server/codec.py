@@ -240,29 +240,30 @@ def stream_message(update: Update, sequence: int, start: Start | None) -> pb.Str
     if start is not None:
         _fill_start(message.start, start)
     if update.usage is not None:
-        message.usage.CopyFrom(_usage(update.usage))
+        _fill_usage(message.usage, update.usage)
     if update.timing is not None:
-        message.timing.CopyFrom(_timing(update.timing))
+        _fill_timing(message.timing, update.timing)
     return message
 
 
 def generate_response(result: Result) -> pb.GenerateResponse:
     start = result.start
-    return pb.GenerateResponse(
+    response = pb.GenerateResponse(
         request_id=start.request_id,
         model=start.model,
         outputs=[_delta(output) for output in result.outputs],
-        usage=_usage(result.usage),
-        timing=_timing(result.timing),
         prompt=pb.PromptInfo(token_ids=start.prompt_token_ids) if start.prompt_token_ids else None,
         seed=start.seed,
     )
+    _fill_usage(response.usage, result.usage)
+    _fill_timing(response.timing, result.timing)
+    return response
 
 
 def _fill_start(message: pb.GenerationStart, start: Start) -> None:
     message.request_id = start.request_id
     message.model = start.model
-    message.create_time.CopyFrom(_timestamp(start.create_time_s))
+    _fill_time(message.create_time, start.create_time_s)
     message.seed = start.seed
     if start.prompt_token_ids:
         message.prompt.token_ids.extend(start.prompt_token_ids)
@@ -295,31 +296,21 @@ def _finish(finish: OutputFinish) -> pb.Finish:
     return message
 
 
-def _usage(usage: Usage) -> pb.Usage:
-    return pb.Usage(
-        prompt_tokens=usage.prompt_tokens,
-        cached_prompt_tokens=usage.cached_prompt_tokens,
-        output_tokens=usage.output_tokens,
-    )
+def _fill_usage(message: pb.Usage, usage: Usage) -> None:
+    message.prompt_tokens = usage.prompt_tokens
+    message.cached_prompt_tokens = usage.cached_prompt_tokens
+    message.output_tokens = usage.output_tokens
 
 
-def _timing(timing: Timing) -> pb.Timing:
-    return pb.Timing(
-        queue_duration=_duration(timing.queue_s),
-        first_token_duration=_duration(timing.first_token_s),
-        total_duration=_duration(timing.total_s),
-        preemption_count=timing.preemption_count,
-    )
+def _fill_timing(message: pb.Timing, timing: Timing) -> None:
+    _fill_time(message.queue_duration, timing.queue_s)
+    _fill_time(message.first_token_duration, timing.first_token_s)
+    _fill_time(message.total_duration, timing.total_s)
+    message.preemption_count = timing.preemption_count
 
 
-def _duration(seconds: float) -> Duration:
-    whole, nanos = _split(seconds)
-    return Duration(seconds=whole, nanos=nanos)
-
-
-def _timestamp(seconds: float) -> Timestamp:
-    whole, nanos = _split(seconds)
-    return Timestamp(seconds=whole, nanos=nanos)
+def _fill_time(message: Duration | Timestamp, seconds: float) -> None:
+    message.seconds, message.nanos = _split(seconds)
 
 
 def _split(seconds: float) -> tuple[int, int]:

@@ -116,7 +116,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             if request.request_id:
                 metadata.rename_call(request.request_id, "request_id")
                 origin = replace(origin, request_id=request.request_id)
-            facts, replaces = self._frontend.model(request.model), metadata.is_retry(context)
+            facts, replaces = self._frontend.model(request.model), metadata.is_retry()
             origin = replace(origin, model=facts.name)
             message_type = await self._message_type(request)
             return codec.ask_of(request, facts, origin, replaces=replaces, message_type=message_type), message_type

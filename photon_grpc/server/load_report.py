@@ -62,18 +62,17 @@ class LoadReports:
         load = self._frontend.load
         shares = utilizations(load, facts)
         ended_per_s, failed_per_s = self._rates(_sample(load))
-        return OrcaLoadReport(
-            application_utilization=max(shares.values()),
-            rps_fractional=ended_per_s,
-            eps=failed_per_s,
-            utilization={name: min(share, 1.0) for name, share in shares.items()},
-            named_metrics={
-                "kv_cache_usage_perc": shares["kv"],
-                "num_requests_running": load.running,
-                "num_requests_waiting": load.queued,
-                "output_tokens_per_s": load.output_tokens_per_s,
-            },
+        report = OrcaLoadReport(
+            application_utilization=max(shares.values()), rps_fractional=ended_per_s, eps=failed_per_s
         )
+        for name, share in shares.items():
+            report.utilization[name] = min(share, 1.0)
+        named = report.named_metrics  # by assignment: protobuf takes a dict in twice as slowly
+        named["kv_cache_usage_perc"] = shares["kv"]
+        named["num_requests_running"] = load.running
+        named["num_requests_waiting"] = load.queued
+        named["output_tokens_per_s"] = load.output_tokens_per_s
+        return report
 
     def trailers(self) -> tuple[tuple[str, bytes], ...]:
         """The report as trailing metadata; made once for all calls that end with one step."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 import time
-import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -25,6 +26,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
 _owner: ContextVar[str] = ContextVar("owner", default="")
 _replica_id: ContextVar[str] = ContextVar("replica_id", default="")
+#: The last value of every header, copied out of gRPC once.
+_headers: ContextVar[Mapping[str, str | bytes]] = ContextVar("headers", default=MappingProxyType({}))
 
 
 def _trust() -> None:
@@ -38,8 +41,9 @@ def name_call(context: Context, replica_id: str) -> None:
     """Give the call the id of its header, or a new one, and the id of who answers it. Raise InvalidRequest naming the
     header."""
     _replica_id.set(replica_id)
-    _request_id.set(uuid.uuid4().hex)
-    if given := _header(context, REQUEST_ID_KEY):
+    _headers.set(dict(context.invocation_metadata() or ()))
+    _request_id.set(secrets.token_hex(16))
+    if given := _header(REQUEST_ID_KEY):
         rename_call(given, REQUEST_ID_KEY)
 
 
@@ -82,9 +86,9 @@ async def send_initial_metadata(context: Context) -> None:
     await context.send_initial_metadata(((REQUEST_ID_KEY, request_id()), (REPLICA_KEY, _replica_id.get())))
 
 
-def is_retry(context: Context) -> bool:
+def is_retry() -> bool:
     """Return whether gRPC made this attempt after an earlier one of the same call failed."""
-    return _header(context, _ATTEMPTS_KEY) not in ("", "0")
+    return _header(_ATTEMPTS_KEY) not in ("", "0")
 
 
 def origin(context: Context, method: str) -> Origin:
@@ -97,14 +101,11 @@ def origin(context: Context, method: str) -> Origin:
         owner(),
         method,
         deadline_s=None if remaining_s is None else arrival_s + remaining_s,
-        traceparent=_header(context, TRACEPARENT_KEY),
+        traceparent=_header(TRACEPARENT_KEY),
     )
 
 
-def _header(context: Context, key: str) -> str:
-    """The header's last value; empty where the call has none."""
-    value: str | bytes = ""
-    for name, given in context.invocation_metadata() or ():
-        if name == key:
-            value = given
+def _header(key: str) -> str:
+    """Empty where the call has none."""
+    value = _headers.get().get(key, "")
     return value if isinstance(value, str) else value.decode("latin-1")

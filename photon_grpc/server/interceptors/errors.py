@@ -64,18 +64,23 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         self._load_report = load_report
         self._failures = FailureLog()
         self._intake = Intake()
+        #: Method -> the handler of its last call, guarded: the same at every call but one that is refused within.
+        self._guarded: dict[str, tuple[MethodHandler, MethodHandler]] = {}
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[MethodHandler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> MethodHandler | None:
-        handler, method = await continuation(handler_call_details), handler_call_details.method
+        handler, method = await continuation(handler_call_details), methods.name(handler_call_details.method)
         if handler is None:
             return None
-        trailers = self._load_report if method.startswith(_TOLD_THE_LOAD) else no_trailers
-        ending = _Ending(methods.name(method), self._failures, self._replica_id, trailers)
-        return _guarded(handler, ending, self._intake)
+        known, guarded = self._guarded.get(method, (None, None))
+        if guarded is None or known is not handler:
+            trailers = self._load_report if method.startswith(_TOLD_THE_LOAD) else no_trailers
+            guarded = _guarded(handler, _Ending(method, self._failures, self._replica_id, trailers), self._intake)
+            self._guarded[method] = handler, guarded
+        return guarded
 
 
 def _guarded(handler: Any, ending: _Ending, intake: Intake) -> MethodHandler:
