@@ -78,7 +78,7 @@ class OutputAsk(msgspec.Struct, frozen=True):
 
     @property
     def is_scored(self) -> bool:
-        return any(asked is not None for asked in (self.logprobs, self.prompt_logprobs, self.score_token_ids))
+        return (self.logprobs, self.prompt_logprobs, self.score_token_ids) != (None, None, None)
 
 
 class ConstraintAsk(msgspec.Struct, frozen=True):
