@@ -7,7 +7,6 @@ several times as much. https://protobuf.dev/programming-guides/encoding
 from __future__ import annotations
 
 from photon_grpc.core.generation import Start
-from photon_grpc.core.scores import RECORD
 from photon_grpc.frontend.answer import NO_ANSWER
 from photon_grpc.frontend.scores import NOT_SCORED
 from photon_grpc.frontend.update import OutputDelta, Update
@@ -19,7 +18,6 @@ from photon_grpc.v1 import inference_pb2 as pb
 #: Tags: the field's number and its type, 0 for a varint, 2 for what has a length.
 _DELTAS, _SEQUENCE = b"\x12", b"\x28"  # StreamGenerateResponse
 _INDEX, _TEXT, _TOKEN_IDS = b"\x08", b"\x12", b"\x1a"  # Output
-_MANY_BYTES = scores.MANY * RECORD.size
 
 
 class ResponseWriter:
@@ -38,12 +36,16 @@ class ResponseWriter:
         writing it takes long: then `full` makes it."""
         if update.usage is not None or not self.sequence:
             return None
-        deltas, num_score_bytes = b"", 0
+        deltas, num_ids = b"", 0
         for delta in update.deltas:
-            num_score_bytes += len(delta.scores.records)
-            if delta.finish is not None or delta.answer is not NO_ANSWER or num_score_bytes > _MANY_BYTES:
+            if delta.finish is not None or delta.answer is not NO_ANSWER:
                 return None
             output = _output(delta)
+            if delta.scores is not NOT_SCORED:
+                num_ids += delta.scores.num_ids
+                if num_ids > scores.MANY:
+                    return None
+                output += scores.written(delta.scores, scores.OUTPUT_SCORES)
             deltas += _DELTAS + varint(len(output)) + output
         self.sequence += 1
         return deltas + _SEQUENCE + varint(self.sequence)
@@ -60,6 +62,7 @@ class ResponseWriter:
 
 
 def _output(delta: OutputDelta) -> bytes:
+    """Its text and ids."""
     output = _INDEX + varint(delta.index) if delta.index else b""
     if delta.text:
         text = delta.text.encode()
@@ -67,6 +70,4 @@ def _output(delta: OutputDelta) -> bytes:
     if delta.token_ids:
         packed = b"".join([varint(id) for id in delta.token_ids])
         output += _TOKEN_IDS + varint(len(packed)) + packed
-    if delta.scores is not NOT_SCORED:
-        output += scores.written(delta.scores, scores.OUTPUT_SCORES)
     return output

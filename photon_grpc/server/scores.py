@@ -31,7 +31,7 @@ _SHORT_RANKS = tuple([_RANK + varint(rank) for rank in range(0x80)])
 
 
 class _Candidates(dict[int, bytes]):
-    """Id -> the beginning of its Candidate with a short rank, up to the tag of its logprob. Filled as ids occur: 150
+    """Id -> the beginning of its Candidate with a short rank, up to the tag of its logprob. Filled as ids occur: 120
     bytes each, at most one for each id of the vocabulary."""
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
