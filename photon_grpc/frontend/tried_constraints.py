@@ -11,7 +11,7 @@ from photon_grpc.core.constraint import Constraint
 from photon_grpc.frontend.ask import ConstraintAsk
 from photon_grpc.frontend.encoder import Encoder
 
-_MAX_BYTES = 2**24
+_MAX_BYTES = 2**23
 #: Of what holds the texts of one: the ask, the grammar, and their place.
 _ENTRY_BYTES = 512
 

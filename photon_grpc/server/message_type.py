@@ -26,7 +26,7 @@ _MAX_SET_BYTES = 2**20
 #: Fields of the whole set on the wire: some 30 ms to read it.
 _MAX_SET_FIELDS = 2**15
 #: Of types that are kept. One takes some 20 times its set, and the smallest 9 KiB.
-_MAX_CACHE_BYTES = 2**25
+_MAX_CACHE_BYTES = 2**24
 _BYTES_PER_SET_BYTE, _TYPE_BYTES = 20, 10 * 2**10
 _MAX_WORDS = 500
 
