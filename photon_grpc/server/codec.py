@@ -236,7 +236,9 @@ def _is_valid(options: Message, field: str) -> bool:
 
 def stream_message(update: Update, sequence: int, start: Start | None) -> pb.StreamGenerateResponse:
     """The message number `sequence` of a stream; `start` belongs to the first one only."""
-    message = pb.StreamGenerateResponse(deltas=[_delta(delta) for delta in update.deltas], sequence=sequence)
+    message = pb.StreamGenerateResponse(sequence=sequence)
+    for delta in update.deltas:
+        _fill_output(message.deltas.add(), delta)
     if start is not None:
         _fill_start(message.start, start)
     if update.usage is not None:
@@ -251,10 +253,11 @@ def generate_response(result: Result) -> pb.GenerateResponse:
     response = pb.GenerateResponse(
         request_id=start.request_id,
         model=start.model,
-        outputs=[_delta(output) for output in result.outputs],
         prompt=pb.PromptInfo(token_ids=start.prompt_token_ids) if start.prompt_token_ids else None,
         seed=start.seed,
     )
+    for output in result.outputs:
+        _fill_output(response.outputs.add(), output)
     _fill_usage(response.usage, result.usage)
     _fill_timing(response.timing, result.timing)
     return response
@@ -269,31 +272,26 @@ def _fill_start(message: pb.GenerationStart, start: Start) -> None:
         message.prompt.token_ids.extend(start.prompt_token_ids)
 
 
-def _delta(delta: OutputDelta) -> pb.Output:
-    if delta.finish is None and not delta.token_ids and delta.answer is NO_ANSWER:
-        return pb.Output(index=delta.index, text=delta.text)
-    output = pb.Output(
-        index=delta.index,
-        text=delta.text,
-        token_ids=delta.token_ids,
-        reasoning=delta.reasoning,
-        content=delta.content,
-        tool_calls=[pb.ToolCall(**asdict(call)) for call in delta.tool_calls],
-    )
+def _fill_output(message: pb.Output, delta: OutputDelta) -> None:
+    message.index = delta.index
+    message.text = delta.text
+    message.token_ids.extend(delta.token_ids)
+    if delta.answer is not NO_ANSWER:
+        message.reasoning = delta.reasoning
+        message.content = delta.content
+        message.tool_calls.extend([pb.ToolCall(**asdict(call)) for call in delta.tool_calls])
     if delta.finish is not None:
-        output.finish.CopyFrom(_finish(delta.finish))
-    return output
+        _fill_finish(message.finish, delta.finish)
 
 
-def _finish(finish: OutputFinish) -> pb.Finish:
-    message = pb.Finish(reason=cast("pb.FinishReason.ValueType", finish.reason))
+def _fill_finish(message: pb.Finish, finish: OutputFinish) -> None:
+    message.reason = cast("pb.FinishReason.ValueType", finish.reason)
     if finish.stop_string is not None:
         message.stop_string = finish.stop_string
     elif finish.stop_token_id is not None:
         message.stop_token_id = finish.stop_token_id
     elif finish.eos_token_id is not None:
         message.eos_token_id = finish.eos_token_id
-    return message
 
 
 def _fill_usage(message: pb.Usage, usage: Usage) -> None:
