@@ -6,10 +6,11 @@ import asyncio
 import itertools
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from photon_grpc.frontend.turns import MESSAGES_A_TURN, Turns
+from photon_grpc.frontend.turns import MESSAGES_A_TURN, MOST_MORE, SECONDS_A_MESSAGE, Turns
 from tests.frontend.fake_engine import FACTS, FakeLink, ask, frontend, served
 
 MODEL = served()
@@ -23,7 +24,7 @@ def test_a_turn_settles_so_many_in_the_order_in_which_they_came(
     sizes: list[int] = []
 
     async def run() -> None:
-        turns, loop = Turns(limit), asyncio.get_running_loop()
+        turns, loop = Turns(limit, lambda: 0.0), asyncio.get_running_loop()
         waiters = [loop.create_future() for _ in range(num_waiters)]
         for number, waiter in enumerate(waiters):
             turns.settle(waiter)
@@ -44,14 +45,14 @@ def test_a_turn_settles_so_many_in_the_order_in_which_they_came(
 
 
 async def test_a_place_is_free_again_in_the_next_turn() -> None:
-    turns = Turns(2)
+    turns = Turns(2, lambda: 0.0)
     assert [turns.take() for _ in range(4)] == [True, True, False, False]
     await asyncio.sleep(0)
     assert turns.take()
 
 
 async def test_those_in_line_come_before_those_who_ask_later() -> None:
-    turns, loop = Turns(1), asyncio.get_running_loop()
+    turns, loop = Turns(1, lambda: 0.0), asyncio.get_running_loop()
     assert turns.take()
     waiter = loop.create_future()
     turns.settle(waiter)
@@ -59,11 +60,31 @@ async def test_those_in_line_come_before_those_who_ask_later() -> None:
     assert waiter.done() and not turns.take()
 
 
-async def test_between_two_turns_of_the_loop_few_of_many_streams_are_read() -> None:
+@pytest.mark.parametrize(("other_work_s", "num_more"), [(0.0, 0), (10 * SECONDS_A_MESSAGE, 10), (60.0, MOST_MORE)])
+async def test_after_a_long_turn_more_have_the_next(other_work_s: float, num_more: int) -> None:
+    now_s = 0.0
+    turns, loop = Turns(2, lambda: now_s), asyncio.get_running_loop()
+    waiters = [loop.create_future() for _ in range(300)]
+    for waiter in waiters:
+        turns.settle(waiter)
+    for number in (1, 2):
+        now_s += 1.01 * other_work_s
+        await asyncio.sleep(0)
+        assert sum(waiter.done() for waiter in waiters) == 2 + number * (2 + num_more)
+    for waiter in waiters:
+        waiter.cancel()
+    await asyncio.sleep(0)
+    assert [turns.take() for _ in range(3)] == [True, True, False], "an idle loop saves none up"
+
+
+async def test_between_two_turns_of_the_loop_few_of_many_streams_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What else the loop does, a new call say, waits for few of them."""
     num_streams = 6 * MESSAGES_A_TURN
     facts = msgspec.structs.replace(FACTS, max_queue_size=num_streams, max_queued_tokens=100_000)
     with frontend(MODEL, link=FakeLink(facts)) as (front, link):
+        monkeypatch.setattr(front._turns, "_clock", lambda: 0.0)
         streams = [await front.stream(ask()) for _ in range(num_streams)]
         reading = [asyncio.ensure_future(stream.__anext__()) for stream in streams]
         await asyncio.sleep(0)
