@@ -2,8 +2,8 @@
 
 Grammars are compiled in a thread beside the engine's loop (the library holds the interpreter's lock only while it reads
 the text), one at a time, and kept for those who ask for the same. Matchers of one compilation share its lexer under a
-lock, and in parallel would only wait for each other: a grammar that several rows of a step obey is compiled again, once
-for each thread that fills masks.
+lock, and in parallel would only wait for each other: a grammar that many rows obey is compiled again as more requests
+ask for it, until each thread that fills masks has a lexer of it.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ _LOG = logging.getLogger(__name__)
 
 #: What compiled grammars may take in all, by `_estimate`.
 _MAX_CACHE_BYTES = 256 * 2**20
+#: Of them those compiled again; one of them counts so much of a first one (an eighth was seen).
+_MAX_COPIES_SHARE, _COPY_SHARE = 4, 4
+#: Lexers of one grammar.
+_MAX_LEXERS = 16
 #: More than the front ends' trial has: what ended there well does so here.
 _STACK_BYTES = 64 * 2**20
 _FIELD = "structured_output"
@@ -39,7 +43,17 @@ _FIELD = "structured_output"
 class Compilation(Event):
     """One grammar, compiled or not yet. The compiling thread sets `problem`, once, or adds to `matchers`."""
 
-    __slots__ = ("__weakref__", "_turn", "constraint", "key_tokens", "matchers", "num_wanted", "problem")
+    __slots__ = (
+        "__weakref__",
+        "_turn",
+        "constraint",
+        "is_kept",
+        "key_tokens",
+        "matchers",
+        "num_rows",
+        "num_wanted",
+        "problem",
+    )
 
     def __init__(self, constraint: Constraint, key_tokens: Callable[[], KeyTokens]) -> None:
         self.constraint = constraint
@@ -48,16 +62,16 @@ class Compilation(Event):
         #: At its beginning, each with a lexer of its own; copies of them are walked.
         self.matchers: list[llguidance.LLMatcher] = []
         self.num_wanted = 1
+        #: Of the last step that had some.
+        self.num_rows = 0
+        #: In the cache.
+        self.is_kept = True
         self.problem = ""
         self._turn = 0
 
     @property
     def is_done(self) -> bool:
         return bool(self.matchers) or bool(self.problem)
-
-    @property
-    def lacks_some(self) -> bool:
-        return not self.problem and len(self.matchers) < self.num_wanted
 
     def next(self) -> llguidance.LLMatcher:
         """One of `matchers`, in turn."""
@@ -91,6 +105,7 @@ class GuidanceGrammars:
         #: Oldest use first.
         self._cache: OrderedDict[Constraint, Compilation] = OrderedDict()
         self._num_bytes = 0
+        self._num_copy_bytes = 0
         #: Those that something holds: the cache, a request that waits for its own, a matcher.
         self._alive: WeakValueDictionary[Constraint, Compilation] = WeakValueDictionary()
 
@@ -99,7 +114,10 @@ class GuidanceGrammars:
             return None
         compilation = self._cache.get(request.constraint) or self._add(request.constraint)
         self._cache.move_to_end(request.constraint)
-        return None if compilation.is_done else compilation
+        if not compilation.is_done:
+            return compilation
+        self._spread(compilation)
+        return None
 
     def matcher(self, request: Request) -> GuidanceMatcher | None:
         if request.constraint is None:
@@ -111,7 +129,8 @@ class GuidanceGrammars:
     def fill(self, matchers: Mapping[int, Matcher], masks: memoryview, mask_bytes: int) -> dict[int, BaseException]:
         """As engine.grammar.Grammars; in parallel."""
         mine = {at: matcher for at, matcher in matchers.items() if isinstance(matcher, GuidanceMatcher)}
-        self._spread(mine)
+        for grammar, num_rows in Counter(matcher.grammar for matcher in mine.values()).items():
+            grammar.num_rows = num_rows
         address, num_masks = _address(masks), len(masks) // mask_bytes
         for together in self._rounds(mine):
             self._executor.unsafe_compute_mask_ptr(together, address, mask_bytes, num_masks)
@@ -134,15 +153,16 @@ class GuidanceGrammars:
         for together in zip_longest(*columns.values()):
             yield [each for each in together if each is not None]
 
-    def _spread(self, matchers: Mapping[int, GuidanceMatcher]) -> None:
-        """Have grammars of several rows compiled again. Outputs that begin later are shared out over the lexers."""
-        for grammar, num_rows in Counter(matcher.grammar for matcher in matchers.values()).items():
-            num_wanted = min(num_rows, self._num_threads)
-            if num_wanted > grammar.num_wanted and self._cache.get(grammar.constraint) is grammar:
-                self._num_bytes += (num_wanted - grammar.num_wanted) * _estimate(grammar.constraint)
-                grammar.num_wanted = num_wanted
-                self._compiler.submit(grammar)
-                self._evict()
+    def _spread(self, grammar: Compilation) -> None:
+        """Have a grammar with fewer lexers than rows compiled once more, for requests that come later."""
+        is_waiting = grammar.num_wanted > len(grammar.matchers)
+        if is_waiting or grammar.num_wanted >= min(grammar.num_rows, self._num_threads, _MAX_LEXERS):
+            return
+        num_bytes = self._num_copy_bytes + _copy_estimate(grammar.constraint)
+        if num_bytes <= self._max_cache_bytes // _MAX_COPIES_SHARE:
+            self._num_copy_bytes = num_bytes
+            grammar.num_wanted += 1
+            self._compiler.submit_copy(grammar)
 
     def _add(self, constraint: Constraint) -> Compilation:
         # Where more wait than the cache holds, each is compiled once all the same.
@@ -150,15 +170,20 @@ class GuidanceGrammars:
         if compilation is None:
             compilation = self._alive[constraint] = Compilation(constraint, self._key_tokens)
             self._compiler.submit(compilation)
-        self._num_bytes += compilation.num_wanted * _estimate(constraint)
-        self._evict()
+        self._count(compilation, 1)
+        while self._num_bytes + self._num_copy_bytes > self._max_cache_bytes and self._cache:
+            _, oldest = self._cache.popitem(last=False)
+            self._count(oldest, -1)
         self._cache[constraint] = compilation
         return compilation
 
-    def _evict(self) -> None:
-        while self._num_bytes > self._max_cache_bytes and self._cache:
-            oldest, compilation = self._cache.popitem(last=False)
-            self._num_bytes -= compilation.num_wanted * _estimate(oldest)
+    def _count(self, compilation: Compilation, sign: int) -> None:
+        """Of what comes into the cache, or leaves it."""
+        compilation.is_kept = sign > 0
+        if compilation.is_kept:
+            compilation.num_wanted = max(1, len(compilation.matchers))
+        self._num_bytes += sign * _estimate(compilation.constraint)
+        self._num_copy_bytes += sign * (compilation.num_wanted - 1) * _copy_estimate(compilation.constraint)
 
 
 class Compiler:
@@ -166,19 +191,27 @@ class Compiler:
 
     Args:
         tokenizer: grammars are compiled for.
-        done: is called in the thread with every Compilation that is done.
+        done: is called in the thread with every Compilation that requests wait for, when it is done.
     """
 
     def __init__(self, tokenizer: llguidance.LLTokenizer, done: Callable[[Event], None]) -> None:
         self._tokenizer = tokenizer
         self._done = done
         self._lock = threading.Lock()
-        self._waiting: deque[Compilation] = deque()
+        self._awaited: deque[Compilation] = deque()
+        #: To be compiled again when nothing is awaited.
+        self._copies: deque[Compilation] = deque()
         self._is_running = False
 
     def submit(self, compilation: Compilation) -> None:
+        self._submit(self._awaited, compilation)
+
+    def submit_copy(self, compilation: Compilation) -> None:
+        self._submit(self._copies, compilation)
+
+    def _submit(self, line: deque[Compilation], compilation: Compilation) -> None:
         with self._lock:
-            self._waiting.append(compilation)
+            line.append(compilation)
             if self._is_running:
                 return
             self._is_running = True
@@ -186,23 +219,27 @@ class Compiler:
         try:
             # No daemon: one that the end of the interpreter meets in the library takes the process down with it.
             threading.Thread(target=self._run, name="compiler").start()
+        except BaseException:
+            self._is_running = False
+            raise
         finally:
             threading.stack_size(size)
 
     def _run(self) -> None:
-        while True:
-            with self._lock:
-                if not self._waiting or not threading.main_thread().is_alive():
-                    self._is_running = False
-                    return
-                compilation = self._waiting.popleft()
+        while (compilation := self._next()) is not None:
             is_awaited = not compilation.is_done
-            if compilation.lacks_some:
+            if is_awaited or compilation.is_kept:
                 _compile(compilation, self._tokenizer)
-                # Behind those that requests wait for.
-                self._waiting.append(compilation)
             if is_awaited:
                 self._done(compilation)
+
+    def _next(self) -> Compilation | None:
+        with self._lock:
+            line = self._awaited or self._copies
+            if not line or not threading.main_thread().is_alive():
+                self._is_running = False
+                return None
+            return line.popleft()
 
 
 class GuidanceMatcher:
@@ -321,6 +358,11 @@ def _compile(compilation: Compilation, tokenizer: llguidance.LLTokenizer) -> Non
 
 def _address(mask: memoryview) -> int:
     return int(np.frombuffer(mask, np.uint8).__array_interface__["data"][0])
+
+
+def _copy_estimate(constraint: Constraint) -> int:
+    """Bytes that it takes compiled again."""
+    return _estimate(constraint) // _COPY_SHARE
 
 
 def _estimate(constraint: Constraint) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import llguidance
 import pytest
@@ -14,8 +16,9 @@ from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.core.constraint import Constraint
 from photon_grpc.core.ports import Event
 from photon_grpc.core.request import Request, SamplingParams, StopParams
+from photon_grpc.engine import guidance
 from photon_grpc.engine.grammar import NoGrammars
-from photon_grpc.engine.guidance import GuidanceGrammars, GuidanceMatcher, read_vocabulary
+from photon_grpc.engine.guidance import Compilation, GuidanceGrammars, GuidanceMatcher, read_vocabulary
 from photon_grpc.errors import FeatureNotSupported, InvalidConstraint
 from photon_grpc.frontend.ask import ConstraintAsk
 from photon_grpc.frontend.constraint import write_grammar
@@ -146,35 +149,75 @@ def lexers(matchers: dict[int, GuidanceMatcher]) -> int:
     return len({id(matcher.beginning) for matcher in matchers.values()})
 
 
+def asked_again(compiled: Compiled, constraint: Constraint, num_rows: int) -> list[GuidanceMatcher]:
+    """Matchers of requests that come after a step of so many rows, one after another."""
+    masks = memoryview(bytearray(num_rows * MASK_BYTES))
+    compiled.grammars.fill({at: compiled.matcher(constraint) for at in range(num_rows)}, masks, MASK_BYTES)
+    matchers = []
+    for _ in range(2 * num_rows):
+        matchers.append(compiled.matcher(constraint))
+        grammar = matchers[-1].grammar
+        while grammar.num_wanted > len(grammar.matchers):
+            time.sleep(0.001)
+    return matchers
+
+
 def test_rows_of_one_grammar_get_lexers_of_their_own_as_many_as_threads() -> None:
     compiled = Compiled(num_threads=3)
-    constraint, masks = regex("[a-z]+ [0-9]{3}"), memoryview(bytearray(5 * MASK_BYTES))
-    first = {at: compiled.matcher(constraint) for at in range(5)}
-    assert lexers(first) == 1, "there is one compilation until a step has shown that more are of use"
-    grammar = first[0].grammar
-    compiled.grammars.fill({0: first[0], 1: first[1]}, masks, MASK_BYTES)
+    constraint, masks = regex("[a-z]+ [0-9]{3}"), memoryview(bytearray(6 * MASK_BYTES))
+    first = {at: compiled.matcher(constraint) for at in range(6)}
+    assert lexers(first) == 1, "no step has shown yet that more are of use"
     compiled.grammars.fill(first, masks, MASK_BYTES)
-    while grammar.lacks_some:
-        time.sleep(0.001)
-    assert len(grammar.matchers) == 3
-    later = {at: compiled.matcher(constraint) for at in range(5)}
+    assert len(first[0].grammar.matchers) == 1, "no request has come again"
+    asked_again(compiled, constraint, 6)
+    later = {at: compiled.matcher(constraint) for at in range(6)}
     assert lexers(later) == 3
     for token in ids("ab 12"):
         assert all(matcher.accept(token) for matcher in (*first.values(), *later.values()))
     alone = memoryview(bytearray(MASK_BYTES))
     first[0].fill(alone)
     assert compiled.grammars.fill(later, masks, MASK_BYTES) == {}
-    assert bytes(masks) == bytes(alone) * 5
+    assert bytes(masks) == bytes(alone) * 6
 
 
-def test_what_is_compiled_again_counts_in_the_cache() -> None:
-    compiled = Compiled(num_threads=4, max_cache_bytes=5 * 2**20)
+def test_a_single_row_at_a_time_needs_one_lexer() -> None:
+    compiled = Compiled(num_threads=3)
+    assert len({id(matcher.beginning) for matcher in asked_again(compiled, regex("a+"), 1)}) == 1
+
+
+def test_copies_take_a_quarter_of_the_cache_and_drive_nothing_out_of_it() -> None:
+    compiled = Compiled(num_threads=16, max_cache_bytes=6 * 2**20)
     others = [regex(text) for text in ("a+", "b+", "c+")]
     held = [compiled.matcher(constraint).grammar for constraint in others]
-    rows = {at: compiled.matcher(regex("d+")) for at in range(4)}
-    compiled.grammars.fill(rows, memoryview(bytearray(4 * MASK_BYTES)), MASK_BYTES)
-    del held
-    assert compiled.grammars.awaits(request(others[0])) is not None, "the oldest had to go"
+    hot = asked_again(compiled, regex("d+"), 16)[-1].grammar
+    assert 1 < len(hot.matchers) < 8
+    assert all(grammar.is_kept for grammar in held)
+    hotter = asked_again(compiled, regex("e+"), 16)[-1].grammar
+    assert len(hotter.matchers) == 1, "there is no room for copies"
+
+
+def test_what_a_request_waits_for_is_compiled_before_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = Compiled(num_threads=3)
+    hot = [compiled.matcher(regex(text)) for text in ("a+", "b+", "c+")]
+    order: list[Constraint] = []
+    gate, compile_one = threading.Event(), guidance._compile
+
+    def gated(compilation: Compilation, *rest: Any) -> None:
+        gate.wait(30)
+        order.append(compilation.constraint)
+        compile_one(compilation, *rest)
+
+    monkeypatch.setattr(guidance, "_compile", gated)
+    for matcher in hot:
+        matcher.grammar.num_rows = 3
+        assert compiled.grammars.awaits(request(matcher.grammar.constraint)) is None
+    new = request(regex("d+"))
+    event = compiled.grammars.awaits(new)
+    gate.set()
+    while compiled.woken.get(timeout=30) is not event:
+        pass
+    # One copy was begun when it came.
+    assert new.constraint in order[:2]
 
 
 def test_a_matcher_that_needs_too_much_work_ends_alone(compiled: Compiled) -> None:
