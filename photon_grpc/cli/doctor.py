@@ -207,9 +207,10 @@ def ask_start(config: ServeConfig) -> list[str]:
     asked = msgspec.json.encode(config)
     try:
         done = subprocess.run(command, input=asked, stdout=subprocess.PIPE, timeout=_TORCH_TIMEOUT_S, check=True)
-    except subprocess.SubprocessError as error:
+        # A module that is imported there may print lines of its own.
+        return list(json.loads(done.stdout.splitlines()[-1]))
+    except (OSError, ValueError, LookupError, subprocess.SubprocessError) as error:
         return [f"whether it would start could not be found out: {error}"]
-    return list(json.loads(done.stdout))
 
 
 def _windows(windows: tuple[int, ...]) -> str:

@@ -143,6 +143,10 @@ def split_address(address: str, source: str = "--listen") -> tuple[str, int]:
         raise _bad_address(source, f"{address!r} is no address; write HOST:PORT, [IPV6]:PORT or unix:PATH")
     if not (port.isascii() and port.isdigit() and int(port) <= 65535):
         raise _bad_address(source, f"{port!r} in {address!r} is no port; ports are 0 (any free one) to 65535")
+    try:
+        host.encode("idna")  # as a resolver gets it
+    except UnicodeError:
+        raise _bad_address(source, f"{host!r} in {address!r} is no name of a host") from None
     return host, int(port)
 
 

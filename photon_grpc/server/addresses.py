@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import re
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from photon_grpc.config.resolve import split_address
 from photon_grpc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 _HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^:\[\]/\s]+):(?P<port>\d{1,5})")
 _UNIX = "unix:"
+_WILDCARDS = frozenset({"0.0.0.0", "::"})
 #: sockaddr_un holds 108 bytes with the closing zero.
 _MAX_UNIX_PATH_BYTES = 107
 
@@ -56,6 +59,38 @@ def check(address: str, *, reuse_port: bool) -> None:
         reason = _why_not_tcp(match["host"].strip("[]"), int(match["port"]), reuse_port)
     if reason:
         raise _refused(address, *reason)
+
+
+def check_apart(addresses: Iterable[str]) -> None:
+    """Raise ConfigError for two that would be one to the system, however they are spelled: one name and one number, a
+    port of all addresses and of one, a Unix path by way of a link."""
+    placed = [(address, _places(address)) for address in addresses]
+    for (one, ones), (other, others) in itertools.combinations(placed, 2):
+        if any(_is_same(*pair) for pair in itertools.product(ones, others)):
+            raise ConfigError(
+                f"{one} and {other} are one place to listen at; give each listener its own "
+                "(--listen, --admin-listen, --metrics-listen)",
+                field="listen",
+            )
+
+
+def _places(address: str) -> set[tuple[str, int]]:
+    """Where a listener would be: (path, 0), or each (IP address, port) of its host; nothing for port 0 and for a name
+    that is unknown."""
+    if address.startswith(_UNIX):
+        return {(os.path.realpath(_unix_path(address)), 0)}
+    host, port = split_address(address)
+    if port == 0:
+        return set()
+    with contextlib.suppress(OSError):
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+        return {(str(where[0]), port) for *_, where in found}
+    return set()
+
+
+def _is_same(one: tuple[str, int], other: tuple[str, int]) -> bool:
+    # gRPC listens at all addresses of both families for either wildcard.
+    return one == other or (one[1] == other[1] and not _WILDCARDS.isdisjoint((one[0], other[0])))
 
 
 def _unix_path(address: str) -> str:

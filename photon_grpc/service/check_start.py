@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -27,23 +28,28 @@ from photon_grpc.errors import StartupError
 from photon_grpc.kernels import TORCH
 from photon_grpc.models import builder, weights
 from photon_grpc.service.http_endpoint import HttpEndpoint
-from photon_grpc.service.listen import check_admin, plan_listeners
+from photon_grpc.service.listen import check_admin, check_distinct, plan_listeners
 
 
 def reasons(config: ServeConfig) -> list[str]:
-    """The reasons for which `serve` would not start, each once: engine and front end read the same files."""
+    """The reasons for which `serve` would not start, each once: engine and front end read the same files. A check that
+    breaks is one of them, and the others are made."""
     found: dict[str, None] = {}
     for check in _checks(config):
         try:
             check()
         except StartupError as error:
             found[str(error)] = None
+        except Exception as error:
+            traceback.print_exc()
+            found[f"{type(error).__name__} where only a refusal was expected: {error}"] = None
     return list(found)
 
 
 def _checks(config: ServeConfig) -> Iterator[Callable[[], object]]:
     """The supervisor's, the front end's, the engine's. Of a model that is still to be downloaded nothing is checked."""
     server = config.server
+    yield partial(check_distinct, server)
     yield lambda: plan_listeners(server.listen, server.frontends).close()
     yield partial(check_admin, server.admin_listen)
     yield partial(check_metrics, server.metrics_listen)

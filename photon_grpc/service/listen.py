@@ -14,10 +14,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from photon_grpc.config.flags import NO_ADMIN
+from photon_grpc.config.flags import NO_ADMIN, ServerConfig
 from photon_grpc.config.resolve import split_address
 from photon_grpc.errors import ConfigError
-from photon_grpc.server.addresses import check
+from photon_grpc.server.addresses import check, check_apart
 
 
 @dataclass(slots=True)
@@ -102,6 +102,12 @@ def check_admin(wanted: str) -> None:
     """Raise ConfigError where an address that was asked for is taken."""
     if wanted not in ("", NO_ADMIN):
         check(wanted, reuse_port=False)
+
+
+def check_distinct(server: ServerConfig) -> None:
+    """Raise ConfigError where two of the addresses that were asked for are one."""
+    admin = "" if server.admin_listen == NO_ADMIN else server.admin_listen
+    check_apart(filter(None, (*server.listen, admin, server.metrics_listen)))
 
 
 def admin_sockets() -> tuple[str, ...]:

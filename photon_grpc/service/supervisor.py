@@ -38,7 +38,7 @@ from photon_grpc.core.frames import Facts
 from photon_grpc.errors import StartupError
 from photon_grpc.service.child import END_SIGNALS, Child
 from photon_grpc.service.frontend_drain import FrontendDrain
-from photon_grpc.service.listen import Listeners, UnixPath, admin_address, check_admin, plan_listeners
+from photon_grpc.service.listen import Listeners, UnixPath, admin_address, check_admin, check_distinct, plan_listeners
 from photon_grpc.service.log_pipe import LogPipe, PipeStream, log_to_stderr, own_stderr
 from photon_grpc.service.managed_process import ChildCrashed, ManagedProcess
 from photon_grpc.service.service_metrics import Served, service_metrics
@@ -120,6 +120,7 @@ class Supervisor:
 
     async def run(self) -> int:
         """See `serve`. Raise StartupError."""
+        check_distinct(self._config.server)
         self._listeners = plan_listeners(self._config.server.listen, self._config.server.frontends)
         with self._signals_caught():
             try:

@@ -131,3 +131,49 @@ def test_doctor_promises_no_device_that_is_missing(
     monkeypatch.setattr(doctor, "ask_start", lambda config: [])
     main.main(["doctor", "--listen", "127.0.0.1:0", "--device", device])
     assert ["serves", "on", *shown.split()] in [line.split() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_doctor_tells_of_one_address_in_two_spellings_as_serve_does(
+    environment: dict[str, str],
+) -> None:
+    given = FREE | {"listen": ("127.0.0.1:50999", "localhost:50999")}
+    served = said(environment, "serve", given)
+    assert served.returncode == 2, served.stderr
+    (line,) = served.stderr.splitlines()
+    found = check_start.reasons(resolve(given, {}).config)
+    assert line.partition("cannot start: ")[2] in found
+
+
+def test_a_check_that_breaks_is_a_reason_and_the_others_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(server: object) -> None:
+        raise RuntimeError("of the machine")
+
+    monkeypatch.setattr(check_start, "read_certificates", broken)
+    found = check_start.reasons(resolve(FREE | {"api_keys_file": "/no/such/keys.toml"}, {}).config)
+    assert any("RuntimeError" in reason and "of the machine" in reason for reason in found)
+    assert any("/no/such/keys.toml" in reason for reason in found)
+
+
+@pytest.mark.parametrize(
+    ("printed", "reasons"),
+    [
+        ("print('a word of a module'); print('[\"taken\"]')", ["taken"]),
+        ("print('[]'); print('a last word')", ["could not be found out"]),
+        ("pass", ["could not be found out"]),
+    ],
+)
+def test_doctor_finds_the_reasons_among_other_lines(
+    printed: str, reasons: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!{sys.executable}\nimport sys; sys.stdin.read()\n{printed}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(doctor.sys, "executable", str(python))
+    found = doctor.ask_start(resolve(FREE, {}).config)
+    assert [words in reason for words, reason in zip(reasons, found, strict=True)] == [True]
+
+
+def test_doctor_lives_where_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.sys, "executable", "/no/such/python")
+    (found,) = doctor.ask_start(resolve(FREE, {}).config)
+    assert "could not be found out" in found and "/no/such/python" in found

@@ -4,8 +4,9 @@ import socket
 
 import pytest
 
+from photon_grpc.config.flags import ServerConfig
 from photon_grpc.errors import ConfigError
-from photon_grpc.service.listen import UnixPath, plan_listeners
+from photon_grpc.service.listen import UnixPath, check_distinct, plan_listeners
 
 
 def listening(port: int = 0, *, shared: bool) -> socket.socket:
@@ -49,6 +50,35 @@ def test_a_port_of_somebody_else_is_not_shared(shared):
         address = f"127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(ConfigError, match=rf"cannot listen on {address}.*in use.*--listen"):
             plan_listeners((address,), 2)
+
+
+@pytest.mark.parametrize(
+    ("listen", "metrics"),
+    [
+        (("127.0.0.1:5000", "localhost:5000"), ""),
+        (("0.0.0.0:5000",), "127.0.0.1:5000"),
+        (("[::1]:5000",), "0.0.0.0:5000"),
+        (("127.0.0.1:5000",), "[::]:5000"),
+        (("[::1]:5000", "[0:0::1]:5000"), ""),
+    ],
+)
+def test_one_port_in_two_spellings_is_refused(listen, metrics):
+    with pytest.raises(ConfigError, match=r"5000 and .*5000 are one place.*--metrics-listen"):
+        check_distinct(ServerConfig(listen=listen, metrics_listen=metrics))
+
+
+def test_one_unix_path_in_two_spellings_is_refused(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path)
+    up = f"{tmp_path}/../{tmp_path.name}"
+    for other in (f"unix:{tmp_path}/link/a.sock", f"unix:{up}/a.sock", f"unix://{tmp_path}/a.sock"):
+        with pytest.raises(ConfigError, match=r"a\.sock and .* are one place"):
+            check_distinct(ServerConfig(listen=(f"unix:{tmp_path}/a.sock",), admin_listen=other))
+
+
+def test_addresses_apart_are_not_refused():
+    listen = ("127.0.0.1:5000", "127.0.0.2:5000", "localhost:0", "127.0.0.1:0", "unix:/tmp/a", "no-such-host.invalid:1")
+    check_distinct(ServerConfig(listen=listen, admin_listen="none", metrics_listen="0.0.0.0:5001"))
+    check_distinct(ServerConfig(listen=("unix:none",), admin_listen="unix:/tmp/a", metrics_listen="127.0.0.1:0"))
 
 
 def test_a_unix_path_is_removed_only_while_it_is_ours(tmp_path):
