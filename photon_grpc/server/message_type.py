@@ -25,7 +25,7 @@ _NAME_FIELD = "structured_output.protobuf.message_type"
 _MAX_SET_BYTES = 2**20
 #: Fields of the whole set on the wire: some 30 ms to read it.
 _MAX_SET_FIELDS = 2**15
-#: Of types that are kept. One takes some 20 times its set, and the smallest 9 KiB.
+#: Of types that are kept. One takes its grammar and some 20 times its set, the smallest 9 KiB.
 _MAX_CACHE_BYTES = 2**24
 _BYTES_PER_SET_BYTE, _TYPE_BYTES = 20, 10 * 2**10
 _MAX_WORDS = 500
@@ -82,7 +82,7 @@ class MessageTypes:
     async def _read(self, key: tuple[bytes, str], files: bytes) -> MessageType:
         if key not in self._kept:  # nor read while this call waited
             made = await asyncio.to_thread(read_message_type, files, key[1])
-            self._keep(key, made, _TYPE_BYTES + _BYTES_PER_SET_BYTE * len(files))
+            self._keep(key, made, _num_bytes(files, made))
             return made
         return self._kept[key][0]
 
@@ -92,6 +92,11 @@ class MessageTypes:
         while self._num_bytes > self._max_cache_bytes:
             _, (_, oldest) = self._kept.popitem(last=False)
             self._num_bytes -= oldest
+
+
+def _num_bytes(files: bytes, made: MessageType) -> int:
+    """Of a type. Messages that refer to each other have a grammar of many times their set."""
+    return _TYPE_BYTES + _BYTES_PER_SET_BYTE * len(files) + len(made.grammar)
 
 
 def read_message_type(files: bytes, name: str) -> MessageType:

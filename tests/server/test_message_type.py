@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
+import tracemalloc
 from collections.abc import Callable
 
 import llguidance
@@ -270,6 +272,26 @@ async def test_small_types_count_what_they_take() -> None:
     (oldest, first), (newest, last) = found[0], found[-1]
     assert await types.find(newest) is last
     assert await types.find(oldest) is not first
+
+
+async def test_messages_that_refer_to_each_other_count_their_grammars() -> None:
+    """More than 40 times their set."""
+    types = MessageTypes(max_cache_bytes=2**18)
+    tracemalloc.start()
+    try:
+        for number in range(14):
+            described = file()
+            for name in ("One", "Other"):
+                message(described, name, *(f"f{number}{at}: {('One', 'Other')[at % 2]}" for at in range(8)))
+            wanted = pb.StructuredOutput.Protobuf(file_descriptor_set=serialized(described), message_type="acme.One")
+            await types.find(wanted)
+            if number == 0:  # with what is made but once
+                gc.collect()
+                before, _ = tracemalloc.get_traced_memory()
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] - before < 2**18
+    finally:
+        tracemalloc.stop()
 
 
 async def test_empty_and_too_long_fields_are_named() -> None:
