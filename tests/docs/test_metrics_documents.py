@@ -82,6 +82,12 @@ def test_counters_are_asked_for_their_rate_and_gauges_are_not() -> None:
                 assert is_counter == in_rate, query
 
 
+def test_a_single_stall_of_an_event_loop_is_shown() -> None:
+    """One sample among a thousand: quantiles below 1 leave it out."""
+    lags = [query for query in queries() if "photon_event_loop_lag_seconds_bucket" in query]
+    assert any(query.startswith("histogram_quantile(1, ") for query in lags)
+
+
 def test_legends_name_labels_that_the_query_keeps() -> None:
     for panel in PANELS:
         for target in panel.get("targets", ()):
