@@ -19,7 +19,8 @@ from photon_grpc.frontend.update import OutputDelta, Result, Update
 from photon_grpc.server.varint import varint
 from photon_grpc.v1 import inference_pb2 as pb
 
-#: Ids that are written beside the event loop: some 1 ms.
+#: More are written beside the event loop. So many take 1 ms of processor time, 5 with ranks of several bytes, 10 where
+#: every id is met first; a thread would hold the interpreter for 5 (sys.getswitchinterval).
 MANY = 4096
 #: Tags: the field's number and its type, 0 for a varint, 2 for what has a length, 5 for four bytes.
 OUTPUT_SCORES, _PROMPT_SCORES = b"\x22", b"\x12"  # Output.scores, PromptInfo.scores
