@@ -133,7 +133,10 @@ def _watch(sock: socket.socket, job: Job, reply: _AnswerOnce) -> None:
     while (left_s := max_cpu_s - time.process_time()) > 0:
         if hung_up.poll(max(1, min(_MAX_WATCH_INTERVAL_MS, left_s * 1000))):
             os._exit(1)
-    reply.send(refusal(excess(job, f"takes more than {max_cpu_s:g} s of processor time")))
+    try:
+        reply.send(refusal(excess(job, f"takes more than {max_cpu_s:g} s of processor time")))
+    finally:  # the other end was closed meanwhile
+        os._exit(1)
 
 
 def _limit_memory(num_bytes: int) -> None:

@@ -8,9 +8,11 @@ import contextlib
 import json
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -19,7 +21,8 @@ from photon_grpc.compose.served_model import read_served_model
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.errors import EngineRestarting, InvalidConstraint, InvalidRequest, PhotonError, QueueFull
 from photon_grpc.frontend.ask import ChatInput, ChatMessage, ConstraintAsk, TextInput
-from photon_grpc.frontend.encoder import ThreadEncoder
+from photon_grpc.frontend.encoder import EncodeText, ThreadEncoder
+from photon_grpc.service import encoder as encoder_process
 from photon_grpc.service.encoder_client import EncoderProcess, Turns
 
 STAND_INS = Path(__file__).parent / "stand_ins"
@@ -122,6 +125,23 @@ async def test_work_that_takes_too_long_is_refused_with_the_limit(monkeypatch: p
             await encoder.encode(LONG, 2**30)
         assert caught.value.field == "text"
         assert await encoder.encode(TextInput("a" * 40_000), 2**20)
+
+
+def test_work_that_takes_too_long_ends_where_the_refusal_reaches_no_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other end is closed in the last moment; nothing else watches the work."""
+
+    class Ended(BaseException):
+        pass
+
+    def end(code: int) -> NoReturn:
+        raise Ended
+
+    monkeypatch.setattr(encoder_process, "MAX_CPU_S", 0.0)
+    monkeypatch.setattr(encoder_process.os, "_exit", end)
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with ours, pytest.raises(Ended):
+        encoder_process._watch(ours, EncodeText(TextInput("a"), 1), encoder_process._AnswerOnce(ours))
 
 
 async def test_work_that_needs_too_much_memory_is_refused_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
