@@ -82,6 +82,7 @@ PICTURES: dict[str, Curves | Shares] = {
         ),
         "tokens/s",
         y_is_log=True,
+        heading="One front end",
     ),
     "long_context_1b_h200": Curves(
         "long_context_h200",
