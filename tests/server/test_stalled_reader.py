@@ -4,6 +4,7 @@ it is cut off in time, its key's share comes back, and nobody else is slowed. On
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ STREAM_GENERATE = "/photon_grpc.v1.InferenceService/StreamGenerate"
 MULTIPLEX_GENERATE = "/photon_grpc.v1.InferenceService/MultiplexGenerate"
 NUM_TOKENS = 200
 STALL_LIMIT_S = 1.0
+STEP_S = 0.002
 
 
 @dataclass
@@ -44,12 +46,15 @@ class Service:
 
 
 @pytest.fixture
-async def service(tmp_path: Path) -> AsyncIterator[Service]:
+async def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Service]:
     keys = write_keys(tmp_path / "keys.toml", block("stalls", "secret-a", max_concurrent=1), block("reads", "secret-b"))
     ring = KeyRing(str(keys))
     harness = Harness(Setting(max_model_len=256, num_blocks=200, fair=True))
     client = LocalClient(asyncio.get_running_loop(), harness.facts)
     host = client.host()
+    # The engine shares this process: without a pause it would end an output before the first token was written.
+    compute = harness.runner.submit
+    monkeypatch.setattr(harness.runner, "submit", lambda batch: (time.sleep(STEP_S), compute(batch))[1])
     engine = Engine(harness.scheduler, harness.runner, host, host, harness.facts, harness.post)
     with ThreadPoolExecutor(1) as pool:
         encoder = ThreadEncoder(served(), pool)
