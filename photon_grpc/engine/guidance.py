@@ -31,7 +31,7 @@ _LOG = logging.getLogger(__name__)
 
 #: What compiled grammars may take in all, by `_estimate`.
 _MAX_CACHE_BYTES = 256 * 2**20
-#: Of them those compiled again; one of them counts so much of a first one (an eighth was seen).
+#: Of them those compiled again; one of them counts so much of a first one (a seventh was seen).
 _MAX_COPIES_SHARE, _COPY_SHARE = 4, 4
 #: Lexers of one grammar.
 _MAX_LEXERS = 16
