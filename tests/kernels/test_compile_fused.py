@@ -142,7 +142,9 @@ def test_projections_of_the_table(name: str, rows: int) -> None:
 
 #: Of each way to multiply that no shape of the table has: a shape, its product, rows.
 SAMPLE = [
-    ("qwen2.5-0.5b", "qkv", 8),  # two warps
+    ("qwen2.5-0.5b", "qkv", 8),  # warps without columns in the last step
+    ("qwen2.5-14b/8", "down", 8),
+    ("qwen2.5-7b/4", "down", 32),
     ("qwen2.5-7b", "gate_up", 16),
     ("qwen3-8b", "qkv", 32),  # normalised in a second kernel
     ("70b/8", "qkv", 32),  # shared out, rotated by the last

@@ -29,8 +29,9 @@ def assert_can(tile: Tile, product: Product, device: Device) -> None:
     n, k, rows, span, end = product
     slices = tile.KW if tile.kind == "gemv" else 1
     assert n % tile.BN == 0
-    assert k % (tile.BK * slices * tile.SPLITS) == 0
-    assert k // (tile.BK * slices * tile.SPLITS) >= 2
+    # The warps of gemv may share K unevenly, programs may not.
+    assert k % (tile.BK * tile.SPLITS) == 0
+    assert k > tile.BK * slices * tile.SPLITS
     assert tile.NS * slices * tile.BK * (tile.BN + rows) * 2 <= device.max_bytes
     if end == "swiglu":
         assert span % (tile.BN // 2) == 0

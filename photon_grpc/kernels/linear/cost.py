@@ -20,6 +20,7 @@ from photon_grpc.kernels.linear.tiles import (
     Tile,
     fits,
     holds_heads,
+    num_steps,
     shared_bytes,
 )
 
@@ -109,7 +110,7 @@ def tile_us(tile: Tile, product: Product, device: Device = H200, constants: Tile
     slices = tile.KW if tile.kind == "gemv" else 1
     programs = n // tile.BN * tile.SPLITS
     step_bytes = 2 * tile.BN * tile.BK * slices
-    steps = k // (tile.BK * slices * tile.SPLITS)
+    steps = num_steps(tile, k)
     program_bytes = step_bytes * steps
     each = max(
         c.latency[kind] / (step_bytes * min(steps, tile.NS - kind)),
@@ -171,7 +172,7 @@ def library_us(product: Product, constants: LibraryConstants = LIBRARY) -> float
 _SIXTEEN = tuple((16, *rest) for rest in ((64, 4, 8), (64, 4, 6), (64, 4, 4), (64, 8, 4), (64, 2, 8), (64, 2, 4)))
 _LAST = ((16, 64, 1, 8), (16, 32, 1, 8))
 #: Bucket -> (BN, BK, KW, NS) of what is considered: no size that was never near the best, and of equals the
-#: first, with more in flight. One or two warps are for K that four do not divide. Of more rows the library is given every product that is not in the table.
+#: first, with more in flight. One or two warps are for the shortest K. Of more rows the library is given every product that is not in the table.
 GEMV = {
     8: (*_SIXTEEN, *_LAST),
     16: (*_SIXTEEN, (16, 128, 4, 4), (32, 64, 8, 4), (32, 128, 4, 4), (32, 64, 2, 4), (64, 64, 4, 4), *_LAST),

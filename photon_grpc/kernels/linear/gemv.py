@@ -15,11 +15,23 @@ from photon_grpc.kernels.linear.epilogue import add_bias, tile_layout, tile_rows
 
 
 @gluon_jit
+def _fetch(to, source, real, of_last, is_before_last):
+    """Begin the copy of a step's tile: zeros where `real` is false, in the last step also where `of_last` is. None: all of it."""
+    if of_last is None:
+        async_copy.async_copy_global_to_shared(to, source, mask=real)
+    elif real is None:
+        async_copy.async_copy_global_to_shared(to, source, mask=of_last | is_before_last)
+    else:
+        async_copy.async_copy_global_to_shared(to, source, mask=(of_last | is_before_last) & real)
+
+
+@gluon_jit
 def gemv_kernel(
     w, bias, x, y, num_rows, eps, operands,
     LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """W [N, K], x [>= BM, K], with GUARD [num_rows, K]; grid N // BN, KW warps, BM 8 to 32. K is a multiple of KW · BK.
+    """W [N, K], x [>= BM, K], with GUARD [num_rows, K]; grid N // BN, KW warps, BM 8 to 32. K is a multiple of BK: in
+    the last step, a warp that has no columns left multiplies zeros.
 
     LOAD and STORE are a pair of `epilogue.py`, `operands` what they take; P is a Problem, TILE a Tile. eps: None
     without a norm.
@@ -38,7 +50,9 @@ def gemv_kernel(
     TK: gl.constexpr = BK // 8 if BK // 8 < 32 else 32
     copy: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 32 // TK, TK], [KW, 1, 1], [2, 1, 0])
     swizzle: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [2, 1, 0])
-    STEPS: gl.constexpr = K // (KW * BK)
+    STEPS: gl.constexpr = (K + KW * BK - 1) // (KW * BK)
+    #: Warps that have columns in the last step.
+    LAST: gl.constexpr = K // BK - (STEPS - 1) * KW
     kind: gl.constexpr = w.dtype.element_ty
     ws = gl.allocate_shared_memory(kind, [NS, KW, BN, BK], swizzle)
     xs = gl.allocate_shared_memory(kind, [NS, KW, BM, BK], swizzle)
@@ -51,16 +65,18 @@ def gemv_kernel(
     xp = x + token[None, :, None] * K + within
     # Whole tiles where x has memory for them, which spares the masks.
     real = (token[None, :, None] < num_rows) & (within >= 0) if P.GUARD else None
+    w_last = (warp < LAST)[:, None, None] & (within >= 0) & (row >= 0)[None, :, None] if LAST < KW else None
+    x_last = (warp < LAST)[:, None, None] & (within >= 0) & (token >= 0)[None, :, None] if LAST < KW else None
     for s in gl.static_range(NS):
         if s < STEPS:
-            async_copy.async_copy_global_to_shared(ws.index(s), wp + s * KW * BK)
+            _fetch(ws.index(s), wp + s * KW * BK, None, w_last, s < STEPS - 1)
         async_copy.commit_group()
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     for s in gl.static_range(NS):
         if s < STEPS:
-            async_copy.async_copy_global_to_shared(xs.index(s), xp + s * KW * BK, mask=real)
+            _fetch(xs.index(s), xp + s * KW * BK, real, x_last, s < STEPS - 1)
         async_copy.commit_group()
     ahead = LOAD(y, operands, num_rows, P, TILE)
     acc = gl.zeros([KW, BN, BM], gl.float32, mma)
@@ -73,8 +89,8 @@ def gemv_kernel(
             x_float = xt.to(gl.float32)
             squares += gl.sum(x_float * x_float, 1)
         if i + NS < STEPS:
-            async_copy.async_copy_global_to_shared(ws.index(i % NS), wp + (i + NS) * KW * BK)
-            async_copy.async_copy_global_to_shared(xs.index(i % NS), xp + (i + NS) * KW * BK, mask=real)
+            _fetch(ws.index(i % NS), wp + (i + NS) * KW * BK, None, w_last, i + NS < STEPS - 1)
+            _fetch(xs.index(i % NS), xp + (i + NS) * KW * BK, real, x_last, i + NS < STEPS - 1)
         async_copy.commit_group()
     total = gl.convert_layout(gl.sum(gl.convert_layout(acc, stacked), 0), whole)
     if eps is not None:

@@ -164,13 +164,18 @@ def pipeline_bytes(shared_bytes_per_program: int) -> int:
     return min(SHARED_BYTES, shared_bytes_per_program - EXCHANGE_BYTES)
 
 
+def num_steps(tile: Tile, k: int) -> int:
+    """Of a program over K. In the last of gemv's, some of the warps may have nothing left."""
+    return -(-k // (tile.BK * (tile.KW if tile.kind == "gemv" else 1) * tile.SPLITS))
+
+
 def fits(tile: Tile, problem: Problem, max_bytes: int = SHARED_BYTES) -> bool:
     """Return whether a tile divides the problem's W and its pairs, and fits into shared memory."""
     n, k, rows, span = problem[:4]
-    step = tile.KW * tile.BK if tile.kind == "gemv" else tile.SPLITS * tile.BK
+    part = tile.BK if tile.kind == "gemv" else tile.SPLITS * tile.BK
+    divides = n % tile.BN == 0 and k % part == 0 and (span == 0 or span % (tile.BN // 2) == 0)
     # A single step has nothing to loop over, which the compiler of Triton 3.6 does not bear.
-    divides = n % tile.BN == 0 and k % step == 0 and k >= 2 * step and (span == 0 or span % (tile.BN // 2) == 0)
-    return divides and shared_bytes(tile, rows) <= max_bytes
+    return divides and num_steps(tile, k) >= 2 and shared_bytes(tile, rows) <= max_bytes
 
 
 def holds_heads(tile: Tile, span: int) -> bool:
