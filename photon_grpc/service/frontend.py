@@ -105,6 +105,8 @@ async def _serve(duty: Duty) -> None:
             certificates=allowed.certificates,
         )
         addresses = await server.start(begin.addresses, reuse_port=begin.reuse_port)
+        # gRPC leaves a traceback where a server that listens is let go of; one that has drained is not drained again.
+        stack.push_async_callback(server.drain_and_stop, 0.0)
         admin = AdminListener(
             frontend,
             drain=lambda timeout_s: _report(control, DrainWanted(timeout_s)),

@@ -12,10 +12,18 @@ from photon_grpc.service.child import Child
 class FrontendDrain:
     """Belongs to the supervisor's event loop."""
 
-    def __init__(self, child: Child, timeout_s: float, on_message: Callable[[ControlMessage], None]) -> None:
-        """Tell it to drain. `on_message` gets all else that it says."""
+    def __init__(
+        self,
+        child: Child,
+        timeout_s: float,
+        *,
+        on_message: Callable[[ControlMessage], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        """Tell it to drain. `on_message` gets all else that it says; `on_end` is called when it has ended."""
         self.child = child
         self._on_message = on_message
+        self._on_end = on_end
         self._num_left: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         child.tell(Drain(timeout_s))
 
@@ -26,6 +34,7 @@ class FrontendDrain:
                 self._settle(message.num_left)
             else:
                 self._on_message(message)
+        self._on_end()
         self._settle(0)
 
     async def num_left(self, timeout_s: float) -> int:

@@ -311,11 +311,17 @@ class Supervisor:
         timeout_s = self._drain_timeout_s
         log.info("draining: running requests get %g s (Ctrl-C again ends at once)", timeout_s)
         drains = [
-            FrontendDrain(process.child, timeout_s, partial(self._frontend_said, index))
+            FrontendDrain(
+                process.child,
+                timeout_s,
+                on_message=partial(self._frontend_said, index),
+                on_end=partial(self._metrics.frontend_ended, index),
+            )
             for index, process in enumerate(self._frontends)
             if process.child
         ]
         async with asyncio.TaskGroup() as listening:
+            accounts = listening.create_task(self._hear_accounts())
             for drain in drains:
                 listening.create_task(drain.listen())
             # None ends before all have drained: an operator who waits at one of them is told of the whole service.
@@ -323,10 +329,18 @@ class Supervisor:
             for drain in drains:
                 drain.child.tell(Stop(num_left))
             await asyncio.gather(*(drain.child.end_within(_FRONTEND_GRACE_S) for drain in drains))
+            accounts.cancel()
         if engine := self._engine.child:
             engine.tell(Stop())
             await engine.end_within(_ENGINE_GRACE_S if self._facts else 0.0)
         log.info("stopped")
+
+    async def _hear_accounts(self) -> None:
+        """The engine's, of front ends that die while they drain."""
+        if engine := self._engine.child:
+            async for message in engine.messages():
+                if isinstance(message, FrontendLost):
+                    self._metrics.frontend_lost(message)
 
     async def _leave_nothing(self) -> None:
         """No process, no Unix socket, no reserved port."""

@@ -9,11 +9,14 @@ import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import grpc
 import pytest
 
+from photon_grpc.bridge.control import Begin, CannotStart
+from photon_grpc.config.flags import ModelFlags, ServeConfig, ServerConfig
+from photon_grpc.service.child import CANNOT_START, Child
 from photon_grpc.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.service.running import RunningService, serving, wait_until
@@ -62,6 +65,33 @@ def load_of(admin: Any) -> admin_pb2.Load:
 def test_the_socket_is_named_after_the_process_and_for_its_group(service: RunningService, socket: Path) -> None:
     assert str(service.process.pid) in socket.name
     assert stat.S_IMODE(socket.stat().st_mode) == 0o660
+
+
+@pytest.fixture
+def said(tmp_path: Path) -> Iterator[TextIO]:
+    with open(tmp_path / "said", "w+") as file:
+        yield file
+
+
+async def test_an_address_that_is_taken_while_a_front_end_starts_is_named_and_nothing_else_is_said(
+    tmp_path: Path, said: TextIO
+) -> None:
+    """By a stranger, after the supervisor has looked whether it is free."""
+    with host.socket() as stranger:
+        stranger.bind(("127.0.0.1", 0))
+        stranger.listen()
+        taken = f"127.0.0.1:{stranger.getsockname()[1]}"
+        config = ServeConfig(
+            model=ModelFlags(model=str(write_tiny_model(tmp_path / "tiny"))), server=ServerConfig(admin_listen=taken)
+        )
+        child = Child.start("front end 0", "photon_grpc.service.frontend", said.fileno())
+        child.tell(Begin(config, 0, ("127.0.0.1:0",), admin=taken))
+        told = [message async for message in child.messages()]
+        assert await child.ended() == CANNOT_START
+        child.close()
+    said.seek(0)
+    assert "Traceback" not in said.read()
+    assert [taken in message.message for message in told if isinstance(message, CannotStart)] == [True]
 
 
 def test_the_public_listener_has_no_admin_service(service: RunningService) -> None:

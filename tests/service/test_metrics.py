@@ -428,3 +428,24 @@ def test_a_drain_is_counted_while_it_lasts(tmp_path: Path) -> None:
             wait_until(lambda: tokens() > 20, "what the drain computes is counted")
             stream.cancel()
         assert service.process.wait(60) == 0
+
+
+def test_a_front_end_that_is_killed_while_it_drains_is_accounted_for(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "tiny")
+    flags = ["--model", str(model), "--load-format", "dummy", "--metrics-listen", "127.0.0.1:0", "--frontends", "2"]
+    with serving(*flags) as service, contextlib.ExitStack() as stack:
+        (address,) = service.wait_ready()
+        observed = Observed(service)
+        # Hardly ever all at one of them.
+        streams = [stack.enter_context(client(address)).stream() for _ in range(10)]
+        for stream in streams:
+            next(stream)
+        service.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: observed.get("readyz")[0] == 503, "it drains")
+        os.kill(service.children()["frontend"], signal.SIGKILL)
+        wait_until(lambda: observed.page().total("photon_requests_lost_total") > 0, "its requests are counted as lost")
+        lost = ("photon_unbilled_generation_tokens_total", "frontend_lost")
+        wait_until(lambda: observed.page()[lost] > 0, "so are its tokens")
+        for stream in streams:
+            stream.cancel()
+        assert service.process.wait(60) == 0
