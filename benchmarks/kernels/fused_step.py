@@ -34,8 +34,10 @@ def model(name: str) -> Decoder:
     """Random weights on the GPU."""
     with TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(SHAPES[name]))
-        card = read_model_dir(Path(directory))
-    decoder = build(card, dtype=torch.bfloat16, device="cuda", kernels=select("triton", "cuda"), max_model_len=MAX_LEN)
+        config = read_model_dir(Path(directory))
+    decoder = build(
+        config, dtype=torch.bfloat16, device="cuda", kernels=select("triton", "cuda"), max_model_len=MAX_LEN
+    )
     dummy(decoder)
     return decoder
 
@@ -89,17 +91,17 @@ def replayed_ms(parts: list[Callable[[], object]], repeats: int = 60) -> float:
 def split_ms(decoder: Decoder, ids: torch.Tensor, ctx: StepContext) -> tuple[float, float]:
     """(one graph, body and tail in one each)."""
     row = torch.arange(ids.shape[0], device=ids.device)
-    chances = SamplingMetadata(row, row, torch.zeros(row.shape, device=ids.device), row, row, row)
+    metadata = SamplingMetadata(row, row, torch.zeros(row.shape, device=ids.device), row, row, row)
     hidden = decoder.forward(ids, ctx).clone()
 
     def body() -> None:
         hidden.copy_(decoder.forward(ids, ctx))
 
     def tail() -> None:
-        decoder.draw(hidden, chances)
+        decoder.draw(hidden, metadata)
 
     def both() -> None:
-        decoder.draw(decoder.forward(ids, ctx), chances)
+        decoder.draw(decoder.forward(ids, ctx), metadata)
 
     return replayed_ms([both]), replayed_ms([body, tail])
 

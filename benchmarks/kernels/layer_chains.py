@@ -77,8 +77,10 @@ def decoders(shape: Config, num_layers: int) -> tuple[Decoder, Decoder, Decoder]
     sizes = {"num_hidden_layers": num_layers, "vocab_size": 1024, "tie_word_embeddings": True}
     with TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(shape | sizes))
-        card = read_model_dir(Path(directory))
-    unfused = build(card, dtype=torch.bfloat16, device="cuda", kernels=select("triton", "cuda"), max_model_len=MAX_LEN)
+        config = read_model_dir(Path(directory))
+    unfused = build(
+        config, dtype=torch.bfloat16, device="cuda", kernels=select("triton", "cuda"), max_model_len=MAX_LEN
+    )
     dummy(unfused)
     chosen = fuse(unfused)
     for leaf in unfused.leaves():

@@ -33,7 +33,7 @@ Ask = Callable[..., Coroutine[Any, Any, Generation]]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class InputLine:
     """One request of the input."""
 
     number: int
@@ -45,7 +45,7 @@ def batch(target: str, source: Path, target_file: Path, options: Options, concur
     """Answer every line of `source` that `target_file` has no answer of; return the exit code: 0, or 1 where requests
     failed.
 
-    Raise ConfigError for files that do not belong together, PhotonError where the server is lost or lets nobody in:
+    Raise ConfigError for files that do not belong together, PhotonError where the server is lost or lets no caller in:
     what was answered stays.
     """
     lines = list(_read(source))
@@ -59,12 +59,12 @@ def batch(target: str, source: Path, target_file: Path, options: Options, concur
     return 1 if num_failed else 0
 
 
-def _read(source: Path) -> Iterator[Line]:
+def _read(source: Path) -> Iterator[InputLine]:
     """Raise ConfigError. Lines end with a line feed alone: JSON may hold what else ends a line."""
     try:
         for number, data in enumerate(source.read_bytes().split(b"\n"), 1):
             if data.strip():
-                yield Line(number, hashlib.sha256(data).hexdigest()[:_DIGEST_CHARS], data)
+                yield InputLine(number, hashlib.sha256(data).hexdigest()[:_DIGEST_CHARS], data)
     except OSError as error:
         raise ConfigError(f"{source}: {error}") from None
 
@@ -90,13 +90,13 @@ def _answered(out: BinaryIO, path: Path, digests: dict[int, str]) -> tuple[set[i
     return numbers, num_failed
 
 
-async def _run(target: str, lines: list[Line], options: Options, concurrency: int, out: BinaryIO) -> int:
+async def _run(target: str, lines: list[InputLine], options: Options, concurrency: int, out: BinaryIO) -> int:
     """Answer every line; return the number that failed."""
     num_failed = 0
     async with Client(target, **connection()) as client:
         ask = _telling(client)
 
-        async def answer(line: Line) -> dict[str, Any]:
+        async def answer(line: InputLine) -> dict[str, Any]:
             return await _answer(ask, line, options)
 
         with bar_of("requests", len(lines), sys.stderr.isatty()) as advance:
@@ -126,7 +126,7 @@ def _telling(client: Client) -> Ask:
     return ask
 
 
-async def _answer(ask: Ask, line: Line, options: Options) -> dict[str, Any]:
+async def _answer(ask: Ask, line: InputLine, options: Options) -> dict[str, Any]:
     """The line of the output. Raise PhotonError for what other requests would meet, too."""
     record: dict[str, Any] = {"line": line.number, "digest": line.digest}
     try:

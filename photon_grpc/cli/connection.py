@@ -33,19 +33,19 @@ _RESOLVED = re.compile(r"(dns|ipv4|ipv6|xds|unix-abstract|vsock):")
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<address>[^/]+)")
 
 
-class Connection(TypedDict):
+class ClientKeywords(TypedDict):
     """Keywords of a Client."""
 
     credentials: Any
     metadata: tuple[tuple[str, str], ...]
 
 
-def connection() -> Connection:
+def connection() -> ClientKeywords:
     """Return what the environment says. Raise ConfigError for a file that cannot be read."""
     return {"credentials": tls_credentials(), "metadata": key_metadata()}
 
 
-def admin_connection(target: str) -> Connection:
+def admin_connection(target: str) -> ClientKeywords:
     """Return the same of an AdminService: its Unix socket is in clear text, whatever ports speak."""
     return {"credentials": None, "metadata": key_metadata()} if target.startswith("unix:") else connection()
 

@@ -160,33 +160,33 @@ def _model(resolved: Resolved) -> list[tuple[str, str]]:
     directory = model_path(model) if model else demo.TARGET
     rows = [("directory", str(directory) if model else "the embedded demo model")]
     try:
-        return [*rows, *_card(directory)]
+        return [*rows, *_model_directory(directory)]
     except ImportError as error:
-        return [*rows, ("card", f"{error.name} is missing: {EXTRA}")]
+        return [*rows, ("model", f"{error.name} is missing: {EXTRA}")]
     except PhotonError:
         return rows
 
 
-def _card(directory: Path) -> list[tuple[str, str]]:
+def _model_directory(directory: Path) -> list[tuple[str, str]]:
     from photon_grpc.config.model_dir import read_model_dir
 
-    card = read_model_dir(directory)
+    config = read_model_dir(directory)
     num_bytes = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     shape = (
-        f"{card.num_layers} layers, hidden {card.hidden_size}, {card.num_heads} heads, "
-        f"{card.num_kv_heads} KV heads of {card.head_dim}"
+        f"{config.num_layers} layers, hidden {config.hidden_size}, {config.num_heads} heads, "
+        f"{config.num_kv_heads} KV heads of {config.head_dim}"
     )
-    has_chat = card.has_tokenizer and card.chat_template is not None
-    parts = [name for name, has in (("text", card.has_tokenizer), ("chat", has_chat)) if has]
+    has_chat = config.has_tokenizer and config.chat_template is not None
+    parts = [name for name, has in (("text", config.has_tokenizer), ("chat", has_chat)) if has]
     ids_only = about_tokenizer(file.name for file in directory.iterdir())
     return [
-        ("architecture", f"{card.architecture}: {shape}"),
+        ("architecture", f"{config.architecture}: {shape}"),
         ("weights", f"{num_bytes / 1e6:,.1f} MB of safetensors" if num_bytes else "none (only --load-format dummy)"),
-        ("dtype", card.dtype),
-        ("vocabulary", f"{card.vocab_size:,}; ends with {', '.join(map(str, card.eos_token_ids)) or 'nothing'}"),
-        ("context", f"{card.max_position_embeddings:,} tokens{_windows(card.windows)}"),
+        ("dtype", config.dtype),
+        ("vocabulary", f"{config.vocab_size:,}; ends with {', '.join(map(str, config.eos_token_ids)) or 'nothing'}"),
+        ("context", f"{config.max_position_embeddings:,} tokens{_windows(config.windows)}"),
         ("speaks", " and ".join(parts) or ids_only),
-        ("revision", card.revision[:16]),
+        ("revision", config.revision[:16]),
     ]
 
 

@@ -12,7 +12,7 @@ from photon_grpc.cli.connection import admin_connection, check_target, only_admi
 from photon_grpc.errors import ConfigError
 
 if TYPE_CHECKING:
-    from photon_grpc.client.admin import AdminClient, Suspect
+    from photon_grpc.client.admin import AdminClient, QuarantineEntry
 
 _COLUMNS = ("fingerprint", "state", "crashes", "last crash", "forgotten in", "key", "request")
 
@@ -64,7 +64,7 @@ def _admin(target: str) -> AdminClient:
     return AdminClient(target, **admin_connection(target))
 
 
-def _row(suspect: Suspect) -> tuple[str, ...]:
+def _row(suspect: QuarantineEntry) -> tuple[str, ...]:
     return (
         suspect.fingerprint,
         "quarantined" if suspect.is_quarantined else "suspect",

@@ -24,7 +24,7 @@ _WELL = frozenset(
 
 
 @dataclass(slots=True)
-class Step:
+class TracedStep:
     number: int
     #: Since the trace began. Where steps overlap, a step begins where the one before it ends.
     start_s: float
@@ -37,7 +37,7 @@ class Step:
 
 
 @dataclass(slots=True)
-class Part:
+class StepRun:
     """Steps of one kind that follow each other: a chunk of a prompt, or tokens of an output one by one."""
 
     is_decode: bool
@@ -49,7 +49,7 @@ class Part:
 
 
 @dataclass(slots=True)
-class Line:
+class SequenceLine:
     """One sequence."""
 
     name: str
@@ -58,7 +58,7 @@ class Line:
     known_tokens: int = 0
     #: None: it had its seat before the first step that is shown.
     arrival_s: float | None = None
-    parts: list[Part] = field(default_factory=list)
+    parts: list[StepRun] = field(default_factory=list)
     preempted_s: list[float] = field(default_factory=list)
     #: Empty: it goes on.
     ended: str = ""
@@ -83,8 +83,8 @@ class Line:
 @dataclass(slots=True)
 class Trace:
     head: dict[str, Any]
-    steps: list[Step]
-    lines: list[Line]
+    steps: list[TracedStep]
+    lines: list[SequenceLine]
     #: Lines that could not be written, or cannot be read.
     num_missing: int
     #: (start, end) of idle times that are cut out.
@@ -130,8 +130,8 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 
 def _arranged(head: dict[str, Any], read: Iterable[dict[str, Any]], num_missing: int) -> Trace:
-    steps: list[Step] = []
-    lines: dict[str, Line] = {}
+    steps: list[TracedStep] = []
+    lines: dict[str, SequenceLine] = {}
     for told in read:
         if "step" in told:
             steps.append(_step(told, steps[-1].end_s if steps else 0.0))
@@ -146,19 +146,19 @@ def _arranged(head: dict[str, Any], read: Iterable[dict[str, Any]], num_missing:
     return Trace(head, steps, shown, num_missing, _cuts(steps))
 
 
-def _add(lines: dict[str, Line], told: dict[str, Any], step: Step) -> None:
+def _add(lines: dict[str, SequenceLine], told: dict[str, Any], step: TracedStep) -> None:
     """The rows of a step."""
     for each in told["seated"]:
         _seat(lines, each, told["start_s"])
     for is_decode, rows in ((False, told["prefill"]), (True, told["decode"])):
         for name, _, num_tokens in rows:
-            _extend(lines.setdefault(name, Line(name)), step, is_decode, num_tokens)
+            _extend(lines.setdefault(name, SequenceLine(name)), step, is_decode, num_tokens)
 
 
-def _step(told: dict[str, Any], before_s: float) -> Step:
+def _step(told: dict[str, Any], before_s: float) -> TracedStep:
     start_s = max(told["start_s"], before_s)
     blocks = told["blocks"]
-    return Step(
+    return TracedStep(
         told["step"],
         start_s,
         max(told["start_s"] + told["duration_s"], start_s),
@@ -169,24 +169,24 @@ def _step(told: dict[str, Any], before_s: float) -> Step:
     )
 
 
-def _seat(lines: dict[str, Line], each: dict[str, Any], start_s: float) -> None:
-    line = lines.setdefault(each["sequence"], Line(each["sequence"]))
+def _seat(lines: dict[str, SequenceLine], each: dict[str, Any], start_s: float) -> None:
+    line = lines.setdefault(each["sequence"], SequenceLine(each["sequence"]))
     if not line.request_id:
         line.request_id = each["request_id"] + (f" #{each['output']}" if each["output"] else "")
         line.prompt_tokens, line.known_tokens = each["prompt_tokens"], each["known_tokens"]
         line.arrival_s = max(start_s - each["queue_s"], 0.0)
 
 
-def _extend(line: Line, step: Step, is_decode: bool, num_tokens: int) -> None:
+def _extend(line: SequenceLine, step: TracedStep, is_decode: bool, num_tokens: int) -> None:
     last = line.parts[-1] if line.parts else None
     if last is not None and is_decode and last.is_decode and last.last_step == step.number - 1:
         last.end_s, last.last_step = step.end_s, step.number
         last.num_tokens += num_tokens
     else:
-        line.parts.append(Part(is_decode, step.start_s, step.end_s, step.number, step.number, num_tokens))
+        line.parts.append(StepRun(is_decode, step.start_s, step.end_s, step.number, step.number, num_tokens))
 
 
-def _cuts(steps: list[Step]) -> list[tuple[float, float]]:
+def _cuts(steps: list[TracedStep]) -> list[tuple[float, float]]:
     """Idle times that are much longer than a step."""
     longest_s = _IDLE_STEPS * max(median(step.end_s - step.start_s for step in steps), 1e-3)
     gaps = ((before.end_s, after.start_s) for before, after in pairwise(steps))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from itertools import pairwise
 
-from photon_grpc.cli.trace_lines import Line, Part, Step, Trace
+from photon_grpc.cli.trace_lines import SequenceLine, StepRun, Trace, TracedStep
 
 _LEFT, _RIGHT, _GAP = 64, 20, 26
 _CUT_WIDTH = 18
@@ -129,7 +129,7 @@ def _panels(trace: Trace, axis: Axis) -> tuple[int, str]:
     shapes += [
         _bar(line, axis, top + lane * lane_height, lane_height) for line, lane in zip(trace.lines, lanes, strict=True)
     ]
-    areas: tuple[tuple[str, int, float, list[tuple[str, Callable[[Step], float]]]], ...] = (
+    areas: tuple[tuple[str, int, float, list[tuple[str, Callable[[TracedStep], float]]]], ...] = (
         (
             "tokens a step",
             90,
@@ -171,7 +171,7 @@ def _grid(axis: Axis, trace: Trace, top: int, bottom: int) -> str:
     return "".join(shapes)
 
 
-def _lanes(lines: Sequence[Line]) -> list[int]:
+def _lanes(lines: Sequence[SequenceLine]) -> list[int]:
     """A lane for each line, sorted by their start: the first that is free."""
     free_s: list[float] = []
     lanes = []
@@ -184,7 +184,7 @@ def _lanes(lines: Sequence[Line]) -> list[int]:
     return lanes
 
 
-def _bar(line: Line, axis: Axis, y: int, height: int) -> str:
+def _bar(line: SequenceLine, axis: Axis, y: int, height: int) -> str:
     middle, thickness = y + height / 2, max(height - 3, 3)
     shapes = [f"<g><title>{escape(_told(line))}</title>"]
     first = line.parts[0]
@@ -209,7 +209,7 @@ def _bar(line: Line, axis: Axis, y: int, height: int) -> str:
     return "".join(shapes) + "</g>"
 
 
-def _solid(line: Line, axis: Axis) -> float:
+def _solid(line: SequenceLine, axis: Axis) -> float:
     """Return where the bar is interrupted first."""
     for before, after in pairwise(line.parts):
         if axis.x(after.start_s) - axis.x(before.end_s) > 1:
@@ -217,7 +217,7 @@ def _solid(line: Line, axis: Axis) -> float:
     return axis.x(line.end_s)
 
 
-def _rect(part: Part, axis: Axis, y: int, height: int) -> str:
+def _rect(part: StepRun, axis: Axis, y: int, height: int) -> str:
     x = axis.x(part.start_s)
     width = max(axis.x(part.end_s) - x, 0.8)
     kind = "decode" if part.is_decode else "prefill chunk"
@@ -230,12 +230,12 @@ def _rect(part: Part, axis: Axis, y: int, height: int) -> str:
 
 
 def _area(
-    steps: Sequence[Step],
+    steps: Sequence[TracedStep],
     axis: Axis,
     title: str,
     place: tuple[int, int],
     most: float,
-    series: Iterable[tuple[str, Callable[[Step], float]]],
+    series: Iterable[tuple[str, Callable[[TracedStep], float]]],
 ) -> str:
     """Series on top of each other; `place` is the panel's top and its height, `most` the value at its top."""
     top, height = place
@@ -274,7 +274,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MAX_LETTERS else text[: _MAX_LETTERS - 1] + "…"
 
 
-def _told(line: Line) -> str:
+def _told(line: SequenceLine) -> str:
     """All that is known of a sequence, on lines."""
     parts = [line.request_id or "a request that began before", f"sequence {line.name}"]
     if line.request_id:

@@ -53,7 +53,7 @@ class LoadSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
+class QuarantineEntry:
     """A request that an engine died of, or may have died of."""
 
     fingerprint: str
@@ -102,7 +102,7 @@ class AdminClient:
         finally:
             call.cancel()
 
-    async def quarantine(self, timeout_s: float = 10.0) -> tuple[Suspect, ...]:
+    async def quarantine(self, timeout_s: float = 10.0) -> tuple[QuarantineEntry, ...]:
         """The newest crash first. Raise PhotonError."""
         told = await self._call(self._stub.ListQuarantine, pb.ListQuarantineRequest(), timeout_s)
         return tuple(_suspect(each) for each in told.entries)
@@ -150,8 +150,8 @@ def _replica(message: pb.GetServerInfoResponse) -> Replica:
     )
 
 
-def _suspect(message: pb.QuarantineEntry) -> Suspect:
-    return Suspect(
+def _suspect(message: pb.QuarantineEntry) -> QuarantineEntry:
+    return QuarantineEntry(
         fingerprint=message.fingerprint,
         is_quarantined=message.quarantined,
         num_crashes=message.crash_count,

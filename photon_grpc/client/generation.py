@@ -17,7 +17,7 @@ _REASON_PREFIX = "FINISH_REASON_"
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Why an output ended. `reason` is a FinishReason of the proto without its prefix: "EOS", "MAX_TOKENS", ..."""
+    """The end of an output. `reason` is a FinishReason of the proto without its prefix: "EOS", "MAX_TOKENS", ..."""
 
     reason: str
     stop_string: str | None = None

@@ -89,15 +89,15 @@ def assemble(config: ServeConfig, progress: OnStage) -> Assembled:
     """
     check_step_trace(config)
     device, kernels = pick_kernels(config)
-    card = read_model_dir(config.model.model or Path(demo.TARGET))
-    sizes = decide_sizes(card, config, on_cuda=device.type == "cuda")
-    decoder = _load(card, config, device, kernels, sizes, progress)
+    model_config = read_model_dir(config.model.model or Path(demo.TARGET))
+    sizes = decide_sizes(model_config, config, on_cuda=device.type == "cuda")
+    decoder = _load(model_config, config, device, kernels, sizes, progress)
     progress("warm-up", 0, 1)
     runner = _runner(RunnerStart(config, kernels, sizes, progress, available_cores()), decoder)
     token_s = warm_up(runner)
     progress("warm-up", 1, 1)
-    vocabulary = read_vocabulary(card)
-    facts = _facts(card, decoder, runner, config, kernels, sizes)
+    vocabulary = read_vocabulary(model_config)
+    facts = _facts(model_config, decoder, runner, config, kernels, sizes)
     facts = replace(facts, has_grammars=vocabulary is not None)
     return Assembled(facts, config, sizes, runner, token_s, vocabulary)
 
@@ -123,15 +123,20 @@ def pick_device(name: str) -> torch.device:
 
 
 def _load(
-    card: ModelConfig, config: ServeConfig, device: torch.device, kernels: Kernels, sizes: Sizes, progress: OnStage
+    model_config: ModelConfig,
+    config: ServeConfig,
+    device: torch.device,
+    kernels: Kernels,
+    sizes: Sizes,
+    progress: OnStage,
 ) -> Decoder:
-    dtype = getattr(torch, card.dtype if config.model.dtype == "auto" else config.model.dtype)
-    decoder = build(card, dtype=dtype, device=device, kernels=kernels, max_model_len=sizes.max_model_len)
+    dtype = getattr(torch, model_config.dtype if config.model.dtype == "auto" else config.model.dtype)
+    decoder = build(model_config, dtype=dtype, device=device, kernels=kernels, max_model_len=sizes.max_model_len)
     check_cache(config.cache, decoder, sizes)
     if config.model.load_format == "dummy":
         weights.dummy(decoder, config.model.seed)
     else:
-        weights.load(decoder, card, progress=lambda done, total: progress("weights", done, total))
+        weights.load(decoder, model_config, progress=lambda done, total: progress("weights", done, total))
     # The fused layers are Triton kernels; where they do not fit, the decoder stays as it is.
     return decoder if kernels is TORCH else fuse(decoder) or decoder
 
@@ -187,7 +192,7 @@ def _index(cache: CacheConfig, plan: KVPlan) -> PrefixIndex:
 
 
 def _policy(name: str, server: ServerConfig) -> Policy:
-    """Without keys there is one owner, and nothing to share. A static batch is whoever waits."""
+    """Without keys there is one owner, and nothing to share. A static batch takes all that wait."""
     policy = POLICIES[name]()
     return FairShare(policy) if server.api_keys_file and name != "static" else policy
 
@@ -198,12 +203,17 @@ def _quotas(server: ServerConfig) -> NoQuotas:
 
 
 def _facts(
-    card: ModelConfig, decoder: Decoder, runner: ModelRunner, config: ServeConfig, kernels: Kernels, sizes: Sizes
+    model_config: ModelConfig,
+    decoder: Decoder,
+    runner: ModelRunner,
+    config: ServeConfig,
+    kernels: Kernels,
+    sizes: Sizes,
 ) -> Facts:
     scheduling = config.scheduler
     return Facts(
         max_model_len=sizes.max_model_len,
-        vocab_size=card.vocab_size,
+        vocab_size=model_config.vocab_size,
         kv=runner.kv,
         num_blocks=runner.num_blocks,
         max_num_seqs=sizes.max_num_seqs,
@@ -212,7 +222,7 @@ def _facts(
         max_queued_tokens=scheduling.max_queued_tokens,
         device=torch.cuda.get_device_name(decoder.device) if decoder.device.type == "cuda" else "cpu",
         dtype=str(decoder.dtype).removeprefix("torch."),
-        revision=card.revision,
+        revision=model_config.revision,
         kernels="torch" if kernels is TORCH else _triton(num_fused(decoder), len(decoder.layers)),
     )
 

@@ -16,9 +16,9 @@ def read_served_model(config: ServeConfig) -> ServedModel:
     """Raise ModelLoadError naming the file of the model directory that is wrong."""
     model = config.model
     names = model.served_model_name or (() if model.model else (DEMO_NAME,))
-    card = read_model_dir(model.model or demo.TARGET)
-    return ServedModel.from_card(
-        card,
+    model_config = read_model_dir(model.model or demo.TARGET)
+    return ServedModel.from_config(
+        model_config,
         names,
         max_model_len=model.max_model_len,
         max_message_bytes=config.server.max_message_size,

@@ -17,7 +17,7 @@ def tracing(config: ServerConfig, replica_id: str) -> Iterator[tuple[RequestObse
         yield ()
         return
     check_tracing(config)
-    # Of an extra; whoever has none loads none.
+    # Of an extra, which need not be installed.
     from photon_grpc.server.spans import RequestSpans
 
     spans = RequestSpans(config.otlp_endpoint, replica_id)

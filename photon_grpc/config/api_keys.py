@@ -47,8 +47,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_api_keys(path: str) -> tuple[ApiKey, ...]:
-    """Raise ConfigError naming the file and the place in it. A file without a key is a mistake: it would shut everyone
-    out."""
+    """Raise ConfigError naming the file and the place in it. A file without a key is a mistake: it would shut all
+    callers out."""
     try:
         file = msgspec.convert(tomllib.loads(Path(path).read_text(encoding="utf-8")), _File)
     except OSError as error:

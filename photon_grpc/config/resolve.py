@@ -197,7 +197,7 @@ def _check_admin(server: ServerConfig, source: str) -> None:
         return
     split_address(server.admin_listen, source)
     if not server.admin_listen.startswith("unix:") and not server.api_keys_file:
-        problem = "without API keys anyone could end the service; add --api-keys-file, or use unix:PATH"
+        problem = "without API keys every caller could end the service; add --api-keys-file, or use unix:PATH"
         raise ConfigError(f"{source} {server.admin_listen}: {problem}", field="--admin-listen")
 
 

@@ -91,7 +91,7 @@ class Sums:
             self._gone[key] = _added(self._gone.get(key), values)
 
     def alive(self, process: int, metric: Metric, *labels: str) -> tuple[float, ...]:
-        """What the process in this place has told of itself."""
+        """The numbers that the process in this place has told."""
         return self._alive.get(process, {}).get((metric.name, labels)) or tuple(metric.zero())
 
     def of(self, metric: Metric) -> dict[Labels, tuple[float, ...]]:

@@ -15,8 +15,8 @@ from photon_grpc.core.stats import Load
 class Pending(Protocol):
     """A launched step. Where its Batch has masked rows the draw of all rows is held back until `sample`.
 
-    Every method raises only when the device is lost: then nothing in this process can compute any more. Whatever else
-    fails is a fault of the rows in `result`.
+    Called in the order below, every method raises only when the device is lost: then nothing in this process can
+    compute any more. Whatever else fails is a fault of the rows in `result`. Out of order, InternalFailure is raised.
     """
 
     def drafts(self) -> tuple[int, ...]:
@@ -57,8 +57,11 @@ class Runner(RunnerFacts, Protocol):
     """Computes Batches in the order of submission."""
 
     def submit(self, batch: Batch) -> Pending:
-        """Launches one step and returns at once (with depth 0: when it is computed as far as it can be without masks).
-        Raises only when the device is lost; a launch that fails otherwise is a fault of every row in the result."""
+        """Launch one step and return at once (with depth 0: when it is computed as far as it can be without masks).
+
+        Raise only when the device is lost, or InternalFailure where the step before waits for its masks; a launch that
+        fails otherwise is a fault of every row in the result.
+        """
 
     def close(self) -> None: ...
 

@@ -11,7 +11,7 @@ from photon_grpc.core.scores import NO_SCORES, ScoreParams
 
 
 class FinishReason(IntEnum):
-    """Why an output ended. The numbers are those of the wire (a test holds them equal)."""
+    """The end of an output. The numbers are those of the wire (a test holds them equal)."""
 
     UNSPECIFIED = 0
     EOS = 1

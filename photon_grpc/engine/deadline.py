@@ -18,7 +18,7 @@ _NUM_RECENT = 50
 #: An output is taken to be as long as the mean of recent ones and so many mean deviations, as timers of retransmission
 #: are set (Jacobson, Congestion Avoidance and Control, 1988): hardly any is longer.
 _DEVIATIONS = 4.0
-#: Steps vary, and whoever is first in a queue of equal deadlines has no time to spare.
+#: Steps vary, and the first in a queue of equal deadlines has no time to spare.
 _MARGIN = 1.25
 
 

@@ -325,14 +325,16 @@ class UniqueKeysMatcher(GuidanceMatcher):
         del self._states[len(self._states) - num_tokens :]
 
 
-def read_vocabulary(card: ModelConfig) -> llguidance.LLTokenizer | None:
+def read_vocabulary(model_config: ModelConfig) -> llguidance.LLTokenizer | None:
     """The vocabulary of a model; None where it has no tokenizer, or none that gives every token its bytes. The
     interpreter's lock is held meanwhile: 1.2 to 1.5 s of CPU for 128,000 tokens on a loaded machine."""
-    if not card.has_tokenizer:
+    if not model_config.has_tokenizer:
         return None
-    text = (card.path / TOKENIZER_FILE).read_text()
+    text = (model_config.path / TOKENIZER_FILE).read_text()
     try:
-        return llguidance.LLTokenizer(text, n_vocab=card.vocab_size, eos_token=list(card.eos_token_ids) or None)
+        return llguidance.LLTokenizer(
+            text, n_vocab=model_config.vocab_size, eos_token=list(model_config.eos_token_ids) or None
+        )
     except Exception as error:
         _LOG.warning("outputs cannot be constrained: %s is not for grammars: %s", TOKENIZER_FILE, error)
         return None

@@ -208,7 +208,7 @@ class Quarantine:
 
 
 class NoQuarantine:
-    """For an engine in the caller's own program, which nothing outlives: suspects nobody, traces nothing."""
+    """For an engine in the caller's own program, which nothing outlives: suspects and traces nothing."""
 
     def wake(self, event: Event) -> None:
         pass

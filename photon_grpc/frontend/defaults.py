@@ -35,7 +35,7 @@ from photon_grpc.frontend.ask import (
     TextInput,
 )
 from photon_grpc.frontend.chat import check_json
-from photon_grpc.frontend.model import Limits, ServedModel
+from photon_grpc.frontend.model import RequestLimits, ServedModel
 from photon_grpc.frontend.score_bounds import fitted
 
 _MAX_REQUEST_ID = 128
@@ -46,7 +46,7 @@ _CONTINUE_FROM = "continue_from.ids"
 _T = TypeVar("_T")
 
 
-def check(ask: Ask, model: ServedModel, facts: Facts, limits: Limits) -> None:
+def check(ask: Ask, model: ServedModel, facts: Facts, limits: RequestLimits) -> None:
     """Check what does not depend on the prompt's ids. Raise InvalidRequest, FeatureNotSupported, PromptTooLong."""
     check_request_id(ask.request_id)
     check_input(ask.input, model, facts)
@@ -173,7 +173,7 @@ def input_field(input: TextInput | IdsInput | ChatInput | None) -> str:
     return "text" if isinstance(input, TextInput) else "chat"
 
 
-def _check_sampling(ask: SamplingAsk, limits: Limits) -> None:
+def _check_sampling(ask: SamplingAsk, limits: RequestLimits) -> None:
     if ask.temperature is not None and not 0 <= ask.temperature < math.inf:
         raise _invalid("sampling.temperature", f"must be finite and at least 0, is {ask.temperature}")
     if ask.top_p is not None and not 0 < ask.top_p <= 1:
@@ -200,7 +200,7 @@ def _check_penalties(ask: SamplingAsk) -> None:
             raise _invalid(f"sampling.{name}", f"must lie between -2 and 2, is {penalty}")
 
 
-def _check_ids_drawn(ask: SamplingAsk, limits: Limits, facts: Facts) -> None:
+def _check_ids_drawn(ask: SamplingAsk, limits: RequestLimits, facts: Facts) -> None:
     check_count(len(ask.logit_bias), limits.max_logit_bias, "sampling.logit_bias")
     check_ids([token_id for token_id, _ in ask.logit_bias], facts.vocab_size, "sampling.logit_bias")
     for token_id, bias in ask.logit_bias:
@@ -212,7 +212,7 @@ def _check_ids_drawn(ask: SamplingAsk, limits: Limits, facts: Facts) -> None:
         check_ids(ask.allowed_token_ids, facts.vocab_size, "sampling.allowed_token_ids.ids")
 
 
-def _check_stop(ask: StopAsk, limits: Limits, facts: Facts) -> None:
+def _check_stop(ask: StopAsk, limits: RequestLimits, facts: Facts) -> None:
     if ask.max_tokens is not None and ask.max_tokens < 1:
         raise _invalid("stop.max_tokens", f"must be at least 1, is {ask.max_tokens}")
     if ask.min_tokens is not None and ask.min_tokens < 0:
@@ -235,14 +235,14 @@ def _check_continuation(ask: Ask, facts: Facts) -> None:
         raise _invalid("continue_from", f"one output can be continued; num_outputs is {ask.sampling.num_outputs}")
 
 
-def _check_constraint(ask: ConstraintAsk, model: ServedModel, facts: Facts, limits: Limits) -> None:
+def _check_constraint(ask: ConstraintAsk, model: ServedModel, facts: Facts, limits: RequestLimits) -> None:
     if not facts.has_grammars:
         why = "this model has no tokenizer" if model.tokenizer is None else "grammars do not know its tokenizer"
         raise _lacking(constraint.FEATURES[ask.kind], constraint.field_of(ask), why)
     constraint.check_constraint(ask, limits.max_constraint_bytes)
 
 
-def _check_stop_strings(texts: tuple[str, ...], limits: Limits) -> None:
+def _check_stop_strings(texts: tuple[str, ...], limits: RequestLimits) -> None:
     check_count(len(texts), limits.max_stop_strings, "stop.stop_strings")
     for i, text in enumerate(texts):
         field = f"stop.stop_strings[{i}]"
@@ -257,7 +257,7 @@ def _check_stop_strings(texts: tuple[str, ...], limits: Limits) -> None:
             raise _invalid(field, message, needed=num_bytes, limit=limits.max_stop_string_bytes)
 
 
-def _check_scores(ask: OutputAsk, limits: Limits, facts: Facts) -> None:
+def _check_scores(ask: OutputAsk, limits: RequestLimits, facts: Facts) -> None:
     for field, best in (("output.logprobs", ask.logprobs), ("output.prompt_logprobs", ask.prompt_logprobs)):
         if best is not None and not 0 <= best <= limits.max_logprobs:
             message = f"must lie between 0 and {limits.max_logprobs}, is {best}"

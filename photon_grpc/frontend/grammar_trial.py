@@ -58,7 +58,8 @@ def _compile(constraint: Constraint) -> llguidance.LLMatcher:
 
 
 def _walk(matcher: llguidance.LLMatcher) -> str:
-    """Why it cannot be followed for some steps; empty where it can. The way is the same for the same grammar."""
+    """Return the reason that it cannot be followed for some steps; empty where it can. The way is the same for the
+    same grammar."""
     for step in range(_NUM_WALKED):
         mask = matcher.compute_bitmask()
         if matcher.is_error():

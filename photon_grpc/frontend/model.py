@@ -21,7 +21,7 @@ _PROMPT_END = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """Limits of one request."""
 
     max_num_outputs: int = MAX_NUM_OUTPUTS
@@ -50,7 +50,7 @@ class ModelFacts:
     default_sampling: SamplingAsk
     #: Names of the API's Feature without their prefix.
     features: tuple[str, ...]
-    limits: Limits
+    limits: RequestLimits
     revision: str
     dtype: str
     quantization: str
@@ -80,9 +80,9 @@ class ServedModel:
     obeys_priority: bool = True
 
     @classmethod
-    def from_card(
+    def from_config(
         cls,
-        card: ModelConfig,
+        model_config: ModelConfig,
         names: tuple[str, ...] = (),
         *,
         max_model_len: int | None = None,
@@ -90,22 +90,26 @@ class ServedModel:
         shares_prefixes: bool = True,
         obeys_priority: bool = True,
     ) -> ServedModel:
-        """The model in `card.path`, under `names` (none: the directory's). Reads the tokenizer. Raise ModelLoadError
-        naming the file."""
-        token_names = dict(card.special_tokens)
-        tokenizer = Tokenizer.from_file(card.path / TOKENIZER_FILE, token_names) if card.has_tokenizer else None
-        template = ChatTemplate(card.chat_template, token_names) if tokenizer and card.chat_template else None
+        """The model in `model_config.path`, under `names` (none: the directory's). Reads the tokenizer. Raise
+        ModelLoadError naming the file."""
+        token_names = dict(model_config.special_tokens)
+        tokenizer = (
+            Tokenizer.from_file(model_config.path / TOKENIZER_FILE, token_names) if model_config.has_tokenizer else None
+        )
+        template = (
+            ChatTemplate(model_config.chat_template, token_names) if tokenizer and model_config.chat_template else None
+        )
         return cls(
-            names=names or (card.path.resolve().name,),
-            max_context_tokens=max_model_len or card.max_position_embeddings,
-            vocab_size=card.vocab_size,
-            eos_token_ids=card.eos_token_ids,
+            names=names or (model_config.path.resolve().name,),
+            max_context_tokens=max_model_len or model_config.max_position_embeddings,
+            vocab_size=model_config.vocab_size,
+            eos_token_ids=model_config.eos_token_ids,
             tokenizer=tokenizer,
             template=template,
             answers=AnswerFormat.of(template.source, tokenizer.markers.texts) if tokenizer and template else PLAIN,
-            defaults=_defaults(card),
-            revision=card.revision,
-            dtype=card.dtype,
+            defaults=_defaults(model_config),
+            revision=model_config.revision,
+            dtype=model_config.dtype,
             max_message_bytes=max_message_bytes,
             shares_prefixes=shares_prefixes,
             obeys_priority=obeys_priority,
@@ -122,7 +126,7 @@ class ServedModel:
             eos_token_ids=self.eos_token_ids,
             default_sampling=self._sampling_defaults(),
             features=self._features(self.tokenizer is not None if engine is None else engine.has_grammars),
-            limits=Limits(
+            limits=RequestLimits(
                 max_num_outputs=min(MAX_NUM_OUTPUTS, max_num_seqs),
                 max_logprobs=min(MAX_LOGPROBS, self.vocab_size if engine is None else engine.vocab_size),
                 max_message_bytes=self.max_message_bytes,
@@ -181,8 +185,8 @@ class ServedModel:
         return tuple(features)
 
 
-def _defaults(card: ModelConfig) -> SamplingAsk:
-    given = card.generation
+def _defaults(model_config: ModelConfig) -> SamplingAsk:
+    given = model_config.generation
     # transformers writes 0 for "off".
     top_k = -1 if given.top_k is not None and given.top_k < 1 else given.top_k
     return SamplingAsk(

@@ -39,7 +39,7 @@ class Share:
 
 
 class NoShares:
-    """Everyone may use everything."""
+    """Every owner may use everything."""
 
     _SHARE = Share()
 

@@ -51,7 +51,7 @@ class ScoredTokens(msgspec.Struct, frozen=True):
         return len(self.unscored) + len(self.records) // RECORD.size
 
 
-#: Where nobody asks for scores.
+#: Of requests that ask for no scores.
 NOT_SCORED = ScoredTokens()
 
 
@@ -61,7 +61,7 @@ class OutputScores:
     __slots__ = ("_num_records", "_parts", "_token_bytes")
 
     def __init__(self, num_records: int, token_bytes: Callable[[int], bytes] = no_bytes) -> None:
-        """`num_records` of every position; 0: nobody asks."""
+        """`num_records` of every position; 0: none are asked for."""
         self._num_records = num_records
         self._token_bytes = token_bytes
         self._parts: list[bytes] = []
@@ -90,7 +90,7 @@ class PromptScores:
     def __init__(
         self, prompt_ids: tuple[int, ...], num_records: int, token_bytes: Callable[[int], bytes] = no_bytes
     ) -> None:
-        """`num_records` of every position; 0: nobody asks."""
+        """`num_records` of every position; 0: none are asked for."""
         self._blank = ScoredTokens(b"", num_records or 1, token_bytes, prompt_ids[:1]) if num_records else NOT_SCORED
         self._num_positions = len(prompt_ids) if num_records else 0
         self._parts: list[bytes] = []

@@ -1,7 +1,7 @@
 """Batch → Pending → StepOutput: applies what changed, has the step computed, copies ids and scores out.
 
-One code path for CPU and CUDA. On CUDA nothing here waits for the device but `result` and `close`; a CPU has computed
-what `submit` or `sample` returns.
+One code path for CPU and CUDA. On CUDA nothing here waits for the device but `result`, `close` and a launch that
+failed; a CPU has computed what `submit` or `sample` returns.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def check_apart(addresses: Iterable[str]) -> None:
 
 
 def _places(address: str) -> set[tuple[str, int]]:
-    """Where a listener would be: (path, 0), or each (IP address, port) of its host; nothing for port 0 and for a name
+    """The places of a listener: (path, 0), or each (IP address, port) of its host; nothing for port 0 and for a name
     that is unknown."""
     if address.startswith(_UNIX):
         return {(os.path.realpath(_unix_path(address)), 0)}

@@ -6,7 +6,7 @@ from photon_grpc.core.admission import check_count
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.ask import ChatInput, SamplingAsk, TextInput
 from photon_grpc.frontend.frontend import Frontend, State
-from photon_grpc.frontend.model import Limits, ModelFacts
+from photon_grpc.frontend.model import ModelFacts, RequestLimits
 from photon_grpc.server import codec, metadata
 from photon_grpc.server.metadata import Context
 from photon_grpc.v1 import inference_pb2, model_pb2_grpc
@@ -127,7 +127,7 @@ def _sampling_message(sampling: SamplingAsk) -> inference_pb2.SamplingParams:
     )
 
 
-def _limits_message(limits: Limits) -> pb.Limits:
+def _limits_message(limits: RequestLimits) -> pb.Limits:
     return pb.Limits(
         max_num_outputs=limits.max_num_outputs,
         max_logprobs=limits.max_logprobs,

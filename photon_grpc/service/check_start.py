@@ -78,13 +78,13 @@ def check_metrics(address: str) -> None:
 def check_model(config: ServeConfig) -> None:
     """Raise ConfigError for sizes that the model does not allow, and ModelLoadError naming the tensor that is missing,
     surplus, or of a wrong shape or dtype, from the headers alone."""
-    card = read_model_dir(config.model.model or demo.TARGET)
+    model_config = read_model_dir(config.model.model or demo.TARGET)
     on_cuda = config.device.device != "cpu" and torch.cuda.is_available()
-    sizes = decide_sizes(card, config, on_cuda=on_cuda)
-    decoder = builder.build(card, dtype=torch.float32, device="cpu", kernels=TORCH, max_model_len=2)
+    sizes = decide_sizes(model_config, config, on_cuda=on_cuda)
+    decoder = builder.build(model_config, dtype=torch.float32, device="cpu", kernels=TORCH, max_model_len=2)
     check_cache(config.cache, decoder, sizes)
     if config.model.load_format != "dummy":
-        weights.check(decoder, read_checkpoint(card.path), card)
+        weights.check(decoder, read_checkpoint(model_config.path), model_config)
 
 
 def main() -> None:

@@ -161,7 +161,7 @@ class Duty(NamedTuple):
     shared: tuple[int, ...]
 
 
-class Backoff:
+class RestartDelay:
     """Wait before the next start: 0.1 s, doubled each time up to 10 s; from 0.1 s again after a minute of life."""
 
     def __init__(self, first_s: float = 0.1, longest_s: float = 10.0, forget_after_s: float = 60.0) -> None:

@@ -39,7 +39,7 @@ from photon_grpc.frontend.encoder import (
     unpacked,
 )
 from photon_grpc.frontend.prompt import Prepared
-from photon_grpc.service.child import Backoff, Child
+from photon_grpc.service.child import Child, RestartDelay
 from photon_grpc.service.encoder import SMALL_JOB_BYTES, max_memory_bytes
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class EncoderProcess:
         self._begin = begin
         self._child: Child | None = None
         self._is_up = asyncio.Event()
-        self._turns = Turns(max(1, min((os.cpu_count() or 1) // 2, 4)))
+        self._turns = EncoderTurns(max(1, min((os.cpu_count() or 1) // 2, 4)))
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[EncoderProcess]:
@@ -139,7 +139,7 @@ class EncoderProcess:
 
     async def _keep(self) -> None:
         """Start the process again and again."""
-        backoff = Backoff()
+        backoff = RestartDelay()
         while True:
             started_s = time.monotonic()
             try:
@@ -170,7 +170,7 @@ class _Place:
     turn: asyncio.Future[None] = field(compare=False)
 
 
-class Turns:
+class EncoderTurns:
     """Turns to encode: the smallest first, now and then the oldest so that none starves; a few at a time, one large
     one."""
 

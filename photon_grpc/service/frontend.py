@@ -139,7 +139,7 @@ async def _listen_for_operators(admin: AdminListener, begin: Begin) -> str:
     except ConfigError as error:
         if begin.config.server.admin_listen:
             raise
-        # No place for a socket that nobody asked for.
+        # No place for a socket that was not asked for.
         log.warning("no admin service: %s", error)
         return ""
 

@@ -16,7 +16,7 @@ from photon_grpc.errors import ConfigError, frames_of
 
 _LOG = logging.getLogger(__name__)
 
-#: Beyond them the oldest connection is ended: whoever comes is served.
+#: Beyond them the oldest connection is ended: a new one is served.
 MAX_CONNECTIONS = 64
 #: From the connection to the last byte of the answer.
 TIMEOUT_S = 5.0

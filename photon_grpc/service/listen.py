@@ -117,7 +117,7 @@ def admin_sockets() -> tuple[str, ...]:
 
 
 def _is_ours(path: Path) -> bool:
-    # In a directory for all anyone may listen, and callers may send a key.
+    # In a directory for all, any user may listen, and callers may send a key.
     with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
         probe.connect(str(path))
         return path.stat().st_uid in (os.getuid(), 0)

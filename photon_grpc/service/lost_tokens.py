@@ -20,7 +20,7 @@ class Tokens(NamedTuple):
         return Tokens(self.prompt + prompt, self.output + output)
 
     def beyond(self, other: Tokens) -> Tokens:
-        """What this exceeds the other by."""
+        """The excess of this over the other, 0 at least."""
         return Tokens(max(self.prompt - other.prompt, 0), max(self.output - other.output, 0))
 
 
@@ -75,7 +75,7 @@ class LostTokens:
             self._settle(process)
 
     def engine_ended(self) -> None:
-        """What it had counted for each is not known any more; front ends give account of what had come."""
+        """Its counts for each front end are gone with it; front ends give account of all that had come."""
         self._by_connection.clear()
         self._alive.clear()
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from photon_grpc.bridge.control import CannotStart, ControlMessage
 from photon_grpc.errors import StartupError
-from photon_grpc.service.child import Backoff, Child
+from photon_grpc.service.child import Child, RestartDelay
 
 log = logging.getLogger("photon_grpc")
 
@@ -48,7 +48,7 @@ class ManagedProcess:
         self._on_message = on_message
         self._on_end = on_end
         self._shared = shared
-        self._backoff = Backoff()
+        self._backoff = RestartDelay()
 
     async def keep(self) -> None:
         """For ever. Raise StartupError or ChildCrashed when it makes no sense to go on."""

@@ -43,8 +43,8 @@ def test_kv_bytes_are_keys_and_values_of_every_layer() -> None:
 
 @pytest.mark.parametrize(("asked", "found"), [(0, 4096), (100, 4096), (34048, 34048)])
 def test_a_shape_is_made_for_the_contexts_asked_for(asked: int, found: int, tmp_path: Path) -> None:
-    card = read_model_dir(workloads.write_model_dir("1b", tmp_path, asked))
-    assert card.max_position_embeddings == found
+    config = read_model_dir(workloads.write_model_dir("1b", tmp_path, asked))
+    assert config.max_position_embeddings == found
 
 
 @pytest.mark.parametrize("name", ["qwen2.5-0.5b", "qwen3-0.6b"])

@@ -70,23 +70,23 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-def without_revision(card: ModelConfig) -> dict[str, Any]:
-    return dataclasses.asdict(card) | {"revision": None, "path": None}
+def without_revision(found: ModelConfig) -> dict[str, Any]:
+    return dataclasses.asdict(found) | {"revision": None, "path": None}
 
 
 def test_every_number_arrives(tmp_path: Path) -> None:
-    card = read_model_dir(write(tmp_path))
-    assert (card.architecture, card.model_type) == ("LlamaForCausalLM", "llama")
-    assert (card.hidden_size, card.intermediate_size, card.num_layers, card.vocab_size) == (2048, 8192, 16, 128256)
-    assert (card.num_heads, card.num_kv_heads, card.head_dim) == (32, 8, 64)
-    assert (card.rms_norm_eps, card.max_position_embeddings, card.dtype) == (1e-5, 131072, "bfloat16")
-    assert card.rope == RopeSpec(500000.0, "llama3", 32.0, 1.0, 4.0, 8192)
-    assert (card.tie_word_embeddings, card.qkv_bias, card.output_bias, card.mlp_bias, card.qk_norm) == (
+    found = read_model_dir(write(tmp_path))
+    assert (found.architecture, found.model_type) == ("LlamaForCausalLM", "llama")
+    assert (found.hidden_size, found.intermediate_size, found.num_layers, found.vocab_size) == (2048, 8192, 16, 128256)
+    assert (found.num_heads, found.num_kv_heads, found.head_dim) == (32, 8, 64)
+    assert (found.rms_norm_eps, found.max_position_embeddings, found.dtype) == (1e-5, 131072, "bfloat16")
+    assert found.rope == RopeSpec(500000.0, "llama3", 32.0, 1.0, 4.0, 8192)
+    assert (found.tie_word_embeddings, found.qkv_bias, found.output_bias, found.mlp_bias, found.qk_norm) == (
         True,
         *[False] * 4,
     )
-    assert (card.bos_token_id, card.eos_token_ids) == (1, (2, 3))
-    assert (card.has_tokenizer, card.chat_template, card.special_tokens) == (False, None, ())
+    assert (found.bos_token_id, found.eos_token_ids) == (1, (2, 3))
+    assert (found.has_tokenizer, found.chat_template, found.special_tokens) == (False, None, ())
 
 
 @pytest.mark.parametrize("type_key", ["type", "rope_type"])
@@ -101,14 +101,14 @@ def test_spelling_of_transformers_4_is_the_same_card(tmp_path: Path, type_key: s
 def test_what_transformers_writes_of_its_defaults_is_read_as_it_means_it(tmp_path: Path, prefix: str) -> None:
     config = getattr(transformers, prefix + "Config")(architectures=[prefix + "ForCausalLM"])
     config.save_pretrained(tmp_path)
-    card = read_model_dir(tmp_path)
-    assert card.hidden_size == config.hidden_size
-    assert card.num_kv_heads == config.num_key_value_heads
-    assert card.head_dim == getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
-    assert card.rope.theta == config.rope_parameters["rope_theta"]
-    assert card.rms_norm_eps == config.rms_norm_eps
-    assert card.tie_word_embeddings == config.tie_word_embeddings
-    assert (card.qkv_bias, card.qk_norm) == (prefix == "Qwen2", prefix == "Qwen3")
+    found = read_model_dir(tmp_path)
+    assert found.hidden_size == config.hidden_size
+    assert found.num_kv_heads == config.num_key_value_heads
+    assert found.head_dim == getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+    assert found.rope.theta == config.rope_parameters["rope_theta"]
+    assert found.rms_norm_eps == config.rms_norm_eps
+    assert found.tie_word_embeddings == config.tie_word_embeddings
+    assert (found.qkv_bias, found.qk_norm) == (prefix == "Qwen2", prefix == "Qwen3")
 
 
 def test_the_least_that_a_config_must_say(tmp_path: Path) -> None:
@@ -121,11 +121,11 @@ def test_the_least_that_a_config_must_say(tmp_path: Path) -> None:
         "vocab_size",
     )
     least = {"model_type": "llama"} | {key: CONFIG[key] for key in required}
-    card = read_model_dir(write(tmp_path, least))
+    found = read_model_dir(write(tmp_path, least))
     theirs = transformers.LlamaConfig(**least)
-    assert (card.num_kv_heads, card.head_dim) == (theirs.num_key_value_heads, theirs.head_dim)
-    assert (card.rms_norm_eps, card.rope.theta) == (theirs.rms_norm_eps, theirs.rope_parameters["rope_theta"])
-    assert (card.tie_word_embeddings, card.dtype) == (theirs.tie_word_embeddings, "float32")
+    assert (found.num_kv_heads, found.head_dim) == (theirs.num_key_value_heads, theirs.head_dim)
+    assert (found.rms_norm_eps, found.rope.theta) == (theirs.rms_norm_eps, theirs.rope_parameters["rope_theta"])
+    assert (found.tie_word_embeddings, found.dtype) == (theirs.tie_word_embeddings, "float32")
     for key in required:
         assert (
             refusal(write(tmp_path, {k: v for k, v in least.items() if k != key})) == f"config.json: {key} is missing"
@@ -164,11 +164,11 @@ def test_revision_tells_models_apart_and_nothing_else(tmp_path: Path) -> None:
 
 def test_generation_config_comes_first(tmp_path: Path) -> None:
     generation = {"bos_token_id": 5, "eos_token_id": 7, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.05}
-    card = read_model_dir(
+    found = read_model_dir(
         write(tmp_path, generation_config=generation | {"do_sample": True, "repetition_penalty": 1.1})
     )
-    assert (card.bos_token_id, card.eos_token_ids) == (5, (7,))
-    assert dataclasses.astuple(card.generation) == (0.6, 0.9, 20, 0.05, 1.1)
+    assert (found.bos_token_id, found.eos_token_ids) == (5, (7,))
+    assert dataclasses.astuple(found.generation) == (0.6, 0.9, 20, 0.05, 1.1)
 
 
 @pytest.mark.parametrize(
@@ -184,9 +184,9 @@ def test_generation_config_comes_first(tmp_path: Path) -> None:
 def test_do_sample_false_is_temperature_zero(
     tmp_path: Path, generation: dict[str, Any], temperature: float | None
 ) -> None:
-    card = read_model_dir(write(tmp_path, generation_config=generation))
-    assert card.generation.temperature == temperature
-    assert card.eos_token_ids == (2, 3)
+    found = read_model_dir(write(tmp_path, generation_config=generation))
+    assert found.generation.temperature == temperature
+    assert found.eos_token_ids == (2, 3)
 
 
 def test_template_and_special_tokens(tmp_path: Path) -> None:
@@ -196,9 +196,9 @@ def test_template_and_special_tokens(tmp_path: Path) -> None:
         "pad_token": None,
         "chat_template": "one",
     }
-    card = read_model_dir(write(tmp_path, tokenizer_config=tokenizer, tokenizer={}))
-    assert card.special_tokens == (("bos_token", "<s>"), ("eos_token", "</s>"))
-    assert (card.chat_template, card.has_tokenizer) == ("one", True)
+    found = read_model_dir(write(tmp_path, tokenizer_config=tokenizer, tokenizer={}))
+    assert found.special_tokens == (("bos_token", "<s>"), ("eos_token", "</s>"))
+    assert (found.chat_template, found.has_tokenizer) == ("one", True)
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "two"}]
     assert read_model_dir(write(tmp_path, tokenizer_config={"chat_template": named})).chat_template == "two"
     assert read_model_dir(write(tmp_path, tokenizer_config={"chat_template": named[:1]})).chat_template is None
@@ -473,18 +473,18 @@ def test_any_json_gives_a_sound_card_or_a_short_refusal(
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "any"
     write(path, CONFIG | keys, tokenizer_config=tokenizer, generation_config=generation)
-    card, message = None, ""
+    found, message = None, ""
     try:
-        card = read_model_dir(path)
+        found = read_model_dir(path)
     except ModelLoadError as error:
         message = str(error)
     assert len(message) < 500
-    if card is None:
+    if found is None:
         return
-    numbers = [value for value in dataclasses.asdict(card).values() if isinstance(value, int)]
+    numbers = [value for value in dataclasses.asdict(found).values() if isinstance(value, int)]
     assert all(value >= 0 for value in numbers)
-    assert card.num_heads % card.num_kv_heads == 0
-    assert all(0 <= token < card.vocab_size for token in card.eos_token_ids)
+    assert found.num_heads % found.num_kv_heads == 0
+    assert all(0 <= token < found.vocab_size for token in found.eos_token_ids)
 
 
 @settings(max_examples=100)
@@ -497,9 +497,9 @@ def test_any_bytes_are_refused(tmp_path_factory: pytest.TempPathFactory, content
 
 
 def test_a_card_crosses_processes_as_json(tmp_path: Path) -> None:
-    card = read_model_dir(write(tmp_path))
-    encoded = msgspec.json.encode(card, enc_hook=str)
-    assert msgspec.json.decode(encoded, type=ModelConfig, dec_hook=lambda kind, value: kind(value)) == card
+    found = read_model_dir(write(tmp_path))
+    encoded = msgspec.json.encode(found, enc_hook=str)
+    assert msgspec.json.decode(encoded, type=ModelConfig, dec_hook=lambda kind, value: kind(value)) == found
 
 
 @pytest.mark.parametrize("given", [{}, {"sliding_window": None}, {"sliding_window": 7}])

@@ -24,7 +24,7 @@ DEMO = Path(__file__).parents[2] / "photon_grpc" / "demo" / "target"
 
 
 @pytest.fixture
-def card(tmp_path: Path) -> ModelConfig:
+def model_config(tmp_path: Path) -> ModelConfig:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "hidden_size": 64,
@@ -45,8 +45,8 @@ def card(tmp_path: Path) -> ModelConfig:
     return read_model_dir(tmp_path)
 
 
-def test_a_directory_gives_tokenizer_template_and_defaults(card: ModelConfig) -> None:
-    model = ServedModel.from_card(card, ("a", "b"), max_message_bytes=1000)
+def test_a_directory_gives_tokenizer_template_and_defaults(model_config: ModelConfig) -> None:
+    model = ServedModel.from_config(model_config, ("a", "b"), max_message_bytes=1000)
     facts = model.facts(None)
     assert (facts.name, facts.aliases, facts.max_context_tokens, facts.vocab_size) == ("a", ("b",), 256, 512)
     assert facts.eos_token_ids == (401, 404)
@@ -59,40 +59,42 @@ def test_a_directory_gives_tokenizer_template_and_defaults(card: ModelConfig) ->
     assert spelled.startswith("<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>")
 
 
-def test_the_engine_has_the_last_word(card: ModelConfig) -> None:
-    facts = ServedModel.from_card(card).facts(FACTS)
-    assert facts.name == card.path.name
+def test_the_engine_has_the_last_word(model_config: ModelConfig) -> None:
+    facts = ServedModel.from_config(model_config).facts(FACTS)
+    assert facts.name == model_config.path.name
     assert (facts.max_context_tokens, facts.dtype, facts.limits.max_num_outputs) == (128, "float32", 8)
     assert "GRAMMAR" not in facts.features and FACTS.has_grammars is False
 
 
-def test_without_a_template_or_tokenizer_the_features_are_missing(card: ModelConfig) -> None:
-    assert "CHAT" not in ServedModel.from_card(replace(card, chat_template=None)).facts(None).features
-    bare = ServedModel.from_card(replace(card, has_tokenizer=False))
+def test_without_a_template_or_tokenizer_the_features_are_missing(model_config: ModelConfig) -> None:
+    assert "CHAT" not in ServedModel.from_config(replace(model_config, chat_template=None)).facts(None).features
+    bare = ServedModel.from_config(replace(model_config, has_tokenizer=False))
     assert bare.tokenizer is None
     assert bare.facts(None).features == FEATURES
 
 
-def test_generation_defaults_that_are_unset_stay_neutral(card: ModelConfig) -> None:
+def test_generation_defaults_that_are_unset_stay_neutral(model_config: ModelConfig) -> None:
     defaults = (
-        ServedModel.from_card(replace(card, generation=GenerationDefaults(top_p=0.9))).facts(None).default_sampling
+        ServedModel.from_config(replace(model_config, generation=GenerationDefaults(top_p=0.9)))
+        .facts(None)
+        .default_sampling
     )
     assert defaults == structs.replace(NEUTRAL, top_p=0.9)
 
 
-def test_wrong_files_are_named(card: ModelConfig) -> None:
+def test_wrong_files_are_named(model_config: ModelConfig) -> None:
     with pytest.raises(ModelLoadError, match="line 1"):
-        ServedModel.from_card(replace(card, chat_template="{% if %}"))
-    (card.path / "tokenizer.json").write_text("{}")
+        ServedModel.from_config(replace(model_config, chat_template="{% if %}"))
+    (model_config.path / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelLoadError, match=r"tokenizer\.json"):
-        ServedModel.from_card(card)
+        ServedModel.from_config(model_config)
 
 
 @pytest.mark.skipif(not (DEMO / "tokenizer.json").exists(), reason="the embedded model is not there")
 def test_the_embedded_model_speaks() -> None:
     from transformers import AutoTokenizer
 
-    model = ServedModel.from_card(read_model_dir(DEMO))
+    model = ServedModel.from_config(read_model_dir(DEMO))
     reference = AutoTokenizer.from_pretrained(DEMO)
     assert model.tokenizer is not None
     for text in ("def fib(n):\n    return", "naïve 🙂", "  x = {'a': 1}\n\n\n"):

@@ -78,7 +78,7 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16(family: str) ->
     logits: list[torch.Tensor] = []
     decoder = step_of(served.assembled.runner)._decoder
     draw = decoder.draw
-    decoder.draw = lambda hidden, chances: logits.append(decoder.logits(hidden)) or draw(hidden, chances)
+    decoder.draw = lambda hidden, metadata: logits.append(decoder.logits(hidden)) or draw(hidden, metadata)
     served.complete([prompt], 1)
     ids = torch.tensor([prompt])
     with torch.inference_mode():

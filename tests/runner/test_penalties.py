@@ -11,7 +11,7 @@ import torch
 
 from photon_grpc.config.flags import CacheConfig, SchedulerConfig
 from photon_grpc.core.request import SamplingParams
-from photon_grpc.frontend.model import Limits
+from photon_grpc.frontend.model import RequestLimits
 from photon_grpc.kernels.sampling import penalties
 from tests.runner.models import greedy, model
 from tests.runner.penalised import PROMPTS, WAYS, Expected, expected, shaped
@@ -117,7 +117,7 @@ def test_frequencies_of_a_draw_are_those_of_the_changed_softmax(served: Served) 
 
 
 def test_the_table_holds_as_many_biases_as_a_request_may_have() -> None:
-    assert Limits().max_logit_bias == penalties.MAX_BIASES
+    assert RequestLimits().max_logit_bias == penalties.MAX_BIASES
 
 
 def test_counts_end_at_the_most_that_fifteen_bits_hold() -> None:

@@ -18,14 +18,14 @@ from photon_grpc.core.stats import Load
 from photon_grpc.errors import Draining, ModelNotFound
 from photon_grpc.frontend.ask import Ask, ChatInput, SamplingAsk, TextInput
 from photon_grpc.frontend.frontend import State
-from photon_grpc.frontend.model import Limits, ModelFacts
+from photon_grpc.frontend.model import ModelFacts, RequestLimits
 from photon_grpc.frontend.record import Origin
 from photon_grpc.frontend.update import OutputDelta, OutputFinish, Result, Update
 from photon_grpc.server.server import Server
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.frontend.fake_engine import FACTS
 
-LIMITS = Limits(
+LIMITS = RequestLimits(
     max_num_outputs=8,
     max_logprobs=20,
     max_stop_strings=64,

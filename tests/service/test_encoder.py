@@ -23,7 +23,7 @@ from photon_grpc.errors import EngineRestarting, InvalidConstraint, InvalidReque
 from photon_grpc.frontend.ask import ChatInput, ChatMessage, ConstraintAsk, TextInput
 from photon_grpc.frontend.encoder import EncodeText, ThreadEncoder
 from photon_grpc.service import encoder as encoder_process
-from photon_grpc.service.encoder_client import EncoderProcess, Turns
+from photon_grpc.service.encoder_client import EncoderProcess, EncoderTurns
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 ROOT = Path(__file__).resolve().parents[2]
@@ -193,7 +193,7 @@ async def test_a_killed_fork_fails_its_own_job_only(encoder: EncoderProcess) -> 
 
 
 async def test_the_smallest_comes_first_and_of_the_large_ones_one_at_a_time() -> None:
-    turns = Turns(2)
+    turns = EncoderTurns(2)
     begun: list[int] = []
     gates: dict[int, asyncio.Event] = {}
 
@@ -222,7 +222,7 @@ async def test_the_smallest_comes_first_and_of_the_large_ones_one_at_a_time() ->
 
 
 async def test_what_waits_is_bounded_in_jobs_and_bytes() -> None:
-    turns = Turns(1, max_jobs=3, max_bytes=100)
+    turns = EncoderTurns(1, max_jobs=3, max_bytes=100)
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(turns.turn(1000))  # alone, anything
         with pytest.raises(QueueFull, match="bytes") as caught:

@@ -20,7 +20,7 @@ from photon_grpc.bridge.flight_recorder import SharedFlightRecorder
 from photon_grpc.config.flags import ServeConfig, ServerConfig
 from photon_grpc.core.frames import Facts
 from photon_grpc.errors import ConfigError, StartupError
-from photon_grpc.service.child import Backoff, Child
+from photon_grpc.service.child import Child, RestartDelay
 from photon_grpc.service.supervisor import Supervisor
 from tests.kv_plans import kv_plan
 
@@ -390,7 +390,7 @@ def test_a_pause_of_everybody_is_no_hang():
 
 
 def test_backoff_doubles_up_to_a_limit_and_forgets_after_a_long_life():
-    backoff = Backoff()
+    backoff = RestartDelay()
     delays = [backoff.after(1.0) for _ in range(9)]
     assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
     assert backoff.after(60.0) == 0.1

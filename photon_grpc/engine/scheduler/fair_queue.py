@@ -95,7 +95,7 @@ class FairQueue:
         return owner.waiting.first()
 
     def take(self, seq: Sequence) -> Rank:
-        """Those seated later give way first, whoever owns them; one that comes back keeps its rank."""
+        """Those seated later give way first, whatever their owner; one that comes back keeps its rank."""
         owner = self._owners[seq.request.owner]
         is_new = seq.first_scheduled_s is None
         start = owner.virtual_time()
@@ -119,7 +119,7 @@ class FairQueue:
             return
         self._num_charged -= 1
         if not self._num_charged and not self._waiting:
-            # Nobody is owed anything by a service at rest: what one did alone is not paid for when others come.
+            # A service at rest owes no owner anything: what one did alone is not paid for when others come.
             self._virtual_time = max(self._virtual_time, *[each.served for each in self._owners.values()])
 
     def _new_owner(self, name: str) -> _Owner:

@@ -4,7 +4,7 @@
 
 Shapes: k, v [T, Hkv, D] (tokens may be strided), cache [num_blocks, layers, 2, Hkv, block_size, D] contiguous and of
 the dtype of k (one block of all layers is one run of memory), slot_mapping [T] int64 = block · block_size + offset.
-Slots may be equal only in block 0, where padding goes and which nobody reads.
+Slots may be equal only in block 0, where padding goes and which is never read.
 Bytes moved: 4 · T · Hkv · D · itemsize.
 """
 
