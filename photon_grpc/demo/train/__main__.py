@@ -1,32 +1,32 @@
-"""`python -m photon_grpc.demo.train --out DIRECTORY`: trains the embedded models and writes their model card."""
+"""`python -m photon_grpc.demo.train --corpus FILE --out DIRECTORY`: trains the embedded models and writes their card.
+
+The corpus is what `python -m photon_grpc.demo.train.corpus` built. Everything, evaluation included, is done within
+--minutes.
+"""
 
 from __future__ import annotations
 
 import argparse
-import platform
+import json
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from .card import CARD
-from .corpus import Corpus, build_corpus
+from .card import Trained, card_text
+from .corpus import Corpus, read
+from .evaluate import evaluate
 from .llama import Llama, LlamaShape, num_parameters
 from .loop import FitOptions, fit, windows
-from .release import (
-    HeldOut,
-    agreement,
-    check_against_transformers,
-    loss_rows,
-    machine_name,
-    round_to_bf16,
-    samples,
-    save_model,
-)
-from .tokenizer import encode_documents, train_tokenizer
+from .packages import read_packages
+from .release import agreement, check_against_transformers, machine_name, round_to_bf16, save_model
+from .tokenizer import encode_documents, render_document, train_tokenizer
 
 # The target and the draft together stay below 16 MB in bf16; sizes divide by 128 so that quantization groups fit.
 SHAPES = {
@@ -34,83 +34,106 @@ SHAPES = {
     "target": LlamaShape(256, 640, num_layers=8, num_heads=8, num_kv_heads=4),
     "draft": LlamaShape(128, 384, num_layers=2, num_heads=4, num_kv_heads=2),
 }
-DROPOUT = {"teacher": 0.2, "target": 0.0, "draft": 0.0}
-DROPOUT_ALONE = 0.1
-# `share` of --minutes at most; the teacher stops before it has learnt the files by heart.
-STAGES = {
-    "teacher": {"share": 0.32, "max_epochs": 10, "learning_rate": 3e-3, "weight_decay": 0.3},
-    "target": {"share": 0.48, "max_epochs": 40, "learning_rate": 5e-3, "weight_decay": 0.1, "teacher_weight": 0.7},
-    "draft": {"share": 0.20, "max_epochs": 40, "learning_rate": 8e-3, "weight_decay": 0.05, "teacher_weight": 0.9},
+# For trying the script on a CPU.
+TINY_SHAPES = {name: LlamaShape(128, 128, num_layers=1, num_heads=4, num_kv_heads=2) for name in SHAPES}
+# `share` of the time for training. The target learns from the data alone unless --teacher: see docs/decisions.
+STAGES: dict[str, dict[str, float]] = {
+    "teacher": {"share": 0.5, "learning_rate": 3e-3, "weight_decay": 0.1},
+    "target": {"share": 0.85, "learning_rate": 5e-3, "weight_decay": 0.1, "teacher_weight": 0.6},
+    "draft": {"share": 0.15, "learning_rate": 8e-3, "weight_decay": 0.05, "teacher_weight": 0.9},
 }
+# Kept of --minutes for the evaluation and the card.
+EVALUATION_SHARE = 0.15
+MAX_TOKENIZER_CHARS = 60_000_000
+MAX_HELD_OUT_WINDOWS = 256
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one training run was asked for, and what it reads."""
+
+    arguments: argparse.Namespace
+    started: float
+    device: torch.device
+    corpus: Corpus
+    tokenizer: Tokenizer
+
+    @property
+    def training_ends_at(self) -> float:
+        return self.started + 60 * self.arguments.minutes * (1 - EVALUATION_SHARE)
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m photon_grpc.demo.train", description=__doc__)
+    parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True, help="where target/, draft/ and MODEL_CARD.md go")
-    parser.add_argument("--minutes", type=float, default=5.0, help="time for all stages, compilation not counted")
+    parser.add_argument("--minutes", type=float, default=7.5, help="for everything")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--stdlib", type=Path, help="standard library to learn (default: this interpreter's)")
     parser.add_argument("--compile", action="store_true", help="use torch.compile where it works")
-    parser.add_argument("--no-teacher", action="store_true", help="train the target on the data alone")
-    parser.add_argument("--max-files", type=int, help="read only so many files (to try the script)")
-    parser.add_argument("--batch-tokens", type=int, default=32768, help="tokens a step, a multiple of 4096")
+    parser.add_argument(
+        "--teacher", action="store_true", help="train a larger model first, which the target learns from"
+    )
+    parser.add_argument("--before", type=Path, help="figures of other models that evaluate.py wrote, for the card")
+    parser.add_argument("--batch-tokens", type=int, default=65536, help="tokens a step, a multiple of 4096")
+    parser.add_argument("--tiny", action="store_true", help="models of no use, to try the script")
     return parser.parse_args()
 
 
 def main() -> None:
     arguments, started = parse_arguments(), time.monotonic()
     device = torch.device(arguments.device)
-    print(f"reading the standard library, training the tokenizer ({machine_name(device)})", flush=True)
-    corpus = build_corpus(arguments.stdlib, arguments.max_files)
-    tokenizer = train_tokenizer(corpus.files)
-    documents = encode_documents(tokenizer, corpus.documents)
-    held_outs = [
-        HeldOut.of(name, sources, tokenizer)
-        for name, sources in (("library", corpus.held_out_library), ("tests", corpus.held_out_tests))
-        if sources
-    ]
-    print(f"{len(corpus.files)} files, {len(documents)} documents, {time.monotonic() - started:.0f} s", flush=True)
-    models, stages = _train_stages(arguments, documents, held_outs, tokenizer, device)
-    _write_card(arguments, corpus, held_outs, tokenizer, models, stages, started, device)
+    print(f"reading the corpus, training the tokenizer ({machine_name(device)})", flush=True)
+    corpus = read(arguments.corpus)
+    run = Run(arguments, started, device, corpus, train_tokenizer(_sample(corpus.files, MAX_TOKENIZER_CHARS)))
+    documents = encode_documents(run.tokenizer, corpus.documents)
+    print(f"{len(corpus.files):,} files, {len(documents):,} documents, {time.monotonic() - started:.0f} s", flush=True)
+    held_out = _held_out_windows(run)
+    models, stages = _train_stages(run, documents, held_out)
+    figures = {name: evaluate(arguments.out / name, corpus.held_out, device) for name in ("target", "draft")}
+    (arguments.out / "evaluation.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    _write_card(run, models, stages, figures, held_out)
 
 
-def _train_stages(
-    arguments: argparse.Namespace,
-    documents: list[np.ndarray],
-    held_outs: list[HeldOut],
-    tokenizer: Tokenizer,
-    device: torch.device,
-) -> tuple[dict[str, Llama], list[str]]:
-    """Teacher, target, draft, each learning from the one before it; saves the last two as soon as they are ready."""
+def _sample(files: list[str], max_chars: int) -> Iterator[str]:
+    """Every n-th file, so that all packages have their share in at most about `max_chars`."""
+    yield from files[:: max(1, round(sum(map(len, files)) / max_chars))]
+
+
+def _held_out_windows(run: Run) -> torch.Tensor:
+    sources = [source for part in run.corpus.held_out.values() for source in part]
+    documents = encode_documents(run.tokenizer, [render_document(source) for source in sources])
+    every = windows(documents, 1024, run.device)
+    return every[:: max(1, len(every) // MAX_HELD_OUT_WINDOWS)]
+
+
+def _train_stages(run: Run, documents: list[np.ndarray], held_out: torch.Tensor) -> tuple[dict[str, Llama], list[str]]:
+    """The teacher if asked for, target, draft, each learning from the one before it; saves the last two when ready."""
     models: dict[str, Llama] = {}
     summaries: list[str] = []
     previous: Llama | None = None
-    stages = {name: stage for name, stage in STAGES.items() if name != "teacher" or not arguments.no_teacher}
-    minutes_per_share = arguments.minutes / sum(stage["share"] for stage in stages.values())
-    held_out = windows([document for part in held_outs for document in part.documents], 1024, device)
+    stages = {name: stage for name, stage in STAGES.items() if name != "teacher" or run.arguments.teacher}
+    share_left = sum(stage["share"] for stage in stages.values())
     for name, stage in stages.items():
         print(f"{name}:", flush=True)
-        torch.manual_seed(arguments.seed)
-        model = Llama(SHAPES[name], _dropout(name, previous)).to(device)
-        summary = fit(model, documents, held_out, _fit_options(arguments, stage, minutes_per_share), previous)
+        torch.manual_seed(run.arguments.seed)
+        model = Llama((TINY_SHAPES if run.arguments.tiny else SHAPES)[name]).to(run.device)
+        now = time.monotonic()
+        ends_at = now + (run.training_ends_at - now) * stage["share"] / share_left
+        share_left -= stage["share"]
+        summary = fit(model, documents, held_out, _fit_options(run.arguments, stage, ends_at), previous)
         summaries.append(f"* {name}: {num_parameters(model):,} parameters, {summary}")
         round_to_bf16(model)
         if name != "teacher":
-            save_model(model, tokenizer, arguments.out / name)
+            save_model(model, run.tokenizer, run.arguments.out / name)
         models[name] = previous = model.eval()
     return models, summaries
 
 
-def _dropout(name: str, teacher: Llama | None) -> float:
-    """A teacher's probabilities keep a student from overfitting; without one, dropout has to."""
-    return DROPOUT[name] if teacher is not None else max(DROPOUT[name], DROPOUT_ALONE)
-
-
-def _fit_options(arguments: argparse.Namespace, stage: dict[str, float], minutes_per_share: float) -> FitOptions:
+def _fit_options(arguments: argparse.Namespace, stage: dict[str, Any], ends_at: float) -> FitOptions:
     options = {key: value for key, value in stage.items() if key != "share"}
     return FitOptions(
-        minutes=minutes_per_share * stage["share"],
+        ends_at=ends_at,
         seed=arguments.seed,
         compile=arguments.compile,
         batch_tokens=arguments.batch_tokens,
@@ -119,51 +142,28 @@ def _fit_options(arguments: argparse.Namespace, stage: dict[str, float], minutes
 
 
 def _write_card(
-    arguments: argparse.Namespace,
-    corpus: Corpus,
-    held_outs: list[HeldOut],
-    tokenizer: Tokenizer,
-    models: dict[str, Llama],
-    stages: list[str],
-    started: float,
-    device: torch.device,
+    run: Run, models: dict[str, Llama], stages: list[str], figures: dict[str, Any], held_out: torch.Tensor
 ) -> None:
-    target, draft = models["target"], models["draft"]
-    held_out = windows([document for part in held_outs for document in part.documents], 1024, device)
-    equal, overlap = agreement(target, draft, held_out)
-    held_out_chars = sum(map(len, corpus.held_out_library + corpus.held_out_tests))
-    num_chars = sum(map(len, corpus.files))
-    losses = [row for name in ("target", "draft") for row in loss_rows(name, models[name], held_outs, device)]
-    minutes = (time.monotonic() - started) / 60
-    card = CARD.format(
-        target_parameters=num_parameters(target),
-        draft_parameters=num_parameters(draft),
-        python=_python_version(arguments),
-        num_files=len(corpus.files),
-        num_megabytes=num_chars / 1e6,
-        num_held_out=len(corpus.held_out_library) + len(corpus.held_out_tests),
-        held_out_share=100 * held_out_chars / (held_out_chars + num_chars),
-        losses="\n".join(losses),
-        agreement=equal,
+    """Measures the draft's agreement, compares with transformers, and writes the card."""
+    arguments, path = run.arguments, run.arguments.out / "MODEL_CARD.md"
+    before = json.loads(arguments.before.read_text(encoding="utf-8")) if arguments.before else {}
+    trained = Trained(run.corpus, read_packages(), run.tokenizer, models, figures | before)
+    equal, overlap = agreement(models["target"], models["draft"], held_out)
+    check = check_against_transformers(models["target"], arguments.out / "target")
+    minutes = (time.monotonic() - run.started) / 60
+    text = card_text(
+        trained,
+        equal=equal,
         overlap=overlap,
-        command=" ".join(["python -m photon_grpc.demo.train", *sys.argv[1:]]),
-        machine=machine_name(device),
-        torch_version=torch.__version__,
-        minutes=minutes,
+        check=check,
         stages="\n".join(stages),
-        samples=samples(target, tokenizer),
-        draft_samples=samples(draft, tokenizer),
+        command=" ".join(["python -m photon_grpc.demo.train", *sys.argv[1:]]),
+        machine=machine_name(run.device),
+        minutes=minutes,
         batch_tokens=arguments.batch_tokens,
-        check=check_against_transformers(target, arguments.out / "target"),
     )
-    (arguments.out / "MODEL_CARD.md").write_text(card, encoding="utf-8")
-    print(card)
-    print(f"{minutes:.1f} minutes in all, written to {arguments.out}")
-
-
-def _python_version(arguments: argparse.Namespace) -> str:
-    """The version of the interpreter, or what the name of the given library directory says."""
-    return arguments.stdlib.name.removeprefix("python") if arguments.stdlib else platform.python_version()
+    path.write_text(text, encoding="utf-8")
+    print(f"{text}\n{minutes:.1f} minutes in all, written to {arguments.out}")
 
 
 if __name__ == "__main__":

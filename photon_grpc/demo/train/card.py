@@ -1,4 +1,18 @@
-"""The text of the model card; release.py measures what goes into it."""
+"""The model card: its text, and the tables in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from .corpus import MAX_PACKAGE_CHARS, Corpus
+from .llama import Llama, num_parameters
+from .packages import Package
+from .release import samples
 
 CARD = """# The embedded models
 
@@ -16,27 +30,42 @@ what is true, and their code is not to be relied upon.
 
 ## Data and licence
 
-The `*.py` files of the Python {python} standard library ({num_files:,} files, {num_megabytes:.1f} MB, tests included),
-without generated tables (`encodings`, `pydoc_data`), files that do not parse, and site-packages; besides whole files,
-functions and classes as documents of their own and as answers in conversations. {num_held_out} files
-({held_out_share:.1f} % of the bytes), chosen by a hash of their path, were held out. They are wholly unseen, but the
-library repeats itself (test idioms, licence headers), so that their loss flatters the models on other people's code.
+Python files of {num_packages} packages, and of the standard library of Python {python}: {num_files:,} files,
+{num_megabytes:.0f} MB; besides whole files, their functions and classes as documents of their own and as answers in
+conversations. [`train/packages.tsv`](train/packages.tsv) names each package with its version and the licence that its
+metadata states: {licences}. Left out: tests, vendored and generated files, tables, files that
+mention another licence, comments above the first statement, files that share more than 40 % of their lines with an
+earlier one, and of each package what exceeds {max_package_megabytes:.0f} MB.
 
-Python and its standard library are under the Python Software Foundation License 2.0; some files are under other
-permissive licences, listed in <https://docs.python.org/3/license.html>. Copyright © 2001 Python Software Foundation;
-all rights reserved. The models can reproduce short passages of that source; such passages stay under its licences.
-The weights, as far as rights in them exist, are under the licence of this repository.
+Held out are {num_held_out_packages} whole packages, so that their loss is on other people's code, and
+{num_held_out_library} files of the standard library, chosen by a hash of their path. What is like them was not learnt
+either.
+
+The authors of that code keep their copyright. The models can reproduce short passages of it; such passages stay under
+the licence of the package that they are from. The weights, as far as rights in them exist, are under the licence of
+this repository.
 
 ## Held-out loss
 
-Weights rounded to bf16, computed in float32; windows of the given length, each on its own.
+Weights rounded to bf16, computed in float32; windows of the given length, each on its own. Tokens differ between
+tokenizers; bits per byte compare.
 
 | model | held-out files | context | nats per token | bits per byte |
 |---|---|---:|---:|---:|
 {losses}
 
-The draft's most likely token is the target's at {agreement:.1%} of held-out positions (1,024-token windows, both
+The draft's most likely token is the target's at {equal:.1%} of held-out positions (1,024-token windows, both
 reading the held-out text); the mean overlap of the two distributions, Σ min(p, q), is {overlap:.1%}.
+
+## What they write
+
+{num_functions} functions of the held-out packages, of which the models read the signature and the docstring: the share
+that they complete to Python that parses, within 160 tokens, and how many lines they add. {num_openings} beginnings of
+held-out files, continued greedily by 160 tokens: the share of lines that stood in the text before.
+
+| model | parse, greedy | T = 0.2 | T = 0.8 | lines, greedy | T = 0.2 | T = 0.8 | repeated lines |
+|---|---:|---:|---:|---:|---:|---:|---:|
+{written}
 
 ## Training
 
@@ -47,7 +76,7 @@ on {machine}, torch {torch_version}: {minutes:.1f} minutes in all.
 
 Every stage: Muon for the matrices inside the blocks and AdamW for the rest, batches of {batch_tokens:,} tokens in rows
 of 1,024 and, every sixth batch, 4,096 tokens; linear warm-up, cosine decay. Each model after the first learns from the
-data and from the probabilities of the one before it; a teacher is thrown away.
+data and from the probabilities of the one before it.
 
 {check}
 
@@ -59,3 +88,56 @@ data and from the probabilities of the one before it; a teacher is thrown away.
 
 {draft_samples}
 """
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The models of one run, what they were made from, and the figures that evaluate.py found for each."""
+
+    corpus: Corpus
+    packages: list[Package]
+    tokenizer: Tokenizer
+    models: dict[str, Llama]
+    figures: dict[str, dict[str, Any]]
+
+
+def card_text(trained: Trained, **facts: Any) -> str:
+    """The card; `facts` are what only the run knows: its command, machine, minutes."""
+    target, draft = trained.models["target"], trained.models["draft"]
+    figures, corpus = trained.figures, trained.corpus
+    licences = Counter(package.licence for package in trained.packages)
+    return CARD.format(
+        target_parameters=num_parameters(target),
+        draft_parameters=num_parameters(draft),
+        num_packages=corpus.num_packages,
+        num_held_out_packages=corpus.num_held_out_packages,
+        num_held_out_library=len(list(corpus.held_out.values())[-1]),
+        num_files=len(corpus.learnt),
+        num_megabytes=sum(map(len, corpus.files)) / 1e6,
+        python=corpus.python,
+        max_package_megabytes=MAX_PACKAGE_CHARS / 1e6,
+        licences=", ".join(f"{licence} ({count})" for licence, count in licences.most_common()),
+        losses="\n".join(row for name, values in figures.items() for row in _loss_rows(name, values["loss"])),
+        written="\n".join(_written_row(name, values) for name, values in figures.items()),
+        num_functions=figures["target"]["functions"]["0"]["num"],
+        num_openings=figures["target"]["openings"]["num"],
+        samples=samples(target, trained.tokenizer),
+        draft_samples=samples(draft, trained.tokenizer),
+        torch_version=torch.__version__,
+        **facts,
+    )
+
+
+def _loss_rows(name: str, loss: dict[str, Any]) -> list[str]:
+    return [
+        f"| {name} | {origin} | {int(length):,} | {values['nats_per_token']:.3f} | {values['bits_per_byte']:.3f} |"
+        for origin, by_length in loss.items()
+        for length, values in by_length.items()
+    ]
+
+
+def _written_row(name: str, values: dict[str, Any]) -> str:
+    functions = values["functions"].values()
+    shares = " | ".join(f"{drawn['python_share']:.0%}" for drawn in functions)
+    lines = " | ".join(f"{drawn['mean_body_lines']:.1f}" for drawn in functions)
+    return f"| {name} | {shares} | {lines} | {values['openings']['repeated_share']:.0%} |"

@@ -1,156 +1,147 @@
-"""Which text the models learn: the source of the Python standard library, as files, definitions and conversations.
+"""`python -m photon_grpc.demo.train.corpus --wheels DIRECTORY --out FILE.jsonl.xz`: builds what the models learn.
 
-Knows files and syntax trees; does not know token ids.
+Downloads the listed packages, checks their licences, keeps the files worth learning, drops near-duplicates, and splits
+by package: a held-out package is wholly unseen. A few files of the standard library are held out besides. The result is
+one compressed file of JSON lines; training needs nothing else.
 """
 
 from __future__ import annotations
 
-import ast
+import argparse
+import gc
 import hashlib
-import random
+import json
+import lzma
+import platform
 import sysconfig
-import textwrap
-import warnings
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .tokenizer import render_chat, render_document
+from .documents import documents_within, parse
+from .duplicates import Duplicates
+from .packages import LIST, download, open_wheel, read_packages
+from .sources import library_sources, wheel_sources
+from .tokenizer import SPECIAL_TOKENS, render_document
 
-# Tables and prose that teach no Python: character maps, keyword documentation, build variables, broken sources.
-SKIPPED_DIRECTORIES = {"site-packages", "dist-packages", "encodings", "pydoc_data", "__pycache__", "cjkencodings"}
-SKIPPED_PREFIXES = ("_sysconfigdata", "bad_", "bad", "test_unicode_identifiers")
-TEST_DIRECTORIES = {"test", "tests", "idle_test"}
-HELD_OUT_PER_MILLE = 30
-MAX_DEFINITION_CHARS = 4000
-MAX_ANSWER_CHARS = 2400
+# A light preset over a long window: what a package repeats of itself and of its like is within it.
+COMPRESSION = [{"id": lzma.FILTER_LZMA2, "preset": 4, "dict_size": 1 << 26}]
+STDLIB = "standard library"
+PACKAGES = "other people's packages"
+MAX_PACKAGE_CHARS = 750_000
+MAX_HELD_OUT_CHARS = {PACKAGES: 45_000, STDLIB: 150_000}
+STDLIB_HELD_OUT_PER_MILLE = 30
 
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+Sources = Iterable[tuple[str, str]]
 
 
 @dataclass
 class Corpus:
-    """Rendered documents to learn, and whole held-out files, library and tests apart."""
+    """Files to learn, each with the documents made of its parts, and whole held-out files by where they are from."""
 
-    documents: list[str] = field(default_factory=list)
-    held_out_library: list[str] = field(default_factory=list)
-    held_out_tests: list[str] = field(default_factory=list)
-    files: list[str] = field(default_factory=list)
+    python: str
+    num_packages: int = 0
+    num_held_out_packages: int = 0
+    learnt: list[tuple[str, list[str]]] = field(default_factory=list)
+    held_out: dict[str, list[str]] = field(default_factory=lambda: {PACKAGES: [], STDLIB: []})
+
+    @property
+    def files(self) -> list[str]:
+        return [source for source, _ in self.learnt]
+
+    @property
+    def documents(self) -> list[str]:
+        """As the models see them: each file, then what was made of it."""
+        return [text for source, within in self.learnt for text in (render_document(source), *within)]
+
+    def learn(self, name: str, sources: Sources, duplicates: Duplicates) -> None:
+        """Adds each new file, until the package has had its share."""
+        num_chars = 0
+        for path, source in sources:
+            tree = parse(source) if duplicates.is_new_file(source) and not has_special_tokens(source) else None
+            if tree is not None:
+                num_chars += len(source)
+                self.learnt.append((source, documents_within(f"{name}/{path}", source, tree, duplicates)))
+            if num_chars > MAX_PACKAGE_CHARS:
+                return
+
+    def hold_out(self, origin: str, sources: Sources, duplicates: Duplicates) -> None:
+        """Keeps a sample of the files for evaluation; what is like any of them is not learnt."""
+        num_chars = 0
+        for _, source in sources:
+            fits = num_chars + len(source) <= MAX_HELD_OUT_CHARS[origin] and not has_special_tokens(source)
+            if duplicates.is_new_file(source) and fits and parse(source) is not None:
+                num_chars += len(source)
+                self.held_out[origin].append(source)
 
 
-def build_corpus(stdlib: Path | None = None, max_files: int | None = None) -> Corpus:
-    """Reads `stdlib` (default: the running interpreter's) and splits it by a hash of each file's path."""
-    root = stdlib or Path(sysconfig.get_path("stdlib"))
-    corpus = Corpus()
-    for relative, source, tree in list(_python_files(root))[:max_files]:
-        in_tests = bool(TEST_DIRECTORIES.intersection(relative.parts))
-        if _is_held_out(relative):
-            (corpus.held_out_tests if in_tests else corpus.held_out_library).append(source)
-            continue
-        corpus.files.append(source)
-        corpus.documents.append(render_document(source))
-        corpus.documents.extend(_definition_documents(relative, source, tree, in_tests))
+def build(wheels: Path, stdlib: Path, packages: Path = LIST) -> Corpus:
+    """Reads every listed wheel in `wheels` and this interpreter's library in `stdlib`; held-out files first."""
+    corpus, duplicates = Corpus(platform.python_version()), Duplicates()
+    listed = sorted(read_packages(packages), key=lambda package: not package.is_held_out)
+    library = list(library_sources(stdlib))
+    corpus.hold_out(STDLIB, (item for item in library if is_held_out_library(item[0])), duplicates)
+    for package in listed:
+        with open_wheel(wheels, package) as wheel:
+            if package.is_held_out:
+                corpus.num_held_out_packages += 1
+                corpus.hold_out(PACKAGES, wheel_sources(wheel), duplicates)
+            else:
+                corpus.num_packages += 1
+                corpus.learn(package.name, wheel_sources(wheel), duplicates)
+    corpus.learn(STDLIB, (item for item in library if not is_held_out_library(item[0])), duplicates)
     return corpus
 
 
-def _python_files(root: Path) -> Iterator[tuple[Path, str, ast.Module]]:
-    """Every distinct file worth learning, in path order shuffled by a fixed seed, with its syntax tree."""
-    seen: set[str] = set()
-    paths = [path for path in sorted(root.rglob("*.py")) if _is_wanted(path.relative_to(root))]
-    random.Random(0).shuffle(paths)
-    for path in paths:
-        try:
-            source = path.read_text(encoding="utf-8").replace("\r\n", "\n")
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                tree = ast.parse(source)
-        except (UnicodeDecodeError, SyntaxError, ValueError, RecursionError, MemoryError):
-            continue
-        if source not in seen and _reads_like_code(source):
-            seen.add(source)
-            yield path.relative_to(root), source, tree
+def has_special_tokens(source: str) -> bool:
+    """Written in a text they would be read as turns and ends."""
+    return any(token in source for token in SPECIAL_TOKENS)
 
 
-def _is_wanted(relative: Path) -> bool:
-    directories = set(relative.parts[:-1])
-    return not directories & SKIPPED_DIRECTORIES and not relative.name.startswith(SKIPPED_PREFIXES)
+def is_held_out_library(path: str) -> bool:
+    digest = hashlib.sha256(path.encode()).digest()
+    return int.from_bytes(digest[:4], "big") % 1000 < STDLIB_HELD_OUT_PER_MILLE
 
 
-def _reads_like_code(source: str) -> bool:
-    """False for generated tables: mostly digits and punctuation, or lines nobody wrote by hand."""
-    if len(source) < 100 or max(map(len, source.split("\n"))) > 2000:
-        return False
-    letters = sum(map(str.isalpha, source)) / len(source)
-    digits = sum(map(str.isdigit, source)) / len(source)
-    return (letters > 0.35 and digits < 0.15 and source.isascii()) or (letters > 0.5 and digits < 0.1)
+def write(corpus: Corpus, path: Path) -> None:
+    """JSON lines: where from, each held-out file, each learnt file beside its documents (so that they compress)."""
+    with lzma.open(path, "wt", filters=COMPRESSION, encoding="utf-8") as out:
+        for line in (
+            [corpus.python, corpus.num_packages, corpus.num_held_out_packages],
+            *([origin, source] for origin, sources in corpus.held_out.items() for source in sources),
+            *corpus.learnt,
+        ):
+            out.write(json.dumps(line) + "\n")
 
 
-def _is_held_out(relative: Path) -> bool:
-    digest = hashlib.sha256(relative.as_posix().encode()).digest()
-    return int.from_bytes(digest[:4], "big") % 1000 < HELD_OUT_PER_MILLE
+def read(path: Path) -> Corpus:
+    with lzma.open(path, "rt", encoding="utf-8") as lines:
+        corpus = Corpus(*json.loads(next(lines)))
+        for first, second in map(json.loads, lines):
+            if isinstance(second, str):
+                corpus.held_out[first].append(second)
+            else:
+                corpus.learnt.append((first, second))
+    return corpus
 
 
-def _definition_documents(relative: Path, source: str, tree: ast.Module, in_tests: bool) -> list[str]:
-    """Functions and classes as documents of their own, and as answers to what their docstring asks for.
-
-    Without them a prompt that is one bare `def` line would be unlike anything seen, and an output would hardly ever
-    reach an end: a definition is short, and a document's end follows it.
-    """
-    rng = random.Random(relative.as_posix())
-    lines = source.split("\n")
-    documents: list[str] = []
-    pairs: list[tuple[str, str]] = []
-    for node, is_method in _definitions(tree):
-        text = _source_of(node, lines)
-        if len(text) > MAX_DEFINITION_CHARS or text.count("\n") < 2 or node.name.startswith("test"):
-            continue
-        if not is_method and not node.name.endswith(("Test", "Tests", "TestCase")):
-            documents.append(render_document(text))
-        question = _question(node, text, rng)
-        if question and not in_tests and len(text) <= MAX_ANSWER_CHARS:
-            pairs.append((question, text.rstrip()))
-    return documents + _conversations(pairs, rng)
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m photon_grpc.demo.train.corpus", description=__doc__)
+    parser.add_argument("--wheels", type=Path, required=True, help="where wheels are, and where they are downloaded to")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--packages", type=Path, default=LIST, help="another list")
+    arguments = parser.parse_args()
+    started = time.monotonic()
+    gc.disable()  # Syntax trees hold no cycles, and there are many nodes to look through in vain.
+    download(read_packages(arguments.packages), arguments.wheels)
+    corpus = build(arguments.wheels, Path(sysconfig.get_path("stdlib")), arguments.packages)
+    num_megabytes = sum(map(len, corpus.files)) / 1e6
+    print(f"{len(corpus.files):,} files, {num_megabytes:.1f} MB, {len(corpus.documents):,} documents", flush=True)
+    write(corpus, arguments.out)
+    megabytes = arguments.out.stat().st_size / 1e6
+    print(f"{megabytes:.1f} MB in {arguments.out}, {time.monotonic() - started:.0f} s")
 
 
-def _definitions(tree: ast.Module) -> Iterator[tuple[Definition, bool]]:
-    """(definition, is it a method) for every function and class, nested ones too."""
-    for parent in ast.walk(tree):
-        for node in ast.iter_child_nodes(parent):
-            if isinstance(node, Definition):
-                is_method = isinstance(parent, ast.ClassDef) and not isinstance(node, ast.ClassDef)
-                yield node, is_method
-
-
-def _source_of(node: Definition, lines: list[str]) -> str:
-    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-    return textwrap.dedent("\n".join(lines[first - 1 : node.end_lineno])) + "\n"
-
-
-def _question(node: Definition, text: str, rng: random.Random) -> str | None:
-    """What a person might have typed to be answered with `text`; None where nobody could."""
-    docstring = (ast.get_docstring(node) or "").split("\n\n")[0].replace("\n", " ").strip()
-    kind = "class" if isinstance(node, ast.ClassDef) else "function"
-    if not docstring:
-        return f"Write a {kind} {node.name}." if rng.random() < 0.3 else None
-    signature = next((line for line in text.split("\n") if line.startswith(("def ", "class ", "async def "))), "")
-    forms = [
-        docstring,
-        f"Write a {kind} {node.name}. {docstring}",
-        f"Write a {kind} that does this: {docstring}",
-        f"{signature.rstrip(':')}\n{docstring}",
-        f"Write `{signature.rstrip(':')}`: {docstring}",
-    ]
-    return rng.choice(forms)
-
-
-def _conversations(pairs: list[tuple[str, str]], rng: random.Random) -> list[str]:
-    """Neighbouring pairs of one file become turns of one conversation, one to three pairs each."""
-    documents, at = [], 0
-    while at < len(pairs):
-        turns = rng.choices((1, 2, 3), (6, 3, 1))[0]
-        messages = [{"role": "system", "content": "You write Python."}] if rng.random() < 0.2 else []
-        for question, answer in pairs[at : at + turns]:
-            messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        documents.append(render_chat(messages))
-        at += turns
-    return documents
+if __name__ == "__main__":
+    main()

@@ -18,14 +18,13 @@ from .optimizer import Optimizer
 
 @dataclass(frozen=True)
 class FitOptions:
-    """How one model is fitted; `minutes` bounds the time after compilation, `max_epochs` the passes over the data."""
+    """How one model is fitted, until time.monotonic() says `ends_at`; compilation is part of the time."""
 
-    minutes: float
-    max_epochs: float
+    ends_at: float
     learning_rate: float
     weight_decay: float
     teacher_weight: float = 0.0
-    batch_tokens: int = 32768
+    batch_tokens: int = 65536
     short_length: int = 1024
     long_length: int = 4096
     long_every: int = 6
@@ -52,12 +51,12 @@ class TokenStream:
     def _cut(self) -> Iterator[Tensor]:
         while True:
             order = self.rng.permutation(len(self.documents))
-            stream = np.concatenate([self.documents[index] for index in order]).astype(np.int64)
+            stream = np.concatenate([self.documents[index] for index in order]).astype(np.int32)
             while len(stream) <= self.batch_tokens:
                 stream = np.concatenate([stream, stream])
             on_device = torch.from_numpy(stream).to(self.device)
             for start in range(0, len(stream) - self.batch_tokens, self.batch_tokens):
-                yield on_device[start : start + self.batch_tokens + 1]
+                yield on_device[start : start + self.batch_tokens + 1].long()
 
 
 def fit(model: Llama, documents: list[np.ndarray], held_out: Tensor, options: FitOptions, teacher: Llama | None) -> str:
@@ -66,12 +65,11 @@ def fit(model: Llama, documents: list[np.ndarray], held_out: Tensor, options: Fi
     stream = TokenStream(documents, options.batch_tokens, options.seed, device)
     optimizer = Optimizer(model, options.weight_decay)
     loss_of = _compiled_loss(model, teacher, stream, options)
-    max_steps = math.ceil(options.max_epochs * stream.tokens_per_epoch / options.batch_tokens)
-    print(f"  {num_parameters(model):,} parameters, {stream.tokens_per_epoch:,} tokens an epoch, {max_steps:,} steps")
+    print(f"  {num_parameters(model):,} parameters, {stream.tokens_per_epoch:,} tokens an epoch", flush=True)
     best, best_state = math.inf, {}
     started, step, progress, next_report = time.monotonic(), 0, 0.0, 0.0
     while progress < 1.0:
-        progress = max((time.monotonic() - started) / (60 * options.minutes), (step + 1) / max_steps)
+        progress = (time.monotonic() - started) / max(options.ends_at - started, 1e-9)
         length = options.long_length if step % options.long_every == options.long_every - 1 else options.short_length
         loss = loss_of(*stream.next(length))
         loss.backward()
@@ -122,10 +120,11 @@ class _Loss:
             return self.student_loss(ids, labels, teacher_logits)
 
     def _student_loss(self, ids: Tensor, labels: Tensor, teacher_logits: Tensor | None) -> Tensor:
-        log_probs = F.log_softmax(self.model(ids).float(), dim=-1)
-        loss = F.nll_loss(log_probs.flatten(0, 1), labels.flatten())
+        logits = self.model(ids).float()
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
         if teacher_logits is None:
             return loss
+        log_probs = F.log_softmax(logits, dim=-1)
         soft = -(teacher_logits.float().softmax(dim=-1) * log_probs).sum(-1).mean()
         return (1 - self.teacher_weight) * loss + self.teacher_weight * soft
 

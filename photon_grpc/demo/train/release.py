@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import platform
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
@@ -16,8 +13,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from .llama import Llama
-from .loop import mean_loss, windows
-from .tokenizer import BOS_ID, END_ID, EOS_ID, PAD_ID, VOCAB_SIZE, encode_documents, render_document, save_tokenizer
+from .tokenizer import BOS_ID, END_ID, EOS_ID, PAD_ID, VOCAB_SIZE, save_tokenizer
 
 PROMPTS = ("def fib(n):", "import os", "class Stack:")
 CHAT_PROMPT = "Return the largest item of a list."
@@ -59,34 +55,6 @@ def check_against_transformers(model: Llama, directory: Path) -> str:
     if difference > 1e-4:
         raise ValueError(f"logits differ from transformers' by {difference:.2e}, more than 1e-4")
     return f"largest difference of logits from transformers' LlamaForCausalLM: {difference:.1e} (float32)"
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """Held-out files as token ids, and how many bytes of text one id stands for."""
-
-    name: str
-    documents: list[np.ndarray]
-    bytes_per_token: float
-
-    @classmethod
-    def of(cls, name: str, sources: list[str], tokenizer: Tokenizer) -> HeldOut:
-        documents = encode_documents(tokenizer, [render_document(source) for source in sources])
-        num_bytes = sum(len(source.encode()) for source in sources)
-        return cls(name, documents, num_bytes / sum(map(len, documents)))
-
-
-def loss_rows(name: str, model: Llama, held_outs: list[HeldOut], device: torch.device) -> list[str]:
-    """Rows of the card's table: held-out loss at two context lengths."""
-    rows = []
-    for held_out in held_outs:
-        for length in (1024, 4096):
-            if sum(map(len, held_out.documents)) <= length:
-                continue
-            nats = mean_loss(model, windows(held_out.documents, length, device), rows=8)
-            bits = nats / math.log(2) / held_out.bytes_per_token
-            rows.append(f"| {name} | {held_out.name} | {length:,} | {nats:.3f} | {bits:.3f} |")
-    return rows
 
 
 @torch.no_grad()

@@ -60,8 +60,13 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
 
 def encode_documents(tokenizer: Tokenizer, documents: list[str]) -> list[np.ndarray]:
     """Rendered documents → uint16 ids each; the special tokens written in them are parsed."""
-    encodings = tokenizer.encode_batch_fast(documents, add_special_tokens=False)
-    return [np.asarray(encoding.ids, dtype=np.uint16) for encoding in encodings]
+    # An encoding holds several times more than its ids: only some are alive at a time.
+    parts = (documents[start : start + 20_000] for start in range(0, len(documents), 20_000))
+    return [
+        np.asarray(encoding.ids, dtype=np.uint16)
+        for part in parts
+        for encoding in tokenizer.encode_batch_fast(part, add_special_tokens=False)
+    ]
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path, max_length: int) -> None:
