@@ -1,5 +1,8 @@
-"""Training of the embedded models: corpus → tokenizer → teacher → target → draft → model card.
+"""Training of the embedded models: packages → corpus → tokenizer → target → draft → figures → model card.
 
-Run as `python -m photon_grpc.demo.train`. It needs torch, numpy, tokenizers and safetensors, and nothing else of
-photon_grpc. What is served is in the directories that it writes; nothing here is imported at serving time.
+    python -m photon_grpc.demo.train.corpus --wheels WHEELS --out corpus.jsonl.xz      any machine, minutes, a network
+    python -m photon_grpc.demo.train --corpus corpus.jsonl.xz --out demo --compile     a GPU, minutes, no network
+
+It needs torch, numpy, tokenizers, safetensors and transformers, and nothing else of photon_grpc. What is served is in
+the directories that it writes; nothing here is imported at serving time, and no text of the corpus is kept here.
 """

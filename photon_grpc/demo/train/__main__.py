@@ -39,8 +39,8 @@ TINY_SHAPES = {name: LlamaShape(128, 128, num_layers=1, num_heads=4, num_kv_head
 # `share` of the time for training. The target learns from the data alone unless --teacher: see docs/decisions.
 STAGES: dict[str, dict[str, float]] = {
     "teacher": {"share": 0.5, "learning_rate": 3e-3, "weight_decay": 0.1},
-    "target": {"share": 0.85, "learning_rate": 5e-3, "weight_decay": 0.1, "teacher_weight": 0.6},
-    "draft": {"share": 0.15, "learning_rate": 8e-3, "weight_decay": 0.05, "teacher_weight": 0.9},
+    "target": {"share": 0.8, "learning_rate": 5e-3, "weight_decay": 0.1, "teacher_weight": 0.6},
+    "draft": {"share": 0.2, "learning_rate": 8e-3, "weight_decay": 0.05, "teacher_weight": 0.9},
 }
 # Kept of --minutes for the evaluation and the card.
 EVALUATION_SHARE = 0.15
