@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from photon_grpc.demo import DRAFT
 from photon_grpc.demo.train import __main__ as train
-from photon_grpc.demo.train import completions, evaluate
+from photon_grpc.demo.train import completions, evaluate, release
 from photon_grpc.demo.train.corpus import PACKAGES, STDLIB, Corpus, write
 
 LEARNT = Path(some_library_file.__file__).read_text()
@@ -28,6 +28,7 @@ def small_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate, "CONTEXTS", (512,))
     monkeypatch.setattr(evaluate, "MAX_NEW_TOKENS", 8)
     monkeypatch.setattr(completions, "NUM_PROMPTS", 3)
+    monkeypatch.setattr(release, "PROMPTS", ("def fib(n):",))
 
 
 def test_a_corpus_becomes_models_figures_and_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

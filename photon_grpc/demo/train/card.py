@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -33,9 +34,11 @@ what is true, and their code is not to be relied upon.
 Python files of {num_packages} packages, and of the standard library of Python {python}: {num_files:,} files,
 {num_megabytes:.0f} MB; besides whole files, their functions and classes as documents of their own and as answers in
 conversations. [`train/packages.tsv`](train/packages.tsv) names each package with its version and the licence that its
-metadata states: {licences}. Left out: tests, vendored and generated files, tables, files that
-mention another licence, comments above the first statement, files that share more than 40 % of their lines with an
-earlier one, and of each package what exceeds {max_package_megabytes:.0f} MB.
+metadata states:
+{licences}.
+Left out: tests, vendored and generated files, tables, files that mention another licence, comments above the first
+statement, files that share more than 40 % of their lines with an earlier one, and of each package what exceeds
+{max_package_megabytes:g} MB.
 
 Held out are {num_held_out_packages} whole packages, so that their loss is on other people's code, and
 {num_held_out_library} files of the standard library, chosen by a hash of their path. What is like them was not learnt
@@ -116,7 +119,7 @@ def card_text(trained: Trained, **facts: Any) -> str:
         num_megabytes=sum(map(len, corpus.files)) / 1e6,
         python=corpus.python,
         max_package_megabytes=MAX_PACKAGE_CHARS / 1e6,
-        licences=", ".join(f"{licence} ({count})" for licence, count in licences.most_common()),
+        licences=textwrap.fill(", ".join(f"{name} ({count})" for name, count in licences.most_common()), 119),
         losses="\n".join(row for name, values in figures.items() for row in _loss_rows(name, values["loss"])),
         written="\n".join(_written_row(name, values) for name, values in figures.items()),
         num_functions=figures["target"]["functions"]["0"]["num"],
