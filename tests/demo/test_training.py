@@ -53,7 +53,7 @@ def test_a_corpus_becomes_models_figures_and_a_card(tmp_path: Path, monkeypatch:
     card = (out / "MODEL_CARD.md").read_text()
     for row in ("| target | other people's packages | 512 |", "| the old draft | standard library | 512 |"):
         assert row in card
-    assert "* teacher: " in card and "Python files of 1 packages" in card
+    assert "* teacher: " in card and "Python files of 1 packages" in card and "Copyright © 2001" in card
 
 
 def test_loss_is_transformers_loss() -> None:

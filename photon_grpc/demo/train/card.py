@@ -44,9 +44,11 @@ Held out are {num_held_out_packages} whole packages, so that their loss is on ot
 {num_held_out_library} files of the standard library, chosen by a hash of their path. What is like them was not learnt
 either.
 
-The authors of that code keep their copyright. The models can reproduce short passages of it; such passages stay under
-the licence of the package that they are from. The weights, as far as rights in them exist, are under the licence of
-this repository.
+The authors of that code keep their copyright. Python and its standard library are under the Python Software Foundation
+License 2.0; some of its files are under other permissive licences, listed in <https://docs.python.org/3/license.html>.
+Copyright © 2001 Python Software Foundation; all rights reserved. The models can reproduce short passages of what they
+learnt; such passages stay under the licence of the package that they are from. The weights, as far as rights in them
+exist, are under the licence of this repository.
 
 ## Held-out loss
 
