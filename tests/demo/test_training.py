@@ -53,6 +53,9 @@ def test_a_corpus_becomes_models_figures_and_a_card(tmp_path: Path, monkeypatch:
     card = (out / "MODEL_CARD.md").read_text()
     for row in ("| target | other people's packages | 512 |", "| the old draft | standard library | 512 |"):
         assert row in card
+    for learner, taught_by in (("target", "teacher"), ("draft", "target")):
+        assert f"its loss is the cross\n  entropy to the {taught_by}'s probabilities" in card.split(f"* {learner}: ")[1]
+    assert f"{flags[0]} --teacher --corpus corpus.xz --out out`" in card and str(tmp_path) not in card
     assert "* teacher: " in card and "Python files of 1 packages" in card and "Copyright © 2001" in card
 
 

@@ -122,12 +122,20 @@ def _train_stages(run: Run, documents: list[np.ndarray], held_out: torch.Tensor)
         ends_at = now + (run.training_ends_at - now) * stage["share"] / share_left
         share_left -= stage["share"]
         summary = fit(model, documents, held_out, _fit_options(run.arguments, stage, ends_at), previous)
-        summaries.append(f"* {name}: {num_parameters(model):,} parameters, {summary}")
+        summaries.append(f"* {name}: {num_parameters(model):,} parameters, {summary}{_taught_by(models, stage)}")
         round_to_bf16(model)
         if name != "teacher":
             save_model(model, run.tokenizer, run.arguments.out / name)
         models[name] = previous = model.eval()
     return models, summaries
+
+
+def _taught_by(models: dict[str, Llama], stage: dict[str, float]) -> str:
+    """For the card: the share of the loss that comes from the newest of `models`; empty for the first stage."""
+    if not models:
+        return ""
+    share, teacher = f"{stage['teacher_weight']:.0%}", list(models)[-1]
+    return f"; {share} of its loss is the cross\n  entropy to the {teacher}'s probabilities"
 
 
 def _fit_options(arguments: argparse.Namespace, stage: dict[str, Any], ends_at: float) -> FitOptions:
@@ -157,7 +165,8 @@ def _write_card(
         overlap=overlap,
         check=check,
         stages="\n".join(stages),
-        command=" ".join(["python -m photon_grpc.demo.train", *sys.argv[1:]]),
+        # Files by their names: their directories are this machine's.
+        command=" ".join(["python -m photon_grpc.demo.train", *(Path(word).name for word in sys.argv[1:])]),
         machine=machine_name(run.device),
         minutes=minutes,
         batch_tokens=arguments.batch_tokens,

@@ -27,7 +27,8 @@ what is true, and their code is not to be relied upon.
 * **Tokenizer**: byte-level BPE, 4,096 ids, 8 of them special; every text round-trips.
 * **Chat form**: `<|user|>…<|end|><|assistant|>…<|end|>`; the models have seen docstrings as questions and the
   functions and classes that they document as answers. They know no other kind of question.
-* **End of output**: `<|eos|>` after a document, `<|end|>` after a turn.
+* **End of output**: `<|eos|>` after a document, `<|end|>` after a turn. One line break after an indented line reads as
+  the end of a document, because a line break and the indent after it are one token: end prompts without it.
 
 ## Data and licence
 
@@ -80,9 +81,8 @@ on {machine}, torch {torch_version}: {minutes:.1f} minutes in all.
 {stages}
 
 Every stage: Muon for the matrices inside the blocks and AdamW for the rest, batches of {batch_tokens:,} tokens in rows
-of 1,024 and, every sixth batch, 4,096 tokens; linear warm-up, cosine decay. Each model after the first learns from the
-data and from the probabilities of the one before it. Kept are the weights with the lowest loss on held-out files,
-looked at sixteen times a stage: as a rule the last.
+of 1,024 and, every sixth batch, 4,096 tokens; linear warm-up, cosine decay. Kept are the weights with the lowest loss
+on held-out files, looked at sixteen times a stage: as a rule the last.
 
 {check}
 
