@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from photon_grpc import demo
+
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS = "127.0.0.1:50051"
 PAGES = [ROOT / "README.md", ROOT / "docs" / "guides" / "grpcurl.md", ROOT / "protos" / "api_guide.md"]
@@ -64,4 +66,6 @@ def test_the_library_example_of_the_readme_works() -> None:
     ]
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    assert "self" in done.stdout
+    card = (demo.TARGET.parent / "MODEL_CARD.md").read_text()
+    for prompt in ("def fib(n):", "class Stack:"):
+        assert card.split(f"```python\n{prompt}")[1][:60] in done.stdout

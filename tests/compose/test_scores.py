@@ -17,7 +17,7 @@ from photon_grpc.client import Client, Generation, Output, Start, TokenScore
 from photon_grpc.errors import InvalidRequest
 
 TOLERANCE = 1e-4
-LONG = "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"
+LONG = "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):"
 
 
 class Asked(NamedTuple):
@@ -25,23 +25,23 @@ class Asked(NamedTuple):
     options: dict[str, Any]
 
 
-#: Chunked (16 tokens a step), preempted (20 blocks for eight outputs), ended in every way, and plain ones among them.
+#: Chunked (16 tokens a step), preempted (14 blocks for eight outputs), ended in every way, and plain ones among them.
 ASKED = (
-    Asked(LONG, {"logprobs": 0, "temperature": 0, "max_tokens": 20}),
-    Asked(LONG, {"logprobs": 5, "prompt_logprobs": 5, "temperature": 1.2, "seed": 1, "max_tokens": 24}),
-    Asked("def fib(n):\n    ", {"temperature": 0, "max_tokens": 24}),
-    Asked(LONG, {"logprobs": 20, "prompt_logprobs": 20, "num_outputs": 2, "seed": 2, "top_k": 5, "max_tokens": 12}),
-    Asked(LONG + "        ", {"score_token_ids": [7, 206, 7], "temperature": 0.9, "seed": 3, "max_tokens": 16}),
+    Asked(LONG, {"logprobs": 0, "temperature": 0, "max_tokens": 40}),
+    Asked(LONG, {"logprobs": 5, "prompt_logprobs": 5, "temperature": 1.2, "seed": 1, "max_tokens": 40}),
+    Asked("def fib(n):\n    ", {"temperature": 0, "max_tokens": 40}),
+    Asked(LONG, {"logprobs": 20, "prompt_logprobs": 20, "num_outputs": 2, "seed": 2, "top_k": 5, "max_tokens": 24}),
+    Asked(LONG + "\n        self", {"score_token_ids": [7, 206, 7], "temperature": 0.9, "seed": 3, "max_tokens": 40}),
     Asked("import os\n", {"logprobs": 2, "score_token_ids": [0], "stop_strings": ["\n"], "seed": 4, "max_tokens": 30}),
     Asked("x", {"prompt_logprobs": 3, "logprobs": 1, "temperature": 0, "stop_token_ids": range(0, 4096, 3)}),
-    Asked(LONG, {"temperature": 0.8, "seed": 5, "max_tokens": 20}),
-    Asked(LONG, {"prompt_logprobs": 0, "temperature": 0, "max_tokens": 20}),
+    Asked(LONG, {"temperature": 0.8, "seed": 5, "max_tokens": 40}),
+    Asked(LONG, {"prompt_logprobs": 0, "temperature": 0, "max_tokens": 40}),
 )
 
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(device="cpu", max_num_batched_tokens=16, max_num_seqs=8, num_blocks=20, block_size=16) as llm:
+    with LLM(device="cpu", max_num_batched_tokens=16, max_num_seqs=8, num_blocks=14, block_size=16) as llm:
         yield llm
 
 

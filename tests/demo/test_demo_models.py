@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from photon_grpc.demo import DRAFT, TARGET
 
 MAX_BYTES = 16_000_000
-# Written for this test: in the style of the library, in no file of it.
+# Written for this test, in the style of what was learnt; in no file of it.
 UNSEEN = '''import os
 
 
@@ -173,7 +173,7 @@ def test_unseen_python_is_likely(directory: Path, model: torch.nn.Module, tokeni
     ids = torch.tensor([tokenizer.encode(UNSEEN).ids])
     nats_per_token = model(ids, labels=ids).loss.item()
     bits_per_byte = nats_per_token * (ids.shape[1] - 1) / math.log(2) / len(UNSEEN.encode())
-    assert bits_per_byte < {TARGET: 1.0, DRAFT: 1.4}[directory]
+    assert bits_per_byte < {TARGET: 0.65, DRAFT: 0.85}[directory]
 
 
 @torch.no_grad()
