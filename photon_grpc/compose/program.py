@@ -15,7 +15,7 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -116,7 +116,7 @@ class Program:
 
         async def one(ask: Ask) -> Result:
             async with room:
-                result = await self._persist(ask)
+                result = await self._persist(self._frontend.generate, ask)
             advance()
             return result
 
@@ -130,7 +130,7 @@ class Program:
 
     async def stream(self, ask: Ask) -> AsyncIterator[OutputDelta]:
         """Everything new, output by output."""
-        stream = await self._frontend.stream(ask)
+        stream = await self._persist(self._frontend.stream, ask)
         try:
             async for update in stream:
                 for delta in update.deltas:
@@ -178,11 +178,11 @@ class Program:
         future.add_done_callback(self._calls.discard)
         return future
 
-    async def _persist(self, ask: Ask) -> Result:
-        """Come again where the queue is full of long prompts: an empty one takes any."""
+    async def _persist(self, call: Callable[[Ask], Awaitable[T]], ask: Ask) -> T:
+        """Come again where the queue is full: an empty one takes any request."""
         while True:
             try:
-                return await self._frontend.generate(ask)
+                return await call(ask)
             except QueueFull:
                 await asyncio.sleep(_RETRY_S)
 

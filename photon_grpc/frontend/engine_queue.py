@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import msgspec
 
@@ -34,17 +32,16 @@ class EngineQueue:
         self._num_preparing = 0
         self._num_preparing_tokens = 0
 
-    @contextmanager
-    def place(self, num_tokens: int, facts: Facts, num_of_owner: int = 0) -> Iterator[None]:
-        """Hold the place of a request while its prompt, of about `num_tokens`, is prepared. Raise QueueFull."""
+    def place(self, num_tokens: int, facts: Facts, num_of_owner: int = 0) -> QueuePlace:
+        """Return the place of a request for as long as its prompt, of about `num_tokens`, is prepared. Raise
+        QueueFull."""
         self.check(num_tokens, facts, num_of_owner)
-        self._num_preparing += 1
+        return QueuePlace(self, num_tokens)
+
+    def preparing(self, num_requests: int, num_tokens: int) -> None:
+        """So many more, or fewer, are prepared."""
+        self._num_preparing += num_requests
         self._num_preparing_tokens += num_tokens
-        try:
-            yield
-        finally:
-            self._num_preparing -= 1
-            self._num_preparing_tokens -= num_tokens
 
     def check(self, num_tokens: int, facts: Facts, num_of_owner: int = 0) -> None:
         """Raise QueueFull where one more request, of `num_tokens`, exceeds what may wait.
@@ -77,6 +74,22 @@ class EngineQueue:
         self.load = Load()
         self._sent.clear()
         self._num_sent_tokens = 0
+
+
+class QueuePlace:
+    """A request that is prepared counts in its queue within the block. Not a generator: one is made for every call."""
+
+    __slots__ = ("_num_tokens", "_queue")
+
+    def __init__(self, queue: EngineQueue, num_tokens: int) -> None:
+        self._queue = queue
+        self._num_tokens = num_tokens
+
+    def __enter__(self) -> None:
+        self._queue.preparing(1, self._num_tokens)
+
+    def __exit__(self, *error: object) -> None:
+        self._queue.preparing(-1, -self._num_tokens)
 
 
 def estimate_tokens(ask: Ask, facts: Facts) -> int:

@@ -400,7 +400,7 @@ class Frontend:
     def _closed(self, share: Share, stream: TokenStream, record: RequestRecord) -> None:
         self._abort(stream)
         share.end(record.usage.output_tokens)
-        self._late.output_tokens(stream.usage().output_tokens - record.usage.output_tokens)
+        self._late.output_tokens(stream.num_delivered - record.usage.output_tokens)
         self._observers.ended(record)
         self._first_handles.pop(stream, None)
         if not self._first_handles:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 
@@ -19,7 +18,7 @@ from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import DeadlinePassed, EngineFailure, EngineRestarting, PhotonError
 from photon_grpc.frontend.ask import StreamAsk
 from photon_grpc.frontend.output import OutputText
-from photon_grpc.frontend.record import NO_USAGE, Origin, RequestRecord
+from photon_grpc.frontend.record import Origin, RequestRecord
 from photon_grpc.frontend.scores import NOT_SCORED, PromptScores
 from photon_grpc.frontend.turns import Turns
 from photon_grpc.frontend.update import OutputDelta, Update
@@ -197,7 +196,12 @@ class TokenStream:
 
     def usage(self) -> Usage:
         """Up to now."""
-        return Usage(self._num_prompt, self._num_cached, sum(output.num_delivered for output in self.outputs))
+        return Usage(self._num_prompt, self._num_cached, self.num_delivered)
+
+    @property
+    def num_delivered(self) -> int:
+        """Output tokens, billed or not."""
+        return sum([output.num_delivered for output in self.outputs])
 
     def _is_withheld(self) -> bool:
         """Return whether it failed before anything was sent: no output token is billed. A passed deadline is the
@@ -233,13 +237,17 @@ class TokenStream:
             finish_reasons=tuple(
                 [FinishReason.UNSPECIFIED if each.finish is None else each.finish.reason for each in self.outputs]
             ),
-            usage=replace(self.usage() if self._is_prompt_told else NO_USAGE, output_tokens=sum(billed)),
+            usage=Usage(*self._prompt_usage(), sum(billed)),
             longest_output_tokens=max(billed),
             num_preemptions=self._num_preemptions,
             queue_s=self._queue_s if self._is_prompt_told else None,
             first_token_s=self._first_token_s,
             last_token_s=total_s if self.num_running else self._last_token_s,
         )
+
+    def _prompt_usage(self) -> tuple[int, int]:
+        """Tokens of the prompt, and those of them that were cached; none of one of which no output began or ended."""
+        return (self._num_prompt, self._num_cached) if self._is_prompt_told else (0, 0)
 
     def _has_something(self) -> bool:
         """For the reader: an Update, or an error."""

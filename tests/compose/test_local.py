@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -150,3 +151,14 @@ def test_closing_twice_is_closing_once_and_leaves_no_thread(tmp_path):
     llm.close()
     llm.close()
     assert not set(threading.enumerate()) - before
+
+
+def test_streams_wait_for_a_place_in_the_queue_as_generate_does(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "tiny")
+    flags = {"load_format": "dummy", "device": "cpu", "num_blocks": 64, "max_num_seqs": 1, "max_queue_size": 1}
+    with LLM(model, **flags) as llm, ThreadPoolExecutor(6) as threads:
+
+        def num_tokens(prompt: str) -> int:
+            return sum(len(delta.token_ids) for delta in llm.stream(prompt, max_tokens=30, ignore_eos=True))
+
+        assert list(threads.map(num_tokens, "abcdef")) == [30] * 6

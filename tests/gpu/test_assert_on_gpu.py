@@ -11,8 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.service.running import RunningService, client, started
-from tests.service.test_processes import reason_of
-from tests.service.test_quarantine import failure_of
+from tests.service.test_quarantine import check_engine_dies_of, failure_of
 from tests.service.tiny import write_tiny_model
 
 pytestmark = pytest.mark.gpu
@@ -48,14 +47,7 @@ def test_an_assert_costs_two_engines_and_then_its_request_is_refused(service: Ru
         for death in (1, 2):
             engine = service.children()["asserting_engine"]
             # As their clients try them again.
-            beside = [call.stream(text) for text in _INNOCENT]
-            for stream in beside:
-                next(stream)
-            assert failure_of(call, _POISON) == (grpc.StatusCode.UNAVAILABLE, "ENGINE_RESTARTING")
-            for stream in beside:
-                with pytest.raises(grpc.RpcError) as failure:
-                    list(stream)
-                assert reason_of(failure.value) == "ENGINE_FAILURE"
+            check_engine_dies_of(call, _POISON, beside=_INNOCENT)
             service.wait_ready(death + 1, limit_s=_READY_S)
             assert service.children()["asserting_engine"] != engine
         for _ in range(3):

@@ -306,8 +306,10 @@ async def test_grpcs_weighted_round_robin_goes_where_there_is_room(
             if shares[0] == pytest.approx(60, abs=4):
                 break
             await asyncio.sleep(0.5)
+        lasting = Counter([await replica_of(stub) for _ in range(80)])
     assert FACTS.max_num_seqs == 8
     assert shares[0] == pytest.approx(60, abs=4)
+    assert lasting[0] == pytest.approx(60, abs=4)
 
 
 async def replica_of(stub: inference_pb2_grpc.InferenceServiceStub) -> int:

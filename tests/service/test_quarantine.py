@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import grpc
 import pytest
@@ -56,6 +56,18 @@ def failure_of(call: Client, text: str) -> tuple[grpc.StatusCode, str]:
     return failure.value.code(), reason_of(failure.value)
 
 
+def check_engine_dies_of(call: Client, text: str, *, beside: Iterable[str]) -> None:
+    """And those that compute beside it fail with the engine: what has sent nothing may be sent again, at once."""
+    streams = [call.stream(each) for each in beside]
+    for stream in streams:
+        next(stream)
+    assert failure_of(call, text) == (grpc.StatusCode.UNAVAILABLE, "ENGINE_RESTARTING")
+    for stream in streams:
+        with pytest.raises(grpc.RpcError) as failure:
+            list(stream)
+        assert reason_of(failure.value) == "ENGINE_FAILURE"
+
+
 def verb(*arguments: str) -> list[str]:
     command = [sys.executable, "-m", "photon_grpc", *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
@@ -69,14 +81,7 @@ def test_a_request_that_the_device_has_no_memory_for_fails_alone(service: Runnin
     engine = service.children()["mortal_engine"]
     with client(service.wait_ready()[0]) as call:
         expected = {text: call.generate(text, 8).outputs[0].text for text in _INNOCENT}
-        beside = [call.stream(text) for text in _INNOCENT]
-        for stream in beside:
-            next(stream)
-        assert failure_of(call, _HUGE) == (grpc.StatusCode.UNAVAILABLE, "ENGINE_RESTARTING")
-        for stream in beside:
-            with pytest.raises(grpc.RpcError) as failure:
-                list(stream)
-            assert reason_of(failure.value) == "ENGINE_FAILURE"
+        check_engine_dies_of(call, _HUGE, beside=_INNOCENT)
         # As their clients try them again.
         beside = [call.stream(text) for text in _INNOCENT]
         assert failure_of(call, _HUGE)[0] is grpc.StatusCode.INTERNAL
@@ -92,14 +97,7 @@ def test_a_poison_costs_two_engines_and_those_beside_it_nothing_for_good(service
         expected = {text: call.generate(text, 8).outputs[0].text for text in _INNOCENT}
         for death in (1, 2):
             # As their clients try them again.
-            beside = [call.stream(text) for text in _INNOCENT]
-            for stream in beside:
-                next(stream)
-            assert failure_of(call, _POISON) == (grpc.StatusCode.UNAVAILABLE, "ENGINE_RESTARTING")
-            for stream in beside:
-                with pytest.raises(grpc.RpcError) as failure:
-                    list(stream)
-                assert reason_of(failure.value) == "ENGINE_FAILURE"
+            check_engine_dies_of(call, _POISON, beside=_INNOCENT)
             service.wait_ready(death + 1)
         for _ in range(3):
             assert failure_of(call, _POISON) == (grpc.StatusCode.INTERNAL, "REQUEST_QUARANTINED")

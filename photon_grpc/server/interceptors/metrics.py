@@ -24,6 +24,8 @@ class MetricsInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
+        #: Method -> the handler of its last call, observed: the same at every call.
+        self._observed: dict[Labels, tuple[MethodHandler, MethodHandler]] = {}
 
     async def intercept_service(
         self,
@@ -32,21 +34,26 @@ class MetricsInterceptor(grpc.aio.ServerInterceptor):
     ) -> MethodHandler | None:
         labels = methods.labels(handler_call_details.method)
         self._counts.add(metrics.STARTED, *labels)
-        started_s = time.monotonic()
-        handler: Any = await continuation(handler_call_details)
+        handler = await continuation(handler_call_details)
         if handler is None:
-            self._ended(labels, started_s, grpc.StatusCode.UNIMPLEMENTED.name)
+            self._ended(labels, time.monotonic(), grpc.StatusCode.UNIMPLEMENTED.name)
             return None
-        behavior = handler.stream_stream if handler.response_streaming else handler.stream_unary
+        known, observed = self._observed.get(labels, (None, None))
+        if observed is None or known is not handler:
+            observed = self._observing(handler, labels)
+            self._observed[labels] = handler, observed
+        return observed
 
-        async def observed(messages: Any, context: Context) -> Any:
-            return await self._observed(behavior, messages, context, partial(self._ended, labels, started_s))
-
+    def _observing(self, handler: Any, labels: Labels) -> MethodHandler:
+        """The same method, its calls counted as they end."""
         if handler.response_streaming:
-            return grpc.stream_stream_rpc_method_handler(observed, None, handler.response_serializer)
-        return grpc.stream_unary_rpc_method_handler(observed, None, handler.response_serializer)
+            call = partial(self._call, labels, handler.stream_stream)
+            return grpc.stream_stream_rpc_method_handler(call, None, handler.response_serializer)
+        call = partial(self._call, labels, handler.stream_unary)
+        return grpc.stream_unary_rpc_method_handler(call, None, handler.response_serializer)
 
-    async def _observed(self, behavior: Behavior, messages: Any, context: Context, ended: Callable[[str], None]) -> Any:
+    async def _call(self, labels: Labels, behavior: Behavior, messages: Any, context: Context) -> Any:
+        started_s = time.monotonic()
         origin = metadata.origin(context, "")
         code = grpc.StatusCode.UNKNOWN
         try:
@@ -61,7 +68,7 @@ class MetricsInterceptor(grpc.aio.ServerInterceptor):
             code = _told(context) or code
             raise
         finally:
-            ended(code.name)
+            self._ended(labels, started_s, code.name)
 
     def _ended(self, labels: Labels, started_s: float, code: str) -> None:
         self._counts.add(metrics.HANDLED, *labels, code)
