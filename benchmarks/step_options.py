@@ -6,13 +6,14 @@ or wire.
 All rows ask for the same. The variants take turns in every round, and the median of the rounds is told. Steps overlap
 as the engine lets them: one is launched before the one before it is read, and reading unpacks nothing. A step with
 masks counts what the engine does for them: matchers move on, masks are filled while the device computes, and are
-copied. An output that completes its schema begins it again. Everything: filters, penalties, biases, scores, masks.
+copied. An output that completes its schema begins it again. `masks of a schema`: outputs follow texts such as a trained
+model writes; `what is drawn`: what random weights draw, which runs every string to the end that the schema sets it.
+Everything: filters, penalties, biases, scores, masks.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from typing import NamedTuple
@@ -22,17 +23,11 @@ from msgspec import structs
 
 from benchmarks import workloads
 from benchmarks.engine import Work, loaded
+from benchmarks.masked_rows import DrawnMasks, NoMasks, WrittenMasks
 from benchmarks.saved import add_save_flag, saved
-from photon_grpc.compose.threads import available_cores
-from photon_grpc.core.batch import Admission, Batch, StepOutput
-from photon_grpc.core.ports import Pending
-from photon_grpc.core.request import Request, SamplingParams, StopParams
+from photon_grpc.core.batch import Admission, Batch
+from photon_grpc.core.request import SamplingParams
 from photon_grpc.core.scores import NO_SCORES, RECORD, ScoreParams
-from photon_grpc.core.sequence import Sequence
-from photon_grpc.engine.grammar import ConstrainedOutputs
-from photon_grpc.engine.guidance import GuidanceGrammars
-from photon_grpc.frontend.ask import ConstraintAsk
-from photon_grpc.frontend.constraint import write_grammar
 
 GREEDY, DRAWN, TOP_P = SamplingParams(0.0), SamplingParams(0.8, seed=1), SamplingParams(0.8, top_p=0.95, seed=1)
 # Logits of dummy weights are normal with deviation 0.9 (0.02 · √hidden_size). Over 0.8 such rows are nearly flat; over
@@ -45,34 +40,6 @@ SHAPED = {
     "frequency_penalty": 0.1,
     "logit_bias": tuple((7 * at, 0.5) for at in range(16)),
 }
-_TEXT, _DATE = {"type": "string", "maxLength": 40}, {"type": "string", "format": "date"}
-_ITEM = {
-    "type": "object",
-    "properties": {"sku": {"type": "string", "pattern": "^[A-Z]{3}-[0-9]{4}$"}, "count": {"type": "integer"}},
-    "required": ["sku", "count"],
-    "additionalProperties": False,
-}
-_ADDRESS = {
-    "type": "object",
-    "properties": {"street": _TEXT, "city": _TEXT, "zip": _TEXT},
-    "additionalProperties": False,
-}
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "id": {"type": "integer"},
-        "customer": _TEXT,
-        "status": {"enum": ["open", "paid", "shipped", "returned"]},
-        "ordered": _DATE,
-        "items": {"type": "array", "items": _ITEM, "minItems": 1},
-        "total": {"type": "number"},
-        "notes": {"type": "array", "items": _TEXT},
-        "address": _ADDRESS,
-        "gift": {"type": "boolean"},
-    },
-    "required": ["id", "customer", "status", "items", "total"],
-    "additionalProperties": False,
-}
 
 
 class Variant(NamedTuple):
@@ -80,7 +47,7 @@ class Variant(NamedTuple):
 
     sampling: SamplingParams
     scores: ScoreParams = NO_SCORES
-    has_schema: bool = False
+    masks: type[NoMasks] = NoMasks
 
 
 VARIANTS = {
@@ -89,84 +56,29 @@ VARIANTS = {
     "greedy, logprobs 5": Variant(GREEDY, ScoreParams(logprobs=5)),
     "greedy, logprobs 20": Variant(GREEDY, ScoreParams(logprobs=20)),
     "greedy, penalties and biases": Variant(structs.replace(GREEDY, **SHAPED)),
-    "greedy, masks of a schema": Variant(GREEDY, has_schema=True),
+    "greedy, masks of a schema": Variant(GREEDY, masks=WrittenMasks),
+    "greedy, masks of a schema, what is drawn": Variant(GREEDY, masks=DrawnMasks),
     "temperature": Variant(DRAWN),
     "temperature, logprobs 5": Variant(DRAWN, ScoreParams(logprobs=5)),
     "temperature, penalties and biases": Variant(structs.replace(DRAWN, **SHAPED)),
-    "temperature, masks of a schema": Variant(DRAWN, has_schema=True),
+    "temperature, masks of a schema": Variant(DRAWN, masks=WrittenMasks),
+    "temperature, masks of a schema, what is drawn": Variant(DRAWN, masks=DrawnMasks),
     "temperature, top_p of flat rows": Variant(TOP_P),
     "temperature, top_p of wide rows": Variant(WIDE),
     "temperature, top_k 50 and top_p of wide rows": Variant(structs.replace(WIDE, top_k=50)),
     "temperature, everything": Variant(
-        structs.replace(DRAWN, top_k=50, top_p=0.95, min_p=0.01, **SHAPED), ScoreParams(logprobs=5), has_schema=True
+        structs.replace(DRAWN, top_k=50, top_p=0.95, min_p=0.01, **SHAPED), ScoreParams(logprobs=5), masks=WrittenMasks
     ),
     "top_p": Variant(TOP_P),
     "top_p, logprobs 5": Variant(TOP_P, ScoreParams(logprobs=5)),
 }
 PROMPT_TOKENS = 128
-_LATER_REQUESTS, _COMPILATION_S = 20, 0.02
 
 
-class NoMasks:
-    """Of rows that may draw every id."""
-
-    masked: tuple[int, ...] = ()
-
-    def give(self, batch: Batch, pending: Pending) -> None:
-        """Nothing waits for masks."""
-
-    def read(self, pending: Pending) -> StepOutput:
-        return pending.result()
-
-
-class SchemaMasks:
-    """Of rows that all write the schema, as the engine makes them. Compiles it."""
-
-    def __init__(self, work: Work, num_rows: int) -> None:
-        if work.vocabulary is None:
-            raise SystemExit("the model has no tokenizer that grammars know")
-        self.masked = tuple(range(num_rows))
-        grammars = GuidanceGrammars(work.vocabulary, work.wake, num_threads=max(1, available_cores() - 1))
-        self._outputs = ConstrainedOutputs(grammars, work.facts.vocab_size)
-        constraint = write_grammar(ConstraintAsk("json_schema", json.dumps(SCHEMA)))
-        request = Request("schema", (1,), GREEDY, StopParams(1 << 20), 0.0, constraint=constraint)
-        self._seqs = [Sequence(request, row, 0, 0, (0.0, row)) for row in self.masked]
-        for seq in self._seqs:
-            self._begin(seq)
-        # As in a service: a step shows how many rows obey the grammar, requests that come later have it compiled again,
-        # and outputs that begin then are shared out over the lexers.
-        mask_bytes = 4 * -(-work.facts.vocab_size // 32)
-        matchers = {row: self._outputs.matchers[seq] for row, seq in enumerate(self._seqs)}
-        grammars.fill(matchers, memoryview(bytearray(num_rows * mask_bytes)), mask_bytes)
-        for _ in range(_LATER_REQUESTS):
-            self._begin(self._seqs[0])
-            time.sleep(_COMPILATION_S)
-        for seq in self._seqs:
-            self._begin(seq)
-
-    def _begin(self, seq: Sequence) -> None:
-        while self._outputs.begin([seq]) is not None:
-            time.sleep(0.001)
-
-    def give(self, batch: Batch, pending: Pending) -> None:
-        masks, failures = self._outputs.masks(batch, self._seqs, pending.drafts())
-        if failures:
-            raise SystemExit(f"a matcher failed: {next(iter(failures.values()))}")
-        pending.sample(masks)
-
-    def read(self, pending: Pending) -> StepOutput:
-        output = pending.result()
-        for seq, token in zip(self._seqs, output.ids, strict=True):
-            if self._outputs.advance(seq, token):
-                self._begin(seq)
-        return output
-
-
-def step_ms(work: Work, num_rows: int, num_steps: int, variant: Variant) -> float:
+def step_ms(work: Work, num_rows: int, num_steps: int, variant: Variant, masks: NoMasks) -> float:
     """Of decode steps behind prompts that `prefill` has computed."""
     runner, slots, ones = work.runner, tuple(range(1, num_rows + 1)), (1,) * num_rows
-    sampling, scores, has_schema = variant
-    masks = SchemaMasks(work, num_rows) if has_schema else NoMasks()
+    sampling, scores = variant.sampling, variant.scores
     admissions = [row(work, slot, num_steps, PROMPT_TOKENS - 1) for slot in slots]
     asking = tuple(structs.replace(admission, sampling=sampling, scores=scores) for admission in admissions)
     first = Batch(0, slots, ones, ones, left=slots, admissions=asking, masked=masks.masked)
@@ -205,18 +117,27 @@ def row(work: Work, slot: int, num_steps: int, num_computed: int) -> Admission:
     return Admission(slot, ids, PROMPT_TOKENS, num_computed, (blocks,), GREEDY)
 
 
+def chosen(parts: list[str]) -> dict[str, Variant]:
+    """Variants whose names contain one of these, and those that they are compared with; all where none is given."""
+    wanted = {name for name in VARIANTS if any(part in name for part in parts or [""])}
+    wanted |= {name.split(",")[0] for name in wanted}
+    return {name: variant for name, variant in VARIANTS.items() if name in wanted}
+
+
 def table(args: argparse.Namespace) -> None:
     flags = ["--max-num-seqs", str(max(args.rows)), *args.flags]
     with loaded(args.shape, flags, has_tokenizer=True) as work, torch.inference_mode():
         print(f"\n| ms a step | {' | '.join(map(str, args.rows))} |\n|---|{'--:|' * len(args.rows)}")
-        medians: dict[str, dict[int, float]] = {name: {} for name in VARIANTS}
+        variants = chosen(args.only)
+        medians: dict[str, dict[int, float]] = {name: {} for name in variants}
         for rows in args.rows:
             prefill(work, rows, args.steps)
+            masks = {kind: kind(work, rows) for kind in {variant.masks for variant in variants.values()}}
             turns = [
-                [step_ms(work, rows, args.steps, variant) for variant in VARIANTS.values()]
+                [step_ms(work, rows, args.steps, variant, masks[variant.masks]) for variant in variants.values()]
                 for _ in range(args.rounds + 1)
             ]
-            for number, name in enumerate(VARIANTS):
+            for number, name in enumerate(variants):
                 medians[name][rows] = statistics.median(turn[number] for turn in turns[1:])
         for name, by_rows in medians.items():
             base = medians[name.split(",")[0]]
@@ -231,6 +152,9 @@ def main() -> None:
     parser.add_argument("--rows", nargs="*", type=int, default=[1, 8, 64, 256])
     parser.add_argument("--steps", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--only", nargs="*", default=[], metavar="PART", help="variants whose names contain one of these"
+    )
     parser.add_argument("flags", nargs="*", help="flags of serve, after --")
     add_save_flag(parser)
     args = parser.parse_args()

@@ -33,8 +33,22 @@ def test_a_step_of_the_engine_alone_takes_time() -> None:
         assert min(overhead.measure(num_seqs=2, num_steps=5, depth=depth)) > 0
 
 
-@pytest.mark.parametrize("name", ["greedy", "greedy, penalties and biases", "temperature, everything"])
+@pytest.mark.parametrize(
+    "name",
+    ["greedy", "greedy, penalties and biases", "greedy, masks of a schema, what is drawn", "temperature, everything"],
+)
 def test_steps_of_every_option_take_time(name: str) -> None:
     with loaded("demo", ["--device", "cpu", "--num-blocks", "64"], has_tokenizer=True) as work, torch.inference_mode():
         step_options.prefill(work, num_rows=2, num_steps=3)
-        assert step_options.step_ms(work, 2, 3, step_options.VARIANTS[name]) > 0
+        variant = step_options.VARIANTS[name]
+        assert step_options.step_ms(work, 2, 3, variant, variant.masks(work, 2)) > 0
+
+
+def test_variants_are_chosen_by_parts_of_their_names_with_what_they_are_compared_with() -> None:
+    assert [*step_options.chosen(["top_k", "scores 5", "logprobs 20"])] == [
+        "greedy",
+        "greedy, logprobs 20",
+        "temperature",
+        "temperature, top_k 50 and top_p of wide rows",
+    ]
+    assert step_options.chosen([]) == step_options.VARIANTS
