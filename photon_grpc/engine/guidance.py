@@ -11,9 +11,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache, partial
-from itertools import zip_longest
 from weakref import WeakValueDictionary
 
 import llguidance
@@ -99,7 +98,8 @@ class GuidanceGrammars:
         self._compiler = Compiler(tokenizer, wake)
         self._tokenizer_ends = tuple(tokenizer.eos_tokens)
         self._key_tokens = cache(partial(KeyTokens, tokenizer))
-        self._executor = llguidance.LLExecutor(num_threads)
+        #: By the number of their threads, which is a power of two or all.
+        self._executor = cache(llguidance.LLExecutor)
         self._num_threads = num_threads
         self._max_cache_bytes = max_cache_bytes
         #: Oldest use first.
@@ -131,9 +131,12 @@ class GuidanceGrammars:
         mine = {at: matcher for at, matcher in matchers.items() if isinstance(matcher, GuidanceMatcher)}
         for grammar, num_rows in Counter(matcher.grammar for matcher in mine.values()).items():
             grammar.num_rows = num_rows
-        address, num_masks = _address(masks), len(masks) // mask_bytes
-        for together in self._rounds(mine):
-            self._executor.unsafe_compute_mask_ptr(together, address, mask_bytes, num_masks)
+        columns = _by_lexer(mine)
+        # In one call that gives the interpreter's lock back once. Neighbours share a lexer: the library's threads take
+        # stretches of the list, and seldom meet under one lock.
+        rows = [each for column in columns for each in column]
+        threads = self._threads(len(rows) // max(map(len, columns)))
+        threads.unsafe_compute_mask_ptr(rows, _address(masks), mask_bytes, len(masks) // mask_bytes)
         failures: dict[int, BaseException] = {}
         for at, matcher in mine.items():
             try:
@@ -142,16 +145,10 @@ class GuidanceGrammars:
                 failures[at] = error
         return failures
 
-    def _rounds(self, matchers: Mapping[int, GuidanceMatcher]) -> Iterator[list[tuple[llguidance.LLMatcher, int]]]:
-        """The matchers filled at a time, one of each lexer. A round of one is filled in this thread."""
-        columns: dict[int, list[tuple[llguidance.LLMatcher, int]]] = {}
-        for at, matcher in matchers.items():
-            columns.setdefault(id(matcher.beginning), []).append((matcher.state, at))
-        if self._num_threads == 1:
-            yield from ([each] for column in columns.values() for each in column)
-            return
-        for together in zip_longest(*columns.values()):
-            yield [each for each in together if each is not None]
+    def _threads(self, num_parallel: int) -> llguidance.LLExecutor:
+        """So many at most: those beyond the lexers would wait for each other, and take the lock from each other row by
+        row. A single row is filled in the thread that asks."""
+        return self._executor(min(1 << num_parallel.bit_length() - 1, self._num_threads))
 
     def _spread(self, grammar: Compilation) -> None:
         """Have a grammar with fewer lexers than rows compiled once more, for requests that come later."""
@@ -356,6 +353,14 @@ def _compile(compilation: Compilation, tokenizer: llguidance.LLTokenizer) -> Non
         compilation.problem = matcher.get_error()
     else:
         compilation.matchers.append(matcher)
+
+
+def _by_lexer(matchers: Mapping[int, GuidanceMatcher]) -> Collection[list[tuple[llguidance.LLMatcher, int]]]:
+    """Their states and numbers, those apart that share no lexer."""
+    columns: dict[int, list[tuple[llguidance.LLMatcher, int]]] = {}
+    for at, matcher in matchers.items():
+        columns.setdefault(id(matcher.beginning), []).append((matcher.state, at))
+    return columns.values()
 
 
 def _address(mask: memoryview) -> int:
