@@ -77,6 +77,7 @@ class Work:
         self._frames: list[tuple[int, Down]] = []
         self.runner = assembled.runner
         self.vocabulary = assembled.vocabulary
+        self.mask_memory = assembled.mask_memory()
         self._engine = assembled.engine(self, self, NoHeartbeat())
         self._handles = 0
         self.facts = assembled.facts

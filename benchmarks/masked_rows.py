@@ -79,7 +79,7 @@ class DrawnMasks(NoMasks):
         self.masked = tuple(range(num_rows))
         self._mask_bytes = 4 * -(-work.facts.vocab_size // 32)
         grammars = GuidanceGrammars(work.vocabulary, work.wake, num_threads=max(1, available_cores() - 1))
-        self._outputs = ConstrainedOutputs(grammars, work.facts.vocab_size)
+        self._outputs = ConstrainedOutputs(grammars, work.facts.vocab_size, work.mask_memory)
         constraint = write_grammar(ConstraintAsk("json_schema", json.dumps(SCHEMA)))
         request = Request("schema", (1,), SamplingParams(0.0), StopParams(1 << 20), 0.0, constraint=constraint)
         self._seqs = [Sequence(request, row, 0, 0, (0.0, row)) for row in self.masked]

@@ -4,6 +4,7 @@ made here, once."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,7 +25,7 @@ from photon_grpc.engine.blocks.block_pool import BlockPool
 from photon_grpc.engine.blocks.contiguous import ReserveContext
 from photon_grpc.engine.blocks.prefix_index import NoPrefixIndex, PrefixIndex, RadixIndex
 from photon_grpc.engine.engine import Engine
-from photon_grpc.engine.grammar import ConstrainedOutputs, Grammars, NoGrammars
+from photon_grpc.engine.grammar import ConstrainedOutputs, Grammars, MaskMemory, NoGrammars
 from photon_grpc.engine.guidance import GuidanceGrammars, read_vocabulary
 from photon_grpc.engine.quarantine import Quarantine
 from photon_grpc.engine.quotas import NO_QUOTAS, NoQuotas, SharedQuotas
@@ -41,6 +42,7 @@ from photon_grpc.models.decoder import Decoder
 from photon_grpc.models.fused import fuse, num_fused
 from photon_grpc.runner.model_runner import ModelRunner
 from photon_grpc.runner.start import OnStage, RunnerStart
+from photon_grpc.runner.upload import host_memory
 from photon_grpc.runner.warm_up import warm_up
 
 
@@ -68,12 +70,17 @@ class Assembled:
         )
         chunking = Chunked() if scheduling.enable_chunked_prefill else Whole()
         policy = _policy(scheduling.scheduling_policy, self.config.server)
-        constraints = ConstrainedOutputs(self._grammars(inbox), self.facts.vocab_size)
+        constraints = ConstrainedOutputs(self._grammars(inbox), self.facts.vocab_size, self.mask_memory())
         scheduler = Scheduler(limits, policy, pool, chunking, NoDrafting(), constraints, quarantine)
         quotas, trace = _quotas(self.config.server), _trace(scheduling.step_trace, self.facts)
         engine = Engine(scheduler, self.runner, inbox, outbox, self.facts, heartbeat, quotas, trace=trace)
         engine.pace.stepped(1, self.token_s)
         return engine
+
+    def mask_memory(self) -> MaskMemory:
+        """For masks of the runner's steps."""
+        device = pick_device(self.config.device.device)
+        return MaskMemory(max(self.runner.depth, 1), partial(host_memory, device=device))
 
     def _grammars(self, inbox: Inbox) -> Grammars:
         if self.vocabulary is None:

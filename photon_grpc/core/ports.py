@@ -31,7 +31,7 @@ class Pending(Protocol):
             masks: which ids may be drawn, `batch.drafts + 1` bitmasks for each masked row in Batch order: mask j is for
                 the id behind j drafts. A bitmask is ceil(vocab_size / 32) little-endian words of 32 bits: bit i of word
                 w stands for id 32 w + i (the layout of llguidance and XGrammar). The caller leaves it unchanged
-                afterwards.
+                until the step is read.
         """
 
     def result(self) -> StepOutput:

@@ -7,7 +7,8 @@ settled; drafts are walked for that and rolled back, so that only `advance` move
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from photon_grpc.core.batch import Batch
@@ -71,17 +72,40 @@ class NoGrammars:
         return {}
 
 
+class MaskMemory:
+    """Memory of steps' masks, used in turn.
+
+    Args:
+        num_steps: whose masks may be in use at a time.
+        allocate: so many bytes.
+    """
+
+    def __init__(self, num_steps: int = 1, allocate: Callable[[int], memoryview] | None = None) -> None:
+        self._allocate = allocate or _allocate
+        self._turn = deque(memoryview(b"") for _ in range(num_steps))
+
+    def next(self, num_bytes: int) -> memoryview:
+        """Of this size, from `num_steps` calls ago where it is large enough: with what lay there then."""
+        memory = self._turn.popleft()
+        if len(memory) < num_bytes:
+            memory = self._allocate(max(num_bytes, 2 * len(memory)))
+        self._turn.append(memory)
+        return memory[:num_bytes]
+
+
 class ConstrainedOutputs:
     """The matchers of the sequences that are alive.
 
     Args:
         grammars: makes matchers.
         vocab_size: ids that a bitmask speaks of.
+        memory: for the masks of the steps that may be unread at a time.
     """
 
-    def __init__(self, grammars: Grammars, vocab_size: int) -> None:
+    def __init__(self, grammars: Grammars, vocab_size: int, memory: MaskMemory | None = None) -> None:
         self._grammars = grammars
         self._mask_bytes = 4 * -(-vocab_size // 32)
+        self._memory = memory or MaskMemory()
         #: Constrained sequences only, from `begin` to `forget`.
         self.matchers: dict[Sequence, Matcher] = {}
 
@@ -119,9 +143,9 @@ class ConstrainedOutputs:
     def masks(
         self, batch: Batch, rows: list[Sequence], drafts: tuple[int, ...]
     ) -> tuple[memoryview, dict[Sequence, RequestError]]:
-        """The bitmasks of the batch's masked rows as `core.ports.Pending.sample` takes them, and why matchers failed.
-        All ones where a sequence has ended, where its matcher fails, and behind a draft that ends the output or may not
-        follow.
+        """The bitmasks of the batch's masked rows as `core.ports.Pending.sample` takes them, in memory that comes round
+        again, and why matchers failed. All ones where a sequence has ended, where its matcher fails, and behind a draft
+        that ends the output or may not follow.
 
         Args:
             batch: its rows are `rows`.
@@ -129,8 +153,10 @@ class ConstrainedOutputs:
         """
         k = batch.drafts
         stride = (k + 1) * self._mask_bytes
-        masks = memoryview(bytearray(b"\xff") * (len(batch.masked) * stride))
+        masks = self._memory.next(len(batch.masked) * stride)
         constrained = {at: rows[row] for at, row in enumerate(batch.masked) if rows[row] in self.matchers}
+        if k or len(constrained) < len(batch.masked):
+            masks[:] = b"\xff" * len(masks)
         broken = self._fill({at * (k + 1): self.matchers[seq] for at, seq in constrained.items()}, masks)
         failures: dict[Sequence, RequestError] = {}
         for at, seq in constrained.items():
@@ -164,6 +190,10 @@ class ConstrainedOutputs:
             matcher.fill(masks[num_walked * size : (num_walked + 1) * size])
         if num_walked:
             matcher.roll_back(num_walked)
+
+
+def _allocate(num_bytes: int) -> memoryview:
+    return memoryview(bytearray(num_bytes))
 
 
 def nothing_to_draw(request: Request) -> InvalidConstraint:

@@ -32,11 +32,14 @@ _LOG = logging.getLogger(__name__)
 _MAX_CACHE_BYTES = 256 * 2**20
 #: Of them those compiled again; one of them counts so much of a first one (a seventh was seen).
 _MAX_COPIES_SHARE, _COPY_SHARE = 4, 4
-#: Lexers of one grammar.
-_MAX_LEXERS = 16
+#: Lexers of one grammar: sixteen fill 64 masks no sooner, and each learns for itself.
+_MAX_LEXERS = 8
 #: More than the front ends' trial has: what ended there well does so here.
 _STACK_BYTES = 64 * 2**20
 _FIELD = "structured_output"
+
+#: A state, and the number of the mask that it fills.
+_Row = tuple[llguidance.LLMatcher, int]
 
 
 class Compilation(Event):
@@ -98,7 +101,7 @@ class GuidanceGrammars:
         self._compiler = Compiler(tokenizer, wake)
         self._tokenizer_ends = tuple(tokenizer.eos_tokens)
         self._key_tokens = cache(partial(KeyTokens, tokenizer))
-        #: By the number of their threads, which is a power of two or all.
+        #: By the number of their threads, a power of two.
         self._executor = cache(llguidance.LLExecutor)
         self._num_threads = num_threads
         self._max_cache_bytes = max_cache_bytes
@@ -131,12 +134,9 @@ class GuidanceGrammars:
         mine = {at: matcher for at, matcher in matchers.items() if isinstance(matcher, GuidanceMatcher)}
         for grammar, num_rows in Counter(matcher.grammar for matcher in mine.values()).items():
             grammar.num_rows = num_rows
-        columns = _by_lexer(mine)
-        # In one call that gives the interpreter's lock back once. Neighbours share a lexer: the library's threads take
-        # stretches of the list, and seldom meet under one lock.
-        rows = [each for column in columns for each in column]
-        threads = self._threads(len(rows) // max(map(len, columns)))
-        threads.unsafe_compute_mask_ptr(rows, _address(masks), mask_bytes, len(masks) // mask_bytes)
+        threads, parts = self._parts(_by_lexer(mine))
+        for part in parts:
+            threads.unsafe_compute_mask_ptr(part, _address(masks), mask_bytes, len(masks) // mask_bytes)
         failures: dict[int, BaseException] = {}
         for at, matcher in mine.items():
             try:
@@ -145,10 +145,16 @@ class GuidanceGrammars:
                 failures[at] = error
         return failures
 
-    def _threads(self, num_parallel: int) -> llguidance.LLExecutor:
-        """So many at most: those beyond the lexers would wait for each other, and take the lock from each other row by
-        row. A single row is filled in the thread that asks."""
-        return self._executor(min(1 << num_parallel.bit_length() - 1, self._num_threads))
+    def _parts(self, columns: Collection[list[_Row]]) -> tuple[llguidance.LLExecutor, list[list[_Row]]]:
+        """Lists that are filled one after another, each by these threads: all rows at once, those of a lexer side by
+        side, since a thread takes a stretch of the list and two of them seldom meet under one lock then. More threads
+        than lexers would wait for each other. Where there is nothing to share out, rows by themselves, which are filled
+        in the thread that asks."""
+        rows = [row for column in columns for row in column]
+        num_parallel = min(len(rows) // max(map(len, columns)), self._num_threads)
+        if num_parallel == 1:
+            return self._executor(1), [[row] for row in rows]
+        return self._executor(1 << num_parallel.bit_length() - 1), [rows]
 
     def _spread(self, grammar: Compilation) -> None:
         """Have a grammar with fewer lexers than rows compiled once more, for requests that come later."""
@@ -355,9 +361,9 @@ def _compile(compilation: Compilation, tokenizer: llguidance.LLTokenizer) -> Non
         compilation.matchers.append(matcher)
 
 
-def _by_lexer(matchers: Mapping[int, GuidanceMatcher]) -> Collection[list[tuple[llguidance.LLMatcher, int]]]:
+def _by_lexer(matchers: Mapping[int, GuidanceMatcher]) -> Collection[list[_Row]]:
     """Their states and numbers, those apart that share no lexer."""
-    columns: dict[int, list[tuple[llguidance.LLMatcher, int]]] = {}
+    columns: dict[int, list[_Row]] = {}
     for at, matcher in matchers.items():
         columns.setdefault(id(matcher.beginning), []).append((matcher.state, at))
     return columns.values()

@@ -94,8 +94,8 @@ class ModelRunner:
     def _sample(self, batch: Batch, tail: Tail, start_s: float, masks: memoryview) -> Pending:
         self._is_held_back = False
         try:
-            with self._table.masked([batch.slots[row] for row in batch.masked], masks):
-                return self._sent(batch, tail(), start_s)
+            self._table.mask(masks)
+            return self._sent(batch, tail(), start_s)
         except torch.AcceleratorError:
             raise
         except Exception:

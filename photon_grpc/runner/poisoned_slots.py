@@ -78,7 +78,7 @@ class SoundRows:
         width = len(masks) // len(self._batch.masked)
         sound = [at * width for at, is_sound in enumerate(self._masked_rows()) if is_sound]
         if sound:
-            self._pending.sample(memoryview(b"".join(masks[start : start + width] for start in sound)))
+            self._pending.sample(memoryview(bytearray().join(masks[start : start + width] for start in sound)))
 
     def result(self) -> StepOutput:
         output = self._pending.result()

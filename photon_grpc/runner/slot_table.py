@@ -6,8 +6,7 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +21,7 @@ from photon_grpc.kernels.sampling.histogram import Filters
 from photon_grpc.kernels.sampling.penalties import MAX_BIASES, Penalties, counted
 from photon_grpc.kernels.sampling.scores import MAX_GIVEN, ScoreMetadata
 from photon_grpc.kernels.slot_state import SlotState
-from photon_grpc.runner.upload import Numbers, array_to_device, to_device
+from photon_grpc.runner.upload import Numbers, array_to_device, tensor_to_device, to_device
 
 
 class _Numbers(NamedTuple):
@@ -85,6 +84,8 @@ class SlotTable:
         self.min_length, self.num_best, self.num_prompt_best, self.num_given, *others = others
         self.num_biases, self.is_limited, self.is_masked = others
         self._none_given = torch.zeros_like(self.num_given)
+        #: int64, slots whose masks hold in the batch that was applied last, in its order.
+        self._masked_slots = torch.zeros(0, dtype=torch.int64, device=device)
         # Rows of padding are not scored and not penalised.
         self.num_best.fill_(-1)
         self.repetition_penalty.fill_(1.0)
@@ -129,21 +130,14 @@ class SlotTable:
         """The same of the ids of their prompts."""
         return ScoreMetadata(slots, self.num_prompt_best, self._none_given, self.given_ids)
 
-    @contextmanager
-    def masked(self, slots: Sequence[int], masks: memoryview) -> Iterator[None]:
-        """Rows of these slots draw nothing but the ids whose bits are set, in what is launched within.
+    def mask(self, masks: memoryview) -> None:
+        """Let the masked rows of the batch that was applied last draw nothing but the ids whose bits are set.
 
-        `masks`: a bitmask for each slot, as in `ports.Pending.sample`. Raise ValueError where they are too few or too
-        many.
+        `masks`: a bitmask for each, as in `ports.Pending.sample`. Raise RuntimeError where they are too few or too
+        many. The body of the step may have ended by then: nothing is done here that `apply` can do.
         """
-        words = np.frombuffer(masks, dtype="<i4").reshape(len(slots), self.masks.shape[1])
-        where = self.to_device(slots, torch.int64)
-        self.masks[where] = array_to_device(words, self.device)
-        self.is_masked.index_fill_(0, where, 1)
-        try:
-            yield
-        finally:
-            self.is_masked.zero_()
+        words = torch.frombuffer(masks, dtype=torch.int32).view(-1, self.masks.shape[1])
+        self.masks.index_copy_(0, self._masked_slots, tensor_to_device(words, self.device))
 
     def apply(self, batch: Batch) -> None:
         """Apply departures, admissions and growth."""
@@ -153,6 +147,8 @@ class SlotTable:
             self._admit(batch.admissions)
         if batch.grown:
             self._grow(batch)
+        if batch.masked or len(self._masked_slots):
+            self._flag_masked([batch.slots[row] for row in batch.masked])
 
     def advance(self, batch: Batch) -> None:
         """The host's side of a launched step."""
@@ -248,6 +244,11 @@ class SlotTable:
             num_biases=len(sampling.logit_bias),
             is_limited=int(bool(sampling.allowed_token_ids)),
         )
+
+    def _flag_masked(self, slots: list[int]) -> None:
+        self.is_masked.zero_()
+        self._masked_slots = self.to_device(slots, torch.int64)
+        self.is_masked.index_fill_(0, self._masked_slots, 1)
 
     def _grow(self, batch: Batch) -> None:
         num_groups = len(self.plan.groups)

@@ -7,7 +7,7 @@ import pytest
 from photon_grpc.core.batch import Batch
 from photon_grpc.core.request import Request, SamplingParams, StopParams
 from photon_grpc.core.sequence import Sequence
-from photon_grpc.engine.grammar import ConstrainedOutputs
+from photon_grpc.engine.grammar import ConstrainedOutputs, MaskMemory
 from tests.engine.fakes import MASK_BYTES, VOCAB
 from tests.engine.tables import END, Table, TableGrammars
 
@@ -47,6 +47,32 @@ def test_masks_follow_the_drafts_up_to_the_first_that_ends_or_may_not_follow(
     masks, failures = constraints.masks(batch, [seq], drafts)
     assert sets_of(masks) == expected and not failures
     assert constraints.matchers[seq].ids == []
+
+
+def test_masks_of_earlier_steps_that_lie_in_the_same_memory_are_not_seen() -> None:
+    constraints = ConstrainedOutputs(TableGrammars({"a": PAIR}), VOCAB)
+    seq = sequence("a")
+    constraints.begin([seq])
+    masks, _ = constraints.masks(Batch(1, (1,), (1,), (1,), masked=(0,)), [seq], ())
+    assert sets_of(masks) == [ONES]
+    constraints.forget(seq)
+    masks, _ = constraints.masks(Batch(2, (1,), (1,), (1,), masked=(0,)), [seq], ())
+    assert sets_of(masks) == [ALL]
+
+
+def test_memory_of_masks_comes_round_after_as_many_steps_and_grows_with_the_largest() -> None:
+    sizes: list[int] = []
+
+    def allocate(num_bytes: int) -> memoryview:
+        sizes.append(num_bytes)
+        return memoryview(bytearray(num_bytes))
+
+    memory = MaskMemory(2, allocate)
+    first, second = memory.next(4), memory.next(4)
+    first[0], second[0] = 1, 2
+    third = memory.next(3)
+    assert bytes(third) == b"\1\0\0" and sizes == [4, 4]
+    assert len(memory.next(5)) == 5 and len(memory.next(4)) == 4 and sizes == [4, 4, 8]
 
 
 def test_masks_lie_k_plus_one_to_a_row_and_are_ones_for_a_row_without_matcher() -> None:

@@ -28,7 +28,7 @@ ALLOWED = (
 def masks(*allowed: Collection[int]) -> memoryview:
     """A bitmask for each row, with the bits of these ids set."""
     bits = (sum(1 << token for token in ids) for ids in allowed)
-    return memoryview(b"".join(number.to_bytes(VOCAB_SIZE // 8, "little") for number in bits))
+    return memoryview(bytearray().join(number.to_bytes(VOCAB_SIZE // 8, "little") for number in bits))
 
 
 def admissions(**more: object) -> tuple[Admission, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from photon_grpc.config.flags import CacheConfig, SchedulerConfig
 from photon_grpc.core.batch import NAN_LOGITS, NOTHING_TO_DRAW, Admission, Batch
@@ -76,6 +77,17 @@ def test_a_mask_that_allows_all_changes_nothing_and_holds_for_its_step_alone(run
         found.append(pending.result().ids)
     assert found == expected
     assert not runner._table.is_masked.any()
+
+
+def test_masks_hold_for_the_rows_of_their_step_whichever_those_of_the_step_before_were(runner: ModelRunner) -> None:
+    first, second, third = batches(())
+    expected = [runner.submit(batch).result().ids for batch in (first, second, third)]
+    other = {0: (first, (0, 2)), 1: (second, (1,)), 2: (third, ())}
+    for step, (batch, masked) in other.items():
+        pending = runner.submit(replace(batch, masked=masked))
+        pending.sample(masks(*[(expected[step][row],) for row in masked])) if masked else None
+        assert pending.result().ids == expected[step]
+        assert runner._table.is_masked.nonzero().flatten().tolist() == [batch.slots[row] for row in masked]
 
 
 def test_a_mask_that_allows_nothing_is_a_fault_of_its_row_that_is_no_failure_of_numbers(runner: ModelRunner) -> None:
