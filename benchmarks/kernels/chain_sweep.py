@@ -1,7 +1,9 @@
 """Times tiles where they are used: decode layers of the swept shapes with one product after another multiplied by each
 of the tiles that the model of cost finds best, and by the library; the other products as they are chosen.
 
-    python -m benchmarks.kernels.chain_sweep --out FILE.jsonl      # on a GPU: what `fit.py` fits the model of cost to
+    python -m benchmarks.kernels.chain_sweep --out FILE.jsonl [--rows 32]      # on a GPU
+
+`fit.py` fits the model of cost to the result.
 
 A product alone in a row of its like (`sweep.py`) has neighbours that it does not have in a layer: what the kernel
 before leaves of a multiprocessor's shared memory, and when, is a part of what a tile costs.
@@ -12,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ from photon_grpc.models.fused import fuse
 
 ROWS = (8, 16, 32, 64)
 #: Tiles of a product: so many of the best of every size, and so many in all.
-OF_A_SIZE, IN_ALL = 2, 6
+OF_A_SIZE, IN_ALL = 3, 10
 
 
 class Given(Unquantized):
@@ -68,18 +70,18 @@ def given(unfused: Decoder, product: Product, tile: Tile | None) -> Decoder:
     return fused
 
 
-def products(name: str) -> Iterator[Product]:
-    for rows in ROWS:
+def products(name: str, all_rows: Sequence[int]) -> Iterator[Product]:
+    for rows in all_rows:
         yield from dict.fromkeys(projection.product(rows) for projection in projections(SHAPES[name]))
 
 
-def compile_all() -> None:
+def compile_all(all_rows: Sequence[int]) -> None:
     jobs: list[Job] = []
     for name in SWEPT:
         chosen, _, unfused = decoders(SHAPES[name], 1)
-        steps = Steps(unfused, max(ROWS))
+        steps = Steps(unfused, max(all_rows))
         with launches_collected() as found:
-            for product in products(name):
+            for product in products(name, all_rows):
                 for tile in candidates(product):
                     steps.run(given(unfused, product, tile), product.rows, steps.context(chosen, product.rows))
         jobs += found
@@ -88,11 +90,11 @@ def compile_all() -> None:
     print(f"{done} of {len(jobs)} kernels compiled", flush=True)
 
 
-def timed(name: str) -> Iterator[dict[str, Any]]:
+def timed(name: str, all_rows: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Microseconds a layer, of each candidate of each product."""
     _, _, unfused = decoders(SHAPES[name], num_layers(SHAPES[name]))
-    steps = Steps(unfused, max(ROWS))
-    for product in products(name):
+    steps = Steps(unfused, max(all_rows))
+    for product in products(name, all_rows):
         found = [
             (round(steps.us(given(unfused, product, tile), product.rows), 2), tile) for tile in candidates(product)
         ]
@@ -105,12 +107,13 @@ def timed(name: str) -> Iterator[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rows", nargs="*", type=int, default=ROWS)
     arguments = parser.parse_args()
     with torch.inference_mode():
-        compile_all()
+        compile_all(arguments.rows)
         with arguments.out.open("w") as out:
             for name in SWEPT:
-                for result in timed(name):
+                for result in timed(name, arguments.rows):
                     out.write(json.dumps(result) + "\n")
                 out.flush()
 

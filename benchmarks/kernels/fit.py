@@ -48,7 +48,8 @@ def read_cases(path: Path, library: dict[Product, float]) -> list[Case]:
         product, layer_us = Product(*read["product"]), read["library"]
         considered = set(cost.candidates(product))
         gains = {Tile(*tile): us - layer_us for us, *tile in read["tiles"] if Tile(*tile) in considered}
-        found.append(Case(read["shape"], product, library[product], layer_us, gains))
+        alone = library.get(product) or cost.library_us(product) - GAP_US
+        found.append(Case(read["shape"], product, alone, layer_us, gains))
     return [case for case in found if case.gains]
 
 

@@ -35,7 +35,7 @@ from photon_grpc.kernels.sampling import draw
 
 SWEPT = (
     "3b", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b", "qwen2.5-32b", "qwen3-0.6b", "qwen3-4b", "qwen3-8b", "70b/8",
-    "8b/4",
+    "8b/4", "qwen2.5-7b/2", "qwen2.5-32b/2", "qwen3-14b/4", "qwen3-32b/2", "70b/2",
 )  # fmt: skip
 HEADS = ("3b", "qwen2.5-7b", "qwen3-0.6b")
 #: Tiles to time of each product, the best by the model.
