@@ -6,10 +6,11 @@ clients import this package in processes that must never load torch.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+# Type checkers take this name for true; `typing` itself would be most of what importing this package costs.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from photon_grpc.compose.local import LLM
 
 __version__ = "0.1.0"
@@ -19,6 +20,8 @@ __all__ = ["LLM", "__version__"]
 
 def __getattr__(name: str) -> Any:
     if name == "LLM":
+        from importlib import import_module
+
         try:
             return import_module("photon_grpc.compose.local").LLM
         except ModuleNotFoundError as error:

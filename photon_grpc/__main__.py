@@ -5,14 +5,18 @@ import sys
 
 
 def main() -> int:
-    """Run the command line. Until it is imported, Ctrl-C ends the process without a traceback."""
+    """Run the command line. Ctrl-C ends it without a traceback: the process while the command line is imported (130
+    in the shell), with exit code 130 afterwards."""
     handler = signal.getsignal(signal.SIGINT)
     if handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from photon_grpc.cli.main import main as run
 
-    signal.signal(signal.SIGINT, handler)
-    return run()
+    try:
+        signal.signal(signal.SIGINT, handler)
+        return run()
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 if __name__ == "__main__":

@@ -129,13 +129,15 @@ class ServeProcess:
         self._show(line for line in self._lines if _TROUBLE.search(line))
 
     async def ended(self) -> int:
-        """Wait for it; what it said before it could work is shown. Return its exit code, 1 where a signal ended
-        it."""
+        """Wait for it; what it said before it could work is shown. Return its exit code; where a signal ended it, 0 for
+        our SIGTERM before it drains on one, otherwise 1."""
         code = await self._process.wait()
         await self._reading
         if self._is_quiet and not self.is_stopping:
             self._show(self._lines)
             self._lines.clear()
+        if code == -signal.SIGTERM and self.is_stopping:
+            return 0
         return code if code >= 0 else 1
 
     async def ended_or_stopped(self) -> None:

@@ -21,6 +21,8 @@ async def main(address: str, behaviour: str) -> int:
     if behaviour == "cannot-start":
         say("cannot start: the weights are somewhere else")
         return 2
+    if behaviour == "imports":
+        await asyncio.sleep(60)
     first = message("\n    return", start=True)
     script = {
         "broken": [Refusal(code=grpc.StatusCode.INTERNAL, message="broken")],

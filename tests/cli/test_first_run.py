@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -15,7 +16,7 @@ import pytest
 
 from photon_grpc import errors
 from photon_grpc.cli import first_run as module
-from photon_grpc.cli.first_run import choose_address, first_run, target_of
+from photon_grpc.cli.first_run import ServeProcess, choose_address, first_run, target_of
 
 ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = (sys.executable, "-m", "tests.cli.fake_serve")
@@ -71,6 +72,16 @@ def test_ctrl_c_while_loading_ends_it_cleanly() -> None:
         shown, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert shown.splitlines()[-1] == "0"
+
+
+def test_a_service_that_is_stopped_before_it_catches_signals_ends_cleanly() -> None:
+    async def stopped_early() -> int:
+        async with ServeProcess.started(["--model=imports", "--listen", "127.0.0.1:1"]) as service:
+            while service.stage == "starting":  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            return await service.stop()
+
+    assert asyncio.run(stopped_early()) == 0
 
 
 def _wait_for_listener(address: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from photon_grpc import __main__ as entry
 from photon_grpc.cli import main
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.client.fake_server import FakeServer, message, serving_in_a_thread
@@ -167,6 +168,26 @@ def run_with_click(source: str, directory: Path, **options: object) -> subproces
 def test_ctrl_c_amid_the_imports_prints_no_traceback(tmp_path: Path) -> None:
     done = run_with_click("import os, signal\nos.kill(os.getpid(), signal.SIGINT)", tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_ctrl_c_outside_every_verb_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> int:
+        signal.raise_signal(signal.SIGINT)
+        return 0
+
+    monkeypatch.setattr(sys.modules["photon_grpc.cli.main"], "main", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert entry.main() == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_the_package_itself_imports_no_typing() -> None:
+    """Ctrl-C while it is imported is a traceback: it is imported in no time."""
+    script = "import sys, photon_grpc; print('typing' in sys.modules)"
+    done = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == "False"
 
 
 def test_ctrl_c_is_still_ignored_in_the_background(tmp_path: Path) -> None:
