@@ -159,7 +159,7 @@ class ConstrainedOutputs:
             masks[:] = b"\xff" * len(masks)
         broken = self._fill({at * (k + 1): self.matchers[seq] for at, seq in constrained.items()}, masks)
         failures: dict[Sequence, RequestError] = {}
-        for at, seq in constrained.items():
+        for at, seq in constrained.items() if k or broken else ():
             mine = masks[at * stride : (at + 1) * stride]
             try:
                 if at * (k + 1) in broken:

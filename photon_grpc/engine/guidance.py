@@ -134,9 +134,10 @@ class GuidanceGrammars:
         mine = {at: matcher for at, matcher in matchers.items() if isinstance(matcher, GuidanceMatcher)}
         for grammar, num_rows in Counter(matcher.grammar for matcher in mine.values()).items():
             grammar.num_rows = num_rows
+        address, num_masks = _address(masks), len(masks) // mask_bytes
         threads, parts = self._parts(_by_lexer(mine))
         for part in parts:
-            threads.unsafe_compute_mask_ptr(part, _address(masks), mask_bytes, len(masks) // mask_bytes)
+            threads.unsafe_compute_mask_ptr(part, address, mask_bytes, num_masks)
         failures: dict[int, BaseException] = {}
         for at, matcher in mine.items():
             try:
