@@ -29,19 +29,17 @@ from photon_grpc.errors import (
     EngineFailure,
     EngineRestarting,
     FeatureNotSupported,
-    InternalFailure,
     ModelLoading,
     ModelNotFound,
     PromptTooLong,
     Unavailable,
-    frames_of,
 )
 from photon_grpc.frontend import defaults
 from photon_grpc.frontend.ask import Ask, ChatInput, StreamAsk, TextInput
 from photon_grpc.frontend.controls import Controls
 from photon_grpc.frontend.encoder import Encoder, is_small
 from photon_grpc.frontend.engine_queue import EngineQueue, estimate_tokens
-from photon_grpc.frontend.late import LateTokens
+from photon_grpc.frontend.live_streams import LiveStreams
 from photon_grpc.frontend.model import ModelFacts, ServedModel
 from photon_grpc.frontend.output import OutputText
 from photon_grpc.frontend.outputs import outputs_of
@@ -96,14 +94,12 @@ class Frontend:
         self._constraints = TriedConstraints(encoder)
         self._seeds = random.Random(seed) if seed else random.SystemRandom()
         self._handles = itertools.count(1)
-        self._running: dict[int, tuple[TokenStream, OutputText]] = {}
-        self._first_handles: dict[TokenStream, int] = {}
+        self._streams = LiveStreams(self._send)
         self._queue = EngineQueue()
         self._turns = Turns()
         self._shares = shares
         self._controls = Controls(link)
         self._observers = observers
-        self._late = LateTokens()
         self._state = State.LOADING if link.facts is None else State.SERVING
         self._failure = ""
         self._callbacks: list[Callable[[State], None]] = []
@@ -131,12 +127,12 @@ class Frontend:
     @property
     def late(self) -> Usage:
         """Tokens that the engine counted and no request was billed: they came after its output was over."""
-        return self._late.usage
+        return self._streams.late.usage
 
     @property
     def num_streams(self) -> int:
         """Streams whose reader has not come to the end."""
-        return len(self._first_handles)
+        return len(self._streams)
 
     def model(self, name: str) -> ModelFacts:
         """ "" is the default model. Raise ModelNotFound."""
@@ -203,13 +199,13 @@ class Frontend:
     async def drain(self, timeout_s: float) -> int:
         """New asks are refused; running ones get `timeout_s`, then fail with Draining. Return how many did."""
         self._change(State.DRAINING)
-        if self._first_handles:
+        if self._streams:
             self._is_empty.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._is_empty.wait(), timeout_s)
-        left = tuple(self._first_handles)
+        left = tuple(self._streams)
         for stream in left:
-            self._abort(stream)
+            self._streams.abort(stream)
             stream.fail(
                 Draining(
                     "the server is going away; the time for running requests is over", retry_after_s=_RETRY_AFTER_S
@@ -221,7 +217,7 @@ class Frontend:
         """There will be no engine any more: what runs and what is asked fails with EngineFailure(why)."""
         self._failure = why
         self._queue.lost()
-        for stream in self._forget_running():
+        for stream in self._streams.forget():
             stream.fail(EngineFailure(why))
         self._change(State.FAILED)
 
@@ -295,20 +291,19 @@ class Frontend:
             # By a stop string in the ids that it continues from.
             stream.ended()
             return stream
-        first, *_ = handles = [next(self._handles) for _ in outputs]
+        first, *_ = [next(self._handles) for _ in outputs]
         self._link.send(Add(first, request))
         self._queue.sent(first, request.num_given)
         share.sent(request.num_given)
-        for handle, output in zip(handles, outputs, strict=True):
-            self._running[handle] = stream, output
-        self._first_handles[stream] = first
+        self._streams.add(stream, first)
         return stream
 
-    # From frames to streams.
+    # From the engine.
 
     def _on_frame(self, frame: Up) -> None:
         if isinstance(frame, StepFrame):
-            self._on_step(frame)
+            self._streams.take(frame)
+            self._queue.told(frame.load, frame.newest_added)
         elif isinstance(frame, Load):
             self._queue.told(frame)
         elif isinstance(frame, Reply):
@@ -316,66 +311,9 @@ class Frontend:
         elif isinstance(frame, Facts) and self._state in (State.LOADING, State.RESTARTING):
             self._change(State.SERVING)
 
-    def _on_step(self, frame: StepFrame) -> None:
-        running = self._running
-        stopped: list[int] = []
-        for started in frame.started:
-            entry = running.get(started.handle)
-            if entry is not None:
-                entry[0].started(started)
-            else:
-                self._late.prompt(started)
-        for handle in frame.preempted:
-            entry = running.get(handle)
-            if entry is not None:
-                entry[0].preempted()
-        if frame.scores or frame.prompt_scores:
-            self._on_scores(frame)
-        for handle, token_id in zip(frame.handles, frame.ids, strict=True):
-            entry = running.get(handle)
-            if entry is not None:
-                stream, output = entry
-                try:
-                    is_over = stream.push(output, token_id)
-                except Exception as error:
-                    self._defect(stream, error)
-                    continue
-                if is_over:
-                    del running[handle]
-                    stopped.append(handle)
-            else:
-                self._late.output_tokens(1)
-        if stopped:
-            self._send_abort(tuple(stopped), by_stop_string=True)
-        for finished in frame.finished:
-            entry = running.pop(finished.handle, None)
-            if entry is not None:
-                try:
-                    entry[0].end(entry[1], finished)
-                except Exception as error:
-                    self._defect(entry[0], error)
-            else:
-                self._late.prompt(finished)
-        for failed in frame.failed:
-            entry = running.pop(failed.handle, None)
-            if entry is not None:
-                self._abort(entry[0])
-                entry[0].fail(failed.fault.error())
-        self._queue.told(frame.load, frame.newest_added)
-
-    def _on_scores(self, frame: StepFrame) -> None:
-        for handle, records in frame.prompt_scores.items():
-            entry = self._running.get(handle)
-            if entry is not None:
-                entry[0].prompt_scores.add(records)
-        for handle, records in frame.scores.items():
-            entry = self._running.get(handle)
-            if entry is not None:
-                entry[1].scores.add(records)
-
     def _on_lost(self) -> None:
         """The engine is gone and has forgotten everything."""
-        for stream in self._forget_running():
+        for stream in self._streams.forget():
             stream.fail_lost()
         self._controls.lost()
         if self._state in (State.SERVING, State.LOADING):
@@ -383,44 +321,17 @@ class Frontend:
         # Those who are told of the change may still ask for its last Load.
         self._queue.lost()
 
-    def _forget_running(self) -> set[TokenStream]:
-        """The streams that the engine has forgotten."""
-        streams = {stream for stream, _ in self._running.values()}
-        self._running.clear()
-        return streams
-
-    def _defect(self, stream: TokenStream, error: Exception) -> None:
-        """One stream met a defect of ours; the others go on."""
-        # The frames of an unforeseen exception, but not its text: it may quote what was generated.
-        frames = frames_of(error)
-        _LOG.error("request %s: a stream failed, %s\n%s", stream.start.request_id, type(error).__name__, frames)
-        self._abort(stream)
-        stream.fail(InternalFailure("internal error while detokenizing"))
-
     def _closed(self, share: Share, stream: TokenStream, record: RequestRecord) -> None:
-        self._abort(stream)
+        self._streams.remove(stream, record.usage.output_tokens)
         share.end(record.usage.output_tokens)
-        self._late.output_tokens(stream.num_delivered - record.usage.output_tokens)
         self._observers.ended(record)
-        self._first_handles.pop(stream, None)
-        if not self._first_handles:
+        if not self._streams:
             self._is_empty.set()
 
-    def _abort(self, stream: TokenStream) -> None:
-        """Abort what still runs of `stream`."""
-        first = self._first_handles.get(stream)
-        if first is None:
-            return
-        handles = tuple(
-            [handle for handle in range(first, first + len(stream.outputs)) if self._running.pop(handle, None)]
-        )
-        if handles:
-            self._send_abort(handles)
-
-    def _send_abort(self, handles: tuple[int, ...], *, by_stop_string: bool = False) -> None:
+    def _send(self, abort: Abort) -> None:
         # An engine that is gone runs nothing.
         with contextlib.suppress(Unavailable):
-            self._link.send(Abort(handles, by_stop_string))
+            self._link.send(abort)
 
     def _change(self, state: State) -> None:
         if self._state is state:

@@ -97,7 +97,7 @@ class Service:
 
     async def is_at_rest(self) -> None:
         await until(lambda: not self.frontend.num_streams and not self.encoder.num_waiting)
-        assert not self.frontend._running
+        assert not self.frontend._streams._running
 
 
 class Caller:

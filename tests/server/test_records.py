@@ -210,7 +210,7 @@ async def test_a_request_that_the_engine_refuses(service: Service, method: str) 
 async def test_a_lost_engine_is_recorded_as_the_caller_was_told(service: Service, method: str, reason: str) -> None:
     caller = await service.begun(method)
     if method == "StreamGenerate":
-        (stream,) = service.frontend._first_handles
+        (stream,) = service.frontend._streams
         await until(lambda: stream._has_sent)
     service.link.step((1, TOKEN))
     service.link.lose()

@@ -1,0 +1,126 @@
+"""The streams of a front end by the handles that the engine knows their outputs by: its frames become their news."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+from photon_grpc.core.frames import Abort, StepFrame
+from photon_grpc.errors import InternalFailure, frames_of
+from photon_grpc.frontend.late import LateTokens
+from photon_grpc.frontend.output import OutputText
+from photon_grpc.frontend.stream import TokenStream
+
+_LOG = logging.getLogger(__name__)
+
+
+class LiveStreams:
+    """From `add` to `remove`: all whose reader has not come to the end."""
+
+    def __init__(self, send: Callable[[Abort], None]) -> None:
+        """`send` tells the engine, where there is one."""
+        self.late = LateTokens()
+        self._send = send
+        #: Handles of outputs that the engine runs.
+        self._running: dict[int, tuple[TokenStream, OutputText]] = {}
+        self._first_handles: dict[TokenStream, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._first_handles)
+
+    def __iter__(self) -> Iterator[TokenStream]:
+        return iter(self._first_handles)
+
+    def add(self, stream: TokenStream, first: int) -> None:
+        """Its outputs have the handles from `first` on."""
+        for handle, output in enumerate(stream.outputs, first):
+            self._running[handle] = stream, output
+        self._first_handles[stream] = first
+
+    def remove(self, stream: TokenStream, num_billed: int) -> None:
+        """It is over, `num_billed` of its output tokens are billed; what still runs is aborted."""
+        self.abort(stream)
+        self.late.output_tokens(stream.num_delivered - num_billed)
+        self._first_handles.pop(stream, None)
+
+    def take(self, frame: StepFrame) -> None:
+        """The news of one step."""
+        running = self._running
+        stopped: list[int] = []
+        for started in frame.started:
+            entry = running.get(started.handle)
+            if entry is not None:
+                entry[0].started(started)
+            else:
+                self.late.prompt(started)
+        for handle in frame.preempted:
+            entry = running.get(handle)
+            if entry is not None:
+                entry[0].preempted()
+        if frame.scores or frame.prompt_scores:
+            self._on_scores(frame)
+        for handle, token_id in zip(frame.handles, frame.ids, strict=True):
+            entry = running.get(handle)
+            if entry is not None:
+                stream, output = entry
+                try:
+                    is_over = stream.push(output, token_id)
+                except Exception as error:
+                    self._defect(stream, error)
+                    continue
+                if is_over:
+                    del running[handle]
+                    stopped.append(handle)
+            else:
+                self.late.output_tokens(1)
+        if stopped:
+            self._send(Abort(tuple(stopped), by_stop_string=True))
+        for finished in frame.finished:
+            entry = running.pop(finished.handle, None)
+            if entry is not None:
+                try:
+                    entry[0].end(entry[1], finished)
+                except Exception as error:
+                    self._defect(entry[0], error)
+            else:
+                self.late.prompt(finished)
+        for failed in frame.failed:
+            entry = running.pop(failed.handle, None)
+            if entry is not None:
+                self.abort(entry[0])
+                entry[0].fail(failed.fault.error())
+
+    def forget(self) -> set[TokenStream]:
+        """The engine has forgotten all that it ran; return the streams of it."""
+        streams = {stream for stream, _ in self._running.values()}
+        self._running.clear()
+        return streams
+
+    def abort(self, stream: TokenStream) -> None:
+        """Abort what still runs of `stream`."""
+        first = self._first_handles.get(stream)
+        if first is None:
+            return
+        handles = tuple(
+            [handle for handle in range(first, first + len(stream.outputs)) if self._running.pop(handle, None)]
+        )
+        if handles:
+            self._send(Abort(handles))
+
+    def _on_scores(self, frame: StepFrame) -> None:
+        for handle, records in frame.prompt_scores.items():
+            entry = self._running.get(handle)
+            if entry is not None:
+                entry[0].prompt_scores.add(records)
+        for handle, records in frame.scores.items():
+            entry = self._running.get(handle)
+            if entry is not None:
+                entry[1].scores.add(records)
+
+    def _defect(self, stream: TokenStream, error: Exception) -> None:
+        """One stream met a defect of ours; the others go on."""
+        # The frames of an unforeseen exception, but not its text: it may quote what was generated.
+        frames = frames_of(error)
+        _LOG.error("request %s: a stream failed, %s\n%s", stream.start.request_id, type(error).__name__, frames)
+        self.abort(stream)
+        stream.fail(InternalFailure("internal error while detokenizing"))
