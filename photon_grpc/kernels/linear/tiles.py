@@ -62,7 +62,7 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
         8: Tile("gemv", 32, 256, 4, 2),
         16: Tile("gemv", 32, 256, 4, 2),
         32: Tile("gemv", 32, 128, 4, 3),
-        64: Tile("wgmma", 64, 128, 4, 4),
+        64: Tile("wgmma", 64, 128, 4, 6, 2),
         128: None,
     },
     # output
