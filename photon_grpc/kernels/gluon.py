@@ -51,7 +51,8 @@ def gluon_jit(function: Callable[..., Any]) -> Any:
 
 @functools.cache
 def can_fuse(device: torch.device) -> bool:
-    """Return whether the kernels of a fused layer run here: CUDA with asynchronous copies and bf16 matrix units (sm_80 up)."""
+    """Return whether the kernels of a fused layer run here: CUDA with asynchronous copies and bf16 matrix units (sm_80
+    up)."""
     if gluon is None or INTERPRETED or device.type != "cuda":
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)

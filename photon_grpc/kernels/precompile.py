@@ -4,7 +4,7 @@ A dry run finds them: the code of the start on objects of its own, whose launche
 compilation. There is no list of kernels to keep: one that a step launches is found.
 
     with precompile_on_demand(dry_run, progress, num_workers=16):
-        ...                 # the first kernel that is missing in Triton's cache is compiled, then all others by the dry run
+        ...                 # the first kernel that Triton's cache lacks is compiled, then all others by the dry run
 
 Compilers run in forks of this process, which know every object without being told and hold no interpreter's lock in
 common: docs/decisions/0010-start-up.md has the times of forks and threads.

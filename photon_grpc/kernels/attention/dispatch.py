@@ -4,14 +4,14 @@
     attention.write(k, v, plane)                                            # in every layer
     attended = attention.attend(q, plane)
 
-| rows of      | where                                                                                | kernels            |
-|--------------|--------------------------------------------------------------------------------------|--------------------|
-| any          | no Triton, or tensors of a CPU                                                       | torch_attention    |
-| one query    | a step of them alone in a chain of dependent launches                                | gluon_decode       |
-| one query    | Hopper, 16 bits, enough rows to fill the device unshared                             | gluon_decode       |
-| one query    | else                                                                                 | triton_decode      |
-| several      | Hopper, 16 bits, pages of 64 tokens or more, many queries a row                      | hopper_varlen      |
-| several      | else                                                                                 | triton_varlen      |
+| rows of      | where                                                                            | kernels            |
+|--------------|----------------------------------------------------------------------------------|--------------------|
+| any          | no Triton, or tensors of a CPU                                                   | torch_attention    |
+| one query    | a step of them alone in a chain of dependent launches                            | gluon_decode       |
+| one query    | Hopper, 16 bits, enough rows to fill the device unshared                         | gluon_decode       |
+| one query    | else                                                                             | triton_decode      |
+| several      | Hopper, 16 bits, pages of 64 tokens or more, many queries a row                  | hopper_varlen      |
+| several      | else                                                                             | triton_varlen      |
 
 Gluon kernels take no window. A batch of both kinds of rows is two launches, the rows of several queries first.
 """

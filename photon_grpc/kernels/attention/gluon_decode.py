@@ -9,18 +9,18 @@ the fewer there are the longer is the ring of each: a multiprocessor's memory is
 cut depends on its own length and, through `splits` and MIN_SHARE, on the number of rows (a captured step's bucket) and
 the longest context that the step allows, never on the other rows' lengths. `torch_attention.py` is the reference.
 
-Shapes: q [M, Hq, D], pages [num_blocks, planes, 2, Hkv, block_size, D], AttentionMetadata of B rows -> out [M, Hq, D]. bf16 and
-fp16; D in HEAD_DIMS, at most MAX_GROUP query heads for a key head.
+Shapes: q [M, Hq, D], pages [num_blocks, planes, 2, Hkv, block_size, D], AttentionMetadata of B rows -> out [M, Hq, D].
+bf16 and fp16; D in HEAD_DIMS, at most MAX_GROUP query heads for a key head.
 Bytes moved: 2 · Hkv · D · itemsize for every key of every row.
 
-One program takes a share of the keys of one (row, key head), each of its KW warps BN of KW · BN keys a step: products have
-rank 3 with the warps along the batch axis, so that a warp runs on its own until the warps' results are joined at the end.
-Products are transposed, keys (or the head's dimensions) in their 16 rows and the group of query heads in their 8 columns: the
-few heads of a group leave half as much of them empty as the other way round.
+One program takes a share of the keys of one (row, key head), each of its KW warps BN of KW · BN keys a step: products
+have rank 3 with the warps along the batch axis, so that a warp runs on its own until the warps' results are joined at
+the end. Products are transposed, keys (or the head's dimensions) in their 16 rows and the group of query heads in their
+8 columns: the few heads of a group leave half as much of them empty as the other way round.
 
-Keys and values pass through a ring of NS steps, the page of a step looked up one step before its copy starts. The newest key
-comes from the kernel before: with EARLY all steps of the ring but the one with that key are fetched before the
-programmatic wait.
+Keys and values pass through a ring of NS steps, the page of a step looked up one step before its copy starts. The
+newest key comes from the kernel before: with EARLY all steps of the ring but the one with that key are fetched before
+the programmatic wait.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class DependentChain:
     """Callers whose kernels follow one another by programmatic dependent launch.
 
     counters: int32 [>= B · Hkv], zero before and after every kernel.
-    history_is_settled: nothing but a row's newest key was written since the chain began: older keys are fetched while the kernel before
-        still runs.
+    history_is_settled: nothing but a row's newest key was written since the chain began: older keys are fetched while
+        the kernel before still runs.
     """
 
     counters: torch.Tensor
@@ -114,9 +114,11 @@ def fetch(
 def attend(
     ks, vs, query, high, total, acc, scale, num_keys, TILE: gl.constexpr, MASKED: gl.constexpr, mma: gl.constexpr
 ):  # fmt: skip
-    """One step over the first `num_keys` keys (with MASKED, else over all) of K and V [KW, BN, D], query [KW, D, HEADS].
+    """One step over the first `num_keys` keys (with MASKED, else over all) of K and V [KW, BN, D], query [KW, D,
+    HEADS].
 
-    Returns the new high [KW, HEADS] in units of q · k, total [KW, BN, HEADS] not yet summed over keys, acc [KW, D, HEADS].
+    Returns the new high [KW, HEADS] in units of q · k, total [KW, BN, HEADS] not yet summed over keys, acc [KW, D,
+    HEADS].
     """
     BN: gl.constexpr = TILE.BN
     KW: gl.constexpr = TILE.KW
@@ -163,8 +165,8 @@ def decode_attention_kernel(
 ):  # fmt: skip
     """One program for (key head, row, share of the keys).
 
-    rows: query_start, context_len, block_tables. With `query_start` row b's query is the one at query_start[b], and rows of another
-    number of queries are left alone; without it (None) row b's query is q[b].
+    rows: query_start, context_len, block_tables. With `query_start` row b's query is the one at query_start[b], and
+    rows of another number of queries are left alone; without it (None) row b's query is q[b].
     shares: partial float32 [B, Hq, SPLITS, D], its log2 weight [B, Hq, SPLITS], counters; None where SPLITS is 1.
     """
     query_start, context_len, block_tables = rows
@@ -255,7 +257,8 @@ def decode_attention_kernel(
 
 @gluon_jit
 def store_share(
-    sums, out, shares, scale, row, kv_head, split, num_shares, SHAPE: gl.constexpr, TILE: gl.constexpr, mma: gl.constexpr
+    sums, out, shares, scale, row, kv_head, split, num_shares,
+    SHAPE: gl.constexpr, TILE: gl.constexpr, mma: gl.constexpr,
 ):  # fmt: skip
     """Joins the warps' (high, total, acc), and where there are several shares those, once the last has arrived."""
     high, total, acc = sums
@@ -311,7 +314,8 @@ def launch(
     *,
     chain: DependentChain,
 ) -> None:
-    """Row b's query is q[b]; rows of q [M, Hq, D] and out from B on are left alone. A kernel of a chain of dependent launches."""
+    """Row b's query is q[b]; rows of q [M, Hq, D] and out from B on are left alone. A kernel of a chain of dependent
+    launches."""
     num_rows, kv_heads, head_dim = meta.context_len.shape[0], pages.shape[3], pages.shape[5]
     q_heads = q.shape[1]
     num_pairs, group = num_rows * kv_heads, q_heads // kv_heads

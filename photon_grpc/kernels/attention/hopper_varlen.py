@@ -2,16 +2,17 @@
 
     out[t] = softmax(scale · q[t] · K[: p + 1]ᵀ) · V[: p + 1],  p the position of token t in its row
 
-Shapes: q [T, Hq, D] (tokens may be strided), pages [num_blocks, planes, 2, Hkv, block_size, D] contiguous, AttentionMetadata of the rows
--> the rows of several queries in out [T, Hq, D]. bf16 and fp16; D in TILES, block_size a power of two from 64 on. `torch_attention.py` is
-the reference.
+Shapes: q [T, Hq, D] (tokens may be strided), pages [num_blocks, planes, 2, Hkv, block_size, D] contiguous,
+AttentionMetadata of the rows -> the rows of several queries in out [T, Hq, D]. bf16 and fp16; D in TILES, block_size a
+power of two from 64 on. `torch_attention.py` is the reference.
 
 One program takes a tile of (query, head of the group) pairs of one row and one key head. Its warps are specialised: one
-fetches tiles of BN keys and values through the bulk copy engine into a ring of NS stages, CONSUMERS groups of four warps
-each take 64 of the tile's pairs against every stage. While one group computes its softmax another has the tensor cores.
+fetches tiles of BN keys and values through the bulk copy engine into a ring of NS stages, CONSUMERS groups of four
+warps each take 64 of the tile's pairs against every stage. While one group computes its softmax another has the tensor
+cores.
 
-A pair's sums run over the same tiles of keys in the same order wherever it lies, so its result is the same, bit for bit,
-in any batch.
+A pair's sums run over the same tiles of keys in the same order wherever it lies, so its result is the same, bit for
+bit, in any batch.
 """
 
 from __future__ import annotations
@@ -40,19 +41,22 @@ from photon_grpc.kernels.jit import once
 CONSUMER_PAIRS = 64
 #: Rows of the cache that the bulk copy engine can number; one behind them means zeros.
 MAX_CACHE_ROWS = 0x7FFFFF00
-# head_dim -> fewest queries a row, on average: a program takes a multiprocessor, which short prompts and decode rows do not repay.
-# On an H200, µs of varlen_kernel / this one: D 64: 8 x 512 45 / 53, 2,048 68 / 52; D 128: 128 7 / 8, 512 15.4 / 13.9, 4 x 2,048 406 / 266.
+# head_dim -> fewest queries a row, on average: a program takes a multiprocessor, which short prompts and decode rows do
+# not repay.
+# On an H200, µs of varlen_kernel / this one: D 64: 8 x 512 45 / 53, 2,048 68 / 52; D 128: 128 7 / 8, 512 15.4 / 13.9, 4
+# x 2,048 406 / 266.
 MIN_QUERIES_PER_ROW = {64: 1024, 128: 256}
 # head_dim -> (keys a tile, tiles under way, whether scores are computed a tile ahead).
 # Sweep on an H200, 4 x 2,048 and 1 x 2,048 tokens, 512 behind 3,584, and eight prompts of 64 to 1,000.
 TILES = {64: (128, 3, False), 128: (64, 3, True)}
-# (head_dim, consumers) -> registers of a consumer's and of the producer's threads, together all of a multiprocessor's. The
-# producer clears the tail of a tile of values, which takes more of them where a value is wider.
+# (head_dim, consumers) -> registers of a consumer's and of the producer's threads, together all of a multiprocessor's.
+# The producer clears the tail of a tile of values, which takes more of them where a value is wider.
 REGISTERS = {(64, 2): (240, 24), (64, 3): (160, 24), (128, 2): (232, 40), (128, 3): (160, 32)}
 
 
 class PrefillTile(NamedTuple):
-    """Constants the kernel is compiled for: CONSUMERS groups of warps of PAIRS pairs each, BN keys a step, NS steps under way, scores AHEAD of sums."""
+    """Constants the kernel is compiled for: CONSUMERS groups of warps of PAIRS pairs each, BN keys a step, NS steps
+    under way, scores AHEAD of sums."""
 
     CONSUMERS: int
     PAIRS: int
@@ -272,8 +276,8 @@ def varlen_tile_kernel(
 ):  # fmt: skip
     """Grid (KV_HEADS, tiles): tile t of row b is program query_start[b] // QUERIES + b + t from the end; four warps.
 
-    rows: query_start, context_len, block_tables. places: rows of the descriptor up to the layer's first key, from a key to its value,
-    and from page to page.
+    rows: query_start, context_len, block_tables. places: rows of the descriptor up to the layer's first key, from a key
+    to its value, and from page to page.
     """
     query_start, context_len, block_tables = rows
     first_row, v_rows, page_rows = places
@@ -340,7 +344,8 @@ def varlen_tile_kernel(
 
 
 def num_consumers(num_pairs: int, kv_heads: int, multiprocessors: int) -> int:
-    """Groups of warps that share each tile of keys: three where `num_pairs` (query, head of a group) pairs have tiles for two waves, else two."""
+    """Groups of warps that share each tile of keys: three where `num_pairs` (query, head of a group) pairs have tiles
+    for two waves, else two."""
     tiles = num_pairs // (3 * CONSUMER_PAIRS) * kv_heads
     return 3 if tiles >= 2 * multiprocessors else 2
 
@@ -378,9 +383,11 @@ def launch(
 def preload(
     device: torch.device, dtype: torch.dtype, q_heads: int, kv_heads: int, block_size: int, head_dim: int
 ) -> None:
-    """Launch the kernel with either number of consumers, for two queries and a cache of one page: compiles and loads both.
+    """Launch the kernel with either number of consumers, for two queries and a cache of one page: compiles and loads
+    both.
 
-    What the kernel is specialised for follows from these shapes: every stride of q and of the cache is a multiple of 16.
+    What the kernel is specialised for follows from these shapes: every stride of q and of the cache is a multiple of
+    16.
     """
     q, out = torch.zeros((2, 2, q_heads, head_dim), dtype=dtype, device=device)
     pages = torch.zeros((1, 1, 2, kv_heads, block_size, head_dim), dtype=dtype, device=device)

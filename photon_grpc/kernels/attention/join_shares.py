@@ -63,7 +63,8 @@ def load_shares(
     GROUP: gl.constexpr, HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, SPLITS: gl.constexpr, AT_ONCE: gl.constexpr,
     layout: gl.constexpr,
 ):  # fmt: skip
-    """(weights [AT_ONCE, HEADS], results [AT_ONCE, HEADS, D]) of the shares from `first` on, past the first-level cache.
+    """(weights [AT_ONCE, HEADS], results [AT_ONCE, HEADS, D]) of the shares from `first` on, past the first-level
+    cache.
 
     Weight -inf and result 0 where there is none; heads that are none have the weight 0.
     """

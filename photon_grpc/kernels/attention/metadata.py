@@ -20,14 +20,15 @@ class AttentionMetadata:
     query_start: int32 [B + 1], row b's queries are query_start[b] … query_start[b + 1] - 1 of q [T, Hq, D].
     context_len: int32 [B], keys of the row, those of its own queries included; query j of `count` sits at position
         context_len - count + j and sees the keys up to there.
-    block_tables: int32 [B, max_blocks], the pages of each row in order; entries behind its context are not read, nor entries whose page
-        lies wholly behind the window of its oldest query.
-        A padding row has block 0 and context 1; its output means nothing.
+    block_tables: int32 [B, max_blocks], the pages of each row in order; entries behind its context are not read, nor
+        entries whose page lies wholly behind the window of its oldest query. A padding row has block 0 and context 1;
+        its output means nothing.
     scale: factor of q · k, as a rule 1 / sqrt(D).
     max_query_len, max_context_len: upper bounds known to the host, so that nothing waits for the device. With
         max_query_len == 1 every row is one query: T == B.
     min_query_len: a lower bound of rows that have queries; above 1 nothing looks for decode rows.
-    window: tokens a query looks back, itself included: it sees the keys at positions p - window + 1 … p. 0: all of them.
+    window: tokens a query looks back, itself included: it sees the keys at positions p - window + 1 … p. 0: all of
+        them.
     """
 
     query_start: torch.Tensor

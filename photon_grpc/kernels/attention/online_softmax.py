@@ -13,7 +13,8 @@ from photon_grpc.kernels.jit import jit, next_power_of_2, tl
 def key_offsets(
     table, start, stop, block_stride, SHAPE: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """Element offsets int64 [BLOCK_N] of the keys start … start + BLOCK_N - 1 of a row; `start` is a multiple of BLOCK_N.
+    """Element offsets int64 [BLOCK_N] of the keys start … start + BLOCK_N - 1 of a row; `start` is a multiple of
+    BLOCK_N.
 
     One look-up where a tile lies in one page, one for each key where it spans several. Keys from `stop` on point into
     block 0 or behind their page's valid part and must be masked.
@@ -33,8 +34,9 @@ def attend(
 ):  # fmt: skip
     """One step over BLOCK_N keys; q [M, HEAD_PAD], in_context [BLOCK_N], visible broadcasts to [M, BLOCK_N].
 
-    Without MASKED every query sees every key of the tile, and the masks are not read. `scale`, above 0, includes log2(e).
-    Returns the new (high [M], total [M], acc [M, HEAD_PAD]): running maximum in units of log2, sum, unscaled output.
+    Without MASKED every query sees every key of the tile, and the masks are not read. `scale`, above 0, includes
+    log2(e). Returns the new (high [M], total [M], acc [M, HEAD_PAD]): running maximum in units of log2, sum, unscaled
+    output.
     """
     HEAD_DIM: tl.constexpr = SHAPE.HEAD_DIM
     HEAD_PAD: tl.constexpr = SHAPE.HEAD_PAD
@@ -70,7 +72,8 @@ def load_rows(at, in_context, column, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.const
 
 
 class HeadShape(NamedTuple):
-    """Constants of a layer that a kernel is compiled for: GROUP query heads for each of KV_HEADS key heads. WINDOW: tokens a query looks back; 0: all."""
+    """Constants of a layer that a kernel is compiled for: GROUP query heads for each of KV_HEADS key heads. WINDOW:
+    tokens a query looks back; 0: all."""
 
     KV_HEADS: int
     GROUP: int

@@ -3,11 +3,12 @@
     out[b] = softmax(scale · q[b] · K[first : context_len[b]]ᵀ) · V[first : context_len[b]],
     first = 0, or max(0, context_len[b] - window) where there is a window
 
-The query group of a key head is folded into the rows of the matrix product. The keys are shared out over `splits` programs, whose
-partial results `merge_kernel` joins. Softmax and sums in float32; `torch_attention.py` is the reference.
+The query group of a key head is folded into the rows of the matrix product. The keys are shared out over `splits`
+programs, whose partial results `merge_kernel` joins. Softmax and sums in float32; `torch_attention.py` is the
+reference.
 
-Shapes: q [T, Hq, D] (tokens may be strided), pages [num_blocks, planes, 2, Hkv, block_size, D], AttentionMetadata of the rows
--> the rows of one query in out [T, Hq, D].
+Shapes: q [T, Hq, D] (tokens may be strided), pages [num_blocks, planes, 2, Hkv, block_size, D], AttentionMetadata of
+the rows -> the rows of one query in out [T, Hq, D].
 Bytes moved: 2 · Hkv · D · itemsize for every key of every row.
 """
 
@@ -27,7 +28,8 @@ BLOCK_N = 32
 
 
 class SplitTile(NamedTuple):
-    """Constants `decode_kernel` is compiled for: BLOCK_M is GROUP padded, BLOCK_N keys a step, the keys of a row in SPLITS shares."""
+    """Constants `decode_kernel` is compiled for: BLOCK_M is GROUP padded, BLOCK_N keys a step, the keys of a row in
+    SPLITS shares."""
 
     BLOCK_M: int
     BLOCK_N: int
@@ -40,8 +42,8 @@ def decode_kernel(
 ):  # fmt: skip
     """One program for (row, key head, share of the keys); rows of several queries are left to `triton_varlen.py`.
 
-    rows: query_start, context_len, block_tables. Writes out [T, Hq, D] where SPLITS is 1, else `shares`: partial float32
-    [B, Hq, SPLITS, D] and its log2 weight [B, Hq, SPLITS].
+    rows: query_start, context_len, block_tables. Writes out [T, Hq, D] where SPLITS is 1, else `shares`: partial
+    float32 [B, Hq, SPLITS, D] and its log2 weight [B, Hq, SPLITS].
     """
     query_start, context_len, block_tables = rows
     KV_HEADS: tl.constexpr = SHAPE.KV_HEADS

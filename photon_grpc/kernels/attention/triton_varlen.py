@@ -3,12 +3,12 @@
     out[t] = softmax(scale · q[t] · K[first : p + 1]ᵀ) · V[first : p + 1],  p the position of token t in its row,
     first = 0, or max(0, p - window + 1) where there is a window
 
-One program takes a tile of (query, head of the group) pairs and one key head. Softmax and sums in float32; `torch_attention.py` is the
-reference.
+One program takes a tile of (query, head of the group) pairs and one key head. Softmax and sums in float32;
+`torch_attention.py` is the reference.
 
-Shapes: q [T, Hq, D] (tokens may be strided), pages [num_blocks, planes, 2, Hkv, block_size, D], AttentionMetadata of the rows
--> the rows of several queries in out [T, Hq, D]. All new keys are in the pages before any row attends.
-Bytes moved: 2 · Hkv · D · itemsize for every key of every row, once for each tile of queries; and q and out.
+Shapes: q [T, Hq, D] (tokens may be strided), pages [num_blocks, planes, 2, Hkv, block_size, D], AttentionMetadata of
+the rows -> the rows of several queries in out [T, Hq, D]. All new keys are in the pages before any row attends. Bytes
+moved: 2 · Hkv · D · itemsize for every key of every row, once for each tile of queries; and q and out.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def options(pages: torch.Tensor) -> dict[str, int]:
 def tile(group: int, pages: torch.Tensor) -> VarlenTile:
     """For `group` query heads of a key head.
 
-    Of an H200's sweep over 64 to 256 queries, 32 to 128 keys, 4 and 8 warps, 2 to 4 stages, for prompts of 512 and 2,048 tokens.
+    Of an H200's sweep over 64 to 256 queries, 32 to 128 keys, 4 and 8 warps, 2 to 4 stages, for prompts of 512 and
+    2,048 tokens.
     """
     if pages.dtype == torch.float32:
         # Without tensor cores the tiles of a float32 product live in registers: wider ones spill them.

@@ -1,6 +1,6 @@
 """Write new keys and values into their pages of the KV cache.
 
-    cache[slot // block_size, layer, 0, :, slot % block_size] = k[t],  the same at plane 1 for v,  slot = slot_mapping[t]
+    cache[slot // block_size, layer, 0, :, slot % block_size] = k[t],  slot = slot_mapping[t],  at plane 1 v
 
 Shapes: k, v [T, Hkv, D] (tokens may be strided), cache [num_blocks, layers, 2, Hkv, block_size, D] contiguous and of
 the dtype of k (one block of all layers is one run of memory), slot_mapping [T] int64 = block · block_size + offset.

@@ -1,10 +1,10 @@
-"""Ends of a fused projection, which consume its sums: add to the residual, SwiGLU, rotate and store queries, keys and values;
-store them as they are; or, of logits, keep the best of the tile.
+"""Ends of a fused projection, which consume its sums: add to the residual, SwiGLU, rotate and store queries, keys and
+values; store them as they are; or, of logits, keep the best of the tile.
 
 Gluon device functions over a tile [BN rows of W, BM rows of x] in float32, handed to `gemv_kernel` and `wgmma_kernel`
 in pairs:
 
-    ahead = load(y, operands, num_rows, P, TILE)            asked for before the product, so that it arrives while that runs
+    ahead = load(y, operands, num_rows, P, TILE)            asked for before the product: arrives while it runs
     store(tile, ahead, y, operands, num_rows, P, TILE)      rows of x from num_rows on store nothing
 
 `operands` is a tuple of the pair's own. Sums arrive in the layout of their matrix product, where a thread's neighbours

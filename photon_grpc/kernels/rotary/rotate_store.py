@@ -1,7 +1,7 @@
 """From a projection to queries, keys and values into attention, in one pass: heads are scaled, given their bias,
 normalised where the family does, rotated; queries go to a tensor of their own, keys and values to their pages.
 
-    x = r · qkv[t] + b,  r = 1 / sqrt(mean(h[t]²) + eps)       the norm before the projection, whose weight is folded into W
+    x = r · qkv[t] + b,  r = 1 / sqrt(mean(h[t]²) + eps)       the norm before the projection, its weight folded into W
     x = w · x / sqrt(mean(x²) + eps)                           of every head of q and of k, where `norms` are given
     (a, b) = (x[i], x[i + D/2]);  x[i] = a·cos - b·sin,  x[i + D/2] = b·cos + a·sin
 

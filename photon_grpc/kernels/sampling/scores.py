@@ -9,9 +9,9 @@ The N best are among the elements that are not below the N-th largest maximum of
 a tile gives its own best by taking its maximum out, seldom more than once. Where all are equal a tile gives N. Every
 sum is taken in an order that depends on nothing but the number of columns.
 
-Shapes: logits float32 [R, V], V at least N; ids int64 [R]; ScoreMetadata -> int32 [R, MAX_RECORDS, 3], of which only the
-first 1 + N + G records of rows that are scored are written. Bytes moved: 8 · R · V, and 4 · G · R · V out of the cache;
-nothing for rows that are not scored.
+Shapes: logits float32 [R, V], V at least N; ids int64 [R]; ScoreMetadata -> int32 [R, MAX_RECORDS, 3], of which only
+the first 1 + N + G records of rows that are scored are written. Bytes moved: 8 · R · V, and 4 · G · R · V out of the
+cache; nothing for rows that are not scored.
 """
 
 from __future__ import annotations
