@@ -21,7 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from photon_grpc import __version__, demo
-from photon_grpc.cli.serve import need_server
+from photon_grpc.cli.server_libraries import need_server
 from photon_grpc.config.download import fetch_model
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.config.formats import about_tokenizer

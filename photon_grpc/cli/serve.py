@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from typing import Any
 
 import click
 
+from photon_grpc.cli.server_libraries import need_server
 from photon_grpc.cli.settings_flags import EPILOG, SettingsCommand, as_flags, resolve_flags
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.config.resolve import open_to_the_network
-from photon_grpc.errors import StartupError
-
-#: Of the extra `serve`; the client side installs without them.
-SERVER_LIBRARIES = (
-    *("torch", "numpy", "safetensors", "tokenizers", "jinja2", "msgspec"),
-    *("grpc_reflection", "prometheus_client"),
-)
 
 
 @click.command(cls=SettingsCommand, epilog=EPILOG)
@@ -64,11 +57,3 @@ def _warn_of_open_ports(server: ServerConfig) -> None:
     if exposed := ", ".join(open_to_the_network(server)):
         advice = "all who reach it may use it (--tls-cert, --api-keys-file)"
         print(f"photon-grpc: warning: {exposed} is served without TLS and API keys: {advice}", file=sys.stderr)
-
-
-def need_server() -> None:
-    missing = [name for name in SERVER_LIBRARIES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise StartupError(
-            f"the client side alone is installed ({', '.join(missing)} missing): pip install '.[serve]' in the clone"
-        )

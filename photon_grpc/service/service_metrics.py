@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from photon_grpc.bridge.control import Counted, FrontendLost
@@ -68,12 +67,3 @@ class NoMetrics:
 
     def close(self) -> None:
         """Nothing."""
-
-
-def service_metrics(address: str, served: Callable[[], Served]) -> ServiceMetrics:
-    if not address:
-        return NoMetrics()
-    # Not without need: it takes a third of a second.
-    from photon_grpc.service.metrics_endpoint import MetricsEndpoint
-
-    return MetricsEndpoint(address, served)

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, TextIO, cast
 
@@ -41,7 +41,7 @@ from photon_grpc.service.frontend_drain import FrontendDrain
 from photon_grpc.service.listen import Listeners, UnixPath, admin_address, check_admin, check_distinct, plan_listeners
 from photon_grpc.service.log_pipe import LogPipe, PipeStream, log_to_stderr, own_stderr
 from photon_grpc.service.managed_process import ChildCrashed, ManagedProcess
-from photon_grpc.service.service_metrics import Served, service_metrics
+from photon_grpc.service.service_metrics import NoMetrics, Served, ServiceMetrics
 
 log = logging.getLogger("photon_grpc")
 
@@ -111,7 +111,7 @@ class Supervisor:
         self._life = 0
         #: Numbers of its links with front ends, as the engine counts them.
         self._connections = itertools.count()
-        self._metrics = service_metrics(config.server.metrics_listen, self._served)
+        self._metrics = _service_metrics(config.server.metrics_listen, self._served)
         self._drain_timeout_s = config.server.drain_timeout
         self._signal_s = float("-inf")
         self._code_of_haste = 0
@@ -355,3 +355,12 @@ class Supervisor:
             path.remove()
         self._listeners.close()
         self._flight.close()
+
+
+def _service_metrics(address: str, served: Callable[[], Served]) -> ServiceMetrics:
+    if not address:
+        return NoMetrics()
+    # Not without need: it takes a third of a second.
+    from photon_grpc.service.metrics_endpoint import MetricsEndpoint
+
+    return MetricsEndpoint(address, served)

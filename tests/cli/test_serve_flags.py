@@ -14,7 +14,7 @@ import click
 import pytest
 
 from photon_grpc import __version__, demo
-from photon_grpc.cli import doctor, main, serve, settings_flags
+from photon_grpc.cli import doctor, main, serve, server_libraries, settings_flags
 from photon_grpc.config.settings import Setting, sections, settings
 from photon_grpc.service import check_start
 
@@ -214,7 +214,7 @@ def test_a_bad_flag_is_one_line_and_exit_code_2(
 def test_without_the_server_libraries_serve_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(serve, "SERVER_LIBRARIES", ("no_such_library_of_ours",))
+    monkeypatch.setattr(server_libraries, "SERVER_LIBRARIES", ("no_such_library_of_ours",))
     assert main.main(["serve"]) == 2
     assert "pip install '.[serve]'" in capsys.readouterr().err
 
