@@ -284,9 +284,10 @@ class GuidanceMatcher:
                 mask[token_id >> 3] &= ~(1 << (token_id & 7)) & 0xFF
 
     def accept(self, token_id: int) -> bool:
-        is_accepted = self.state.try_consume_tokens([token_id]) == 1
+        if self.state.try_consume_tokens([token_id]) == 1:
+            return True
         self._check()
-        return is_accepted
+        return False
 
     def roll_back(self, num_tokens: int) -> None:
         self.state.rollback(num_tokens)
