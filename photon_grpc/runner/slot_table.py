@@ -247,8 +247,10 @@ class SlotTable:
 
     def _flag_masked(self, slots: list[int]) -> None:
         self.is_masked.zero_()
-        self._masked_slots = self.to_device(slots, torch.int64)
-        self.is_masked.index_fill_(0, self._masked_slots, 1)
+        self._masked_slots = self._masked_slots[:0]
+        if slots:
+            self._masked_slots = self.to_device(slots, torch.int64)
+            self.is_masked.index_fill_(0, self._masked_slots, 1)
 
     def _grow(self, batch: Batch) -> None:
         num_groups = len(self.plan.groups)
