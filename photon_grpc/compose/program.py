@@ -30,7 +30,8 @@ from photon_grpc.errors import Closed, QueueFull
 from photon_grpc.frontend.ask import Ask
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
-from photon_grpc.frontend.update import OutputDelta, Result
+from photon_grpc.frontend.stream import TokenStream
+from photon_grpc.frontend.update import OutputDelta, Result, Update
 
 log = logging.getLogger(__name__)
 
@@ -130,11 +131,13 @@ class Program:
 
     async def stream(self, ask: Ask) -> AsyncIterator[OutputDelta]:
         """Everything new, output by output."""
-        stream = await self._persist(self._frontend.stream, ask)
+        stream, first = await self._persist(self._begin, ask)
         try:
-            async for update in stream:
+            update: Update | None = first
+            while update is not None:
                 for delta in update.deltas:
                     yield delta
+                update = await anext(stream, None)
         finally:
             stream.close()
 
@@ -177,6 +180,15 @@ class Program:
             self._calls.add(future)
         future.add_done_callback(self._calls.discard)
         return future
+
+    async def _begin(self, ask: Ask) -> tuple[TokenStream, Update]:
+        """The stream with the first of its Updates: in its place comes the error of an engine whose queue is full."""
+        stream = await self._frontend.stream(ask)
+        try:
+            return stream, await anext(stream)
+        except BaseException as error:
+            stream.close(error)
+            raise
 
     async def _persist(self, call: Callable[[Ask], Awaitable[T]], ask: Ask) -> T:
         """Come again where the queue is full: an empty one takes any request."""

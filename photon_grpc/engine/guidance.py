@@ -3,7 +3,7 @@
 Grammars are compiled in a thread beside the engine's loop (the library holds the interpreter's lock only while it reads
 the text), one at a time, and kept for those who ask for the same. Matchers of one compilation share its lexer under a
 lock, and in parallel would only wait for each other: a grammar that many rows obey is compiled again as more requests
-ask for it, until each thread that fills masks has a lexer of it.
+ask for it, until each thread that fills masks has a lexer of it, eight at most.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping
 from functools import cache, partial
+from math import log2
 from weakref import WeakValueDictionary
 
 import llguidance
@@ -101,7 +102,7 @@ class GuidanceGrammars:
         self._compiler = Compiler(tokenizer, wake)
         self._tokenizer_ends = tuple(tokenizer.eos_tokens)
         self._key_tokens = cache(partial(KeyTokens, tokenizer))
-        #: By the number of their threads, a power of two.
+        #: By the number of their threads, a power of two or all.
         self._executor = cache(llguidance.LLExecutor)
         self._num_threads = num_threads
         self._max_cache_bytes = max_cache_bytes
@@ -149,13 +150,13 @@ class GuidanceGrammars:
     def _parts(self, columns: Collection[list[_Row]]) -> tuple[llguidance.LLExecutor, list[list[_Row]]]:
         """Lists that are filled one after another, each by these threads: all rows at once, those of a lexer side by
         side, since a thread takes a stretch of the list and two of them seldom meet under one lock then. More threads
-        than lexers would wait for each other. Where there is nothing to share out, rows by themselves, which are filled
-        in the thread that asks."""
+        than the longest of the lexers' rows leave room for would wait for each other: the nearest power of two. Where
+        there is nothing to share out, rows by themselves, which are filled in the thread that asks."""
         rows = [row for column in columns for row in column]
-        num_parallel = min(len(rows) // max(map(len, columns)), self._num_threads)
-        if num_parallel == 1:
+        num_parallel = 1 << round(log2(len(rows) / max(map(len, columns)))) if rows else 1
+        if min(num_parallel, self._num_threads) == 1:
             return self._executor(1), [[row] for row in rows]
-        return self._executor(1 << num_parallel.bit_length() - 1), [rows]
+        return self._executor(min(num_parallel, self._num_threads)), [rows]
 
     def _spread(self, grammar: Compilation) -> None:
         """Have a grammar with fewer lexers than rows compiled once more, for requests that come later."""

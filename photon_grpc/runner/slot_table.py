@@ -133,8 +133,8 @@ class SlotTable:
     def mask(self, masks: memoryview) -> None:
         """Let the masked rows of the batch that was applied last draw nothing but the ids whose bits are set.
 
-        `masks`: a bitmask for each, as in `ports.Pending.sample`. Raise RuntimeError where they are too few or too
-        many. The body of the step may have ended by then: nothing is done here that `apply` can do.
+        `masks`: a bitmask for each, as in `ports.Pending.sample`. Raise IndexError where they are too few or too many.
+        The body of the step may have ended by then: nothing is done here that `apply` can do.
         """
         words = torch.frombuffer(masks, dtype=torch.int32).view(-1, self.masks.shape[1])
         self.masks.index_copy_(0, self._masked_slots, tensor_to_device(words, self.device))

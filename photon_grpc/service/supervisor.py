@@ -48,6 +48,8 @@ log = logging.getLogger("photon_grpc")
 #: Time for a front end, on top of the drain timeout, to answer its last calls.
 _FRONTEND_GRACE_S = 5.0
 _ENGINE_GRACE_S = 5.0
+#: For reading what an ended engine said.
+_LAST_WORDS_S = 1.0
 #: Signals so close together are one wish, told twice: by the terminal and by the parent process.
 _ONE_WISH_S = 0.5
 
@@ -329,10 +331,12 @@ class Supervisor:
             for drain in drains:
                 drain.child.tell(Stop(num_left))
             await asyncio.gather(*(drain.child.end_within(_FRONTEND_GRACE_S) for drain in drains))
+            if engine := self._engine.child:
+                engine.tell(Stop())
+                await engine.end_within(_ENGINE_GRACE_S if self._facts else 0.0)
+            # What it said before it ended is there to be read.
+            await asyncio.wait({accounts}, timeout=_LAST_WORDS_S)
             accounts.cancel()
-        if engine := self._engine.child:
-            engine.tell(Stop())
-            await engine.end_within(_ENGINE_GRACE_S if self._facts else 0.0)
         log.info("stopped")
 
     async def _hear_accounts(self) -> None:

@@ -162,3 +162,16 @@ def test_streams_wait_for_a_place_in_the_queue_as_generate_does(tmp_path: Path) 
             return sum(len(delta.token_ids) for delta in llm.stream(prompt, max_tokens=30, ignore_eos=True))
 
         assert list(threads.map(num_tokens, "abcdef")) == [30] * 6
+
+
+def test_streams_come_again_where_preempted_ones_have_filled_the_queue(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "tiny")
+    flags = {"load_format": "dummy", "device": "cpu", "num_blocks": 14, "block_size": 4, "max_num_seqs": 8}
+    with LLM(model, max_queue_size=1, **flags) as llm, ThreadPoolExecutor(24) as threads:
+
+        def num_tokens(number: int) -> int:
+            return sum(
+                len(delta.token_ids) for delta in llm.stream(f"abcdefgh{number}", max_tokens=30, ignore_eos=True)
+            )
+
+        assert list(threads.map(num_tokens, range(100))) == [30] * 100

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from photon_grpc import LLM
+from photon_grpc.core.batch import StepOutput
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import FeatureNotSupported, InvalidConstraint, PhotonError
 from photon_grpc.frontend.ask import Ask, ConstraintAsk, OutputAsk, SamplingAsk, StopAsk, TextInput
 from photon_grpc.frontend.update import OutputDelta
+from photon_grpc.runner.model_runner import HeldBack
 from tests.compose.drawn_constraints import draw
 from tests.service.tiny import write_tiny_model
 
@@ -198,3 +200,28 @@ def test_a_model_without_tokenizer_takes_no_constraint(tmp_path: Any) -> None:
         assert llm._program._facts.has_grammars is False
         with pytest.raises(FeatureNotSupported, match=r"structured_output\.regex.*no tokenizer"):
             llm.generate([[1, 2]], regex="a")
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_masks_lie_as_they_were_given_until_their_step_is_read(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA they travel from where they lie, while the engine goes on."""
+    given: dict[HeldBack, tuple[memoryview, bytes]] = {}
+    read: list[bool] = []
+    sample, result = HeldBack.sample, HeldBack.result
+
+    def sampled(self: HeldBack, masks: memoryview) -> None:
+        given[self] = masks, bytes(masks)
+        sample(self, masks)
+
+    def resulted(self: HeldBack) -> StepOutput:
+        if self in given:
+            masks, before = given.pop(self)
+            read.append(bytes(masks) == before)
+        return result(self)
+
+    monkeypatch.setattr(HeldBack, "sample", sampled)
+    monkeypatch.setattr(HeldBack, "result", resulted)
+    with LLM(device="cpu", max_num_seqs=12, num_blocks=200, block_size=4, async_depth=depth) as llm:
+        answers(llm, [asked(number, ConstraintAsk("regex", f"[ab]{{{5 + 7 * number},40}}x")) for number in range(6)])
+    assert len(read) > 20
+    assert all(read)

@@ -172,8 +172,8 @@ def library_us(product: Product, constants: LibraryConstants = LIBRARY) -> float
 _SIXTEEN = tuple((16, *rest) for rest in ((64, 4, 8), (64, 4, 6), (64, 4, 4), (64, 8, 4), (64, 2, 8), (64, 2, 4)))
 _LAST = ((16, 64, 1, 8), (16, 32, 1, 8))
 #: Bucket -> (BN, BK, KW, NS) of what is considered: no size that was never near the best, and of equals the
-#: first, with more in flight. One or two warps are for the shortest K. Of more rows the library is given every product
-#: that is not in the table.
+#: first, with more in flight. One or two warps are for the shortest K, and for one that is no multiple of 64. Of more
+#: rows the library is given every product that is not in the table.
 GEMV = {
     8: (*_SIXTEEN, *_LAST),
     16: (*_SIXTEEN, (16, 128, 4, 4), (32, 64, 8, 4), (32, 128, 4, 4), (32, 64, 2, 4), (64, 64, 4, 4), *_LAST),

@@ -123,9 +123,6 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
     },
     # Qwen2.5-32B: down, where no tile that the model of cost considers comes near the library.
     (5120, 27648): {16: None},
-    # Half of Qwen3-32B: output. With the tile of the model of cost the whole layer takes 7 % more, not the product
-    # alone.
-    (5120, 4096): {32: Tile("gemv", 32, 64, 4, 3)},
     # Heads of Llama-3.2-3B and of Qwen3-0.6B, for which the model of cost considers too few sizes.
     (128256, 3072): {8: Tile("gemv", 64, 64, 4, 3), 16: Tile("wgmma", 128, 64, 8, 4)},
     (151936, 1024): {
