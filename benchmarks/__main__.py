@@ -13,7 +13,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 #: Without a command of their own.
-_PARTS = {"engine", "saved", "service", "shapes", "traffic", "workloads"}
+_PARTS = {"engine", "masked_rows", "saved", "service", "shapes", "traffic", "workloads"}
 SHORT = (
     ("benchmarks.overhead", "--seqs", "1", "64", "--steps", "500"),
     ("benchmarks.versus_transformers", "--model", "demo"),
