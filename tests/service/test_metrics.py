@@ -430,9 +430,19 @@ def test_a_drain_is_counted_while_it_lasts(tmp_path: Path) -> None:
         assert service.process.wait(60) == 0
 
 
-def test_a_front_end_that_is_killed_while_it_drains_is_accounted_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("frontends", ["1", "2"])
+def test_a_front_end_that_is_killed_while_it_drains_is_accounted_for(frontends: str, tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "tiny")
-    flags = ["--model", str(model), "--load-format", "dummy", "--metrics-listen", "127.0.0.1:0", "--frontends", "2"]
+    flags = [
+        "--model",
+        str(model),
+        "--load-format",
+        "dummy",
+        "--metrics-listen",
+        "127.0.0.1:0",
+        "--frontends",
+        frontends,
+    ]
     with serving(*flags) as service, contextlib.ExitStack() as stack:
         (address,) = service.wait_ready()
         observed = Observed(service)
