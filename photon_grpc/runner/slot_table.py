@@ -84,7 +84,9 @@ class SlotTable:
         self.min_length, self.num_best, self.num_prompt_best, self.num_given, *others = others
         self.num_biases, self.is_limited, self.is_masked = others
         self._none_given = torch.zeros_like(self.num_given)
-        #: int64, slots whose masks hold in the batch that was applied last, in its order.
+        #: Slots whose masks hold in the batch that was applied last, in its order; None where that is not known. On the
+        #: device: int64.
+        self._masked: list[int] | None = []
         self._masked_slots = torch.zeros(0, dtype=torch.int64, device=device)
         # Rows of padding are not scored and not penalised.
         self.num_best.fill_(-1)
@@ -147,8 +149,10 @@ class SlotTable:
             self._admit(batch.admissions)
         if batch.grown:
             self._grow(batch)
-        if batch.masked or len(self._masked_slots):
-            self._flag_masked([batch.slots[row] for row in batch.masked])
+        masked = [batch.slots[row] for row in batch.masked]
+        if masked != self._masked or (masked and batch.admissions):
+            # An admission has lowered the flag of its slot.
+            self._flag_masked(masked)
 
     def advance(self, batch: Batch) -> None:
         """The host's side of a launched step."""
@@ -246,11 +250,14 @@ class SlotTable:
         )
 
     def _flag_masked(self, slots: list[int]) -> None:
+        # Known once it is sent: where sending fails, the next batch sends again.
+        self._masked = None
         self.is_masked.zero_()
         self._masked_slots = self._masked_slots[:0]
         if slots:
             self._masked_slots = self.to_device(slots, torch.int64)
             self.is_masked.index_fill_(0, self._masked_slots, 1)
+        self._masked = slots
 
     def _grow(self, batch: Batch) -> None:
         num_groups = len(self.plan.groups)

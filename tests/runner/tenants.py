@@ -36,8 +36,8 @@ def poison(table: SlotTable, slot: int, draw: random.Random) -> None:
     """Whatever the table holds of this slot, on the device and on the host, becomes something else that could stand
     there."""
     for name, value in vars(table).items():
-        if name == "_masked_slots":
-            continue  # of a batch, not of a slot: a step that has masks, or follows one that had, writes it anew
+        if name in ("_masked", "_masked_slots"):
+            continue  # of a batch, not of a slot
         if isinstance(value, torch.Tensor):
             (dim,) = (dim for dim, size in enumerate(value.shape) if size == len(table.max_computed))
             _overwrite(name, value.select(dim, slot), draw)

@@ -90,6 +90,27 @@ def test_masks_hold_for_the_rows_of_their_step_whichever_those_of_the_step_befor
         assert runner._table.is_masked.nonzero().flatten().tolist() == [batch.slots[row] for row in masked]
 
 
+def test_masks_hold_again_for_a_slot_that_another_sequence_takes(runner: ModelRunner) -> None:
+    first, second, _ = batches(())
+    for batch in (first, second, first, second):
+        pending = runner.submit(replace(batch, masked=(0, 2)))
+        pending.sample(masks((7,), (8,)))
+        assert pending.result().ids[0:3:2] == (7, 8)
+
+
+def test_flags_that_could_not_be_sent_are_sent_again(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, _ = batches(())
+    pending = runner.submit(replace(first, masked=(0, 2)))
+    pending.sample(masks((7,), (8,)))
+    table = runner._table
+    with monkeypatch.context() as broken:
+        broken.setattr(table, "is_masked", None)
+        with pytest.raises(AttributeError):
+            table.apply(second)
+    table.apply(second)
+    assert not table.is_masked.any()
+
+
 def test_a_mask_that_allows_nothing_is_a_fault_of_its_row_that_is_no_failure_of_numbers(runner: ModelRunner) -> None:
     expected = runner.submit(batches(())[0]).result().ids
     pending = runner.submit(batches(MASKED)[0])
