@@ -19,7 +19,7 @@ from photon_grpc.kernels.attention.dispatch import DependentChain, GroupAttentio
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.jit import INTERPRETED, triton
 from photon_grpc.kernels.rotary import rotary
-from photon_grpc.kernels.sampling import bitmask, draw, draw_kept, histogram, penalties, scores
+from photon_grpc.kernels.sampling import draw, draw_kept, histogram, penalties, scores, shape
 
 KernelKind = Literal["auto", "torch", "triton"]
 
@@ -33,10 +33,11 @@ class Kernels:
     rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     swiglu: Callable[[torch.Tensor], torch.Tensor]
     attention: Callable[..., GroupAttention]
-    penalise: Callable[[torch.Tensor, torch.Tensor, penalties.Penalties], None]
-    mask_logits: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bitmask.Constraints], torch.Tensor]
-    draw: Callable[[torch.Tensor, draw.SamplingMetadata], torch.Tensor]
-    draw_kept: Callable[[torch.Tensor, draw.SamplingMetadata, histogram.Filters | None], draw_kept.Drawn]
+    shape: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, shape.Shaping], torch.Tensor]
+    draw: Callable[[torch.Tensor, draw.SamplingMetadata, shape.Shaping | None], torch.Tensor]
+    draw_kept: Callable[
+        [torch.Tensor, draw.SamplingMetadata, histogram.Filters | None, torch.Tensor | None], torch.Tensor
+    ]
     scores: Callable[[torch.Tensor, torch.Tensor, scores.ScoreMetadata], torch.Tensor]
     decode_inputs: Callable[[torch.Tensor, torch.Tensor, slot_state.SlotState, int], slot_state.Inputs]
     mixed_inputs: Callable[..., slot_state.Inputs]
@@ -50,8 +51,7 @@ TORCH = Kernels(
     rotary=rotary.reference,
     swiglu=swiglu.reference,
     attention=torch_backend,
-    penalise=penalties.reference,
-    mask_logits=bitmask.reference,
+    shape=shape.reference,
     draw=draw.reference,
     draw_kept=draw_kept.reference,
     scores=scores.reference,
@@ -67,8 +67,7 @@ TRITON = Kernels(
     rotary=rotary.launch,
     swiglu=swiglu.launch,
     attention=dispatch,
-    penalise=penalties.launch,
-    mask_logits=bitmask.launch,
+    shape=shape.launch,
     draw=draw.launch,
     draw_kept=draw_kept.launch,
     scores=scores.launch,

@@ -12,24 +12,25 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from photon_grpc.core.batch import NOTHING_TO_DRAW, Batch
+from photon_grpc.core.batch import Batch
 from photon_grpc.kernels import Kernels
 from photon_grpc.kernels.sampling.draw import SamplingMetadata
 from photon_grpc.runner.slot_table import SlotTable
 
 
 class SamplingLevel(IntEnum):
-    """Asked of a tail by the rows of a batch. Those that draw do what the ones before them do; the last two score what
-    PLAIN and SHAPED draw."""
+    """Asked of a tail by the rows of a batch. The last two score what the first and the one before them draw."""
 
     #: An argmax, or noise over everything.
     PLAIN = 0
-    #: top_k, top_p, min_p.
+    #: PLAIN, and top_k, top_p, min_p.
     FILTERED = 1
-    #: Biases, penalties, bans, limits and masks.
+    #: PLAIN, and biases, penalties, bans, limits and masks.
     SHAPED = 2
-    SCORED_PLAIN = 3
-    SCORED = 4
+    #: All of them.
+    SHAPED_FILTERED = 3
+    SCORED_PLAIN = 4
+    SCORED = 5
 
     @property
     def is_scored(self) -> bool:
@@ -38,8 +39,16 @@ class SamplingLevel(IntEnum):
     @property
     def draws(self) -> SamplingLevel:
         """The level of the draw itself."""
-        scored = {SamplingLevel.SCORED_PLAIN: SamplingLevel.PLAIN, SamplingLevel.SCORED: SamplingLevel.SHAPED}
+        scored = {SamplingLevel.SCORED_PLAIN: SamplingLevel.PLAIN, SamplingLevel.SCORED: SamplingLevel.SHAPED_FILTERED}
         return scored.get(self, self)
+
+    @property
+    def is_shaped(self) -> bool:
+        return self.draws in (SamplingLevel.SHAPED, SamplingLevel.SHAPED_FILTERED)
+
+    @property
+    def is_filtered(self) -> bool:
+        return self.draws in (SamplingLevel.FILTERED, SamplingLevel.SHAPED_FILTERED)
 
 
 class SampledTokens(NamedTuple):
@@ -66,16 +75,15 @@ class Sampler:
     Args:
         head: makes logits, or draws from them.
         table: the parameters of every slot.
-        kernels: masks, draws and scores.
+        kernels: what shapes, draws and scores.
     """
 
     def __init__(self, head: Head, table: SlotTable, kernels: Kernels) -> None:
         self._head = head
         self._table = table
-        self._draw_plain = kernels.draw
+        self._shape = kernels.shape
+        self._draw_any = kernels.draw
         self._draw_kept = kernels.draw_kept
-        self._penalise = kernels.penalise
-        self._mask_logits = kernels.mask_logits
         self._score = kernels.scores
         # A device draws all rows of a plain step in one kernel. On a CPU noise for a large vocabulary costs
         # milliseconds a row.
@@ -94,9 +102,10 @@ class Sampler:
 
     def _draws(self, batch: Batch, slots: list[int]) -> SamplingLevel:
         table = self._table
-        if batch.masked or not (table.shaped.isdisjoint(slots) and table.banned.keys().isdisjoint(slots)):
-            return SamplingLevel.SHAPED
-        return SamplingLevel.PLAIN if table.filtered.isdisjoint(slots) else SamplingLevel.FILTERED
+        is_shaped = batch.masked or not (table.shaped.isdisjoint(slots) and table.banned.keys().isdisjoint(slots))
+        if table.filtered.isdisjoint(slots):
+            return SamplingLevel.SHAPED if is_shaped else SamplingLevel.PLAIN
+        return SamplingLevel.SHAPED_FILTERED if is_shaped else SamplingLevel.FILTERED
 
     def __call__(
         self, hidden: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, level: SamplingLevel
@@ -117,20 +126,17 @@ class Sampler:
         logits = self._head.logits(hidden)
         if not level.is_scored:
             return SampledTokens(self._draw(logits, metadata, level))
-        # Scored is what the model gave, which penalties and masks change.
-        given = logits.clone() if level is SamplingLevel.SCORED else logits
-        ids = self._draw(logits, metadata, level.draws)
+        # Scored is what the model gave, which shaping changes.
+        given = logits.clone() if level.is_shaped else logits
+        ids = self._draw(logits, metadata, level)
         return SampledTokens(ids, self._score(given, ids, table.output_scores(slots)))
 
     def _draw(self, logits: torch.Tensor, metadata: SamplingMetadata, level: SamplingLevel) -> torch.Tensor:
-        if level is SamplingLevel.PLAIN and not self._on_cpu:
-            return self._draw_plain(logits, metadata)
+        shaping = self._table.shaping if level.is_shaped else None
+        if not (level.is_filtered or self._on_cpu):
+            return self._draw_any(logits, metadata, shaping)
         is_constrained = None
-        if level is SamplingLevel.SHAPED:
-            self._penalise(logits, metadata.slots, self._table.penalties)
-            is_constrained = self._mask_logits(logits, metadata.slots, metadata.context_len, self._table.constraints)
-        filters = None if level is SamplingLevel.PLAIN else self._table.filters
-        ids, best = self._draw_kept(logits, metadata, filters)
-        if is_constrained is None:
-            return ids
-        return torch.where(is_constrained & (best == -torch.inf), NOTHING_TO_DRAW, ids)
+        if shaping is not None:
+            is_constrained = self._shape(logits, metadata.slots, metadata.context_len, shaping)
+        filters = self._table.filters if level.is_filtered else None
+        return self._draw_kept(logits, metadata, filters, is_constrained)

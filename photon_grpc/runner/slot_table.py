@@ -20,8 +20,9 @@ from photon_grpc.kernels.sampling.bitmask import Constraints
 from photon_grpc.kernels.sampling.histogram import Filters
 from photon_grpc.kernels.sampling.penalties import MAX_BIASES, Penalties, counted
 from photon_grpc.kernels.sampling.scores import MAX_GIVEN, ScoreMetadata
+from photon_grpc.kernels.sampling.shape import Shaping
 from photon_grpc.kernels.slot_state import SlotState
-from photon_grpc.runner.upload import Numbers, array_to_device, tensor_to_device, to_device
+from photon_grpc.runner.upload import Numbers, SideCopy, array_to_device, to_device
 
 
 class _Numbers(NamedTuple):
@@ -44,7 +45,7 @@ class _Numbers(NamedTuple):
     num_given: int
     num_biases: int
     is_limited: int
-    is_masked: int = 0
+    mask_row: int = 0
 
 
 _NUM_FLOATS = 6
@@ -82,12 +83,11 @@ class SlotTable:
         self.repetition_penalty, self.presence_penalty, self.frequency_penalty = penalties
         self.num_computed, self.top_k, self.seed, self.output_index, self.num_prompt, *others = self._ints
         self.min_length, self.num_best, self.num_prompt_best, self.num_given, *others = others
-        self.num_biases, self.is_limited, self.is_masked = others
+        self.num_biases, self.is_limited, self.mask_row = others
         self._none_given = torch.zeros_like(self.num_given)
-        #: Slots whose masks hold in the batch that was applied last, in its order; None where that is not known. On the
-        #: device: int64.
+        #: Slots whose masks hold in the batch that was applied last, in its order; None where that is not known.
         self._masked: list[int] | None = []
-        self._masked_slots = torch.zeros(0, dtype=torch.int64, device=device)
+        self._mask_copy = SideCopy(device)
         # Rows of padding are not scored and not penalised.
         self.num_best.fill_(-1)
         self.repetition_penalty.fill_(1.0)
@@ -114,15 +114,13 @@ class SlotTable:
         return Filters(self.top_k, self.top_p, self.min_p)
 
     @property
-    def constraints(self) -> Constraints:
-        """Bans, masks and limits of every slot."""
-        return Constraints(self.min_length, self.banned_ids, self.is_masked, self.masks, self.is_limited, self.limits)
-
-    @property
-    def penalties(self) -> Penalties:
-        """Penalties and biases of every slot."""
+    def shaping(self) -> Shaping:
+        """Penalties, biases, bans, masks and limits of every slot."""
         strengths = self.repetition_penalty, self.presence_penalty, self.frequency_penalty
-        return Penalties(self.counts, *strengths, self.num_biases, self.bias_ids, self.biases)
+        return Shaping(
+            Penalties(self.counts, *strengths, self.num_biases, self.bias_ids, self.biases),
+            Constraints(self.min_length, self.banned_ids, self.mask_row, self.masks, self.is_limited, self.limits),
+        )
 
     def output_scores(self, slots: torch.Tensor) -> ScoreMetadata:
         """Scores asked for of the ids that rows of these slots draw."""
@@ -139,7 +137,9 @@ class SlotTable:
         The body of the step may have ended by then: nothing is done here that `apply` can do.
         """
         words = torch.frombuffer(masks, dtype=torch.int32).view(-1, self.masks.shape[1])
-        self.masks.index_copy_(0, self._masked_slots, tensor_to_device(words, self.device))
+        if self._masked is None or len(words) != len(self._masked):
+            raise IndexError(f"{len(words)} masks for {len(self._masked or ())} rows")
+        self._mask_copy(words, self.masks[: len(words)])
 
     def apply(self, batch: Batch) -> None:
         """Apply departures, admissions and growth."""
@@ -150,9 +150,11 @@ class SlotTable:
         if batch.grown:
             self._grow(batch)
         masked = [batch.slots[row] for row in batch.masked]
+        if masked:
+            self._mask_copy.follow()
         if masked != self._masked or (masked and batch.admissions):
-            # An admission has lowered the flag of its slot.
-            self._flag_masked(masked)
+            # An admission has set its slot's to 0.
+            self._point_to_masks(masked)
 
     def advance(self, batch: Batch) -> None:
         """The host's side of a launched step."""
@@ -249,14 +251,13 @@ class SlotTable:
             is_limited=int(bool(sampling.allowed_token_ids)),
         )
 
-    def _flag_masked(self, slots: list[int]) -> None:
+    def _point_to_masks(self, slots: list[int]) -> None:
         # Known once it is sent: where sending fails, the next batch sends again.
         self._masked = None
-        self.is_masked.zero_()
-        self._masked_slots = self._masked_slots[:0]
+        self.mask_row.zero_()
         if slots:
-            self._masked_slots = self.to_device(slots, torch.int64)
-            self.is_masked.index_fill_(0, self._masked_slots, 1)
+            where, rows = self.to_device([slots, range(1, len(slots) + 1)], torch.int64)
+            self.mask_row.index_copy_(0, where, rows)
         self._masked = slots
 
     def _grow(self, batch: Batch) -> None:

@@ -121,8 +121,8 @@ class Step:
             drawing: the rows to draw for, all that yield among them; None: all.
         """
         sampled = self._draw(rows, states, level, drawing)
-        if level.draws is SamplingLevel.SHAPED:
-            self._kernels.count_drawn(rows.slots, rows.yields, sampled.ids, self.table.penalties)
+        if level.is_shaped:
+            self._kernels.count_drawn(rows.slots, rows.yields, sampled.ids, self.table.shaping.penalties)
         self._kernels.advance(rows.slots, rows.counts, rows.yields, sampled.ids, self.table.state)
         return sampled
 

@@ -23,6 +23,33 @@ def tensor_to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
+class SideCopy:
+    """Copies from the host into memory of a device, again and again, beside what is launched in between.
+
+    What reads the copy is launched behind it. The next one waits for whatever was launched before `follow` was called
+    last, so that the readers of this one have ended by then.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._is_read = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def follow(self) -> None:
+        """Let the next copy wait for what is launched so far."""
+        if self._is_read is not None:
+            self._is_read.record()
+
+    def __call__(self, host: torch.Tensor, to: torch.Tensor) -> None:
+        """Copy. What is launched from here on waits for it. `host` must not change until it has travelled."""
+        if self._stream is None or self._is_read is None:
+            to.copy_(host)
+            return
+        self._stream.wait_event(self._is_read)
+        with torch.cuda.stream(self._stream):
+            to.copy_(host.pin_memory(), non_blocking=True)
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+
 def host_memory(num_bytes: int, device: torch.device) -> memoryview:
     """Memory that travels to this device without a copy on the host."""
     host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type != "cpu")

@@ -32,10 +32,11 @@ def warm_up(runner: ModelRunner) -> float:
     plain = _row(runner.kv, 1, 1)
     shaped = structs.replace(plain, min_tokens=1, banned_until_min=(0,))
     filtered = structs.replace(plain, sampling=_FILTERED)
+    both = structs.replace(shaped, sampling=_FILTERED)
     scored = [structs.replace(admission, scores=ScoreParams(logprobs=0)) for admission in (shaped, plain)]
     *_, seconds = [
         compute(runner, Batch(0, (1,), (1,), (1,), admissions=(admission,)))
-        for admission in (*scored, shaped, filtered, plain)
+        for admission in (*scored, both, shaped, filtered, plain)
     ]
     return seconds
 

@@ -21,10 +21,11 @@ from photon_grpc.kernels import rms_norm, swiglu
 from photon_grpc.kernels.attention import online_softmax, triton_decode, triton_varlen, write_kv
 from photon_grpc.kernels.rotary import rotary, rotate_store
 from photon_grpc.kernels.rotary.rotate_store import Rotation
-from photon_grpc.kernels.sampling import bitmask, draw_kept, histogram, penalties, scores, topk_topp
-from photon_grpc.kernels.sampling.draw import SamplingMetadata
+from photon_grpc.kernels.sampling import bitmask, draw, draw_kept, histogram, penalties, scores, shape, topk_topp
+from photon_grpc.kernels.sampling.draw import SamplingMetadata, TileBest
 from photon_grpc.kernels.sampling.histogram import Filters, LogitRows, Search
 from photon_grpc.kernels.sampling.scores import ScoreMetadata, TileScores
+from photon_grpc.kernels.sampling.shape import Shaping
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")
@@ -257,19 +258,32 @@ def test_merge(name: str, dtype: torch.dtype) -> None:
         )
 
 
-def test_bitmask() -> None:
-    numbers = dict.fromkeys(("num_columns", "stride", "num_words"), "i32")
-    types: dict[str, Any] = {"logits": "*fp32", "slots": "*i64", "context_len": "*i32", "is_constrained": "*i8"}
-    types |= {"constraints": bitmask.Constraints("*i64", "*i32", "*i64", "*i32", "*i64", "*i32")} | numbers  # type: ignore[arg-type]
-    check(compiled(bitmask.bitmask_kernel, types, {"BLOCK": 1024, "num_warps": 4}), "st.global")
+SHAPING = Shaping(
+    penalties.Penalties("*i16", *["*fp32"] * 3, "*i64", "*i32", "*fp32"),  # type: ignore[arg-type]
+    bitmask.Constraints("*i64", "*i32", "*i64", "*i32", "*i64", "*i32"),  # type: ignore[arg-type]
+)
+SAMPLING = SamplingMetadata("*i64", "*i32", "*fp32", "*i64", "*i64", "*i64")  # type: ignore[arg-type]
 
 
-def test_penalties() -> None:
-    state = penalties.Penalties("*i16", *["*fp32"] * 3, "*i64", "*i32", "*fp32")  # type: ignore[arg-type]
-    types: dict[str, Any] = {"logits": "*fp32", "slots": "*i64", "penalties": state, "stride": "i32"}
-    check(compiled(penalties.bias_kernel, types, {"BLOCK": penalties.MAX_BIASES, "num_warps": 4}))
-    wide = types | {"num_columns": "i32"}
-    check(compiled(penalties.penalise_kernel, wide, {"BLOCK": 2048, "num_warps": 4}), "ld.global.v4")
+def test_shape() -> None:
+    types: dict[str, Any] = {"logits": "*fp32", "slots": "*i64", "context_len": "*i32", "shaping": SHAPING}
+    types |= {"is_constrained": "*i1", "num_columns": "i32", "stride": "i32"}
+    check(compiled(shape.shape_kernel, types, shape.config()), "ld.global.v4")
+
+
+@pytest.mark.parametrize("shaping", [None, SHAPING], ids=["plain", "shaped"])
+def test_draw(shaping: Shaping | None) -> None:
+    best = TileBest("*fp32", "*fp32", "*i32", None if shaping is None else "*i1")  # type: ignore[arg-type]
+    types: dict[str, Any] = {"logits": "*fp32", "metadata": SAMPLING, "shaping": shaping, "best_of": best}
+    types |= dict.fromkeys(("num_columns", "stride", "num_tiles"), "i32")
+    built = compiled(draw.draw_kernel, types, draw.config() | ({"shaping": None} if shaping is None else {}))
+    check(built, "ld.global.v4")
+    assert "lg2.approx" not in built.ptx
+    merging = {"best_of": best, "out": "*i64", "num_tiles": "i32"}
+    check(compiled(draw.draw_merge_kernel, merging, {"TILES_PAD": 64, "num_warps": 1}))
+
+
+def test_counts() -> None:
     counting = {"slots": "*i64", "yields": "*i64", "ids": "*i64", "counts": "*i16", "num_columns": "i32"}
     check(compiled(penalties.count_kernel, counting, {"num_warps": 1}))
 

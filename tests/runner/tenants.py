@@ -36,7 +36,7 @@ def poison(table: SlotTable, slot: int, draw: random.Random) -> None:
     """Whatever the table holds of this slot, on the device and on the host, becomes something else that could stand
     there."""
     for name, value in vars(table).items():
-        if name in ("_masked", "_masked_slots"):
+        if name in ("_masked", "_mask_copy", "masks"):
             continue  # of a batch, not of a slot
         if isinstance(value, torch.Tensor):
             (dim,) = (dim for dim, size in enumerate(value.shape) if size == len(table.max_computed))
@@ -54,7 +54,7 @@ def _overwrite(name: str, place: torch.Tensor, draw: random.Random) -> None:
         place.fill_(float("nan"))
         return
     # Ids of a vocabulary of 320 and of blocks that others use; of other columns no number is too large.
-    limit = {"token_ids": 320, "block_table": 4 * NUM_SEQS, "banned_ids": 2**31, "masks": 2**31}.get(name, 2**40)
+    limit = {"token_ids": 320, "block_table": 4 * NUM_SEQS, "banned_ids": 2**31}.get(name, 2**40)
     garbage = [draw.randrange(limit) for _ in range(place.numel())]
     place.copy_(torch.tensor(garbage, device=place.device).view(place.shape))
 

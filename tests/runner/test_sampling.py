@@ -8,7 +8,7 @@ import torch
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from photon_grpc.config.flags import SchedulerConfig
-from photon_grpc.core.batch import NAN_LOGITS, Admission, Batch
+from photon_grpc.core.batch import NAN_LOGITS, NOTHING_TO_DRAW, Admission, Batch
 from photon_grpc.core.request import FinishReason, SamplingParams
 from photon_grpc.kernels import select
 from photon_grpc.kernels.sampling import draw, draw_kept
@@ -106,7 +106,7 @@ def test_the_likeliest_is_always_kept(top_k: int, top_p: float, min_p: float) ->
     assert torch.equal(cut, scaled.amax(-1))
 
 
-def test_one_pass_over_the_head_draws_what_filters_that_keep_all_draw() -> None:
+def test_every_level_draws_the_same_for_rows_that_ask_for_nothing() -> None:
     torch.manual_seed(11)
     logits = torch.randn(3, 200) * 2
     samplings = [SamplingParams(temperature=0.8, seed=7), SamplingParams(temperature=0.0), SamplingParams(seed=9)]
@@ -114,9 +114,11 @@ def test_one_pass_over_the_head_draws_what_filters_that_keep_all_draw() -> None:
     tail._table.num_prompt[slots] = 5
     tail._table.output_index[slots] = torch.tensor([0, 1, 2], dtype=tail._table.output_index.dtype)
     context_len = torch.tensor([9, 5, 6])
-    by_filters = tail(logits.clone(), slots, context_len, SamplingLevel.FILTERED).ids
+    levels = SamplingLevel.SHAPED_FILTERED, SamplingLevel.FILTERED, SamplingLevel.SHAPED, SamplingLevel.PLAIN
+    drawn = [tail(logits.clone(), slots, context_len, level).ids for level in levels]
     tail._on_cpu = False
-    assert torch.equal(tail(logits.clone(), slots, context_len, SamplingLevel.PLAIN).ids, by_filters)
+    drawn += [tail(logits.clone(), slots, context_len, level).ids for level in levels]
+    assert all(torch.equal(ids, drawn[0]) for ids in drawn)
 
 
 def test_ids_are_banned_up_to_min_tokens_and_for_their_request_alone() -> None:
@@ -246,4 +248,4 @@ def test_what_is_nearly_greedy_is_greedy() -> None:
 
 
 def test_both_ends_of_a_draw_call_a_failed_row_by_the_same_number() -> None:
-    assert draw.INVALID == NAN_LOGITS
+    assert (draw.INVALID, draw.NOTHING) == (NAN_LOGITS, NOTHING_TO_DRAW)

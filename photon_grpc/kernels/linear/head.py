@@ -48,9 +48,7 @@ def draw_launch(x: torch.Tensor, w: torch.Tensor, metadata: SamplingMetadata, ti
     """int64 [R]."""
     if not launches(w):
         return draw_reference(x, w, metadata)
-    num_rows, num_tiles = x.shape[0], w.shape[0] // tile.BN
-    values, tops = torch.empty((2, num_rows, num_tiles), dtype=torch.float32, device=x.device)
-    ids = torch.empty((num_rows, num_tiles), dtype=torch.int32, device=x.device)
-    fusion = Fusion(epilogue.load_nothing, epilogue.store_best, (metadata, tops, ids), guard=True)
-    launch(fusion, tile, Affine(w), x, values)
-    return draw.merge(values, tops, ids)
+    best = draw.best_of_tiles(x.shape[0], w.shape[0] // tile.BN, x.device)
+    fusion = Fusion(epilogue.load_nothing, epilogue.store_best, (metadata, best.top, best.number), guard=True)
+    launch(fusion, tile, Affine(w), x, best.value)
+    return draw.merge(best)

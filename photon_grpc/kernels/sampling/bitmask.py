@@ -1,13 +1,13 @@
 """Ids that cannot be drawn, by bitmasks per slot: their logits become -infinity.
 
-    slot may draw id  iff  (mask of the slot has the id's bit, or the slot is not masked)
+    slot may draw id  iff  (its mask has the id's bit, or the slot has none)
                       and  (the slot's limit has it, or the slot is not limited)
                       and  (the slot's ban has not, or context_len >= min_length of the slot)
 
 Bit i of word w stands for id 32 w + i.
 
 Shapes: logits float32 [R, V], changed in place; slots int64 [R], context_len int32 or int64 [R]; Constraints of S
-slots, W = ⌈V / 32⌉ words. Bytes moved: V / 8 for each bitmask that holds for a row, and what is written; else nothing.
+slots, W = ⌈V / 32⌉ words. The kernel is that of `shape.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from photon_grpc.kernels.jit import cdiv, jit, launches, tl
+from photon_grpc.kernels.jit import jit, tl
 
 
 class Constraints(NamedTuple):
@@ -24,14 +24,15 @@ class Constraints(NamedTuple):
 
     min_length: int64 [S], length from which the banned ids may be drawn; 0 where none is banned.
     banned: int32 [S, W], the bits of banned ids are set.
-    is_masked: int64 [S], 1 where the mask holds.
+    mask_row: int64 [S], the row of `masks` that holds for the slot, counted from 1; 0 where none does.
     masks: int32 [S, W], the bits of allowed ids are set.
-    is_limited, limits: the same for as long as the slot is taken.
+    is_limited: int64 [S], 1 where the limit holds, for as long as the slot is taken.
+    limits: int32 [S, W], as `masks`, by slot.
     """
 
     min_length: torch.Tensor
     banned: torch.Tensor
-    is_masked: torch.Tensor
+    mask_row: torch.Tensor
     masks: torch.Tensor
     is_limited: torch.Tensor
     limits: torch.Tensor
@@ -41,10 +42,11 @@ def reference(
     logits: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, constraints: Constraints
 ) -> torch.Tensor:
     """bool [R], rows that are constrained; their logits are changed."""
-    is_masked = constraints.is_masked[slots] > 0
+    mask_row = constraints.mask_row[slots]
+    is_masked = mask_row > 0
     is_limited = constraints.is_limited[slots] > 0
     is_early = context_len < constraints.min_length[slots]
-    allowed = torch.where(is_masked[:, None], constraints.masks[slots], -1)
+    allowed = torch.where(is_masked[:, None], constraints.masks[mask_row - 1], -1)
     allowed &= torch.where(is_limited[:, None], constraints.limits[slots], -1)
     allowed &= ~torch.where(is_early[:, None], constraints.banned[slots], 0)
     bits = (allowed[:, :, None] >> torch.arange(32, dtype=torch.int32, device=logits.device)) & 1
@@ -53,40 +55,16 @@ def reference(
 
 
 @jit
-def bitmask_kernel(
-    logits, slots, context_len, constraints, is_constrained, num_columns, stride, num_words, BLOCK: tl.constexpr
-):  # fmt: skip
-    """One program for BLOCK columns of one row."""
-    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    min_length, banned, is_masked, masks, is_limited, limits = constraints
-    slot = tl.load(slots + row)
-    masked = tl.load(is_masked + slot) > 0
+def load_allowed(column, slot, length, constraints, num_columns):
+    """Of columns of one row: which of them may be drawn, and whether a ban, a limit or a mask holds for the row."""
+    min_length, banned, mask_row, masks, is_limited, limits = constraints
+    place = tl.load(mask_row + slot)
     limited = tl.load(is_limited + slot) > 0
-    early = tl.load(context_len + row) < tl.load(min_length + slot)
-    if tile == 0:
-        tl.store(is_constrained + row, (masked | limited | early).to(tl.int8))
-    if masked | limited | early:
-        column = tile * BLOCK + tl.arange(0, BLOCK)
-        inside = column < num_columns
-        word = slot * num_words + column // 32
-        allowed = tl.load(masks + word, mask=inside & masked, other=-1)
-        allowed &= tl.load(limits + word, mask=inside & limited, other=-1)
-        allowed &= ~tl.load(banned + word, mask=inside & early, other=0)
-        is_out = ((allowed >> (column % 32)) & 1) == 0
-        tl.store(logits + row * stride + column, -float("inf"), mask=inside & is_out)
-
-
-def launch(
-    logits: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, constraints: Constraints
-) -> torch.Tensor:
-    """As `reference`. Rows of `logits` may be strided, columns not."""
-    if not launches(logits):
-        return reference(logits, slots, context_len, constraints)
-    num_rows, num_columns = logits.shape
-    is_constrained = torch.empty(num_rows, dtype=torch.int8, device=logits.device)
-    if num_rows:
-        bitmask_kernel[(num_rows, cdiv(num_columns, 1024))](
-            logits, slots, context_len, tuple(constraints), is_constrained,
-            num_columns, logits.stride(0), constraints.masks.shape[1], BLOCK=1024, num_warps=4,
-        )  # fmt: skip
-    return is_constrained.bool()
+    early = length < tl.load(min_length + slot)
+    is_constrained = (place > 0) | limited | early
+    inside, num_words = column < num_columns, (num_columns + 31) // 32
+    word = column // 32
+    bits = tl.load(masks + (place - 1) * num_words + word, mask=inside & (place > 0), other=-1)
+    bits &= tl.load(limits + slot * num_words + word, mask=inside & limited, other=-1)
+    bits &= ~tl.load(banned + slot * num_words + word, mask=inside & early, other=0)
+    return ((bits >> (column % 32)) & 1) > 0, is_constrained

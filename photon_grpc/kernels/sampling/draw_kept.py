@@ -3,33 +3,31 @@
     id = argmax(s + gumbel(seed, position, output index, token)) over s = logits / temperature not below the threshold
 
 The threshold is that of `topk_topp.py`; noise and the ids of greedy rows are those of `draw.py`, so that a row without
-filters draws what it draws there. INVALID (-1) where a row holds NaN or +infinity, or nothing above -infinity.
+filters draws what it draws there. INVALID and NOTHING as there.
 
-Shapes: logits float32 [R, V], SamplingMetadata of the R rows, Filters of every slot -> ids int64 [R] and the highest
-logits float32 [R], which are not finite where the id is INVALID.
+Shapes: logits float32 [R, V], SamplingMetadata of the R rows, Filters of every slot, bool [R] of rows for which a ban,
+a limit or a mask holds (None: for none) -> int64 [R].
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from photon_grpc.kernels.jit import jit, launches, tl
 from photon_grpc.kernels.sampling import draw, noise, topk_topp
-from photon_grpc.kernels.sampling.draw import INVALID, SamplingMetadata
+from photon_grpc.kernels.sampling.draw import SamplingMetadata, TileBest, checked
 from photon_grpc.kernels.sampling.histogram import Filters
 from photon_grpc.kernels.sampling.noise import gumbel
 
 
-class Drawn(NamedTuple):
-    """ids int64 [R]; best float32 [R], the highest logits."""
-
-    ids: torch.Tensor
-    best: torch.Tensor
-
-
-def reference(logits: torch.Tensor, metadata: SamplingMetadata, filters: Filters | None) -> Drawn:
+def reference(
+    logits: torch.Tensor,
+    metadata: SamplingMetadata,
+    filters: Filters | None,
+    is_constrained: torch.Tensor | None = None,
+) -> torch.Tensor:
     """draw_kept in torch; None: no slot filters. On a CPU noise is made for kept ids only."""
     best, greedy = logits.max(-1)
     slots = metadata.slots
@@ -43,7 +41,7 @@ def reference(logits: torch.Tensor, metadata: SamplingMetadata, filters: Filters
             smallest = torch.maximum(smallest, topk_topp.reference(scaled, *(each[slots] for each in filters)))
         draw = draw_all if logits.is_cuda else draw_each
         ids = torch.where(is_greedy, greedy, draw(scaled, smallest, metadata))
-    return Drawn(torch.where(best.isfinite(), ids, INVALID), best)
+    return checked(ids, best, is_constrained)
 
 
 def draw_all(scaled: torch.Tensor, smallest: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
@@ -118,11 +116,16 @@ def config() -> dict[str, Any]:
     return {"SIZES": topk_topp.SIZES, "num_warps": 4}
 
 
-def launch(logits: torch.Tensor, metadata: SamplingMetadata, filters: Filters | None) -> Drawn:
+def launch(
+    logits: torch.Tensor,
+    metadata: SamplingMetadata,
+    filters: Filters | None,
+    is_constrained: torch.Tensor | None = None,
+) -> torch.Tensor:
     """As `reference`."""
     if filters is None or not launches(logits):
-        return reference(logits, metadata, filters)
+        return reference(logits, metadata, filters, is_constrained)
     search = topk_topp.launch(logits, metadata, filters)
     if logits.shape[0]:
         draw_kept_kernel[(search.num_splits, logits.shape[0])](metadata, search, **config())
-    return Drawn(draw.merge(search.scores, search.tops, search.ids), search.best)
+    return draw.merge(TileBest(search.scores, search.tops, search.ids, is_constrained))

@@ -7,8 +7,8 @@
 r: repetition penalty; f: frequency, p: presence penalty. Of an int16 count the highest bit says that the id stands in
 the prompt, the others how often it stands in the output (32,767 at most).
 
-Shapes: logits float32 [R, V], changed in place; slots int64 [R]; Penalties of S slots. Bytes moved: 2 · V and what is
-changed for each row that is penalised, 16 for each bias; nothing for others.
+Shapes: logits float32 [R, V], changed in place; slots int64 [R]; Penalties of S slots. The kernel is that of
+`shape.py`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from photon_grpc.kernels.jit import cdiv, jit, launches, tl
+from photon_grpc.kernels.jit import jit, launches, tl
 
 #: Ids of one request that may have a bias.
 MAX_BIASES = 1024
+BIASES = MAX_BIASES if tl is None else tl.constexpr(MAX_BIASES)
 _MOST = 0x7FFF
 
 
@@ -76,37 +77,33 @@ def count_reference(slots: torch.Tensor, yields: torch.Tensor, ids: torch.Tensor
 
 
 @jit
-def bias_kernel(logits, slots, penalties, stride, BLOCK: tl.constexpr):
-    """One program a row. A slot has BLOCK places for biases."""
-    _counts, _repetition, _presence, _frequency, num_biases, bias_ids, biases = penalties
-    row = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + row)
-    number = tl.load(num_biases + slot)
+def add_biases(logits, column, slot, penalties, num_columns):
+    """In memory, to those of the columns that have one; `logits` points to the row, whose other columns no thread of
+    this program touches."""
+    number = tl.load(penalties.num_biases + slot)
     if number > 0:
-        at = tl.arange(0, BLOCK)
-        inside = at < number
-        token = tl.load(bias_ids + slot * BLOCK + at, mask=inside, other=0)
-        bias = tl.load(biases + slot * BLOCK + at, mask=inside, other=0.0)
-        place = logits + row * stride + token
-        tl.store(place, tl.load(place, mask=inside, other=0.0) + bias, mask=inside)
+        first, last = tl.min(column, axis=0), tl.max(column, axis=0)
+        at = tl.arange(0, BIASES)
+        token = tl.load(penalties.bias_ids + slot * BIASES + at, mask=at < number, other=-1)
+        mine = (token >= first) & (token <= last) & (token < num_columns)
+        bias = tl.load(penalties.biases + slot * BIASES + at, mask=mine, other=0.0)
+        tl.store(logits + token, tl.load(logits + token, mask=mine, other=0.0) + bias, mask=mine)
+        # What one thread has written another reads.
+        tl.debug_barrier()
 
 
 @jit
-def penalise_kernel(logits, slots, penalties, num_columns, stride, BLOCK: tl.constexpr):
-    """One program for BLOCK columns of one row."""
-    counts, repetition, presence, frequency, _num_biases, _bias_ids, _biases = penalties
-    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    slot = tl.load(slots + row)
-    r, p, f = tl.load(repetition + slot), tl.load(presence + slot), tl.load(frequency + slot)
+def load_penalised(logits, column, slot, penalties, num_columns):
+    """float32 columns of the row that `logits` points to; -infinity behind the last."""
+    x = tl.load(logits + column, mask=column < num_columns, other=-float("inf")).to(tl.float32)
+    r = tl.load(penalties.repetition + slot)
+    p, f = tl.load(penalties.presence + slot), tl.load(penalties.frequency + slot)
     if (r != 1.0) | (p != 0.0) | (f != 0.0):
-        column = tile * BLOCK + tl.arange(0, BLOCK)
-        held = tl.load(counts + slot * num_columns + column, mask=column < num_columns, other=0).to(tl.int32)
-        is_seen = held != 0
+        held = tl.load(penalties.counts + slot * num_columns + column, mask=column < num_columns, other=0).to(tl.int32)
         count = (held & 0x7FFF).to(tl.float32)
-        place = logits + row * stride + column
-        x = tl.load(place, mask=is_seen, other=0.0)
         repeated = tl.where(x > 0, tl.div_rn(x, r), x * r)
-        tl.store(place, repeated - (f * count + tl.where(count > 0, p, 0.0)), mask=is_seen)
+        x = tl.where(held != 0, repeated - (f * count + tl.where(count > 0, p, 0.0)), x)
+    return x
 
 
 @jit
@@ -119,19 +116,6 @@ def count_kernel(slots, yields, ids, counts, num_columns):
         held = tl.load(place).to(tl.int32)
         if (held & 0x7FFF) != 0x7FFF:
             tl.store(place, (held + 1).to(tl.int16))
-
-
-def launch(logits: torch.Tensor, slots: torch.Tensor, penalties: Penalties) -> None:
-    """As `reference`. Rows of `logits` may be strided, columns not."""
-    if not launches(logits):
-        reference(logits, slots, penalties)
-        return
-    num_rows, num_columns = logits.shape
-    if num_rows:
-        stride = logits.stride(0)
-        bias_kernel[(num_rows,)](logits, slots, tuple(penalties), stride, BLOCK=MAX_BIASES, num_warps=4)
-        grid = num_rows, cdiv(num_columns, 2048)
-        penalise_kernel[grid](logits, slots, tuple(penalties), num_columns, stride, BLOCK=2048, num_warps=4)
 
 
 def count(slots: torch.Tensor, yields: torch.Tensor, ids: torch.Tensor, penalties: Penalties) -> None:

@@ -152,16 +152,15 @@ def test_draw_kept_draws_what_the_reference_draws(deviation: float, num_rows: in
     filters = filters_of(top_k, top_p, (number % 3 == 2) * 0.01)
     mine, theirs = draw_kept.launch(logits, metadata, filters), draw_kept.reference(logits, metadata, filters)
     # What differs by the rounding of a logarithm or of a sum may decide a close call.
-    assert (mine.ids != theirs.ids).sum() <= num_rows // 100
-    assert torch.equal(mine.best, theirs.best)
+    assert (mine != theirs).sum() <= num_rows // 100
     for rows in (slice(1), slice(3, 70)):
         few = metadata._replace(slots=metadata.slots[rows], context_len=metadata.context_len[rows])
-        assert torch.equal(draw_kept.launch(logits[rows], few, filters).ids, mine.ids[rows])
+        assert torch.equal(draw_kept.launch(logits[rows], few, filters), mine[rows])
 
 
 def test_rows_without_filters_draw_what_they_draw_on_the_plain_level() -> None:
     logits = torch.randn(33, 151936, device="cuda") * 2
     metadata = metadata_of(torch.arange(33, device="cuda") * 0.1)
     full = torch.ones(33, device="cuda")
-    mine = draw_kept.launch(logits, metadata, Filters((-full).long(), full, 0.0 * full)).ids
+    mine = draw_kept.launch(logits, metadata, Filters((-full).long(), full, 0.0 * full))
     assert torch.equal(mine, draw.launch(logits, metadata))

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from photon_grpc.kernels.sampling import bitmask, penalties
+from photon_grpc.kernels.sampling import draw, penalties, shape
+from photon_grpc.kernels.sampling.bitmask import Constraints
 from photon_grpc.kernels.sampling.penalties import MAX_BIASES, Penalties
+from photon_grpc.kernels.sampling.shape import Shaping
 
 pytestmark = pytest.mark.gpu
 each_size = pytest.mark.parametrize("num_rows", [1, 8, 64, 256])
@@ -79,6 +81,15 @@ def on_device(asked: list[Context], num_columns: int) -> Penalties:
     return Penalties(*(column.cuda() for column in state))
 
 
+def unconstrained(num_slots: int, num_columns: int) -> Constraints:
+    none, words = torch.zeros(num_slots).long(), torch.zeros(num_slots, -(-num_columns // 32)).int()
+    return Constraints(*(each.cuda() for each in (none, words, none, words, none, words)))
+
+
+def unpenalised(num_slots: int, num_columns: int) -> Penalties:
+    return on_device([Context() for _ in range(num_slots)], num_columns)
+
+
 @each_size
 @each_vocabulary
 def test_penalised_logits_are_those_of_the_formula(num_columns: int, num_rows: int) -> None:
@@ -88,7 +99,8 @@ def test_penalised_logits_are_those_of_the_formula(num_columns: int, num_rows: i
     # Rows lie apart, and what is between them is nobody's.
     whole = torch.randn(num_rows, num_columns + 64, generator=generator, device="cuda") * 6
     before = whole.clone()
-    penalties.launch(whole[:, :num_columns], slots.cuda(), on_device(asked, num_columns))
+    shaping = Shaping(on_device(asked, num_columns), unconstrained(len(asked), num_columns))
+    shape.launch(whole[:, :num_columns], slots.cuda(), torch.ones_like(slots).cuda(), shaping)
     expected = torch.stack([asked[slot].shape(row) for slot, row in zip(slots, before[:, :num_columns], strict=True)])
     torch.testing.assert_close(whole[:, :num_columns].double(), expected, rtol=1e-6, atol=2e-5)
     assert torch.equal(whole[:, num_columns:], before[:, num_columns:])
@@ -135,13 +147,27 @@ def test_what_bans_limits_and_masks_leave_out_is_minus_infinity(num_columns: int
     words = torch.randint(-(2**31), 2**31, (3, num_slots, num_words), dtype=torch.int64).int()
     early, masked, limited = ((torch.arange(num_slots) >> bit) & 1 for bit in range(3))
     slots, lengths = torch.arange(num_rows) % num_slots, 5 + torch.arange(num_rows) % 3
-    constraints = bitmask.Constraints(7 * early, words[0], masked, words[1], limited, words[2])
+    # Masks lie in another order than slots.
+    mask_row = masked * (num_slots - torch.arange(num_slots))
+    constraints = Constraints(7 * early, words[0], mask_row, words[1].flip(0), limited, words[2])
     logits = torch.randn(num_rows, num_columns)
     banned, in_mask, in_limit = (bits(each, num_columns)[slots] for each in words)
     is_early = (lengths < 7 * early[slots])[:, None]
     is_masked, is_limited = (masked[slots] > 0)[:, None], (limited[slots] > 0)[:, None]
     is_out = (is_early & banned) | (is_masked & ~in_mask) | (is_limited & ~in_limit)
     found = logits.cuda()
-    told = bitmask.launch(found, slots.cuda(), lengths.cuda(), bitmask.Constraints(*(x.cuda() for x in constraints)))
+    shaping = Shaping(unpenalised(num_slots, num_columns), Constraints(*(x.cuda() for x in constraints)))
+    told = shape.launch(found, slots.cuda(), lengths.cuda(), shaping)
     assert torch.equal(found.cpu(), logits.masked_fill(is_out, -torch.inf))
     assert torch.equal(told.cpu() > 0, (is_early | is_masked | is_limited)[:, 0])
+    metadata = draw.SamplingMetadata(
+        slots.cuda(),
+        lengths.cuda(),
+        (torch.arange(num_slots) % 3 * 0.6).cuda(),
+        *torch.arange(3 * num_slots).view(3, -1).cuda(),
+    )
+    shaped = shape.Shaping(on_device([*contexts(num_columns), Context()], num_columns), shaping.constraints)
+    ids = draw.launch(logits.cuda(), metadata, shaped)
+    expected = draw.reference(logits.cuda(), metadata, shaped)
+    # What differs by the rounding of a logarithm may decide a close call.
+    assert (ids != expected).sum() <= num_rows // 100

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from photon_grpc.kernels import slot_state
-from photon_grpc.kernels.sampling import bitmask, draw, penalties
+from photon_grpc.kernels.sampling import bitmask, draw, penalties, shape
 
 
 def rows() -> draw.SamplingMetadata:
@@ -86,28 +86,6 @@ def test_inputs_of_a_mixed_step_are_equal_and_so_is_what_it_leaves(num_groups: i
     assert tokens[3, 22] == 11 and tokens[1, 6] == 0 and tokens[6, 180] == state.token_ids[6, 180]
 
 
-def test_masked_logits_are_equal() -> None:
-    torch.manual_seed(3)
-    num_columns, num_words = 2500, 79
-    slots, lengths = torch.tensor([3, 1, 0, 2, 4]), torch.tensor([9, 5, 1, 9, 9], dtype=torch.int32)
-    words = torch.randint(-(2**31), 2**31, (2, 5, num_words), dtype=torch.int64).int()
-    # Slot 1 is below its minimum, slot 2 masked, slot 3 both, slot 4 neither.
-    limits = torch.randint(-(2**31), 2**31, (5, num_words), dtype=torch.int64).int()
-    early, masked, limited = (torch.tensor(each) for each in ([0, 8, 9, 10, 9], [0, 0, 1, 1, 0], [0, 1, 0, 0, 0]))
-    constraints = bitmask.Constraints(early, words[0], masked, words[1], limited, limits)
-    logits = torch.randn(5, num_columns)
-    mine, theirs = logits.clone(), logits.clone()
-    constrained = bitmask.launch(mine, slots, lengths, constraints)
-    assert torch.equal(constrained, bitmask.reference(theirs, slots, lengths, constraints))
-    assert torch.equal(mine, theirs) and constrained.tolist() == [True, True, False, True, False]
-    for row, slot in enumerate(slots.tolist()):
-        for token in (0, 31, 32, 63, 777, 2499):
-            banned, allowed = (int(word[slot, token // 32]) >> token % 32 & 1 for word in words)
-            is_outside = slot == 1 and not int(limits[slot, token // 32]) >> token % 32 & 1
-            is_out = (slot in (1, 3) and banned) or (slot in (2, 3) and not allowed) or is_outside
-            assert bool(mine[row, token] == -torch.inf) == bool(is_out)
-
-
 def penalised(num_columns: int) -> penalties.Penalties:
     """Five slots: nothing, a repetition penalty, all penalties, biases, and all."""
     counts = torch.randint(-(2**15), 2**15, (5, num_columns), dtype=torch.int64).short()
@@ -120,16 +98,76 @@ def penalised(num_columns: int) -> penalties.Penalties:
     return penalties.Penalties(counts, *strengths, num_biases, ids, torch.randn(5, penalties.MAX_BIASES))
 
 
-def test_penalised_logits_are_equal() -> None:
+NUM_COLUMNS, NUM_WORDS = 2500, 79
+LENGTHS = torch.tensor([9, 5, 1, 9, 9, 9], dtype=torch.int32)
+
+
+def constrained() -> bitmask.Constraints:
+    """Five slots: nothing, banned and limited, masked, banned and masked, nothing."""
+    words = torch.randint(-(2**31), 2**31, (3, 5, NUM_WORDS), dtype=torch.int64).int()
+    early, mask_row, limited = (torch.tensor(each) for each in ([0, 8, 9, 10, 9], [0, 0, 2, 1, 0], [0, 1, 0, 0, 0]))
+    return bitmask.Constraints(early, words[0], mask_row, words[1, :3], limited, words[2])
+
+
+def test_constraints_leave_out_what_their_bits_say() -> None:
+    torch.manual_seed(3)
+    slots, constraints = torch.tensor([3, 1, 0, 2, 4, 0]), constrained()
+    logits = torch.randn(6, NUM_COLUMNS)
+    told = bitmask.reference(logits, slots, LENGTHS, constraints)
+    assert told.tolist() == [True, True, False, True, False, False]
+
+    def has(words: torch.Tensor, row: int, token: int) -> bool:
+        return bool(int(words[row, token // 32]) >> token % 32 & 1)
+
+    for row, slot in enumerate(slots.tolist()):
+        for token in (0, 31, 32, 63, 777, 2499):
+            is_out = slot in (1, 3) and has(constraints.banned, slot, token)
+            is_out |= slot == 1 and not has(constraints.limits, slot, token)
+            is_out |= slot in (2, 3) and not has(constraints.masks, {2: 1, 3: 0}[slot], token)
+            assert bool(logits[row, token] == -torch.inf) == is_out
+
+
+def test_shaped_logits_are_equal() -> None:
     torch.manual_seed(4)
-    state, slots = penalised(2500), torch.tensor([3, 1, 0, 2, 4, 0])
-    logits = torch.randn(6, 2500) * 5
-    mine, theirs = logits.clone(), logits.clone()
-    penalties.launch(mine, slots, state)
-    penalties.reference(theirs, slots, state)
+    shaping, slots = shape.Shaping(penalised(NUM_COLUMNS), constrained()), torch.tensor([3, 1, 0, 2, 4, 0])
+    # Rows lie apart.
+    logits = torch.randn(6, NUM_COLUMNS + 7)[:, :NUM_COLUMNS] * 5
+    mine, theirs = torch.empty(6, NUM_COLUMNS + 7)[:, :NUM_COLUMNS].copy_(logits), logits.clone()
+    told = shape.launch(mine, slots, LENGTHS, shaping)
+    assert torch.equal(told, shape.reference(theirs, slots, LENGTHS, shaping))
     torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-4)
     assert torch.equal(mine[2], logits[2]) and torch.equal(mine[5], logits[5])
-    assert not torch.equal(mine[0], logits[0])
+    assert not torch.equal(mine[4], logits[4]) and mine[4].isfinite().all()
+
+
+def test_draws_from_shaped_logits_are_equal() -> None:
+    torch.manual_seed(5)
+    shaping, slots = shape.Shaping(penalised(NUM_COLUMNS), constrained()), torch.tensor([3, 1, 0, 2, 4, 0])
+    number = torch.arange(5)
+    temperature = torch.tensor([0.0, 0.7, 1.0, 0.0, 2.5])
+    metadata = draw.SamplingMetadata(slots, LENGTHS, temperature, number - 2, number % 2, number)
+    for _ in range(8):
+        logits = torch.randn(6, NUM_COLUMNS) * 5
+        expected = draw.reference(logits.clone(), metadata, shaping)
+        assert torch.equal(draw.launch(logits.clone(), metadata, shaping), expected)
+        assert not torch.equal(expected, draw.reference(logits, metadata))
+
+
+def test_rows_that_may_draw_nothing_are_told_from_those_whose_logits_are_not_finite() -> None:
+    shaping, slots = shape.Shaping(penalised(NUM_COLUMNS), constrained()), torch.tensor([3, 1, 0, 2, 4, 2])
+    shaping.penalties.num_biases.zero_()
+    shaping.constraints.masks[:2] = 0
+    logits = torch.randn(6, NUM_COLUMNS)
+    logits[1, 5], logits[4] = float("nan"), -float("inf")
+    # Bit 5 of what slot 1 is limited to, and banned from.
+    shaping.constraints.limits[1, 0], shaping.constraints.banned[1, 0] = -1, 0
+    metadata = rows()._replace(slots=slots, context_len=LENGTHS)
+    expected = draw.reference(logits.clone(), metadata, shaping)
+    assert [min(int(number), 0) for number in expected] == [draw.NOTHING, draw.INVALID, 0, draw.NOTHING, -1, -2]
+    assert torch.equal(draw.launch(logits.clone(), metadata, shaping), expected)
+    # A NaN that may not be drawn is no failure.
+    shaping.constraints.limits[1, 0] = ~(1 << 5)
+    assert draw.launch(logits.clone(), metadata, shaping)[1] >= 0
 
 
 def test_drawn_ids_are_counted_alike() -> None:

@@ -140,8 +140,12 @@ def test_ids_are_those_of_the_reference(sizes: SearchSizes) -> None:
     with patch.object(topk_topp, "SIZES", sizes):
         mine = draw_kept.launch(logits, metadata, filters)
     theirs = draw_kept.reference(logits, metadata, filters)
-    assert torch.equal(mine.ids, theirs.ids) and mine.ids[0] == 40 and mine.ids[8:].tolist() == [-1, -1]
-    assert torch.equal(mine.best[:9], theirs.best[:9]) and not mine.best[9].isfinite()
+    assert torch.equal(mine, theirs) and mine[0] == 40 and mine[8:].tolist() == [-1, -1]
+    is_constrained = torch.arange(10) != 7
+    with patch.object(topk_topp, "SIZES", sizes):
+        told = draw_kept.launch(logits, metadata, filters, is_constrained)
+    assert torch.equal(told, draw_kept.reference(logits, metadata, filters, is_constrained))
+    assert torch.equal(told[:8], mine[:8]) and told[8:].tolist() == [draw.NOTHING, draw.INVALID]
 
 
 def test_rows_without_filters_draw_what_they_draw_on_the_plain_level() -> None:
@@ -149,5 +153,5 @@ def test_rows_without_filters_draw_what_they_draw_on_the_plain_level() -> None:
     metadata = metadata_of(torch.tensor([0.0, 0.6, 1.0, 3.0]))
     filters = Filters(torch.full((4,), -1), torch.ones(4), torch.zeros(4))
     with patch.object(topk_topp, "SIZES", SMALL):
-        mine = draw_kept.launch(logits, metadata, filters).ids
+        mine = draw_kept.launch(logits, metadata, filters)
     assert torch.equal(mine, draw.launch(logits, metadata))
