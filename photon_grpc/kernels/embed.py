@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from photon_grpc.kernels.gluon import gdc_launch_dependents, has_dependent_launch
+from photon_grpc.kernels.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
 from photon_grpc.kernels.jit import cdiv, jit, launches, tl
 
 
@@ -23,7 +23,7 @@ def reference(table: torch.Tensor, token_ids: torch.Tensor, h: torch.Tensor) -> 
 def embed_kernel(table, token_ids, h, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """One program for BLOCK columns of one row."""
     if PDL:
-        # Launched the ordinary way, it has nothing to wait for; the next kernel may fetch its weights at once.
+        gdc_wait()
         gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -45,5 +45,5 @@ def launch(table: torch.Tensor, token_ids: torch.Tensor, h: torch.Tensor) -> Non
     meta = config(size)
     if num_tokens:
         grid = (num_tokens, cdiv(size, meta["BLOCK"]))
-        embed_kernel[grid](table, token_ids, h, PDL=has_dependent_launch(table.device), **meta)
+        embed_kernel[grid](table, token_ids, h, **dependent_launch(table.device), **meta)
     return None

@@ -62,3 +62,8 @@ def can_fuse(device: torch.device) -> bool:
 def has_dependent_launch(device: torch.device) -> bool:
     """Return whether the device knows programmatic dependent launch (sm_90 up)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def dependent_launch(device: torch.device) -> dict[str, bool]:
+    """Arguments of a launch that may start while the kernel before it runs; the kernel waits where its PDL is true."""
+    return {"PDL": True, "launch_pdl": True} if has_dependent_launch(device) else {"PDL": False}

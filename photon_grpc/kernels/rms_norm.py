@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from photon_grpc.kernels.gluon import gdc_launch_dependents, gdc_wait, has_dependent_launch
+from photon_grpc.kernels.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
 from photon_grpc.kernels.jit import cdiv, jit, launches, next_power_of_2, tl
 
 
@@ -114,10 +114,8 @@ def launch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     meta = config(x.shape[-1])
     if num_rows:
         grid = (cdiv(num_rows, meta["ROWS"]),)
-        pdl = has_dependent_launch(x.device)
-        options = {"launch_pdl": True} if pdl else {}
         numbers = num_rows, x.stride(0), stride_head, eps
-        rms_norm_kernel[grid](x, weight, y, *numbers, HEADS=heads, PDL=pdl, **meta, **options)
+        rms_norm_kernel[grid](x, weight, y, *numbers, HEADS=heads, **meta, **dependent_launch(x.device))
     return y
 
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import torch
 
+from photon_grpc.kernels.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
 from photon_grpc.kernels.jit import jit, launches, next_power_of_2, tl
 
 
@@ -167,8 +168,11 @@ def mixed_inputs_kernel(
 
 
 @jit
-def advance_kernel(slots, counts, yields, ids, token_ids, num_computed, token_stride):
+def advance_kernel(slots, counts, yields, ids, token_ids, num_computed, token_stride, PDL: tl.constexpr):
     """One program a row."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     if slot == 0:
@@ -237,5 +241,6 @@ def advance(
         return
     token_ids, num_computed, _ = state
     advance_kernel[(slots.shape[0],)](
-        slots, counts, yields, ids, token_ids, num_computed, token_ids.stride(0), num_warps=1
-    )
+        slots, counts, yields, ids, token_ids, num_computed, token_ids.stride(0), num_warps=1,
+        **dependent_launch(slots.device),
+    )  # fmt: skip

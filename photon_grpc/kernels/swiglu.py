@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from photon_grpc.kernels.gluon import gdc_launch_dependents, gdc_wait, has_dependent_launch
+from photon_grpc.kernels.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
 from photon_grpc.kernels.jit import cdiv, jit, launches, next_power_of_2, tl
 
 
@@ -121,9 +121,7 @@ def norm_launch(gate_up: torch.Tensor, h: torch.Tensor, b: torch.Tensor | None, 
         return norm_reference(gate_up, h, b, eps, y)
     num_tokens, size = y.shape
     meta = norm_config(num_tokens, size, h.shape[1])
-    pdl = has_dependent_launch(gate_up.device)
-    options = {"launch_pdl": True} if pdl else {}
     if num_tokens:
         grid = (num_tokens, cdiv(size, meta["COLUMNS"]))
-        norm_swiglu_kernel[grid](gate_up, h, b, y, gate_up.stride(0), eps, PDL=pdl, **meta, **options)
+        norm_swiglu_kernel[grid](gate_up, h, b, y, gate_up.stride(0), eps, **meta, **dependent_launch(h.device))
     return None

@@ -268,7 +268,7 @@ SAMPLING = SamplingMetadata("*i64", "*i32", "*fp32", "*i64", "*i64", "*i64")  # 
 def test_shape() -> None:
     types: dict[str, Any] = {"logits": "*fp32", "slots": "*i64", "context_len": "*i32", "shaping": SHAPING}
     types |= {"is_constrained": "*i1", "num_columns": "i32", "stride": "i32"}
-    check(compiled(shape.shape_kernel, types, shape.config()), "ld.global.v4")
+    check(compiled(shape.shape_kernel, types, shape.config() | {"PDL": True}), "ld.global.v4")
 
 
 @pytest.mark.parametrize("shaping", [None, SHAPING], ids=["plain", "shaped"])
@@ -276,16 +276,18 @@ def test_draw(shaping: Shaping | None) -> None:
     best = TileBest("*fp32", "*fp32", "*i32", None if shaping is None else "*i1")  # type: ignore[arg-type]
     types: dict[str, Any] = {"logits": "*fp32", "metadata": SAMPLING, "shaping": shaping, "best_of": best}
     types |= dict.fromkeys(("num_columns", "stride", "num_tiles"), "i32")
-    built = compiled(draw.draw_kernel, types, draw.config() | ({"shaping": None} if shaping is None else {}))
+    constants = {"PDL": True} | ({"shaping": None} if shaping is None else {})
+    built = compiled(draw.draw_kernel, types, draw.config() | constants)
     check(built, "ld.global.v4")
+    assert "ld.global" not in built.ptx.split("griddepcontrol.wait", 1)[0]
     assert "lg2.approx" not in built.ptx
     merging = {"best_of": best, "out": "*i64", "num_tiles": "i32"}
-    check(compiled(draw.draw_merge_kernel, merging, {"TILES_PAD": 64, "num_warps": 1}))
+    check(compiled(draw.draw_merge_kernel, merging, {"TILES_PAD": 64, "num_warps": 1, "PDL": True}))
 
 
 def test_counts() -> None:
     counting = {"slots": "*i64", "yields": "*i64", "ids": "*i64", "counts": "*i16", "num_columns": "i32"}
-    check(compiled(penalties.count_kernel, counting, {"num_warps": 1}))
+    check(compiled(penalties.count_kernel, counting, {"num_warps": 1, "PDL": True}))
 
 
 @pytest.mark.parametrize("num_columns", [32000, 128256, 262144])

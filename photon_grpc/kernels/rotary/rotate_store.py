@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from photon_grpc.kernels.gluon import gdc_launch_dependents, gdc_wait, has_dependent_launch
+from photon_grpc.kernels.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
 from photon_grpc.kernels.jit import jit, launches, next_power_of_2, tl
 from photon_grpc.kernels.rotary.rotary import HeadTile, head_tile
 
@@ -182,11 +182,9 @@ def launch(qkv: torch.Tensor, h: torch.Tensor | None, b: torch.Tensor | None, ep
     q, cache, layer, rotation, norms = out
     _, _, _, kv_heads, block_size, head_dim = cache.shape
     constants = config(1 if h is None else h.shape[1], q.shape[1] // head_dim, kv_heads, head_dim, block_size)
-    pdl = has_dependent_launch(qkv.device)
-    options = {"launch_pdl": True} if pdl else {}
     if qkv.shape[0]:
         rotate_store_kernel[(qkv.shape[0],)](
             qkv, h, b, norms or (None, None), q, cache[:, layer], rotation, cache.stride(0), eps,
-            PDL=pdl, **constants, **options,
+            **constants, **dependent_launch(qkv.device),
         )  # fmt: skip
     return None

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from photon_grpc.kernels.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
 from photon_grpc.kernels.jit import cdiv, jit, launches, next_power_of_2, tl
 from photon_grpc.kernels.sampling import noise, shape
 from photon_grpc.kernels.sampling.noise import gumbel
@@ -74,8 +75,13 @@ def checked(ids: torch.Tensor, best: torch.Tensor, is_constrained: torch.Tensor 
 
 
 @jit
-def draw_kernel(logits, metadata, shaping, best_of, num_columns, stride, num_tiles, BLOCK: tl.constexpr):
+def draw_kernel(
+    logits, metadata, shaping, best_of, num_columns, stride, num_tiles, BLOCK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
     """Of one tile of one row, what a TileBest has."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tile * BLOCK + tl.arange(0, BLOCK)
     slot, length = tl.load(metadata.slots + row), tl.load(metadata.context_len + row)
@@ -102,8 +108,11 @@ def draw_kernel(logits, metadata, shaping, best_of, num_columns, stride, num_til
 
 
 @jit
-def draw_merge_kernel(best_of, out, num_tiles, TILES_PAD: tl.constexpr):
+def draw_merge_kernel(best_of, out, num_tiles, TILES_PAD: tl.constexpr, PDL: tl.constexpr):
     """One program a row."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     tile = tl.arange(0, TILES_PAD)
     inside = tile < num_tiles
@@ -130,7 +139,7 @@ def launch(logits: torch.Tensor, metadata: SamplingMetadata, shaping: Shaping | 
     if not launches(logits):
         return reference(logits, metadata, shaping)
     num_rows, num_columns = logits.shape
-    meta = config()
+    meta: dict[str, Any] = config() | dependent_launch(logits.device)
     tiles = cdiv(num_columns, meta["BLOCK"])
     best = best_of_tiles(num_rows, tiles, logits.device, is_shaped=shaping is not None)
     if num_rows:
@@ -152,5 +161,6 @@ def merge(best: TileBest) -> torch.Tensor:
     out = torch.empty(num_rows, dtype=torch.int64, device=best.value.device)
     if num_rows:
         pad = next_power_of_2(tiles)
-        draw_merge_kernel[(num_rows,)](best, out, tiles, TILES_PAD=pad, num_warps=max(1, min(8, pad // 256)))
+        meta = {"TILES_PAD": pad, "num_warps": max(1, min(8, pad // 256))}
+        draw_merge_kernel[(num_rows,)](best, out, tiles, **meta, **dependent_launch(out.device))
     return out

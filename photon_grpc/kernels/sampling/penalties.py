@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from photon_grpc.kernels.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
 from photon_grpc.kernels.jit import jit, launches, tl
 
 #: Ids of one request that may have a bias.
@@ -107,8 +108,11 @@ def load_penalised(logits, column, slot, penalties, num_columns):
 
 
 @jit
-def count_kernel(slots, yields, ids, counts, num_columns):
+def count_kernel(slots, yields, ids, counts, num_columns, PDL: tl.constexpr):
     """One program a row. Slots of no penalised sequence are counted, too: nothing reads them."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0)
     slot, token = tl.load(slots + row), tl.load(ids + row)
     if (slot > 0) & (token >= 0) & (tl.load(yields + row) > 0):
@@ -125,4 +129,5 @@ def count(slots: torch.Tensor, yields: torch.Tensor, ids: torch.Tensor, penaltie
         return
     if slots.shape[0]:
         counts = penalties.counts
-        count_kernel[(slots.shape[0],)](slots, yields, ids, counts, counts.shape[1], num_warps=1)
+        options = dependent_launch(slots.device)
+        count_kernel[(slots.shape[0],)](slots, yields, ids, counts, counts.shape[1], num_warps=1, **options)

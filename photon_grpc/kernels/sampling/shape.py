@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from photon_grpc.kernels.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
 from photon_grpc.kernels.jit import cdiv, jit, launches, tl
 from photon_grpc.kernels.sampling import bitmask, penalties
 from photon_grpc.kernels.sampling.bitmask import Constraints, load_allowed
@@ -44,8 +45,13 @@ def load_shaped(logits, column, slot, length, shaping, num_columns):
 
 
 @jit
-def shape_kernel(logits, slots, context_len, shaping, is_constrained, num_columns, stride, BLOCK: tl.constexpr):
+def shape_kernel(
+    logits, slots, context_len, shaping, is_constrained, num_columns, stride, BLOCK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
     """One program for BLOCK columns of one row."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tile * BLOCK + tl.arange(0, BLOCK)
     slot, length = tl.load(slots + row), tl.load(context_len + row)
@@ -65,7 +71,7 @@ def launch(logits: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor,
     if not launches(logits):
         return reference(logits, slots, context_len, shaping)
     num_rows, num_columns = logits.shape
-    meta = config()
+    meta: dict[str, Any] = config() | dependent_launch(logits.device)
     is_constrained = torch.empty(num_rows, dtype=torch.bool, device=logits.device)
     if num_rows:
         grid = num_rows, cdiv(num_columns, meta["BLOCK"])
