@@ -11,6 +11,7 @@ from itertools import chain, cycle, islice
 from typing import Any
 
 import llguidance
+import torch
 
 from benchmarks.engine import Work
 from photon_grpc.compose.threads import available_cores
@@ -22,6 +23,7 @@ from photon_grpc.engine.grammar import ConstrainedOutputs
 from photon_grpc.engine.guidance import GuidanceGrammars
 from photon_grpc.frontend.ask import ConstraintAsk
 from photon_grpc.frontend.constraint import write_grammar
+from photon_grpc.runner.upload import host_memory
 
 _TEXT, _DATE = {"type": "string", "maxLength": 40}, {"type": "string", "format": "date"}
 _ITEM = {
@@ -66,6 +68,19 @@ class NoMasks:
 
     def read(self, pending: Pending) -> StepOutput:
         return pending.result()
+
+
+class OpenMasks(NoMasks):
+    """Of rows whose masks allow every id: what masks cost beside making them."""
+
+    def __init__(self, work: Work, num_rows: int) -> None:
+        self.masked = tuple(range(num_rows))
+        num_bytes = 4 * num_rows * -(-work.facts.vocab_size // 32)
+        self._masks = host_memory(num_bytes, torch.device("cpu" if work.facts.device == "cpu" else "cuda"))
+        self._masks[:] = b"\xff" * num_bytes
+
+    def give(self, batch: Batch, pending: Pending) -> None:
+        pending.sample(self._masks)
 
 
 class DrawnMasks(NoMasks):

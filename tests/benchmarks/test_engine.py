@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks import long_context, overhead, step_options
+from benchmarks import energy, long_context, overhead, step_options
 from benchmarks.engine import loaded
 
 
@@ -35,7 +35,13 @@ def test_a_step_of_the_engine_alone_takes_time() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["greedy", "greedy, penalties and biases", "greedy, masks of a schema, what is drawn", "temperature, everything"],
+    [
+        "greedy",
+        "greedy, penalties and biases",
+        "greedy, masks that allow everything",
+        "greedy, masks of a schema, what is drawn",
+        "temperature, everything",
+    ],
 )
 def test_steps_of_every_option_take_time(name: str) -> None:
     with loaded("demo", ["--device", "cpu", "--num-blocks", "64"], has_tokenizer=True) as work, torch.inference_mode():
@@ -52,3 +58,11 @@ def test_variants_are_chosen_by_parts_of_their_names_with_what_they_are_compared
         "temperature, top_k 50 and top_p of wide rows",
     ]
     assert step_options.chosen([]) == step_options.VARIANTS
+
+
+def test_energy_is_what_the_meter_moved_while_tokens_came_out() -> None:
+    readings = iter([10.0, 16.0])
+    with loaded("demo", ["--device", "cpu", "--num-blocks", "64"]) as work:
+        taken = energy.decoding(work, lambda: next(readings), batch=1, seconds=0.01)
+    assert taken.num_tokens == 256 and taken.joules == 6.0
+    assert taken.watts == pytest.approx(6.0 / taken.seconds)
