@@ -103,7 +103,7 @@ class DrawnMasks(NoMasks):
         # As in a service: a step shows how many rows obey the grammar, requests that come later have it compiled again,
         # and outputs that begin then are shared out over the lexers.
         matchers = {row: self._outputs.matchers[seq] for row, seq in enumerate(self._seqs)}
-        grammars.fill(matchers, memoryview(bytearray(num_rows * self._mask_bytes)), self._mask_bytes)
+        grammars.filler(matchers, self._mask_bytes).fill(memoryview(bytearray(num_rows * self._mask_bytes)))
         for _ in range(_LATER_REQUESTS):
             self._begin(self._seqs[0])
             time.sleep(_COMPILATION_S)

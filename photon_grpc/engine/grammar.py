@@ -30,12 +30,22 @@ class Matcher(Protocol):
     def accept(self, token_id: int) -> bool:
         """Moves on by one id. False, and nothing moved, when it may not follow."""
 
+    def advance(self, token_id: int) -> bool:
+        """The same for good. False, and the matcher of no more use, when the id may not follow."""
+
     def roll_back(self, num_tokens: int) -> None:
         """Undoes so many `accept`s."""
 
     @property
     def is_complete(self) -> bool:
         """True when nothing but the end may follow."""
+
+
+class MaskFiller(Protocol):
+    """Fills masks of the same matchers in one step after the other."""
+
+    def fill(self, masks: memoryview) -> Mapping[int, BaseException]:
+        """Every matcher's `fill`, into the bitmask of its number among `masks`; what they raised, by those numbers."""
 
 
 class Grammars(Protocol):
@@ -48,12 +58,12 @@ class Grammars(Protocol):
     def matcher(self, request: Request) -> Matcher | None:
         """A matcher at its beginning for one output; None where the request has no constraint."""
 
-    def fill(self, matchers: Mapping[int, Matcher], masks: memoryview, mask_bytes: int) -> Mapping[int, BaseException]:
-        """Every matcher's `fill`, into the bitmask of its number among `masks`; what they raised, by those numbers.
+    def filler(self, matchers: Mapping[int, Matcher], mask_bytes: int) -> MaskFiller:
+        """For as long as these matchers' outputs are alive.
 
         Args:
-            matchers: this object's own, at least one.
-            masks: of `mask_bytes` each.
+            matchers: this object's own, at least one, by the numbers of their masks.
+            mask_bytes: of one mask.
         """
 
 
@@ -68,8 +78,8 @@ class NoGrammars:
             raise FeatureNotSupported("structured_output: this model has no tokenizer that grammars know")
         return None
 
-    def fill(self, matchers: Mapping[int, Matcher], masks: memoryview, mask_bytes: int) -> Mapping[int, BaseException]:
-        return {}
+    def filler(self, matchers: Mapping[int, Matcher], mask_bytes: int) -> MaskFiller:
+        raise NotImplementedError("there are no matchers")
 
 
 class MaskMemory:
@@ -93,6 +103,31 @@ class MaskMemory:
         return memory[:num_bytes]
 
 
+class MaskedRows:
+    """The masked rows of a step, and of those behind it that have the same.
+
+    Args:
+        seqs: theirs, in order.
+        num_masks: of each.
+        matchers: of those that have one, by the number of their first mask.
+    """
+
+    def __init__(self, seqs: list[Sequence], num_masks: int, matchers: dict[int, Matcher]) -> None:
+        self.seqs = seqs
+        self.num_masks = num_masks
+        self.matchers = matchers
+        self._filler: MaskFiller | None = None
+
+    def fill(self, grammars: Grammars, masks: memoryview, mask_bytes: int) -> Mapping[int, BaseException]:
+        """Fills the first mask of every matcher; what went wrong, by their numbers."""
+        try:
+            if self._filler is None and self.matchers:
+                self._filler = grammars.filler(self.matchers, mask_bytes)
+            return self._filler.fill(masks) if self._filler is not None else {}
+        except BaseException as error:
+            return dict.fromkeys(self.matchers, error)
+
+
 class ConstrainedOutputs:
     """The matchers of the sequences that are alive.
 
@@ -108,6 +143,8 @@ class ConstrainedOutputs:
         self._memory = memory or MaskMemory()
         #: Constrained sequences only, from `begin` to `forget`.
         self.matchers: dict[Sequence, Matcher] = {}
+        #: Of the last step, until an output begins or ends. Holds nothing but what is alive.
+        self._masked: MaskedRows | None = None
 
     def begin(self, seqs: list[Sequence]) -> Event | None:
         """Gives the sequences of one request their matchers, or returns the event after which it is to be called again.
@@ -117,24 +154,27 @@ class ConstrainedOutputs:
             event = self._grammars.awaits(request)
             if event is not None:
                 return event
-            matchers = {seq: self._grammars.matcher(request) for seq in seqs}
+            made = ((seq, self._grammars.matcher(request)) for seq in seqs)
+            matchers = {seq: matcher for seq, matcher in made if matcher is not None}
             for seq, matcher in matchers.items():
-                if matcher is not None:
-                    _follow(matcher, seq)
+                _follow(matcher, seq)
         except BaseException as error:
             raise _fit_for_caller(error) from error
-        self.matchers.update((seq, matcher) for seq, matcher in matchers.items() if matcher is not None)
+        if matchers:
+            self.matchers.update(matchers)
+            self._masked = None
         return None
 
     def forget(self, seq: Sequence) -> None:
-        self.matchers.pop(seq, None)
+        if self.matchers.pop(seq, None) is not None:
+            self._masked = None
 
     def advance(self, seq: Sequence, token_id: int) -> bool:
         """Moves a sequence's matcher on by a drawn id. Returns whether its output is complete. Raises RequestError when
         the matcher fails or says that the id may not follow."""
         matcher = self.matchers[seq]
         try:
-            if not matcher.accept(token_id):
+            if not matcher.advance(token_id):
                 raise ValueError(f"id {token_id} was drawn though the constraint does not allow it")
             return matcher.is_complete
         except BaseException as error:
@@ -154,16 +194,17 @@ class ConstrainedOutputs:
         k = batch.drafts
         stride = (k + 1) * self._mask_bytes
         masks = self._memory.next(len(batch.masked) * stride)
-        constrained = {at: rows[row] for at, row in enumerate(batch.masked) if rows[row] in self.matchers}
-        if k or len(constrained) < len(batch.masked):
+        masked = self._masked_rows([rows[row] for row in batch.masked], k + 1)
+        if k or len(masked.matchers) < len(masked.seqs):
             masks[:] = b"\xff" * len(masks)
-        broken = self._fill({at * (k + 1): self.matchers[seq] for at, seq in constrained.items()}, masks)
+        broken = masked.fill(self._grammars, masks, self._mask_bytes)
         failures: dict[Sequence, RequestError] = {}
-        for at, seq in constrained.items() if k or broken else ():
-            mine = masks[at * stride : (at + 1) * stride]
+        for first in masked.matchers if k or broken else ():
+            at = first // (k + 1)
+            seq, mine = masked.seqs[at], masks[at * stride : (at + 1) * stride]
             try:
-                if at * (k + 1) in broken:
-                    raise broken[at * (k + 1)]
+                if first in broken:
+                    raise broken[first]
                 if k:
                     self._walk(seq, drafts[at * k : at * k + batch.yields[batch.masked[at]] - 1], mine)
             except BaseException as error:
@@ -171,11 +212,14 @@ class ConstrainedOutputs:
                 mine[:] = b"\xff" * stride
         return masks, failures
 
-    def _fill(self, matchers: dict[int, Matcher], masks: memoryview) -> Mapping[int, BaseException]:
-        try:
-            return self._grammars.fill(matchers, masks, self._mask_bytes) if matchers else {}
-        except BaseException as error:
-            return dict.fromkeys(matchers, error)
+    def _masked_rows(self, seqs: list[Sequence], num_masks: int) -> MaskedRows:
+        kept = self._masked
+        if kept is None or kept.seqs != seqs or kept.num_masks != num_masks:
+            pairs = enumerate(map(self.matchers.get, seqs))
+            matchers = {at * num_masks: matcher for at, matcher in pairs if matcher is not None}
+            kept = MaskedRows(seqs, num_masks, matchers)
+            self._masked = kept if len(matchers) == len(seqs) else None
+        return kept
 
     def _walk(self, seq: Sequence, drafts: tuple[int, ...], masks: memoryview) -> None:
         """Walks the drafts behind the first mask, one mask for each state on the way, and back."""

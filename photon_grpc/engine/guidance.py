@@ -1,28 +1,29 @@
 """Grammars and matchers of llguidance.
 
-Grammars are compiled in a thread beside the engine's loop (the library holds the interpreter's lock only while it reads
-the text), one at a time, and kept for those who ask for the same. Matchers of one compilation share its lexer under a
-lock, and in parallel would only wait for each other: a grammar that many rows obey is compiled again as more requests
-ask for it, until each thread that fills masks has a lexer of it, eight at most.
+Grammars are compiled in a thread (engine/compiler.py) and kept for those who ask for the same. Matchers of one
+compilation share its lexer under a lock, and in parallel would only wait for each other: a grammar that many rows obey
+is compiled again as more requests ask for it, until each thread that fills masks has a lexer of it, eight at most.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
-import threading
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Mapping
 from functools import cache, partial
 from math import log2
+from typing import cast
 from weakref import WeakValueDictionary
 
 import llguidance
-import numpy as np
 
 from photon_grpc.config.model_dir import TOKENIZER_FILE, ModelConfig
 from photon_grpc.core.constraint import Constraint
 from photon_grpc.core.ports import Event
 from photon_grpc.core.request import Request
+from photon_grpc.engine.compiler import Compilation, Compiler
+from photon_grpc.engine.ends import Ends
 from photon_grpc.engine.grammar import Matcher
 from photon_grpc.engine.unique_keys import KeyState, KeyTokens, after
 from photon_grpc.errors import InvalidConstraint
@@ -35,51 +36,12 @@ _MAX_CACHE_BYTES = 256 * 2**20
 _MAX_COPIES_SHARE, _COPY_SHARE = 4, 4
 #: Lexers of one grammar: sixteen fill 64 masks no sooner, and each learns for itself.
 _MAX_LEXERS = 8
-#: More than the front ends' trial has: what ended there well does so here.
-_STACK_BYTES = 64 * 2**20
 _FIELD = "structured_output"
+#: In the library's words for an id that may not follow.
+_REFUSED = "doesn't satisfy the grammar"
 
 #: A state, and the number of the mask that it fills.
 _Row = tuple[llguidance.LLMatcher, int]
-
-
-class Compilation(Event):
-    """One grammar, compiled or not yet. The compiling thread sets `problem`, once, or adds to `matchers`."""
-
-    __slots__ = (
-        "__weakref__",
-        "_turn",
-        "constraint",
-        "is_kept",
-        "key_tokens",
-        "matchers",
-        "num_rows",
-        "num_wanted",
-        "problem",
-    )
-
-    def __init__(self, constraint: Constraint, key_tokens: Callable[[], KeyTokens]) -> None:
-        self.constraint = constraint
-        #: Of the vocabulary; the first call takes long.
-        self.key_tokens = key_tokens
-        #: At its beginning, each with a lexer of its own; copies of them are walked.
-        self.matchers: list[llguidance.LLMatcher] = []
-        self.num_wanted = 1
-        #: Of the last step that had some.
-        self.num_rows = 0
-        #: In the cache.
-        self.is_kept = True
-        self.problem = ""
-        self._turn = 0
-
-    @property
-    def is_done(self) -> bool:
-        return bool(self.matchers) or bool(self.problem)
-
-    def next(self) -> llguidance.LLMatcher:
-        """One of `matchers`, in turn."""
-        self._turn += 1
-        return self.matchers[self._turn % len(self.matchers)]
 
 
 class GuidanceGrammars:
@@ -128,24 +90,18 @@ class GuidanceGrammars:
             return None
         compilation, stop = self._cache[request.constraint], request.stop
         kind = UniqueKeysMatcher if request.constraint.has_unique_keys else GuidanceMatcher
-        return kind(compilation, stop.eos_token_ids + stop.stop_token_ids, self._tokenizer_ends)
+        return kind(compilation, Ends(stop.eos_token_ids + stop.stop_token_ids, self._tokenizer_ends))
 
-    def fill(self, matchers: Mapping[int, Matcher], masks: memoryview, mask_bytes: int) -> dict[int, BaseException]:
-        """As engine.grammar.Grammars; in parallel."""
-        mine = {at: matcher for at, matcher in matchers.items() if isinstance(matcher, GuidanceMatcher)}
-        for grammar, num_rows in Counter(matcher.grammar for matcher in mine.values()).items():
-            grammar.num_rows = num_rows
-        address, num_masks = _address(masks), len(masks) // mask_bytes
-        threads, parts = self._parts(_by_lexer(mine))
-        for part in parts:
-            threads.unsafe_compute_mask_ptr(part, address, mask_bytes, num_masks)
-        failures: dict[int, BaseException] = {}
-        for at, matcher in mine.items():
-            try:
-                matcher.correct(masks[at * mask_bytes : (at + 1) * mask_bytes])
-            except BaseException as error:
-                failures[at] = error
-        return failures
+    def filler(self, matchers: Mapping[int, Matcher], mask_bytes: int) -> ParallelFiller:
+        """As engine.grammar.Grammars."""
+        mine = cast(Mapping[int, GuidanceMatcher], matchers)
+        columns = _by_lexer(mine)
+        num_rows: defaultdict[Compilation, int] = defaultdict(int)
+        for column in columns:
+            num_rows[mine[column[0][1]].grammar] += len(column)
+        for grammar, num in num_rows.items():
+            grammar.num_rows = num
+        return ParallelFiller(mine, mask_bytes, *self._parts(columns))
 
     def _parts(self, columns: Collection[list[_Row]]) -> tuple[llguidance.LLExecutor, list[list[_Row]]]:
         """Lists that are filled one after another, each by these threads: all rows at once, those of a lexer side by
@@ -191,60 +147,47 @@ class GuidanceGrammars:
         self._num_copy_bytes += sign * (compilation.num_wanted - 1) * _copy_estimate(compilation.constraint)
 
 
-class Compiler:
-    """A thread that lives while there is something to compile.
+class ParallelFiller:
+    """Fills masks of the same matchers, in parallel.
 
     Args:
-        tokenizer: grammars are compiled for.
-        done: is called in the thread with every Compilation that requests wait for, when it is done.
+        matchers: by the numbers of their masks.
+        mask_bytes: of one mask.
+        threads: fill them.
+        parts: all rows, in lists that are filled one after another.
     """
 
-    def __init__(self, tokenizer: llguidance.LLTokenizer, done: Callable[[Event], None]) -> None:
-        self._tokenizer = tokenizer
-        self._done = done
-        self._lock = threading.Lock()
-        self._awaited: deque[Compilation] = deque()
-        #: To be compiled again when nothing is awaited.
-        self._copies: deque[Compilation] = deque()
-        self._is_running = False
+    def __init__(
+        self,
+        matchers: Mapping[int, GuidanceMatcher],
+        mask_bytes: int,
+        threads: llguidance.LLExecutor,
+        parts: list[list[_Row]],
+    ) -> None:
+        self._matchers = matchers
+        self._mask_bytes = mask_bytes
+        self._threads = threads
+        self._parts = parts
+        #: Masks that are always corrected; of the others the bytes and bits that say whether they must be. Their states
+        #: know, too, but asking each costs more: other threads have just written there.
+        self._corrected = [at for at, matcher in matchers.items() if not matcher.signs]
+        self._signs = [
+            (at, at * mask_bytes + byte, bits) for at, matcher in matchers.items() for byte, bits in matcher.signs
+        ]
 
-    def submit(self, compilation: Compilation) -> None:
-        self._submit(self._awaited, compilation)
-
-    def submit_copy(self, compilation: Compilation) -> None:
-        self._submit(self._copies, compilation)
-
-    def _submit(self, line: deque[Compilation], compilation: Compilation) -> None:
-        with self._lock:
-            line.append(compilation)
-            if self._is_running:
-                return
-            self._is_running = True
-        size = threading.stack_size(_STACK_BYTES)
-        try:
-            # No daemon: one that the end of the interpreter meets in the library takes the process down with it.
-            threading.Thread(target=self._run, name="compiler").start()
-        except BaseException:
-            self._is_running = False
-            raise
-        finally:
-            threading.stack_size(size)
-
-    def _run(self) -> None:
-        while (compilation := self._next()) is not None:
-            is_awaited = not compilation.is_done
-            if is_awaited or compilation.is_kept:
-                _compile(compilation, self._tokenizer)
-            if is_awaited:
-                self._done(compilation)
-
-    def _next(self) -> Compilation | None:
-        with self._lock:
-            line = self._awaited or self._copies
-            if not line or not threading.main_thread().is_alive():
-                self._is_running = False
-                return None
-            return line.popleft()
+    def fill(self, masks: memoryview) -> dict[int, BaseException]:
+        """As engine.grammar.MaskFiller."""
+        size = self._mask_bytes
+        address, num_masks = _address(masks), len(masks) // size
+        for part in self._parts:
+            self._threads.unsafe_compute_mask_ptr(part, address, size, num_masks)
+        failures: dict[int, BaseException] = {}
+        for at in {*self._corrected, *[at for at, byte, bits in self._signs if masks[byte] & bits]}:
+            try:
+                self._matchers[at].correct(masks[at * size : (at + 1) * size])
+            except BaseException as error:
+                failures[at] = error
+        return failures
 
 
 class GuidanceMatcher:
@@ -252,13 +195,12 @@ class GuidanceMatcher:
 
     Args:
         grammar: compiled.
-        ends: ids that end the output: they may be drawn where the grammar is satisfied and nowhere else.
-        tokenizer_ends: ids that the library takes for ends.
+        ends: of the output.
     """
 
-    __slots__ = ("beginning", "grammar", "state", "_ends", "_others")
+    __slots__ = ("beginning", "grammar", "signs", "state", "_ends")
 
-    def __init__(self, grammar: Compilation, ends: tuple[int, ...], tokenizer_ends: tuple[int, ...]) -> None:
+    def __init__(self, grammar: Compilation, ends: Ends) -> None:
         if not grammar.matchers:
             raise InvalidConstraint(f"{_FIELD}: {grammar.problem}", field=_FIELD)
         self.grammar = grammar
@@ -266,7 +208,8 @@ class GuidanceMatcher:
         self.beginning = grammar.next()
         self.state = self.beginning.deep_copy()
         self._ends = ends
-        self._others = tuple(set(tokenizer_ends) - set(ends))
+        #: Bytes of the library's mask, and bits: where none is set `correct` has nothing to do. Empty: it always has.
+        self.signs = ends.signs
 
     def fill(self, mask: memoryview) -> None:
         self.state.unsafe_compute_mask_ptr(_address(mask), len(mask))
@@ -274,20 +217,23 @@ class GuidanceMatcher:
 
     def correct(self, mask: memoryview) -> None:
         """Makes the library's mask one of engine.grammar.Matcher.fill. Raises InvalidConstraint where it has failed."""
-        self._check()
-        for token_id in self._others:
-            mask[token_id >> 3] &= ~(1 << (token_id & 7)) & 0xFF
         is_satisfied = self.state.is_accepting()
-        for token_id in self._ends:
-            if is_satisfied:
-                mask[token_id >> 3] |= 1 << (token_id & 7)
-            else:
-                mask[token_id >> 3] &= ~(1 << (token_id & 7)) & 0xFF
+        if not is_satisfied:
+            self._check()
+        self._ends.correct(mask, is_satisfied)
 
     def accept(self, token_id: int) -> bool:
         if self.state.try_consume_tokens([token_id]) == 1:
             return True
         self._check()
+        return False
+
+    def advance(self, token_id: int) -> bool:
+        # As `accept`, but tries nothing first, which takes as long again.
+        if self.state.consume_token(token_id):
+            return True
+        if _REFUSED not in self.state.get_error():
+            self._check()
         return False
 
     def roll_back(self, num_tokens: int) -> None:
@@ -309,8 +255,9 @@ class UniqueKeysMatcher(GuidanceMatcher):
 
     __slots__ = ("_key_tokens", "_states")
 
-    def __init__(self, grammar: Compilation, ends: tuple[int, ...], tokenizer_ends: tuple[int, ...]) -> None:
-        super().__init__(grammar, ends, tokenizer_ends)
+    def __init__(self, grammar: Compilation, ends: Ends) -> None:
+        super().__init__(grammar, ends)
+        self.signs = ()
         self._key_tokens = grammar.key_tokens
         #: At the beginning and behind every token.
         self._states = [KeyState()]
@@ -320,8 +267,14 @@ class UniqueKeysMatcher(GuidanceMatcher):
         self._key_tokens().forbid(self._states[-1], mask)
 
     def accept(self, token_id: int) -> bool:
+        return self._move(token_id, super().accept)
+
+    def advance(self, token_id: int) -> bool:
+        return self._move(token_id, super().advance)
+
+    def _move(self, token_id: int, move: Callable[[int], bool]) -> bool:
         state = after(self._states[-1], self._key_tokens().bytes[token_id])
-        if state is None or not super().accept(token_id):
+        if state is None or not move(token_id):
             return False
         self._states.append(state)
         return True
@@ -346,34 +299,16 @@ def read_vocabulary(model_config: ModelConfig) -> llguidance.LLTokenizer | None:
         return None
 
 
-def _compile(compilation: Compilation, tokenizer: llguidance.LLTokenizer) -> None:
-    try:
-        constraint = compilation.constraint
-        limits = llguidance.LLParserLimits(**constraint.limits)
-        matcher = llguidance.LLMatcher(tokenizer, constraint.grammar, log_level=0, limits=limits)
-        # The lexer, which all copies share, learns the beginning here.
-        matcher.deep_copy().compute_bitmask()
-        if constraint.has_unique_keys:
-            compilation.key_tokens()
-    except BaseException as error:  # a panic of the library is no Exception
-        compilation.problem = f"cannot be compiled ({type(error).__name__})"
-        return
-    if matcher.is_error():
-        compilation.problem = matcher.get_error()
-    else:
-        compilation.matchers.append(matcher)
-
-
 def _by_lexer(matchers: Mapping[int, GuidanceMatcher]) -> Collection[list[_Row]]:
     """Their states and numbers, those apart that share no lexer."""
-    columns: dict[int, list[_Row]] = {}
+    columns: defaultdict[llguidance.LLMatcher, list[_Row]] = defaultdict(list)
     for at, matcher in matchers.items():
-        columns.setdefault(id(matcher.beginning), []).append((matcher.state, at))
+        columns[matcher.beginning].append((matcher.state, at))
     return columns.values()
 
 
 def _address(mask: memoryview) -> int:
-    return int(np.frombuffer(mask, np.uint8).__array_interface__["data"][0])
+    return ctypes.addressof(ctypes.c_char.from_buffer(mask))
 
 
 def _copy_estimate(constraint: Constraint) -> int:

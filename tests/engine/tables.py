@@ -77,6 +77,9 @@ class TableMatcher:
         self.ids.append(token_id)
         return True
 
+    def advance(self, token_id: int) -> bool:
+        return self.accept(token_id)
+
     def roll_back(self, num_tokens: int) -> None:
         self._call()
         assert 0 < num_tokens <= len(self.ids)
@@ -87,17 +90,31 @@ class TableMatcher:
         return self._table.is_complete(self.ids)
 
 
-class InTurn:
+@dataclass
+class OneByOne:
     """Fills one mask after the other."""
 
-    def fill(self, matchers: Mapping[int, Matcher], masks: memoryview, mask_bytes: int) -> dict[int, BaseException]:
+    matchers: Mapping[int, Matcher]
+    mask_bytes: int
+
+    def fill(self, masks: memoryview) -> dict[int, BaseException]:
         failures: dict[int, BaseException] = {}
-        for at, matcher in matchers.items():
+        for at, matcher in self.matchers.items():
             try:
-                matcher.fill(masks[at * mask_bytes : (at + 1) * mask_bytes])
+                matcher.fill(masks[at * self.mask_bytes : (at + 1) * self.mask_bytes])
             except BaseException as error:
                 failures[at] = error
         return failures
+
+
+class InTurn:
+    """Fillers, counted."""
+
+    num_fillers = 0
+
+    def filler(self, matchers: Mapping[int, Matcher], mask_bytes: int) -> OneByOne:
+        self.num_fillers += 1
+        return OneByOne(matchers, mask_bytes)
 
 
 @dataclass

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
+
 import pytest
 
 from photon_grpc.core.batch import Batch
 from photon_grpc.core.request import Request, SamplingParams, StopParams
 from photon_grpc.core.sequence import Sequence
-from photon_grpc.engine.grammar import ConstrainedOutputs, MaskMemory
+from photon_grpc.engine.grammar import ConstrainedOutputs, MaskMemory, Matcher
 from tests.engine.fakes import MASK_BYTES, VOCAB
-from tests.engine.tables import END, Table, TableGrammars
+from tests.engine.tables import END, OneByOne, Panic, Table, TableGrammars
 
 #: Ids of class 1, then one of class 2, then only the end.
 PAIR = Table(({1: 1}, {2: 2}, {}), frozenset({2}))
@@ -85,3 +88,64 @@ def test_masks_lie_k_plus_one_to_a_row_and_are_ones_for_a_row_without_matcher() 
     masks, _ = constraints.masks(batch, [free, a, gone, c], (-1, -1, 1, 1, 3, -1))
     # `a` has no drafts, `c` one that may not follow.
     assert sets_of(masks) == [ONES, ALL, ALL, ALL, ALL, ALL, TWOS, ALL, ALL]
+
+
+def test_masks_of_the_same_rows_are_prepared_once_until_an_output_begins_or_ends() -> None:
+    grammars = TableGrammars(dict.fromkeys("abc", PAIR))
+    constraints = ConstrainedOutputs(grammars, VOCAB)
+    a, b, c = (sequence(name) for name in "abc")
+    num_steps = 0
+
+    def masks(*rows: Sequence, drafts: int = 0) -> list[set[int]]:
+        nonlocal num_steps
+        num_steps += 1
+        ones = (1,) * len(rows)
+        batch = Batch(num_steps, ones, ones, ones, drafts=drafts, masked=tuple(range(len(rows))))
+        return sets_of(constraints.masks(batch, list(rows), ())[0])
+
+    constraints.begin([a])
+    constraints.begin([b])
+    assert masks(a, b) == [ONES, ONES]
+    constraints.advance(a, 1)
+    assert masks(a, b) == [TWOS, ONES] and grammars.num_fillers == 1
+    assert masks(b, a) == [ONES, TWOS] and grammars.num_fillers == 2
+    assert masks(b, a, drafts=1) == [ONES, ALL, TWOS, ALL] and grammars.num_fillers == 3
+    constraints.forget(sequence("free"))
+    masks(b, a, drafts=1)
+    assert grammars.num_fillers == 3, "an output without a constraint has ended"
+    constraints.begin([sequence("free")])
+    masks(b, a, drafts=1)
+    assert grammars.num_fillers == 3, "another has begun"
+    constraints.forget(b)
+    assert masks(b, a) == [ALL, TWOS] and masks(a) == [TWOS] and grammars.num_fillers == 5
+    constraints.begin([b])
+    constraints.begin([c])
+    assert masks(b, a) == [ONES, TWOS] and masks(b, a, c) == [ONES, TWOS, ONES] and grammars.num_fillers == 7
+    constraints.begin([a])
+    assert masks(b, a, c) == [ONES, ONES, ONES] and grammars.num_fillers == 8
+
+
+def test_outputs_that_have_ended_are_let_go() -> None:
+    constraints = ConstrainedOutputs(TableGrammars({"a": PAIR}), VOCAB)
+    free, a = sequence("free"), sequence("a")
+    num_known = sys.getrefcount(free), sys.getrefcount(a)
+    constraints.begin([a])
+    constraints.masks(Batch(1, (1,), (1,), (1,), masked=(0,)), [a], ())
+    constraints.masks(Batch(2, (1, 2), (1, 1), (1, 1), masked=(0, 1)), [free, a], ())
+    assert sys.getrefcount(free) == num_known[0]
+    constraints.masks(Batch(3, (1,), (1,), (1,), masked=(0,)), [a], ())
+    constraints.forget(a)
+    assert sys.getrefcount(a) == num_known[1]
+
+
+def test_where_masks_cannot_be_prepared_outputs_end_and_no_others() -> None:
+    class Broken(TableGrammars):
+        def filler(self, matchers: Mapping[int, Matcher], mask_bytes: int) -> OneByOne:
+            raise Panic("no filler")
+
+    constraints = ConstrainedOutputs(Broken({"a": PAIR}), VOCAB)
+    free, a = sequence("free"), sequence("a")
+    constraints.begin([a])
+    batch = Batch(1, (1, 2), (1, 1), (1, 1), masked=(0, 1))
+    masks, failures = constraints.masks(batch, [free, a], ())
+    assert sets_of(masks) == [ALL, ALL] and [*failures] == [a]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import queue
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -16,9 +18,10 @@ from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.core.constraint import Constraint
 from photon_grpc.core.ports import Event
 from photon_grpc.core.request import Request, SamplingParams, StopParams
-from photon_grpc.engine import guidance
+from photon_grpc.engine import compiler
+from photon_grpc.engine.compiler import Compilation
 from photon_grpc.engine.grammar import NoGrammars
-from photon_grpc.engine.guidance import Compilation, GuidanceGrammars, GuidanceMatcher, read_vocabulary
+from photon_grpc.engine.guidance import GuidanceGrammars, GuidanceMatcher, read_vocabulary
 from photon_grpc.errors import FeatureNotSupported, InvalidConstraint
 from photon_grpc.frontend.ask import ConstraintAsk
 from photon_grpc.frontend.constraint import write_grammar
@@ -64,6 +67,10 @@ class Compiled:
 def allowed(matcher: GuidanceMatcher) -> set[int]:
     mask = memoryview(bytearray(MASK_BYTES))
     matcher.fill(mask)
+    return bits(mask)
+
+
+def bits(mask: memoryview) -> set[int]:
     return {id for id in range(CARD.vocab_size) if mask[id // 8] >> id % 8 & 1}
 
 
@@ -131,18 +138,73 @@ def test_a_matcher_walks_back_and_refuses_what_may_not_follow(compiled: Compiled
     assert allowed(matcher) == beginning and not matcher.is_complete
 
 
+def test_a_key_that_is_there_is_taken_from_masks_of_a_step(compiled: Compiled) -> None:
+    anything = write_grammar(ConstraintAsk("json_object"))
+    constraint = Constraint(anything.kind, anything.grammar, has_unique_keys=True)
+    matchers = {0: compiled.matcher(constraint), 1: compiled.matcher(constraint)}
+    for matcher, text in zip(matchers.values(), ('{"ab":1,"ab', '{"ac":1,"ab'), strict=True):
+        assert all(matcher.advance(id) for letter in text for id in ids(letter))
+    masks, (quote,) = memoryview(bytearray(2 * MASK_BYTES)), ids('"')
+    assert compiled.grammars.filler(matchers, MASK_BYTES).fill(masks) == {}
+    assert quote not in bits(masks[:MASK_BYTES]) and quote in bits(masks[MASK_BYTES:])
+
+
+@pytest.mark.parametrize("drawn", ["class", "x"])
+def test_an_id_that_may_not_follow_ends_what_advances_by_it(compiled: Compiled, drawn: str) -> None:
+    matcher = compiled.matcher(regex("def x"))
+    assert matcher.advance(ids("def x")[0])
+    assert not matcher.advance(ids(drawn)[0])
+    with pytest.raises(InvalidConstraint):
+        allowed(matcher)
+
+
 def test_many_are_filled_as_each_alone() -> None:
     compiled = Compiled(num_threads=2)
     constraints = [regex("a+"), regex("[0-9]{3}"), write_grammar(ConstraintAsk("json_object")), regex("a+")]
     matchers = {2 * at: compiled.matcher(constraint) for at, constraint in enumerate(constraints)}
     matchers[0].accept(ids("a")[0])
     masks = memoryview(bytearray(b"\xff" * (8 * MASK_BYTES)))
-    assert compiled.grammars.fill(matchers, masks, MASK_BYTES) == {}
+    assert compiled.grammars.filler(matchers, MASK_BYTES).fill(masks) == {}
     for at, matcher in matchers.items():
         alone = memoryview(bytearray(MASK_BYTES))
         matcher.fill(alone)
         assert masks[at * MASK_BYTES : (at + 1) * MASK_BYTES] == alone
         assert bytes(masks[(at + 1) * MASK_BYTES : (at + 2) * MASK_BYTES]) == b"\xff" * MASK_BYTES
+
+
+def every_kind() -> list[Constraint]:
+    """Those that may end here and there, that name the vocabulary's end, with forced text, and with unique keys."""
+    named = f"start: /[a-z]+/ <[{EOS[0]}]> /[a-z]+/"
+    schema = {"type": "array", "items": {"type": "string", "maxLength": 3}, "minItems": 1}
+    anything = write_grammar(ConstraintAsk("json_object"))
+    return [
+        *map(regex, ("(ab)*", ".{0,9}", "[0-9]+(,[0-9]+)*", "(forced text)+")),
+        Constraint("lark", json.dumps({"grammars": [{"lark_grammar": named}]})),
+        write_grammar(ConstraintAsk("json_schema", json.dumps(schema))),
+        Constraint(anything.kind, anything.grammar, has_unique_keys=True),
+    ]
+
+
+#: 300 stands for text.
+@pytest.mark.parametrize("end", [EOS, EOS[:1], (300,), (*EOS, 300), ()])
+def test_masks_of_steps_are_those_that_matchers_fill_alone(end: tuple[int, ...]) -> None:
+    compiled, stop, draw = Compiled(num_threads=2), StopParams(9, stop_token_ids=end), random.Random(7)
+    constraints = every_kind()
+    matchers, others = ({at: compiled.matcher(one, stop) for at, one in enumerate(constraints)} for _ in range(2))
+    filler, masks = compiled.grammars.filler(matchers, MASK_BYTES), memoryview(bytearray(len(matchers) * MASK_BYTES))
+    num_ended = 0
+    for _ in range(20):
+        assert filler.fill(masks) == {}
+        for at, other in others.items():
+            may_follow = allowed(other)
+            assert bits(masks[at * MASK_BYTES : (at + 1) * MASK_BYTES]) == may_follow
+            assert may_follow & {*EOS, *end} in (set(), set(end))
+            num_ended += bool(may_follow & set(end))
+            if text := sorted(may_follow - set(end)):
+                token = draw.choice(text)
+                assert other.accept(token) and matchers[at].advance(token)
+                assert matchers[at].is_complete == other.is_complete
+    assert num_ended or not end
 
 
 def lexers(matchers: dict[int, GuidanceMatcher]) -> int:
@@ -152,7 +214,7 @@ def lexers(matchers: dict[int, GuidanceMatcher]) -> int:
 def asked_again(compiled: Compiled, constraint: Constraint, num_rows: int) -> list[GuidanceMatcher]:
     """Matchers of requests that come after a step of so many rows, one after another."""
     masks = memoryview(bytearray(num_rows * MASK_BYTES))
-    compiled.grammars.fill({at: compiled.matcher(constraint) for at in range(num_rows)}, masks, MASK_BYTES)
+    compiled.grammars.filler({at: compiled.matcher(constraint) for at in range(num_rows)}, MASK_BYTES).fill(masks)
     matchers = []
     for _ in range(2 * num_rows):
         matchers.append(compiled.matcher(constraint))
@@ -167,7 +229,7 @@ def test_rows_of_one_grammar_get_lexers_of_their_own_as_many_as_threads() -> Non
     constraint, masks = regex("[a-z]+ [0-9]{3}"), memoryview(bytearray(6 * MASK_BYTES))
     first = {at: compiled.matcher(constraint) for at in range(6)}
     assert lexers(first) == 1, "no step has shown yet that more are of use"
-    compiled.grammars.fill(first, masks, MASK_BYTES)
+    compiled.grammars.filler(first, MASK_BYTES).fill(masks)
     assert len(first[0].grammar.matchers) == 1, "no request has come again"
     asked_again(compiled, constraint, 6)
     later = {at: compiled.matcher(constraint) for at in range(6)}
@@ -176,7 +238,7 @@ def test_rows_of_one_grammar_get_lexers_of_their_own_as_many_as_threads() -> Non
         assert all(matcher.accept(token) for matcher in (*first.values(), *later.values()))
     alone = memoryview(bytearray(MASK_BYTES))
     first[0].fill(alone)
-    assert compiled.grammars.fill(later, masks, MASK_BYTES) == {}
+    assert compiled.grammars.filler(later, MASK_BYTES).fill(masks) == {}
     assert bytes(masks) == bytes(alone) * 6
 
 
@@ -200,14 +262,14 @@ def test_what_a_request_waits_for_is_compiled_before_copies(monkeypatch: pytest.
     compiled = Compiled(num_threads=3)
     hot = [compiled.matcher(regex(text)) for text in ("a+", "b+", "c+")]
     order: list[Constraint] = []
-    gate, compile_one = threading.Event(), guidance._compile
+    gate, compile_one = threading.Event(), compiler._compile
 
     def gated(compilation: Compilation, *rest: Any) -> None:
         gate.wait(30)
         order.append(compilation.constraint)
         compile_one(compilation, *rest)
 
-    monkeypatch.setattr(guidance, "_compile", gated)
+    monkeypatch.setattr(compiler, "_compile", gated)
     for matcher in hot:
         matcher.grammar.num_rows = 3
         assert compiled.grammars.awaits(request(matcher.grammar.constraint)) is None
@@ -224,9 +286,10 @@ def test_a_matcher_that_needs_too_much_work_ends_alone(compiled: Compiled) -> No
     many = compiled.matcher(Constraint("lark", '{"grammars": [{"lark_grammar": "start: start start | \\"a\\""}]}'))
     other = compiled.matcher(regex("a+"))
     masks = memoryview(bytearray(2 * MASK_BYTES))
+    filler = compiled.grammars.filler({0: many, 1: other}, MASK_BYTES)
     (a,) = ids("a")
     for _ in range(200):
-        failures = compiled.grammars.fill({0: many, 1: other}, masks, MASK_BYTES)
+        failures = filler.fill(masks)
         if failures:
             break
         assert other.accept(a)

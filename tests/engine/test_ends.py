@@ -1,0 +1,34 @@
+"""Ends in a mask, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+
+from photon_grpc.engine.ends import Ends
+
+NUM_IDS = 32
+
+
+def mask_of(ids: set[int]) -> memoryview:
+    return memoryview(bytearray(sum(1 << id for id in ids).to_bytes(NUM_IDS // 8, "little")))
+
+
+@pytest.mark.parametrize(("ids", "matcher_ids"), [((3,), (3,)), ((3, 4, 20), (4, 31)), ((), (4,)), ((4, 5), ())])
+@pytest.mark.parametrize("is_satisfied", [False, True])
+@pytest.mark.parametrize("others", [set(), {1, 9}, {1, 3, 4, 20, 31}, set(range(NUM_IDS))])
+def test_all_ends_may_be_drawn_or_none(
+    ids: tuple[int, ...], matcher_ids: tuple[int, ...], is_satisfied: bool, others: set[int]
+) -> None:
+    mask = mask_of(others)
+    Ends(ids, matcher_ids).correct(mask, is_satisfied)
+    assert mask == mask_of(others - {*ids, *matcher_ids} | (set(ids) if is_satisfied else set()))
+
+
+@pytest.mark.parametrize("allowed", range(NUM_IDS))
+def test_signs_are_the_bits_of_all_ends(allowed: int) -> None:
+    ends, mask = Ends((3, 4, 20), (4, 31)), mask_of({allowed})
+    assert any(mask[byte] & bits for byte, bits in ends.signs) == (allowed in {3, 4, 20, 31})
+
+
+def test_masks_of_a_matcher_without_ends_tell_nothing() -> None:
+    assert Ends((3,), ()).signs == ()
