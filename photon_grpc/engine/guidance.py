@@ -36,6 +36,11 @@ _MAX_CACHE_BYTES = 256 * 2**20
 _MAX_COPIES_SHARE, _COPY_SHARE = 4, 4
 #: Lexers of one grammar: sixteen fill 64 masks no sooner, and each learns for itself.
 _MAX_LEXERS = 8
+#: Tokens that a mask takes as a whole where all of them may follow: white space, and text within a JSON string of up to
+#: so many characters. The library walks the others one by one; its own steps, 10 and 30, leave it more to walk near the
+#: end of a string that has one.
+_TEXT = r'[^"\\\x00-\x1F\x7F]'
+_SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{_TEXT}{{1,{most}}}" for most in (6, 10, 16, 30)), f"{_TEXT}+"]
 _FIELD = "structured_output"
 #: In the library's words for an id that may not follow.
 _REFUSED = "doesn't satisfy the grammar"
@@ -292,7 +297,7 @@ def read_vocabulary(model_config: ModelConfig) -> llguidance.LLTokenizer | None:
     text = (model_config.path / TOKENIZER_FILE).read_text()
     try:
         return llguidance.LLTokenizer(
-            text, n_vocab=model_config.vocab_size, eos_token=list(model_config.eos_token_ids) or None
+            text, n_vocab=model_config.vocab_size, eos_token=list(model_config.eos_token_ids) or None, slices=_SLICES
         )
     except Exception as error:
         _LOG.warning("outputs cannot be constrained: %s is not for grammars: %s", TOKENIZER_FILE, error)

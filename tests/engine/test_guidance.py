@@ -14,7 +14,7 @@ import llguidance
 import pytest
 
 from photon_grpc import demo
-from photon_grpc.config.model_dir import read_model_dir
+from photon_grpc.config.model_dir import TOKENIZER_FILE, read_model_dir
 from photon_grpc.core.constraint import Constraint
 from photon_grpc.core.ports import Event
 from photon_grpc.core.request import Request, SamplingParams, StopParams
@@ -136,6 +136,22 @@ def test_a_matcher_walks_back_and_refuses_what_may_not_follow(compiled: Compiled
     assert matcher.is_complete
     matcher.roll_back(len(tokens))
     assert allowed(matcher) == beginning and not matcher.is_complete
+
+
+def test_tokens_taken_as_a_whole_are_those_that_are_walked_one_by_one(compiled: Compiled) -> None:
+    schema = {"type": "array", "items": {"type": "string", "maxLength": 34}}
+    constraint = write_grammar(ConstraintAsk("json_schema", json.dumps(schema)))
+    text = (CARD.path / TOKENIZER_FILE).read_text()
+    one_by_one = llguidance.LLTokenizer(text, n_vocab=CARD.vocab_size, eos_token=list(EOS), slices=[])
+    walked = llguidance.LLMatcher(one_by_one, constraint.grammar, log_level=0)
+    matcher, lengths = compiled.matcher(constraint), set()
+    for letter in ('["', *"a string of thirty-four characters", '",', '"', *"and more"):
+        for token in ids(letter):
+            assert matcher.advance(token) and walked.consume_token(token)
+        may_follow = allowed(matcher)
+        assert may_follow == bits(memoryview(walked.compute_bitmask()))
+        lengths.add(max((len(TOKENIZER.decode([id])) for id in may_follow), default=0))
+    assert len(lengths) > 3, "the end of a string forbids long tokens, one after another"
 
 
 def test_a_key_that_is_there_is_taken_from_masks_of_a_step(compiled: Compiled) -> None:
