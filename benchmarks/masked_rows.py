@@ -111,6 +111,7 @@ class DrawnMasks(NoMasks):
             self._begin(seq)
 
     def _begin(self, seq: Sequence) -> None:
+        self._outputs.forget(seq)
         while self._outputs.begin([seq]) is not None:
             time.sleep(0.001)
 

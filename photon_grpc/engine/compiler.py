@@ -6,8 +6,9 @@ The library holds the interpreter's lock only while it reads the text.
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
+from weakref import WeakSet
 
 import llguidance
 
@@ -24,7 +25,7 @@ class Compilation(Event):
 
     __slots__ = (
         "__weakref__",
-        "_turn",
+        "_users",
         "constraint",
         "is_kept",
         "key_tokens",
@@ -46,16 +47,19 @@ class Compilation(Event):
         #: In the cache.
         self.is_kept = True
         self.problem = ""
-        self._turn = 0
+        #: Of each of `matchers`.
+        self._users: defaultdict[llguidance.LLMatcher, WeakSet[object]] = defaultdict(WeakSet)
 
     @property
     def is_done(self) -> bool:
         return bool(self.matchers) or bool(self.problem)
 
-    def next(self) -> llguidance.LLMatcher:
-        """One of `matchers`, in turn."""
-        self._turn += 1
-        return self.matchers[self._turn % len(self.matchers)]
+    def lend(self, user: object) -> llguidance.LLMatcher:
+        """Whichever of `matchers` has the fewest users that are alive: as outputs end, in whatever order, rows stay
+        shared out over the lexers."""
+        matcher = min(self.matchers, key=lambda matcher: len(self._users[matcher]))
+        self._users[matcher].add(user)
+        return matcher
 
 
 class Compiler:

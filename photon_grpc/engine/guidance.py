@@ -203,14 +203,14 @@ class GuidanceMatcher:
         ends: of the output.
     """
 
-    __slots__ = ("beginning", "grammar", "signs", "state", "_ends")
+    __slots__ = ("__weakref__", "beginning", "grammar", "signs", "state", "_ends")
 
     def __init__(self, grammar: Compilation, ends: Ends) -> None:
         if not grammar.matchers:
             raise InvalidConstraint(f"{_FIELD}: {grammar.problem}", field=_FIELD)
         self.grammar = grammar
         #: Has the lexer that `state` uses.
-        self.beginning = grammar.next()
+        self.beginning = grammar.lend(self)
         self.state = self.beginning.deep_copy()
         self._ends = ends
         #: Bytes of the library's mask, and bits: where none is set `correct` has nothing to do. Empty: it always has.

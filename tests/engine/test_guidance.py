@@ -7,6 +7,7 @@ import queue
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -227,6 +228,11 @@ def lexers(matchers: dict[int, GuidanceMatcher]) -> int:
     return len({id(matcher.beginning) for matcher in matchers.values()})
 
 
+def users(*groups: dict[int, GuidanceMatcher]) -> list[int]:
+    """Of each lexer, the fewest first."""
+    return sorted(Counter(id(matcher.beginning) for group in groups for matcher in group.values()).values())
+
+
 def asked_again(compiled: Compiled, constraint: Constraint, num_rows: int) -> list[GuidanceMatcher]:
     """Matchers of requests that come after a step of so many rows, one after another."""
     masks = memoryview(bytearray(num_rows * MASK_BYTES))
@@ -248,14 +254,32 @@ def test_rows_of_one_grammar_get_lexers_of_their_own_as_many_as_threads() -> Non
     compiled.grammars.filler(first, MASK_BYTES).fill(masks)
     assert len(first[0].grammar.matchers) == 1, "no request has come again"
     asked_again(compiled, constraint, 6)
-    later = {at: compiled.matcher(constraint) for at in range(6)}
-    assert lexers(later) == 3
+    # The first six have one lexer: those that come later take the others until these have as many.
+    later = {at: compiled.matcher(constraint) for at in range(14)}
+    assert users(first, later) == [6, 7, 7]
+    few = {at: matcher for at, matcher in later.items() if at % 7 < 3}
+    assert lexers(few) > 1
     for token in ids("ab 12"):
-        assert all(matcher.accept(token) for matcher in (*first.values(), *later.values()))
+        assert all(matcher.accept(token) for matcher in (*first.values(), *few.values()))
     alone = memoryview(bytearray(MASK_BYTES))
     first[0].fill(alone)
-    assert compiled.grammars.filler(later, MASK_BYTES).fill(masks) == {}
+    few = dict(enumerate(few.values()))
+    assert compiled.grammars.filler(few, MASK_BYTES).fill(masks) == {}
     assert bytes(masks) == bytes(alone) * 6
+
+
+def test_rows_stay_shared_out_over_lexers_as_outputs_end_and_begin() -> None:
+    compiled, constraint = Compiled(num_threads=3), regex("[a-z]+")
+    asked_again(compiled, constraint, 6)
+    alive = {at: compiled.matcher(constraint) for at in range(9)}
+    draw = random.Random(3)
+    for _ in range(40):
+        ended = draw.sample(sorted(alive), 4)
+        for at in ended:
+            del alive[at]
+        for at in ended:
+            alive[at] = compiled.matcher(constraint)
+        assert users(alive) == [3, 3, 3]
 
 
 def test_a_single_row_at_a_time_needs_one_lexer() -> None:
