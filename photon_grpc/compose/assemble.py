@@ -37,6 +37,7 @@ from photon_grpc.engine.step_trace import JsonlStepTrace, NoStepTrace, StepTrace
 from photon_grpc.engine.trace_file import TraceFile, check_trace_file
 from photon_grpc.errors import ConfigError, ModelLoadError, NumericFailure
 from photon_grpc.kernels import TORCH, Kernels, select
+from photon_grpc.kernels.precompile import hash_compiler_ahead
 from photon_grpc.models import build, weights
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.models.fused import fuse, num_fused
@@ -96,6 +97,8 @@ def assemble(config: ServeConfig, progress: OnStage) -> Assembled:
     """
     check_step_trace(config)
     device, kernels = pick_kernels(config)
+    if device.type == "cuda" and kernels is not TORCH:
+        hash_compiler_ahead()
     model_config = read_model_dir(config.model.model or Path(demo.TARGET))
     sizes = decide_sizes(model_config, config, on_cuda=device.type == "cuda")
     decoder = _load(model_config, config, device, kernels, sizes, progress)

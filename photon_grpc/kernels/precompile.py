@@ -17,6 +17,7 @@ import logging
 import os
 import select
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
@@ -73,6 +74,15 @@ def _precompile(dry_run: Callable[[], None], progress: OnProgress, num_workers: 
         return
     took_s = time.perf_counter() - start_s
     _LOG.info("%d of %d kernels compiled in %.1f s (%.1f s to find them)", done, len(jobs), took_s, found_s)
+
+
+def hash_compiler_ahead() -> None:
+    """Have Triton hash its own files, a part of the name of every compiled kernel, in a thread beside what comes before
+    the first kernel: 0.4 s."""
+    triton_key = getattr(getattr(getattr(triton, "runtime", None), "cache", None), "triton_key", None)
+    if triton_key is not None:
+        # It remembers its result; a kernel that comes earlier computes it a second time.
+        threading.Thread(target=triton_key, name="compiler-hash", daemon=True).start()
 
 
 # -- finding what is missing -------------------------------------------------------------------------------------------

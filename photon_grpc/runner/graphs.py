@@ -22,6 +22,7 @@ from photon_grpc.core.batch import Batch
 from photon_grpc.runner.buckets import Buckets, decode_shape
 from photon_grpc.runner.sampler import SampledTokens, SamplingLevel
 from photon_grpc.runner.step import Bounds, Launch, Rows, Step, StepShape, StepTensors, Tail
+from photon_grpc.runner.streams import launching_on
 
 _LOG = logging.getLogger(__name__)
 
@@ -166,11 +167,11 @@ class CudaCapture:
 
     def __call__(self, function: Callable[[], Tensors], /) -> Replay[Tensors]:
         # Once outside the graph: what is compiled, loaded or allocated at a first call cannot be captured.
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
+        with launching_on(self._stream) as before:
+            self._stream.wait_stream(before)
             function()
-        torch.cuda.current_stream().wait_stream(self._stream)
-        torch.cuda.synchronize()
+        before.wait_stream(self._stream)
+        torch.cuda.synchronize(self._stream.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             out = function()

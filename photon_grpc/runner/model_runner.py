@@ -24,6 +24,7 @@ from photon_grpc.runner.poisoned_slots import PoisonedSlots, SoundRows
 from photon_grpc.runner.score_records import ScoreRecords, output_records
 from photon_grpc.runner.slot_table import SlotTable
 from photon_grpc.runner.step import Launch, StepTensors, Tail
+from photon_grpc.runner.streams import stream_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -180,7 +181,7 @@ class InFlight(LaunchedStep):
         self._ids = _to_host(ids)
         self._records = tuple(each._replace(records=_to_host(each.records)) if each.spans else each for each in records)
         self._landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._landed.record()
+        self._landed.record(stream_of(ids.device))
 
     def result(self) -> StepOutput:
         self._landed.synchronize()

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from photon_grpc.runner.streams import launching_on, stream_of
+
 Numbers = Sequence[int] | Sequence[float] | Sequence[Sequence[int | float]]
 
 
@@ -31,13 +33,14 @@ class SideCopy:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._is_read = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def follow(self) -> None:
         """Let the next copy wait for what is launched so far."""
         if self._is_read is not None:
-            self._is_read.record()
+            self._is_read.record(stream_of(self._device))
 
     def __call__(self, host: torch.Tensor, to: torch.Tensor) -> None:
         """Copy. What is launched from here on waits for it. `host` must not change until it has travelled."""
@@ -45,9 +48,9 @@ class SideCopy:
             to.copy_(host)
             return
         self._stream.wait_event(self._is_read)
-        with torch.cuda.stream(self._stream):
+        with launching_on(self._stream) as reader:
             to.copy_(host.pin_memory(), non_blocking=True)
-        torch.cuda.current_stream().wait_stream(self._stream)
+        reader.wait_stream(self._stream)
 
 
 def host_memory(num_bytes: int, device: torch.device) -> memoryview:

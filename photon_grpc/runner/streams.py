@@ -1,0 +1,28 @@
+"""Streams of a device, without asking the driver for its devices.
+
+`torch.cuda.stream`, `current_stream()` and `Event.record()` without a device or stream count the devices of the machine
+first, to find the current one. That is a call into the driver: 0.16 ms each in a container that checks such calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+def stream_of(device: torch.device) -> torch.cuda.Stream:
+    """The current one of a CUDA device."""
+    return torch.cuda.current_stream(0 if device.index is None else device.index)
+
+
+@contextmanager
+def launching_on(stream: torch.cuda.Stream) -> Iterator[torch.cuda.Stream]:
+    """Make `stream`, of the current device, the current one within the block; give the one that was it before."""
+    before = torch.cuda.current_stream(stream.device.index)
+    torch.cuda.set_stream(stream)
+    try:
+        yield before
+    finally:
+        torch.cuda.set_stream(before)
