@@ -8,7 +8,7 @@ import string
 import time
 from collections.abc import Iterable
 from itertools import chain, cycle, islice
-from typing import Any
+from typing import Any, ClassVar
 
 import llguidance
 import torch
@@ -88,6 +88,8 @@ class DrawnMasks(NoMasks):
 
     Compiles the schema; the lexers are kept, as those of a service that knows it."""
 
+    schema: ClassVar[dict[str, Any]] = SCHEMA
+
     def __init__(self, work: Work, num_rows: int) -> None:
         if work.vocabulary is None:
             raise SystemExit("the model has no tokenizer that grammars know")
@@ -95,7 +97,7 @@ class DrawnMasks(NoMasks):
         self._mask_bytes = 4 * -(-work.facts.vocab_size // 32)
         grammars = GuidanceGrammars(work.vocabulary, work.wake, num_threads=max(1, available_cores() - 1))
         self._outputs = ConstrainedOutputs(grammars, work.facts.vocab_size, work.mask_memory)
-        constraint = write_grammar(ConstraintAsk("json_schema", json.dumps(SCHEMA)))
+        constraint = write_grammar(ConstraintAsk("json_schema", json.dumps(self.schema)))
         request = Request("schema", (1,), SamplingParams(0.0), StopParams(1 << 20), 0.0, constraint=constraint)
         self._seqs = [Sequence(request, row, 0, 0, (0.0, row)) for row in self.masked]
         for seq in self._seqs:
@@ -175,6 +177,13 @@ class WrittenMasks(DrawnMasks):
             tokens.append(token)
             at += size
         return tokens
+
+
+class UnboundedMasks(WrittenMasks):
+    """The same, of a schema whose strings may be of any length: at the end of one that has a `maxLength` the library
+    walks most of the vocabulary."""
+
+    schema: ClassVar[dict[str, Any]] = json.loads(json.dumps(SCHEMA).replace(', "maxLength": 40', ""))
 
 
 def _order(words: list[str], draw: random.Random) -> dict[str, Any]:

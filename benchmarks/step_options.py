@@ -7,8 +7,8 @@ All rows ask for the same. The variants take turns in every round, and the media
 as the engine lets them: one is launched before the one before it is read, and reading unpacks nothing. A step with
 masks counts what the engine does for them: matchers move on, masks are filled while the device computes, and are
 copied. An output that completes its schema begins it again. `masks of a schema`: outputs follow texts such as a trained
-model writes. `what is drawn`: what random weights draw, which runs every string to the end that the schema sets it.
-`masks that allow everything` are made by nobody.
+model writes; the schema's strings have a `maxLength` of 40, or none. `what is drawn`: what random weights draw, which
+runs every string to the end that the schema sets it. `masks that allow everything` are made by nobody.
 Everything: filters, penalties, biases, scores, masks.
 """
 
@@ -24,7 +24,7 @@ from msgspec import structs
 
 from benchmarks import workloads
 from benchmarks.engine import Work, loaded
-from benchmarks.masked_rows import DrawnMasks, NoMasks, OpenMasks, WrittenMasks
+from benchmarks.masked_rows import DrawnMasks, NoMasks, OpenMasks, UnboundedMasks, WrittenMasks
 from benchmarks.saved import add_save_flag, saved
 from photon_grpc.core.batch import Admission, Batch
 from photon_grpc.core.request import SamplingParams
@@ -59,6 +59,7 @@ VARIANTS = {
     "greedy, penalties and biases": Variant(structs.replace(GREEDY, **SHAPED)),
     "greedy, masks that allow everything": Variant(GREEDY, masks=OpenMasks),
     "greedy, masks of a schema": Variant(GREEDY, masks=WrittenMasks),
+    "greedy, masks of a schema without maxLength": Variant(GREEDY, masks=UnboundedMasks),
     "greedy, masks of a schema, what is drawn": Variant(GREEDY, masks=DrawnMasks),
     "temperature": Variant(DRAWN),
     "temperature, logprobs 5": Variant(DRAWN, ScoreParams(logprobs=5)),

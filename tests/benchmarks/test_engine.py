@@ -39,6 +39,7 @@ def test_a_step_of_the_engine_alone_takes_time() -> None:
         "greedy",
         "greedy, penalties and biases",
         "greedy, masks that allow everything",
+        "greedy, masks of a schema without maxLength",
         "greedy, masks of a schema, what is drawn",
         "temperature, everything",
     ],
