@@ -13,13 +13,14 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from photon_grpc.cli.connection import connection
-from photon_grpc.cli.terminal import remark
+from photon_grpc.cli.option_values import read_bias, replace_constraint
+from photon_grpc.cli.terminal import remark, to_base64
 from photon_grpc.client import Client, Generation, Options, Prompt, Unreachable
 from photon_grpc.client.many import persist, unordered
 from photon_grpc.client.resume import PATIENCE_S
@@ -134,7 +135,7 @@ async def _answer(ask: Ask, line: InputLine, options: Options) -> dict[str, Any]
         record |= {"id": request.pop("id")} if "id" in request else {}
         prompt = request.pop("messages" if "messages" in request else "prompt")
         try:
-            generation = await persist(lambda: ask(prompt, **{**options, **request}))
+            generation = await persist(lambda: ask(prompt, **_merged(options, request)))
         except (TypeError, ValueError) as error:  # of a value that no request can hold
             raise InvalidRequest(str(error)) from None
     except NotAllowed:
@@ -143,6 +144,14 @@ async def _answer(ask: Ask, line: InputLine, options: Options) -> dict[str, Any]
         told = {"reason": error.reason, "message": str(error), "field": error.field}
         return record | {"error": {name: value for name, value in told.items() if value}}
     return record | _shown(generation)
+
+
+def _merged(options: Options, request: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags' options and a line's, which win: its constraint takes the place of theirs."""
+    kept = {**options}
+    for name in request:
+        replace_constraint(kept, name)
+    return {**kept, **request}
 
 
 def _request_of(data: bytes) -> dict[str, Any]:
@@ -158,9 +167,8 @@ def _request_of(data: bytes) -> dict[str, Any]:
     if unknown := sorted(request.keys() - known):
         raise InvalidRequest(f"there is no option {unknown[0]}", field=unknown[0])
     _check_prompt(request)
-    bias = request.get("logit_bias")
-    if isinstance(bias, dict):  # JSON's names are texts
-        request["logit_bias"] = {int(token) if token.isdecimal() else token: value for token, value in bias.items()}
+    if isinstance(request.get("logit_bias"), dict):
+        request["logit_bias"] = read_bias(request["logit_bias"])
     return request
 
 
@@ -205,5 +213,6 @@ def _output(output: Any) -> dict[str, Any]:
         "scores": lambda: [
             {"token_id": score.token_id, "logprob": score.logprob, "rank": score.rank} for score in output.scores
         ],
+        "message": lambda: to_base64(output.message) if output.message is not None else "",
     }
     return parts | {name: value for name, make in more.items() if (value := make())}

@@ -131,6 +131,19 @@ def with_tls(function: F) -> F:
     return function
 
 
+def with_target(function: F) -> F:
+    """Add the options of a server's address and of its connection."""
+    return click.option(
+        "--target",
+        envvar="PHOTON_TARGET",
+        default="127.0.0.1:50051",
+        show_default=True,
+        metavar="ADDR",
+        help="Server: HOST:PORT or unix:PATH.",
+        callback=lambda _context, _option, target: check_target(target),
+    )(with_tls(function))
+
+
 def with_admin_target(function: F) -> F:
     """The flag that says where AdminService is."""
     return click.option(

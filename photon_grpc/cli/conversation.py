@@ -8,31 +8,48 @@ import json
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from photon_grpc.cli.connection import connection
+from photon_grpc.cli.option_values import check_name, read_option, replace_constraint
+from photon_grpc.cli.printable import printable
 from photon_grpc.cli.score_lines import Scores
 from photon_grpc.cli.terminal import Stopwatch, Thoughts, Written, remark
-from photon_grpc.client import Options, SyncClient
+from photon_grpc.client import Delta, Options, SyncClient, ToolCall
 from photon_grpc.errors import PhotonError
 
-#: Options that /set takes: those of one number, switch or text.
-_SCALARS: dict[str, type] = {
-    name: kind for name, kind in get_type_hints(Options).items() if kind in (int, float, bool, str)
-}
-_SWITCHES = {"true": True, "on": True, "false": False, "off": False}
 HINT = "/help says what can be typed, Ctrl-D leaves"
+_MAX_SHOWN_CHARS = 60
+
+
+@dataclass(slots=True)
+class ChatAnswer:
+    """The first output of a turn, with which the conversation goes on: what it has said so far."""
+
+    texts: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+
+    def add(self, delta: Delta) -> None:
+        if delta.index == 0:
+            self.texts.append(delta.text)
+            self.calls.extend(delta.tool_calls)
+
+    def message(self) -> dict[str, str]:
+        """For the turns after it."""
+        made = {"role": "assistant", "content": "".join(self.texts)}
+        return made | ({"tool_calls_json": _calls_json(self.calls)} if self.calls else {})
 
 
 class Chat:
     """A conversation: what was said, and the commands that begin with a slash."""
 
-    def __init__(self, client: SyncClient, options: Options, system: str = "", *, has_reasoning: bool = False) -> None:
-        """`has_reasoning`: the model's reasoning is shown, but is no part of the conversation."""
+    def __init__(self, client: SyncClient, options: Options, system: str = "", *, has_parts: bool = False) -> None:
+        """`has_parts`: answers come in parts. Reasoning is shown, but is no part of the conversation."""
         self._client = client
         self._options = options
-        self._has_reasoning = has_reasoning
+        self._has_parts = has_parts
         self.system = system
         self.history: list[dict[str, str]] = []
 
@@ -76,13 +93,21 @@ class Chat:
         options: dict[str, Any] = self._options  # type: ignore[assignment]
         try:
             if name and value:
-                options[name] = _read_option(name, value.strip())
+                read = read_option(name, value.strip())
+                replace_constraint(options, name)
+                options[name] = read
             elif name:
-                options.pop(_known(name), None)
-        except ValueError as error:
+                options.pop(check_name(name), None)
+        except (ValueError, PhotonError) as error:
             remark(str(error))
-        shown = {name: value for name, value in options.items() if name != "session_id"}
-        remark(" · ".join(f"{name} {value}" for name, value in shown.items()) or "all options are the model's own")
+        shown = [f"{name} {_shown(value)}" for name, value in options.items() if name != "session_id"]
+        remark(" · ".join(shown) or "all options are the model's own")
+
+    def answer_call(self, text: str) -> None:
+        if "tool_calls_json" in (self.history[-1] if self.history else {}):
+            self._answer(text, "tool")
+        else:
+            remark("no call waits for an answer")
 
     def save(self, path: str) -> None:
         if not path:
@@ -97,35 +122,37 @@ class Chat:
 
     # Answers.
 
-    def _answer(self, text: str) -> None:
-        self.history.append({"role": "user", "content": text})
-        answered: list[str] = []
+    def _answer(self, text: str, role: str = "user") -> None:
+        self.history.append({"role": role, "content": text})
+        answer = ChatAnswer()
         try:
-            self._stream(answered)
+            self._stream(answer)
         except KeyboardInterrupt:
             remark("stopped")
         except PhotonError as error:
             remark(f"{error.reason}: {error}" + (" (/reset makes room)" if error.reason == "PROMPT_TOO_LONG" else ""))
-        if answered:
-            self.history.append({"role": "assistant", "content": "".join(answered)})
+        if answer.texts:
+            self.history.append(answer.message())
         else:
             self.history.pop()
 
-    def _stream(self, answered: list[str]) -> None:
+    def _stream(self, answer: ChatAnswer) -> None:
         stopwatch, written, scores, reason = Stopwatch(), Written(sys.stdout), Scores(), ""
         thoughts = Thoughts(sys.stderr)
         with self._client.stream(self._messages(), **self._options) as stream:
             try:
                 for delta in stream:
                     stopwatch.message()
-                    spoken = thoughts.add(delta) if self._has_reasoning else delta
+                    spoken = thoughts.add(delta) if self._has_parts else delta
                     written.add(spoken)
                     scores.add(delta)
-                    answered.append(spoken.text)
+                    answer.add(spoken)
                     reason = delta.finish.reason if delta.finish else reason
             finally:
                 thoughts.end()
                 written.end()
+        for call in answer.calls:
+            remark(printable(f"call {call.name} {call.arguments_json} (/tool TEXT answers it)"))
         scores.print(stream.start, sys.stderr)
         remark(stopwatch.summary(stream.usage, stream.timing, reason))
 
@@ -138,9 +165,11 @@ class Chat:
 COMMANDS: dict[str, tuple[str, str, Callable[[Chat, str], None] | None]] = {
     "/reset": ("/reset", "forgets the conversation", Chat.reset),
     "/system": ("/system TEXT", "sets the instructions; without TEXT there are none", Chat.instruct),
+    "/tool": ("/tool TEXT", "answers a call of the model's, where there are --tools", Chat.answer_call),
     "/set": (
         "/set NAME VALUE",
-        "sets an option: /set temperature 0.2; without VALUE back to the model's; alone: shows them",
+        'sets an option: /set temperature 0.2, /set choices ["yes", "no"]; without VALUE back to the model\'s; '
+        "alone: shows them",
         Chat.set,
     ),
     "/save": ("/save FILE", "writes the conversation as JSON: a list of messages", Chat.save),
@@ -156,8 +185,8 @@ def chat(target: str, options: Options, system: str = "") -> None:
         remark(f"{model.name} at {target} · {HINT}")
         # Each turn begins with all turns before it: the server is to keep them.
         session: Options = {"session_id": uuid.uuid4().hex, **options}
-        has_reasoning = "REASONING" in model.features
-        Chat(client, session, system, has_reasoning=has_reasoning).run(_lines())
+        has_parts = not {"REASONING", "TOOL_CALLS"}.isdisjoint(model.features)
+        Chat(client, session, system, has_parts=has_parts).run(_lines())
 
 
 def _lines() -> Iterator[str]:
@@ -168,19 +197,14 @@ def _lines() -> Iterator[str]:
     return typed_lines(COMMANDS)
 
 
-def _known(name: str) -> str:
-    """Raise ValueError for an option that /set does not take."""
-    if name not in _SCALARS:
-        near = difflib.get_close_matches(name, _SCALARS, n=1)
-        raise ValueError(f"there is no option {name}" + (f"; did you mean {near[0]}?" if near else ""))
-    return name
+def _calls_json(calls: list[ToolCall]) -> str:
+    """As chat templates read them."""
+    functions = [f'{{"name":{json.dumps(call.name)},"arguments":{call.arguments_json}}}' for call in calls]
+    return "[" + ",".join(f'{{"type":"function","function":{each}}}' for each in functions) + "]"
 
 
-def _read_option(name: str, text: str) -> Any:
-    """Raise ValueError."""
-    kind = _SCALARS[_known(name)]
-    try:
-        return _SWITCHES[text.lower()] if kind is bool else kind(text)
-    except (KeyError, ValueError):
-        wanted = {bool: "on or off", int: "a whole number", float: "a number"}[kind]
-        raise ValueError(f"{name} takes {wanted}, not {text!r}") from None
+def _shown(value: Any) -> str:
+    """A value in a line of options."""
+    message_type = getattr(value, "DESCRIPTOR", None)
+    text = message_type.full_name if message_type else " ".join(str(value).split())
+    return printable(text) if len(text) <= _MAX_SHOWN_CHARS else f"{printable(text[:_MAX_SHOWN_CHARS])}…"

@@ -6,7 +6,7 @@ import asyncio
 
 import click
 
-from photon_grpc.cli.generate import with_target
+from photon_grpc.cli.connection import with_target
 
 #: On top of the wait, for an answer that is under way at its end.
 _ANSWER_S = 1.0

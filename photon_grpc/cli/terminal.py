@@ -145,11 +145,12 @@ async def _write_json(stream: Stream) -> None:
 
 
 def _print_json(value: Mapping[str, Any]) -> None:
-    print(json.dumps(value, ensure_ascii=False, default=_base64), flush=True)
+    print(json.dumps(value, ensure_ascii=False, default=to_base64), flush=True)
 
 
-def _base64(value: bytes) -> str:
-    return base64.b64encode(value).decode()
+def to_base64(value: Any) -> str:
+    """Of bytes, or of a message of protobuf."""
+    return base64.b64encode(value if isinstance(value, bytes) else value.SerializeToString()).decode()
 
 
 def _without_empty(value: Any) -> Any:

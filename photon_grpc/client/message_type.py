@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from google.protobuf import (
+    any_pb2,
+    descriptor_pb2,
+    duration_pb2,
+    empty_pb2,
+    field_mask_pb2,
+    struct_pb2,
+    timestamp_pb2,
+    wrappers_pb2,
+)
 from google.protobuf.descriptor import FileDescriptor
-from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.json_format import Parse
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
 
 from photon_grpc.errors import InternalFailure, InvalidRequest, RequestError
 from photon_grpc.v1 import inference_pb2 as pb
@@ -16,12 +28,35 @@ M = TypeVar("M", bound=Message)
 
 #: Files that the server has.
 _WELL_KNOWN = "google/protobuf/"
+#: Those that a set may leave out.
+_WELL_KNOWN_MODULES: tuple[Any, ...] = (
+    *(any_pb2, descriptor_pb2, duration_pb2, empty_pb2, field_mask_pb2, struct_pb2, timestamp_pb2, wrappers_pb2),
+)
 
 
 class MessageMismatch(RequestError):
     """The answer is no whole message of the type."""
 
     reason = "MESSAGE_MISMATCH"
+
+
+def find_message_type(descriptor_set: bytes, name: str) -> type[Message]:
+    """A class of the message that a serialized FileDescriptorSet describes. Raise InvalidRequest."""
+    try:
+        listed = FileDescriptorSet.FromString(descriptor_set).file
+    except DecodeError:
+        raise _no_message_type("the file is no serialized google.protobuf.FileDescriptorSet") from None
+    files = {module.DESCRIPTOR.name: _described(module.DESCRIPTOR) for module in _WELL_KNOWN_MODULES}
+    files |= {file.name: file for file in listed}
+    pool = DescriptorPool()
+    try:
+        for each in [*files]:
+            _add_file(pool, files, each)
+        return GetMessageClass(pool.FindMessageTypeByName(name))
+    except KeyError:
+        raise _no_message_type(f"the set has no message {name!r}") from None
+    except TypeError as error:  # protobuf's, of a file that is invalid or lacks an import
+        raise _no_message_type(str(error)) from None
 
 
 def write_message_type(target: pb.StructuredOutput.Protobuf, message_type: Any) -> None:
@@ -49,6 +84,24 @@ def read_message(output: pb.Output, message_type: type[Message] | None) -> Messa
 def parse_message(json: bytes | str, message_type: type[M]) -> M:
     """The message of an output's whole JSON. Raise ParseError."""
     return Parse(json, message_type())
+
+
+def _no_message_type(problem: str) -> InvalidRequest:
+    return InvalidRequest(f"message_type: {problem}", field="message_type")
+
+
+def _described(file: FileDescriptor) -> FileDescriptorProto:
+    described = FileDescriptorProto()
+    file.CopyToProto(described)
+    return described
+
+
+def _add_file(pool: DescriptorPool, files: dict[str, FileDescriptorProto], name: str) -> None:
+    """Move a file into the pool, what it imports first. Those that are in `files` no longer are there already."""
+    if (file := files.pop(name, None)) is not None:
+        for imported in file.dependency:
+            _add_file(pool, files, imported)
+        pool.Add(file)
 
 
 def _files_of(first: Any) -> FileDescriptorSet:

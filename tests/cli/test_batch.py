@@ -13,7 +13,9 @@ import grpc
 import pytest
 
 from photon_grpc.cli import main
+from photon_grpc.client.message_type import find_message_type
 from photon_grpc.v1 import inference_pb2 as pb
+from tests.client.described import NAME, descriptor_set
 from tests.client.fake_server import FakeServer, Refusal, error_info, message, serving_in_a_thread
 
 HI = [message("hi", start=True, finish=pb.FINISH_REASON_EOS)]
@@ -57,6 +59,23 @@ def test_every_line_is_answered_with_its_own_options(tmp_path: Path, out: Path) 
     told = answers(out)
     assert [(record["line"], record.get("id")) for record in told] == [(1, None), (2, "first"), (3, 7), (4, None)]
     assert all(record["outputs"] == [{"text": "hi", "finish": "EOS"}] for record in told)
+
+
+def test_the_constraint_of_a_line_takes_the_place_of_the_flags(tmp_path: Path, out: Path) -> None:
+    source = write(tmp_path / "in.jsonl", "plain", {"prompt": "x", "choices": ["a"]}, {"prompt": "x", "top_k": 2})
+    with serving_in_a_thread(HI) as fake:
+        assert run(fake, source, out, "--regex", "[0-9]", "--concurrency", "1") == 0
+    asked = [request.structured_output.WhichOneof("constraint") for request in fake.requests]
+    assert asked == ["regex", "choices", "regex"]
+
+
+def test_messages_of_typed_output_are_base64(tmp_path: Path, out: Path) -> None:
+    (tmp_path / "set").write_bytes(descriptor_set())
+    whole = message('{"number":"17"}', finish=pb.FINISH_REASON_EOS)
+    whole.deltas[0].message.Pack(find_message_type(descriptor_set(), NAME)(number="17"))
+    with serving_in_a_thread([whole]) as fake:
+        assert run(fake, write(tmp_path / "in.jsonl", "x"), out, "--protobuf", f"{tmp_path}/set", NAME) == 0
+    assert answers(out)[0]["outputs"] == [{"text": '{"number":"17"}', "finish": "EOS", "message": "CgIxNw=="}]
 
 
 def test_a_line_that_fails_is_told_and_the_others_are_answered(tmp_path: Path, out: Path) -> None:

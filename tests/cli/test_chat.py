@@ -18,6 +18,7 @@ from photon_grpc.cli import main
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import model_pb2
 from tests.cli.test_generate import scored_script
+from tests.client.described import NAME, descriptor_set
 from tests.client.fake_server import Refusal, error_info, message, serving_in_a_thread
 
 EOS = pb.FINISH_REASON_EOS
@@ -121,12 +122,91 @@ def test_set_changes_options_and_gives_them_back(
 
 
 @pytest.mark.parametrize(
+    ("flags", "constraint"),
+    [
+        ("--json-schema FILE", "json_schema"),
+        ("--json-object", "json_object"),
+        ("--regex a+", "regex"),
+        ("--choice yes --choice no", "choices"),
+        ("--grammar FILE", "grammar"),
+        (f"--protobuf SET {NAME}", "protobuf"),
+    ],
+)
+def test_an_answer_can_be_constrained(
+    flags: str, constraint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "FILE").write_text("{}")
+    (tmp_path / "SET").write_bytes(descriptor_set())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a\n"))
+    with serving_in_a_thread(HI) as fake:
+        assert main.main(["chat", "--target", fake.target, *flags.split()]) == 0
+    assert fake.requests[0].structured_output.WhichOneof("constraint") == constraint
+
+
+def test_set_reads_json_where_an_option_is_more_than_one_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = '/set logit_bias {"42": -1.5}\n/set stop_token_ids [5, 17]\n/set stop_strings ["a b", "c"]\n'
+    typed += '/set json_schema {"type": "integer"}\nhi\n'
+    (request,) = chat(typed, monkeypatch)
+    assert dict(request.sampling.logit_bias) == {42: -1.5}
+    assert (list(request.stop.stop_token_ids), list(request.stop.stop_strings)) == ([5, 17], ["a b", "c"])
+    assert request.structured_output.json_schema == '{"type": "integer"}'
+
+
+def test_a_constraint_that_is_set_takes_the_place_of_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "set.binpb").write_bytes(descriptor_set())
+    typed = '/set choices ["yes", "no"]\na\n'
+    typed += f"/set message_type {tmp_path}/set.binpb {NAME}\nb\n/set message_type\nc\n"
+    choices, message_type, plain = chat(typed, monkeypatch)
+    assert list(choices.structured_output.choices.values) == ["yes", "no"]
+    assert message_type.structured_output.protobuf.message_type == NAME
+    assert not plain.HasField("structured_output")
+    assert f"message_type {NAME}\n" in capsys.readouterr().err
+
+
+def test_a_call_is_shown_and_its_answer_is_a_turn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tools.json").write_text('[{"name": "weather"}]')
+    script = [message("<tool_call>…", start=True, finish=EOS)]
+    script[0].deltas[0].tool_calls.add(index=0, name="weather", arguments_json='{"city": "Z\u00fcrich\x1b"}')
+    monkeypatch.setattr(sys, "stdin", io.StringIO("umbrella?\n/tool rain\n"))
+    with serving_in_a_thread(script, HI) as fake:
+        fake.features.append(model_pb2.FEATURE_TOOL_CALLS)
+        flags = ["--tools", str(tmp_path / "tools.json"), "--template-args", "{}"]
+        assert main.main(["chat", "--target", fake.target, *flags]) == 0
+    asked, answered = fake.requests
+    assert (asked.chat.tools_json, asked.chat.template_args_json) == ('[{"name": "weather"}]', "{}")
+    _, call, tool = answered.chat.messages
+    assert (call.role, call.content, tool.role, tool.content) == ("assistant", "", "tool", "rain")
+    assert call.tool_calls_json == (
+        '[{"type":"function","function":{"name":"weather","arguments":{"city": "Z\u00fcrich\x1b"}}}]'
+    )
+    assert 'call weather {"city": "Zürich␛"}' in capsys.readouterr().err
+
+
+def test_a_chat_goes_on_with_the_first_of_several_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("/set num_outputs 2\na\nb\n"))
+    script = [message("one", start=True), message("other", index=1, finish=EOS), message("", finish=EOS)]
+    with serving_in_a_thread(script) as fake:
+        assert main.main(["chat", "--target", fake.target]) == 0
+    assert fake.requests[1].chat.messages[1].content == "one"
+
+
+@pytest.mark.parametrize(
     ("line", "told"),
     [
         ("/set temprature 1", "there is no option temprature; did you mean temperature?"),
         ("/set temperature hot", "temperature takes a number, not 'hot'"),
         ("/set ignore_eos maybe", "ignore_eos takes on or off, not 'maybe'"),
-        ("/set logit_bias 1", "there is no option logit_bias"),
+        ("/set logit_bias 1", "logit_bias takes a JSON object of ids: {\"42\": -1.5}, not '1'"),
+        ('/set stop_strings "a"', 'stop_strings takes a JSON list of texts: ["a", "b"]'),
+        ("/set stop_token_ids [true]", "stop_token_ids takes a JSON list of ids: [5, 17]"),
+        ("/set json_schema {", "json_schema takes a JSON Schema, not '{'"),
+        ("/set message_type /no/such/set acme.v1.Invoice", "message_type takes the file of a FileDescriptorSet"),
+        ("/tool rain", "no call waits for an answer"),
         ("/rest", "there is no /rest; did you mean /reset?"),
         ("/save", "/save takes a file's name"),
         ("/save /no/such/place", "not saved: "),

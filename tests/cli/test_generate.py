@@ -3,6 +3,7 @@ codes."""
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import signal
@@ -13,12 +14,16 @@ from pathlib import Path
 
 import grpc
 import pytest
+from google.protobuf.json_format import Parse
 
 from photon_grpc.cli import main
+from photon_grpc.cli.generate import generate
 from photon_grpc.cli.printable import printable
 from photon_grpc.cli.terminal import Stopwatch
-from photon_grpc.client import Timing, Usage
+from photon_grpc.client import Options, Timing, Usage
+from photon_grpc.client.message_type import find_message_type
 from photon_grpc.v1 import inference_pb2 as pb
+from tests.client.described import NAME, descriptor_set
 from tests.client.fake_server import FakeServer, Refusal, error_info, message, serving_in_a_thread
 
 EOS, MAX_TOKENS = pb.FINISH_REASON_EOS, pb.FINISH_REASON_MAX_TOKENS
@@ -69,6 +74,55 @@ def test_flags_land_in_the_request(capsys: pytest.CaptureFixture[str], monkeypat
     assert not chat.HasField("sampling")
 
 
+def test_flags_of_ends_constraints_and_the_service_land_in_the_request(tmp_path: Path) -> None:
+    (tmp_path / "set").write_bytes(descriptor_set())
+    flags = "--min-tokens 2 --stop-token-id 5 --stop-token-id 6 --ignore-eos --include-stop-in-text --max-duration 1.5"
+    flags += " --keep-special-tokens --token-ids --prompt-token-ids --parse-special-tokens --continue-from 7,8"
+    flags += " --salt s --bypass-prefix-cache --priority -1 --max-queue-duration 2 --request-id r --json-object"
+    with serving_in_a_thread(SCRIPT) as fake:
+        assert main.main(["generate", "x", "--target", fake.target, *flags.split()]) == 0
+        assert main.main(["generate", "x", "--target", fake.target, "--protobuf", f"{tmp_path}/set", NAME]) == 0
+        assert main.main(["generate", "x", "--target", fake.target, "--template-args", "{}"]) == 0
+    request, typed, chat = fake.requests
+    expected = pb.GenerateRequest(text="x", request_id="r", continue_from={"ids": [7, 8]}, parse_special_tokens=True)
+    expected.stop.MergeFrom(
+        pb.StopParams(min_tokens=2, stop_token_ids=[5, 6], ignore_eos=True, include_stop_in_text=True)
+    )
+    expected.stop.max_duration.FromMilliseconds(1500)
+    expected.output.MergeFrom(pb.OutputOptions(skip_special_tokens=False, token_ids=True, prompt_token_ids=True))
+    expected.cache.MergeFrom(pb.CacheOptions(salt="s", bypass_prefix_cache=True))
+    expected.scheduling.priority = -1
+    expected.scheduling.max_queue_duration.FromSeconds(2)
+    expected.structured_output.json_object.SetInParent()
+    assert request == expected
+    assert typed.structured_output.protobuf.message_type == NAME
+    assert (chat.chat.messages[0].content, chat.chat.template_args_json) == ("x", "{}")
+
+
+def test_every_option_has_a_flag() -> None:
+    flags = {{"protobuf": "message_type"}.get(str(each.name), each.name) for each in generate.params}
+    # What gathers in a message is not seen at a terminal, and a prompt is answered.
+    assert Options.__annotations__.keys() - flags == {
+        *("text", "min_interval", "max_tokens_per_message", "continuous_usage", "add_generation_prompt")
+    }
+
+
+@pytest.mark.parametrize("verb", ["generate", "chat", "batch"])
+def test_a_message_type_that_is_none_is_refused_before_the_call(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "set").write_bytes(descriptor_set())
+    (tmp_path / "in.jsonl").write_text('"x"\n')
+    monkeypatch.setattr(sys, "stdin", io.StringIO("x\n"))
+    arguments = {"generate": ["x"], "chat": [], "batch": [f"{tmp_path}/in.jsonl", f"{tmp_path}/out.jsonl"]}[verb]
+    with serving_in_a_thread(SCRIPT) as fake:
+        command = [verb, *arguments, "--target", fake.target, "--protobuf"]
+        assert main.main([*command, f"{tmp_path}/set", "acme.v1.None"]) == 1
+        assert main.main([*command, f"{tmp_path}/nothing", NAME]) == 2
+    assert "the set has no message 'acme.v1.None'" in capsys.readouterr().err
+    assert fake.requests == []
+
+
 def scored_script() -> list[pb.StreamGenerateResponse]:
     script = [message("de", start=True), message("f", finish=EOS)]
     script[0].start.prompt.scores.add(token_id=4, token_bytes=b"\x1b[2J")
@@ -100,6 +154,17 @@ def test_bytes_of_tokens_are_base64_in_json(capsys: pytest.CaptureFixture[str]) 
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     (score,) = lines[0]["scores"]
     assert (score["token_bytes"], score["logprob"], score["candidates"][0]["token_id"]) == ("ZGU=", -0.5, 6)
+
+
+def test_a_message_is_base64_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "set").write_bytes(descriptor_set())
+    script = [message('{"number":"17"}', start=True, finish=EOS)]
+    script[0].deltas[0].message.Pack(Parse(script[0].deltas[0].text, find_message_type(descriptor_set(), NAME)()))
+    with serving_in_a_thread(script) as fake:
+        flags = ["--json", "--protobuf", f"{tmp_path}/set", NAME, "--target", fake.target]
+        assert main.main(["generate", "x", *flags]) == 0
+    line = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert base64.b64decode(line["message"]) == b"\n\x0217"
 
 
 def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,7 +113,12 @@ def test_flags_of_vllm_without_a_namesake_get_a_pointer(
 
 @pytest.mark.parametrize(
     ("flag", "near"),
-    [("--foo", []), ("--max-token", ["--max-tokens"]), ("--schema", ["--json-schema"]), ("--stop-string", ["--stop"])],
+    [
+        ("--foo", []),
+        ("--max-token", ["--max-tokens", "--min-tokens"]),
+        ("--schema", ["--json-schema"]),
+        ("--stop-string", ["--stop"]),
+    ],
 )
 def test_only_near_names_are_suggested(flag: str, near: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["generate", "x", flag]) == 2

@@ -14,11 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from photon_grpc.client import Client, MessageMismatch, SyncClient, ToolCall, read_tool_message, tools_json
+from photon_grpc.client.message_type import find_message_type
+from photon_grpc.client.options import build_request
 from photon_grpc.client.partial_json import PartialJson
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import model_pb2
 
+from .described import NAME, descriptor_set
 from .fake_server import FakeServer, message, serving, serving_in_a_thread
 
 JSON = '{"name":"a\\"b","aliases":["b","c"],"maxContextTokens":512,"limits":{"maxStopStrings":4}}'
@@ -189,3 +192,30 @@ def test_a_call_is_read_as_its_message() -> None:
         read_tool_message(call, pb.Usage)
     with pytest.raises(MessageMismatch, match="the arguments of Model are no message of it"):
         read_tool_message(ToolCall(0, "Model", '{"size": 5}'), model_pb2.Model)
+
+
+@pytest.mark.parametrize("with_well_known", [False, True])
+def test_a_class_is_made_of_a_set_in_any_order(with_well_known: bool) -> None:
+    made = find_message_type(descriptor_set(with_well_known=with_well_known), NAME)
+    text = '{"number":"17","issued":"2024-05-03T00:00:00Z","price":{"cents":"4990"}}'
+    invoice: Any = Parse(text, made())
+    assert (invoice.issued.seconds, invoice.price.cents) == (1714694400, 4990)
+    request = build_request("x", {"message_type": made}).structured_output.protobuf
+    assert request.message_type == NAME
+    sent = descriptor_pb2.FileDescriptorSet.FromString(request.file_descriptor_set)
+    assert {file.name for file in sent.file} == {"acme/v1/invoice.proto", "acme/v1/money.proto"}
+
+
+@pytest.mark.parametrize(
+    ("files", "name", "told"),
+    [
+        (b"\xff", NAME, "is no serialized google.protobuf.FileDescriptorSet"),
+        (b"", NAME, "has no message 'acme.v1.Invoice'"),
+        (descriptor_set(), "acme.v1", "has no message 'acme.v1'"),
+        (descriptor_set(with_money=False), NAME, "acme/v1/money.proto"),
+    ],
+)
+def test_what_describes_no_message_is_refused(files: bytes, name: str, told: str) -> None:
+    with pytest.raises(InvalidRequest, match="message_type: ") as refused:
+        find_message_type(files, name)
+    assert told in str(refused.value)

@@ -17,14 +17,8 @@ from photon_grpc.config.settings import settings
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "photon_grpc"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-CLIENT_FLAGS = {"--target", "--max-tokens", "--temperature", "--logprobs"} | {
-    "--json-schema",
-    "--regex",
-    "--choice",
-    "--grammar",
-    "--chat",
-    "--tools",
-    "--json",
+CLIENT_FLAGS = {"--help"} | {
+    flag for verb in ("generate", "chat") for each in cli.commands[verb].params for flag in each.opts
 }
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

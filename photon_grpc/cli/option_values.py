@@ -1,0 +1,83 @@
+"""Options of a generation by their names: as `chat` takes them typed, and as lines of `batch` hold them."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from photon_grpc.client import Options
+from photon_grpc.client.message_type import find_message_type
+
+#: Options that say what an output must be; a request has one of them.
+CONSTRAINTS = frozenset({"json_schema", "json_object", "regex", "choices", "grammar", "message_type"})
+_TYPES: Mapping[str, Any] = get_type_hints(Options)
+_SWITCHES = {"true": True, "on": True, "false": False, "off": False}
+
+
+def check_name(name: str) -> str:
+    """Return it. Raise ValueError where there is no such option."""
+    if name not in _TYPES:
+        near = difflib.get_close_matches(name, _TYPES, n=1)
+        raise ValueError(f"there is no option {name}" + (f"; did you mean {near[0]}?" if near else ""))
+    return name
+
+
+def read_option(name: str, text: str) -> Any:
+    """The value of an option. Raise ValueError, InvalidRequest."""
+    read, wanted = _READERS[_TYPES[check_name(name)]]
+    try:
+        return read(text)
+    except (KeyError, ValueError, TypeError, AttributeError, OSError, RecursionError):
+        raise ValueError(f"{name} takes {wanted}, not {text!r}") from None
+
+
+def replace_constraint(options: dict[str, Any], name: str) -> None:
+    """Before `name` is set: leave other constraints out."""
+    if name in CONSTRAINTS:
+        for other in CONSTRAINTS - {name}:
+            options.pop(other, None)
+
+
+def read_bias(biases: Mapping[str, float]) -> dict[Any, float]:
+    """With the ids that the names of a JSON object stand for."""
+    return {int(token) if token.isdecimal() else token: bias for token, bias in biases.items()}
+
+
+def _read_list(kind: type) -> Callable[[str], list[Any]]:
+    def read(text: str) -> list[Any]:
+        values = json.loads(text)
+        if not isinstance(values, list) or any(type(each) is not kind for each in values):
+            raise ValueError
+        return values
+
+    return read
+
+
+def _read_typed_bias(text: str) -> dict[Any, float]:
+    return {int(token): float(bias) for token, bias in json.loads(text).items()}
+
+
+def _read_json(text: str) -> str:
+    json.loads(text)
+    return text
+
+
+def _read_message_type(text: str) -> Any:
+    path, name = text.rsplit(maxsplit=1)
+    return find_message_type(Path(path).expanduser().read_bytes(), name)
+
+
+_READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
+    int: (int, "a whole number"),
+    float: (float, "a number"),
+    bool: (lambda text: _SWITCHES[text.lower()], "on or off"),
+    str: (str, "a text"),
+    Sequence[int]: (_read_list(int), "a JSON list of ids: [5, 17]"),
+    Sequence[str]: (_read_list(str), 'a JSON list of texts: ["a", "b"]'),
+    _TYPES["logit_bias"]: (_read_typed_bias, 'a JSON object of ids: {"42": -1.5}'),
+    _TYPES["json_schema"]: (_read_json, "a JSON Schema"),
+    _TYPES["message_type"]: (_read_message_type, "the file of a FileDescriptorSet and the name of a message"),
+}
