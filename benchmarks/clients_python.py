@@ -1,7 +1,7 @@
 """Measure what the Python client costs over the raw stubs: rates and CPU per token of many streams, latency of one
 call, memory of open streams.
 
-    python -m benchmarks.clients_python
+    python -m benchmarks.clients_python [--save NAME]
 
 The server is a process of its own that says what a script says: a token a message, as fast as it is read. CPU is that
 of the client's process. Rounds of all kinds are mixed, so that a busy machine is busy for all.
@@ -22,6 +22,7 @@ from typing import Any
 
 import grpc.aio
 
+from benchmarks.saved import add_save_flag, saved
 from photon_grpc.client import Client, SyncClient
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
@@ -228,7 +229,10 @@ async def measure() -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--serve", action="store_true")
-    if parser.parse_args().serve:
+    add_save_flag(parser)
+    options = parser.parse_args()
+    if options.serve:
         asyncio.run(serve())
     else:
-        print(asyncio.run(measure()))
+        with saved(options.save):
+            print(asyncio.run(measure()))

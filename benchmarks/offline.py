@@ -1,12 +1,14 @@
 """The engine without the wire on the named workloads: decode, prefill, TTFT, mixed, shared prefix.
 
-    python -m benchmarks.offline [--shape 1b 8b] [--work decode prefill ttft mixed prefix] [--batch 1 8 64 256] [--
-    FLAGS OF serve] python -m benchmarks.offline --shape demo
+    python -m benchmarks.offline [--shape 1b 8b] [--work decode prefill ttft mixed prefix] [--batch 1 8 64 256]
+                                 [-- FLAGS OF serve]
+    python -m benchmarks.offline --shape demo
 
 Random weights; every request greedy, EOS ignored, exactly its output tokens. The floor is weight bytes + KV bytes at
 context 272 over 4.10 TB/s (what one H200 reads). vLLM's figures are those of version 0.24.0 on the same card, measured
-apart from this run. `python -m benchmarks.pictures` draws a saved table. The shape "demo" is the embedded model, for
-trying this out on a CPU; without flags it runs decode at 1 and 8 and the time to the first token.
+apart from this run. Decode comes first, in a table of its own. `python -m benchmarks.pictures` draws a saved table. The
+shape "demo" is the embedded model, for trying this out on a CPU; without flags it runs decode at 1 and 8 and the time
+to the first token.
 """
 
 from __future__ import annotations
@@ -81,43 +83,43 @@ def prefill(work: Work, shape: str) -> None:
     prompts = [workloads.prompt(901, request, 2048) for request in range(32)]
     work.run(prompts[:2], [1, 1])
     elapsed = statistics.median(work.run(prompts, [1] * 32) for _ in range(3))
-    rate = 32 * 2048 / elapsed
-    print(f"\nprefill 32 × 2048: {rate:,.0f} prompt tok/s{_against(rate, VLLM_PREFILL.get(shape))}", flush=True)
+    row("prefill 32 × 2048, prompt tok/s", 32 * 2048 / elapsed, VLLM_PREFILL.get(shape), ",.0f")
 
 
 def ttft(work: Work, shape: str) -> None:
     for length, repeats, peer in zip((2048, 128), (7, 15), VLLM_TTFT_MS.get(shape, (None, None)), strict=True):
         times = [work.run([workloads.prompt(902, request, length)], [1]) * 1e3 for request in range(repeats + 2)]
-        median = statistics.median(times[2:])
-        print(f"\nTTFT {length}: {median:.2f} ms{_against(median, peer)}", flush=True)
+        row(f"first token after {length:,} prompt tokens, ms", statistics.median(times[2:]), peer, ".2f")
 
 
 def mixed(work: Work, shape: str) -> None:
     elapsed, num_tokens = mixed_s(work)
-    rate = num_tokens / elapsed
-    against = _against(rate, VLLM_MIXED.get(shape))
-    print(f"\nmixed-512: {rate:,.0f} output tok/s in {elapsed:.2f} s{against}", flush=True)
+    row("mixed-512, output tok/s", num_tokens / elapsed, VLLM_MIXED.get(shape), ",.0f")
+    row("mixed-512, s", elapsed, None, ".2f")
 
 
 def prefix(work: Work, shape: str) -> None:
-    elapsed = prefix_s(work)
-    print(f"\nshared prefix, caching on: {elapsed:.3f} s{_against(elapsed, VLLM_PREFIX_S.get(shape))}", flush=True)
+    row("shared prefix 256 × (1024 + 64), 64 out, caching on, s", prefix_s(work), VLLM_PREFIX_S.get(shape), ".3f")
 
 
-def _against(ours: float, peer: float | None) -> str:
-    return f", vLLM {peer:,}: {ours / peer:.2f}×" if peer else ""
+def row(name: str, ours: float, peer: float | None, form: str) -> None:
+    against = f"{peer:{form}} | {ours / peer:.2f}" if peer else "– | –"
+    print(f"| {name} | {ours:{form}} | {against} |", flush=True)
 
 
+#: Each prints a row or two.
 WORK: dict[str, Callable[[Work, str], None]] = {"prefill": prefill, "ttft": ttft, "mixed": mixed, "prefix": prefix}
 
 
 def measure(shape: str, args: argparse.Namespace) -> None:
     batches, names = ([1, 8], ["decode", "ttft"]) if shape == "demo" else ([1, 8, 64, 256], ["decode", *WORK])
+    asked = args.work or names
     with loaded(shape, args.flags) as work:
-        for name in args.work or names:
-            if name == "decode":
-                decode(work, shape, args.batch or batches)
-            else:
+        if "decode" in asked:
+            decode(work, shape, args.batch or batches)
+        if rows := [name for name in asked if name != "decode"]:
+            print("\n| | ours | vLLM 0.24 | ours / vLLM |\n|---|--:|--:|--:|")
+            for name in rows:
                 WORK[name](work, shape)
 
 

@@ -28,13 +28,15 @@ def saved(name: str | None) -> Iterator[None]:
     """Prints where and with what the block runs; with a name, writes that and all that the block prints to a file, also
     when it fails."""
     both = _Both(sys.stdout)
+    # The code that runs is the code of now, whatever is edited meanwhile.
+    of = commit() if name else ""
     with contextlib.redirect_stdout(both):
         print(f"{machine()}; {versions()}\n", flush=True)
         try:
             yield
         finally:
             if name:
-                _write(RESULTS / f"{name}.md", name, both.text())
+                _write(RESULTS / f"{name}.md", of, both.text())
 
 
 class _Both(io.TextIOBase):
@@ -55,10 +57,11 @@ class _Both(io.TextIOBase):
         return "".join(self._parts)
 
 
-def _write(path: Path, name: str, text: str) -> None:
+def _write(path: Path, of: str, text: str) -> None:
     path.parent.mkdir(exist_ok=True)
     when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
-    path.write_text(f"# {name}\n\n`{command()}`, {when}\n\n{text.strip()}\n", encoding="utf-8")
+    head = ", ".join(part for part in (f"`{command()}`", when, of) if part)
+    path.write_text(f"# {path.stem}\n\n{head}\n\n{text.strip()}\n", encoding="utf-8")
     print(f"\nwritten: {path}", file=sys.stderr)
 
 
@@ -66,6 +69,28 @@ def command() -> str:
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     program = f"python -m {spec.name.removesuffix('.__main__')}" if spec else f"python {sys.argv[0]}"
     return " ".join([program, *sys.argv[1:]])
+
+
+def commit() -> str:
+    """Return `commit 1db4517`, or `commit 1db4517 with uncommitted changes`; nothing outside a git repository. Results
+    that were written before are no changes.
+    """
+    root = RESULTS.parents[1]
+    # A copy without history may lie within another repository.
+    if _git(root, "rev-parse", "--show-prefix") != "" or not (short := _git(root, "rev-parse", "--short", "HEAD")):
+        return ""
+    changes = _git(root, "status", "--porcelain", "--", ".", f":(exclude){RESULTS.relative_to(root)}")
+    return f"commit {short}{' with uncommitted changes' if changes else ''}"
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """What git says, without the space around it; None where it fails or is missing."""
+    try:
+        return subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=20, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def machine() -> str:

@@ -1,9 +1,10 @@
-"""python -m benchmarks.kernels [--device cuda] [--kernels auto] [NAME ...]: the tables of all kernels, or of those
-named."""
+"""python -m benchmarks.kernels [--device cuda] [--kernels auto] [--save NAME] [NAME ...]: the tables of all kernels, or
+of those named."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 
 import torch
 
@@ -18,6 +19,8 @@ from benchmarks.kernels import (
     swiglu,
     write_kv,
 )
+from benchmarks.kernels.timing import needs_gpu
+from benchmarks.saved import add_save_flag, saved
 from photon_grpc.kernels import select
 
 TABLES = {
@@ -31,6 +34,8 @@ TABLES = {
     "draw_kept": draw_kept.table,
     "fused_linear": fused_linear.table,
 }
+#: Their tables are empty without one.
+OF_A_GPU = {"decode_attention", "fused_linear"}
 
 
 def main() -> None:
@@ -38,10 +43,19 @@ def main() -> None:
     parser.add_argument("names", nargs="*", choices=[[], *TABLES], help="kernels (all)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--kernels", default="auto", choices=["auto", "torch", "triton"])
+    add_save_flag(parser)
     arguments = parser.parse_args()
-    with torch.inference_mode():
+    if arguments.device.startswith("cuda") and not torch.cuda.is_available():
+        sys.exit("no CUDA GPU is here; --device cpu measures what runs without one")
+    if arguments.names and OF_A_GPU.issuperset(arguments.names):
+        needs_gpu(" ".join(arguments.names), arguments.device)
+    try:
+        kernels = select(arguments.kernels, arguments.device)
+    except ValueError as error:
+        sys.exit(str(error))
+    with saved(arguments.save), torch.inference_mode():
         for name in arguments.names or TABLES:
-            TABLES[name](select(arguments.kernels, arguments.device), torch.device(arguments.device))
+            TABLES[name](kernels, torch.device(arguments.device))
 
 
 if __name__ == "__main__":

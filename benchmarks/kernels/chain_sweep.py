@@ -22,6 +22,7 @@ import torch
 
 from benchmarks.kernels.layer_chains import Steps, decoders, num_layers
 from benchmarks.kernels.sweep import SWEPT, projections
+from benchmarks.kernels.timing import needs_gpu
 from benchmarks.shapes import SHAPES
 from photon_grpc.kernels.linear import cost
 from photon_grpc.kernels.linear.cost import Product
@@ -109,6 +110,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rows", nargs="*", type=int, default=ROWS)
     arguments = parser.parse_args()
+    needs_gpu("benchmarks.kernels.chain_sweep")
     with torch.inference_mode():
         compile_all(arguments.rows)
         with arguments.out.open("w") as out:

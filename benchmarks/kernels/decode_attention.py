@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.kernels.timing import Shape, measure_us, num_copies, shapes
+from benchmarks.kernels.timing import Shape, measure_us, num_copies, print_report_header, report, shapes
 from photon_grpc.kernels import AttentionMetadata, DependentChain, Kernels, embed
 from photon_grpc.kernels.attention import gluon_decode
 from photon_grpc.kernels.gluon import can_fuse
@@ -75,12 +75,11 @@ def kv_bytes(shape: Shape, contexts: list[int]) -> int:
 def table(kernels: Kernels, device: torch.device) -> None:
     if not can_fuse(device):
         return
+    print_report_header("decode_attention")
     cases = [(rows, context) for rows in ROWS for context in (*CONTEXTS, None)]
     for name, shape in shapes(device).items():
         for rows, context in (*cases, *LONG):
             contexts = contexts_of(rows, context)
             us = row_us(shape, contexts, device)
-            floor_us = kv_bytes(shape, contexts) / READ_BYTES_PER_SECOND * 1e6
             case = f"{name} rows {rows} context {context or 'mixed'}"
-            line = f"decode_attention {case:36s} {us:10.2f} us   floor {floor_us:9.2f} us"
-            print(f"{line}   {100 * floor_us / us:5.1f} %", flush=True)
+            report(case, us, kv_bytes(shape, contexts), device, bytes_per_second=READ_BYTES_PER_SECOND)

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.kernels.timing import measure_us, num_copies, report
+from benchmarks.kernels.timing import measure_us, num_copies, print_report_header, report
 from photon_grpc.kernels import TORCH, Kernels
 from photon_grpc.kernels.sampling import topk_topp
 from photon_grpc.kernels.sampling.draw import SamplingMetadata
@@ -33,6 +33,9 @@ CASES = {
 
 
 def table(kernels: Kernels, device: torch.device) -> None:
+    print_report_header("draw_kept")
+    # A row's name has the size of its nucleus, which should be the same in every run.
+    torch.manual_seed(0)
     for rows, tokens in ((1, 4096), (1, 128256), (8, 128256), (64, 128256), (256, 128256)):
         if device.type == "cpu" and rows * tokens > 1 << 20:
             continue
@@ -47,7 +50,7 @@ def table(kernels: Kernels, device: torch.device) -> None:
             kinds = {"": kernels.draw_kept} | ({"sort: ": TORCH.draw_kept} if name == "top_p 0.95" else {})
             for kind, draw in kinds.items():
                 calls = [partial(draw, each, metadata(rows, device), filters) for each in logits]
-                report("draw_kept", kind + case, measure_us(calls, device), 4 * rows * tokens, device)
+                report(kind + case, measure_us(calls, device), 4 * rows * tokens, device)
 
 
 def metadata(rows: int, device: torch.device) -> SamplingMetadata:

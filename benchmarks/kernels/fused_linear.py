@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from benchmarks.kernels.sweep import Chain, Projection, num_weights, projections
+from benchmarks.kernels.timing import print_header
 from benchmarks.shapes import SAMPLE, SHAPES
 from photon_grpc.kernels import Kernels
 from photon_grpc.kernels.linear import cost, tiles
@@ -27,6 +28,7 @@ def table(kernels: Kernels, device: torch.device) -> None:
     """Nothing without a GPU."""
     if device.type != "cuda":
         return
+    print_header("fused_linear", "µs", "library µs", "floor µs", "of the floor %", "tile")
     for (name, projection), rows in itertools.product(measured(), tiles.BUCKETS):
         tile = cost.choose(projection.product(rows))
         chain = Chain(projection, rows, num_weights(projection), device)
@@ -34,7 +36,7 @@ def table(kernels: Kernels, device: torch.device) -> None:
         us = library if tile is None else chain.us(lambda w, chain=chain, tile=tile: chain.launch(w, tile))
         floor = 2 * projection.n * projection.k / READ_BYTES_PER_SECOND * 1e6
         print(
-            f"fused_linear     {name:13s} {projection.name:8s} rows {rows:3d} {us:8.2f} us   "
-            f"library {library:8.2f} us   floor {floor:8.2f} us   {100 * floor / us:5.1f} %   {tuple(tile or ())}",
+            f"| {name} {projection.name} rows {rows} | {us:.2f} | {library:.2f} | {floor:.2f} "
+            f"| {100 * floor / us:.1f} | {tuple(tile or ())} |",
             flush=True,
         )

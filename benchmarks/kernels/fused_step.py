@@ -1,6 +1,6 @@
 """A whole decode step without sampling: embedding, layers, head, as one CUDA graph at a context of 272, random weights.
 
-    python -m benchmarks.kernels.fused_step [1b] [8b] [--rows 1,8,64]
+    python -m benchmarks.kernels.fused_step [1b] [8b] [--rows 1,8,64] [--save NAME]
 
 Milliseconds a step: the decoder fused, the same decoder as it is, and the floor: bytes of the weights and of the keys
 and values over the bandwidth of a streaming read. Then the same step with greedy sampling, replayed again and again as
@@ -17,7 +17,8 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from benchmarks.kernels.timing import captured, measure_us
+from benchmarks.kernels.timing import captured, measure_us, needs_gpu
+from benchmarks.saved import add_save_flag, saved
 from benchmarks.shapes import SHAPES
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.kernels import AttentionMetadata, select
@@ -28,6 +29,9 @@ from photon_grpc.models.fused import fuse
 
 READ_BYTES_PER_SECOND = 4.5e12
 CONTEXT, BLOCK_SIZE, MAX_LEN = 272, 64, 4096
+COLUMNS = (
+    "plain ms", "its layers ms", "fused ms", "fused layers ms", "floor ms", "drawn in one graph ms", "body and tail ms",
+)  # fmt: skip
 
 
 def model(name: str) -> Decoder:
@@ -119,21 +123,19 @@ def measure(name: str, all_rows: list[int]) -> None:
 
         steps = [(decoder, step_context(decoder, rows, cache)), (fused, ctx)]
         results = [step_ms(each, ids, given, head) for each, given in steps for head in (True, False)]
-        print(
-            f"{name} rows {rows:4d}   plain {results[0]:7.3f} (layers {results[1]:7.3f})   fused {results[2]:7.3f} "
-            f"(layers {results[3]:7.3f}) ms   floor {floor_us(decoder, rows) / 1e3:7.3f}",
-            flush=True,
-        )
-        one, two = split_ms(fused, ids, ctx)
-        print(f"{name} rows {rows:4d}   with sampling: one graph {one:7.3f}   body | tail {two:7.3f} ms", flush=True)
+        cells = (*results, floor_us(decoder, rows) / 1e3, *split_ms(fused, ids, ctx))
+        print(f"| {name} | {rows} | {' | '.join(f'{ms:.3f}' for ms in cells)} |", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=["1b", "8b"])
     parser.add_argument("--rows", default="1,2,4,8,16,32,64,128,256")
+    add_save_flag(parser)
     arguments = parser.parse_args()
-    with torch.inference_mode():
+    needs_gpu("benchmarks.kernels.fused_step")
+    with saved(arguments.save), torch.inference_mode():
+        print(f"| model | rows | {' | '.join(COLUMNS)} |\n|---|--:|{'--:|' * len(COLUMNS)}", flush=True)
         for name in arguments.models:
             measure(name, [int(rows) for rows in arguments.rows.split(",")])
 

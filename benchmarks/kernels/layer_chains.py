@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.kernels.timing import measure_us
+from benchmarks.kernels.timing import measure_us, needs_gpu
 from benchmarks.saved import add_save_flag, saved
 from benchmarks.shapes import HELD_OUT, SHAPES, Config, layer_bytes, layer_kv_bytes
 from photon_grpc.config.model_dir import read_model_dir
@@ -201,6 +201,7 @@ def main() -> None:
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     add_save_flag(parser)
     arguments = parser.parse_args()
+    needs_gpu("benchmarks.kernels.layer_chains")
     all_rows = [int(rows) for rows in arguments.rows.split(",")]
     names = [*TUNED, *(name for name in arguments.shape if name not in TUNED)]
     found: dict[str, dict[int, Times]] = {}

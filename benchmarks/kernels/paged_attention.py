@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.kernels.timing import Shape, measure_us, num_copies, report, shapes
+from benchmarks.kernels.timing import Shape, measure_us, num_copies, print_report_header, report, shapes
 from photon_grpc.kernels import AttentionMetadata, Kernels
 
 # (queries, context) of each row, a name, and on which device.
@@ -62,10 +62,11 @@ def row(
     us = measure_us([partial(attend, q, layer) for layer in range(layers)], device)
     prompts = [n for n in counts if n > 1]
     rows = f"{len(prompts)}x{prompts[0]} + {len(counts) - len(prompts)}" if prompts else f"decode {len(counts)}"
-    report("paged_attention", f"{name} {rows} context {contexts[0]} page {page}", us, num_bytes, device, flops)
+    report(f"{name} {rows} context {contexts[0]} page {page}", us, num_bytes, device, flops)
 
 
 def table(kernels: Kernels, device: torch.device) -> None:
+    print_report_header("paged_attention")
     decode, prompts = (CPU_DECODE, CPU_PROMPTS) if device.type == "cpu" else (DECODE, PROMPTS)
     cases = [([1] * rows, [context] * rows) for rows, context in decode] + prompts
     for name, shape in shapes(device).items():

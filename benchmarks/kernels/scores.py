@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.kernels.timing import measure_us, num_copies, report
+from benchmarks.kernels.timing import measure_us, num_copies, print_report_header, report
 from photon_grpc.kernels import Kernels
 from photon_grpc.kernels.sampling.scores import MAX_GIVEN, ScoreMetadata
 
@@ -15,6 +15,7 @@ CASES = ((0, 0), (5, 0), (20, 0), (20, MAX_GIVEN))
 
 
 def table(kernels: Kernels, device: torch.device) -> None:
+    print_report_header("scores")
     for rows, tokens in ((1, 128256), (8, 128256), (64, 128256), (256, 128256)):
         if device.type == "cpu" and rows * tokens > 1 << 20:
             continue
@@ -27,4 +28,4 @@ def table(kernels: Kernels, device: torch.device) -> None:
             metadata = ScoreMetadata(torch.arange(rows, device=device), *asked, given)
             calls = [partial(kernels.scores, each, ids, metadata) for each in logits]
             case = f"{rows} x {tokens} best {num_best} given {num_given}"
-            report("scores", case, measure_us(calls, device), num_bytes, device)
+            report(case, measure_us(calls, device), num_bytes, device)

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.kernels.timing import measure_us
+from benchmarks.kernels.timing import measure_us, needs_gpu
 from benchmarks.shapes import HELD_OUT, SHAPES, Config
 from photon_grpc.kernels import swiglu
 from photon_grpc.kernels.linear import cost, fused_linear, head, tiles
@@ -238,6 +238,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
+    needs_gpu("benchmarks.kernels.sweep")
     device = torch.device("cuda")
     with torch.inference_mode():
         compiler = compile_beside(device)

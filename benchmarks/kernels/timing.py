@@ -1,12 +1,15 @@
-"""Timing of kernels: the clock, the shapes, and the floors a time is set against."""
+"""Timing of kernels: the clock, the shapes, the floors a time is set against, and the tables of what was measured."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+
+from photon_grpc.kernels.gluon import can_fuse
 
 # What one H200 reached: torch's copy kernel (read + write), a bf16 product of 8192³.
 BYTES_PER_SECOND = 4.28e12
@@ -81,11 +84,33 @@ def wall_us(call: Callable[[], object]) -> float:
     return sorted(times)[len(times) // 2]
 
 
-def report(name: str, case: str, us: float, num_bytes: float, device: torch.device, flops: float = 0.0) -> None:
-    """One line: time, and on a GPU the floor of bytes or products and the share of it that was reached."""
-    line = f"{name:16s} {case:36s} {us:10.2f} us"
+def needs_gpu(what: str, device: str = "cuda") -> None:
+    """End the program with one line where the kernels of fused layers do not run."""
+    if not (torch.cuda.is_available() and can_fuse(torch.device(device))):
+        sys.exit(f"{what} needs a CUDA GPU of compute capability 8.0 or more, and Triton")
+
+
+def print_header(name: str, *columns: str) -> None:
+    """Of a table whose rows are told apart by their first cell."""
+    print(f"\n## {name}\n\n| case | {' | '.join(columns)} |\n|---|{'--:|' * len(columns)}", flush=True)
+
+
+def print_report_header(name: str) -> None:
+    """Of the rows that `report` prints."""
+    print_header(name, "µs", "floor µs", "of the floor %", "TFLOP/s")
+
+
+def report(
+    case: str,
+    us: float,
+    num_bytes: float,
+    device: torch.device,
+    flops: float = 0.0,
+    bytes_per_second: float = BYTES_PER_SECOND,
+) -> None:
+    """One row: time, and on a GPU the floor of bytes or products and the share of it that was reached."""
+    cells = ["–", "–", "–"]
     if device.type == "cuda":
-        floor_us = max(num_bytes / BYTES_PER_SECOND, flops / FLOPS_PER_SECOND) * 1e6
-        line += f"   floor {floor_us:9.2f} us   {100 * floor_us / us:5.1f} %"
-        line += f"   {flops / us / 1e6:4.0f} TFLOP/s" if flops else ""
-    print(line, flush=True)
+        floor_us = max(num_bytes / bytes_per_second, flops / FLOPS_PER_SECOND) * 1e6
+        cells = [f"{floor_us:.2f}", f"{100 * floor_us / us:.1f}", f"{flops / us / 1e6:.0f}" if flops else "–"]
+    print(f"| {case} | {us:.2f} | {' | '.join(cells)} |", flush=True)

@@ -89,8 +89,10 @@ def test_rotate_store(q_heads: int, kv_heads: int, size: int, dtype: torch.dtype
         cache = torch.full((5, 2, 2, kv_heads, 8, size), torch.nan, dtype=dtype)
         store(qkv, h, bias, 1e-5, HeadOutput(q, cache, 1, rotation, norms))
         results.append((q, cache))
+    # A rotated number is a difference of products and may be near zero.
+    tolerances = close(dtype) | {"atol": max(4 * torch.finfo(dtype).eps, 16 * torch.finfo(torch.float32).eps)}
     for mine, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(mine, theirs, equal_nan=True, **close(dtype))
+        torch.testing.assert_close(mine, theirs, equal_nan=True, **tolerances)
 
 
 @pytest.mark.parametrize(("kv_heads", "size", "block_size"), [(2, 32, 8), (3, 96, 16), (1, 64, 64)])

@@ -1,0 +1,26 @@
+"""Embedding rows in the interpreter, without dependent launch: equal to torch's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from photon_grpc.kernels import embed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("ids", [torch.int32, torch.int64])
+@pytest.mark.parametrize("size", [96, 1024, 2500])
+def test_rows_are_those_of_the_table(size: int, ids: torch.dtype, dtype: torch.dtype) -> None:
+    table, token_ids = torch.randn(50, size).to(dtype), torch.tensor([0, 49, 7, 7], dtype=ids)
+    # Rows behind those asked for are not written.
+    h = torch.full((6, size), torch.nan, dtype=dtype)
+    embed.launch(table, token_ids, h[:4])
+    assert torch.equal(h[:4], torch.nn.functional.embedding(token_ids, table))
+    assert h[4:].isnan().all()
+
+
+def test_no_tokens_launch_nothing() -> None:
+    h = torch.full((1, 96), torch.nan)
+    embed.launch(torch.randn(50, 96), torch.empty(0, dtype=torch.int32), h[:0])
+    assert h.isnan().all()
