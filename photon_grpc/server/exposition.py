@@ -82,6 +82,11 @@ class Snapshot(Collector):
         yield _total("overrun_tokens", "Tokens computed past the end of an output: dropped.", load.overrun_tokens)
         yield _total("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", load.prompt_tokens)
         yield _total("prefix_cache_hits", "Prompt tokens found there.", load.cached_prompt_tokens)
+        yield _total(
+            "prefix_cache_session_hits",
+            "Prompt tokens found there by requests with a session_id.",
+            load.session_cached_prompt_tokens,
+        )
         yield _total("num_preemptions", "Outputs that lost their KV blocks to others.", load.preemptions)
         ended = CounterMetricFamily("photon_engine_outputs", "Outputs that ended in the engine.", labels=["end"])
         for end in ("finished", "failed", "cancelled"):

@@ -8,6 +8,7 @@ import logging
 from typing import Any
 
 import grpc
+import msgspec
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
@@ -100,6 +101,7 @@ def test_a_request_that_is_not_answered_counts_once(reason: str, output_tokens: 
 
 def test_the_page_tells_the_engine_and_the_build() -> None:
     load = Load(running=3, queued=2, total_blocks=8, owned_blocks=2, free_blocks=6, prompt_tokens=9, overrun_tokens=4)
+    load = msgspec.structs.replace(load, cached_prompt_tokens=7, session_cached_prompt_tokens=5)
     page, content_type = Snapshot(load, Sums(), False, FACTS, 'a "model"', 2, 1, 0).page("")
     assert content_type.startswith("text/plain; version=0.0.4")
     families = {family.name: family for family in parse_text(page.decode())}
@@ -110,6 +112,7 @@ def test_the_page_tells_the_engine_and_the_build() -> None:
     assert (value["photon_kv_cache_usage_perc"], value["photon_ready"]) == (0.25, 0)
     assert value["photon_prompt_tokens"] == value["photon_prefix_cache_queries"] == 9
     assert value["photon_overrun_tokens"] == 4
+    assert (value["photon_prefix_cache_hits"], value["photon_prefix_cache_session_hits"]) == (7, 5)
     assert families["photon_build_info"].samples[0].labels["model_name"] == 'a "model"'
     assert [sample.value for sample in families["photon_restarts"].samples] == [1, 0]
 
