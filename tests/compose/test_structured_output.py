@@ -108,6 +108,20 @@ def test_an_output_ends_where_only_the_end_may_follow_whatever_else_is_asked(llm
         assert reason(output) is FinishReason.CONSTRAINT_COMPLETE and output.text in ("maybe", "perhaps")
 
 
+@pytest.mark.parametrize("text", ["<|user|>", "<|eos|>", "a<|eos|>b"])
+def test_text_that_spells_a_special_token_is_written_as_text(llm: LLM, text: str) -> None:
+    quoted = f'"{text}"'
+    expected = {
+        ConstraintAsk("choices", choices=(text,)): text,
+        ConstraintAsk("regex", re.escape(text)): text,
+        ConstraintAsk("json_schema", f'{{"const": {quoted}}}'): quoted,
+        ConstraintAsk("json_schema", f'{{"enum": [{quoted}]}}'): quoted,
+    }
+    outputs = answers(llm, [asked(1, constraint) for constraint in expected])
+    assert [output.text for output in outputs] == [*expected.values()]
+    assert {reason(output) for output in outputs} == {FinishReason.CONSTRAINT_COMPLETE}
+
+
 def test_eos_is_drawn_only_where_the_output_may_end(llm: LLM) -> None:
     threes = ConstraintAsk("regex", "([a-z]{3})+")
     outputs = answers(llm, [asked(number, threes) for number in range(16)])

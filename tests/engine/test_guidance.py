@@ -9,10 +9,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import llguidance
 import pytest
+from tokenizers import Tokenizer as Tokenizers
 
 from photon_grpc import demo
 from photon_grpc.config.model_dir import TOKENIZER_FILE, read_model_dir
@@ -27,6 +30,7 @@ from photon_grpc.errors import FeatureNotSupported, InvalidConstraint
 from photon_grpc.frontend.ask import ConstraintAsk
 from photon_grpc.frontend.constraint import write_grammar
 from photon_grpc.frontend.tokenizer import Tokenizer
+from tests.frontend.small_tokenizers import definition
 
 CARD = read_model_dir(demo.TARGET)
 VOCABULARY = read_vocabulary(CARD)
@@ -352,3 +356,12 @@ def test_a_tokenizer_without_bytes_is_no_vocabulary(
     monkeypatch.setattr(llguidance, "LLTokenizer", refuse)
     assert read_vocabulary(CARD) is None
     assert "cannot be constrained" in caplog.text
+
+
+def test_without_an_end_no_text_is_taken_for_one(tmp_path: Path) -> None:
+    tokenizer = Tokenizers.from_str(definition("byte_level"))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    endless = replace(CARD, path=tmp_path, vocab_size=tokenizer.get_vocab_size(), eos_token_ids=())
+    vocabulary = read_vocabulary(endless)
+    assert vocabulary is not None
+    assert vocabulary.eos_tokens == [tokenizer.token_to_id("<|begin_of_text|>")]
