@@ -30,6 +30,10 @@ _JSON_OPTIONS = {
     "coerce_one_of": False,
 }
 _REGEX_SIGNS = re.compile(r"[\\.+*?()|\[\]{}^$]")
+#: A token in Lark, named by its name or by ids. Text in quotes, expressions and comments may look like one; what is not
+#: closed goes on to the end, and the compiler refuses it.
+_TOKEN = re.compile(r"<[^<>\s]+>")
+_TEXT_OR_TOKEN = re.compile(rf"""(?s:#[^\n]*|//[^\n]*|"(?:[^"\\]+|\\.)*"?|/(?:[^/\\]+|\\.)*/?)|({_TOKEN.pattern})""")
 _EBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
@@ -67,7 +71,7 @@ def write_grammar(ask: ConstraintAsk) -> Constraint:
         return Constraint("regex", llguidance.LLMatcher.grammar_from_regex("|".join(patterns)))
     if ask.kind == "protobuf":
         return Constraint("protobuf", _grammar("lark_grammar", msgspec.json.encode(ask.text)), ask.has_maps)
-    return Constraint("lark", _grammar("lark_grammar", msgspec.json.encode(_lark(ask.text))))
+    return Constraint("lark", _grammar("lark_grammar", msgspec.json.encode(_checked(_lark(ask.text)))))
 
 
 def _grammar(kind: str, json: bytes) -> str:
@@ -98,3 +102,14 @@ def _lark(grammar: str) -> str:
     except Exception as error:  # the converter raises what it likes
         message = f"structured_output.grammar: cannot be read as EBNF: {str(error)[:500]}"
         raise InvalidConstraint(message, field="structured_output.grammar") from None
+
+
+def _checked(grammar: str) -> str:
+    """Raise InvalidConstraint where a rule names a token by its name or id: it would be no text."""
+    # Looking for one at all is fast.
+    for found in _TEXT_OR_TOKEN.finditer(grammar) if _TOKEN.search(grammar) else ():
+        if found[1]:
+            line = grammar.count("\n", 0, found.start()) + 1
+            message = f"structured_output.grammar: line {line}: tokens cannot be named: {found[1][:100]}"
+            raise InvalidConstraint(message, field="structured_output.grammar")
+    return grammar

@@ -83,7 +83,13 @@ def _pointer(schema: str, problem: str) -> str:
     """The JSON pointer of the deepest subschema that alone has the same problem; empty for the whole."""
     if len(schema) > _MAX_LOOKED_INTO:
         return ""
-    root = msgspec.json.decode(schema)
+    try:
+        root = msgspec.json.decode(schema)
+    except (
+        msgspec.MsgspecError,
+        RecursionError,
+    ):  # a number that no float holds, say: the library reads it another way
+        return ""
     if not isinstance(root, dict):
         return ""
     shared = {name: root[name] for name in ("$defs", "definitions") if name in root}

@@ -122,6 +122,22 @@ def test_text_that_spells_a_special_token_is_written_as_text(llm: LLM, text: str
     assert {reason(output) for output in outputs} == {FinishReason.CONSTRAINT_COMPLETE}
 
 
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        r'start: "<[5]>" // a <[5]>' + "\n# <[5]>",
+        r'start: "\"" "<[5]>" "\"" | /<\/[5]>/',
+        'start: a\na: "<" /\\[/ "5]>"',
+        'start: %json {"const": "<[5]>"}',
+        'root ::= "<[" [5] "]>"',
+    ],
+)
+def test_text_of_a_grammar_may_look_like_a_token(llm: LLM, grammar: str) -> None:
+    output = one(llm, "grammar", grammar)
+    assert reason(output) is FinishReason.CONSTRAINT_COMPLETE
+    assert output.text in ("<[5]>", '"<[5]>"', "</5>")
+
+
 def test_eos_is_drawn_only_where_the_output_may_end(llm: LLM) -> None:
     threes = ConstraintAsk("regex", "([a-z]{3})+")
     outputs = answers(llm, [asked(number, threes) for number in range(16)])
@@ -173,6 +189,7 @@ def test_a_constrained_output_continues_where_it_was_cut(llm: LLM) -> None:
         ("json_schema", "false", "Unsatisfiable"),
         ("json_schema", '{"type": "object"', "no JSON text"),
         ("json_schema", "[]", "object, true or false"),
+        ("json_schema", '{"type": "number", "minimum": 1e400}', "number out of range"),
         ("json_schema", '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}', "nothing satisfies"),
         ("json_schema", '{"$ref": "https://example.com/schema"}', "not present"),
         ("regex", "(?=a)b", "look-around"),
@@ -182,6 +199,9 @@ def test_a_constrained_output_continues_where_it_was_cut(llm: LLM) -> None:
         ("grammar", "start: x", 'unknown name: "x"'),
         ("grammar", "start: start", "nothing satisfies"),
         ("grammar", 'root ::= "a', "EBNF"),
+        ("grammar", "start: <[5]>", r"line 1: tokens cannot be named: <\[5\]>"),
+        ("grammar", "start: <[0-4095]>", "cannot be named"),
+        ("grammar", 'start: "<" a\na: /</ "a" <|tool|>', r"line 2: .* <\|tool\|>"),
     ],
 )
 def test_what_cannot_be_met_is_refused_with_the_reason(llm: LLM, kind: Any, text: str, words: str) -> None:
