@@ -579,7 +579,9 @@ class OutputOptions(_message.Message):
     SCORE_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     text: _builtins.bool
-    """The text of the output. Unset: true where the model has a tokenizer."""
+    """The text of the output, and what is read from it: a chat's reasoning, content and tool_calls.
+    Unset: true where the model has a tokenizer.
+    """
     token_ids: _builtins.bool
     """The ids of the output."""
     prompt_token_ids: _builtins.bool

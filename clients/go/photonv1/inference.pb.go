@@ -903,7 +903,8 @@ func (*StructuredOutput_Protobuf_) isStructuredOutput_Constraint() {}
 // What comes back beside finish reasons and usage.
 type OutputOptions struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The text of the output. Unset: true where the model has a tokenizer.
+	// The text of the output, and what is read from it: a chat's reasoning, content and tool_calls.
+	// Unset: true where the model has a tokenizer.
 	Text *bool `protobuf:"varint,1,opt,name=text,proto3,oneof" json:"text,omitempty"`
 	// The ids of the output.
 	TokenIds bool `protobuf:"varint,2,opt,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
