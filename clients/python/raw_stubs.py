@@ -11,9 +11,13 @@ from google.rpc import error_details_pb2, status_pb2
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc, model_pb2, model_pb2_grpc
 
+#: gRPC takes no answer above 4 MiB unless it is told to: scores of many tokens, and many outputs, are larger. What the
+#: server sends at most is `limits.max_message_bytes` of GetModel.
+OPTIONS = [("grpc.max_receive_message_length", -1)]
+
 
 def main(target: str) -> None:
-    with grpc.insecure_channel(target) as channel:
+    with grpc.insecure_channel(target, options=OPTIONS) as channel:
         model = model_pb2_grpc.ModelServiceStub(channel).GetModel(model_pb2.GetModelRequest()).model
         print(f"{model.name}: context of {model.max_context_tokens} tokens")
         print("features:", ", ".join(model_pb2.Feature.Name(feature) for feature in model.features))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 
 from photon_grpc import errors
 from photon_grpc.client import Client, Options
+from photon_grpc.v1 import inference_pb2 as pb
+from tests.client.fake_server import message, serving_in_a_thread
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "clients" / "python"
@@ -48,6 +51,13 @@ def test_an_example_runs(name: str, target: str) -> None:
     assert done.returncode == 0, done.stderr
     for promise in PROMISED[name]:
         assert promise in done.stdout, done.stdout
+
+
+def test_the_stubs_of_the_example_take_answers_above_the_limit_of_grpc(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "x" * 5 * 2**20
+    with serving_in_a_thread([message(text, start=True, finish=pb.FINISH_REASON_EOS)]) as fake:
+        runpy.run_path(str(EXAMPLES / "raw_stubs.py"))["main"](fake.target)
+    assert text in capsys.readouterr().out
 
 
 async def test_joined_deltas_are_the_whole_text(target: str) -> None:
