@@ -148,6 +148,7 @@ _GENERATION = (
 
 _CHAT_INPUT = (
     _one("--tools", _TEXT_FILE, "FILE", "Tool definitions: a JSON array (implies a chat).", "tools_json"),
+    _one("--tool-choice", str, "CHOICE", "required: the output calls tools; or the name of the one that it calls."),
     _one(
         "--template-args",
         str,

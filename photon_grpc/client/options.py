@@ -76,6 +76,8 @@ class Options(TypedDict, total=False):
     # ChatInput, beside the messages
     template_args_json: str
     tools_json: str
+    #: "auto" (unset), "required" or the name of the tool that is called.
+    tool_choice: str
     add_generation_prompt: bool
 
 
@@ -95,7 +97,10 @@ def build_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateRequ
         group = group_of(name)
         if group == "chat" and request.WhichOneof("input") != "chat":
             raise InvalidRequest(f"{name} needs a chat: a list of messages as the prompt", field=f"chat.{name}")
-        write_field(getattr(request, group) if group else request, name, value, group)
+        if name == "tool_choice":
+            _write_tool_choice(request.chat, value)
+        else:
+            write_field(getattr(request, group) if group else request, name, value, group)
     return request
 
 
@@ -169,6 +174,13 @@ def _write_constraint(target: pb.StructuredOutput, name: str, value: Any) -> Non
         write_field(target.choices, "values", value, path)
     else:
         write_field(target, name, _json(value, path) if isinstance(value, Mapping) else value, "structured_output")
+
+
+def _write_tool_choice(chat: pb.ChatInput, choice: Any) -> None:
+    if choice == "required":
+        chat.tool_choice.required.SetInParent()
+    elif choice != "auto":
+        write_field(chat.tool_choice, "name", choice, "chat.tool_choice")
 
 
 def _json(schema: Mapping[str, Any], path: str) -> str:

@@ -27,6 +27,7 @@ from photon_grpc.frontend.ask import (
     SchedulingAsk,
     StopAsk,
     TextInput,
+    ToolChoice,
 )
 
 #: A prompt in a list, a turn in it, its texts.
@@ -43,6 +44,7 @@ def make_ask(
     chat: bool = False,
     template_args_json: str = "",
     tools_json: str = "",
+    tool_choice: str | None = None,
     max_tokens: int | None = None,
     min_tokens: int | None = None,
     temperature: float | None = None,
@@ -78,7 +80,7 @@ def make_ask(
     """The options have the names and meanings of the protos; None is the model's default, then the neutral value."""
     stops = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
     return Ask(
-        input=_input(prompt, chat, template_args_json, tools_json),
+        input=_input(prompt, chat, template_args_json, tools_json, tool_choice),
         arrival_s=time.monotonic(),
         sampling=SamplingAsk(
             temperature=temperature,
@@ -202,12 +204,21 @@ def _json(schema: dict[str, Any]) -> str:
         raise InvalidRequest(f"json_schema: is no JSON: {error}", field="json_schema") from None
 
 
-def _input(prompt: Any, chat: bool, template_args_json: str, tools_json: str) -> TextInput | IdsInput | ChatInput:
+def _input(
+    prompt: Any, chat: bool, template_args_json: str, tools_json: str, tool_choice: str | None
+) -> TextInput | IdsInput | ChatInput:
     if not chat:
-        for name, value in (("template_args_json", template_args_json), ("tools_json", tools_json)):
-            if value:
+        given = {"template_args_json": template_args_json or None, "tools_json": tools_json or None}
+        for name, value in (*given.items(), ("tool_choice", tool_choice)):
+            if value is not None:
                 raise InvalidRequest(f"{name} is for a chat: set chat=True", field=name)
         return TextInput(prompt) if isinstance(prompt, str) else IdsInput(tuple(prompt))
     turns = [_Turn("user", prompt)] if isinstance(prompt, str) else prompt
     messages = tuple(ChatMessage(**msgspec.structs.asdict(turn)) for turn in turns)
-    return ChatInput(messages, template_args_json, tools_json)
+    return ChatInput(messages, template_args_json, tools_json, tool_choice=_choice(tool_choice))
+
+
+def _choice(tool_choice: str | None) -> ToolChoice | None:
+    if tool_choice in (None, "auto"):
+        return None
+    return ToolChoice(None if tool_choice == "required" else tool_choice)

@@ -12,7 +12,7 @@ import msgspec
 class Constraint(msgspec.Struct, frozen=True, array_like=True):
     """A grammar that a front end has written and tried out."""
 
-    kind: Literal["json_schema", "regex", "lark", "protobuf"]
+    kind: Literal["json_schema", "regex", "lark", "protobuf", "tool_calls"]
     #: As llguidance reads it: a JSON object with one grammar in its list.
     grammar: str
     #: It is of JSON without white space, and no object may have a key twice.

@@ -14,7 +14,7 @@ from photon_grpc.core.generation import ToolCall
 from photon_grpc.frontend import reasoning, tool_calls
 from photon_grpc.frontend.ask import ChatInput
 from photon_grpc.frontend.reasoning import MarkedReasoning, NoReasoning, Reasoning
-from photon_grpc.frontend.tool_calls import CallSyntax, NoToolCalls, ToolCalls, WrittenToolCalls
+from photon_grpc.frontend.tool_calls import CallForm, CallSyntax, NoToolCalls, ToolCalls, WrittenToolCalls
 
 #: Pieces of text that are read at a time.
 _SLICE = 64
@@ -104,16 +104,27 @@ class AnswerFormat:
 
     def parser(self, chat: ChatInput, prompt_end: str) -> AnswerParser:
         """For one output. Calls are looked for where the caller has defined tools."""
-        is_open = prompt_end.rstrip().endswith(reasoning.OPEN)
         calls = self.calls if "{" in chat.tools_json else None
         return AnswerParser(
-            MarkedReasoning(is_open=is_open) if self.has_reasoning else NoReasoning(),
+            MarkedReasoning(is_open=_opens_reasoning(prompt_end)) if self.has_reasoning else NoReasoning(),
             NoToolCalls() if calls is None else WrittenToolCalls(calls),
         )
+
+    def call_form(self, prompt_end: str) -> CallForm | None:
+        """That of an output whose parser finds nothing but reasoning and calls. None: no syntax of calls is known."""
+        if self.calls is None:
+            return None
+        if not self.has_reasoning or prompt_end.rstrip().endswith(reasoning.CLOSE):
+            return CallForm(self.calls)
+        return CallForm(self.calls, "open" if _opens_reasoning(prompt_end) else "optional")
 
 
 #: A model without a template, or without marks in it.
 PLAIN = AnswerFormat()
+
+
+def _opens_reasoning(prompt_end: str) -> bool:
+    return prompt_end.rstrip().endswith(reasoning.OPEN)
 
 
 def _call_syntax(template: str, special_texts: Collection[str]) -> CallSyntax | None:

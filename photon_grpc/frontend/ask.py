@@ -9,8 +9,10 @@ from typing import Literal
 
 import msgspec
 
+from photon_grpc.frontend.tool_calls import CallForm
+
 #: Of a constraint.
-Kind = Literal["json_schema", "json_object", "regex", "choices", "grammar", "protobuf"]
+Kind = Literal["json_schema", "json_object", "regex", "choices", "grammar", "protobuf", "tool_calls"]
 
 
 class TextInput(msgspec.Struct, frozen=True):
@@ -33,11 +35,20 @@ class ChatMessage(msgspec.Struct, frozen=True):
     tool_calls_json: str = ""
 
 
+class ToolChoice(msgspec.Struct, frozen=True):
+    """The output must call tools."""
+
+    #: Of the one that it calls; None: any.
+    name: str | None = None
+
+
 class ChatInput(msgspec.Struct, frozen=True):
     messages: tuple[ChatMessage, ...]
     template_args_json: str = ""
     tools_json: str = ""
     add_generation_prompt: bool = True
+    #: None: the model decides.
+    tool_choice: ToolChoice | None = None
 
 
 class SamplingAsk(msgspec.Struct, frozen=True):
@@ -85,11 +96,14 @@ class ConstraintAsk(msgspec.Struct, frozen=True):
     """The form of every output."""
 
     kind: Kind
-    #: Of json_schema, regex and grammar; of protobuf the grammar of its JSON, in Lark.
+    #: Of json_schema, regex and grammar; of protobuf the grammar of its JSON, in Lark; of tool_calls the tools.
     text: str = ""
+    #: Of tool_calls the name of the one that is called; none: any.
     choices: tuple[str, ...] = ()
     #: Of protobuf: objects take keys that the grammar does not list.
     has_maps: bool = False
+    #: Of tool_calls.
+    form: CallForm | None = None
 
 
 class CacheAsk(msgspec.Struct, frozen=True):

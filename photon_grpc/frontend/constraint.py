@@ -11,6 +11,8 @@ from llguidance.gbnf_to_lark import any_to_lark
 from photon_grpc.core.constraint import Constraint
 from photon_grpc.errors import InvalidConstraint, InvalidRequest
 from photon_grpc.frontend.ask import ConstraintAsk
+from photon_grpc.frontend.tool_grammar import FIELD as TOOLS
+from photon_grpc.frontend.tool_grammar import read_tools, write_calls
 
 #: The names of kinds among a model's features.
 FEATURES = {
@@ -29,6 +31,8 @@ _JSON_OPTIONS = {
     "lenient": False,
     "coerce_one_of": False,
 }
+#: JSON as Python's json.dumps writes it, and with it the templates by which models learn to write calls.
+_CALL_OPTIONS = {**_JSON_OPTIONS, "item_separator": ", ", "key_separator": ": "}
 _REGEX_SIGNS = re.compile(r"[\\.+*?()|\[\]{}^$]")
 #: A token in Lark, named by its name or by ids. Text in quotes, expressions and comments may look like one; what is not
 #: closed goes on to the end, and the compiler refuses it.
@@ -38,7 +42,7 @@ _EBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
 def field_of(ask: ConstraintAsk) -> str:
-    return f"structured_output.{ask.kind}"
+    return TOOLS if ask.kind == "tool_calls" else f"structured_output.{ask.kind}"
 
 
 def check_constraint(ask: ConstraintAsk, max_bytes: int) -> None:
@@ -69,6 +73,9 @@ def write_grammar(ask: ConstraintAsk) -> Constraint:
     if ask.kind == "choices":
         patterns = [_REGEX_SIGNS.sub(r"\\\g<0>", choice) for choice in ask.choices]
         return Constraint("regex", llguidance.LLMatcher.grammar_from_regex("|".join(patterns)))
+    if ask.form is not None:
+        calls = write_calls(read_tools(ask.text, *ask.choices), ask.form, _CALL_OPTIONS, is_one=bool(ask.choices))
+        return Constraint("tool_calls", _grammar("lark_grammar", msgspec.json.encode(calls)))
     if ask.kind == "protobuf":
         return Constraint("protobuf", _grammar("lark_grammar", msgspec.json.encode(ask.text)), ask.has_maps)
     return Constraint("lark", _grammar("lark_grammar", msgspec.json.encode(_checked(_lark(ask.text)))))

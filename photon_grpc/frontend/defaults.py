@@ -61,6 +61,8 @@ def check(ask: Ask, model: ServedModel, facts: Facts, limits: RequestLimits) -> 
     _check_scores(ask.output, limits, facts)
     if ask.constraint is not None:
         _check_constraint(ask.constraint, model, facts, limits)
+    if isinstance(ask.input, ChatInput) and ask.input.tool_choice is not None:
+        _check_tool_choice(ask.input, ask.constraint, model, facts)
     _check_stream(ask.stream)
     _check_duration(ask.scheduling.max_queue_duration_s, "scheduling.max_queue_duration")
     _check_duration(ask.scheduling.timeout_s, "scheduling.timeout")
@@ -240,6 +242,19 @@ def _check_constraint(ask: ConstraintAsk, model: ServedModel, facts: Facts, limi
         why = "this model has no tokenizer" if model.tokenizer is None else "grammars do not know its tokenizer"
         raise _lacking(constraint.FEATURES[ask.kind], constraint.field_of(ask), why)
     constraint.check_constraint(ask, limits.max_constraint_bytes)
+
+
+def _check_tool_choice(chat: ChatInput, constraint_ask: ConstraintAsk | None, model: ServedModel, facts: Facts) -> None:
+    """Check all but the tools themselves, which tool_grammar.py reads."""
+    field = "chat.tool_choice"
+    if model.answers.calls is None:
+        raise _lacking("TOOL_CALLS", field, "this model's chat template writes tool calls in no way that is known here")
+    if not facts.has_grammars:
+        raise _lacking("JSON_SCHEMA", field, "grammars do not know this model's tokenizer")
+    if constraint_ask is not None:
+        raise _invalid(field, f"{constraint.field_of(constraint_ask)} is set, too; an output has one constraint")
+    if "{" not in chat.tools_json:
+        raise _invalid(field, "there are no tools to choose from: tools_json has none")
 
 
 def _check_stop_strings(texts: tuple[str, ...], limits: RequestLimits) -> None:

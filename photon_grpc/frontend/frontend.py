@@ -260,7 +260,8 @@ class Frontend:
         """The engine's request and its outputs, with the ids replayed that it continues from. Raise PhotonError."""
         with self._place(ask, facts, share):
             prepared = await self._prepare(ask, facts)
-            constraint = await self._constraints.tried(ask.constraint) if ask.constraint else None
+            wanted = ask.constraint or self._model.tool_calls(ask.input, prepared.prompt_ids)
+            constraint = await self._constraints.tried(wanted) if wanted else None
         facts = self._facts()  # the engine may have gone meanwhile
         _check_deadline(ask)
         request_id = ask.request_id or uuid.uuid4().hex

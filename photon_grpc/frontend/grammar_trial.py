@@ -18,6 +18,7 @@ from photon_grpc.core.constraint import Constraint
 from photon_grpc.errors import InvalidConstraint
 from photon_grpc.frontend.ask import ConstraintAsk
 from photon_grpc.frontend.constraint import field_of, write_grammar
+from photon_grpc.frontend.tool_grammar import read_tools
 
 #: Bytes of the walk: enough for what grows with every step to meet its limit.
 _NUM_WALKED = 64
@@ -38,8 +39,7 @@ def try_out(ask: ConstraintAsk) -> Constraint:
     matcher = _compile(constraint)
     problem = matcher.get_error()
     if problem:
-        where = _pointer(ask.text, problem) if ask.kind == "json_schema" else ""
-        raise InvalidConstraint(f"{field}: {where and f'at {where}: '}{_cut(problem)}", field=field)
+        raise InvalidConstraint(f"{field}: {_told(ask, problem)}", field=field)
     problem = _walk(matcher)
     if problem:
         raise InvalidConstraint(f"{field}: {problem}", field=field)
@@ -72,6 +72,20 @@ def _walk(matcher: llguidance.LLMatcher) -> str:
         if matcher.is_stopped() and not matcher.is_error():
             return ""
     return ""
+
+
+def _told(ask: ConstraintAsk, problem: str) -> str:
+    """The compiler's words, and of which part they are."""
+    if ask.kind == "json_schema":
+        where = _pointer(ask.text, problem)
+        return f"at {where}: {_cut(problem)}" if where else _cut(problem)
+    if ask.kind == "tool_calls":
+        for tool in read_tools(ask.text, *ask.choices):
+            alone = ConstraintAsk("json_schema", msgspec.json.encode(tool.schema).decode())
+            its_problem = _compile(write_grammar(alone)).get_error()
+            if its_problem:
+                return f"the parameters of the {tool.label}: {_told(alone, its_problem)}"
+    return _cut(problem)
 
 
 def _cut(words: str) -> str:

@@ -9,7 +9,7 @@ from photon_grpc.config.model_dir import TOKENIZER_FILE, ModelConfig
 from photon_grpc.core.frames import Facts
 from photon_grpc.frontend import constraint
 from photon_grpc.frontend.answer import PLAIN, AnswerFormat, AnswerParser
-from photon_grpc.frontend.ask import ChatInput, IdsInput, SamplingAsk, TextInput
+from photon_grpc.frontend.ask import ChatInput, ConstraintAsk, IdsInput, SamplingAsk, TextInput
 from photon_grpc.frontend.chat import ChatTemplate
 from photon_grpc.frontend.scores import no_bytes
 from photon_grpc.frontend.tokenizer import Tokenizer
@@ -151,8 +151,23 @@ class ServedModel:
         """For one output. None: its text has no parts."""
         if self.tokenizer is None or not self.answers.has_parts or not isinstance(input, ChatInput):
             return None
-        end = self.tokenizer.decode(prompt_ids[-_PROMPT_END:], skip_special_tokens=False)
-        return self.answers.parser(input, end)
+        return self.answers.parser(input, self._end(prompt_ids))
+
+    def tool_calls(
+        self, input: TextInput | IdsInput | ChatInput | None, prompt_ids: Sequence[int]
+    ) -> ConstraintAsk | None:
+        """The constraint that a checked input asks for by its tool_choice. None: it has none."""
+        if not isinstance(input, ChatInput) or input.tool_choice is None:
+            return None
+        name = input.tool_choice.name
+        form = self.answers.call_form(self._end(prompt_ids))
+        return ConstraintAsk("tool_calls", input.tools_json, choices=() if name is None else (name,), form=form)
+
+    def _end(self, prompt_ids: Sequence[int]) -> str:
+        """The text of a prompt's last ids; empty without a tokenizer."""
+        if self.tokenizer is None:
+            return ""
+        return self.tokenizer.decode(prompt_ids[-_PROMPT_END:], skip_special_tokens=False)
 
     def _sampling_defaults(self) -> SamplingAsk:
         """generation_config's values, then the neutral ones."""

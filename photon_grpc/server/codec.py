@@ -26,6 +26,7 @@ from photon_grpc.frontend.ask import (
     StopAsk,
     StreamAsk,
     TextInput,
+    ToolChoice,
 )
 from photon_grpc.frontend.model import ModelFacts
 from photon_grpc.frontend.record import Origin
@@ -126,7 +127,12 @@ def chat_of(chat: pb.ChatInput) -> ChatInput:
         template_args_json=chat.template_args_json,
         tools_json=chat.tools_json,
         add_generation_prompt=chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True,
+        tool_choice=_tool_choice(chat.tool_choice) if chat.HasField("tool_choice") else None,
     )
+
+
+def _tool_choice(choice: pb.ToolChoice) -> ToolChoice:
+    return ToolChoice(choice.name if choice.WhichOneof("choice") == "name" else None)
 
 
 def _sampling(sampling: pb.SamplingParams) -> SamplingAsk:

@@ -15,6 +15,7 @@ _NEEDED: dict[str, model_pb2.Feature.ValueType] = {
     "stop.stop_strings": Feature.FEATURE_TEXT,
     "parse_special_tokens": Feature.FEATURE_TEXT,
     "chat": Feature.FEATURE_CHAT,
+    "chat.tool_choice": Feature.FEATURE_TOOL_CALLS,
     "sampling.num_outputs": Feature.FEATURE_NUM_OUTPUTS,
     "structured_output.json_schema": Feature.FEATURE_JSON_SCHEMA,
     "structured_output.json_object": Feature.FEATURE_JSON_SCHEMA,
@@ -47,7 +48,9 @@ def name_of(path: str) -> str:
 
 
 def refuse_empty(request: inference_pb2.GenerateRequest) -> None:
-    """Raise InvalidRequest for a constraint that is none."""
+    """Raise InvalidRequest for a constraint or a choice that is none."""
     if request.HasField("structured_output") and request.structured_output.WhichOneof("constraint") is None:
         path = "structured_output.constraint"
         raise InvalidRequest("structured_output is set but names no constraint", field=path)
+    if request.chat.HasField("tool_choice") and request.chat.tool_choice.WhichOneof("choice") is None:
+        raise InvalidRequest("chat.tool_choice is set but names no choice", field="chat.tool_choice.choice")

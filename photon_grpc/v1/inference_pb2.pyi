@@ -204,6 +204,7 @@ class ChatInput(_message.Message):
     TEMPLATE_ARGS_JSON_FIELD_NUMBER: _builtins.int
     TOOLS_JSON_FIELD_NUMBER: _builtins.int
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
+    TOOL_CHOICE_FIELD_NUMBER: _builtins.int
     template_args_json: _builtins.str
     """Variables for the template: a JSON object."""
     tools_json: _builtins.str
@@ -214,6 +215,12 @@ class ChatInput(_message.Message):
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """Oldest first, at least one."""
 
+    @_builtins.property
+    def tool_choice(self) -> Global___ToolChoice:
+        """The output must call tools. Unset: the model decides, and no schema binds what it writes. Needs tools_json and a model
+        with FEATURE_TOOL_CALLS and FEATURE_JSON_SCHEMA; not with structured_output. Says nothing to Tokenize.
+        """
+
     def __init__(
         self,
         *,
@@ -221,16 +228,65 @@ class ChatInput(_message.Message):
         template_args_json: _builtins.str = ...,
         tools_json: _builtins.str = ...,
         add_generation_prompt: _builtins.bool | None = ...,
+        tool_choice: Global___ToolChoice | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "messages", b"messages", "template_args_json", b"template_args_json", "tools_json", b"tools_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "messages", b"messages", "template_args_json", b"template_args_json", "tool_choice", b"tool_choice", "tools_json", b"tools_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
     _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__add_generation_prompt) -> _WhichOneofReturnType__add_generation_prompt | None: ...
 
 Global___ChatInput: _TypeAlias = ChatInput  # noqa: Y015
+
+@_typing.final
+class ToolChoice(_message.Message):
+    """Which tools an output calls. It holds nothing but calls, behind the reasoning of a model with FEATURE_REASONING, once
+    it finishes with EOS, STOP_TOKEN or CONSTRAINT_COMPLETE. Each names a tool of tools_json, and its arguments validate
+    against the tool's `parameters`, a JSON Schema as in StructuredOutput; a tool without them takes an empty object.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Required(_message.Message):
+        """Has no fields; being set is the message."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        def __init__(
+            self,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REQUIRED_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """One call of the tool of this name."""
+    @_builtins.property
+    def required(self) -> Global___ToolChoice.Required:
+        """Any of them: at least one call, and one alone where the chat template has no marks that end a call (Llama 3)."""
+
+    def __init__(
+        self,
+        *,
+        required: Global___ToolChoice.Required | None = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "name", b"name", "required", b"required"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "name", b"name", "required", b"required"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_choice: _TypeAlias = _typing.Literal["required", "name"]  # noqa: Y015
+    _WhichOneofArgType_choice: _TypeAlias = _typing.Literal["choice", b"choice"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_choice) -> _WhichOneofReturnType_choice | None: ...
+
+Global___ToolChoice: _TypeAlias = ToolChoice  # noqa: Y015
 
 @_typing.final
 class ChatMessage(_message.Message):
@@ -854,8 +910,8 @@ Global___Output: _TypeAlias = Output  # noqa: Y015
 
 @_typing.final
 class ToolCall(_message.Message):
-    """A call that an output asks its reader to make. The reader checks name and arguments; nothing here holds a model to
-    its tools.
+    """A call that an output asks its reader to make. The reader checks name and arguments; only ChatInput.tool_choice holds
+    a model to its tools.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

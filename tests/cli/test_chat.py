@@ -172,13 +172,14 @@ def test_a_call_is_shown_and_its_answer_is_a_turn(
     (tmp_path / "tools.json").write_text('[{"name": "weather"}]')
     script = [message("<tool_call>…", start=True, finish=EOS)]
     script[0].deltas[0].tool_calls.add(index=0, name="weather", arguments_json='{"city": "Z\u00fcrich\x1b"}')
-    monkeypatch.setattr(sys, "stdin", io.StringIO("umbrella?\n/tool rain\n"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("umbrella?\n/set tool_choice\n/tool rain\n"))
     with serving_in_a_thread(script, HI) as fake:
         fake.features.append(model_pb2.FEATURE_TOOL_CALLS)
-        flags = ["--tools", str(tmp_path / "tools.json"), "--template-args", "{}"]
+        flags = ["--tools", str(tmp_path / "tools.json"), "--template-args", "{}", "--tool-choice", "required"]
         assert main.main(["chat", "--target", fake.target, *flags]) == 0
     asked, answered = fake.requests
     assert (asked.chat.tools_json, asked.chat.template_args_json) == ('[{"name": "weather"}]', "{}")
+    assert asked.chat.tool_choice.HasField("required") and not answered.chat.HasField("tool_choice")
     _, call, tool = answered.chat.messages
     assert (call.role, call.content, tool.role, tool.content) == ("assistant", "", "tool", "rain")
     assert call.tool_calls_json == (

@@ -246,7 +246,10 @@ def test_tools_make_a_chat_and_calls_are_in_the_json(tmp_path: Path, capsys: pyt
     with serving_in_a_thread(script) as fake:
         flags = ["--tools", str(tmp_path / "tools.json"), "--json", "--target", fake.target]
         assert main.main(["generate", "hi", *flags]) == 0
+        assert main.main(["generate", "hi", *flags, "--tool-choice", "f"]) == 0
     assert fake.requests[0].chat.tools_json == '[{"name": "f"}]'
+    assert not fake.requests[0].chat.HasField("tool_choice")
+    assert fake.requests[1].chat.tool_choice.name == "f"
     assert fake.requests[0].chat.messages[0].content == "hi"
     delta = json.loads(capsys.readouterr().out.splitlines()[0])
     assert delta["tool_calls"] == [{"index": 0, "name": "f", "arguments_json": '{"a": 1}'}]

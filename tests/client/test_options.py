@@ -82,6 +82,14 @@ def test_a_constraint_lands_in_its_field_and_there_is_one() -> None:
         build_request("", {"json_schema": {"a": math.nan}})
 
 
+def test_a_tool_choice_is_a_word_or_a_name() -> None:
+    chat = [{"role": "user", "content": "hi"}]
+    assert not build_request(chat, {"tool_choice": "auto"}).chat.HasField("tool_choice")
+    assert build_request(chat, {"tool_choice": "required"}).chat.tool_choice.HasField("required")
+    assert build_request(chat, {"tool_choice": "weather"}).chat.tool_choice.name == "weather"
+    assert build_request(chat, {"tool_choice": ""}).chat.tool_choice.WhichOneof("choice") == "name"
+
+
 def test_prompts() -> None:
     assert build_request("", {}).WhichOneof("input") == "text"
     assert list(build_request([1, 2], {}).token_ids.ids) == [1, 2]
@@ -100,6 +108,8 @@ def test_prompts() -> None:
         ("x", {"stop_strings": [1]}, "stop.stop_strings"),
         ("x", {"timeout": math.nan}, "scheduling.timeout"),
         ("x", {"tools_json": "[]"}, "chat.tools_json"),
+        ("x", {"tool_choice": "auto"}, "chat.tool_choice"),
+        ([{"role": "user", "content": "hi"}], {"tool_choice": 3}, "chat.tool_choice.name"),
         ([1, -1], {}, "token_ids.ids"),
         ([{"role": "user", "text": "hi"}], {}, "chat.messages[0].text"),
         ([{"role": "user", "content": 3}], {}, "chat.messages[0].content"),

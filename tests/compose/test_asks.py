@@ -20,7 +20,7 @@ from photon_grpc.compose.asks import ask_for, asks_for
 from photon_grpc.config.settings import settings
 from photon_grpc.core.frames import Add
 from photon_grpc.errors import ConfigError, InvalidRequest, PhotonError
-from photon_grpc.frontend.ask import ChatMessage
+from photon_grpc.frontend.ask import ChatMessage, ToolChoice
 from tests.service.tiny import write_tiny_model
 
 INTEGERS = (
@@ -72,7 +72,9 @@ WRONG: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("regex", "grammar", "json_schema"), (1, 2.5, True, ["a"], [1], [{}])),
     "message_type": (1, "a", True, ["a"], {}, int, LLM),
     "choices": ("a", 1, 2.5, True, [1], [None], ["a", b"b"], [["a"]], [{}], np.array([1])),
-    **dict.fromkeys(("session_id", "template_args_json", "tools_json"), (1, 2.5, True, ["a"], [1], [{}])),
+    **dict.fromkeys(
+        ("session_id", "template_args_json", "tools_json", "tool_choice"), (1, 2.5, True, ["a"], [1], [{}])
+    ),
 }
 #: Of the right type, and no request.
 IMPOSSIBLE: list[tuple[str, object]] = [
@@ -230,7 +232,10 @@ def test_a_conversation_takes_any_mapping() -> None:
     assert asked.input.messages == (ChatMessage("user", "a"),) * 2  # type: ignore[union-attr]
     tools = ask_for("a", {"chat": True, "tools_json": "[]", "template_args_json": "{}"}).input
     assert (tools.tools_json, tools.template_args_json) == ("[]", "{}")  # type: ignore[union-attr]
-    for name in ("tools_json", "template_args_json"):
+    choices = {"required": ToolChoice(), "auto": None, "": ToolChoice(""), "weather": ToolChoice("weather")}
+    for choice, wanted in choices.items():
+        assert ask_for("a", {"chat": True, "tool_choice": choice}).input.tool_choice == wanted  # type: ignore[union-attr]
+    for name in ("tools_json", "template_args_json", "tool_choice"):
         with pytest.raises(InvalidRequest, match="is for a chat") as refused:
             ask_for("a", {name: "[]"})
         assert refused.value.field == name

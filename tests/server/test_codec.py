@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import InvalidRequest, PromptTooLong
-from photon_grpc.frontend.ask import Ask, ChatInput, ChatMessage, IdsInput, TextInput
+from photon_grpc.frontend.ask import Ask, ChatInput, ChatMessage, IdsInput, TextInput, ToolChoice
 from photon_grpc.frontend.record import Origin
 from photon_grpc.frontend.update import OutputDelta, OutputFinish, Result, Update
 from photon_grpc.server import codec
@@ -135,6 +135,21 @@ def test_a_structured_output_without_constraint_is_wrong() -> None:
     with pytest.raises(InvalidRequest) as caught:
         ask_of(pb.GenerateRequest(structured_output=pb.StructuredOutput()))
     assert caught.value.field == "structured_output.constraint"
+
+
+def test_tool_choices() -> None:
+    def choice(chosen: pb.ToolChoice | None) -> ToolChoice | None:
+        chat = ask_of(pb.GenerateRequest(chat=pb.ChatInput(tools_json="[1]", tool_choice=chosen))).input
+        assert isinstance(chat, ChatInput)
+        return chat.tool_choice
+
+    assert choice(None) is None
+    assert choice(pb.ToolChoice(required=pb.ToolChoice.Required())) == ToolChoice()
+    assert choice(pb.ToolChoice(name="required")) == ToolChoice("required")
+    assert choice(pb.ToolChoice(name="")) == ToolChoice("")
+    with pytest.raises(InvalidRequest, match="names no choice") as caught:
+        choice(pb.ToolChoice())
+    assert caught.value.field == "chat.tool_choice.choice"
 
 
 def test_inputs() -> None:

@@ -20,8 +20,10 @@ from photon_grpc.bridge.control import Begin
 from photon_grpc.compose.served_model import read_served_model
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.errors import EngineRestarting, InvalidConstraint, InvalidRequest, PhotonError, QueueFull
+from photon_grpc.frontend import constraint
 from photon_grpc.frontend.ask import ChatInput, ChatMessage, ConstraintAsk, TextInput
 from photon_grpc.frontend.encoder import EncodeText, ThreadEncoder
+from photon_grpc.frontend.tool_calls import TAGGED, CallForm
 from photon_grpc.service import encoder as encoder_process
 from photon_grpc.service.encoder_client import EncoderProcess, EncoderTurns
 
@@ -258,6 +260,22 @@ BOMBS = {
             }
         ),
     ),
+    "tools": ConstraintAsk(
+        "tool_calls",
+        json.dumps(
+            [
+                {"name": "f"},
+                {
+                    "name": "g",
+                    "parameters": {
+                        "$ref": "#/$defs/a0",
+                        "$defs": {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(10_000)} | {"a10000": {}},
+                    },
+                },
+            ]
+        ),
+        form=CallForm(TAGGED),
+    ),
     "products": ConstraintAsk("json_schema", json.dumps({"type": "integer", "multipleOf": 999_983})),
     "nesting": ConstraintAsk("json_schema", '{"items":' * 100_000 + "{}" + "}" * 100_000),
     "combinations": ConstraintAsk(
@@ -294,7 +312,7 @@ async def test_constraints_that_break_a_compiler_are_refused_and_the_process_sta
     for name, bomb in BOMBS.items():
         with pytest.raises(InvalidConstraint) as caught:
             await encoder.try_out(bomb)
-        assert caught.value.field == f"structured_output.{bomb.kind}", name
+        assert caught.value.field == constraint.field_of(bomb), name
         assert len(caught.value.message) < 800
     assert encoder._child is child
     assert await encoder.try_out(ConstraintAsk("regex", "a+")) == answer

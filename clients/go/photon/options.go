@@ -267,6 +267,24 @@ func WithToolsJSON(tools any) Option {
 	}
 }
 
+// WithToolChoice takes "auto" (unset), "required" or the name of the tool that is called.
+func WithToolChoice(choice string) Option {
+	return func(r *request) {
+		chat := r.chat("tool_choice")
+		if chat == nil {
+			return
+		}
+		switch choice {
+		case "auto":
+			chat.ToolChoice = nil
+		case "required":
+			chat.ToolChoice = &pb.ToolChoice{Choice: &pb.ToolChoice_Required_{Required: &pb.ToolChoice_Required{}}}
+		default:
+			chat.ToolChoice = &pb.ToolChoice{Choice: &pb.ToolChoice_Name{Name: choice}}
+		}
+	}
+}
+
 func WithAddGenerationPrompt(on bool) Option {
 	return func(r *request) {
 		if chat := r.chat("add_generation_prompt"); chat != nil {

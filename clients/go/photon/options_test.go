@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/photon-grpc/photon-grpc/clients/go/examples/acmev1"
@@ -60,6 +61,7 @@ var optionOf = map[string]Option{
 	"stream.continuous_usage":       WithContinuousUsage(true),
 	"chat.template_args_json":       WithTemplateArgsJSON(map[string]any{"a": 1}),
 	"chat.tools_json":               WithTools(ToolOf((*acmev1.GetWeather)(nil), "weather")),
+	"chat.tool_choice":              WithToolChoice("required"),
 	"chat.add_generation_prompt":    WithAddGenerationPrompt(false),
 }
 
@@ -76,6 +78,19 @@ func TestAnOptionSetsItsFieldAndNoOther(t *testing.T) {
 			if isSet := has(r.message.ProtoReflect(), other); isSet != (other == path) {
 				t.Errorf("the option of %s: %s is set: %t", path, other, isSet)
 			}
+		}
+	}
+}
+
+func TestAToolChoiceIsAWordOrAName(t *testing.T) {
+	for choice, want := range map[string]*pb.ToolChoice{
+		"auto":     nil,
+		"required": {Choice: &pb.ToolChoice_Required_{Required: &pb.ToolChoice_Required{}}},
+		"weather":  {Choice: &pb.ToolChoice_Name{Name: "weather"}},
+	} {
+		r, err := newRequest(Chat{{Role: "user", Content: "x"}}, []Option{WithToolChoice(choice)})
+		if err != nil || !proto.Equal(r.message.GetChat().ToolChoice, want) {
+			t.Error(choice, r.message, err)
 		}
 	}
 }

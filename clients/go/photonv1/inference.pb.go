@@ -363,8 +363,11 @@ type ChatInput struct {
 	ToolsJson string `protobuf:"bytes,3,opt,name=tools_json,json=toolsJson,proto3" json:"tools_json,omitempty"`
 	// Append what opens the assistant's turn. Unset: true.
 	AddGenerationPrompt *bool `protobuf:"varint,4,opt,name=add_generation_prompt,json=addGenerationPrompt,proto3,oneof" json:"add_generation_prompt,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// The output must call tools. Unset: the model decides, and no schema binds what it writes. Needs tools_json and a model
+	// with FEATURE_TOOL_CALLS and FEATURE_JSON_SCHEMA; not with structured_output. Says nothing to Tokenize.
+	ToolChoice    *ToolChoice `protobuf:"bytes,5,opt,name=tool_choice,json=toolChoice,proto3" json:"tool_choice,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ChatInput) Reset() {
@@ -425,6 +428,102 @@ func (x *ChatInput) GetAddGenerationPrompt() bool {
 	return false
 }
 
+func (x *ChatInput) GetToolChoice() *ToolChoice {
+	if x != nil {
+		return x.ToolChoice
+	}
+	return nil
+}
+
+// Which tools an output calls. It holds nothing but calls, behind the reasoning of a model with FEATURE_REASONING, once
+// it finishes with EOS, STOP_TOKEN or CONSTRAINT_COMPLETE. Each names a tool of tools_json, and its arguments validate
+// against the tool's `parameters`, a JSON Schema as in StructuredOutput; a tool without them takes an empty object.
+type ToolChoice struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Exactly one.
+	//
+	// Types that are valid to be assigned to Choice:
+	//
+	//	*ToolChoice_Required_
+	//	*ToolChoice_Name
+	Choice        isToolChoice_Choice `protobuf_oneof:"choice"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ToolChoice) Reset() {
+	*x = ToolChoice{}
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ToolChoice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ToolChoice) ProtoMessage() {}
+
+func (x *ToolChoice) ProtoReflect() protoreflect.Message {
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ToolChoice.ProtoReflect.Descriptor instead.
+func (*ToolChoice) Descriptor() ([]byte, []int) {
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ToolChoice) GetChoice() isToolChoice_Choice {
+	if x != nil {
+		return x.Choice
+	}
+	return nil
+}
+
+func (x *ToolChoice) GetRequired() *ToolChoice_Required {
+	if x != nil {
+		if x, ok := x.Choice.(*ToolChoice_Required_); ok {
+			return x.Required
+		}
+	}
+	return nil
+}
+
+func (x *ToolChoice) GetName() string {
+	if x != nil {
+		if x, ok := x.Choice.(*ToolChoice_Name); ok {
+			return x.Name
+		}
+	}
+	return ""
+}
+
+type isToolChoice_Choice interface {
+	isToolChoice_Choice()
+}
+
+type ToolChoice_Required_ struct {
+	// Any of them: at least one call, and one alone where the chat template has no marks that end a call (Llama 3).
+	Required *ToolChoice_Required `protobuf:"bytes,1,opt,name=required,proto3,oneof"`
+}
+
+type ToolChoice_Name struct {
+	// One call of the tool of this name.
+	Name string `protobuf:"bytes,2,opt,name=name,proto3,oneof"`
+}
+
+func (*ToolChoice_Required_) isToolChoice_Choice() {}
+
+func (*ToolChoice_Name) isToolChoice_Choice() {}
+
 // One turn of a conversation.
 type ChatMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -444,7 +543,7 @@ type ChatMessage struct {
 
 func (x *ChatMessage) Reset() {
 	*x = ChatMessage{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[3]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -456,7 +555,7 @@ func (x *ChatMessage) String() string {
 func (*ChatMessage) ProtoMessage() {}
 
 func (x *ChatMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[3]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -469,7 +568,7 @@ func (x *ChatMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChatMessage.ProtoReflect.Descriptor instead.
 func (*ChatMessage) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{3}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ChatMessage) GetRole() string {
@@ -539,7 +638,7 @@ type SamplingParams struct {
 
 func (x *SamplingParams) Reset() {
 	*x = SamplingParams{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[4]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -551,7 +650,7 @@ func (x *SamplingParams) String() string {
 func (*SamplingParams) ProtoMessage() {}
 
 func (x *SamplingParams) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[4]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -564,7 +663,7 @@ func (x *SamplingParams) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SamplingParams.ProtoReflect.Descriptor instead.
 func (*SamplingParams) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{4}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *SamplingParams) GetTemperature() float32 {
@@ -667,7 +766,7 @@ type StopParams struct {
 
 func (x *StopParams) Reset() {
 	*x = StopParams{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[5]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -679,7 +778,7 @@ func (x *StopParams) String() string {
 func (*StopParams) ProtoMessage() {}
 
 func (x *StopParams) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[5]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -692,7 +791,7 @@ func (x *StopParams) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopParams.ProtoReflect.Descriptor instead.
 func (*StopParams) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{5}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *StopParams) GetMaxTokens() uint32 {
@@ -765,7 +864,7 @@ type StructuredOutput struct {
 
 func (x *StructuredOutput) Reset() {
 	*x = StructuredOutput{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[6]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -777,7 +876,7 @@ func (x *StructuredOutput) String() string {
 func (*StructuredOutput) ProtoMessage() {}
 
 func (x *StructuredOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[6]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -790,7 +889,7 @@ func (x *StructuredOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StructuredOutput.ProtoReflect.Descriptor instead.
 func (*StructuredOutput) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{6}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *StructuredOutput) GetConstraint() isStructuredOutput_Constraint {
@@ -924,7 +1023,7 @@ type OutputOptions struct {
 
 func (x *OutputOptions) Reset() {
 	*x = OutputOptions{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[7]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -936,7 +1035,7 @@ func (x *OutputOptions) String() string {
 func (*OutputOptions) ProtoMessage() {}
 
 func (x *OutputOptions) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[7]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -949,7 +1048,7 @@ func (x *OutputOptions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputOptions.ProtoReflect.Descriptor instead.
 func (*OutputOptions) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{7}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *OutputOptions) GetText() bool {
@@ -1016,7 +1115,7 @@ type CacheOptions struct {
 
 func (x *CacheOptions) Reset() {
 	*x = CacheOptions{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[8]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1028,7 +1127,7 @@ func (x *CacheOptions) String() string {
 func (*CacheOptions) ProtoMessage() {}
 
 func (x *CacheOptions) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[8]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1041,7 +1140,7 @@ func (x *CacheOptions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CacheOptions.ProtoReflect.Descriptor instead.
 func (*CacheOptions) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{8}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CacheOptions) GetSessionId() string {
@@ -1080,7 +1179,7 @@ type SchedulingOptions struct {
 
 func (x *SchedulingOptions) Reset() {
 	*x = SchedulingOptions{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[9]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1092,7 +1191,7 @@ func (x *SchedulingOptions) String() string {
 func (*SchedulingOptions) ProtoMessage() {}
 
 func (x *SchedulingOptions) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[9]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1105,7 +1204,7 @@ func (x *SchedulingOptions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SchedulingOptions.ProtoReflect.Descriptor instead.
 func (*SchedulingOptions) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{9}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *SchedulingOptions) GetPriority() int32 {
@@ -1144,7 +1243,7 @@ type StreamOptions struct {
 
 func (x *StreamOptions) Reset() {
 	*x = StreamOptions{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[10]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1156,7 +1255,7 @@ func (x *StreamOptions) String() string {
 func (*StreamOptions) ProtoMessage() {}
 
 func (x *StreamOptions) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[10]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1169,7 +1268,7 @@ func (x *StreamOptions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamOptions.ProtoReflect.Descriptor instead.
 func (*StreamOptions) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{10}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *StreamOptions) GetMinInterval() *durationpb.Duration {
@@ -1216,7 +1315,7 @@ type GenerateResponse struct {
 
 func (x *GenerateResponse) Reset() {
 	*x = GenerateResponse{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[11]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1228,7 +1327,7 @@ func (x *GenerateResponse) String() string {
 func (*GenerateResponse) ProtoMessage() {}
 
 func (x *GenerateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[11]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1241,7 +1340,7 @@ func (x *GenerateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerateResponse.ProtoReflect.Descriptor instead.
 func (*GenerateResponse) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{11}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GenerateResponse) GetRequestId() string {
@@ -1323,7 +1422,7 @@ type Output struct {
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[12]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1335,7 +1434,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[12]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1348,7 +1447,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{12}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Output) GetIndex() uint32 {
@@ -1414,8 +1513,8 @@ func (x *Output) GetToolCalls() []*ToolCall {
 	return nil
 }
 
-// A call that an output asks its reader to make. The reader checks name and arguments; nothing here holds a model to
-// its tools.
+// A call that an output asks its reader to make. The reader checks name and arguments; only ChatInput.tool_choice holds
+// a model to its tools.
 type ToolCall struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 0, 1, ... in its output.
@@ -1430,7 +1529,7 @@ type ToolCall struct {
 
 func (x *ToolCall) Reset() {
 	*x = ToolCall{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[13]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1442,7 +1541,7 @@ func (x *ToolCall) String() string {
 func (*ToolCall) ProtoMessage() {}
 
 func (x *ToolCall) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[13]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1455,7 +1554,7 @@ func (x *ToolCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolCall.ProtoReflect.Descriptor instead.
 func (*ToolCall) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{13}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ToolCall) GetIndex() uint32 {
@@ -1498,7 +1597,7 @@ type StreamGenerateResponse struct {
 
 func (x *StreamGenerateResponse) Reset() {
 	*x = StreamGenerateResponse{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[14]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1510,7 +1609,7 @@ func (x *StreamGenerateResponse) String() string {
 func (*StreamGenerateResponse) ProtoMessage() {}
 
 func (x *StreamGenerateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[14]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1523,7 +1622,7 @@ func (x *StreamGenerateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamGenerateResponse.ProtoReflect.Descriptor instead.
 func (*StreamGenerateResponse) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{14}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *StreamGenerateResponse) GetStart() *GenerationStart {
@@ -1580,7 +1679,7 @@ type GenerationStart struct {
 
 func (x *GenerationStart) Reset() {
 	*x = GenerationStart{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[15]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1592,7 +1691,7 @@ func (x *GenerationStart) String() string {
 func (*GenerationStart) ProtoMessage() {}
 
 func (x *GenerationStart) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[15]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1605,7 +1704,7 @@ func (x *GenerationStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerationStart.ProtoReflect.Descriptor instead.
 func (*GenerationStart) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{15}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GenerationStart) GetRequestId() string {
@@ -1656,7 +1755,7 @@ type PromptInfo struct {
 
 func (x *PromptInfo) Reset() {
 	*x = PromptInfo{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[16]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1668,7 +1767,7 @@ func (x *PromptInfo) String() string {
 func (*PromptInfo) ProtoMessage() {}
 
 func (x *PromptInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[16]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1681,7 +1780,7 @@ func (x *PromptInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromptInfo.ProtoReflect.Descriptor instead.
 func (*PromptInfo) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{16}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PromptInfo) GetTokenIds() []uint32 {
@@ -1717,7 +1816,7 @@ type TokenScore struct {
 
 func (x *TokenScore) Reset() {
 	*x = TokenScore{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[17]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1729,7 +1828,7 @@ func (x *TokenScore) String() string {
 func (*TokenScore) ProtoMessage() {}
 
 func (x *TokenScore) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[17]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1742,7 +1841,7 @@ func (x *TokenScore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenScore.ProtoReflect.Descriptor instead.
 func (*TokenScore) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{17}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *TokenScore) GetTokenId() uint32 {
@@ -1797,7 +1896,7 @@ type Candidate struct {
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[18]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1809,7 +1908,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[18]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1822,7 +1921,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{18}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Candidate) GetTokenId() uint32 {
@@ -1872,7 +1971,7 @@ type Finish struct {
 
 func (x *Finish) Reset() {
 	*x = Finish{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[19]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1884,7 +1983,7 @@ func (x *Finish) String() string {
 func (*Finish) ProtoMessage() {}
 
 func (x *Finish) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[19]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1897,7 +1996,7 @@ func (x *Finish) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finish.ProtoReflect.Descriptor instead.
 func (*Finish) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{19}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Finish) GetReason() FinishReason {
@@ -1985,7 +2084,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[20]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1997,7 +2096,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[20]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2010,7 +2109,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{20}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Usage) GetPromptTokens() uint32 {
@@ -2065,7 +2164,7 @@ type Timing struct {
 
 func (x *Timing) Reset() {
 	*x = Timing{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[21]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2077,7 +2176,7 @@ func (x *Timing) String() string {
 func (*Timing) ProtoMessage() {}
 
 func (x *Timing) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[21]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2090,7 +2189,7 @@ func (x *Timing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Timing.ProtoReflect.Descriptor instead.
 func (*Timing) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{21}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Timing) GetQueueDuration() *durationpb.Duration {
@@ -2137,7 +2236,7 @@ type MultiplexGenerateRequest struct {
 
 func (x *MultiplexGenerateRequest) Reset() {
 	*x = MultiplexGenerateRequest{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[22]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2149,7 +2248,7 @@ func (x *MultiplexGenerateRequest) String() string {
 func (*MultiplexGenerateRequest) ProtoMessage() {}
 
 func (x *MultiplexGenerateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[22]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2162,7 +2261,7 @@ func (x *MultiplexGenerateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MultiplexGenerateRequest.ProtoReflect.Descriptor instead.
 func (*MultiplexGenerateRequest) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{22}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *MultiplexGenerateRequest) GetAction() isMultiplexGenerateRequest_Action {
@@ -2219,7 +2318,7 @@ type MultiplexGenerateResponse struct {
 
 func (x *MultiplexGenerateResponse) Reset() {
 	*x = MultiplexGenerateResponse{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[23]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2231,7 +2330,7 @@ func (x *MultiplexGenerateResponse) String() string {
 func (*MultiplexGenerateResponse) ProtoMessage() {}
 
 func (x *MultiplexGenerateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[23]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2244,7 +2343,7 @@ func (x *MultiplexGenerateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MultiplexGenerateResponse.ProtoReflect.Descriptor instead.
 func (*MultiplexGenerateResponse) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{23}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *MultiplexGenerateResponse) GetItems() []*MultiplexItem {
@@ -2274,7 +2373,7 @@ type MultiplexItem struct {
 
 func (x *MultiplexItem) Reset() {
 	*x = MultiplexItem{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[24]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2286,7 +2385,7 @@ func (x *MultiplexItem) String() string {
 func (*MultiplexItem) ProtoMessage() {}
 
 func (x *MultiplexItem) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[24]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2299,7 +2398,7 @@ func (x *MultiplexItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MultiplexItem.ProtoReflect.Descriptor instead.
 func (*MultiplexItem) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{24}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *MultiplexItem) GetHandle() uint32 {
@@ -2374,7 +2473,7 @@ type RequestError struct {
 
 func (x *RequestError) Reset() {
 	*x = RequestError{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[25]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2386,7 +2485,7 @@ func (x *RequestError) String() string {
 func (*RequestError) ProtoMessage() {}
 
 func (x *RequestError) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[25]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2399,7 +2498,7 @@ func (x *RequestError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestError.ProtoReflect.Descriptor instead.
 func (*RequestError) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{25}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RequestError) GetCode() int32 {
@@ -2424,6 +2523,43 @@ func (x *RequestError) GetDetails() []*anypb.Any {
 }
 
 // Has no fields; being set is the message.
+type ToolChoice_Required struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ToolChoice_Required) Reset() {
+	*x = ToolChoice_Required{}
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ToolChoice_Required) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ToolChoice_Required) ProtoMessage() {}
+
+func (x *ToolChoice_Required) ProtoReflect() protoreflect.Message {
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ToolChoice_Required.ProtoReflect.Descriptor instead.
+func (*ToolChoice_Required) Descriptor() ([]byte, []int) {
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{3, 0}
+}
+
+// Has no fields; being set is the message.
 type StructuredOutput_JsonObject struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2432,7 +2568,7 @@ type StructuredOutput_JsonObject struct {
 
 func (x *StructuredOutput_JsonObject) Reset() {
 	*x = StructuredOutput_JsonObject{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[27]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2444,7 +2580,7 @@ func (x *StructuredOutput_JsonObject) String() string {
 func (*StructuredOutput_JsonObject) ProtoMessage() {}
 
 func (x *StructuredOutput_JsonObject) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[27]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2457,7 +2593,7 @@ func (x *StructuredOutput_JsonObject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StructuredOutput_JsonObject.ProtoReflect.Descriptor instead.
 func (*StructuredOutput_JsonObject) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{6, 0}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{7, 0}
 }
 
 // A closed list of answers.
@@ -2471,7 +2607,7 @@ type StructuredOutput_Choices struct {
 
 func (x *StructuredOutput_Choices) Reset() {
 	*x = StructuredOutput_Choices{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[28]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2483,7 +2619,7 @@ func (x *StructuredOutput_Choices) String() string {
 func (*StructuredOutput_Choices) ProtoMessage() {}
 
 func (x *StructuredOutput_Choices) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[28]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2496,7 +2632,7 @@ func (x *StructuredOutput_Choices) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StructuredOutput_Choices.ProtoReflect.Descriptor instead.
 func (*StructuredOutput_Choices) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{6, 1}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{7, 1}
 }
 
 func (x *StructuredOutput_Choices) GetValues() []string {
@@ -2519,7 +2655,7 @@ type StructuredOutput_Protobuf struct {
 
 func (x *StructuredOutput_Protobuf) Reset() {
 	*x = StructuredOutput_Protobuf{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[29]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2531,7 +2667,7 @@ func (x *StructuredOutput_Protobuf) String() string {
 func (*StructuredOutput_Protobuf) ProtoMessage() {}
 
 func (x *StructuredOutput_Protobuf) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[29]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2544,7 +2680,7 @@ func (x *StructuredOutput_Protobuf) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StructuredOutput_Protobuf.ProtoReflect.Descriptor instead.
 func (*StructuredOutput_Protobuf) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{6, 2}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{7, 2}
 }
 
 func (x *StructuredOutput_Protobuf) GetFileDescriptorSet() []byte {
@@ -2572,7 +2708,7 @@ type MultiplexGenerateRequest_Cancel struct {
 
 func (x *MultiplexGenerateRequest_Cancel) Reset() {
 	*x = MultiplexGenerateRequest_Cancel{}
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[30]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2584,7 +2720,7 @@ func (x *MultiplexGenerateRequest_Cancel) String() string {
 func (*MultiplexGenerateRequest_Cancel) ProtoMessage() {}
 
 func (x *MultiplexGenerateRequest_Cancel) ProtoReflect() protoreflect.Message {
-	mi := &file_photon_grpc_v1_inference_proto_msgTypes[30]
+	mi := &file_photon_grpc_v1_inference_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2597,7 +2733,7 @@ func (x *MultiplexGenerateRequest_Cancel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MultiplexGenerateRequest_Cancel.ProtoReflect.Descriptor instead.
 func (*MultiplexGenerateRequest_Cancel) Descriptor() ([]byte, []int) {
-	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{22, 0}
+	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{23, 0}
 }
 
 func (x *MultiplexGenerateRequest_Cancel) GetRequestId() string {
@@ -2633,14 +2769,23 @@ const file_photon_grpc_v1_inference_proto_rawDesc = "" +
 	"\x14parse_special_tokens\x18\x0e \x01(\bR\x12parseSpecialTokensB\a\n" +
 	"\x05input\"\x1c\n" +
 	"\bTokenIds\x12\x10\n" +
-	"\x03ids\x18\x01 \x03(\rR\x03ids\"\xe4\x01\n" +
+	"\x03ids\x18\x01 \x03(\rR\x03ids\"\xa1\x02\n" +
 	"\tChatInput\x127\n" +
 	"\bmessages\x18\x01 \x03(\v2\x1b.photon_grpc.v1.ChatMessageR\bmessages\x12,\n" +
 	"\x12template_args_json\x18\x02 \x01(\tR\x10templateArgsJson\x12\x1d\n" +
 	"\n" +
 	"tools_json\x18\x03 \x01(\tR\ttoolsJson\x127\n" +
-	"\x15add_generation_prompt\x18\x04 \x01(\bH\x00R\x13addGenerationPrompt\x88\x01\x01B\x18\n" +
-	"\x16_add_generation_prompt\"\x99\x01\n" +
+	"\x15add_generation_prompt\x18\x04 \x01(\bH\x00R\x13addGenerationPrompt\x88\x01\x01\x12;\n" +
+	"\vtool_choice\x18\x05 \x01(\v2\x1a.photon_grpc.v1.ToolChoiceR\n" +
+	"toolChoiceB\x18\n" +
+	"\x16_add_generation_prompt\"{\n" +
+	"\n" +
+	"ToolChoice\x12A\n" +
+	"\brequired\x18\x01 \x01(\v2#.photon_grpc.v1.ToolChoice.RequiredH\x00R\brequired\x12\x14\n" +
+	"\x04name\x18\x02 \x01(\tH\x00R\x04name\x1a\n" +
+	"\n" +
+	"\bRequiredB\b\n" +
+	"\x06choice\"\x99\x01\n" +
 	"\vChatMessage\x12\x12\n" +
 	"\x04role\x18\x01 \x01(\tR\x04role\x12\x18\n" +
 	"\acontent\x18\x02 \x01(\tR\acontent\x12\x12\n" +
@@ -2861,103 +3006,107 @@ func file_photon_grpc_v1_inference_proto_rawDescGZIP() []byte {
 }
 
 var file_photon_grpc_v1_inference_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_photon_grpc_v1_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_photon_grpc_v1_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_photon_grpc_v1_inference_proto_goTypes = []any{
 	(FinishReason)(0),                       // 0: photon_grpc.v1.FinishReason
 	(*GenerateRequest)(nil),                 // 1: photon_grpc.v1.GenerateRequest
 	(*TokenIds)(nil),                        // 2: photon_grpc.v1.TokenIds
 	(*ChatInput)(nil),                       // 3: photon_grpc.v1.ChatInput
-	(*ChatMessage)(nil),                     // 4: photon_grpc.v1.ChatMessage
-	(*SamplingParams)(nil),                  // 5: photon_grpc.v1.SamplingParams
-	(*StopParams)(nil),                      // 6: photon_grpc.v1.StopParams
-	(*StructuredOutput)(nil),                // 7: photon_grpc.v1.StructuredOutput
-	(*OutputOptions)(nil),                   // 8: photon_grpc.v1.OutputOptions
-	(*CacheOptions)(nil),                    // 9: photon_grpc.v1.CacheOptions
-	(*SchedulingOptions)(nil),               // 10: photon_grpc.v1.SchedulingOptions
-	(*StreamOptions)(nil),                   // 11: photon_grpc.v1.StreamOptions
-	(*GenerateResponse)(nil),                // 12: photon_grpc.v1.GenerateResponse
-	(*Output)(nil),                          // 13: photon_grpc.v1.Output
-	(*ToolCall)(nil),                        // 14: photon_grpc.v1.ToolCall
-	(*StreamGenerateResponse)(nil),          // 15: photon_grpc.v1.StreamGenerateResponse
-	(*GenerationStart)(nil),                 // 16: photon_grpc.v1.GenerationStart
-	(*PromptInfo)(nil),                      // 17: photon_grpc.v1.PromptInfo
-	(*TokenScore)(nil),                      // 18: photon_grpc.v1.TokenScore
-	(*Candidate)(nil),                       // 19: photon_grpc.v1.Candidate
-	(*Finish)(nil),                          // 20: photon_grpc.v1.Finish
-	(*Usage)(nil),                           // 21: photon_grpc.v1.Usage
-	(*Timing)(nil),                          // 22: photon_grpc.v1.Timing
-	(*MultiplexGenerateRequest)(nil),        // 23: photon_grpc.v1.MultiplexGenerateRequest
-	(*MultiplexGenerateResponse)(nil),       // 24: photon_grpc.v1.MultiplexGenerateResponse
-	(*MultiplexItem)(nil),                   // 25: photon_grpc.v1.MultiplexItem
-	(*RequestError)(nil),                    // 26: photon_grpc.v1.RequestError
-	nil,                                     // 27: photon_grpc.v1.SamplingParams.LogitBiasEntry
-	(*StructuredOutput_JsonObject)(nil),     // 28: photon_grpc.v1.StructuredOutput.JsonObject
-	(*StructuredOutput_Choices)(nil),        // 29: photon_grpc.v1.StructuredOutput.Choices
-	(*StructuredOutput_Protobuf)(nil),       // 30: photon_grpc.v1.StructuredOutput.Protobuf
-	(*MultiplexGenerateRequest_Cancel)(nil), // 31: photon_grpc.v1.MultiplexGenerateRequest.Cancel
-	(*durationpb.Duration)(nil),             // 32: google.protobuf.Duration
-	(*anypb.Any)(nil),                       // 33: google.protobuf.Any
-	(*timestamppb.Timestamp)(nil),           // 34: google.protobuf.Timestamp
+	(*ToolChoice)(nil),                      // 4: photon_grpc.v1.ToolChoice
+	(*ChatMessage)(nil),                     // 5: photon_grpc.v1.ChatMessage
+	(*SamplingParams)(nil),                  // 6: photon_grpc.v1.SamplingParams
+	(*StopParams)(nil),                      // 7: photon_grpc.v1.StopParams
+	(*StructuredOutput)(nil),                // 8: photon_grpc.v1.StructuredOutput
+	(*OutputOptions)(nil),                   // 9: photon_grpc.v1.OutputOptions
+	(*CacheOptions)(nil),                    // 10: photon_grpc.v1.CacheOptions
+	(*SchedulingOptions)(nil),               // 11: photon_grpc.v1.SchedulingOptions
+	(*StreamOptions)(nil),                   // 12: photon_grpc.v1.StreamOptions
+	(*GenerateResponse)(nil),                // 13: photon_grpc.v1.GenerateResponse
+	(*Output)(nil),                          // 14: photon_grpc.v1.Output
+	(*ToolCall)(nil),                        // 15: photon_grpc.v1.ToolCall
+	(*StreamGenerateResponse)(nil),          // 16: photon_grpc.v1.StreamGenerateResponse
+	(*GenerationStart)(nil),                 // 17: photon_grpc.v1.GenerationStart
+	(*PromptInfo)(nil),                      // 18: photon_grpc.v1.PromptInfo
+	(*TokenScore)(nil),                      // 19: photon_grpc.v1.TokenScore
+	(*Candidate)(nil),                       // 20: photon_grpc.v1.Candidate
+	(*Finish)(nil),                          // 21: photon_grpc.v1.Finish
+	(*Usage)(nil),                           // 22: photon_grpc.v1.Usage
+	(*Timing)(nil),                          // 23: photon_grpc.v1.Timing
+	(*MultiplexGenerateRequest)(nil),        // 24: photon_grpc.v1.MultiplexGenerateRequest
+	(*MultiplexGenerateResponse)(nil),       // 25: photon_grpc.v1.MultiplexGenerateResponse
+	(*MultiplexItem)(nil),                   // 26: photon_grpc.v1.MultiplexItem
+	(*RequestError)(nil),                    // 27: photon_grpc.v1.RequestError
+	(*ToolChoice_Required)(nil),             // 28: photon_grpc.v1.ToolChoice.Required
+	nil,                                     // 29: photon_grpc.v1.SamplingParams.LogitBiasEntry
+	(*StructuredOutput_JsonObject)(nil),     // 30: photon_grpc.v1.StructuredOutput.JsonObject
+	(*StructuredOutput_Choices)(nil),        // 31: photon_grpc.v1.StructuredOutput.Choices
+	(*StructuredOutput_Protobuf)(nil),       // 32: photon_grpc.v1.StructuredOutput.Protobuf
+	(*MultiplexGenerateRequest_Cancel)(nil), // 33: photon_grpc.v1.MultiplexGenerateRequest.Cancel
+	(*durationpb.Duration)(nil),             // 34: google.protobuf.Duration
+	(*anypb.Any)(nil),                       // 35: google.protobuf.Any
+	(*timestamppb.Timestamp)(nil),           // 36: google.protobuf.Timestamp
 }
 var file_photon_grpc_v1_inference_proto_depIdxs = []int32{
 	2,  // 0: photon_grpc.v1.GenerateRequest.token_ids:type_name -> photon_grpc.v1.TokenIds
 	3,  // 1: photon_grpc.v1.GenerateRequest.chat:type_name -> photon_grpc.v1.ChatInput
 	2,  // 2: photon_grpc.v1.GenerateRequest.continue_from:type_name -> photon_grpc.v1.TokenIds
-	5,  // 3: photon_grpc.v1.GenerateRequest.sampling:type_name -> photon_grpc.v1.SamplingParams
-	6,  // 4: photon_grpc.v1.GenerateRequest.stop:type_name -> photon_grpc.v1.StopParams
-	7,  // 5: photon_grpc.v1.GenerateRequest.structured_output:type_name -> photon_grpc.v1.StructuredOutput
-	8,  // 6: photon_grpc.v1.GenerateRequest.output:type_name -> photon_grpc.v1.OutputOptions
-	9,  // 7: photon_grpc.v1.GenerateRequest.cache:type_name -> photon_grpc.v1.CacheOptions
-	10, // 8: photon_grpc.v1.GenerateRequest.scheduling:type_name -> photon_grpc.v1.SchedulingOptions
-	11, // 9: photon_grpc.v1.GenerateRequest.stream:type_name -> photon_grpc.v1.StreamOptions
-	4,  // 10: photon_grpc.v1.ChatInput.messages:type_name -> photon_grpc.v1.ChatMessage
-	27, // 11: photon_grpc.v1.SamplingParams.logit_bias:type_name -> photon_grpc.v1.SamplingParams.LogitBiasEntry
-	2,  // 12: photon_grpc.v1.SamplingParams.allowed_token_ids:type_name -> photon_grpc.v1.TokenIds
-	32, // 13: photon_grpc.v1.StopParams.max_duration:type_name -> google.protobuf.Duration
-	28, // 14: photon_grpc.v1.StructuredOutput.json_object:type_name -> photon_grpc.v1.StructuredOutput.JsonObject
-	29, // 15: photon_grpc.v1.StructuredOutput.choices:type_name -> photon_grpc.v1.StructuredOutput.Choices
-	30, // 16: photon_grpc.v1.StructuredOutput.protobuf:type_name -> photon_grpc.v1.StructuredOutput.Protobuf
-	2,  // 17: photon_grpc.v1.OutputOptions.score_token_ids:type_name -> photon_grpc.v1.TokenIds
-	32, // 18: photon_grpc.v1.SchedulingOptions.max_queue_duration:type_name -> google.protobuf.Duration
-	32, // 19: photon_grpc.v1.SchedulingOptions.timeout:type_name -> google.protobuf.Duration
-	32, // 20: photon_grpc.v1.StreamOptions.min_interval:type_name -> google.protobuf.Duration
-	13, // 21: photon_grpc.v1.GenerateResponse.outputs:type_name -> photon_grpc.v1.Output
-	21, // 22: photon_grpc.v1.GenerateResponse.usage:type_name -> photon_grpc.v1.Usage
-	22, // 23: photon_grpc.v1.GenerateResponse.timing:type_name -> photon_grpc.v1.Timing
-	17, // 24: photon_grpc.v1.GenerateResponse.prompt:type_name -> photon_grpc.v1.PromptInfo
-	18, // 25: photon_grpc.v1.Output.scores:type_name -> photon_grpc.v1.TokenScore
-	20, // 26: photon_grpc.v1.Output.finish:type_name -> photon_grpc.v1.Finish
-	33, // 27: photon_grpc.v1.Output.message:type_name -> google.protobuf.Any
-	14, // 28: photon_grpc.v1.Output.tool_calls:type_name -> photon_grpc.v1.ToolCall
-	16, // 29: photon_grpc.v1.StreamGenerateResponse.start:type_name -> photon_grpc.v1.GenerationStart
-	13, // 30: photon_grpc.v1.StreamGenerateResponse.deltas:type_name -> photon_grpc.v1.Output
-	21, // 31: photon_grpc.v1.StreamGenerateResponse.usage:type_name -> photon_grpc.v1.Usage
-	22, // 32: photon_grpc.v1.StreamGenerateResponse.timing:type_name -> photon_grpc.v1.Timing
-	34, // 33: photon_grpc.v1.GenerationStart.create_time:type_name -> google.protobuf.Timestamp
-	17, // 34: photon_grpc.v1.GenerationStart.prompt:type_name -> photon_grpc.v1.PromptInfo
-	18, // 35: photon_grpc.v1.PromptInfo.scores:type_name -> photon_grpc.v1.TokenScore
-	19, // 36: photon_grpc.v1.TokenScore.candidates:type_name -> photon_grpc.v1.Candidate
-	0,  // 37: photon_grpc.v1.Finish.reason:type_name -> photon_grpc.v1.FinishReason
-	32, // 38: photon_grpc.v1.Timing.queue_duration:type_name -> google.protobuf.Duration
-	32, // 39: photon_grpc.v1.Timing.first_token_duration:type_name -> google.protobuf.Duration
-	32, // 40: photon_grpc.v1.Timing.total_duration:type_name -> google.protobuf.Duration
-	1,  // 41: photon_grpc.v1.MultiplexGenerateRequest.generate:type_name -> photon_grpc.v1.GenerateRequest
-	31, // 42: photon_grpc.v1.MultiplexGenerateRequest.cancel:type_name -> photon_grpc.v1.MultiplexGenerateRequest.Cancel
-	25, // 43: photon_grpc.v1.MultiplexGenerateResponse.items:type_name -> photon_grpc.v1.MultiplexItem
-	15, // 44: photon_grpc.v1.MultiplexItem.response:type_name -> photon_grpc.v1.StreamGenerateResponse
-	26, // 45: photon_grpc.v1.MultiplexItem.error:type_name -> photon_grpc.v1.RequestError
-	33, // 46: photon_grpc.v1.RequestError.details:type_name -> google.protobuf.Any
-	1,  // 47: photon_grpc.v1.InferenceService.Generate:input_type -> photon_grpc.v1.GenerateRequest
-	1,  // 48: photon_grpc.v1.InferenceService.StreamGenerate:input_type -> photon_grpc.v1.GenerateRequest
-	23, // 49: photon_grpc.v1.InferenceService.MultiplexGenerate:input_type -> photon_grpc.v1.MultiplexGenerateRequest
-	12, // 50: photon_grpc.v1.InferenceService.Generate:output_type -> photon_grpc.v1.GenerateResponse
-	15, // 51: photon_grpc.v1.InferenceService.StreamGenerate:output_type -> photon_grpc.v1.StreamGenerateResponse
-	24, // 52: photon_grpc.v1.InferenceService.MultiplexGenerate:output_type -> photon_grpc.v1.MultiplexGenerateResponse
-	50, // [50:53] is the sub-list for method output_type
-	47, // [47:50] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	6,  // 3: photon_grpc.v1.GenerateRequest.sampling:type_name -> photon_grpc.v1.SamplingParams
+	7,  // 4: photon_grpc.v1.GenerateRequest.stop:type_name -> photon_grpc.v1.StopParams
+	8,  // 5: photon_grpc.v1.GenerateRequest.structured_output:type_name -> photon_grpc.v1.StructuredOutput
+	9,  // 6: photon_grpc.v1.GenerateRequest.output:type_name -> photon_grpc.v1.OutputOptions
+	10, // 7: photon_grpc.v1.GenerateRequest.cache:type_name -> photon_grpc.v1.CacheOptions
+	11, // 8: photon_grpc.v1.GenerateRequest.scheduling:type_name -> photon_grpc.v1.SchedulingOptions
+	12, // 9: photon_grpc.v1.GenerateRequest.stream:type_name -> photon_grpc.v1.StreamOptions
+	5,  // 10: photon_grpc.v1.ChatInput.messages:type_name -> photon_grpc.v1.ChatMessage
+	4,  // 11: photon_grpc.v1.ChatInput.tool_choice:type_name -> photon_grpc.v1.ToolChoice
+	28, // 12: photon_grpc.v1.ToolChoice.required:type_name -> photon_grpc.v1.ToolChoice.Required
+	29, // 13: photon_grpc.v1.SamplingParams.logit_bias:type_name -> photon_grpc.v1.SamplingParams.LogitBiasEntry
+	2,  // 14: photon_grpc.v1.SamplingParams.allowed_token_ids:type_name -> photon_grpc.v1.TokenIds
+	34, // 15: photon_grpc.v1.StopParams.max_duration:type_name -> google.protobuf.Duration
+	30, // 16: photon_grpc.v1.StructuredOutput.json_object:type_name -> photon_grpc.v1.StructuredOutput.JsonObject
+	31, // 17: photon_grpc.v1.StructuredOutput.choices:type_name -> photon_grpc.v1.StructuredOutput.Choices
+	32, // 18: photon_grpc.v1.StructuredOutput.protobuf:type_name -> photon_grpc.v1.StructuredOutput.Protobuf
+	2,  // 19: photon_grpc.v1.OutputOptions.score_token_ids:type_name -> photon_grpc.v1.TokenIds
+	34, // 20: photon_grpc.v1.SchedulingOptions.max_queue_duration:type_name -> google.protobuf.Duration
+	34, // 21: photon_grpc.v1.SchedulingOptions.timeout:type_name -> google.protobuf.Duration
+	34, // 22: photon_grpc.v1.StreamOptions.min_interval:type_name -> google.protobuf.Duration
+	14, // 23: photon_grpc.v1.GenerateResponse.outputs:type_name -> photon_grpc.v1.Output
+	22, // 24: photon_grpc.v1.GenerateResponse.usage:type_name -> photon_grpc.v1.Usage
+	23, // 25: photon_grpc.v1.GenerateResponse.timing:type_name -> photon_grpc.v1.Timing
+	18, // 26: photon_grpc.v1.GenerateResponse.prompt:type_name -> photon_grpc.v1.PromptInfo
+	19, // 27: photon_grpc.v1.Output.scores:type_name -> photon_grpc.v1.TokenScore
+	21, // 28: photon_grpc.v1.Output.finish:type_name -> photon_grpc.v1.Finish
+	35, // 29: photon_grpc.v1.Output.message:type_name -> google.protobuf.Any
+	15, // 30: photon_grpc.v1.Output.tool_calls:type_name -> photon_grpc.v1.ToolCall
+	17, // 31: photon_grpc.v1.StreamGenerateResponse.start:type_name -> photon_grpc.v1.GenerationStart
+	14, // 32: photon_grpc.v1.StreamGenerateResponse.deltas:type_name -> photon_grpc.v1.Output
+	22, // 33: photon_grpc.v1.StreamGenerateResponse.usage:type_name -> photon_grpc.v1.Usage
+	23, // 34: photon_grpc.v1.StreamGenerateResponse.timing:type_name -> photon_grpc.v1.Timing
+	36, // 35: photon_grpc.v1.GenerationStart.create_time:type_name -> google.protobuf.Timestamp
+	18, // 36: photon_grpc.v1.GenerationStart.prompt:type_name -> photon_grpc.v1.PromptInfo
+	19, // 37: photon_grpc.v1.PromptInfo.scores:type_name -> photon_grpc.v1.TokenScore
+	20, // 38: photon_grpc.v1.TokenScore.candidates:type_name -> photon_grpc.v1.Candidate
+	0,  // 39: photon_grpc.v1.Finish.reason:type_name -> photon_grpc.v1.FinishReason
+	34, // 40: photon_grpc.v1.Timing.queue_duration:type_name -> google.protobuf.Duration
+	34, // 41: photon_grpc.v1.Timing.first_token_duration:type_name -> google.protobuf.Duration
+	34, // 42: photon_grpc.v1.Timing.total_duration:type_name -> google.protobuf.Duration
+	1,  // 43: photon_grpc.v1.MultiplexGenerateRequest.generate:type_name -> photon_grpc.v1.GenerateRequest
+	33, // 44: photon_grpc.v1.MultiplexGenerateRequest.cancel:type_name -> photon_grpc.v1.MultiplexGenerateRequest.Cancel
+	26, // 45: photon_grpc.v1.MultiplexGenerateResponse.items:type_name -> photon_grpc.v1.MultiplexItem
+	16, // 46: photon_grpc.v1.MultiplexItem.response:type_name -> photon_grpc.v1.StreamGenerateResponse
+	27, // 47: photon_grpc.v1.MultiplexItem.error:type_name -> photon_grpc.v1.RequestError
+	35, // 48: photon_grpc.v1.RequestError.details:type_name -> google.protobuf.Any
+	1,  // 49: photon_grpc.v1.InferenceService.Generate:input_type -> photon_grpc.v1.GenerateRequest
+	1,  // 50: photon_grpc.v1.InferenceService.StreamGenerate:input_type -> photon_grpc.v1.GenerateRequest
+	24, // 51: photon_grpc.v1.InferenceService.MultiplexGenerate:input_type -> photon_grpc.v1.MultiplexGenerateRequest
+	13, // 52: photon_grpc.v1.InferenceService.Generate:output_type -> photon_grpc.v1.GenerateResponse
+	16, // 53: photon_grpc.v1.InferenceService.StreamGenerate:output_type -> photon_grpc.v1.StreamGenerateResponse
+	25, // 54: photon_grpc.v1.InferenceService.MultiplexGenerate:output_type -> photon_grpc.v1.MultiplexGenerateResponse
+	52, // [52:55] is the sub-list for method output_type
+	49, // [49:52] is the sub-list for method input_type
+	49, // [49:49] is the sub-list for extension type_name
+	49, // [49:49] is the sub-list for extension extendee
+	0,  // [0:49] is the sub-list for field type_name
 }
 
 func init() { file_photon_grpc_v1_inference_proto_init() }
@@ -2971,9 +3120,13 @@ func file_photon_grpc_v1_inference_proto_init() {
 		(*GenerateRequest_Chat)(nil),
 	}
 	file_photon_grpc_v1_inference_proto_msgTypes[2].OneofWrappers = []any{}
-	file_photon_grpc_v1_inference_proto_msgTypes[4].OneofWrappers = []any{}
+	file_photon_grpc_v1_inference_proto_msgTypes[3].OneofWrappers = []any{
+		(*ToolChoice_Required_)(nil),
+		(*ToolChoice_Name)(nil),
+	}
 	file_photon_grpc_v1_inference_proto_msgTypes[5].OneofWrappers = []any{}
-	file_photon_grpc_v1_inference_proto_msgTypes[6].OneofWrappers = []any{
+	file_photon_grpc_v1_inference_proto_msgTypes[6].OneofWrappers = []any{}
+	file_photon_grpc_v1_inference_proto_msgTypes[7].OneofWrappers = []any{
 		(*StructuredOutput_JsonSchema)(nil),
 		(*StructuredOutput_JsonObject_)(nil),
 		(*StructuredOutput_Regex)(nil),
@@ -2981,19 +3134,19 @@ func file_photon_grpc_v1_inference_proto_init() {
 		(*StructuredOutput_Grammar)(nil),
 		(*StructuredOutput_Protobuf_)(nil),
 	}
-	file_photon_grpc_v1_inference_proto_msgTypes[7].OneofWrappers = []any{}
-	file_photon_grpc_v1_inference_proto_msgTypes[10].OneofWrappers = []any{}
-	file_photon_grpc_v1_inference_proto_msgTypes[17].OneofWrappers = []any{}
-	file_photon_grpc_v1_inference_proto_msgTypes[19].OneofWrappers = []any{
+	file_photon_grpc_v1_inference_proto_msgTypes[8].OneofWrappers = []any{}
+	file_photon_grpc_v1_inference_proto_msgTypes[11].OneofWrappers = []any{}
+	file_photon_grpc_v1_inference_proto_msgTypes[18].OneofWrappers = []any{}
+	file_photon_grpc_v1_inference_proto_msgTypes[20].OneofWrappers = []any{
 		(*Finish_StopString)(nil),
 		(*Finish_StopTokenId)(nil),
 		(*Finish_EosTokenId)(nil),
 	}
-	file_photon_grpc_v1_inference_proto_msgTypes[22].OneofWrappers = []any{
+	file_photon_grpc_v1_inference_proto_msgTypes[23].OneofWrappers = []any{
 		(*MultiplexGenerateRequest_Generate)(nil),
 		(*MultiplexGenerateRequest_Cancel_)(nil),
 	}
-	file_photon_grpc_v1_inference_proto_msgTypes[24].OneofWrappers = []any{
+	file_photon_grpc_v1_inference_proto_msgTypes[25].OneofWrappers = []any{
 		(*MultiplexItem_Response)(nil),
 		(*MultiplexItem_Error)(nil),
 	}
@@ -3003,7 +3156,7 @@ func file_photon_grpc_v1_inference_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_photon_grpc_v1_inference_proto_rawDesc), len(file_photon_grpc_v1_inference_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   31,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -11,6 +11,7 @@ import io.photon.grpc.v1.StopParams;
 import io.photon.grpc.v1.StreamOptions;
 import io.photon.grpc.v1.StructuredOutput;
 import io.photon.grpc.v1.TokenIds;
+import io.photon.grpc.v1.ToolChoice;
 import java.time.Duration;
 import java.util.Arrays;
 import java.util.List;
@@ -286,6 +287,17 @@ public final class Request {
   /** Tools whose arguments are messages: a class and what its tool does; a tool is named like its message. */
   public Request tools(Map<Class<? extends Message>, String> tools) {
     return toolsJson(Tools.json(tools));
+  }
+
+  /** {@code "auto"} (unset), {@code "required"} or the name of the tool that is called. */
+  public Request toolChoice(String choice) {
+    var chat = chat("tool_choice");
+    switch (choice) {
+      case "auto" -> chat.clearToolChoice();
+      case "required" -> chat.getToolChoiceBuilder().setRequired(ToolChoice.Required.getDefaultInstance());
+      default -> chat.getToolChoiceBuilder().setName(choice);
+    }
+    return this;
   }
 
   public Request addGenerationPrompt(boolean add) {
