@@ -510,7 +510,7 @@ Global___StopParams: _TypeAlias = StopParams  # noqa: Y015
 
 @_typing.final
 class StructuredOutput(_message.Message):
-    """A constraint that every output satisfies once it finishes with EOS, STOP or CONSTRAINT_COMPLETE.
+    """A constraint that every output satisfies once it finishes with EOS, STOP_TOKEN or CONSTRAINT_COMPLETE.
     JSON is written without white space outside strings.
     """
 

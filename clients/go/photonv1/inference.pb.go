@@ -843,7 +843,7 @@ func (x *StopParams) GetMaxDuration() *durationpb.Duration {
 	return nil
 }
 
-// A constraint that every output satisfies once it finishes with EOS, STOP or CONSTRAINT_COMPLETE.
+// A constraint that every output satisfies once it finishes with EOS, STOP_TOKEN or CONSTRAINT_COMPLETE.
 // JSON is written without white space outside strings.
 type StructuredOutput struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
