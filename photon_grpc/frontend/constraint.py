@@ -23,13 +23,15 @@ FEATURES = {
     "grammar": "GRAMMAR",
     "protobuf": "PROTOBUF",
 }
-#: JSON without white space outside strings, nothing ignored.
+#: JSON without white space outside strings, nothing ignored. Every string has one spelling: with \u it would have more,
+#: and keys that a schema declares would be written past it.
 _JSON_OPTIONS = {
     "item_separator": ",",
     "key_separator": ":",
     "whitespace_flexible": False,
     "lenient": False,
     "coerce_one_of": False,
+    "json_allowed_escapes": 'nrbtf"\\',
 }
 #: JSON as Python's json.dumps writes it, and with it the templates by which models learn to write calls.
 _CALL_OPTIONS = {**_JSON_OPTIONS, "item_separator": ", ", "key_separator": ": "}

@@ -18,6 +18,7 @@ from photon_grpc.core.constraint import Constraint
 from photon_grpc.errors import InvalidConstraint
 from photon_grpc.frontend.ask import ConstraintAsk
 from photon_grpc.frontend.constraint import field_of, write_grammar
+from photon_grpc.frontend.control_characters import holds_unwritable, may_hold_unwritable
 from photon_grpc.frontend.tool_grammar import read_tools
 
 #: Bytes of the walk: enough for what grows with every step to meet its limit.
@@ -40,7 +41,7 @@ def try_out(ask: ConstraintAsk) -> Constraint:
     problem = matcher.get_error()
     if problem:
         raise InvalidConstraint(f"{field}: {_told(ask, problem)}", field=field)
-    problem = _walk(matcher)
+    problem = _unwritable(ask) or _walk(matcher)
     if problem:
         raise InvalidConstraint(f"{field}: {problem}", field=field)
     return constraint
@@ -74,6 +75,18 @@ def _walk(matcher: llguidance.LLMatcher) -> str:
     return ""
 
 
+def _unwritable(ask: ConstraintAsk) -> str:
+    """Return the reason that the library would leave a character out; empty where it would not."""
+    problem = r"of control characters only \b \f \n \r \t can be written"
+    if ask.kind == "json_schema" and holds_unwritable(ask.text):
+        return problem
+    if ask.kind == "tool_calls" and may_hold_unwritable(ask.text):
+        for tool in read_tools(ask.text, *ask.choices):
+            if holds_unwritable(msgspec.json.encode(tool.schema).decode()):
+                return f"the parameters of the {tool.label}: {problem}"
+    return ""
+
+
 def _told(ask: ConstraintAsk, problem: str) -> str:
     """The compiler's words, and of which part they are."""
     if ask.kind == "json_schema":
@@ -99,10 +112,7 @@ def _pointer(schema: str, problem: str) -> str:
         return ""
     try:
         root = msgspec.json.decode(schema)
-    except (
-        msgspec.MsgspecError,
-        RecursionError,
-    ):  # a number that no float holds, say: the library reads it another way
+    except (msgspec.MsgspecError, RecursionError):  # a number that no float holds, say
         return ""
     if not isinstance(root, dict):
         return ""

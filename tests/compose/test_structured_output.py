@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -10,17 +11,19 @@ from typing import Any
 
 import pytest
 
-from photon_grpc import LLM
+from photon_grpc import LLM, demo
 from photon_grpc.core.batch import StepOutput
 from photon_grpc.core.request import FinishReason
-from photon_grpc.errors import FeatureNotSupported, InvalidConstraint, PhotonError
+from photon_grpc.errors import FeatureNotSupported, InvalidConstraint, InvalidRequest, PhotonError
 from photon_grpc.frontend.ask import Ask, ConstraintAsk, OutputAsk, SamplingAsk, StopAsk, TextInput
+from photon_grpc.frontend.tokenizer import Tokenizer
 from photon_grpc.frontend.update import OutputDelta
 from photon_grpc.runner.model_runner import HeldBack
 from tests.compose.drawn_constraints import draw
 from tests.service.tiny import write_tiny_model
 
 COMPLETE = {FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.CONSTRAINT_COMPLETE}
+TOKENIZER = Tokenizer.from_file(demo.TARGET / "tokenizer.json")
 PROMPT = "def value():\n    return "
 
 
@@ -95,8 +98,6 @@ def test_outputs_that_complete_satisfy_and_neighbours_are_as_alone(llm: LLM, cro
 
 
 def test_any_json_object(llm: LLM) -> None:
-    import json
-
     outputs = answers(llm, [asked(number, ConstraintAsk("json_object"), max_tokens=60) for number in range(12)])
     texts = [output.text for output in outputs if reason(output) in COMPLETE]
     assert texts and all(isinstance(json.loads(text), dict) for text in texts)
@@ -192,6 +193,7 @@ def test_a_constrained_output_continues_where_it_was_cut(llm: LLM) -> None:
         ("json_schema", '{"type": "number", "minimum": 1e400}', "number out of range"),
         ("json_schema", '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}', "nothing satisfies"),
         ("json_schema", '{"$ref": "https://example.com/schema"}', "not present"),
+        ("json_schema", r'{"const": "a\u0001"}', r"of control characters only \\b"),
         ("regex", "(?=a)b", "look-around"),
         ("regex", r"(a)\1", "backreferences"),
         ("regex", "[a&&b]", "nothing satisfies"),
@@ -214,6 +216,28 @@ def test_what_cannot_be_met_is_refused_with_the_reason(llm: LLM, kind: Any, text
 def test_a_schema_cannot_change_how_it_is_read(llm: LLM) -> None:
     lenient = '{"x-guidance": {"lenient": true, "whitespace_flexible": true}, "type": "object", "uniqueItems": true}'
     assert "uniqueItems" in refusal(llm, "json_schema", lenient).message
+
+
+@pytest.mark.parametrize(
+    ("schema", "written"),
+    [
+        ({"properties": {"a": {"type": "integer"}}, "required": ["a"]}, r'{"a":1,"\u0061":'),
+        ({"properties": {"a": {"type": "integer"}}}, r'{"\u0061":'),
+        ({"patternProperties": {"^x": {"type": "integer"}}}, r'{"\u0078a":'),
+        ({}, r'{"a":"\u'),
+    ],
+)
+def test_a_key_has_one_spelling(llm: LLM, schema: dict[str, Any], written: str) -> None:
+    """By another one a declared property would escape its schema."""
+    ids = TOKENIZER.encode(written, add_special_tokens=False)
+    with pytest.raises(InvalidRequest, match="continue_from"):
+        llm.generate(PROMPT, json_schema={"type": "object", **schema}, continue_from=ids)
+
+
+def test_text_beyond_ascii_and_short_escapes_are_written(llm: LLM) -> None:
+    value = 'é🙂\n\r\b\t\f"\\/'
+    (output,) = llm.generate(PROMPT, json_schema={"const": value}, max_tokens=60)
+    assert json.loads(output.text) == value and "é🙂" in output.text
 
 
 def test_too_large_and_empty_constraints_are_refused(llm: LLM) -> None:

@@ -183,6 +183,7 @@ def test_what_names_no_tool_is_refused(tools: Any, name: str | None, field: str,
         ({"properties": {"a": {"enum": []}}, "required": ["a"]}, "tool 'bad': Unsatisfiable schema"),
         ({"enum": ["a", 1]}, "tool 'bad': Unsatisfiable schema"),
         ({"properties": 3}, "tool 'bad': "),
+        ({"properties": {"a": {"const": "\x01"}}}, "tool 'bad': of control characters"),
     ],
 )
 def test_parameters_that_the_compiler_refuses_are_named(parameters: Any, words: str) -> None:
