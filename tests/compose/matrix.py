@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import random
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 from photon_grpc import LLM, demo
 from photon_grpc.errors import RequestError
+from photon_grpc.v1.inference_pb2 import Usage
 from tests.properties.drawn_requests import DrawnRequest, Output, complete, together
 
 PROMPT = "def fib(n):\n    "
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a", "b"]}
+TOOLS = '[{"type": "function", "function": {"name": "f"}}]'
+#: The message, the mark of reasoning where it is wanted, and for the reader of templates those of calls.
+TEMPLATE = (
+    "{{ messages[0].content }}{% if thinks %}<think>{% endif %}"
+    '{# </think> <tool_call> {"arguments": {}} </tool_call> #}'
+)
+EOS_ID = 1
 FEATURES: dict[str, Mapping[str, Any]] = {
     "drawn": {"temperature": 1.2, "seed": 5},
     "top_p": {"temperature": 0.9, "seed": 6, "top_p": 0.8},
@@ -30,10 +41,24 @@ FEATURES: dict[str, Mapping[str, Any]] = {
     "given": {"score_token_ids": [3, 95, 1000]},
     "prompt_logprobs": {"prompt_logprobs": 2},
     "continued": {"continue_from": [72, 73]},  # "ab": bytes have these ids in every such tokenizer
+    "ignore_eos": {"ignore_eos": True, "logit_bias": {EOS_ID: 20.0}},
+    "shown_stop": {"include_stop_in_text": True, "stop_strings": ("r", "\n")},
+    "special_tokens": {"skip_special_tokens": False, "logit_bias": {EOS_ID: 6.0}},
     "session": {"session_id": "s"},
+    "salt": {"salt": "s"},
+    "bypass": {"bypass_prefix_cache": True},
+    "chat": {"chat": True, "tools_json": TOOLS},
+    "reasoning": {"chat": True, "template_args_json": '{"thinks": true}'},
     "schema": {"json_schema": SCHEMA},
+    "object": {"json_object": True},
     "regex": {"regex": "[a-z]{2,9}( [a-z]+)*"},
+    "choices": {"choices": ["abc", "return n", "yes"]},
+    "grammar": {"grammar": 'start: "ab"? word+\nword: /[a-z]/ | " = " | "(" word ")"'},
+    "protobuf": {"message_type": Usage},
+    "called": {"chat": True, "tools_json": TOOLS, "tool_choice": "required"},
 }
+#: An output has one of them.
+CONSTRAINTS = frozenset({"schema", "object", "regex", "choices", "grammar", "protobuf", "called"})
 PLAIN = [
     DrawnRequest(PROMPT, {"temperature": 0.0, "max_tokens": 4}),
     DrawnRequest("import os\n", {"max_tokens": 4, "seed": 9}),
@@ -56,10 +81,19 @@ def answer(llm: LLM, one: DrawnRequest) -> list[Output] | str:
 
 
 @contextmanager
+def model() -> Iterator[str]:
+    """The embedded model, whose chats come in parts."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "model")
+        shutil.copytree(demo.DRAFT, path)
+        (path / "chat_template.jinja").write_text(TEMPLATE)
+        yield str(path)
+
+
+@contextmanager
 def alone(device: str) -> Iterator[LLM]:
-    with LLM(
-        str(demo.DRAFT), device=device, dtype="float32", max_num_seqs=2, num_blocks=64, enable_prefix_caching=False
-    ) as llm:
+    sizes = {"max_num_seqs": 2, "num_blocks": 64}
+    with model() as path, LLM(path, device=device, dtype="float32", enable_prefix_caching=False, **sizes) as llm:
         yield llm
 
 
@@ -67,16 +101,8 @@ def alone(device: str) -> Iterator[LLM]:
 def crowded(device: str) -> Iterator[LLM]:
     """Few blocks and small steps: sequences are preempted, prompts come in chunks; each step is launched before the one
     before it is read."""
-    with LLM(
-        str(demo.DRAFT),
-        device=device,
-        dtype="float32",
-        async_depth=1,
-        max_num_seqs=8,
-        num_blocks=14,
-        block_size=8,
-        max_num_batched_tokens=24,
-    ) as llm:
+    sizes = {"max_num_seqs": 8, "num_blocks": 14, "block_size": 8, "max_num_batched_tokens": 24}
+    with model() as path, LLM(path, device=device, dtype="float32", async_depth=1, **sizes) as llm:
         yield llm
 
 
@@ -86,7 +112,7 @@ def answers_alone(llm: LLM) -> dict[tuple[str, ...], list[Output] | str]:
     names = [*((name,) for name in FEATURES), *combinations(FEATURES, 2), *random.Random(0).sample(triples, 200)]
     answers = {each: answer(llm, request(each)) for each in names}
     refused = [each for each in names if isinstance(answers[each], str)]
-    assert all(len(set(each) & {"continued", "outputs", "schema", "regex", "allowed"}) >= 2 for each in refused), (
+    assert all(len(CONSTRAINTS.union({"continued", "outputs", "allowed"}) & set(each)) >= 2 for each in refused), (
         refused
     )
     return answers

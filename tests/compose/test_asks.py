@@ -35,7 +35,7 @@ INTEGERS = (
 )
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 NUMBERS = ("temperature", "top_p", "min_p", "max_duration")
-SWITCHES = ("chat", "ignore_eos", "include_stop_in_text", "skip_special_tokens", "json_object")
+SWITCHES = ("chat", "ignore_eos", "include_stop_in_text", "skip_special_tokens", "bypass_prefix_cache", "json_object")
 
 BIASES: tuple[dict[int, float], ...] = (
     *({-1: 1.0}, {2**64: 1.0}, {1: 101.0}, {1: math.nan}),
@@ -73,7 +73,7 @@ WRONG: dict[str, tuple[object, ...]] = {
     "message_type": (1, "a", True, ["a"], {}, int, LLM),
     "choices": ("a", 1, 2.5, True, [1], [None], ["a", b"b"], [["a"]], [{}], np.array([1])),
     **dict.fromkeys(
-        ("session_id", "template_args_json", "tools_json", "tool_choice"), (1, 2.5, True, ["a"], [1], [{}])
+        ("session_id", "salt", "template_args_json", "tools_json", "tool_choice"), (1, 2.5, True, ["a"], [1], [{}])
     ),
 }
 #: Of the right type, and no request.
@@ -87,6 +87,7 @@ IMPOSSIBLE: list[tuple[str, object]] = [
     ("continue_from", [2**64]),
     ("continue_from", [-1]),
     ("session_id", "s" * 257),
+    ("salt", "s" * 257),
     *[(name, value) for name in PENALTIES for value in (math.nan, math.inf, -math.inf, 3e4, -3.0)],
     ("repetition_penalty", 0.0),
     ("allowed_token_ids", []),

@@ -11,7 +11,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 
 from photon_grpc import LLM
-from photon_grpc.core.generation import TokenScore
+from photon_grpc.core.generation import TokenScore, ToolCall
 
 #: What the embedded model likes to say: as stop ids these end outputs, and where they are banned it is seen.
 FREQUENT_IDS = (206, 284, 584, 95, 587, 10, 228, 15, 947, 21, 386, 335, 294, 85, 350, 598, 564, 291, 19, 16, 1, 551)
@@ -46,6 +46,8 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     "max_duration": st.none() | st.just(3600.0),
     "priority": st.integers(-3, 3),
     "session_id": st.sampled_from([None, "a", "b"]),
+    "salt": st.sampled_from([None, None, "a", "b"]),
+    "bypass_prefix_cache": st.sampled_from([None, None, False, True]),
     "continue_from": st.none() | st.none() | st.lists(ids, min_size=1, max_size=6),
     "logprobs": st.sampled_from([None, None, 0, 1, 5, 20]),
     "prompt_logprobs": st.sampled_from([None, None, None, 0, 3]),
@@ -82,6 +84,10 @@ class Output(NamedTuple):
     finish: str
     scores: tuple[Scored, ...]
     prompt_scores: tuple[Scored, ...]
+    #: Of a chat: reasoning, content and calls.
+    parts: tuple[str, str, tuple[ToolCall, ...]] = ("", "", ())
+    #: Of typed output, serialized; None where there is none.
+    message: bytes | None = None
 
 
 def scored(one: DrawnRequest, scores: Sequence[TokenScore], *, is_prompt: bool = False) -> tuple[Scored, ...]:
@@ -123,6 +129,8 @@ def complete(llm: LLM, one: DrawnRequest) -> list[Output]:
             each.finish_reason.name,
             scored(one, each.scores),
             scored(one, each.prompt_scores, is_prompt=True),
+            (each.reasoning, each.content, each.tool_calls),
+            None if each.message is None else each.message.SerializeToString(deterministic=True),
         )
         for each in completions
     ]
