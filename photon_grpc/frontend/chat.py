@@ -257,9 +257,9 @@ def _parsed(text: str, kind: type, field: str) -> Any:
     except RecursionError:
         raise _too_deep(field) from None
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
-        raise InvalidRequest(f"not valid JSON: {error}", field=field) from None
+        raise InvalidRequest(f"{field}: not valid JSON: {error}", field=field) from None
     if not isinstance(value, kind):
-        raise InvalidRequest(f"must be a JSON {'object' if kind is dict else 'array'}", field=field)
+        raise InvalidRequest(f"{field}: must be a JSON {'object' if kind is dict else 'array'}", field=field)
     level = [value]
     for _ in range(MAX_JSON_DEPTH):
         level = [item for holder in level for item in _items(holder) if isinstance(item, (dict, list))]
@@ -274,7 +274,7 @@ def _items(holder: Any) -> Iterable[Any]:
 
 def _too_deep(field: str) -> InvalidRequest:
     needed = MAX_JSON_DEPTH + 1
-    message = f"the JSON is nested at least {needed} deep; {MAX_JSON_DEPTH} are allowed"
+    message = f"{field}: the JSON is nested at least {needed} deep; {MAX_JSON_DEPTH} are allowed"
     return InvalidRequest(message, field=field, needed=needed, limit=MAX_JSON_DEPTH)
 
 

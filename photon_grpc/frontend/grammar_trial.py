@@ -28,6 +28,8 @@ _MAX_WORDS = 600
 #: Subschemas of a schema that does not compile which are compiled alone, to find which it is.
 _MAX_LOOKED_AT = 64
 _MAX_LOOKED_INTO = 32 * 1024
+#: In words of an option that no caller has.
+_ONE_OF = "Enable 'coerce_one_of' option"
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "additionalItems")
@@ -103,6 +105,10 @@ def _told(ask: ConstraintAsk, problem: str) -> str:
 
 def _cut(words: str) -> str:
     words = words.replace("<non-verbose/>", "").strip()
+    if _ONE_OF in words:
+        words = (
+            "the schemas of a oneOf must visibly exclude each other: by type, or by the value of a required property"
+        )
     return words if len(words) <= _MAX_WORDS else f"{words[:_MAX_WORDS]} ..."
 
 

@@ -40,6 +40,12 @@ _MODULES: tuple[ModuleType, ...] = (
 )
 #: They may be left out of a set; one that is in it is taken from here all the same.
 WELL_KNOWN_FILES: dict[str, bytes] = {module.DESCRIPTOR.name: module.DESCRIPTOR.serialized_pb for module in _MODULES}
+#: Their messages, and where each is.
+WELL_KNOWN_TYPES: dict[str, str] = {
+    message.full_name: module.DESCRIPTOR.name
+    for module in _MODULES
+    for message in module.DESCRIPTOR.message_types_by_name.values()
+}
 #: Messages whose JSON is one value.
 ONE_VALUE: Mapping[str, str] = {
     "google.protobuf.Timestamp": "TIMESTAMP",
@@ -87,7 +93,8 @@ class MessageGraph:
         required = {name: [edge for edge in edges if edge.is_required] for name, edges in self._edges.items()}
         self._least = _depths(required, {})
         if self._least[root.full_name] > MAX_DEPTH:
-            raise refused(f"{root.full_name} requires messages within one another without end")
+            problem = f"{root.full_name} requires more than {MAX_DEPTH} messages within one another"
+            raise refused(problem, limit=MAX_DEPTH)
 
     def height(self, message: Descriptor) -> int:
         """Depth of its deepest value, MAX_DEPTH where that is more."""

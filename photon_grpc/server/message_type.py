@@ -17,7 +17,7 @@ from google.protobuf.message_factory import GetMessageClass
 from photon_grpc.errors import InvalidConstraint, InvalidRequest
 from photon_grpc.frontend.ask import ConstraintAsk
 from photon_grpc.server.json_grammar import TooManyFields, write_json_grammar
-from photon_grpc.server.message_graph import FIELD, MAX_DEPTH, WELL_KNOWN_FILES, MessageGraph, refused
+from photon_grpc.server.message_graph import FIELD, MAX_DEPTH, WELL_KNOWN_FILES, WELL_KNOWN_TYPES, MessageGraph, refused
 from photon_grpc.server.wire import count_fields
 from photon_grpc.v1 import inference_pb2 as pb
 
@@ -101,7 +101,7 @@ def _num_bytes(files: bytes, made: MessageType) -> int:
 
 def read_message_type(files: bytes, name: str) -> MessageType:
     """The type `name` of a serialized FileDescriptorSet. Raise InvalidConstraint."""
-    pool = _pool(_parsed(files))
+    pool = _pool(_parsed(files), name)
     try:
         root = pool.FindMessageTypeByName(name)
     except KeyError:
@@ -117,7 +117,7 @@ def read_message_type(files: bytes, name: str) -> MessageType:
 
 
 def _check(files: bytes, name: str) -> None:
-    for field, value in ((FIELD, files), (_NAME_FIELD, name)):
+    for field, value in ((FIELD, files or name in WELL_KNOWN_TYPES), (_NAME_FIELD, name)):
         if not value:
             raise InvalidRequest(f"{field}: must not be empty", field=field)
     if len(files) > _MAX_SET_BYTES:
@@ -145,9 +145,11 @@ def _parsed(files: bytes) -> dict[str, descriptor_pb2.FileDescriptorProto]:
     return named
 
 
-def _pool(files: dict[str, descriptor_pb2.FileDescriptorProto]) -> DescriptorPool:
+def _pool(files: dict[str, descriptor_pb2.FileDescriptorProto], wanted: str) -> DescriptorPool:
+    """Of the files, and that of the `wanted` type where it may be left out."""
     pool = DescriptorPool()
-    for name in _in_order(files):
+    roots = [*files, WELL_KNOWN_TYPES[wanted]] if wanted in WELL_KNOWN_TYPES else [*files]
+    for name in _in_order(files, roots):
         try:
             if name in WELL_KNOWN_FILES:
                 pool.AddSerializedFile(WELL_KNOWN_FILES[name])
@@ -158,11 +160,11 @@ def _pool(files: dict[str, descriptor_pb2.FileDescriptorProto]) -> DescriptorPoo
     return pool
 
 
-def _in_order(files: dict[str, descriptor_pb2.FileDescriptorProto]) -> Iterator[str]:
-    """Names of the files and of those they import, imports first. Raise InvalidConstraint for a missing one and for a
+def _in_order(files: dict[str, descriptor_pb2.FileDescriptorProto], roots: list[str]) -> Iterator[str]:
+    """Names of the `roots` and of those they import, imports first. Raise InvalidConstraint for a missing one and for a
     circle."""
     done, begun = set[str](), set[str]()
-    for first in files:
+    for first in roots:
         waiting = [first]
         while waiting:
             name = waiting[-1]

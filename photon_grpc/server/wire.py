@@ -38,13 +38,14 @@ def count_fields(message: bytes, descriptor: Descriptor, limit: int = MAX_FIELDS
     MalformedMessage where the bytes are no message.
     """
     try:
-        return _count(message, _nested_of(descriptor), limit)
+        return _count(message, descriptor, limit)
     except IndexError:
         raise _malformed() from None
 
 
-def _count(message: bytes, nested: _Nested, limit: int) -> int:
+def _count(message: bytes, descriptor: Descriptor, limit: int) -> int:
     # One loop, no recursion and few calls: it runs over a stranger's bytes.
+    nested = _nested_of(descriptor)
     position, end, group, count = 0, len(message), 0, 0
     above: list[tuple[int, int, _Nested, str]] = []
     while True:
@@ -69,7 +70,7 @@ def _count(message: bytes, nested: _Nested, limit: int) -> int:
             continue
         count += 1
         if count > limit:
-            raise _too_many(above, nested, number, limit)
+            raise _too_many([holder for *_, holder in above], number, descriptor, limit)
         if kind == _LENGTH:
             length = message[position]
             position += 1
@@ -142,8 +143,12 @@ def _nested_of(descriptor: Descriptor) -> _Nested:
     return table(descriptor)
 
 
-def _too_many(above: list[tuple[int, int, _Nested, str]], nested: _Nested, number: int, limit: int) -> InvalidRequest:
-    path = _path(above, nested[number][0] if number in nested else str(number))
+def _too_many(holders: list[str], number: int, descriptor: Descriptor | None, limit: int) -> InvalidRequest:
+    for holder in holders:
+        field = descriptor.fields_by_name.get(holder) if descriptor else None
+        descriptor = field.message_type if field else None
+    known = descriptor.fields_by_number.get(number) if descriptor else None
+    path = ".".join([*holders, known.name if known else str(number)])
     message = f"with {path} the message has {limit + 1} fields or more; {limit} are allowed"
     return InvalidRequest(message, field=path, needed=limit + 1, limit=limit)
 

@@ -129,8 +129,8 @@ class EncoderProcess:
                 raise _restarting() from None
             if answer is None:
                 limit = max_memory_bytes(num_sent) >> 20
-                depth = " or nests too deeply" if isinstance(job, TryOut) else ""
-                raise excess(job, f"takes more than {limit} MiB{depth}", limit)
+                others = ", nests too deeply or breaks the compiler" if isinstance(job, TryOut) else ""
+                raise excess(job, f"takes more than {limit} MiB{others}", limit)
         if isinstance(answer, Refusal):
             if answer.frames:
                 log.error("encoding failed, %s", answer.frames)

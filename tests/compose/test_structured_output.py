@@ -187,6 +187,11 @@ def test_a_constrained_output_continues_where_it_was_cut(llm: LLM) -> None:
     [
         ("json_schema", '{"properties": {"a/b": {"items": {"not": {}}}}}', 'at /properties/a~1b/items: Unimpl.*"not"'),
         ("json_schema", '{"anyOf": [{"type": "string", "minLength": 3, "maxLength": 2}]}', "Unsatisfiable.*minLength"),
+        (
+            "json_schema",
+            '{"items": {"oneOf": [{"minLength": 1}, {}]}}',
+            "at /items: .* must visibly exclude each other",
+        ),
         ("json_schema", "false", "Unsatisfiable"),
         ("json_schema", '{"type": "object"', "no JSON text"),
         ("json_schema", "[]", "object, true or false"),

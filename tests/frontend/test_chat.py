@@ -227,6 +227,8 @@ def test_what_is_wrong_in_a_chat_is_named(chat: ChatInput, field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         ids_of("qwen_like", chat)
     assert caught.value.field == field
+    if "JSON" in caught.value.message:
+        assert caught.value.message.startswith(f"{field}: ")
 
 
 JSON_FIELDS = {

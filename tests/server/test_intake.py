@@ -55,16 +55,20 @@ async def test_no_message_is_malformed(channel: grpc.aio.Channel, method: str) -
     assert (error.code(), info_of(error).reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_MESSAGE")
 
 
+@pytest.mark.parametrize("path", ["chat.messages", "structured_output.choices.values", "chat.messages.name"])
 async def test_a_message_of_too_many_fields_is_refused_before_it_is_parsed(
-    channel: grpc.aio.Channel, frontend: FakeFrontend
+    channel: grpc.aio.Channel, frontend: FakeFrontend, path: str
 ) -> None:
-    field = pb.GenerateRequest.DESCRIPTOR.fields_by_name["chat"].number
-    messages = pb.ChatInput.DESCRIPTOR.fields_by_name["messages"].number
-    chat = bytes([messages << 3 | 2, 0]) * 70_000
-    message = bytes([field << 3 | 2]) + varint(len(chat)) + chat
+    fields, descriptor = [], pb.GenerateRequest.DESCRIPTOR
+    for name in path.split("."):
+        fields.append(descriptor.fields_by_name[name])
+        descriptor = fields[-1].message_type
+    message = bytes([fields.pop().number << 3 | 2, 0]) * 70_000
+    for field in reversed(fields):
+        message = bytes([field.number << 3 | 2]) + varint(len(message)) + message
     error = await failure(raw(channel, GENERATE)(message))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert dict(info_of(error).metadata) == {"field": "chat.messages", "needed": "65537", "limit": "65536"}
+    assert dict(info_of(error).metadata) == {"field": path, "needed": "65537", "limit": "65536"}
     assert frontend.asks == []
 
 

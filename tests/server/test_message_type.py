@@ -147,6 +147,13 @@ def test_a_root_may_be_a_well_known_type() -> None:
     assert takes(read_message_type(set_, "google.protobuf.Value"), "null")
 
 
+async def test_a_well_known_type_needs_no_set() -> None:
+    made = await MessageTypes().find(pb.StructuredOutput.Protobuf(message_type="google.protobuf.Timestamp"))
+    assert takes(made, '"2024-01-01T00:00:00Z"')
+    with pytest.raises(InvalidRequest, match="file_descriptor_set: must not be empty"):
+        await MessageTypes().find(pb.StructuredOutput.Protobuf(message_type="google.protobuf.Missing"))
+
+
 def test_imports_may_come_in_any_order_and_well_known_files_are_ours() -> None:
     first, second = file("a.proto", imports=("b.proto",)), file("b.proto")
     message(first, "Outer", "v: .acme.Inner", "t: .google.protobuf.Timestamp")
@@ -161,6 +168,11 @@ def _group(described: FileDescriptorProto) -> None:
     outer = message(described, "Outer", "g: .acme.Outer.G")
     outer.nested_type.add(name="G")
     outer.field[0].type = outer.field[0].TYPE_GROUP
+
+
+def _deep(described: FileDescriptorProto) -> None:
+    for at, name in enumerate(names := ["Outer", *(f"M{number}" for number in range(1, 40))]):
+        message(described, name, *[f"o: required .acme.{each}" for each in names[at + 1 : at + 2]])
 
 
 def _extended(described: FileDescriptorProto) -> None:
@@ -185,7 +197,8 @@ BAD: dict[str, tuple[Callable[[FileDescriptorProto], object], str]] = {
     "any in a map": (lambda f: message(f, "Outer", "m: map string .google.protobuf.Any"), r"acme\.Outer\.m is a goo"),
     "group": (_group, r"acme\.Outer\.g is a group"),
     "extension": (_extended, r"acme\.extra extends acme\.Outer"),
-    "endless": (lambda f: message(f, "Outer", "o: required .acme.Outer"), "without end"),
+    "endless": (lambda f: message(f, "Outer", "o: required .acme.Outer"), "more than 32 messages within"),
+    "deep": (_deep, "more than 32 messages within"),
     "oneof and field": (_collision, "'pick' in JSON"),
     "python": (lambda f: message(f, "Outer", "DESCRIPTOR: int32"), r"acme\.Outer\.DESCRIPTOR: .* name"),
     "unknown type": (lambda f: message(f, "Outer", "v: .acme.Missing"), "acme.proto' is invalid: .*acme.Missing"),
