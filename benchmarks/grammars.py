@@ -136,6 +136,10 @@ def bombs() -> dict[str, Constraint]:
         "200,000 groups": Constraint(regex="(" * 200_000 + "a" + ")" * 200_000),
         "30,000 rules": Constraint(grammar=f'start: r0\n{rules}r30000: "a"'),
         "60,000 alternatives": Constraint(grammar="start: " + " | ".join(f'"lit{i}"' for i in range(60_000))),
+        "30,000 choices": Constraint(choices=Constraint.Choices(values=[f"choice {i}" for i in range(30_000)])),
+        "20,000 alternatives in EBNF": Constraint(grammar="root ::= " + " | ".join(f'"w{i}"' for i in range(20_000))),
+        "a literal of 900,000 in EBNF": Constraint(grammar=f'root ::= "{"a" * 900_000}"'),
+        "a constant of 900,000": Constraint(json_schema=json.dumps({"const": "x" * 900_000})),
         "a message of 6,000 fields": _message("Bomb", [f"field{i}" for i in range(6_000)]),
         "every reading": Constraint(grammar='start: start start | "a"'),
     }

@@ -31,6 +31,9 @@ from photon_grpc.service.child import Duty, die_with, enter_child
 MAX_CPU_S = 10.0
 #: Of trying a grammar out, and the stack for it: less than the threads have that walk it afterwards.
 MAX_TRIAL_CPU_S = 0.08
+#: Of a large one: receiving and parsing it has taken its share of what a caller waits for a refusal.
+MAX_LARGE_TRIAL_CPU_S = 0.05
+_LARGE_TRIAL_BYTES = 2**17
 _TRIAL_STACK_BYTES = 2**20
 #: A job up to so long is small, and gets less memory. Text takes 100 to 300 times its bytes while it is encoded.
 SMALL_JOB_BYTES = 2**20
@@ -40,6 +43,8 @@ MAX_MEMORY_BYTES = 2**31
 #: Behind everything that answers callers.
 _NICE = 10
 _MAX_WATCH_INTERVAL_MS = 100
+#: After so long work in Python lets the one look that watches it.
+_SWITCH_S = 0.0005
 #: First to go where memory is short.
 _OOM_SCORE = "1000"
 
@@ -65,6 +70,13 @@ def max_memory_bytes(num_bytes: int) -> int:
     return MAX_SMALL_MEMORY_BYTES if num_bytes <= SMALL_JOB_BYTES else MAX_MEMORY_BYTES
 
 
+def max_cpu_s(job: Job, num_bytes: int) -> float:
+    """Processor time that a job of so many bytes may take."""
+    if not isinstance(job, TryOut):
+        return MAX_CPU_S
+    return MAX_TRIAL_CPU_S if num_bytes <= _LARGE_TRIAL_BYTES else MAX_LARGE_TRIAL_CPU_S
+
+
 def _fork_for_ever(duty: Duty, model: ServedModel) -> NoReturn:
     said: list[ControlMessage] = duty.said
     parent = os.getpid()
@@ -87,7 +99,8 @@ def _live(parent: int, sock: socket.socket, max_bytes: int, model: ServedModel) 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         job, num_bytes = _receive(sock, max_bytes)
         reply = _AnswerOnce(sock)
-        threading.Thread(target=_watch, args=(sock, job, reply), daemon=True).start()
+        sys.setswitchinterval(_SWITCH_S)
+        threading.Thread(target=_watch, args=(sock, job, reply, max_cpu_s(job, num_bytes)), daemon=True).start()
         _limit_memory(max_memory_bytes(num_bytes))
         if isinstance(job, TryOut):
             threading.stack_size(_TRIAL_STACK_BYTES)
@@ -124,11 +137,10 @@ def _receive(sock: socket.socket, max_bytes: int) -> tuple[Job, int]:
     raise EOFError
 
 
-def _watch(sock: socket.socket, job: Job, reply: _AnswerOnce) -> None:
+def _watch(sock: socket.socket, job: Job, reply: _AnswerOnce, max_cpu_s: float) -> None:
     """End the process when its time is over or the other end is closed."""
     hung_up = select.poll()
     hung_up.register(sock, select.POLLIN)
-    max_cpu_s = MAX_TRIAL_CPU_S if isinstance(job, TryOut) else MAX_CPU_S
     # The thread that works takes no more processor time than time goes by.
     while (left_s := max_cpu_s - time.process_time()) > 0:
         if hung_up.poll(max(1, min(_MAX_WATCH_INTERVAL_MS, left_s * 1000))):
