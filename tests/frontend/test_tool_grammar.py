@@ -221,3 +221,11 @@ def test_a_trial_crosses_to_the_encoder_and_back() -> None:
     assert (job, answer.constraint) == (TryOut(asked), try_out(asked))
     refusal = ANSWER.decode(msgspec.msgpack.encode(perform(TryOut(ask(name="none")), model)))
     assert refusal.fault.error().field == "chat.tool_choice.name"
+
+
+def test_parameters_may_refer_to_what_excludes_each_other() -> None:
+    defs = {name: {"properties": {"k": {"const": name}}, "type": "object", "required": ["k"]} for name in ("a", "b")}
+    parameters = {"properties": {"x": {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}}, "$defs": defs}
+    constraint = try_out(ask(tools=[{"name": "f", "parameters": parameters}]))
+    call = '<tool_call>\n{"name": "f", "arguments": {"x": {"k": "%s"}}}\n</tool_call>'
+    assert satisfies(call % "b", constraint) and not satisfies(call % "c", constraint)
