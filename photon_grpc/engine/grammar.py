@@ -267,7 +267,10 @@ def _fit_for_caller(error: BaseException) -> RequestError:
     BaseException that is no Exception."""
     if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
         raise error
+    if not isinstance(error, RequestError):
+        _LOG.error("a constraint failed", exc_info=error)
+    # Its frames hold the step's matchers, and through them their lexers, until the collector comes.
+    error.__traceback__ = None
     if isinstance(error, RequestError):
         return error
-    _LOG.error("a constraint failed", exc_info=error)
     return InternalFailure("internal error in the constraint of this request")

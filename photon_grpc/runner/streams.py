@@ -14,7 +14,7 @@ import torch
 
 def stream_of(device: torch.device) -> torch.cuda.Stream:
     """The current one of a CUDA device."""
-    return torch.cuda.current_stream(0 if device.index is None else device.index)
+    return torch.cuda.current_stream(torch.cuda.current_device() if device.index is None else device.index)
 
 
 @contextmanager

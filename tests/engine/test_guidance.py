@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import queue
 import random
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,12 +21,14 @@ from tokenizers import Tokenizer as Tokenizers
 
 from photon_grpc import demo
 from photon_grpc.config.model_dir import TOKENIZER_FILE, read_model_dir
+from photon_grpc.core.batch import Batch
 from photon_grpc.core.constraint import Constraint
 from photon_grpc.core.ports import Event
 from photon_grpc.core.request import Request, SamplingParams, StopParams
+from photon_grpc.core.sequence import Sequence
 from photon_grpc.engine import compiler
 from photon_grpc.engine.compiler import Compilation
-from photon_grpc.engine.grammar import NoGrammars
+from photon_grpc.engine.grammar import ConstrainedOutputs, NoGrammars
 from photon_grpc.engine.guidance import GuidanceGrammars, GuidanceMatcher, read_vocabulary
 from photon_grpc.errors import FeatureNotSupported, InvalidConstraint
 from photon_grpc.frontend.ask import ConstraintAsk
@@ -345,6 +349,26 @@ def test_a_matcher_that_needs_too_much_work_ends_alone(compiled: Compiled) -> No
     assert set(failures) == {0} and isinstance(failures[0], InvalidConstraint)
     assert "too complex" in str(failures[0])
     assert a in allowed(other)
+
+
+def test_a_matcher_that_failed_at_its_mask_is_let_go_with_its_output() -> None:
+    compiled = Compiled()
+    outputs = ConstrainedOutputs(compiled.grammars, CARD.vocab_size)
+    seq = Sequence(request(regex("[a-z]+")), 0, 0, 0, (0.0, 0))
+    event = outputs.begin([seq])
+    while event is not None and compiled.woken.get(timeout=30) is event:
+        event = outputs.begin([seq])
+    matcher = weakref.ref(outputs.matchers[seq])
+    # What may not follow leaves the library's state failed.
+    outputs.matchers[seq].state.consume_token(ids("!")[0])
+    gc.collect()
+    gc.disable()
+    try:
+        _, failures = outputs.masks(Batch(1, (1,), (1,), (1,), masked=(0,)), [seq], ())
+        outputs.forget(seq)
+        assert isinstance(failures[seq], InvalidConstraint) and matcher() is None
+    finally:
+        gc.enable()
 
 
 def test_a_tokenizer_without_bytes_is_no_vocabulary(
