@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from photon_grpc.cli.connection import connection
-from photon_grpc.cli.option_values import read_bias, replace_constraint
+from photon_grpc.cli.option_values import read_bias, set_option
 from photon_grpc.cli.terminal import remark, to_base64
 from photon_grpc.client import Client, Generation, Options, Prompt, Unreachable
 from photon_grpc.client.many import persist, unordered
@@ -148,10 +148,10 @@ async def _answer(ask: Ask, line: InputLine, options: Options) -> dict[str, Any]
 
 def _merged(options: Options, request: Mapping[str, Any]) -> dict[str, Any]:
     """The flags' options and a line's, which win: its constraint takes the place of theirs."""
-    kept = {**options}
-    for name in request:
-        replace_constraint(kept, name)
-    return {**kept, **request}
+    merged: dict[str, Any] = {**options}
+    for name, value in request.items():
+        set_option(merged, name, value)
+    return merged
 
 
 def _request_of(data: bytes) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from photon_grpc.cli.connection import connection
-from photon_grpc.cli.option_values import check_name, read_option, replace_constraint
+from photon_grpc.cli.option_values import check_name, read_option, set_option
 from photon_grpc.cli.printable import printable
 from photon_grpc.cli.score_lines import Scores
 from photon_grpc.cli.terminal import Stopwatch, Thoughts, Written, remark
@@ -93,9 +93,7 @@ class Chat:
         options: dict[str, Any] = self._options  # type: ignore[assignment]
         try:
             if name and value:
-                read = read_option(name, value.strip())
-                replace_constraint(options, name)
-                options[name] = read
+                set_option(options, name, read_option(name, value.strip()))
             elif name:
                 options.pop(check_name(name), None)
         except (ValueError, PhotonError) as error:

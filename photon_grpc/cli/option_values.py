@@ -12,7 +12,9 @@ from photon_grpc.client import Options
 from photon_grpc.client.message_type import find_message_type
 
 #: Options that say what an output must be; a request has one of them.
-CONSTRAINTS = frozenset({"json_schema", "json_object", "regex", "choices", "grammar", "message_type"})
+CONSTRAINTS = frozenset({"json_schema", "json_object", "regex", "choices", "grammar", "message_type", "tool_choice"})
+#: Values of theirs that ask for none.
+_NO_CONSTRAINT = (None, False, "auto")
 _TYPES: Mapping[str, Any] = get_type_hints(Options)
 _SWITCHES = {"true": True, "on": True, "false": False, "off": False}
 
@@ -34,11 +36,13 @@ def read_option(name: str, text: str) -> Any:
         raise ValueError(f"{name} takes {wanted}, not {text!r}") from None
 
 
-def replace_constraint(options: dict[str, Any], name: str) -> None:
-    """Before `name` is set: leave other constraints out."""
+def set_option(options: dict[str, Any], name: str, value: Any) -> None:
+    """A constraint takes the place of others; a value that asks for none takes it back."""
     if name in CONSTRAINTS:
-        for other in CONSTRAINTS - {name}:
+        for other in {name} if value in _NO_CONSTRAINT else CONSTRAINTS:
             options.pop(other, None)
+    if name not in CONSTRAINTS or value not in _NO_CONSTRAINT:
+        options[name] = value
 
 
 def read_bias(biases: Mapping[str, float]) -> dict[Any, float]:

@@ -19,10 +19,20 @@ class Constraint(msgspec.Struct, frozen=True, array_like=True):
     has_unique_keys: bool = False
 
     @property
+    def field(self) -> str:
+        """The request's field that asks for it."""
+        return "chat.tool_choice" if self.kind == "tool_calls" else "structured_output"
+
+    @property
     def limits(self) -> Mapping[str, Any]:
         """Arguments of llguidance's LLParserLimits. Front ends try a grammar out under the same limits under which the
         engine compiles and walks it."""
         return _LARK_LIMITS if self.kind == "lark" else _LIMITS
+
+
+def told(words: str) -> str:
+    """llguidance's words for a caller: without marks, and without the stack of a panic."""
+    return words.replace("<non-verbose/>", "").partition("<backtrace>")[0].strip()
 
 
 #: An optional property of a schema is four items of a row, and a lexer that meets a `uri` for the first time takes

@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 import llguidance
 
-from photon_grpc.core.constraint import Constraint
+from photon_grpc.core.constraint import Constraint, told
 from photon_grpc.core.ports import Event
 from photon_grpc.engine.unique_keys import KeyTokens
 
@@ -27,6 +27,7 @@ class Compilation(Event):
         "__weakref__",
         "_users",
         "constraint",
+        "is_broken",
         "is_kept",
         "key_tokens",
         "matchers",
@@ -46,6 +47,8 @@ class Compilation(Event):
         self.num_rows = 0
         #: In the cache.
         self.is_kept = True
+        #: A matcher has panicked, and left the lexer it shares locked for good.
+        self.is_broken = False
         self.problem = ""
         #: Of each of `matchers`.
         self._users: defaultdict[llguidance.LLMatcher, WeakSet[object]] = defaultdict(WeakSet)
@@ -131,6 +134,6 @@ def _compile(compilation: Compilation, tokenizer: llguidance.LLTokenizer) -> Non
         compilation.problem = f"cannot be compiled ({type(error).__name__})"
         return
     if matcher.is_error():
-        compilation.problem = matcher.get_error()
+        compilation.problem = told(matcher.get_error())
     else:
         compilation.matchers.append(matcher)

@@ -245,7 +245,7 @@ def nothing_to_draw(request: Request) -> InvalidConstraint:
     fields = [
         name
         for name, is_set in (
-            ("structured_output", request.constraint is not None),
+            (_field(request), request.constraint is not None),
             ("sampling.allowed_token_ids", bool(request.sampling.allowed_token_ids)),
             ("stop.min_tokens", bool(request.stop.min_tokens)),
         )
@@ -254,11 +254,15 @@ def nothing_to_draw(request: Request) -> InvalidConstraint:
     return InvalidConstraint(f"{' and '.join(fields)} leave no id that may be drawn", field=next(iter(fields), ""))
 
 
+def _field(request: Request) -> str:
+    return "structured_output" if request.constraint is None else request.constraint.field
+
+
 def _follow(matcher: Matcher, seq: Sequence) -> None:
     """Moves a matcher on by the ids an output continues from. Raises InvalidRequest for one that may not follow."""
     for at, token_id in enumerate(seq.request.continued_ids):
         if token_id not in seq.stop_ids and not matcher.accept(token_id):
-            message = f"continue_from.ids[{at}]: {token_id} may not follow under structured_output"
+            message = f"continue_from.ids[{at}]: {token_id} may not follow under {_field(seq.request)}"
             raise InvalidRequest(message, field=f"continue_from.ids[{at}]")
 
 

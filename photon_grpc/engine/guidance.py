@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 import llguidance
 
 from photon_grpc.config.model_dir import TOKENIZER_FILE, ModelConfig
-from photon_grpc.core.constraint import Constraint
+from photon_grpc.core.constraint import Constraint, told
 from photon_grpc.core.ports import Event
 from photon_grpc.core.request import Request
 from photon_grpc.engine.compiler import Compilation, Compiler
@@ -42,7 +42,8 @@ _MAX_LEXERS = 8
 #: end of a string that has one.
 _TEXT = r'[^"\\\x00-\x1F\x7F]'
 _SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{_TEXT}{{1,{most}}}" for most in (6, 10, 16, 30)), f"{_TEXT}+"]
-_FIELD = "structured_output"
+#: In its words when a matcher has panicked, and when one does that shares its lexer.
+_PANICS = ("panic", "PoisonError")
 #: In the library's words for an id that may not follow.
 _REFUSED = "doesn't satisfy the grammar"
 
@@ -84,7 +85,11 @@ class GuidanceGrammars:
     def awaits(self, request: Request) -> Event | None:
         if request.constraint is None:
             return None
-        compilation = self._cache.get(request.constraint) or self._add(request.constraint)
+        compilation = self._cache.get(request.constraint)
+        if compilation is not None and compilation.is_broken:
+            self._count(self._cache.pop(request.constraint), -1)
+            compilation = None
+        compilation = compilation or self._add(request.constraint)
         self._cache.move_to_end(request.constraint)
         if not compilation.is_done:
             return compilation
@@ -134,7 +139,7 @@ class GuidanceGrammars:
     def _add(self, constraint: Constraint) -> Compilation:
         # Where more wait than the cache holds, each is compiled once all the same.
         compilation = self._alive.get(constraint)
-        if compilation is None:
+        if compilation is None or compilation.is_broken:
             compilation = self._alive[constraint] = Compilation(constraint, self._key_tokens)
             self._compiler.submit(compilation)
         self._count(compilation, 1)
@@ -208,7 +213,8 @@ class GuidanceMatcher:
 
     def __init__(self, grammar: Compilation, ends: Ends) -> None:
         if not grammar.matchers:
-            raise InvalidConstraint(f"{_FIELD}: {grammar.problem}", field=_FIELD)
+            field = grammar.constraint.field
+            raise InvalidConstraint(f"{field}: {grammar.problem}", field=field)
         self.grammar = grammar
         #: Has the lexer that `state` uses.
         self.beginning = grammar.lend(self)
@@ -252,8 +258,9 @@ class GuidanceMatcher:
 
     def _check(self) -> None:
         if self.state.is_error():
-            words = self.state.get_error().replace("<non-verbose/>", "").strip()
-            raise InvalidConstraint(f"{_FIELD}: too complex to go on: {words}", field=_FIELD)
+            words, field = told(self.state.get_error()), self.grammar.constraint.field
+            self.grammar.is_broken |= any(panic in words for panic in _PANICS)
+            raise InvalidConstraint(f"{field}: too complex to go on: {words}", field=field)
 
 
 class UniqueKeysMatcher(GuidanceMatcher):

@@ -12,6 +12,7 @@ from photon_grpc.core.constraint import Constraint
 from photon_grpc.errors import InvalidConstraint, InvalidRequest
 from photon_grpc.frontend.ask import ConstraintAsk
 from photon_grpc.frontend.one_of import as_any_of
+from photon_grpc.frontend.patterns import exact_classes
 from photon_grpc.frontend.tool_grammar import FIELD as TOOLS
 from photon_grpc.frontend.tool_grammar import read_tools, write_calls
 
@@ -70,7 +71,9 @@ def check_constraint(ask: ConstraintAsk, max_bytes: int) -> None:
 def write_grammar(ask: ConstraintAsk) -> Constraint:
     """The grammar of a checked `ask`. Takes long for a long one. Raise InvalidConstraint."""
     if ask.kind in ("json_schema", "json_object"):
-        return Constraint("json_schema", _grammar("json_schema", _compact(as_any_of(ask.text) or '{"type":"object"}')))
+        return Constraint(
+            "json_schema", _grammar("json_schema", _compact(exact_classes(as_any_of(ask.text)) or '{"type":"object"}'))
+        )
     if ask.kind == "regex":
         return Constraint("regex", llguidance.LLMatcher.grammar_from_regex(ask.text))
     if ask.kind == "choices":

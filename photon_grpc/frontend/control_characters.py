@@ -9,11 +9,13 @@ from typing import Any
 
 import msgspec
 
+from photon_grpc.frontend.schema_nodes import schemas_of
+
 #: Code points in hexadecimal; DEL is among them, since the library has it so.
 _CODE = "(?:0[0-7bBeEfF]|1[0-9a-fA-F]|7[fF])"
 _CHARACTER = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 #: One in an expression: itself or spelled.
-_SPELLED = rf"{_CHARACTER.pattern}|\\[av]|\\x{_CODE}|\\u00{_CODE}|\\[xu]\{{0*(?:{_CODE}|[0-7bBeEfF])\}}"
+_SPELLED = rf"{_CHARACTER.pattern}|\\[av]|\\(?:x|u00|U0{{6}}){_CODE}|\\[xuU]\{{0*(?:{_CODE}|[0-7bBeEfF])\}}"
 #: Classes are read as a whole: the library takes characters out of them that it cannot write.
 _PATTERN = re.compile(rf"(\[(?:{_SPELLED})\]|{_SPELLED})|\\.|\[\^?\]?(?:[^\]\\]+|\\.)*\]?", re.DOTALL)
 #: Without one of these a schema's text holds none.
@@ -31,19 +33,14 @@ def holds_unwritable(schema: str) -> bool:
     if not may_hold_unwritable(schema):
         return False
     try:
-        waiting = [msgspec.json.decode(schema)]
+        root = msgspec.json.decode(schema)
     except (msgspec.MsgspecError, RecursionError):  # the compiler says what is wrong with it
         return False
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, list):
-            waiting += node
-        elif isinstance(node, dict):
-            constants = [node.pop(keyword) for keyword in ("const", "enum") if keyword in node]
-            patterns = [node.get("pattern"), *_keys(node.get("patternProperties"))]
-            if _is_in_text(constants) or any(isinstance(each, str) and _is_in_pattern(each) for each in patterns):
-                return True
-            waiting += node.values()
+    for node in schemas_of(root):
+        constants = [node[keyword] for keyword in ("const", "enum") if keyword in node]
+        patterns = [node.get("pattern"), *_keys(node.get("patternProperties"))]
+        if _is_in_text(constants) or any(isinstance(each, str) and _is_in_pattern(each) for each in patterns):
+            return True
     return False
 
 

@@ -14,11 +14,12 @@ from typing import Any
 import llguidance
 import msgspec
 
-from photon_grpc.core.constraint import Constraint
+from photon_grpc.core.constraint import Constraint, told
 from photon_grpc.errors import InvalidConstraint
 from photon_grpc.frontend.ask import ConstraintAsk
 from photon_grpc.frontend.constraint import field_of, write_grammar
 from photon_grpc.frontend.control_characters import holds_unwritable, may_hold_unwritable
+from photon_grpc.frontend.large_integers import may_hold_rounded, rounded_integer
 from photon_grpc.frontend.tool_grammar import read_tools
 
 #: Bytes of the walk: enough for what grows with every step to meet its limit.
@@ -78,14 +79,23 @@ def _walk(matcher: llguidance.LLMatcher) -> str:
 
 
 def _unwritable(ask: ConstraintAsk) -> str:
-    """Return the reason that the library would leave a character out; empty where it would not."""
-    problem = r"of control characters only \b \f \n \r \t can be written"
-    if ask.kind == "json_schema" and holds_unwritable(ask.text):
-        return problem
-    if ask.kind == "tool_calls" and may_hold_unwritable(ask.text):
+    """Return the reason that the library would write something else; empty where it would not."""
+    if ask.kind == "json_schema":
+        return _changed(ask.text)
+    if ask.kind == "tool_calls" and (may_hold_unwritable(ask.text) or may_hold_rounded(ask.text)):
         for tool in read_tools(ask.text, *ask.choices):
-            if holds_unwritable(msgspec.json.encode(tool.schema).decode()):
+            problem = _changed(msgspec.json.encode(tool.schema).decode())
+            if problem:
                 return f"the parameters of the {tool.label}: {problem}"
+    return ""
+
+
+def _changed(schema: str) -> str:
+    if holds_unwritable(schema):
+        return r"of control characters only \b \f \n \r \t can be written"
+    number = rounded_integer(schema)
+    if number is not None:
+        return f"{str(number)[:40]} would be rounded: constants and bounds are read as floats of 64 bits"
     return ""
 
 
@@ -104,7 +114,7 @@ def _told(ask: ConstraintAsk, problem: str) -> str:
 
 
 def _cut(words: str) -> str:
-    words = words.replace("<non-verbose/>", "").strip()
+    words = told(words)
     if _ONE_OF in words:
         words = (
             "the schemas of a oneOf must visibly exclude each other: by type, or by the value of a required property"

@@ -158,8 +158,9 @@ def test_a_constraint_that_is_set_takes_the_place_of_another(
 ) -> None:
     (tmp_path / "set.binpb").write_bytes(descriptor_set())
     typed = '/set choices ["yes", "no"]\na\n'
-    typed += f"/set message_type {tmp_path}/set.binpb {NAME}\nb\n/set message_type\nc\n"
-    choices, message_type, plain = chat(typed, monkeypatch)
+    typed += f"/set json_object off\nd\n/set message_type {tmp_path}/set.binpb {NAME}\nb\n/set message_type\nc\n"
+    choices, kept, message_type, plain = chat(typed, monkeypatch)
+    assert kept.structured_output == choices.structured_output, "what is switched off takes no place"
     assert list(choices.structured_output.choices.values) == ["yes", "no"]
     assert message_type.structured_output.protobuf.message_type == NAME
     assert not plain.HasField("structured_output")

@@ -371,6 +371,20 @@ def test_a_matcher_that_failed_at_its_mask_is_let_go_with_its_output() -> None:
         gc.enable()
 
 
+def test_a_panic_of_the_library_ends_its_output_and_not_those_that_ask_later() -> None:
+    """It leaves the lexer locked for good."""
+    compiled = Compiled()
+    constraint = write_grammar(ConstraintAsk("grammar", 'start: "b" "o"{3} "k" | "z" t "q"\nt[stop="xyz"]: /a*/'))
+    panicking, draw = compiled.matcher(constraint), random.Random(0)
+    assert panicking.accept(*ids("z"))
+    with pytest.raises(InvalidConstraint) as caught:
+        for _ in range(40):
+            panicking.accept(draw.choice(sorted(allowed(panicking) - {*EOS})))
+    assert "panic" in str(caught.value) and "backtrace" not in str(caught.value)
+    later = compiled.matcher(constraint)
+    assert later.accept(*ids("b")) and allowed(later)
+
+
 def test_a_tokenizer_without_bytes_is_no_vocabulary(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -23,6 +23,8 @@ from photon_grpc.frontend.grammar_trial import try_out
             {"pattern": text}
             for text in ("^a\x01b", r"a\x01", r"\u001Fb", r"\x{1}", r"a\a", r"\v?", r"[\x01]", r"\x7F")
         ],
+        *[{"pattern": text} for text in (r"^a\U00000007b$", r"\U{7}")],
+        {"properties": {"const": {"pattern": r"a\x07b"}}},
         {"properties": {"a": {"items": {"patternProperties": {r"^\x02": {}}}}}},
     ],
 )
@@ -38,6 +40,8 @@ def test_what_cannot_be_written_is_refused(schema: dict[str, Any]) -> None:
         {"const": "\\x01 \\u0001 \\a"},
         {"description": "\x01", "const": "a"},
         {"properties": {"a\x01": {}}, "required": ["a\x01"]},
+        {"properties": {"enum": {"description": "\x01"}, "const": {"description": "\x01"}}},
+        {"type": "string", "examples": [{"const": "\x07"}], "default": {"pattern": r"\x07"}},
         *[{"type": "string", "pattern": text} for text in (r"^[^\x00-\x1f\x7f]{2}$", r"^[^\\\x00-\x1f]+$", r"\\x01")],
         *[{"type": "string", "pattern": text} for text in ("^[^\x00-\x1f]$", r"^[^]\x01]$", r"\A\n\t\x41\x{42}\u00e9")],
     ],

@@ -93,6 +93,13 @@ def test_every_tool_can_be_called_by_any_name() -> None:
         assert (told.name, json.loads(told.arguments_json)) == (tool, arguments)
 
 
+def test_a_name_may_hold_any_character() -> None:
+    name = "".join(map(chr, [*range(32), 127, 0x2028, 0x1F600]))
+    constraint = try_out(ask(tools=[{"name": name}]))
+    call = json.dumps({"name": name, "arguments": {}}, ensure_ascii=False).replace("\x7f", "\\u007f")
+    assert satisfies(f"<tool_call>\n{call}\n</tool_call>", constraint)
+
+
 def test_a_bare_call_stands_alone() -> None:
     bare = OSLO.replace("arguments", "parameters")
     for name in (None, "weather"):

@@ -1,0 +1,64 @@
+"""A pattern's class that leaves characters out leaves out their escapes, too: outputs satisfy the pattern as Python's
+`re` reads it."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import llguidance
+import pytest
+
+from photon_grpc.frontend.ask import ConstraintAsk
+from photon_grpc.frontend.grammar_trial import byte_tokenizer, try_out
+from photon_grpc.frontend.patterns import exact_classes
+
+TEXTS = ('a"b', "a\\b", "a\nb", "ab", "-", "]", "a]", "^", "<", "'", "a-", "é", "\t")
+
+
+def takes(schema: object, value: object) -> bool:
+    constraint = try_out(ConstraintAsk("json_schema", json.dumps(schema)))
+    matcher = llguidance.LLMatcher(byte_tokenizer(), constraint.grammar, log_level=0)
+    output = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return matcher.try_consume_tokens(list(output)) == len(output) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r'^[^"\\]+$',
+        r'^[^<>"]+$',
+        r"^[^'\"]*$",
+        r"^[^\"\\\n]+$",
+        r"^[^-a]+$",
+        r"^[^\]a]+$",
+        r"^[a\[^]+$",
+        r"^[^^]+$",
+        r"^[\^a]+$",
+        r"^(?:[^\"]|<)+$",
+    ],
+)
+def test_texts_are_taken_as_by_python(pattern: str) -> None:
+    for text in TEXTS:
+        wanted = re.search(pattern.replace("$", r"\Z"), text) is not None
+        assert takes({"type": "string", "pattern": pattern}, text) == wanted, text
+
+
+def test_patterns_of_names_and_of_schemas_within() -> None:
+    schema: dict[str, Any] = {
+        "type": "object",
+        "patternProperties": {'^[^"]+$': {"type": "string", "pattern": "^[^\\\\]*$"}},
+    }
+    schema["additionalProperties"] = False
+    assert takes(schema, {"a": 'x"'}) and not takes(schema, {'a"': "x"}) and not takes(schema, {"a": "\\"})
+
+
+def test_what_is_no_pattern_stays() -> None:
+    kept = {"const": {"pattern": "[^a]"}, "enum": ["[^a]"], "description": "[^a]"}
+    assert json.loads(exact_classes(json.dumps(kept))) == kept
+    assert json.loads(exact_classes(json.dumps({"properties": {"pattern": {"pattern": "[^a]"}}}))) == {
+        "properties": {"pattern": {"pattern": r"[^\x01a]"}}
+    }
+    for text in ("", '{"pattern": "[^a]', "true", '{"pattern": ["[^a]"]}'):
+        assert exact_classes(text).replace(" ", "") == text.replace(" ", "")
