@@ -9,10 +9,10 @@ import json
 from itertools import combinations
 from typing import Any
 
+from photon_grpc.frontend.schema_nodes import schemas_of
+
 #: References to references that are followed.
 _MAX_REFERENCES = 16
-#: What they hold is no schema.
-_VALUES = ("const", "enum", "default", "examples")
 
 
 def as_any_of(schema: str) -> str:
@@ -26,16 +26,11 @@ def as_any_of(schema: str) -> str:
         return schema
     if schema.count('"$id"') > (isinstance(root, dict) and "$id" in root):  # from which references within it start
         return schema
-    num_changed, waiting = 0, [root]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, list):
-            waiting += node
-        elif isinstance(node, dict):
-            if "anyOf" not in node and _is_exclusive(node.get("oneOf"), root):
-                node["anyOf"] = node.pop("oneOf")
-                num_changed += 1
-            waiting += [value for keyword, value in node.items() if keyword not in _VALUES]
+    num_changed = 0
+    for node in schemas_of(root):
+        if "anyOf" not in node and _is_exclusive(node.get("oneOf"), root):
+            node["anyOf"] = node.pop("oneOf")
+            num_changed += 1
     return json.dumps(root) if num_changed else schema
 
 

@@ -1,10 +1,10 @@
 """Logits as they may be drawn from: `penalties.py`, and behind it `bitmask.py`.
 
 Shapes: logits float32 [R, V], changed in place; slots int64 [R], context_len int32 or int64 [R]; Shaping of S slots ->
-bool [R], rows for which a ban, a limit or a mask holds. Bytes moved: of a row that is penalised its counts and logits,
-of one that is constrained V / 8 for each bitmask and what is written; nothing of others.
+bool [R], rows for which a ban, a limit or a mask holds. Bytes moved: the logits twice, 2 · V for each row that is
+penalised, V / 8 for each bitmask that holds for a row, 8 for each bias.
 
-`draw.py` does the same to what it draws from, without writing it.
+`draw.py` does the same to what it draws from, without writing them.
 """
 
 from __future__ import annotations
