@@ -35,6 +35,8 @@ def told(words: str) -> str:
     return words.replace("<non-verbose/>", "").partition("<backtrace>")[0].strip()
 
 
+#: States that a lexer may learn for one output.
+MAX_LEXER_STATES = 20_000
 #: An optional property of a schema is four items of a row, and a lexer that meets a `uri` for the first time takes
 #: 30,000 of its fuel, 2 ms.
 _LIMITS: Mapping[str, Any] = MappingProxyType(
@@ -43,7 +45,7 @@ _LIMITS: Mapping[str, Any] = MappingProxyType(
         "initial_lexer_fuel": 500_000,
         "step_lexer_fuel": 50_000,
         "step_max_items": 5_000,
-        "max_lexer_states": 20_000,
+        "max_lexer_states": MAX_LEXER_STATES,
         "max_grammar_size": 100_000,
         "verbose_errors": False,
     }

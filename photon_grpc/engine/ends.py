@@ -24,6 +24,11 @@ class Ends:
         #: where its masks do not tell.
         self.signs = _places(ids + matcher_ids) if matcher_ids else ()
 
+    def holds(self, token_id: int) -> bool:
+        """Return whether the id ends the output, or the matcher takes it for an end."""
+        bits = 1 << (token_id & 7)
+        return any(byte == token_id >> 3 and place & bits for byte, place in self._ids + self._others)
+
     def correct(self, mask: memoryview, is_satisfied: bool) -> None:
         """Allows the ends or none of them, in a mask of the matcher."""
         for byte, bits in self._others:

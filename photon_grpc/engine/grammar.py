@@ -1,27 +1,28 @@
 """Constrained outputs: which ids may follow, told to the runner as bitmasks.
 
 A matcher's state is that of the ids that were settled. Masks for a step are made once the row's older steps have
-settled; drafts are walked for that and rolled back, so that only `advance` moves a matcher for good.
+settled; drafts are walked for that and rolled back, so that only `advance` moves a matcher for good. Ids that an output
+has already when its matcher is made are walked by whoever makes it, never in the engine's loop.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from photon_grpc.core.batch import Batch
 from photon_grpc.core.ports import Event
 from photon_grpc.core.request import Request
 from photon_grpc.core.sequence import Sequence
-from photon_grpc.errors import FeatureNotSupported, InternalFailure, InvalidConstraint, InvalidRequest, RequestError
+from photon_grpc.errors import FeatureNotSupported, InternalFailure, InvalidConstraint, RequestError
 
 _LOG = logging.getLogger(__name__)
 
 
 class Matcher(Protocol):
-    """The state of one output under its constraint. What a method raises ends that output."""
+    """The state of one output under its constraint. What a method raises ends that output, but for MatcherLost."""
 
     def fill(self, mask: memoryview) -> None:
         """Overwrites the bitmask (layout: core.ports.Pending.sample) with the ids that may follow; an end of sequence
@@ -48,15 +49,34 @@ class MaskFiller(Protocol):
         """Every matcher's `fill`, into the bitmask of its number among `masks`; what they raised, by those numbers."""
 
 
+class MatcherLost(Exception):
+    """A matcher is of no more use, through no fault of its output: it is to be made again from the output's ids."""
+
+
+class Preparation(Protocol):
+    """The matchers of one request, which may take another thread long to make."""
+
+    def awaits(self) -> Event | None:
+        """The event that must come before `matchers` may be called, None where it may be now. The other thread wakes
+        the engine with it (core.ports.Inbox.wake)."""
+
+    def matchers(self, num: int) -> Iterable[Matcher]:
+        """So many, one an output. What it raises ends the request."""
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+
+
 class Grammars(Protocol):
     """Makes matchers. What a method raises refuses the request."""
 
-    def awaits(self, request: Request) -> Event | None:
-        """The event that must come before `matcher` may be called, None where it may be now. Another thread compiles a
-        grammar and wakes the engine with it (core.ports.Inbox.wake)."""
+    def prepare(self, request: Request, ids: tuple[int, ...], is_anew: bool) -> Preparation | None:
+        """The matchers of a request; None where it has no constraint.
 
-    def matcher(self, request: Request) -> Matcher | None:
-        """A matcher at its beginning for one output; None where the request has no constraint."""
+        Args:
+            ids: that its only output has; () where outputs begin.
+            is_anew: the matcher that walked these ids was lost.
+        """
 
     def filler(self, matchers: Mapping[int, Matcher], mask_bytes: int) -> MaskFiller:
         """For as long as these matchers' outputs are alive.
@@ -70,13 +90,9 @@ class Grammars(Protocol):
 class NoGrammars:
     """No request may have a constraint."""
 
-    def awaits(self, request: Request) -> Event | None:
-        return None
-
-    def matcher(self, request: Request) -> Matcher | None:
+    def prepare(self, request: Request, ids: tuple[int, ...], is_anew: bool) -> None:
         if request.constraint is not None:
             raise FeatureNotSupported("structured_output: this model has no tokenizer that grammars know")
-        return None
 
     def filler(self, matchers: Mapping[int, Matcher], mask_bytes: int) -> MaskFiller:
         raise NotImplementedError("there are no matchers")
@@ -143,46 +159,67 @@ class ConstrainedOutputs:
         self._memory = memory or MaskMemory()
         #: Constrained sequences only, from `begin` to `forget`.
         self.matchers: dict[Sequence, Matcher] = {}
+        #: Of requests whose matchers are being made, by their first sequence.
+        self._preparations: dict[Sequence, Preparation] = {}
         #: Of the last step, until an output begins or ends. Holds nothing but what is alive.
         self._masked: MaskedRows | None = None
 
     def begin(self, seqs: list[Sequence]) -> Event | None:
         """Gives the sequences of one request their matchers, or returns the event after which it is to be called again.
         Raises RequestError."""
-        request = seqs[0].request
+        request, first = seqs[0].request, seqs[0]
+        return self._prepared(seqs, lambda: self._grammars.prepare(request, first.request.continued_ids, False))
+
+    def begin_anew(self, seq: Sequence) -> Event | None:
+        """The same for a sequence whose matcher was lost, behind the ids of its output."""
+        if self.matchers.pop(seq, None) is not None:
+            self._masked = None
+        ids = tuple(seq.ids[seq.num_prompt :])
+        return self._prepared([seq], lambda: self._grammars.prepare(seq.request, ids, True))
+
+    def _prepared(self, seqs: list[Sequence], prepare: Callable[[], Preparation | None]) -> Event | None:
         try:
-            event = self._grammars.awaits(request)
+            preparation = self._preparations.pop(seqs[0], None) or prepare()
+            if preparation is None:
+                return None
+            event = preparation.awaits()
             if event is not None:
+                self._preparations[seqs[0]] = preparation
                 return event
-            made = ((seq, self._grammars.matcher(request)) for seq in seqs)
-            matchers = {seq: matcher for seq, matcher in made if matcher is not None}
-            for seq, matcher in matchers.items():
-                _follow(matcher, seq)
+            self.matchers.update(zip(seqs, preparation.matchers(len(seqs)), strict=True))
+            self._masked = None
         except BaseException as error:
             raise _fit_for_caller(error) from error
-        if matchers:
-            self.matchers.update(matchers)
-            self._masked = None
         return None
 
     def forget(self, seq: Sequence) -> None:
         if self.matchers.pop(seq, None) is not None:
             self._masked = None
+        preparation = self._preparations.pop(seq, None)
+        if preparation is not None:
+            preparation.cancel()
+
+    @property
+    def is_empty(self) -> bool:
+        """True when `forget` has nothing to do."""
+        return not (self.matchers or self._preparations)
 
     def advance(self, seq: Sequence, token_id: int) -> bool:
-        """Moves a sequence's matcher on by a drawn id. Returns whether its output is complete. Raises RequestError when
-        the matcher fails or says that the id may not follow."""
+        """Moves a sequence's matcher on by a drawn id. Returns whether its output is complete. Raises MatcherLost, and
+        RequestError when the matcher fails or says that the id may not follow."""
         matcher = self.matchers[seq]
         try:
             if not matcher.advance(token_id):
                 raise ValueError(f"id {token_id} was drawn though the constraint does not allow it")
             return matcher.is_complete
+        except MatcherLost:
+            raise
         except BaseException as error:
             raise _fit_for_caller(error) from error
 
     def masks(
         self, batch: Batch, rows: list[Sequence], drafts: tuple[int, ...]
-    ) -> tuple[memoryview, dict[Sequence, RequestError]]:
+    ) -> tuple[memoryview, dict[Sequence, RequestError | MatcherLost]]:
         """The bitmasks of the batch's masked rows as `core.ports.Pending.sample` takes them, in memory that comes round
         again, and why matchers failed. All ones where a sequence has ended, where its matcher fails, and behind a draft
         that ends the output or may not follow.
@@ -198,7 +235,7 @@ class ConstrainedOutputs:
         if k or len(masked.matchers) < len(masked.seqs):
             masks[:] = b"\xff" * len(masks)
         broken = masked.fill(self._grammars, masks, self._mask_bytes)
-        failures: dict[Sequence, RequestError] = {}
+        failures: dict[Sequence, RequestError | MatcherLost] = {}
         for first in masked.matchers if k or broken else ():
             at = first // (k + 1)
             seq, mine = masked.seqs[at], masks[at * stride : (at + 1) * stride]
@@ -208,7 +245,7 @@ class ConstrainedOutputs:
                 if k:
                     self._walk(seq, drafts[at * k : at * k + batch.yields[batch.masked[at]] - 1], mine)
             except BaseException as error:
-                failures[seq] = _fit_for_caller(error)
+                failures[seq] = error if isinstance(error, MatcherLost) else _fit_for_caller(error)
                 mine[:] = b"\xff" * stride
         return masks, failures
 
@@ -256,14 +293,6 @@ def nothing_to_draw(request: Request) -> InvalidConstraint:
 
 def _field(request: Request) -> str:
     return "structured_output" if request.constraint is None else request.constraint.field
-
-
-def _follow(matcher: Matcher, seq: Sequence) -> None:
-    """Moves a matcher on by the ids an output continues from. Raises InvalidRequest for one that may not follow."""
-    for at, token_id in enumerate(seq.request.continued_ids):
-        if token_id not in seq.stop_ids and not matcher.accept(token_id):
-            message = f"continue_from.ids[{at}]: {token_id} may not follow under {_field(seq.request)}"
-            raise InvalidRequest(message, field=f"continue_from.ids[{at}]")
 
 
 def _fit_for_caller(error: BaseException) -> RequestError:

@@ -1,40 +1,35 @@
-"""Grammars and matchers of llguidance.
+"""Grammars of llguidance: prepared beside the loop and kept for those who ask for the same; masks of many rows at once.
 
-Grammars are compiled in a thread (engine/compiler.py) and kept for those who ask for the same. Matchers of one
-compilation share its lexer under a lock, and in parallel would only wait for each other: a grammar that many rows obey
-is compiled again as more requests ask for it, until each thread that fills masks has a lexer of it, eight at most.
+Matchers of one compilation share its lexer under a lock, and in parallel would only wait for each other: a grammar that
+many rows obey is compiled again as more requests ask for it, until each thread that fills masks has a lexer of it,
+eight at most.
 """
 
 from __future__ import annotations
 
-import ctypes
 import logging
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from functools import cache, partial
 from math import log2
 from typing import cast
-from weakref import WeakValueDictionary
 
 import llguidance
 
 from photon_grpc.config.model_dir import TOKENIZER_FILE, ModelConfig
-from photon_grpc.core.constraint import Constraint, told
+from photon_grpc.core.constraint import MAX_LEXER_STATES
 from photon_grpc.core.ports import Event
 from photon_grpc.core.request import Request
-from photon_grpc.engine.compiler import Compilation, Compiler
-from photon_grpc.engine.ends import Ends
-from photon_grpc.engine.grammar import Matcher
+from photon_grpc.engine.grammar import Matcher, MatcherLost
+from photon_grpc.engine.lexers import FIRST_LEXER_STATES, Grammar, Lexer, LexerCache
+from photon_grpc.engine.matcher import GuidanceMatcher, address
+from photon_grpc.engine.preparation import Beginning, FurtherLexer, Walk, Workshop
 from photon_grpc.engine.special_tokens import rename_special_tokens
-from photon_grpc.engine.unique_keys import KeyState, KeyTokens, after
-from photon_grpc.errors import InvalidConstraint
+from photon_grpc.engine.unique_keys import KeyTokens
+from photon_grpc.engine.worker import Worker
 
 _LOG = logging.getLogger(__name__)
 
-#: What compiled grammars may take in all, by `_estimate`.
-_MAX_CACHE_BYTES = 256 * 2**20
-#: Of them those compiled again; one of them counts so much of a first one (a seventh was seen).
-_MAX_COPIES_SHARE, _COPY_SHARE = 4, 4
 #: Lexers of one grammar: sixteen fill 64 masks no sooner, and each learns for itself.
 _MAX_LEXERS = 8
 #: Tokens that a mask takes as a whole where all of them may follow: white space, and text within a JSON string of up to
@@ -42,10 +37,6 @@ _MAX_LEXERS = 8
 #: end of a string that has one.
 _TEXT = r'[^"\\\x00-\x1F\x7F]'
 _SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{_TEXT}{{1,{most}}}" for most in (6, 10, 16, 30)), f"{_TEXT}+"]
-#: In its words when a matcher has panicked, and when one does that shares its lexer.
-_PANICS = ("panic", "PoisonError")
-#: In the library's words for an id that may not follow.
-_REFUSED = "doesn't satisfy the grammar"
 
 #: A state, and the number of the mask that it fills.
 _Row = tuple[llguidance.LLMatcher, int]
@@ -56,9 +47,9 @@ class GuidanceGrammars:
 
     Args:
         tokenizer: its vocabulary is the model's.
-        wake: says that a Compilation is done, from any thread (core.ports.Inbox.wake).
+        wake: says that a job is done, from any thread (core.ports.Inbox.wake).
         num_threads: that fill masks.
-        max_cache_bytes: of compiled grammars.
+        max_bytes: of lexers, by what they may take; None: 1 GiB.
     """
 
     def __init__(
@@ -66,48 +57,36 @@ class GuidanceGrammars:
         tokenizer: llguidance.LLTokenizer,
         wake: Callable[[Event], None],
         num_threads: int,
-        max_cache_bytes: int = _MAX_CACHE_BYTES,
+        max_bytes: int | None = None,
     ) -> None:
-        self._compiler = Compiler(tokenizer, wake)
-        self._tokenizer_ends = tuple(tokenizer.eos_tokens)
-        self._key_tokens = cache(partial(KeyTokens, tokenizer))
+        self._worker = Worker(wake)
+        sizes = () if max_bytes is None else (max_bytes,)
+        self.cache = LexerCache(cache(partial(KeyTokens, tokenizer)), *sizes)
+        self._shop = Workshop(tokenizer, self.cache)
         #: By the number of their threads, a power of two or all.
         self._executor = cache(llguidance.LLExecutor)
         self._num_threads = num_threads
-        self._max_cache_bytes = max_cache_bytes
-        #: Oldest use first.
-        self._cache: OrderedDict[Constraint, Compilation] = OrderedDict()
-        self._num_bytes = 0
-        self._num_copy_bytes = 0
-        #: Those that something holds: the cache, a request that waits for its own, a matcher.
-        self._alive: WeakValueDictionary[Constraint, Compilation] = WeakValueDictionary()
 
-    def awaits(self, request: Request) -> Event | None:
+    def prepare(self, request: Request, ids: tuple[int, ...], is_anew: bool) -> Beginning | Walk | None:
+        """As engine.grammar.Grammars."""
         if request.constraint is None:
             return None
-        compilation = self._cache.get(request.constraint)
-        if compilation is not None and compilation.is_broken:
-            self._count(self._cache.pop(request.constraint), -1)
-            compilation = None
-        compilation = compilation or self._add(request.constraint)
-        self._cache.move_to_end(request.constraint)
-        if not compilation.is_done:
-            return compilation
-        self._spread(compilation)
-        return None
-
-    def matcher(self, request: Request) -> GuidanceMatcher | None:
-        if request.constraint is None:
-            return None
-        compilation, stop = self._cache[request.constraint], request.stop
-        kind = UniqueKeysMatcher if request.constraint.has_unique_keys else GuidanceMatcher
-        return kind(compilation, Ends(stop.eos_token_ids + stop.stop_token_ids, self._tokenizer_ends))
+        grammar = self.cache.grammar(request.owner, request.constraint)
+        job: Beginning | Walk
+        if is_anew or ids:
+            job = Walk(self._shop, grammar, request, ids, MAX_LEXER_STATES if is_anew else FIRST_LEXER_STATES)
+        else:
+            job = Beginning(self._shop, grammar, request)
+            self._spread(grammar)
+        if job.awaits() is not None:
+            self._worker.submit(job)
+        return job
 
     def filler(self, matchers: Mapping[int, Matcher], mask_bytes: int) -> ParallelFiller:
         """As engine.grammar.Grammars."""
         mine = cast(Mapping[int, GuidanceMatcher], matchers)
         columns = _by_lexer(mine)
-        num_rows: defaultdict[Compilation, int] = defaultdict(int)
+        num_rows: defaultdict[Grammar, int] = defaultdict(int)
         for column in columns:
             num_rows[mine[column[0][1]].grammar] += len(column)
         for grammar, num in num_rows.items():
@@ -125,37 +104,14 @@ class GuidanceGrammars:
             return self._executor(1), [[row] for row in rows]
         return self._executor(min(num_parallel, self._num_threads)), [rows]
 
-    def _spread(self, grammar: Compilation) -> None:
+    def _spread(self, grammar: Grammar) -> None:
         """Have a grammar with fewer lexers than rows compiled once more, for requests that come later."""
-        is_waiting = grammar.num_wanted > len(grammar.matchers)
-        if is_waiting or grammar.num_wanted >= min(grammar.num_rows, self._num_threads, _MAX_LEXERS):
+        is_being_made = grammar.num_wanted > len(grammar.lexers)
+        if is_being_made or grammar.num_wanted >= min(grammar.num_rows, self._num_threads, _MAX_LEXERS):
             return
-        num_bytes = self._num_copy_bytes + _copy_estimate(grammar.constraint)
-        if num_bytes <= self._max_cache_bytes // _MAX_COPIES_SHARE:
-            self._num_copy_bytes = num_bytes
+        if self.cache.has_spare_room(grammar.next_lexer_bytes):
             grammar.num_wanted += 1
-            self._compiler.submit_copy(grammar)
-
-    def _add(self, constraint: Constraint) -> Compilation:
-        # Where more wait than the cache holds, each is compiled once all the same.
-        compilation = self._alive.get(constraint)
-        if compilation is None or compilation.is_broken:
-            compilation = self._alive[constraint] = Compilation(constraint, self._key_tokens)
-            self._compiler.submit(compilation)
-        self._count(compilation, 1)
-        while self._num_bytes + self._num_copy_bytes > self._max_cache_bytes and self._cache:
-            _, oldest = self._cache.popitem(last=False)
-            self._count(oldest, -1)
-        self._cache[constraint] = compilation
-        return compilation
-
-    def _count(self, compilation: Compilation, sign: int) -> None:
-        """Of what comes into the cache, or leaves it."""
-        compilation.is_kept = sign > 0
-        if compilation.is_kept:
-            compilation.num_wanted = max(1, len(compilation.matchers))
-        self._num_bytes += sign * _estimate(compilation.constraint)
-        self._num_copy_bytes += sign * (compilation.num_wanted - 1) * _copy_estimate(compilation.constraint)
+            self._worker.submit_spare(FurtherLexer(self._shop, grammar))
 
 
 class ParallelFiller:
@@ -189,112 +145,26 @@ class ParallelFiller:
     def fill(self, masks: memoryview) -> dict[int, BaseException]:
         """As engine.grammar.MaskFiller."""
         size = self._mask_bytes
-        address, num_masks = _address(masks), len(masks) // size
+        start, num_masks = address(masks), len(masks) // size
         for part in self._parts:
-            self._threads.unsafe_compute_mask_ptr(part, address, size, num_masks)
+            self._threads.unsafe_compute_mask_ptr(part, start, size, num_masks)
         failures: dict[int, BaseException] = {}
         for at in {*self._corrected, *[at for at, byte, bits in self._signs if masks[byte] & bits]}:
             try:
                 self._matchers[at].correct(masks[at * size : (at + 1) * size])
             except BaseException as error:
                 failures[at] = error
+        if failures:
+            self._add_those_beside(failures)
         return failures
 
-
-class GuidanceMatcher:
-    """One output's state.
-
-    Args:
-        grammar: compiled.
-        ends: of the output.
-    """
-
-    __slots__ = ("__weakref__", "beginning", "grammar", "signs", "state", "_ends")
-
-    def __init__(self, grammar: Compilation, ends: Ends) -> None:
-        if not grammar.matchers:
-            field = grammar.constraint.field
-            raise InvalidConstraint(f"{field}: {grammar.problem}", field=field)
-        self.grammar = grammar
-        #: Has the lexer that `state` uses.
-        self.beginning = grammar.lend(self)
-        self.state = self.beginning.deep_copy()
-        self._ends = ends
-        #: Bytes of the library's mask, and bits: where none is set `correct` has nothing to do. Empty: it always has.
-        self.signs = ends.signs
-
-    def fill(self, mask: memoryview) -> None:
-        self.state.unsafe_compute_mask_ptr(_address(mask), len(mask))
-        self.correct(mask)
-
-    def correct(self, mask: memoryview) -> None:
-        """Makes the library's mask one of engine.grammar.Matcher.fill. Raises InvalidConstraint where it has failed."""
-        is_satisfied = self.state.is_accepting()
-        if not is_satisfied:
-            self._check()
-        self._ends.correct(mask, is_satisfied)
-
-    def accept(self, token_id: int) -> bool:
-        if self.state.try_consume_tokens([token_id]) == 1:
-            return True
-        self._check()
-        return False
-
-    def advance(self, token_id: int) -> bool:
-        # As `accept`, but tries nothing first, which takes as long again.
-        if self.state.consume_token(token_id):
-            return True
-        if _REFUSED not in self.state.get_error():
-            self._check()
-        return False
-
-    def roll_back(self, num_tokens: int) -> None:
-        self.state.rollback(num_tokens)
-        self._check()
-
-    @property
-    def is_complete(self) -> bool:
-        return self.state.is_stopped()
-
-    def _check(self) -> None:
-        if self.state.is_error():
-            words, field = told(self.state.get_error()), self.grammar.constraint.field
-            self.grammar.is_broken |= any(panic in words for panic in _PANICS)
-            raise InvalidConstraint(f"{field}: too complex to go on: {words}", field=field)
-
-
-class UniqueKeysMatcher(GuidanceMatcher):
-    """One output's state, whose JSON objects have no key twice."""
-
-    __slots__ = ("_key_tokens", "_states")
-
-    def __init__(self, grammar: Compilation, ends: Ends) -> None:
-        super().__init__(grammar, ends)
-        self.signs = ()
-        self._key_tokens = grammar.key_tokens
-        #: At the beginning and behind every token.
-        self._states = [KeyState()]
-
-    def correct(self, mask: memoryview) -> None:
-        super().correct(mask)
-        self._key_tokens().forbid(self._states[-1], mask)
-
-    def accept(self, token_id: int) -> bool:
-        return self._move(token_id, super().accept)
-
-    def advance(self, token_id: int) -> bool:
-        return self._move(token_id, super().advance)
-
-    def _move(self, token_id: int, move: Callable[[int], bool]) -> bool:
-        state = after(self._states[-1], self._key_tokens().bytes[token_id])
-        if state is None or not move(token_id):
-            return False
-        self._states.append(state)
-        return True
-
-    def roll_back(self, num_tokens: int) -> None:
-        super().roll_back(num_tokens)
-        del self._states[len(self._states) - num_tokens :]
+    def _add_those_beside(self, failures: dict[int, BaseException]) -> None:
+        """A lexer that failed during this step may have been asked, after its failure, whether an output may end: no
+        matcher that shares it is believed."""
+        spent = {self._matchers[at].lexer for at, error in failures.items() if isinstance(error, MatcherLost)}
+        for at, matcher in self._matchers.items():
+            if matcher.lexer in spent and at not in failures:
+                failures[at] = MatcherLost("a matcher beside it spent the lexer they share")
 
 
 def read_vocabulary(model_config: ModelConfig) -> llguidance.LLTokenizer | None:
@@ -314,21 +184,7 @@ def read_vocabulary(model_config: ModelConfig) -> llguidance.LLTokenizer | None:
 
 def _by_lexer(matchers: Mapping[int, GuidanceMatcher]) -> Collection[list[_Row]]:
     """Their states and numbers, those apart that share no lexer."""
-    columns: defaultdict[llguidance.LLMatcher, list[_Row]] = defaultdict(list)
+    columns: defaultdict[Lexer, list[_Row]] = defaultdict(list)
     for at, matcher in matchers.items():
-        columns[matcher.beginning].append((matcher.state, at))
+        columns[matcher.lexer].append((matcher.state, at))
     return columns.values()
-
-
-def _address(mask: memoryview) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(mask))
-
-
-def _copy_estimate(constraint: Constraint) -> int:
-    """Bytes that it takes compiled again."""
-    return _estimate(constraint) // _COPY_SHARE
-
-
-def _estimate(constraint: Constraint) -> int:
-    """Bytes that a compiled grammar takes."""
-    return 2**20 + 64 * len(constraint.grammar)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from photon_grpc.core.ports import Event
 from photon_grpc.core.request import Request
-from photon_grpc.engine.grammar import Matcher
+from photon_grpc.engine.grammar import Matcher, MatcherLost
+from photon_grpc.errors import InvalidRequest
 
 #: The id that ends an output where its state may be the last; every other id moves on by what is left of it.
 END = 96
@@ -51,19 +52,28 @@ class TableMatcher:
 
     Args:
         table: what may follow.
-        num_calls: so many methods work, every later one raises.
+        num_calls: so many methods work, every later one raises `end`.
     """
 
-    def __init__(self, table: Table, num_calls: int | None = None) -> None:
+    def __init__(self, table: Table, num_calls: int | None = None, end: BaseException | None = None) -> None:
         self.ids: list[int] = []
         self._table = table
         self._num_calls = num_calls
+        self._end = end or Panic("the matcher is broken")
+
+    def walk(self, ids: list[int]) -> None:
+        for at, token in enumerate(ids):
+            if token not in self._table.allowed(self.ids):
+                raise InvalidRequest(
+                    f"continue_from.ids[{at}]: {token} may not follow", field=f"continue_from.ids[{at}]"
+                )
+            self.ids.append(token)
 
     def _call(self) -> None:
         if self._num_calls is not None:
             self._num_calls -= 1
             if self._num_calls < 0:
-                raise Panic("the matcher is broken")
+                raise self._end
 
     def fill(self, mask: memoryview) -> None:
         self._call()
@@ -118,22 +128,60 @@ class InTurn:
 
 
 @dataclass
+class TablePreparation:
+    """Matchers of a request's table, behind ids."""
+
+    grammars: TableGrammars
+    request: Request
+    ids: tuple[int, ...]
+    is_anew: bool
+    is_cancelled: bool = False
+
+    def awaits(self) -> Event | None:
+        events = self.grammars.made_anew if self.is_anew else self.grammars.compiling
+        return events.get(self.request.request_id)
+
+    def matchers(self, num: int) -> list[TableMatcher]:
+        name, grammars = self.request.request_id, self.grammars
+        if name in grammars.broken:
+            raise grammars.broken[name]
+        return [self._behind_ids(TableMatcher(grammars.tables[name], *grammars.end_of(name))) for _ in range(num)]
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    def _behind_ids(self, matcher: TableMatcher) -> TableMatcher:
+        stop = {*self.request.stop.eos_token_ids, *self.request.stop.stop_token_ids}
+        matcher.walk([token for token in self.ids if token not in stop])
+        return matcher
+
+
+@dataclass
 class TableGrammars(InTurn):
     """Grammars of requests by their ids."""
 
     tables: dict[str, Table] = field(default_factory=dict)
     #: Not compiled yet.
     compiling: dict[str, Event] = field(default_factory=dict)
+    #: The matcher was lost and is not made again yet.
+    made_anew: dict[str, Event] = field(default_factory=dict)
     #: What compiling ends with instead of a table.
     broken: dict[str, BaseException] = field(default_factory=dict)
     #: Calls after which matchers break.
     num_calls: dict[str, int] = field(default_factory=dict)
+    #: Calls after which one matcher after the other is lost.
+    losses: dict[str, list[int]] = field(default_factory=dict)
+    preparations: list[TablePreparation] = field(default_factory=list)
 
-    def awaits(self, request: Request) -> Event | None:
-        return self.compiling.get(request.request_id)
-
-    def matcher(self, request: Request) -> Matcher | None:
+    def prepare(self, request: Request, ids: tuple[int, ...], is_anew: bool) -> TablePreparation | None:
         name = request.request_id
-        if name in self.broken:
-            raise self.broken[name]
-        return TableMatcher(self.tables[name], self.num_calls.get(name)) if name in self.tables else None
+        if not any(name in known for known in (self.tables, self.compiling, self.broken)):
+            return None
+        self.preparations.append(TablePreparation(self, request, ids, is_anew))
+        return self.preparations[-1]
+
+    def end_of(self, name: str) -> tuple[int | None, BaseException]:
+        """How many calls the next matcher of this name lasts, and what it ends with."""
+        if self.losses.get(name):
+            return self.losses[name].pop(0), MatcherLost()
+        return self.num_calls.get(name), Panic("the matcher is broken")

@@ -9,14 +9,16 @@ import random
 import threading
 import time
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import llguidance
 import pytest
+from msgspec.structs import replace as replace_struct
 from tokenizers import Tokenizer as Tokenizers
 
 from photon_grpc import demo
@@ -26,11 +28,14 @@ from photon_grpc.core.constraint import Constraint
 from photon_grpc.core.ports import Event
 from photon_grpc.core.request import Request, SamplingParams, StopParams
 from photon_grpc.core.sequence import Sequence
-from photon_grpc.engine import compiler
-from photon_grpc.engine.compiler import Compilation
-from photon_grpc.engine.grammar import ConstrainedOutputs, NoGrammars
-from photon_grpc.engine.guidance import GuidanceGrammars, GuidanceMatcher, read_vocabulary
-from photon_grpc.errors import FeatureNotSupported, InvalidConstraint
+from photon_grpc.engine import preparation
+from photon_grpc.engine.grammar import ConstrainedOutputs, MatcherLost, NoGrammars
+from photon_grpc.engine.guidance import GuidanceGrammars, read_vocabulary
+from photon_grpc.engine.lexers import FIRST_LEXER_STATES, Grammar, Lexer, lexer_bytes
+from photon_grpc.engine.matcher import GuidanceMatcher
+from photon_grpc.engine.preparation import Beginning, Walk
+from photon_grpc.engine.worker import Job, JobQueue, Progress, Worker
+from photon_grpc.errors import FeatureNotSupported, InvalidConstraint, InvalidRequest
 from photon_grpc.frontend.ask import ConstraintAsk
 from photon_grpc.frontend.constraint import write_grammar
 from photon_grpc.frontend.tokenizer import Tokenizer
@@ -47,8 +52,9 @@ def ids(text: str) -> tuple[int, ...]:
     return TOKENIZER.encode(text, add_special_tokens=False)
 
 
-def request(constraint: Constraint | None, stop: StopParams | None = None) -> Request:
-    return Request("r", (7,), SamplingParams(), stop or StopParams(9, eos_token_ids=EOS), 0.0, constraint=constraint)
+def request(constraint: Constraint | None, stop: StopParams | None = None, owner: str = "") -> Request:
+    stop = stop or StopParams(9, eos_token_ids=EOS)
+    return Request("r", (7,), SamplingParams(), stop, 0.0, constraint=constraint, owner=owner)
 
 
 def regex(text: str) -> Constraint:
@@ -58,18 +64,23 @@ def regex(text: str) -> Constraint:
 class Compiled:
     """Grammars, and what has woken the engine."""
 
-    def __init__(self, num_threads: int = 1, max_cache_bytes: int = 2**30) -> None:
+    def __init__(self, num_threads: int = 1, max_bytes: int = 2**30) -> None:
         assert VOCABULARY is not None
         self.woken: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.grammars = GuidanceGrammars(VOCABULARY, self.woken.put, num_threads, max_cache_bytes)
+        self.grammars = GuidanceGrammars(VOCABULARY, self.woken.put, num_threads, max_bytes)
 
-    def matcher(self, constraint: Constraint, stop: StopParams | None = None) -> GuidanceMatcher:
-        asked = request(constraint, stop)
-        event = self.grammars.awaits(asked)
+    def prepare(self, asked: Request, ids: tuple[int, ...] = (), is_anew: bool = False) -> Beginning | Walk:
+        """Once it awaits nothing."""
+        prepared = self.grammars.prepare(asked, ids, is_anew)
+        assert prepared is not None
+        event = prepared.awaits()
         while event is not None and self.woken.get(timeout=30) is not event:
-            pass  # of one that was compiled before it was awaited
-        matcher = self.grammars.matcher(asked)
-        assert matcher is not None
+            pass  # of another one
+        assert prepared.awaits() is None
+        return prepared
+
+    def matcher(self, constraint: Constraint, stop: StopParams | None = None, owner: str = "") -> GuidanceMatcher:
+        (matcher,) = self.prepare(request(constraint, stop, owner)).matchers(1)
         return matcher
 
 
@@ -88,14 +99,32 @@ def compiled() -> Compiled:
     return Compiled()
 
 
-def test_a_grammar_is_compiled_once_in_a_thread_that_wakes_the_engine() -> None:
+@pytest.fixture
+def num_compiled(monkeypatch: pytest.MonkeyPatch) -> Counter[Constraint]:
+    """Counts compilations."""
+    counts: Counter[Constraint] = Counter()
+    compile_lexer = preparation.compile_lexer
+
+    def counted(grammar: Grammar, *rest: Any) -> Lexer | str:
+        counts[grammar.constraint] += 1
+        return compile_lexer(grammar, *rest)
+
+    monkeypatch.setattr(preparation, "compile_lexer", counted)
+    return counts
+
+
+def test_a_grammar_is_compiled_once_in_a_thread_that_wakes_the_engine(num_compiled: Counter[Constraint]) -> None:
     compiled = Compiled()
     asked, other = request(regex("a+")), request(regex("b+"))
-    events = {compiled.grammars.awaits(asked), compiled.grammars.awaits(other)} - {None}
-    assert {compiled.woken.get(timeout=30), compiled.woken.get(timeout=30)} >= events
-    assert compiled.grammars.awaits(asked) is None and compiled.grammars.awaits(request(regex("a+"))) is None
-    assert compiled.grammars.matcher(asked) is not compiled.grammars.matcher(asked)
-    assert compiled.grammars.awaits(request(None)) is None and compiled.grammars.matcher(request(None)) is None
+    prepared = [compiled.grammars.prepare(each, (), False) for each in (asked, other, asked)]
+    events = {each.awaits() for each in prepared if each is not None} - {None}
+    assert {compiled.woken.get(timeout=30) for _ in range(3)} >= events
+    again = compiled.grammars.prepare(request(regex("a+")), (), False)
+    assert again is not None and again.awaits() is None
+    one, two = again.matchers(2)
+    assert one is not two and one.lexer is two.lexer
+    assert num_compiled == {asked.constraint: 1, other.constraint: 1}
+    assert compiled.grammars.prepare(request(None), (), False) is None
 
 
 def test_what_does_not_compile_refuses_the_request(compiled: Compiled) -> None:
@@ -103,26 +132,39 @@ def test_what_does_not_compile_refuses_the_request(compiled: Compiled) -> None:
         with pytest.raises(InvalidConstraint):
             compiled.matcher(wrong)
     with pytest.raises(FeatureNotSupported):
-        NoGrammars().matcher(request(regex("a")))
+        NoGrammars().prepare(request(regex("a")), (), False)
 
 
-def test_the_cache_forgets_what_was_used_longest_ago() -> None:
-    compiled = Compiled(max_cache_bytes=3 * 2**20 + 2**16)
+ROOM = lexer_bytes(regex("a+"), FIRST_LEXER_STATES) + 2**16
+
+
+def test_the_cache_forgets_what_was_used_longest_ago(num_compiled: Counter[Constraint]) -> None:
+    compiled = Compiled(max_bytes=4 * ROOM)
     first, second, third, fourth = (regex(f"{letter}+") for letter in "abcd")
     for constraint in (first, second, third, first, fourth):
         compiled.matcher(constraint)
-    assert {*compiled.grammars._cache} == {third, first, fourth}
+    for constraint in (third, first, fourth):
+        compiled.matcher(constraint)
+    assert num_compiled == dict.fromkeys((first, second, third, fourth), 1)
+    compiled.matcher(second)
+    assert num_compiled[second] == 2
 
 
-def test_more_than_the_cache_holds_wait_and_each_is_compiled_once() -> None:
-    compiled = Compiled(max_cache_bytes=2 * 2**20)
-    asked = [request(regex(f"{letter}+")) for letter in "abcdef"]
-    waiting = {event: each for each in asked if (event := compiled.grammars.awaits(each)) is not None}
+def test_outputs_wait_for_the_memory_of_their_lexers_and_each_is_compiled_once(
+    num_compiled: Counter[Constraint],
+) -> None:
+    compiled = Compiled(max_bytes=2 * ROOM)
+    asked = [request(regex(f"{letter}+"), owner=letter) for letter in "abcdef"]
+    waiting = {prepared: None for each in asked if (prepared := compiled.grammars.prepare(each, (), False))}
+    held: deque[GuidanceMatcher] = deque()
     while waiting:
         event = compiled.woken.get(timeout=30)
-        if event in waiting:
-            assert compiled.grammars.awaits(waiting.pop(event)) is None
-    assert len(compiled.grammars._cache) == 1
+        assert compiled.grammars.cache.num_bytes() <= 2 * ROOM
+        held += event.matchers(1)  # type: ignore[attr-defined]
+        del waiting[event], event  # type: ignore[arg-type]
+        if len(held) == 2:
+            held.popleft()
+    assert set(num_compiled.values()) == {1} and len(num_compiled) == 6
 
 
 @pytest.mark.parametrize("end", [EOS, (300,), (*EOS, 300)])
@@ -233,12 +275,12 @@ def test_masks_of_steps_are_those_that_matchers_fill_alone(end: tuple[int, ...])
 
 
 def lexers(matchers: dict[int, GuidanceMatcher]) -> int:
-    return len({id(matcher.beginning) for matcher in matchers.values()})
+    return len({matcher.lexer for matcher in matchers.values()})
 
 
 def users(*groups: dict[int, GuidanceMatcher]) -> list[int]:
     """Of each lexer, the fewest first."""
-    return sorted(Counter(id(matcher.beginning) for group in groups for matcher in group.values()).values())
+    return sorted(Counter(matcher.lexer for group in groups for matcher in group.values()).values())
 
 
 def asked_again(compiled: Compiled, constraint: Constraint, num_rows: int) -> list[GuidanceMatcher]:
@@ -249,7 +291,7 @@ def asked_again(compiled: Compiled, constraint: Constraint, num_rows: int) -> li
     for _ in range(2 * num_rows):
         matchers.append(compiled.matcher(constraint))
         grammar = matchers[-1].grammar
-        while grammar.num_wanted > len(grammar.matchers):
+        while grammar.num_wanted > len(grammar.lexers):
             time.sleep(0.001)
     return matchers
 
@@ -260,7 +302,7 @@ def test_rows_of_one_grammar_get_lexers_of_their_own_as_many_as_threads() -> Non
     first = {at: compiled.matcher(constraint) for at in range(6)}
     assert lexers(first) == 1, "no step has shown yet that more are of use"
     compiled.grammars.filler(first, MASK_BYTES).fill(masks)
-    assert len(first[0].grammar.matchers) == 1, "no request has come again"
+    assert len(first[0].grammar.lexers) == 1, "no request has come again"
     asked_again(compiled, constraint, 6)
     # The first six have one lexer: those that come later take the others until these have as many.
     later = {at: compiled.matcher(constraint) for at in range(14)}
@@ -292,41 +334,47 @@ def test_rows_stay_shared_out_over_lexers_as_outputs_end_and_begin() -> None:
 
 def test_a_single_row_at_a_time_needs_one_lexer() -> None:
     compiled = Compiled(num_threads=3)
-    assert len({id(matcher.beginning) for matcher in asked_again(compiled, regex("a+"), 1)}) == 1
+    assert len({matcher.lexer for matcher in asked_again(compiled, regex("a+"), 1)}) == 1
 
 
-def test_copies_take_a_quarter_of_the_cache_and_drive_nothing_out_of_it() -> None:
-    compiled = Compiled(num_threads=16, max_cache_bytes=6 * 2**20)
+def test_further_lexers_take_a_quarter_of_the_memory_and_drive_nothing_out_of_it(
+    num_compiled: Counter[Constraint],
+) -> None:
+    compiled = Compiled(num_threads=16, max_bytes=24 * ROOM)
     others = [regex(text) for text in ("a+", "b+", "c+")]
-    held = [compiled.matcher(constraint).grammar for constraint in others]
+    for constraint in others:
+        compiled.matcher(constraint)
     hot = asked_again(compiled, regex("d+"), 16)[-1].grammar
-    assert 1 < len(hot.matchers) < 8
-    assert all(grammar.is_kept for grammar in held)
+    assert len(hot.lexers) == 3
     hotter = asked_again(compiled, regex("e+"), 16)[-1].grammar
-    assert len(hotter.matchers) == 1, "there is no room for copies"
+    assert len(hotter.lexers) == 1, "there is no room for more"
+    for constraint in others:
+        compiled.matcher(constraint)
+    assert all(num_compiled[constraint] == 1 for constraint in others)
 
 
-def test_what_a_request_waits_for_is_compiled_before_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_request_waits_for_is_compiled_before_further_lexers(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = Compiled(num_threads=3)
     hot = [compiled.matcher(regex(text)) for text in ("a+", "b+", "c+")]
     order: list[Constraint] = []
-    gate, compile_one = threading.Event(), compiler._compile
+    gate, compile_lexer = threading.Event(), preparation.compile_lexer
 
-    def gated(compilation: Compilation, *rest: Any) -> None:
+    def gated(grammar: Grammar, *rest: Any) -> Lexer | str:
         gate.wait(30)
-        order.append(compilation.constraint)
-        compile_one(compilation, *rest)
+        order.append(grammar.constraint)
+        return compile_lexer(grammar, *rest)
 
-    monkeypatch.setattr(compiler, "_compile", gated)
+    monkeypatch.setattr(preparation, "compile_lexer", gated)
     for matcher in hot:
         matcher.grammar.num_rows = 3
-        assert compiled.grammars.awaits(request(matcher.grammar.constraint)) is None
+        prepared = compiled.grammars.prepare(request(matcher.grammar.constraint), (), False)
+        assert prepared is not None and prepared.awaits() is None
     new = request(regex("d+"))
-    event = compiled.grammars.awaits(new)
+    prepared = compiled.grammars.prepare(new, (), False)
     gate.set()
-    while compiled.woken.get(timeout=30) is not event:
+    while compiled.woken.get(timeout=30) is not prepared:
         pass
-    # One copy was begun when it came.
+    # One of the others was begun when it came.
     assert new.constraint in order[:2]
 
 
@@ -403,3 +451,179 @@ def test_without_an_end_no_text_is_taken_for_one(tmp_path: Path) -> None:
     vocabulary = read_vocabulary(endless)
     assert vocabulary is not None
     assert vocabulary.eos_tokens == [tokenizer.token_to_id("<|begin_of_text|>")]
+
+
+#: Its lexer learns a state for nearly every text: two outputs of 80 tokens fill one that may learn 20,000.
+FORGETFUL = regex("(?s:.*)[a-m](?s:.){14}q(?s:.*)")
+
+
+class Outputs:
+    """Outputs of an engine's loop, driven by hand: ids are drawn from masks by a generator of their own."""
+
+    def __init__(self, compiled: Compiled, constraint: Constraint, num_tokens: int) -> None:
+        self.constrained = ConstrainedOutputs(compiled.grammars, CARD.vocab_size)
+        self._woken = compiled.woken
+        self._constraint = constraint
+        self._num_tokens = num_tokens
+        self._draws: dict[Sequence, random.Random] = {}
+        #: Of those that go on, what has been drawn.
+        self.texts: dict[Sequence, list[int]] = {}
+        self.ends: dict[int, list[int] | str] = {}
+        self._awaiting: set[Sequence] = set()
+
+    def add(self, seed: int, owner: str = "") -> None:
+        asked = request(self._constraint, StopParams(self._num_tokens, eos_token_ids=EOS), owner)
+        seq = Sequence(asked, seed, 0, 0, (0.0, seed))
+        self.texts[seq] = []
+        self._draws[seq] = random.Random(seed)
+        self._settle(seq, self.constrained.begin)
+
+    def _settle(self, seq: Sequence, begin: Callable[[Any], Event | None]) -> None:
+        try:
+            while (event := begin(seq if begin == self.constrained.begin_anew else [seq])) is not None:
+                while self._woken.get(timeout=60) is not event:
+                    pass
+        except InvalidConstraint as error:
+            self.ends[seq.handle] = error.message
+            del self.texts[seq]
+
+    def step(self) -> None:
+        """A mask and an id for everyone."""
+        rows = list(self.texts)
+        ones = (1,) * len(rows)
+        batch = Batch(1, ones, ones, ones, masked=tuple(range(len(rows))))
+        masks, failures = self.constrained.masks(batch, rows, ())
+        drawn = {}
+        for at, seq in enumerate(rows):
+            if seq not in failures:
+                drawn[seq] = self._draws[seq].choice(sorted(bits(masks[at * MASK_BYTES : (at + 1) * MASK_BYTES])))
+        for seq, failure in failures.items():
+            if isinstance(failure, MatcherLost):
+                self._settle(seq, self.constrained.begin_anew)
+            else:
+                self.ends[seq.handle] = str(failure)
+                del self.texts[seq]
+        for seq, token in drawn.items():
+            self._draw(seq, token)
+
+    def _draw(self, seq: Sequence, token: int) -> None:
+        seq.ids.append(token)
+        self.texts[seq].append(token)
+        is_complete = token in EOS
+        try:
+            is_complete = is_complete or self.constrained.advance(seq, token)
+        except MatcherLost:
+            self._settle(seq, self.constrained.begin_anew)
+        if seq in self.texts and (is_complete or len(self.texts[seq]) == self._num_tokens):
+            self.ends[seq.handle] = self.texts.pop(seq)
+            self.constrained.forget(seq)
+
+
+def written(matcher: GuidanceMatcher, num_tokens: int, seed: int = 0) -> tuple[int, ...]:
+    """Ids drawn one by one from what the matcher allows."""
+    draw, drawn = random.Random(seed), []
+    while len(drawn) < num_tokens and (choice := sorted(allowed(matcher) - {*EOS})):
+        drawn.append(draw.choice(choice))
+        assert matcher.advance(drawn[-1])
+    return tuple(drawn)
+
+
+def continued(constraint: Constraint, ids: tuple[int, ...], owner: str = "") -> Request:
+    return replace_struct(request(constraint, owner=owner), continued_ids=ids)
+
+
+OBJECTS = write_grammar(
+    ConstraintAsk("json_schema", '{"type": "array", "minItems": 9, "items": {"type": "object", "minProperties": 2}}')
+)
+
+
+@pytest.mark.parametrize("constraint", [OBJECTS, regex("[a-z]+ [0-9]{3,9}")], ids=["schema", "regex"])
+def test_a_matcher_made_behind_ids_is_where_the_one_that_drew_them_is(
+    compiled: Compiled, constraint: Constraint
+) -> None:
+    whole = written(compiled.matcher(constraint), 40)
+    for cut in (1, 7, len(whole)):
+        drawing = compiled.matcher(constraint)
+        assert all(map(drawing.advance, whole[:cut]))
+        (walked,) = compiled.prepare(continued(constraint, whole[:cut]), whole[:cut]).matchers(1)
+        assert allowed(walked) == allowed(drawing) and walked.lexer is not drawing.lexer
+
+
+def test_ids_that_may_not_follow_are_named(compiled: Compiled) -> None:
+    asked = continued(regex("def x"), (*ids("def"), *ids("y")))
+    with pytest.raises(InvalidRequest) as caught:
+        compiled.prepare(asked, asked.continued_ids).matchers(1)
+    assert caught.value.field == f"continue_from.ids[{len(ids('def'))}]"
+
+
+def test_a_walk_has_pieces_and_an_end() -> None:
+    compiled = Compiled()
+    assert VOCABULARY is not None
+    seconds = count()
+    shop = preparation.Workshop(VOCABULARY, compiled.grammars.cache, lambda: float(next(seconds)))
+    long = regex("[a-z ]{900}")
+    whole = written(compiled.matcher(long), 60)
+    walk = Walk(shop, compiled.grammars.cache.grammar("", long), continued(long, whole), whole, 4_000)
+    num_pieces = 1
+    while walk.work() is Progress.MORE:
+        num_pieces += 1
+    assert num_pieces == preparation.MAX_WALK_S + 1, "a piece of one id each second"
+    with pytest.raises(InvalidConstraint) as caught:
+        walk.matchers(1)
+    assert (caught.value.limit, caught.value.needed) == (31, 60)
+
+
+def test_jobs_take_turns_by_owner_and_what_is_cancelled_is_not_done() -> None:
+    order: list[str] = []
+
+    class Piece(Job):
+        __slots__ = ("left", "name")
+
+        def __init__(self, owner: str, name: str, left: int) -> None:
+            super().__init__(owner)
+            self.name, self.left = name, left
+
+        def work(self) -> Progress:
+            order.append(self.name)
+            self.left -= 1
+            return Progress.MORE if self.left else Progress.DONE
+
+    jobs = JobQueue()
+    for job in (Piece("a", "a0", 3), Piece("a", "a1", 1), Piece("a", "a2", 1), Piece("b", "b0", 1)):
+        jobs.push(job)
+    while jobs:
+        job = jobs.pop()
+        if job.work() is Progress.MORE:
+            jobs.push(job)
+    assert order == ["a0", "b0", "a1", "a2", "a0", "a0"]
+    done: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    cancelled, other = Piece("a", "cancelled", 1), Piece("b", "other", 1)
+    cancelled.is_cancelled = True
+    worker = Worker(done.put)
+    worker.submit(cancelled)
+    worker.submit(other)
+    assert done.get(timeout=30) is other and order[-1] == "other" and done.empty()
+
+
+def alone(constraint: Constraint, num_tokens: int, seed: int) -> list[int] | str:
+    outputs = Outputs(Compiled(), constraint, num_tokens)
+    outputs.add(seed)
+    while outputs.texts:
+        outputs.step()
+    return outputs.ends[seed]
+
+
+def test_an_output_is_as_alone_whatever_lexers_have_learned_from_others() -> None:
+    compiled = Compiled(num_threads=2)
+    outputs = Outputs(compiled, FORGETFUL, 50)
+    order = random.Random(5)
+    left = list(range(10))
+    while left or outputs.texts:
+        for _ in range(order.randrange(4)):
+            if left:
+                seed = left.pop()
+                outputs.add(seed, owner=("alice", "bob")[seed % 2])
+        if outputs.texts:
+            outputs.step()
+    assert outputs.ends == {seed: alone(FORGETFUL, 50, seed) for seed in range(10)}
+    assert any(isinstance(end, list) and len(end) == 50 for end in outputs.ends.values())

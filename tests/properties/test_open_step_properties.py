@@ -64,6 +64,10 @@ class Ask:
     num_calls: int | None
     #: It continues from so many ids of its only output.
     cut: int = 0
+    #: Calls after which one of its matchers after the other is lost.
+    losses: tuple[int, ...] = ()
+    #: Those are made again while so many more come.
+    remade_after: int = 0
 
     def whole(self, number: int, index: int = 0) -> list[int]:
         """An output when the request is alone."""
@@ -93,6 +97,8 @@ asks = st.builds(
     compiled_after=st.sampled_from([0, 0, 1, 3]),
     num_calls=st.none() | st.none() | st.integers(0, 40),
     cut=st.sampled_from([0, 0, 0, 1, 3, 16]),
+    losses=st.just(()) | st.lists(st.integers(0, 12), max_size=4).map(tuple),
+    remade_after=st.sampled_from([0, 0, 1, 2]),
 )
 #: How far a draft lies from what will be drawn; 0 is kept.
 misses = st.lists(st.sampled_from([0, 0, 0, 0, 1, 50]), min_size=1, max_size=12)
@@ -109,6 +115,7 @@ class Story:
         self.handles: list[int] = []
         self.left: set[int] = set()
         self._events: dict[int, Event] = {}
+        self._remade: dict[int, Event] = {}
 
     def run(self) -> None:
         for number, ask in enumerate(self.asks):
@@ -125,7 +132,11 @@ class Story:
         for number in tuple(self._events):
             self._wake(number)
         self.h.run()
+        for number in tuple(self._remade):
+            self._remake(number)
+        self.h.run()
         assert self.h.idle()
+        assert all(each.is_cancelled or each.awaits() is None for each in self.h.grammars.preparations)
         budget = self.h.setting.max_num_batched_tokens
         assert all(sum(batch.counts) <= budget or len(batch.slots) == 1 for batch in self.h.runner.batches)
 
@@ -135,6 +146,10 @@ class Story:
             grammars.num_calls[name] = ask.num_calls
         if ask.table is not None and ask.compiled_after:
             self._events[number] = grammars.compiling[name] = Event()
+        if ask.losses:
+            grammars.losses[name] = list(ask.losses)
+        if ask.losses and ask.remade_after:
+            self._remade[number] = grammars.made_anew[name] = Event()
         self.handles.append(self.add(number, ask, priority=ask.priority, request_id=name))
 
     def add(self, number: int, ask: Ask, **more: object) -> int:
@@ -153,6 +168,12 @@ class Story:
     def _compile(self, now: int) -> None:
         for number in [n for n in self._events if n + self.asks[n].compiled_after <= now]:
             self._wake(number)
+        for number in [n for n in self._remade if n + self.asks[n].remade_after <= now]:
+            self._remake(number)
+
+    def _remake(self, number: int) -> None:
+        del self.h.grammars.made_anew[f"r{number}"]
+        self.h.post.wake(self._remade.pop(number))
 
     def _wake(self, number: int) -> None:
         del self.h.grammars.compiling[f"r{number}"]

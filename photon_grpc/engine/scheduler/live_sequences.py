@@ -11,7 +11,7 @@ from photon_grpc.core.request import FinishReason
 from photon_grpc.core.sequence import Rank, Sequence, Status
 from photon_grpc.engine.blocks.block_pool import BlockPool
 from photon_grpc.engine.blocks.fences import Limbo
-from photon_grpc.engine.grammar import ConstrainedOutputs
+from photon_grpc.engine.grammar import ConstrainedOutputs, MatcherLost
 from photon_grpc.engine.scheduler.parking import Parking
 from photon_grpc.engine.scheduler.prompt_scoring import PromptScoring
 from photon_grpc.engine.scheduler.queue import WaitingQueue
@@ -57,6 +57,9 @@ class LiveSequences:
         self.siblings: Parking[Sequence] = Parking()
         #: Sequences that wait for another thread, or for the end of a trial.
         self._awaiting: Parking[Event] = Parking()
+        #: Of them those whose matcher was lost and is made again. Step -> those whose row in it has no masks.
+        self._without_matcher: set[Sequence] = set()
+        self._unmasked: dict[int, set[Sequence]] = {}
 
     # -- coming --------------------------------------------------------------------------------------------------------
 
@@ -86,10 +89,14 @@ class LiveSequences:
         self.siblings.park(siblings, leader)
 
     def happened(self, event: Event, report: StepFrameBuilder) -> None:
-        """Takes again what was parked until `event`, last in the order of arrival: no static batch that is under way
-        takes it in."""
+        """Takes again what was parked until `event`: requests last in the order of arrival, so that no static batch
+        that is under way takes them in; a sequence whose matcher is there again in the order it had."""
         for _, group in groupby(self._awaiting.release(event), lambda seq: id(seq.request)):
             seqs = list(group)
+            if seqs[0] in self._without_matcher:
+                for seq in seqs:
+                    self._begin_anew(seq, report)
+                continue
             for seq in seqs:
                 seq.rank = (seq.rank[0], next(self.arrivals))
             self.add(seqs, report)
@@ -152,18 +159,60 @@ class LiveSequences:
     def settled(self, step: int) -> None:
         """Opens the fences behind a step."""
         self._pool.fences.close(self._tickets.pop(step))
+        if self._unmasked:
+            self._unmasked.pop(step, None)
         self._pool.open_limbo()
         if len(self._slot_limbo):
             self._slots += self._slot_limbo.opened()
 
+    # -- matchers that are lost ----------------------------------------------------------------------------------------
+
+    def lost_matcher(self, seq: Sequence, step: int, report: StepFrameBuilder) -> None:
+        """Has the matcher of a sequence that has left its seat made again; the sequence is parked meanwhile. What
+        `step` draws for it is void; 0: what was drawn is sound."""
+        if step:
+            self._unmasked.setdefault(step, set()).add(seq)
+        self._begin_anew(seq, report)
+
+    def is_void(self, seq: Sequence, step: int) -> bool:
+        """True where the step drew for this sequence without masks, or an id before has cost it its matcher."""
+        return seq in self._unmasked.get(step, ()) or seq in self._without_matcher
+
+    def _begin_anew(self, seq: Sequence, report: StepFrameBuilder) -> None:
+        try:
+            event = self.constraints.begin_anew(seq)
+        except RequestError as error:
+            self.fail(seq, Fault.of(error), report)
+            return
+        if event is not None:
+            self._without_matcher.add(seq)
+            self._awaiting.park([seq], event)
+            return
+        self._without_matcher.discard(seq)
+        if seq.num_generated and self.constraints.matchers[seq].is_complete:
+            self.finish(seq, FinishReason.CONSTRAINT_COMPLETE, report)
+        elif seq.flights:
+            seq.status = Status.PARKED
+        else:
+            self.wait(seq)
+
+    def landed(self, seq: Sequence) -> None:
+        """The last flight of a sequence without a seat was read."""
+        if seq not in self._without_matcher:
+            self.wait(seq)
+
     # -- ending --------------------------------------------------------------------------------------------------------
 
     def append(self, seq: Sequence, token: int, report: StepFrameBuilder) -> bool:
-        """Takes a drawn id if the matcher does. Returns whether that has ended the sequence."""
-        is_complete = False
+        """Takes a drawn id if the matcher does. Returns whether that has ended the sequence. Raises MatcherLost behind
+        an id that has not."""
+        is_complete, lost = False, None
         if seq in self.constraints.matchers and token not in seq.stop_ids:
             try:
                 is_complete = self.constraints.advance(seq, token)
+            except MatcherLost as error:
+                # The id is one of its masks.
+                lost = error
             except RequestError as error:
                 self.fail(seq, Fault.of(error), report)
                 return True
@@ -173,6 +222,8 @@ class LiveSequences:
             self.finish(seq, FinishReason.CONSTRAINT_COMPLETE, report)
         elif token in seq.stop_ids or len(seq.ids) >= seq.max_len:
             self.finish(seq, end_reason(seq), report)
+        elif lost is not None:
+            raise lost
         return seq.status is Status.FINISHED
 
     def finish(self, seq: Sequence, reason: FinishReason, report: StepFrameBuilder) -> None:
@@ -212,10 +263,11 @@ class LiveSequences:
         elif seq.status is Status.PARKED:
             self.siblings.leave(seq)
             self._awaiting.leave(seq)
+            self._without_matcher.discard(seq)
         seq.status = Status.FINISHED
         seq.finish_reason = reason
         self.waiting.ended(seq)
-        if self.constraints.matchers:
+        if not self.constraints.is_empty:
             self.constraints.forget(seq)
         if self.prompt_scoring.unscored:
             self.prompt_scoring.forget(seq)

@@ -20,7 +20,7 @@ from photon_grpc.core.scores import RECORD
 from photon_grpc.core.sequence import Flight, Sequence, Status
 from photon_grpc.engine.blocks.block_pool import BlockPool
 from photon_grpc.engine.deadline import Deadlines
-from photon_grpc.engine.grammar import ConstrainedOutputs, NoGrammars, nothing_to_draw
+from photon_grpc.engine.grammar import ConstrainedOutputs, MatcherLost, NoGrammars, nothing_to_draw
 from photon_grpc.engine.quarantine import NoQuarantine, Quarantine
 from photon_grpc.engine.scheduler.batch_builder import BatchBuilder
 from photon_grpc.engine.scheduler.chunking import Chunked, Chunking
@@ -207,18 +207,20 @@ class Scheduler:
     def _preempt(self, seq: Sequence) -> None:
         """Takes seat and blocks; the ids stay. What is in flight still yields its ids, its keys and values are void."""
         self.num_preemptions += 1
+        self._unseat(seq)
+        if not seq.flights:
+            self.live.wait(seq)
+
+    def _unseat(self, seq: Sequence) -> None:
         if seq.flights:
             self._read_blocks[seq] = frozenset(chain.from_iterable(seq.table.groups))
         self.live.vacate(seq)
         self.live.running.remove(seq)
+        seq.status = Status.PARKED
         seq.num_computed = 0
         if seq not in self.live.prompt_scoring.unscored:
             # Else they would draw before the prompt is scored.
             self.live.release_siblings(seq)
-        if seq.flights:
-            seq.status = Status.PARKED
-        else:
-            self.live.wait(seq)
 
     # -- admission -----------------------------------------------------------------------------------------------------
 
@@ -311,10 +313,20 @@ class Scheduler:
         batch, plan = self._flying[-1]
         masks, failures = self.live.constraints.masks(batch, plan.rows, drafts)
         for seq, error in failures.items():
-            self.live.fail(seq, Fault.of(error), report)
+            if isinstance(error, MatcherLost):
+                self._lose_matcher(seq, batch.step, report)
+            else:
+                self.live.fail(seq, Fault.of(error), report)
         if failures:
             self.live.sweep()
         return masks
+
+    def _lose_matcher(self, seq: Sequence, void_step: int, report: StepFrameBuilder) -> None:
+        """Takes the seat until its matcher is made again."""
+        if seq.status is Status.RUNNING:
+            self._unseat(seq)
+            report.preempted(seq)
+        self.live.lost_matcher(seq, void_step, report)
 
     def settle(self, output: StepOutput, report: StepFrameBuilder) -> None:
         """Appends what the oldest step in flight produced, ends what ended, opens the fences behind it."""
@@ -348,12 +360,12 @@ class Scheduler:
                         self.live.finish(seq, end_reason(seq), report)
                         ended = True
                         continue
-                elif self.live.append(seq, token, report):
+                elif self._append(seq, token, batch.step, report):
                     ended = True
                     continue
             if status is Status.PARKED:
                 if not seq.flights:
-                    self.live.wait(seq)
+                    self.live.landed(seq)
             elif seq.num_computed >= seq.table.settle_at:
                 self.pool.settle(seq, self.live.fence(seq))
         if num_known or output.prompt_scores:
@@ -369,6 +381,18 @@ class Scheduler:
         if self.live.trial.seqs:
             self.live.trial.settled()
         self.quarantine.settled(batch.step)
+
+    def _append(self, seq: Sequence, token: int, step: int, report: StepFrameBuilder) -> bool:
+        """Appends an id that a masked or drafting step drew, unless it is void. Returns whether the sequence has ended,
+        or has lost its matcher by this id."""
+        if self.live.is_void(seq, step):
+            report.overrun_tokens += 1
+            return False
+        try:
+            return self.live.append(seq, token, report)
+        except MatcherLost:
+            self._lose_matcher(seq, 0, report)
+            return True
 
     def _settle_drafts(
         self, batch: Batch, plan: BatchBuilder, output: StepOutput, report: StepFrameBuilder
@@ -390,7 +414,7 @@ class Scheduler:
                 if seq.status is Status.FINISHED:
                     report.overrun_tokens += len(kept) - number
                     break
-                self.live.append(seq, token, report)
+                self._append(seq, token, batch.step, report)
         return last
 
     def _fail(self, seq: Sequence, fault: Fault, plan: BatchBuilder, report: StepFrameBuilder) -> None:

@@ -1,0 +1,138 @@
+"""A thread beside the engine's loop, for work that takes long: grammars are compiled and ids are walked there.
+
+Jobs take turns by owner, and an owner's jobs among themselves, a piece at a time: a thousand jobs of one owner delay
+another's by one piece each time round.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import abstractmethod
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from enum import Enum, auto
+
+from photon_grpc.core.ports import Event
+
+#: More than the trial in the front ends has: what ended there ends here too.
+_STACK_BYTES = 64 * 2**20
+#: Pause before jobs that found no room look for it again.
+_NO_ROOM_S = 0.005
+
+
+class Progress(Enum):
+    DONE = auto()
+    #: A piece is done, and there is more.
+    MORE = auto()
+    #: Nothing was done: memory has to be freed first.
+    NO_ROOM = auto()
+
+
+class Job(Event):
+    """Work of one owner, which wakes the engine when it is done."""
+
+    __slots__ = ("__weakref__", "is_cancelled", "owner")
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        #: Nobody waits for it any more; from any thread.
+        self.is_cancelled = False
+
+    @abstractmethod
+    def work(self) -> Progress:
+        """Do one piece, in the worker's thread. Must not raise."""
+
+
+class JobQueue:
+    """Jobs of several owners, who take turns."""
+
+    def __init__(self) -> None:
+        self._by_owner: OrderedDict[str, deque[Job]] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._by_owner)
+
+    def push(self, job: Job) -> None:
+        self._by_owner.setdefault(job.owner, deque()).append(job)
+
+    def pop(self) -> Job:
+        """Take the first job of the owner whose turn it is."""
+        owner, jobs = next(iter(self._by_owner.items()))
+        job = jobs.popleft()
+        self._by_owner.move_to_end(owner)
+        if not jobs:
+            del self._by_owner[owner]
+        return job
+
+
+class Worker:
+    """A thread that lives while there are jobs.
+
+    Args:
+        done: is called in the thread with every job that is done, spare ones excepted.
+    """
+
+    def __init__(self, done: Callable[[Event], None]) -> None:
+        self._done = done
+        self._lock = threading.Lock()
+        self._jobs, self._spare = JobQueue(), JobQueue()
+        #: Have found no room since the last pause.
+        self._no_room: list[Job] = []
+        self._is_running = False
+
+    def submit(self, job: Job) -> None:
+        self._submit(self._jobs, job)
+
+    def submit_spare(self, job: Job) -> None:
+        """For work that nobody waits for, done when no other job is left."""
+        self._submit(self._spare, job)
+
+    def _submit(self, jobs: JobQueue, job: Job) -> None:
+        with self._lock:
+            jobs.push(job)
+            if self._is_running:
+                return
+            self._is_running = True
+        size = threading.stack_size(_STACK_BYTES)
+        try:
+            # No daemon: one that is in the library when the interpreter ends takes the process down with it.
+            threading.Thread(target=self._run, name="grammars").start()
+        except BaseException:
+            self._is_running = False
+            raise
+        finally:
+            threading.stack_size(size)
+
+    def _run(self) -> None:
+        while (taken := self._next()) is not None:
+            job, is_spare = taken
+            progress = Progress.DONE if job.is_cancelled else job.work()
+            if progress is Progress.NO_ROOM and not is_spare:
+                self._no_room.append(job)
+            elif progress is Progress.MORE:
+                with self._lock:
+                    (self._spare if is_spare else self._jobs).push(job)
+            elif not is_spare and not job.is_cancelled:
+                self._done(job)
+            # The thread must not keep alive what nobody else holds.
+            del job, taken
+
+    def _next(self) -> tuple[Job, bool] | None:
+        """The next job, and whether it is a spare one; None when the thread is to end."""
+        while True:
+            with self._lock:
+                if not threading.main_thread().is_alive():
+                    self._is_running = False
+                    return None
+                for jobs in (self._jobs, self._spare):
+                    if jobs:
+                        return jobs.pop(), jobs is self._spare
+                if not self._no_room:
+                    self._is_running = False
+                    return None
+            time.sleep(_NO_ROOM_S)
+            with self._lock:
+                for job in self._no_room:
+                    self._jobs.push(job)
+                self._no_room.clear()
