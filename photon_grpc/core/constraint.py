@@ -17,6 +17,8 @@ class Constraint(msgspec.Struct, frozen=True, array_like=True):
     grammar: str
     #: It is of JSON without white space, and no object may have a key twice.
     has_unique_keys: bool = False
+    #: Of what it means: equal for grammars that differ in annotations and the order of keys only.
+    digest: bytes = b""
 
     @property
     def field(self) -> str:

@@ -15,6 +15,7 @@ from photon_grpc.core.ports import Event, Heartbeat, Inbox, Outbox, Pending, Run
 from photon_grpc.core.request import FinishReason, Request
 from photon_grpc.core.sequence import Sequence, Status
 from photon_grpc.engine.admission import AdmissionControl
+from photon_grpc.engine.arrivals import Arrivals
 from photon_grpc.engine.bulletin import Bulletin
 from photon_grpc.engine.deadline import check_deadline
 from photon_grpc.engine.engine_stats import EngineStats
@@ -74,7 +75,7 @@ class Engine:
     ) -> None:
         self.scheduler = scheduler
         self._runner = runner
-        self._inbox = inbox
+        self._arrivals = Arrivals(inbox)
         self._outbox = outbox
         self._heartbeat = heartbeat
         #: Knows how long steps take; `compose` tells it of those before the first request.
@@ -111,8 +112,10 @@ class Engine:
         Raises EOFError when the other side of the bridge is gone, and what the runner raises when its device is
         lost."""
         report = StepFrameBuilder()
-        for frontend, frame in self._inbox.drain(self._patience_s()):
+        for frontend, frame in self._arrivals.take(self._patience_s()):
             self._receive(frontend, frame, report)
+            # However many come, and however long each takes, the supervisor sees that the loop goes on.
+            self._beat(0)
         now_s = time.monotonic()
         early = self._expire(now_s, report)
         batch = self.scheduler.schedule(now_s, report)
@@ -145,7 +148,7 @@ class Engine:
 
     def _patience_s(self) -> float | None:
         """Seconds to wait for news: 0 while there is work, else until something falls due; None: for ever."""
-        if self._launched:
+        if self._launched or len(self._arrivals):
             return 0.0
         if self.scheduler.live.has_work():
             return _STALLED_S if self._stalled else 0.0
@@ -234,9 +237,8 @@ class Engine:
             check_deadline(left_s, self.scheduler.deadlines.least_s(request, self.scheduler.num_known(seq)))
 
     def _forget_ended(self, report: StepFrameBuilder) -> None:
-        """At once after what the scheduler has ended: what else this drain holds for it finds nothing, so that it ends
-        once."""
-        for seq in report.ended:
+        """At once after what the scheduler has ended: what else came for it finds nothing, so that it ends once."""
+        for seq in report.newly_ended():
             self._admission.forget(seq)
 
     def _learn_lengths(self, report: StepFrameBuilder) -> None:

@@ -64,6 +64,8 @@ class Quarantine:
     ) -> None:
         self._recorder = recorder
         self.wake = wake
+        #: Names of attempts are written once a step, since all records are written at once.
+        self._is_unsaved = False
         self._records = msgspec.msgpack.decode(known, type=dict[bytes, Record]) if known else {}
         if in_flight:
             self._judge(in_flight)
@@ -83,7 +85,7 @@ class Quarantine:
             )
         if record is not None and (record.request_id, record.owner) != (request.request_id, request.owner):
             self._records[own] = replace(record, request_id=request.request_id, owner=request.owner)
-            self._remember()
+            self._is_unsaved = True
         return own
 
     def received(self) -> None:
@@ -135,6 +137,8 @@ class Quarantine:
         self._recorder.seated(seq.slot, step - seq.num_output, seq.fingerprint)
 
     def launching(self, batch: Batch) -> None:
+        if self._is_unsaved:
+            self._remember()
         self._recorder.launching(batch.step, batch.slots)
 
     def settled(self, step: int) -> None:
@@ -205,6 +209,7 @@ class Quarantine:
         kept = sorted(self._records.items(), key=lambda item: item[1].expires_s)[-_MAX_RECORDS:]
         self._records = {fingerprint: record for fingerprint, record in kept if record.expires_s > now_s}
         self._recorder.remember(msgspec.msgpack.encode(self._records))
+        self._is_unsaved = False
 
 
 class NoQuarantine:
@@ -248,10 +253,11 @@ class NoQuarantine:
 
 
 def fingerprint(request: Request) -> bytes:
-    """Of the prompt and what else decides a request's steps: the same for every attempt, also for one that continues an
-    earlier one's output."""
-    sampling = request.sampling
+    """Digest what decides a request's steps: the same for every attempt, also for one that continues an earlier one's
+    output, and for constraints that differ in nothing but annotations and the order of keys."""
+    sampling, constraint = request.sampling, request.constraint
     if request.is_seed_drawn:
         sampling = replace(sampling, seed=0)
-    said = (request.prompt_ids, sampling, request.num_outputs, request.adapter, request.scores, request.constraint)
+    meaning = constraint and (constraint.digest or constraint)
+    said = (request.prompt_ids, sampling, request.num_outputs, request.adapter, request.scores, meaning)
     return hashlib.blake2b(msgspec.msgpack.encode(said), digest_size=_FINGERPRINT_BYTES).digest()

@@ -18,6 +18,7 @@ from photon_grpc.core.constraint import Constraint, told
 from photon_grpc.errors import InvalidConstraint
 from photon_grpc.frontend.ask import ConstraintAsk
 from photon_grpc.frontend.constraint import field_of, write_grammar
+from photon_grpc.frontend.constraint_digest import digest_of
 from photon_grpc.frontend.control_characters import holds_unwritable, may_hold_unwritable
 from photon_grpc.frontend.large_integers import may_hold_rounded, rounded_integer
 from photon_grpc.frontend.tool_grammar import read_tools
@@ -47,7 +48,7 @@ def try_out(ask: ConstraintAsk) -> Constraint:
     problem = _unwritable(ask) or _walk(matcher)
     if problem:
         raise InvalidConstraint(f"{field}: {problem}", field=field)
-    return constraint
+    return msgspec.structs.replace(constraint, digest=digest_of(ask))
 
 
 @cache

@@ -241,8 +241,10 @@ class LiveSequences:
             return
         if seq.status is Status.WAITING:
             self.waiting.remove(seq)
+        had_seat = seq.status is Status.RUNNING
         self._end(seq, reason)
-        self.sweep()
+        if had_seat:
+            self.sweep()
 
     def _end_of_given(self, seq: Sequence) -> FinishReason | None:
         """The reason of an output that the ids it continues from have ended; None: it goes on."""

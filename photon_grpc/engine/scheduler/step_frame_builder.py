@@ -38,12 +38,21 @@ class _Columns:
 class StepFrameBuilder:
     """Filled by the Scheduler and the Engine during one step, then sent as one StepFrame per front end."""
 
-    __slots__ = ("cached_tokens", "columns", "ended", "overrun_tokens", "prompt_tokens", "session_cached_tokens")
+    __slots__ = (
+        "_num_ended",
+        "cached_tokens",
+        "columns",
+        "ended",
+        "overrun_tokens",
+        "prompt_tokens",
+        "session_cached_tokens",
+    )
 
     def __init__(self) -> None:
         self.columns: defaultdict[int, _Columns] = defaultdict(_Columns)
         #: Sequences whose entries in maps are to go.
         self.ended: list[Sequence] = []
+        self._num_ended = 0
         self.overrun_tokens = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
@@ -75,6 +84,11 @@ class StepFrameBuilder:
     def failed(self, seq: Sequence, fault: Fault) -> None:
         self.refused(seq.frontend, Failed(seq.handle, fault))
         self.ended.append(seq)
+
+    def newly_ended(self) -> list[Sequence]:
+        """Those that have ended since the last call."""
+        begin, self._num_ended = self._num_ended, len(self.ended)
+        return self.ended[begin:]
 
     def refused(self, frontend: int, failed: Failed) -> None:
         self.columns[frontend].failed.append(failed)
