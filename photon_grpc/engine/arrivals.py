@@ -1,4 +1,4 @@
-"""What comes over the bridge, taken in by the engine's loop in bounded shares: a step follows however much waits."""
+"""Bound the frames that one turn of the engine's loop takes in, so that a step follows however many wait."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A matcher's state is that of the ids that were settled. Masks for a step are made once the row's older steps have
 settled; drafts are walked for that and rolled back, so that only `advance` moves a matcher for good. Ids that an output
-has already when its matcher is made are walked by whoever makes it, never in the engine's loop.
+has already when its matcher is made are walked where that is made, never in the engine's loop.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class Preparation(Protocol):
         the engine with it (core.ports.Inbox.wake)."""
 
     def matchers(self, num: int) -> Iterable[Matcher]:
-        """So many, one an output. What it raises ends the request."""
+        """Return `num` matchers, one for each output. What it raises ends the request."""
 
     def cancel(self) -> None:
-        """Nobody waits for it any more."""
+        """Drop the work: its request has ended."""
 
 
 class Grammars(Protocol):
@@ -201,7 +201,7 @@ class ConstrainedOutputs:
 
     @property
     def is_empty(self) -> bool:
-        """True when `forget` has nothing to do."""
+        """Return whether `forget` has nothing to do."""
         return not (self.matchers or self._preparations)
 
     def advance(self, seq: Sequence, token_id: int) -> bool:

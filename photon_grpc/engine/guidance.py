@@ -21,7 +21,7 @@ from photon_grpc.core.constraint import MAX_LEXER_STATES
 from photon_grpc.core.ports import Event
 from photon_grpc.core.request import Request
 from photon_grpc.engine.grammar import Matcher, MatcherLost
-from photon_grpc.engine.lexers import FIRST_LEXER_STATES, Grammar, Lexer, LexerCache
+from photon_grpc.engine.lexers import FIRST_LEXER_STATES, CompiledGrammar, Lexer, LexerCache
 from photon_grpc.engine.matcher import GuidanceMatcher, address
 from photon_grpc.engine.preparation import Beginning, FurtherLexer, Walk, Workshop
 from photon_grpc.engine.special_tokens import rename_special_tokens
@@ -86,7 +86,7 @@ class GuidanceGrammars:
         """As engine.grammar.Grammars."""
         mine = cast(Mapping[int, GuidanceMatcher], matchers)
         columns = _by_lexer(mine)
-        num_rows: defaultdict[Grammar, int] = defaultdict(int)
+        num_rows: defaultdict[CompiledGrammar, int] = defaultdict(int)
         for column in columns:
             num_rows[mine[column[0][1]].grammar] += len(column)
         for grammar, num in num_rows.items():
@@ -104,7 +104,7 @@ class GuidanceGrammars:
             return self._executor(1), [[row] for row in rows]
         return self._executor(min(num_parallel, self._num_threads)), [rows]
 
-    def _spread(self, grammar: Grammar) -> None:
+    def _spread(self, grammar: CompiledGrammar) -> None:
         """Have a grammar with fewer lexers than rows compiled once more, for requests that come later."""
         is_being_made = grammar.num_wanted > len(grammar.lexers)
         if is_being_made or grammar.num_wanted >= min(grammar.num_rows, self._num_threads, _MAX_LEXERS):

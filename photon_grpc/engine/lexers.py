@@ -49,7 +49,7 @@ class Lexer:
 
     __slots__ = ("__weakref__", "beginning", "max_states", "num_bytes", "num_users", "owner", "users")
 
-    def __init__(self, beginning: llguidance.LLMatcher, grammar: Grammar, max_states: int) -> None:
+    def __init__(self, beginning: llguidance.LLMatcher, grammar: CompiledGrammar, max_states: int) -> None:
         self.beginning = beginning
         self.owner = grammar.owner
         self.max_states = max_states
@@ -69,7 +69,7 @@ class Lexer:
         return self.num_users == 1 and (self.max_states == MAX_LEXER_STATES or _FULL not in words)
 
 
-class Grammar:
+class CompiledGrammar:
     """A constraint as one owner uses it. The worker's thread adds lexers or sets `problem`; the loop retires lexers.
 
     Args:
@@ -130,7 +130,7 @@ class LexerCache:
     """Grammars that were asked for lately, and the memory of all lexers. Safe from the loop and the worker's thread.
 
     Args:
-        key_tokens: as Grammar.
+        key_tokens: as CompiledGrammar.
         max_bytes: of all lexers.
         max_unused_bytes: of lexers that no output uses.
     """
@@ -146,7 +146,7 @@ class LexerCache:
         self._max_unused_bytes = min(max_unused_bytes, max_bytes)
         self._lock = threading.RLock()
         #: Oldest use first.
-        self._kept: OrderedDict[tuple[str, Constraint], Grammar] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, Constraint], CompiledGrammar] = OrderedDict()
         self._alive: WeakSet[Lexer] = WeakSet()
         #: Wait for room, oldest first, and the one that is to get it.
         self._waiting: dict[Job, None] = {}
@@ -155,13 +155,13 @@ class LexerCache:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def grammar(self, owner: str, constraint: Constraint) -> Grammar:
+    def grammar(self, owner: str, constraint: Constraint) -> CompiledGrammar:
         """The owner's grammar, which may have to be compiled."""
         key = owner, constraint
         with self._lock:
             kept = self._kept.get(key)
             if kept is None:
-                kept = self._kept[key] = Grammar(owner, constraint, self._key_tokens)
+                kept = self._kept[key] = CompiledGrammar(owner, constraint, self._key_tokens)
                 self._trim()
             self._kept.move_to_end(key)
             return kept
@@ -236,11 +236,11 @@ class LexerCache:
         return True
 
     @staticmethod
-    def _weight(grammar: Grammar) -> int:
+    def _weight(grammar: CompiledGrammar) -> int:
         return grammar.num_bytes + sum([lexer.num_bytes for lexer in grammar.lexers])
 
 
-def compile_lexer(grammar: Grammar, tokenizer: llguidance.LLTokenizer, max_states: int) -> Lexer | str:
+def compile_lexer(grammar: CompiledGrammar, tokenizer: llguidance.LLTokenizer, max_states: int) -> Lexer | str:
     """The lexer, or why there is none. Takes long; the library holds the interpreter's lock only while it reads the
     text."""
     try:

@@ -11,7 +11,7 @@ import llguidance
 from photon_grpc.core.constraint import told
 from photon_grpc.engine.ends import Ends
 from photon_grpc.engine.grammar import MatcherLost
-from photon_grpc.engine.lexers import Grammar, Lexer
+from photon_grpc.engine.lexers import CompiledGrammar, Lexer
 from photon_grpc.engine.unique_keys import KeyState, after
 from photon_grpc.errors import InvalidConstraint
 
@@ -53,7 +53,7 @@ class GuidanceMatcher:
 
     __slots__ = ("__weakref__", "grammar", "lexer", "signs", "state", "_ends")
 
-    def __init__(self, grammar: Grammar, lexer: Lexer, ends: Ends) -> None:
+    def __init__(self, grammar: CompiledGrammar, lexer: Lexer, ends: Ends) -> None:
         self.grammar = grammar
         self.lexer = lexer
         self.state = lexer.lend(self)
@@ -119,7 +119,7 @@ class UniqueKeysMatcher(GuidanceMatcher):
 
     __slots__ = ("_key_tokens", "_states")
 
-    def __init__(self, grammar: Grammar, lexer: Lexer, ends: Ends) -> None:
+    def __init__(self, grammar: CompiledGrammar, lexer: Lexer, ends: Ends) -> None:
         super().__init__(grammar, lexer, ends)
         self.signs = ()
         self._key_tokens = grammar.key_tokens
@@ -151,7 +151,7 @@ class UniqueKeysMatcher(GuidanceMatcher):
         del self._states[len(self._states) - num_tokens :]
 
 
-def matcher_of(grammar: Grammar, lexer: Lexer, ends: Ends) -> GuidanceMatcher:
+def matcher_of(grammar: CompiledGrammar, lexer: Lexer, ends: Ends) -> GuidanceMatcher:
     """A matcher at the beginning."""
     kind = UniqueKeysMatcher if grammar.constraint.has_unique_keys else GuidanceMatcher
     return kind(grammar, lexer, ends)

@@ -16,7 +16,7 @@ from photon_grpc.core.ports import Event
 from photon_grpc.core.request import Request
 from photon_grpc.engine.ends import Ends
 from photon_grpc.engine.grammar import MatcherLost
-from photon_grpc.engine.lexers import Grammar, Lexer, LexerCache, compile_lexer, lexer_bytes
+from photon_grpc.engine.lexers import CompiledGrammar, Lexer, LexerCache, compile_lexer, lexer_bytes
 from photon_grpc.engine.matcher import GuidanceMatcher, Walker, matcher_of
 from photon_grpc.engine.worker import Job, Progress
 from photon_grpc.errors import InvalidConstraint, InvalidRequest
@@ -26,7 +26,7 @@ _PIECE_S, MAX_WALK_S = 0.01, 30.0
 
 
 class Workshop:
-    """What jobs of the worker's thread share.
+    """The library, the cache and the clock of the worker's jobs.
 
     Args:
         tokenizer: grammars are compiled for.
@@ -49,7 +49,7 @@ class Workshop:
     def ends(self, request: Request) -> Ends:
         return Ends(request.stop.eos_token_ids + request.stop.stop_token_ids, self._tokenizer_ends)
 
-    def compile(self, grammar: Grammar, max_states: int) -> Lexer | str:
+    def compile(self, grammar: CompiledGrammar, max_states: int) -> Lexer | str:
         """A new lexer of the grammar, or why there is none. One that exceeds few states at its beginning gets all."""
         lexer = compile_lexer(grammar, self._tokenizer, max_states)
         if isinstance(lexer, str) and max_states < MAX_LEXER_STATES:
@@ -64,7 +64,7 @@ class Beginning(Job):
 
     __slots__ = ("_ends", "_grammar", "_lexer", "_shop")
 
-    def __init__(self, shop: Workshop, grammar: Grammar, request: Request) -> None:
+    def __init__(self, shop: Workshop, grammar: CompiledGrammar, request: Request) -> None:
         super().__init__(grammar.owner)
         self._shop = shop
         self._grammar = grammar
@@ -116,7 +116,7 @@ class FurtherLexer(Job):
 
     __slots__ = ("_grammar", "_shop")
 
-    def __init__(self, shop: Workshop, grammar: Grammar) -> None:
+    def __init__(self, shop: Workshop, grammar: CompiledGrammar) -> None:
         super().__init__(grammar.owner)
         self._shop = shop
         self._grammar = grammar
@@ -143,7 +143,7 @@ class Walk(Job):
     __slots__ = ("_at", "_error", "_grammar", "_ids", "_matcher", "_max_states", "_request", "_shop", "_spent_s")
 
     def __init__(
-        self, shop: Workshop, grammar: Grammar, request: Request, ids: tuple[int, ...], max_states: int
+        self, shop: Workshop, grammar: CompiledGrammar, request: Request, ids: tuple[int, ...], max_states: int
     ) -> None:
         super().__init__(grammar.owner)
         self._shop = shop

@@ -85,7 +85,7 @@ class Worker:
         self._submit(self._jobs, job)
 
     def submit_spare(self, job: Job) -> None:
-        """For work that nobody waits for, done when no other job is left."""
+        """Take a job that no request waits for; it is done when no other is left."""
         self._submit(self._spare, job)
 
     def _submit(self, jobs: JobQueue, job: Job) -> None:

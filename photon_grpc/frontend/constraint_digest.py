@@ -1,4 +1,4 @@
-"""What a constraint means, as a digest: a request that ends engines is known again when its constraint comes back with
+"""Digests of what constraints mean: a request that ends engines is recognised although its constraint comes back with
 other descriptions or its keys in another order."""
 
 from __future__ import annotations

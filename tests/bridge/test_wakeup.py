@@ -17,7 +17,6 @@ from photon_grpc.core.frames import Add, StepFrame
 from photon_grpc.core.ports import Event
 from photon_grpc.core.request import Request, SamplingParams, StopParams
 from photon_grpc.engine.engine import Engine
-from photon_grpc.engine.grammar import Matcher
 from tests.engine.fakes import complete
 from tests.engine.harness import Harness
 from tests.engine.tables import InTurn, Table, TableMatcher
@@ -84,7 +83,10 @@ class ThreadGrammars(InTurn):
         self.is_asked = threading.Event()
         self.may_compile = threading.Event()
 
-    def awaits(self, request: Request) -> Event | None:
+    def prepare(self, request: Request, ids: tuple[int, ...], is_anew: bool) -> ThreadGrammars:
+        return self
+
+    def awaits(self) -> Event | None:
         if self._is_ready:
             return None
         event = Event()
@@ -92,13 +94,16 @@ class ThreadGrammars(InTurn):
         self.is_asked.set()
         return event
 
+    def matchers(self, num: int) -> list[TableMatcher]:
+        return [TableMatcher(self._table) for _ in range(num)]
+
+    def cancel(self) -> None:
+        pass
+
     def _compile(self, event: Event) -> None:
         self.may_compile.wait()
         self._is_ready = True
         self._wake(event)
-
-    def matcher(self, request: Request) -> Matcher:
-        return TableMatcher(self._table)
 
 
 async def test_a_grammar_compiled_in_a_thread_wakes_the_engine_that_sleeps() -> None:

@@ -31,7 +31,7 @@ from photon_grpc.core.sequence import Sequence
 from photon_grpc.engine import preparation
 from photon_grpc.engine.grammar import ConstrainedOutputs, MatcherLost, NoGrammars
 from photon_grpc.engine.guidance import GuidanceGrammars, read_vocabulary
-from photon_grpc.engine.lexers import FIRST_LEXER_STATES, Grammar, Lexer, lexer_bytes
+from photon_grpc.engine.lexers import FIRST_LEXER_STATES, CompiledGrammar, Lexer, lexer_bytes
 from photon_grpc.engine.matcher import GuidanceMatcher
 from photon_grpc.engine.preparation import Beginning, Walk
 from photon_grpc.engine.worker import Job, JobQueue, Progress, Worker
@@ -105,7 +105,7 @@ def num_compiled(monkeypatch: pytest.MonkeyPatch) -> Counter[Constraint]:
     counts: Counter[Constraint] = Counter()
     compile_lexer = preparation.compile_lexer
 
-    def counted(grammar: Grammar, *rest: Any) -> Lexer | str:
+    def counted(grammar: CompiledGrammar, *rest: Any) -> Lexer | str:
         counts[grammar.constraint] += 1
         return compile_lexer(grammar, *rest)
 
@@ -359,7 +359,7 @@ def test_what_a_request_waits_for_is_compiled_before_further_lexers(monkeypatch:
     order: list[Constraint] = []
     gate, compile_lexer = threading.Event(), preparation.compile_lexer
 
-    def gated(grammar: Grammar, *rest: Any) -> Lexer | str:
+    def gated(grammar: CompiledGrammar, *rest: Any) -> Lexer | str:
         gate.wait(30)
         order.append(grammar.constraint)
         return compile_lexer(grammar, *rest)

@@ -58,8 +58,8 @@ class LiveSequences:
         #: Sequences that wait for another thread, or for the end of a trial.
         self._awaiting: Parking[Event] = Parking()
         #: Of them those whose matcher was lost and is made again. Step -> those whose row in it has no masks.
-        self._without_matcher: set[Sequence] = set()
-        self._unmasked: dict[int, set[Sequence]] = {}
+        self.without_matcher: set[Sequence] = set()
+        self.unmasked: dict[int, set[Sequence]] = {}
 
     # -- coming --------------------------------------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ class LiveSequences:
         that is under way takes them in; a sequence whose matcher is there again in the order it had."""
         for _, group in groupby(self._awaiting.release(event), lambda seq: id(seq.request)):
             seqs = list(group)
-            if seqs[0] in self._without_matcher:
+            if seqs[0] in self.without_matcher:
                 for seq in seqs:
                     self._begin_anew(seq, report)
                 continue
@@ -159,8 +159,8 @@ class LiveSequences:
     def settled(self, step: int) -> None:
         """Opens the fences behind a step."""
         self._pool.fences.close(self._tickets.pop(step))
-        if self._unmasked:
-            self._unmasked.pop(step, None)
+        if self.unmasked:
+            self.unmasked.pop(step, None)
         self._pool.open_limbo()
         if len(self._slot_limbo):
             self._slots += self._slot_limbo.opened()
@@ -171,12 +171,12 @@ class LiveSequences:
         """Has the matcher of a sequence that has left its seat made again; the sequence is parked meanwhile. What
         `step` draws for it is void; 0: what was drawn is sound."""
         if step:
-            self._unmasked.setdefault(step, set()).add(seq)
+            self.unmasked.setdefault(step, set()).add(seq)
         self._begin_anew(seq, report)
 
     def is_void(self, seq: Sequence, step: int) -> bool:
         """True where the step drew for this sequence without masks, or an id before has cost it its matcher."""
-        return seq in self._unmasked.get(step, ()) or seq in self._without_matcher
+        return seq in self.unmasked.get(step, ()) or seq in self.without_matcher
 
     def _begin_anew(self, seq: Sequence, report: StepFrameBuilder) -> None:
         try:
@@ -185,10 +185,10 @@ class LiveSequences:
             self.fail(seq, Fault.of(error), report)
             return
         if event is not None:
-            self._without_matcher.add(seq)
+            self.without_matcher.add(seq)
             self._awaiting.park([seq], event)
             return
-        self._without_matcher.discard(seq)
+        self.without_matcher.discard(seq)
         if seq.num_generated and self.constraints.matchers[seq].is_complete:
             self.finish(seq, FinishReason.CONSTRAINT_COMPLETE, report)
         elif seq.flights:
@@ -198,7 +198,7 @@ class LiveSequences:
 
     def landed(self, seq: Sequence) -> None:
         """The last flight of a sequence without a seat was read."""
-        if seq not in self._without_matcher:
+        if seq not in self.without_matcher:
             self.wait(seq)
 
     # -- ending --------------------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ class LiveSequences:
         elif seq.status is Status.PARKED:
             self.siblings.leave(seq)
             self._awaiting.leave(seq)
-            self._without_matcher.discard(seq)
+            self.without_matcher.discard(seq)
         seq.status = Status.FINISHED
         seq.finish_reason = reason
         self.waiting.ended(seq)

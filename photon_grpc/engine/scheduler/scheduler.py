@@ -385,11 +385,12 @@ class Scheduler:
     def _append(self, seq: Sequence, token: int, step: int, report: StepFrameBuilder) -> bool:
         """Appends an id that a masked or drafting step drew, unless it is void. Returns whether the sequence has ended,
         or has lost its matcher by this id."""
-        if self.live.is_void(seq, step):
+        live = self.live
+        if (live.without_matcher or live.unmasked) and live.is_void(seq, step):
             report.overrun_tokens += 1
             return False
         try:
-            return self.live.append(seq, token, report)
+            return live.append(seq, token, report)
         except MatcherLost:
             self._lose_matcher(seq, 0, report)
             return True
