@@ -64,8 +64,6 @@ class Quarantine:
     ) -> None:
         self._recorder = recorder
         self.wake = wake
-        #: Names of attempts are written once a step, since all records are written at once.
-        self._is_unsaved = False
         self._records = msgspec.msgpack.decode(known, type=dict[bytes, Record]) if known else {}
         if in_flight:
             self._judge(in_flight)
@@ -85,7 +83,7 @@ class Quarantine:
             )
         if record is not None and (record.request_id, record.owner) != (request.request_id, request.owner):
             self._records[own] = replace(record, request_id=request.request_id, owner=request.owner)
-            self._is_unsaved = True
+            self._remember()
         return own
 
     def received(self) -> None:
@@ -137,8 +135,6 @@ class Quarantine:
         self._recorder.seated(seq.slot, step - seq.num_output, seq.fingerprint)
 
     def launching(self, batch: Batch) -> None:
-        if self._is_unsaved:
-            self._remember()
         self._recorder.launching(batch.step, batch.slots)
 
     def settled(self, step: int) -> None:
@@ -209,7 +205,6 @@ class Quarantine:
         kept = sorted(self._records.items(), key=lambda item: item[1].expires_s)[-_MAX_RECORDS:]
         self._records = {fingerprint: record for fingerprint, record in kept if record.expires_s > now_s}
         self._recorder.remember(msgspec.msgpack.encode(self._records))
-        self._is_unsaved = False
 
 
 class NoQuarantine:
