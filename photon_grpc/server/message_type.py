@@ -31,9 +31,8 @@ _MAX_SET_FIELDS = 2**15
 _MAX_CACHE_BYTES = 2**24
 _BYTES_PER_SET_BYTE, _TYPE_BYTES = 20, 10 * 2**10
 _MAX_WORDS = 500
-#: Types that are read at a time, and of large sets one: each takes the interpreter from the loop in turn.
-_NUM_READERS = 2
-_LARGE_SET_BYTES = 2**14
+#: Types that are read at a time, 30 ms at most: several threads would take the interpreter from the loop in turn.
+_NUM_READERS = 1
 #: Types that wait or are read, and the bytes of their sets.
 _MAX_READING = 1024
 _MAX_READING_BYTES = 2**25
@@ -64,7 +63,7 @@ class MessageType:
 class MessageTypes:
     """Types that were asked for, kept for those who ask again. Belongs to one event loop.
 
-    What is new is read in threads, fairly between callers. A type is shared within an API key, and among all where
+    What is new is read in a thread, fairly between callers. A type is shared within an API key, and among all where
     there are no keys.
 
     Args:
@@ -79,7 +78,6 @@ class MessageTypes:
             "message types wait to be read",
             max_jobs=_MAX_READING,
             max_bytes=_MAX_READING_BYTES,
-            large_bytes=_LARGE_SET_BYTES,
         )
 
     def wanted(self, wanted: pb.StructuredOutput.Protobuf, origin: Origin) -> WantedType:

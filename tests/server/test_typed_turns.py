@@ -95,7 +95,7 @@ async def test_a_type_waits_for_none_of_the_many_on_another_callers_stream(
         await readers.until_requests(301)
         readers.let_go(1000)
         await call
-        assert readers.begun.index("acme.B") <= 4
+        assert readers.begun.index("acme.B") <= 2
         stream.cancel()
 
 
@@ -111,7 +111,7 @@ async def test_types_that_wait_leave_with_their_stream(monkeypatch: pytest.Monke
         await asyncio.sleep(0)
         readers.let_go(1000)
         await single.Generate(typed("B"))
-        assert len(readers.begun) <= 3
+        assert len(readers.begun) <= 2
 
 
 async def test_no_type_is_read_of_a_request_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
