@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,9 +28,9 @@ _NAME_FIELD = "structured_output.protobuf.message_type"
 _MAX_SET_BYTES = 2**20
 #: Fields of the whole set on the wire: some 30 ms to read it.
 _MAX_SET_FIELDS = 2**15
-#: Of types that are kept. One takes its grammar and some 20 times its set, the smallest 9 KiB.
-_MAX_CACHE_BYTES = 2**24
-_BYTES_PER_SET_BYTE, _TYPE_BYTES = 20, 10 * 2**10
+#: Of types that are kept. One takes its grammar and 20 to 60 times its set, the smallest 44 KiB, by malloc's count.
+_MAX_CACHE_BYTES = 2**25
+_BYTES_PER_SET_BYTE, _TYPE_BYTES = 60, 44 * 2**10
 _MAX_WORDS = 500
 #: Types that are read at a time, 30 ms at most: several threads would take the interpreter from the loop in turn.
 _NUM_READERS = 1
@@ -72,6 +73,9 @@ class MessageTypes:
 
     def __init__(self, max_cache_bytes: int = _MAX_CACHE_BYTES) -> None:
         self._kept: SharedCache[_Key, MessageType] = SharedCache(max_cache_bytes)
+        self._max_cache_bytes = max_cache_bytes
+        #: Since garbage was collected.
+        self._num_made_bytes = 0
         self._threads = ThreadPoolExecutor(_NUM_READERS, "types")
         self._turns = FairTurns(
             _NUM_READERS,
@@ -99,8 +103,17 @@ class MessageTypes:
             self._turns.leave(place)
             return kept
         made = await self._turns.perform(place, self._threads, read_message_type, files, key[2])
-        self._kept.keep(caller, key, made, _num_bytes(files, made))
+        num_bytes = _num_bytes(files, made)
+        self._kept.keep(caller, key, made, num_bytes)
+        self._collect(num_bytes)
         return made
+
+    def _collect(self, num_bytes: int) -> None:
+        """Have what was let go given back: a class refers to itself, and the collector counts objects, not bytes."""
+        self._num_made_bytes += num_bytes
+        if self._num_made_bytes > self._max_cache_bytes:
+            self._num_made_bytes = 0
+            gc.collect()
 
 
 class WantedType:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import json
 import re
 import tracemalloc
+import weakref
 from collections.abc import Callable
 
 import llguidance
@@ -20,7 +22,7 @@ from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import InternalFailure, InvalidConstraint, InvalidRequest
 from photon_grpc.frontend.record import Origin
 from photon_grpc.frontend.update import OutputDelta, OutputFinish
-from photon_grpc.server import messages
+from photon_grpc.server import message_type, messages
 from photon_grpc.server.message_type import MessageType, MessageTypes, read_message_type
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.server.described import add_field, enum, file, message, serialized
@@ -281,10 +283,10 @@ async def test_types_are_read_once_and_kept_within_bounds() -> None:
 
 
 async def test_small_types_count_what_they_take() -> None:
-    """Nine KiB at least, for a set of some forty bytes."""
+    """44 KiB at least, for a set of some forty bytes."""
     types = MessageTypes(max_cache_bytes=2**20)
     made = []
-    for number in range(2**20 // (9 * 2**10)):
+    for number in range(2**20 // (44 * 2**10)):
         described = file()
         message(described, f"Outer{number}", "a: int32")
         name = f"acme.Outer{number}"
@@ -293,6 +295,71 @@ async def test_small_types_count_what_they_take() -> None:
     (oldest, first), (newest, last) = made[0], made[-1]
     assert await found(types, newest) is last
     assert await found(types, oldest) is not first
+
+
+class _Malloc(ctypes.Structure):
+    """glibc's struct mallinfo2."""
+
+    _names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    _fields_ = [(name, ctypes.c_size_t) for name in _names]
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33")
+@pytest.mark.parametrize(("num_messages", "num_fields"), [(1, 1), (1, 100), (20, 20), (100, 1)])
+def test_a_type_counts_what_it_takes_beside_python(num_messages: int, num_fields: int) -> None:
+    """protobuf keeps descriptors where tracemalloc does not look."""
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = _Malloc
+
+    def taken() -> int:
+        gc.collect()
+        told = mallinfo()
+        return int(told.uordblks + told.hblkhd)
+
+    def made(number: int) -> tuple[MessageType, int]:
+        described = file()
+        for at in range(num_messages):
+            message(described, f"Outer{number}M{at}", *(f"f{field}: string" for field in range(num_fields)))
+        files = serialized(described)
+        read = read_message_type(files, f"acme.Outer{number}M0")
+        return read, message_type._num_bytes(files, read)
+
+    made(0)
+    before = taken()
+    kept = [made(number) for number in range(1, 30)]
+    assert 0.3 * sum(num_bytes for _, num_bytes in kept) < taken() - before < 1.1 * sum(each[1] for each in kept)
+
+
+async def test_types_that_were_let_go_are_given_back_without_waiting_for_the_collector() -> None:
+    """Their classes refer to themselves: thousands of them were half a gigabyte that nothing used."""
+    types, classes = MessageTypes(max_cache_bytes=2**20), []
+    gc.disable()
+    try:
+        for number in range(100):
+            described = file()
+            message(described, f"Outer{number}", "a: int32")
+            wanted = pb.StructuredOutput.Protobuf(
+                file_descriptor_set=serialized(described), message_type=f"acme.Outer{number}"
+            )
+            classes.append(weakref.ref((await found(types, wanted)).message_class))
+        assert sum(each() is not None for each in classes) <= 2 * 2**20 // (44 * 2**10)
+    finally:
+        gc.enable()
+
+
+async def test_one_callers_types_leave_anothers_where_they_are() -> None:
+    types = MessageTypes(max_cache_bytes=2**20)
+
+    async def asked(name: str, caller: str) -> MessageType:
+        described = file()
+        message(described, name, "a: int32")
+        wanted = pb.StructuredOutput.Protobuf(file_descriptor_set=serialized(described), message_type=f"acme.{name}")
+        return await found(types, wanted, caller)
+
+    first = await asked("Mine", "b")
+    for number in range(100):
+        await asked(f"Outer{number}", "a")
+    assert await asked("Mine", "b") is first
 
 
 async def test_messages_that_refer_to_each_other_count_their_grammars() -> None:
