@@ -22,8 +22,8 @@ class _Thing(Generic[V]):
 
 
 class SharedCache(Generic[K, V]):
-    """What a caller asks for is its own from then on, also if another brought it. Over its bound, the caller with most
-    bytes loses what it has not used for longest; a thing is gone when no caller has it.
+    """Holds for every caller the things that it used last, also those that another brought. Over its bound, the caller
+    with most bytes loses what it has not used for longest; a thing is gone when no caller has it.
 
     Args:
         max_bytes: of things, each counted once, and of what is known of their callers.
