@@ -51,6 +51,14 @@ class _Caller:
     num_jobs: int = 0
     num_bytes: int = 0
 
+    def take(self, place: Place) -> bool:
+        """No longer have it wait; False where it does not. Thousands may leave at once."""
+        at = bisect.bisect_left(self.waiting, place)
+        if at == len(self.waiting) or self.waiting[at] is not place:
+            return False
+        del self.waiting[at]
+        return True
+
 
 class FairTurns:
     """Belongs to one event loop. Of one caller's jobs the smallest comes first, now and then the oldest so that none
@@ -119,8 +127,7 @@ class FairTurns:
         if place in self._running:
             self._running.remove(place)
             self._remove(place)
-        elif (caller := self._callers.get(place.caller)) is not None and place in caller.waiting:
-            caller.waiting.remove(place)
+        elif (caller := self._callers.get(place.caller)) is not None and caller.take(place):
             self._remove(place)
         self._call()
 
@@ -173,7 +180,7 @@ class FairTurns:
             if place is None:
                 return
             caller = self._callers[place.caller]
-            caller.waiting.remove(place)
+            caller.take(place)
             self._virtual_time = max(self._virtual_time, caller.served)
             caller.served += place.num_bytes + _TURN_BYTES
             caller.num_turns += 1
@@ -207,7 +214,7 @@ class FairTurns:
             found.append(place)
         lack = self._lack(num_bytes, [])
         for place in found:
-            self._callers[place.caller].waiting.remove(place)
+            self._callers[place.caller].take(place)
             self._remove(place)
             if lack is not None and not place.turn.done():
                 place.turn.set_exception(lack.error(self._what))

@@ -12,6 +12,8 @@ V = TypeVar("V")
 
 #: What it takes to know that a caller has one of the things; some of it is the caller's own.
 HOLD_BYTES = 768
+#: An eviction looks at all of them.
+MAX_CALLERS = 1024
 
 
 @dataclass(slots=True)
@@ -23,7 +25,8 @@ class _Thing(Generic[V]):
 
 class SharedCache(Generic[K, V]):
     """Holds for every caller the things that it used last, also those that another brought. Over its bound, the caller
-    with most bytes loses what it has not used for longest; a thing is gone when no caller has it.
+    with most bytes loses what it has not used for longest; a thing is gone when no caller has it. Of too many callers,
+    the one that has used nothing for longest loses all.
 
     Args:
         max_bytes: of things, each counted once, and of what is known of their callers.
@@ -33,8 +36,8 @@ class SharedCache(Generic[K, V]):
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._things: dict[K, _Thing[V]] = {}
-        #: Of every caller its things, the oldest use first.
-        self._used: dict[str, OrderedDict[K, None]] = {}
+        #: Of every caller its things, the oldest use first; callers, too.
+        self._used: OrderedDict[str, OrderedDict[K, None]] = OrderedDict()
         self._num_bytes_of: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -61,6 +64,7 @@ class SharedCache(Generic[K, V]):
 
     def _use(self, caller: str, key: K, thing: _Thing[V]) -> None:
         used = self._used.setdefault(caller, OrderedDict())
+        self._used.move_to_end(caller)
         if key in used:
             used.move_to_end(key)
             return
@@ -68,8 +72,12 @@ class SharedCache(Generic[K, V]):
         thing.num_callers += 1
         self._num_bytes_of[caller] = self._num_bytes_of.get(caller, 0) + thing.num_bytes + HOLD_BYTES
         self._num_bytes += HOLD_BYTES
+        while len(self._used) > MAX_CALLERS:
+            self._drop_oldest(next(iter(self._used)))
         while self._num_bytes > self._max_bytes:
-            self._drop_oldest(max(self._used, key=lambda each: (self._num_bytes_of[each], each == caller)))
+            most = max(self._num_bytes_of, key=self._num_bytes_of.__getitem__)
+            is_own = self._num_bytes_of.get(caller) == self._num_bytes_of[most]
+            self._drop_oldest(caller if is_own else most)
 
     def _drop_oldest(self, caller: str) -> None:
         used = self._used[caller]

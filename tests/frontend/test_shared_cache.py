@@ -8,7 +8,7 @@ import tracemalloc
 
 import pytest
 
-from photon_grpc.frontend.shared_cache import HOLD_BYTES, SharedCache
+from photon_grpc.frontend.shared_cache import HOLD_BYTES, MAX_CALLERS, SharedCache
 
 
 def full_of(callers: dict[str, int], max_bytes: int) -> SharedCache[str, int]:
@@ -63,12 +63,12 @@ def test_its_books_balance(seed: int) -> None:
 
 
 def test_callers_without_number_are_bounded_by_what_they_take() -> None:
-    max_bytes = 2**20
+    max_bytes = 2**19
     cache: SharedCache[str, int] = SharedCache(max_bytes)
     gc.collect()
     tracemalloc.start()
     try:
-        for number in range(5000):
+        for number in range(1500):
             cache.keep(f"peer {number}", "the same", 1, 10_000)
             cache.find(f"peer {number}", "the same")
         gc.collect()
@@ -76,3 +76,12 @@ def test_callers_without_number_are_bounded_by_what_they_take() -> None:
     finally:
         tracemalloc.stop()
     assert taken < 1.25 * max_bytes
+
+
+def test_of_too_many_callers_the_one_that_used_nothing_for_longest_is_forgotten() -> None:
+    cache: SharedCache[int, int] = SharedCache(2**40)
+    for caller in range(2 * MAX_CALLERS):
+        cache.keep(str(caller), caller, caller, 1)
+        assert cache.find("0", 0) == 0
+    assert len(cache) == len(cache._used) == MAX_CALLERS
+    assert cache.find("1", 1) is None
