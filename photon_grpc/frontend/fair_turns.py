@@ -14,7 +14,6 @@ import itertools
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 
 from photon_grpc.errors import QueueFull
@@ -134,17 +133,34 @@ class FairTurns:
     async def perform(self, place: Place, threads: Executor, work: Callable[..., T], *args: Any) -> T:
         """Do the work of a turn in a thread and leave. A thread cannot be ended: the turn is over when it has finished,
         also when the one that waits for it is gone."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
         try:
             job = threads.submit(work, *args)
         except BaseException:
             self.leave(place)
             raise
-        job.add_done_callback(partial(self._done, asyncio.get_running_loop(), place))
-        return await asyncio.wrap_future(job)
 
-    def _done(self, loop: asyncio.AbstractEventLoop, place: Place, job: Future[Any]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(self.leave, place)
+        def tell(job: Future[T]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._done, place, job, answer)
+
+        job.add_done_callback(tell)
+        try:
+            return await answer
+        finally:
+            job.cancel()  # where its caller is gone before it has begun
+
+    def _done(self, place: Place, job: Future[T], answer: asyncio.Future[T]) -> None:
+        self.leave(place)
+        if answer.done():
+            return
+        if job.cancelled():
+            answer.cancel()
+        elif (error := job.exception()) is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(job.result())
 
     def _push(self, place: Place) -> None:
         caller = self._callers.get(place.caller) or self._new_caller(place.caller)
