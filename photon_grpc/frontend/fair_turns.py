@@ -30,7 +30,7 @@ _MAX_IDLE = 1024
 
 
 @dataclass(order=True, slots=True)
-class Place:
+class FairPlace:
     """A job that waits or runs."""
 
     num_bytes: int
@@ -45,12 +45,12 @@ class _Caller:
     served: float
     num_turns: int = 0
     #: The smallest first.
-    waiting: list[Place] = field(default_factory=list)
+    waiting: list[FairPlace] = field(default_factory=list)
     #: Waiting and running.
     num_jobs: int = 0
     num_bytes: int = 0
 
-    def take(self, place: Place) -> bool:
+    def take(self, place: FairPlace) -> bool:
         """No longer have it wait; False where it does not. Thousands may leave at once."""
         at = bisect.bisect_left(self.waiting, place)
         if at == len(self.waiting) or self.waiting[at] is not place:
@@ -84,7 +84,7 @@ class FairTurns:
         self._large_bytes = max_bytes if large_bytes is None else large_bytes
         self._numbers = itertools.count()
         self._callers: dict[str, _Caller] = {}
-        self._running: list[Place] = []
+        self._running: list[FairPlace] = []
         self._num_jobs = 0
         self._num_bytes = 0
         #: Of the caller served last, when it was.
@@ -108,10 +108,10 @@ class FairTurns:
         finally:
             self.leave(place)
 
-    async def enter(self, caller: str, num_bytes: int) -> Place:
+    async def enter(self, caller: str, num_bytes: int) -> FairPlace:
         """Wait for a turn; it ends by `leave`. Raise QueueFull."""
         self._make_room(caller, num_bytes)
-        place = Place(num_bytes, next(self._numbers), caller, asyncio.get_running_loop().create_future())
+        place = FairPlace(num_bytes, next(self._numbers), caller, asyncio.get_running_loop().create_future())
         self._push(place)
         self._call()
         if not place.turn.done():
@@ -122,7 +122,7 @@ class FairTurns:
                 raise
         return place
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: FairPlace) -> None:
         if place in self._running:
             self._running.remove(place)
             self._remove(place)
@@ -130,7 +130,7 @@ class FairTurns:
             self._remove(place)
         self._call()
 
-    async def perform(self, place: Place, threads: Executor, work: Callable[..., T], *args: Any) -> T:
+    async def perform(self, place: FairPlace, threads: Executor, work: Callable[..., T], *args: Any) -> T:
         """Do the work of a turn in a thread and leave. A thread cannot be ended: the turn is over when it has finished,
         also when the one that waits for it is gone."""
         loop = asyncio.get_running_loop()
@@ -151,7 +151,7 @@ class FairTurns:
         finally:
             job.cancel()  # where its caller is gone before it has begun
 
-    def _done(self, place: Place, job: Future[T], answer: asyncio.Future[T]) -> None:
+    def _done(self, place: FairPlace, job: Future[T], answer: asyncio.Future[T]) -> None:
         self.leave(place)
         if answer.done():
             return
@@ -162,7 +162,7 @@ class FairTurns:
         else:
             answer.set_result(job.result())
 
-    def _push(self, place: Place) -> None:
+    def _push(self, place: FairPlace) -> None:
         caller = self._callers.get(place.caller) or self._new_caller(place.caller)
         if not caller.waiting:
             caller.served = max(caller.served, self._virtual_time)
@@ -172,7 +172,7 @@ class FairTurns:
         self._num_jobs += 1
         self._num_bytes += place.num_bytes
 
-    def _remove(self, place: Place) -> None:
+    def _remove(self, place: FairPlace) -> None:
         """Count what waited or ran no longer."""
         caller = self._callers[place.caller]
         caller.num_jobs -= 1
@@ -204,7 +204,7 @@ class FairTurns:
             if not place.turn.done():  # cancelled a moment ago, it is about to leave
                 place.turn.set_result(None)
 
-    def _next(self) -> Place | None:
+    def _next(self) -> FairPlace | None:
         has_large = any(place.num_bytes > self._large_bytes for place in self._running)
         found = [
             (caller.served, place.number, place)
@@ -213,7 +213,7 @@ class FairTurns:
         ]
         return min(found)[2] if found else None
 
-    def _next_of(self, caller: _Caller, has_large: bool) -> Place | None:
+    def _next_of(self, caller: _Caller, has_large: bool) -> FairPlace | None:
         if caller.num_turns % _OLDEST_EVERY != _OLDEST_EVERY - 1:
             place = caller.waiting[0]
             return None if has_large and place.num_bytes > self._large_bytes else place
@@ -222,7 +222,7 @@ class FairTurns:
 
     def _make_room(self, caller: str, num_bytes: int) -> None:
         """Raise QueueFull."""
-        found: list[Place] = []
+        found: list[FairPlace] = []
         while (lack := self._lack(num_bytes, found)) is not None:
             place = self._surplus(caller, num_bytes, found, lack.is_in_bytes)
             if place is None:
@@ -235,7 +235,7 @@ class FairTurns:
             if lack is not None and not place.turn.done():
                 place.turn.set_exception(lack.error(self._what))
 
-    def _lack(self, num_bytes: int, found: list[Place]) -> _Lack | None:
+    def _lack(self, num_bytes: int, found: list[FairPlace]) -> _Lack | None:
         """Return the room that one more job of so many bytes lacks when the jobs `found` are gone."""
         num_jobs = self._num_jobs - len(found)
         num_present = self._num_bytes - sum([place.num_bytes for place in found])
@@ -245,7 +245,7 @@ class FairTurns:
             return _Lack(num_present, num_present + num_bytes, self._max_bytes, is_in_bytes=True)
         return None
 
-    def _surplus(self, caller: str, num_bytes: int, found: list[Place], is_in_bytes: bool) -> Place | None:
+    def _surplus(self, caller: str, num_bytes: int, found: list[FairPlace], is_in_bytes: bool) -> FairPlace | None:
         """Of the caller with most but for the jobs `found`, the newest that waits, if without it that caller still has
         as much as `caller` would."""
 
