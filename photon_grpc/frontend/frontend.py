@@ -43,7 +43,7 @@ from photon_grpc.frontend.engine_queue import EngineQueue, estimate_tokens
 from photon_grpc.frontend.live_streams import LiveStreams
 from photon_grpc.frontend.model import ModelFacts, ServedModel
 from photon_grpc.frontend.output import OutputText
-from photon_grpc.frontend.outputs import outputs_of
+from photon_grpc.frontend.outputs import outputs_of, replay_turns
 from photon_grpc.frontend.prompt import Prepared
 from photon_grpc.frontend.quotas import NO_SHARES, NoShares, Share, Shares
 from photon_grpc.frontend.record import NO_OBSERVERS, Observers, Origin, RequestRecord, refused
@@ -95,6 +95,7 @@ class Frontend:
         self._model_facts = lru_cache(maxsize=1)(model.facts)
         self._encoder = encoder
         self._constraints = TriedConstraints(encoder)
+        self._replays = replay_turns()
         self._seeds = random.Random(seed) if seed else random.SystemRandom()
         self._handles = itertools.count(1)
         self._streams = LiveStreams(self._send)
@@ -291,7 +292,7 @@ class Frontend:
         )
         if constraint is not None or share.limits is not NO_LIMITS:
             request = replace(request, constraint=constraint, limits=share.limits)
-        outputs = await outputs_of(ask, request, self._model, prepared.stops)
+        outputs = await outputs_of(ask, request, self._model, prepared.stops, self._replays)
         return request, outputs
 
     def _open(

@@ -9,14 +9,16 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
 
 from photon_grpc.errors import QueueFull
 from photon_grpc.frontend.ask import ConstraintAsk, TextInput
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.fair_turns import FairTurns
+from photon_grpc.frontend.output import OutputText
 from photon_grpc.frontend.tried_constraints import TriedConstraints
-from tests.frontend.fake_engine import served
+from tests.frontend.fake_engine import FACTS, FakeLink, ask, frontend, served
 
 MiB = 2**20
 
@@ -311,3 +313,26 @@ async def test_a_trial_waits_for_its_callers_own_and_ends_with_the_last_who_wait
     await asyncio.gather(*tasks, other, return_exceptions=True)
     await settled()
     assert len(jobs.turns) == 0 and not constraints._running
+
+
+async def test_a_continued_output_does_not_wait_for_those_of_another_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaying ids is work of the event loop: a turn of it does one slice."""
+    replayed: list[int] = []
+    replay = OutputText.replay
+
+    def count(output: OutputText, ids: tuple[int, ...]) -> None:
+        replayed.append(ids[0])
+        replay(output, ids)
+
+    monkeypatch.setattr(OutputText, "replay", count)
+    facts = msgspec.structs.replace(FACTS, max_queue_size=1000, max_queued_tokens=10**6)
+    with frontend(link=FakeLink(facts)) as (front, _):
+        many = [asyncio.create_task(front.stream(ask((5,), continue_from=(7,) * 9, caller="a"))) for _ in range(100)]
+        one = asyncio.create_task(front.stream(ask((5,), continue_from=(8,) * 9, caller="b")))
+        before = 0
+        while not one.done():
+            await asyncio.sleep(0)
+            assert len(replayed) - before <= 1
+            before = len(replayed)
+        assert replayed.index(8) <= 1
+        await asyncio.gather(*many)
