@@ -106,6 +106,10 @@ class ConstraintAsk(msgspec.Struct, frozen=True):
     form: CallForm | None = None
 
 
+#: Of typed output whose grammar is written once the request has its place (`Frontend.stream`).
+UNWRITTEN = ConstraintAsk("protobuf")
+
+
 class CacheAsk(msgspec.Struct, frozen=True):
     session_id: str = ""
     salt: str = ""
@@ -152,3 +156,5 @@ class Ask(msgspec.Struct, frozen=True):
     #: For the record of the request (record.Origin).
     method: str = ""
     traceparent: str = ""
+    #: Whose share it counts against while it is prepared.
+    caller: str = ""

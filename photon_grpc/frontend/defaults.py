@@ -24,6 +24,7 @@ from photon_grpc.core.scores import NO_SCORES, ScoreParams
 from photon_grpc.errors import FeatureNotSupported, InvalidRequest, PromptTooLong
 from photon_grpc.frontend import constraint
 from photon_grpc.frontend.ask import (
+    UNWRITTEN,
     Ask,
     ChatInput,
     ConstraintAsk,
@@ -241,7 +242,8 @@ def _check_constraint(ask: ConstraintAsk, model: ServedModel, facts: Facts, limi
     if not facts.has_grammars:
         why = "this model has no tokenizer" if model.tokenizer is None else "grammars do not know its tokenizer"
         raise _lacking(constraint.FEATURES[ask.kind], constraint.field_of(ask), why)
-    constraint.check_constraint(ask, limits.max_constraint_bytes)
+    if ask != UNWRITTEN:
+        constraint.check_constraint(ask, limits.max_constraint_bytes)
 
 
 def _check_tool_choice(chat: ChatInput, constraint_ask: ConstraintAsk | None, model: ServedModel, facts: Facts) -> None:

@@ -5,7 +5,6 @@ Jobs and answers of an encoder process are plain data, so that the same code run
 
 from __future__ import annotations
 
-import asyncio
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -18,6 +17,7 @@ from photon_grpc.core.fault import Fault
 from photon_grpc.errors import InternalFailure, InvalidConstraint, InvalidRequest, PhotonError, frames_of
 from photon_grpc.frontend.ask import ChatInput, ConstraintAsk, IdsInput, TextInput
 from photon_grpc.frontend.constraint import field_of as constraint_field
+from photon_grpc.frontend.fair_turns import FairTurns
 from photon_grpc.frontend.grammar_trial import try_out
 from photon_grpc.frontend.model import ServedModel
 from photon_grpc.frontend.prompt import Prepared, prepare
@@ -27,57 +27,75 @@ _SMALL_BYTES = 32 * 1024
 _SMALL_JSON_CHARS = 8 * 1024
 _SMALL_NUM_MESSAGES = 128
 _SMALL_NUM_IDS = 8 * 1024
+#: What the pool of threads is given at a time, and what waits for it.
+_MAX_AT_ONCE = 4
+_MAX_JOBS = 4096
+_MAX_JOBS_BYTES = 2**27
+_BYTES_PER_ID = 4
+#: In the words of a refusal.
+WAITING = "inputs wait to be encoded"
 
 
 class Encoder(Protocol):
-    """Each call ends with its caller: cancelled, it gives back what it held."""
+    """Each call ends with its caller: cancelled, it gives back what it held. Callers take turns."""
 
     async def prepare(
-        self, input: TextInput | IdsInput | ChatInput, stop_strings: tuple[str, ...], max_tokens: int
+        self, input: TextInput | IdsInput | ChatInput, stop_strings: tuple[str, ...], max_tokens: int, caller: str = ""
     ) -> Prepared:
         """For a checked input. Raise PromptTooLong, InvalidRequest, InvalidTemplate, Overloaded."""
 
-    async def encode(self, input: TextInput | ChatInput, max_tokens: int) -> tuple[int, ...]:
+    async def encode(self, input: TextInput | ChatInput, max_tokens: int, caller: str = "") -> tuple[int, ...]:
         """The ids alone. Raise as `prepare`."""
 
-    async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+    async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool, caller: str = "") -> str:
         """The text that ids release. Raise Overloaded."""
 
-    async def try_out(self, constraint: ConstraintAsk) -> Constraint:
+    async def try_out(self, constraint: ConstraintAsk, caller: str = "") -> Constraint:
         """The grammar of a checked constraint. Raise InvalidConstraint, Overloaded."""
 
 
 class ThreadEncoder:
     """In the pool's threads. What was begun there is finished there, also when its caller is gone: it is bounded by its
-    size."""
+    size.
 
-    def __init__(self, model: ServedModel, pool: Executor) -> None:
+    Args:
+        max_at_once: jobs that the pool is given at a time: more than it has threads, so that none waits for the loop.
+    """
+
+    def __init__(self, model: ServedModel, pool: Executor, max_at_once: int = _MAX_AT_ONCE) -> None:
         self._model = model
         self._pool = pool
+        self._turns = FairTurns(max_at_once, WAITING, max_jobs=_MAX_JOBS, max_bytes=_MAX_JOBS_BYTES)
 
     async def prepare(
-        self, input: TextInput | IdsInput | ChatInput, stop_strings: tuple[str, ...], max_tokens: int
+        self, input: TextInput | IdsInput | ChatInput, stop_strings: tuple[str, ...], max_tokens: int, caller: str = ""
     ) -> Prepared:
         if isinstance(input, IdsInput) and not stop_strings:
             # Nothing takes long. Beside a busy event loop a thread waits for the interpreter's lock, 5 ms at a time.
             return Prepared(input.token_ids, None)
         model = self._model
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._pool, prepare, input, model.tokenizer, model.template, stop_strings, max_tokens
-        )
+        place = await self._turns.enter(caller, _num_chars(input))
+        work = (input, model.tokenizer, model.template, stop_strings, max_tokens)
+        return await self._turns.perform(place, self._pool, prepare, *work)
 
-    async def encode(self, input: TextInput | ChatInput, max_tokens: int) -> tuple[int, ...]:
-        return (await self.prepare(input, (), max_tokens)).prompt_ids
+    async def encode(self, input: TextInput | ChatInput, max_tokens: int, caller: str = "") -> tuple[int, ...]:
+        return (await self.prepare(input, (), max_tokens, caller)).prompt_ids
 
-    async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        return await asyncio.get_running_loop().run_in_executor(
-            self._pool, _decode, self._model, token_ids, skip_special_tokens
-        )
+    async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool, caller: str = "") -> str:
+        place = await self._turns.enter(caller, _BYTES_PER_ID * len(token_ids))
+        return await self._turns.perform(place, self._pool, _decode, self._model, token_ids, skip_special_tokens)
 
-    async def try_out(self, constraint: ConstraintAsk) -> Constraint:
+    async def try_out(self, constraint: ConstraintAsk, caller: str = "") -> Constraint:
         """Without the limits of an encoder process: what breaks the compiler breaks this one."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, try_out, constraint)
+        place = await self._turns.enter(caller, len(constraint.text))
+        return await self._turns.perform(place, self._pool, try_out, constraint)
+
+
+def _num_chars(input: TextInput | IdsInput | ChatInput) -> int:
+    """About its bytes."""
+    if isinstance(input, TextInput):
+        return len(input.text)
+    return 0 if isinstance(input, IdsInput) else sum([len(message.content) for message in input.messages])
 
 
 def is_small(input: TextInput | IdsInput | ChatInput) -> bool:

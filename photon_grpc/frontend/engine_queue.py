@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
+from types import TracebackType
 
 import msgspec
 
 from photon_grpc.core.admission import check_queue
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.stats import Load
+from photon_grpc.errors import QueueFull
 from photon_grpc.frontend.ask import Ask, ChatInput, IdsInput, TextInput
 
 #: A guess of the tokens in a text that is not tokenized yet; for English it is about right.
@@ -29,19 +32,45 @@ class EngineQueue:
         #: (handle, tokens) of what was sent and is in no Load yet.
         self._sent: deque[tuple[int, int]] = deque()
         self._num_sent_tokens = 0
+        #: Whose prompts are prepared, by caller, the oldest first.
+        self._preparing: dict[str, dict[QueuePlace, None]] = {}
         self._num_preparing = 0
         self._num_preparing_tokens = 0
 
-    def place(self, num_tokens: int, facts: Facts, num_of_owner: int = 0) -> QueuePlace:
-        """Return the place of a request for as long as its prompt, of about `num_tokens`, is prepared. Raise
+    def place(self, num_tokens: int, facts: Facts, num_of_owner: int = 0, caller: str = "") -> QueuePlace:
+        """Return the place of a request for as long as its prompt, of about `num_tokens`, is prepared. Where there is
+        none, the newest of the caller that prepares most gives way to one of a caller that prepares fewer. Raise
         QueueFull."""
-        self.check(num_tokens, facts, num_of_owner)
-        return QueuePlace(self, num_tokens)
+        try:
+            self.check(num_tokens, facts, num_of_owner)
+        except QueueFull as error:
+            surplus = self._surplus(caller)
+            if surplus is None:
+                raise
+            check_queue(num_tokens, self._expected(surplus), facts)
+            surplus.give_way(error)
+        return QueuePlace(self, num_tokens, caller)
 
-    def preparing(self, num_requests: int, num_tokens: int) -> None:
-        """So many more, or fewer, are prepared."""
-        self._num_preparing += num_requests
-        self._num_preparing_tokens += num_tokens
+    def enter(self, place: QueuePlace) -> None:
+        """One more is prepared."""
+        self._preparing.setdefault(place.caller, {})[place] = None
+        self._num_preparing += 1
+        self._num_preparing_tokens += place.num_tokens
+
+    def leave(self, place: QueuePlace) -> None:
+        places = self._preparing[place.caller]
+        del places[place]
+        if not places:
+            del self._preparing[place.caller]
+        self._num_preparing -= 1
+        self._num_preparing_tokens -= place.num_tokens
+
+    def _surplus(self, caller: str) -> QueuePlace | None:
+        """The newest of the caller that prepares most, if without it that one still has as many as `caller` would."""
+        most = max(self._preparing, key=lambda each: len(self._preparing[each]), default=caller)
+        if len(self._preparing.get(most, ())) <= len(self._preparing.get(caller, ())) + 1:
+            return None
+        return next(reversed(self._preparing[most]))
 
     def check(self, num_tokens: int, facts: Facts, num_of_owner: int = 0) -> None:
         """Raise QueueFull where one more request, of `num_tokens`, exceeds what may wait.
@@ -51,12 +80,16 @@ class EngineQueue:
         """
         if 0 < num_of_owner < self.load.longest_queue:
             return
-        expected = msgspec.structs.replace(
+        check_queue(num_tokens, self._expected(), facts)
+
+    def _expected(self, surplus: QueuePlace | None = None) -> Load:
+        """The Load with all that the engine cannot have counted, but for `surplus`."""
+        num_tokens = self._num_sent_tokens + self._num_preparing_tokens - (surplus.num_tokens if surplus else 0)
+        return msgspec.structs.replace(
             self.load,
-            queued=self.load.queued + len(self._sent) + self._num_preparing,
-            queued_prompt_tokens=self.load.queued_prompt_tokens + self._num_sent_tokens + self._num_preparing_tokens,
+            queued=self.load.queued + len(self._sent) + self._num_preparing - (surplus is not None),
+            queued_prompt_tokens=self.load.queued_prompt_tokens + num_tokens,
         )
-        check_queue(num_tokens, expected, facts)
 
     def sent(self, handle: int, num_tokens: int) -> None:
         """A request is on its way to the engine."""
@@ -79,17 +112,36 @@ class EngineQueue:
 class QueuePlace:
     """A request that is prepared counts in its queue within the block. Not a generator: one is made for every call."""
 
-    __slots__ = ("_num_tokens", "_queue")
+    __slots__ = ("_num_cancels", "_queue", "_refusal", "_task", "caller", "num_tokens")
 
-    def __init__(self, queue: EngineQueue, num_tokens: int) -> None:
+    def __init__(self, queue: EngineQueue, num_tokens: int, caller: str) -> None:
+        self.num_tokens = num_tokens
+        self.caller = caller
         self._queue = queue
-        self._num_tokens = num_tokens
+        self._task: asyncio.Task[object] | None = None
+        self._num_cancels = 0
+        self._refusal: QueueFull | None = None
+
+    def give_way(self, refusal: QueueFull) -> None:
+        """End the block with `refusal`."""
+        self._refusal = refusal
+        self._queue.leave(self)
+        if self._task is not None:
+            self._task.cancel()
 
     def __enter__(self) -> None:
-        self._queue.preparing(1, self._num_tokens)
+        self._task = asyncio.current_task()
+        self._num_cancels = self._task.cancelling() if self._task else 0
+        self._queue.enter(self)
 
-    def __exit__(self, *error: object) -> None:
-        self._queue.preparing(-1, -self._num_tokens)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._refusal is None:
+            self._queue.leave(self)
+        # As in asyncio.timeout: who was cancelled by others, too, stays cancelled.
+        elif self._task is not None and self._task.uncancel() <= self._num_cancels and kind is asyncio.CancelledError:
+            raise self._refusal from None
 
 
 def estimate_tokens(ask: Ask, facts: Facts) -> int:

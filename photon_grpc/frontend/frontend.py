@@ -10,7 +10,7 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum
 from functools import lru_cache, partial
@@ -35,14 +35,15 @@ from photon_grpc.errors import (
     Unavailable,
 )
 from photon_grpc.frontend import defaults
-from photon_grpc.frontend.ask import Ask, ChatInput, StreamAsk, TextInput
+from photon_grpc.frontend.ask import Ask, ChatInput, ConstraintAsk, StreamAsk, TextInput
+from photon_grpc.frontend.constraint import check_constraint
 from photon_grpc.frontend.controls import Controls
 from photon_grpc.frontend.encoder import Encoder, is_small
 from photon_grpc.frontend.engine_queue import EngineQueue, estimate_tokens
 from photon_grpc.frontend.live_streams import LiveStreams
 from photon_grpc.frontend.model import ModelFacts, ServedModel
 from photon_grpc.frontend.output import OutputText
-from photon_grpc.frontend.outputs import outputs_of
+from photon_grpc.frontend.outputs import outputs_of, replay_turns
 from photon_grpc.frontend.prompt import Prepared
 from photon_grpc.frontend.quotas import NO_SHARES, NoShares, Share, Shares
 from photon_grpc.frontend.record import NO_OBSERVERS, Observers, Origin, RequestRecord, refused
@@ -54,6 +55,8 @@ from photon_grpc.frontend.update import Result, gathered
 
 _LOG = logging.getLogger(__name__)
 
+#: Of typed output, which may take long. Raises InvalidConstraint, QueueFull.
+WriteConstraint = Callable[[], Awaitable[ConstraintAsk]]
 _RETRY_AFTER_S = 1.0
 #: Of the model's names in a refusal.
 _MAX_NAMES_CHARS = 400
@@ -92,6 +95,7 @@ class Frontend:
         self._model_facts = lru_cache(maxsize=1)(model.facts)
         self._encoder = encoder
         self._constraints = TriedConstraints(encoder)
+        self._replays = replay_turns()
         self._seeds = random.Random(seed) if seed else random.SystemRandom()
         self._handles = itertools.count(1)
         self._streams = LiveStreams(self._send)
@@ -145,11 +149,11 @@ class Frontend:
         """The default model first."""
         return (self._model_facts(self._link.facts),)
 
-    async def stream(self, ask: Ask) -> TokenStream:
-        """Checks, encodes and sends `ask`; returns before any token. The caller closes the stream. Raises
-        PhotonError."""
+    async def stream(self, ask: Ask, write: WriteConstraint | None = None) -> TokenStream:
+        """Checks, encodes and sends `ask`; returns before any token. The caller closes the stream. `write` gives the
+        constraint of an ask where it is UNWRITTEN: called once the request has its place. Raises PhotonError."""
         try:
-            return await self._stream(ask)
+            return await self._stream(ask, write)
         except BaseException as error:
             self.refused(self._origin(ask), error)
             raise
@@ -158,39 +162,41 @@ class Frontend:
         """A request has failed before there was a stream of it."""
         self._observers.ended(refused(origin, error))
 
-    async def _stream(self, ask: Ask) -> TokenStream:
+    async def _stream(self, ask: Ask, write: WriteConstraint | None) -> TokenStream:
         model = self.model(ask.model)
         facts = self._facts()
         defaults.check(ask, self._model, facts, model.limits)
         _check_deadline(ask)
         with self._shares.share(ask.owner, defaults.deadline_s(ask)) as share:
-            request, outputs = await self._encoded(ask, facts, share)
+            request, outputs = await self._encoded(ask, facts, share, write)
             return self._open(ask, model.name, request, outputs, share)
 
-    async def generate(self, ask: Ask) -> Result:
+    async def generate(self, ask: Ask, write: WriteConstraint | None = None) -> Result:
         """The whole of one generation. Cancelling it aborts the request. Raise PhotonError."""
-        async with await self.stream(_gathering(ask)) as stream:
+        async with await self.stream(_gathering(ask), write) as stream:
             updates = [update async for update in stream]
         return gathered(stream.start, updates)
 
-    async def tokenize(self, model: str, input: TextInput | ChatInput) -> tuple[int, ...]:
+    async def tokenize(self, model: str, input: TextInput | ChatInput, caller: str = "") -> tuple[int, ...]:
         """The ids that `generate` would see, also more than the context holds. Raise PhotonError."""
         limit = max(self.model(model).max_context_tokens, _MAX_TOKENIZED)
         defaults.check_text_input(input, self._model)
         try:
-            return await self._encoder.encode(input, limit)
+            return await self._encoder.encode(input, limit, caller)
         except PromptTooLong as error:
             at_least = error.needed or limit + 1
             message = f"it gives at least {at_least} tokens; Tokenize returns at most {limit}"
             raise PromptTooLong(message, field=error.field, needed=at_least, limit=limit) from None
 
-    async def detokenize(self, model: str, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+    async def detokenize(
+        self, model: str, token_ids: Sequence[int], skip_special_tokens: bool, caller: str = ""
+    ) -> str:
         """The text that ids release. Raise PhotonError."""
         facts = self.model(model)
         check_ids(token_ids, facts.vocab_size, "token_ids.ids")
         if self._model.tokenizer is None:
             raise FeatureNotSupported("token_ids: this model has no tokenizer (feature TEXT)", field="token_ids")
-        return await self._encoder.decode(token_ids, skip_special_tokens)
+        return await self._encoder.decode(token_ids, skip_special_tokens, caller)
 
     async def control(self, verb: Verb, names: tuple[str, ...] = ()) -> Reply:
         """Have the engine obey an operator. Raise Unavailable."""
@@ -239,7 +245,14 @@ class Frontend:
     def _origin(self, ask: Ask) -> Origin:
         model = self._model.names[0] if ask.model in ("", *self._model.names) else ""
         return Origin(
-            ask.arrival_s, ask.request_id, ask.owner, ask.method, model, defaults.deadline_s(ask), ask.traceparent
+            ask.arrival_s,
+            ask.request_id,
+            ask.owner,
+            ask.method,
+            model,
+            defaults.deadline_s(ask),
+            ask.traceparent,
+            ask.caller,
         )
 
     def _place(self, ask: Ask, facts: Facts, share: Share) -> AbstractContextManager[None]:
@@ -247,21 +260,30 @@ class Frontend:
         there. Raise QueueFull."""
         num_tokens = estimate_tokens(ask, facts)
         if ask.input is None or is_small(ask.input):
-            return self._queue.place(num_tokens, facts, share.num_running)
+            return self._queue.place(num_tokens, facts, share.num_running, ask.caller)
         self._queue.check(num_tokens, facts, share.num_running)
         return contextlib.nullcontext()
+
+    async def _written(self, ask: Ask, write: WriteConstraint) -> ConstraintAsk:
+        """Raise InvalidConstraint."""
+        written = await write()
+        check_constraint(written, self.model(ask.model).limits.max_constraint_bytes)
+        return written
 
     async def _prepare(self, ask: Ask, facts: Facts) -> Prepared:
         if ask.input is None:
             raise RuntimeError("an ask without input was let through")
-        return await self._encoder.prepare(ask.input, ask.stop.stop_strings, facts.max_model_len)
+        return await self._encoder.prepare(ask.input, ask.stop.stop_strings, facts.max_model_len, ask.caller)
 
-    async def _encoded(self, ask: Ask, facts: Facts, share: Share) -> tuple[Request, tuple[OutputText, ...]]:
+    async def _encoded(
+        self, ask: Ask, facts: Facts, share: Share, write: WriteConstraint | None
+    ) -> tuple[Request, tuple[OutputText, ...]]:
         """The engine's request and its outputs, with the ids replayed that it continues from. Raise PhotonError."""
         with self._place(ask, facts, share):
+            written = await self._written(ask, write) if write else ask.constraint
             prepared = await self._prepare(ask, facts)
-            wanted = ask.constraint or self._model.tool_calls(ask.input, prepared.prompt_ids)
-            constraint = await self._constraints.tried(wanted) if wanted else None
+            wanted = written or self._model.tool_calls(ask.input, prepared.prompt_ids)
+            constraint = await self._constraints.tried(wanted, ask.owner, ask.caller) if wanted else None
         facts = self._facts()  # the engine may have gone meanwhile
         _check_deadline(ask)
         request_id = ask.request_id or uuid.uuid4().hex
@@ -270,7 +292,7 @@ class Frontend:
         )
         if constraint is not None or share.limits is not NO_LIMITS:
             request = replace(request, constraint=constraint, limits=share.limits)
-        outputs = await outputs_of(ask, request, self._model, prepared.stops)
+        outputs = await outputs_of(ask, request, self._model, prepared.stops, self._replays)
         return request, outputs
 
     def _open(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from photon_grpc.core.request import Request
 from photon_grpc.frontend.ask import Ask
 from photon_grpc.frontend.detokenizer import Detokenizer
+from photon_grpc.frontend.fair_turns import FairTurns
 from photon_grpc.frontend.model import ServedModel
 from photon_grpc.frontend.output import Ending, OutputText
 from photon_grpc.frontend.scores import OutputScores
@@ -17,19 +18,31 @@ from photon_grpc.frontend.typed_output import TypedOutput
 
 #: Ids that are replayed before other calls get their turn: about 2 ms.
 _REPLAY_SLICE = 1024
+#: Requests that wait to replay theirs, and the ids of these.
+_MAX_REPLAYS, _MAX_REPLAYED_IDS = 4096, 2**25
 
 
 async def outputs_of(
-    ask: Ask, request: Request, model: ServedModel, stops: StopStrings | None
+    ask: Ask, request: Request, model: ServedModel, stops: StopStrings | None, replays: FairTurns
 ) -> tuple[OutputText, ...]:
-    """One for each output, with the ids replayed that it continues from. Raise InvalidRequest where one of them follows
-    the end of the output."""
+    """One for each output, with the ids replayed that it continues from, in a turn of `replays`. Raise InvalidRequest
+    where one of them follows the end of the output, QueueFull."""
     outputs = tuple([_output(index, ask, request, model, stops) for index in range(request.num_outputs)])
-    for at in range(0, len(request.continued_ids), _REPLAY_SLICE):
-        if at:
-            await asyncio.sleep(0)
-        outputs[0].replay(request.continued_ids[at : at + _REPLAY_SLICE])
+    if request.continued_ids:
+        async with replays.turn(ask.caller, len(request.continued_ids)):
+            await _replay(outputs[0], request.continued_ids)
     return outputs
+
+
+async def _replay(output: OutputText, ids: Sequence[int]) -> None:
+    for at in range(0, len(ids), _REPLAY_SLICE):
+        output.replay(ids[at : at + _REPLAY_SLICE])
+        await asyncio.sleep(0)
+
+
+def replay_turns() -> FairTurns:
+    """One request at a time: however many continue, a turn of the event loop replays one slice."""
+    return FairTurns(1, "outputs wait to be continued", max_jobs=_MAX_REPLAYS, max_bytes=_MAX_REPLAYED_IDS)
 
 
 def _output(index: int, ask: Ask, request: Request, model: ServedModel, stops: StopStrings | None) -> OutputText:

@@ -39,6 +39,8 @@ class Origin(msgspec.Struct, frozen=True):
     deadline_s: float | None = None
     #: The W3C header as it came, not validated.
     traceparent: str = ""
+    #: Whose share it counts against while it is prepared: the API key, else the host that it came from.
+    caller: str = ""
 
     def reason(self, error: BaseException | None) -> str:
         """The reason of a request that ended by `error`; "" for None. A cancelled call has lost its caller, or run out

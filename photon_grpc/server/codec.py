@@ -14,6 +14,7 @@ from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.answer import NO_ANSWER
 from photon_grpc.frontend.ask import (
+    UNWRITTEN,
     Ask,
     CacheAsk,
     ChatInput,
@@ -32,7 +33,6 @@ from photon_grpc.frontend.model import ModelFacts
 from photon_grpc.frontend.record import Origin
 from photon_grpc.frontend.update import OutputDelta, OutputFinish, Result, Update
 from photon_grpc.server.features import refuse_empty
-from photon_grpc.server.message_type import MessageType
 from photon_grpc.v1 import inference_pb2 as pb
 
 #: Of messages that are not set, as most are: reading their fields one by one would tell nothing else.
@@ -58,9 +58,8 @@ def ask_of(
     origin: Origin,
     *,
     replaces: bool = False,
-    message_type: MessageType | None = None,
 ) -> Ask:
-    """The Ask in `request`, for the model with these `facts`. `message_type` is that of typed output.
+    """The Ask in `request`, for the model with these `facts`. The grammar of typed output is UNWRITTEN.
 
     Raise InvalidRequest for an invalid Duration and for lists that are too long.
     """
@@ -80,12 +79,13 @@ def ask_of(
         scheduling=_scheduling(request.scheduling) if has("scheduling") else _NO_SCHEDULING,
         stream=_stream(request.stream) if has("stream") else _NO_STREAM,
         deadline_s=origin.deadline_s,
-        constraint=_constraint(request.structured_output, message_type),
+        constraint=_constraint(request.structured_output),
         replaces=replaces,
         owner=origin.owner,
         continue_from=tuple(request.continue_from.ids),
         method=origin.method,
         traceparent=origin.traceparent,
+        caller=origin.caller,
     )
 
 
@@ -176,9 +176,7 @@ def _output(output: pb.OutputOptions) -> OutputAsk:
     )
 
 
-def _constraint(wanted: pb.StructuredOutput, message_type: MessageType | None) -> ConstraintAsk | None:
-    if message_type is not None:
-        return message_type.constraint
+def _constraint(wanted: pb.StructuredOutput) -> ConstraintAsk | None:
     match wanted.WhichOneof("constraint"):
         case "json_schema":
             return ConstraintAsk("json_schema", wanted.json_schema)
@@ -190,6 +188,8 @@ def _constraint(wanted: pb.StructuredOutput, message_type: MessageType | None) -
             return ConstraintAsk("choices", choices=tuple(wanted.choices.values))
         case "grammar":
             return ConstraintAsk("grammar", wanted.grammar)
+        case "protobuf":
+            return UNWRITTEN
         case _:
             return None
 

@@ -9,11 +9,12 @@ from msgspec.structs import replace
 
 from photon_grpc.errors import Draining, NotAllowed, PhotonError, QueueFull
 from photon_grpc.frontend.ask import Ask
-from photon_grpc.frontend.frontend import Frontend, State
+from photon_grpc.frontend.frontend import Frontend, State, WriteConstraint
+from photon_grpc.frontend.record import Origin
 from photon_grpc.server import codec, messages, metadata, scores
 from photon_grpc.server.interceptors.failure_log import FailureLog
 from photon_grpc.server.interceptors.intake import Messages
-from photon_grpc.server.message_type import MessageType, MessageTypes
+from photon_grpc.server.message_type import MessageTypes, WantedType
 from photon_grpc.server.metadata import Context
 from photon_grpc.server.multiplex import Admitted, MultiplexCall
 from photon_grpc.server.responses import ResponseWriter
@@ -40,23 +41,24 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._types = MessageTypes()
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
-        ask, message_type = await self._ask("Generate", request, context)
+        ask, typed = self._ask("Generate", request, context)
         del request  # megabytes, perhaps, for as long as it runs
-        result = await self._frontend.generate(ask)
+        result = await self._frontend.generate(ask, _writer(typed))
         response = codec.generate_response(result)
         if ask.output.is_scored:
             await scores.add_to_response(response, result)
-        if message_type is not None:
-            await messages.add(response.outputs, result.outputs, message_type)
+        if typed is not None and typed.found is not None:
+            await messages.add(response.outputs, result.outputs, typed.found)
         await metadata.send_initial_metadata(context)
         return response
 
     async def StreamGenerate(  # type: ignore[override]  # a coroutine that writes: cheaper than a generator
         self, request: pb.GenerateRequest, context: Context
     ) -> None:
-        ask, message_type = await self._ask("StreamGenerate", request, context)
+        ask, typed = self._ask("StreamGenerate", request, context)
         del request  # megabytes, perhaps, for as long as it runs
-        stream, responses = await self._frontend.stream(ask), ResponseWriter(message_type)
+        stream = await self._frontend.stream(ask, _writer(typed))
+        responses = ResponseWriter(typed.found if typed else None)
         del ask
         # Also when the call was cancelled, ran out of time or lost its connection: what still runs is aborted.
         async with stream:
@@ -102,15 +104,16 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         except NotAllowed as error:
             self._refuse(context, request.request_id, error)
             raise
-        ask, message_type = await self._ask(_MULTIPLEX, request, context)
+        ask, typed = self._ask(_MULTIPLEX, request, context)
         del request  # megabytes, perhaps, while its prompt is prepared
-        return Admitted(await self._frontend.stream(ask), message_type)
+        stream = await self._frontend.stream(ask, _writer(typed))
+        return Admitted(stream, typed.found if typed else None)
 
     def _refuse(self, context: Context, request_id: str, error: PhotonError) -> None:
         """One of many requests, by its id already."""
         self._frontend.refused(replace(metadata.origin(context, _MULTIPLEX), request_id=request_id), error)
 
-    async def _ask(self, method: str, request: pb.GenerateRequest, context: Context) -> tuple[Ask, MessageType | None]:
+    def _ask(self, method: str, request: pb.GenerateRequest, context: Context) -> tuple[Ask, WantedType | None]:
         origin = metadata.origin(context, method)
         try:
             if request.request_id:
@@ -118,13 +121,16 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 origin = replace(origin, request_id=request.request_id)
             facts, replaces = self._frontend.model(request.model), metadata.is_retry()
             origin = replace(origin, model=facts.name)
-            message_type = await self._message_type(request)
-            return codec.ask_of(request, facts, origin, replaces=replaces, message_type=message_type), message_type
+            return codec.ask_of(request, facts, origin, replaces=replaces), self._typed(request, origin)
         except BaseException as error:
             self._frontend.refused(origin, error)
             raise
 
-    async def _message_type(self, request: pb.GenerateRequest) -> MessageType | None:
+    def _typed(self, request: pb.GenerateRequest, origin: Origin) -> WantedType | None:
         """The type of typed output, None where another or none is asked for."""
         wanted = request.structured_output
-        return await self._types.find(wanted.protobuf) if wanted.HasField("protobuf") else None
+        return self._types.wanted(wanted.protobuf, origin) if wanted.HasField("protobuf") else None
+
+
+def _writer(typed: WantedType | None) -> WriteConstraint | None:
+    return typed.constraint if typed else None

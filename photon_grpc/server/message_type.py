@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
+import gc
 import hashlib
-from collections import OrderedDict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from google.protobuf import descriptor_pb2
@@ -16,6 +16,9 @@ from google.protobuf.message_factory import GetMessageClass
 
 from photon_grpc.errors import InvalidConstraint, InvalidRequest
 from photon_grpc.frontend.ask import ConstraintAsk
+from photon_grpc.frontend.fair_turns import FairTurns
+from photon_grpc.frontend.record import Origin
+from photon_grpc.frontend.shared_cache import SharedCache
 from photon_grpc.server.json_grammar import TooManyFields, write_json_grammar
 from photon_grpc.server.message_graph import FIELD, MAX_DEPTH, WELL_KNOWN_FILES, WELL_KNOWN_TYPES, MessageGraph, refused
 from photon_grpc.server.wire import count_fields
@@ -25,10 +28,15 @@ _NAME_FIELD = "structured_output.protobuf.message_type"
 _MAX_SET_BYTES = 2**20
 #: Fields of the whole set on the wire: some 30 ms to read it.
 _MAX_SET_FIELDS = 2**15
-#: Of types that are kept. One takes its grammar and some 20 times its set, the smallest 9 KiB.
-_MAX_CACHE_BYTES = 2**24
-_BYTES_PER_SET_BYTE, _TYPE_BYTES = 20, 10 * 2**10
+#: Of types that are kept. One takes its grammar and 20 to 60 times its set, the smallest 44 KiB, by malloc's count.
+_MAX_CACHE_BYTES = 2**25
+_BYTES_PER_SET_BYTE, _TYPE_BYTES = 60, 44 * 2**10
 _MAX_WORDS = 500
+#: Types that are read at a time, 30 ms at most: several threads would take the interpreter from the loop in turn.
+_NUM_READERS = 1
+#: Types that wait or are read, and the bytes of their sets.
+_MAX_READING = 1024
+_MAX_READING_BYTES = 2**25
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,42 +64,78 @@ class MessageType:
 class MessageTypes:
     """Types that were asked for, kept for those who ask again. Belongs to one event loop.
 
+    What is new is read in a thread, fairly between callers. A type is shared within an API key, and among all where
+    there are no keys.
+
     Args:
         max_cache_bytes: of the types.
     """
 
     def __init__(self, max_cache_bytes: int = _MAX_CACHE_BYTES) -> None:
+        self._kept: SharedCache[_Key, MessageType] = SharedCache(max_cache_bytes)
         self._max_cache_bytes = max_cache_bytes
-        self._num_bytes = 0
-        #: Held by the one that reads: several threads would take the interpreter from the loop in turn.
-        self._turn = asyncio.Lock()
-        #: By digest of the set and name, with what it takes; oldest use first.
-        self._kept: OrderedDict[tuple[bytes, str], tuple[MessageType, int]] = OrderedDict()
+        #: Since garbage was collected.
+        self._num_made_bytes = 0
+        self._threads = ThreadPoolExecutor(_NUM_READERS, "types")
+        self._turns = FairTurns(
+            _NUM_READERS,
+            "message types wait to be read",
+            max_jobs=_MAX_READING,
+            max_bytes=_MAX_READING_BYTES,
+        )
 
-    async def find(self, wanted: pb.StructuredOutput.Protobuf) -> MessageType:
-        """The type of a request; what is new is read beside the event loop. Raise InvalidConstraint, InvalidRequest."""
+    def wanted(self, wanted: pb.StructuredOutput.Protobuf, origin: Origin) -> WantedType:
+        """The type of a request, to be found once that has its place. Raise InvalidConstraint, InvalidRequest."""
         files, name = wanted.file_descriptor_set, wanted.message_type
         _check(files, name)
-        key = (hashlib.sha256(files).digest(), name)
-        if key not in self._kept:
-            async with self._turn:
-                return await self._read(key, files)
-        self._kept.move_to_end(key)
-        return self._kept[key][0]
+        return WantedType(self, files, name, origin)
 
-    async def _read(self, key: tuple[bytes, str], files: bytes) -> MessageType:
-        if key not in self._kept:  # nor read while this call waited
-            made = await asyncio.to_thread(read_message_type, files, key[1])
-            self._keep(key, made, _num_bytes(files, made))
-            return made
-        return self._kept[key][0]
+    async def find(self, files: bytes, name: str, origin: Origin) -> MessageType:
+        """Raise InvalidConstraint, QueueFull."""
+        key = (origin.owner, hashlib.sha256(files).digest(), name)
+        kept = self._kept.find(origin.caller, key)
+        return kept or await self._read(key, files, origin.caller)
 
-    def _keep(self, key: tuple[bytes, str], made: MessageType, num_bytes: int) -> None:
-        self._kept[key] = (made, num_bytes)
-        self._num_bytes += num_bytes
-        while self._num_bytes > self._max_cache_bytes:
-            _, (_, oldest) = self._kept.popitem(last=False)
-            self._num_bytes -= oldest
+    async def _read(self, key: _Key, files: bytes, caller: str) -> MessageType:
+        place = await self._turns.enter(caller, len(files))
+        kept = self._kept.find(caller, key)
+        if kept is not None:  # read while this call waited
+            self._turns.leave(place)
+            return kept
+        made = await self._turns.perform(place, self._threads, read_message_type, files, key[2])
+        num_bytes = _num_bytes(files, made)
+        self._kept.keep(caller, key, made, num_bytes)
+        self._collect(num_bytes)
+        return made
+
+    def _collect(self, num_bytes: int) -> None:
+        """Have what was let go given back: a class refers to itself, and the collector counts objects, not bytes."""
+        self._num_made_bytes += num_bytes
+        if self._num_made_bytes > self._max_cache_bytes:
+            self._num_made_bytes = 0
+            gc.collect()
+
+
+class WantedType:
+    """The message type of one request."""
+
+    def __init__(self, types: MessageTypes, files: bytes, name: str, origin: Origin) -> None:
+        self._types = types
+        self._files = files
+        self._name = name
+        self._origin = origin
+        #: Once its constraint has been written.
+        self.found: MessageType | None = None
+
+    async def constraint(self) -> ConstraintAsk:
+        """Raise InvalidConstraint, QueueFull."""
+        files, self._files = self._files, b""  # a megabyte, perhaps
+        self.found = await self._types.find(files, self._name, self._origin)
+        return self.found.constraint
+
+
+#: API key, digest of the set, name.
+_Key = tuple[str, bytes, str]
 
 
 def _num_bytes(files: bytes, made: MessageType) -> int:

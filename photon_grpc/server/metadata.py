@@ -91,6 +91,15 @@ def is_retry() -> bool:
     return _header(_ATTEMPTS_KEY) not in ("", "0")
 
 
+def caller(context: Context) -> str:
+    """Return whose share a call counts against: the name of its API key; without keys, its peer's host. All that come
+    over one Unix socket, or through one proxy, are one."""
+    if name := owner():
+        return name
+    peer: str = context.peer()
+    return peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer
+
+
 def origin(context: Context, method: str) -> Origin:
     """Of a request that has come just now."""
     arrival_s = time.monotonic()
@@ -102,6 +111,7 @@ def origin(context: Context, method: str) -> Origin:
         method,
         deadline_s=None if remaining_s is None else arrival_s + remaining_s,
         traceparent=_header(TRACEPARENT_KEY),
+        caller=caller(context),
     )
 
 

@@ -48,7 +48,8 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         facts = self._frontend.model(request.model)
         codec.check_messages(request.chat, facts)
-        token_ids = await self._frontend.tokenize(request.model, _tokenize_input(request))
+        caller = metadata.caller(context)
+        token_ids = await self._frontend.tokenize(request.model, _tokenize_input(request), caller)
         response = pb.TokenizeResponse(
             token_count=len(token_ids),
             token_ids=() if request.count_only else token_ids,
@@ -64,7 +65,8 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         check_count(len(request.token_ids.ids), facts.max_context_tokens, "token_ids.ids")
         token_ids = tuple(request.token_ids.ids)
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-        response = pb.DetokenizeResponse(text=await self._frontend.detokenize(request.model, token_ids, skip))
+        caller = metadata.caller(context)
+        response = pb.DetokenizeResponse(text=await self._frontend.detokenize(request.model, token_ids, skip, caller))
         await metadata.send_initial_metadata(context)
         return response
 

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import bisect
 import contextlib
-import itertools
 import logging
 import os
 import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, field
 
 from photon_grpc.bridge.codec import FrameReader, encode
 from photon_grpc.bridge.control import Begin, Link
 from photon_grpc.core.constraint import Constraint
-from photon_grpc.errors import EngineRestarting, QueueFull
+from photon_grpc.errors import EngineRestarting
 from photon_grpc.frontend.ask import ChatInput, ConstraintAsk, IdsInput, TextInput
 from photon_grpc.frontend.encoder import (
     ANSWER,
+    WAITING,
     Answer,
     DecodeIds,
     EncodeChat,
@@ -38,6 +36,7 @@ from photon_grpc.frontend.encoder import (
     packed,
     unpacked,
 )
+from photon_grpc.frontend.fair_turns import FairTurns
 from photon_grpc.frontend.prompt import Prepared
 from photon_grpc.service.child import Child, RestartDelay
 from photon_grpc.service.encoder import SMALL_JOB_BYTES, max_memory_bytes
@@ -51,8 +50,6 @@ _MAX_JOBS_BYTES = 2**27
 #: Ids of a long context take four bytes each; far above that.
 _MAX_ANSWER_BYTES = 2**28
 _RETRY_AFTER_S = 1.0
-#: One turn of so many is the oldest's.
-_OLDEST_EVERY = 4
 #: Far above what a job's processor time may take beside others: what is silent for longer is stopped or hangs.
 _MAX_SILENCE_S = 60.0
 #: A job of no work: a process that lives answers it.
@@ -67,7 +64,13 @@ class EncoderProcess:
         self._begin = begin
         self._child: Child | None = None
         self._is_up = asyncio.Event()
-        self._turns = EncoderTurns(max(1, min((os.cpu_count() or 1) // 2, 4)))
+        self._turns = FairTurns(
+            max(1, min((os.cpu_count() or 1) // 2, 4)),
+            WAITING,
+            max_jobs=_MAX_JOBS,
+            max_bytes=_MAX_JOBS_BYTES,
+            large_bytes=SMALL_JOB_BYTES,
+        )
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[EncoderProcess]:
@@ -80,41 +83,40 @@ class EncoderProcess:
             await asyncio.gather(keeper, return_exceptions=True)
 
     async def prepare(
-        self, input: TextInput | IdsInput | ChatInput, stop_strings: tuple[str, ...], max_tokens: int
+        self, input: TextInput | IdsInput | ChatInput, stop_strings: tuple[str, ...], max_tokens: int, caller: str = ""
     ) -> Prepared:
         if not is_small(input) and not isinstance(input, IdsInput):
-            input = IdsInput(await self.encode(input, max_tokens))
-        return await self._threads.prepare(input, stop_strings, max_tokens)
+            input = IdsInput(await self.encode(input, max_tokens, caller))
+        return await self._threads.prepare(input, stop_strings, max_tokens, caller)
 
-    async def encode(self, input: TextInput | ChatInput, max_tokens: int) -> tuple[int, ...]:
+    async def encode(self, input: TextInput | ChatInput, max_tokens: int, caller: str = "") -> tuple[int, ...]:
         if is_small(input):
-            return await self._threads.encode(input, max_tokens)
+            return await self._threads.encode(input, max_tokens, caller)
         job = EncodeText(input, max_tokens) if isinstance(input, TextInput) else EncodeChat(input, max_tokens)
-        answer = await self._perform(job, sum(map(sys.getsizeof, _texts(input))))
+        answer = await self._perform(job, sum(map(sys.getsizeof, _texts(input))), caller)
         if not isinstance(answer, Ids):
             raise RuntimeError(f"an encoder answered with {type(answer).__name__}")
         return unpacked(answer.token_ids)
 
-    async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+    async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool, caller: str = "") -> str:
         if are_few(token_ids):
-            return await self._threads.decode(token_ids, skip_special_tokens)
+            return await self._threads.decode(token_ids, skip_special_tokens, caller)
         job = DecodeIds(packed(token_ids), skip_special_tokens)
-        answer = await self._perform(job, len(job.token_ids))
+        answer = await self._perform(job, len(job.token_ids), caller)
         if not isinstance(answer, Text):
             raise RuntimeError(f"an encoder answered with {type(answer).__name__}")
         return answer.text
 
-    async def try_out(self, constraint: ConstraintAsk) -> Constraint:
-        answer = await self._perform(
-            TryOut(constraint), sum(map(sys.getsizeof, (constraint.text, *constraint.choices)))
-        )
+    async def try_out(self, constraint: ConstraintAsk, caller: str = "") -> Constraint:
+        num_bytes = sum(map(sys.getsizeof, (constraint.text, *constraint.choices)))
+        answer = await self._perform(TryOut(constraint), num_bytes, caller)
         if not isinstance(answer, Grammar):
             raise RuntimeError(f"an encoder answered with {type(answer).__name__}")
         return answer.constraint
 
-    async def _perform(self, job: Job, num_bytes: int) -> Answer:
+    async def _perform(self, job: Job, num_bytes: int, caller: str) -> Answer:
         """Cancelling it ends the work. Raise PhotonError."""
-        async with self._turns.turn(num_bytes):
+        async with self._turns.turn(caller, num_bytes):
             await self._is_up.wait()
             child = self._child
             if child is None:
@@ -161,72 +163,6 @@ class EncoderProcess:
             self._is_up.clear()
             child.kill()
             child.close()
-
-
-@dataclass(order=True, slots=True)
-class _Place:
-    num_bytes: int
-    number: int
-    turn: asyncio.Future[None] = field(compare=False)
-
-
-class EncoderTurns:
-    """Turns to encode: the smallest first, now and then the oldest so that none starves; a few at a time, one large
-    one."""
-
-    def __init__(self, num_workers: int, *, max_jobs: int = _MAX_JOBS, max_bytes: int = _MAX_JOBS_BYTES) -> None:
-        self._num_workers = num_workers
-        self._max_jobs = max_jobs
-        self._max_bytes = max_bytes
-        self._numbers = itertools.count()
-        self._waiting: list[_Place] = []
-        self._running: list[_Place] = []
-        self._num_turns = 0
-
-    @contextlib.asynccontextmanager
-    async def turn(self, num_bytes: int) -> AsyncIterator[None]:
-        """Wait for it; it ends with the block. Raise QueueFull."""
-        self._check_room(num_bytes)
-        place = _Place(num_bytes, next(self._numbers), asyncio.get_running_loop().create_future())
-        bisect.insort(self._waiting, place)
-        try:
-            self._call()
-            await place.turn
-            yield
-        finally:
-            (self._running if place in self._running else self._waiting).remove(place)
-            self._call()
-
-    def _check_room(self, num_bytes: int) -> None:
-        inside = (*self._waiting, *self._running)
-        if len(inside) >= self._max_jobs:
-            raise _full("inputs", len(inside), len(inside) + 1, self._max_jobs)
-        present = sum([place.num_bytes for place in inside])
-        if inside and present + num_bytes > self._max_bytes:
-            raise _full("bytes", present, present + num_bytes, self._max_bytes)
-
-    def _call(self) -> None:
-        while self._waiting and len(self._running) < self._num_workers:
-            place = self._next()
-            if place is None:
-                return
-            self._waiting.remove(place)
-            self._running.append(place)
-            self._num_turns += 1
-            if not place.turn.done():  # cancelled a moment ago, it is about to leave
-                place.turn.set_result(None)
-
-    def _next(self) -> _Place | None:
-        has_large = any(place.num_bytes > SMALL_JOB_BYTES for place in self._running)
-        places = [place for place in self._waiting if not (has_large and place.num_bytes > SMALL_JOB_BYTES)]
-        if self._num_turns % _OLDEST_EVERY == _OLDEST_EVERY - 1:
-            return min(places, key=lambda place: place.number, default=None)
-        return places[0] if places else None
-
-
-def _full(what: str, present: int, needed: int, limit: int) -> QueueFull:
-    message = f"{present} {what} wait to be encoded; {limit} may"
-    return QueueFull(message, needed=needed, limit=limit, retry_after_s=_RETRY_AFTER_S)
 
 
 async def _asked(child: Child, job: Job) -> tuple[Answer | None, int]:

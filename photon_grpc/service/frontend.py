@@ -81,8 +81,10 @@ async def _serve(duty: Duty) -> None:
     link = BridgeClient(max_frame_bytes=MAX_STEP_BYTES)
     model = read_served_model(config)
     async with contextlib.AsyncExitStack() as stack:
-        pool = stack.enter_context(ThreadPoolExecutor(min(os.cpu_count() or 1, _MAX_POOL_THREADS), "frontend"))
-        encoder = await stack.enter_async_context(EncoderProcess(ThreadEncoder(model, pool), begin).running())
+        num_threads = min(os.cpu_count() or 1, _MAX_POOL_THREADS)
+        pool = stack.enter_context(ThreadPoolExecutor(num_threads, "frontend"))
+        threads = ThreadEncoder(model, pool, max_at_once=2 * num_threads)
+        encoder = await stack.enter_async_context(EncoderProcess(threads, begin).running())
         allowed = await stack.enter_async_context(access(config.server))
         observed = observation(config.server)
         replica_id = config.server.replica_id or _own_id()

@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 from photon_grpc.bridge.control import FrontendLost
 
+#: Connections that are remembered in one life of the engine; of more, the oldest that are closed are forgotten.
+_MAX_CONNECTIONS = 1024
+
 
 class Tokens(NamedTuple):
     prompt: int = 0
@@ -56,6 +59,8 @@ class LostTokens:
         # It lives, and knows itself how they ended.
         process.num_requests = 0
         self._by_connection[connection] = process
+        if len(self._by_connection) > _MAX_CONNECTIONS:
+            self._forget_oldest()
 
     def told(self, lost: FrontendLost) -> None:
         """The engine's account of a connection; the first one closes it."""
@@ -83,6 +88,13 @@ class LostTokens:
         """Front ends, by their places, have accounted for what the engines before this one had sent."""
         for place, process in self._alive.items():
             process.before = accounted(place)
+
+    def _forget_oldest(self) -> None:
+        """Of those that the engine has given account of."""
+        for number, process in self._by_connection.items():
+            if number not in process.open:
+                del self._by_connection[number]
+                return
 
     def _settle(self, process: _Process) -> None:
         if process.accounted is None or process.open:

@@ -75,6 +75,47 @@ async def test_callers_who_come_and_go_send_nothing_more_to_an_engine_that_does_
         assert len(link.adds) == len(link.aborted) == 4
 
 
+async def test_a_caller_with_fewer_prompts_in_preparation_finds_room_in_a_full_queue() -> None:
+    may_go = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        link = FakeLink()
+        front = Frontend(link=link, model=served(), encoder=ThreadEncoder(served(), pool))
+        pool.submit(may_go.wait)
+        many = [asyncio.create_task(front.stream(ask("a", caller="a"))) for _ in range(6)]
+        await asyncio.sleep(0)
+        few = [asyncio.create_task(front.stream(ask("b", caller="b"))) for _ in range(3)]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert [task.done() for task in (*many, *few)] == [False, False, True, True, True, True, False, False, True]
+        may_go.set()
+        results = await asyncio.gather(*many, *few, return_exceptions=True)
+        assert [isinstance(each, QueueFull) for each in results] == [at in (2, 3, 4, 5, 8) for at in range(9)]
+        assert len(link.adds) == 4
+        link.step(load=Load())
+        for _ in range(4):  # who was sent away has left nothing behind
+            await front.stream(ask())
+
+
+async def test_who_gave_way_and_was_cancelled_is_cancelled() -> None:
+    queue, began = EngineQueue(), asyncio.Event()
+
+    async def prepare() -> None:
+        with queue.place(1, FACTS, caller="a"):
+            began.set()
+            await asyncio.Event().wait()
+
+    tasks = [asyncio.create_task(prepare()) for _ in range(4)]
+    await began.wait()
+    tasks[-1].cancel()
+    queue.place(1, FACTS, caller="b")
+    await asyncio.wait([tasks[-1]])
+    assert tasks[-1].cancelled()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert not queue._preparing and not queue._num_preparing
+
+
 async def test_prompt_tokens_are_bounded_and_an_empty_queue_takes_any() -> None:
     with frontend(link=FakeLink(msgspec.structs.replace(FACTS, max_queued_tokens=50))) as (front, link):
         await front.stream(ask((1,) * 30))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
+import sys
+from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer as Reference
@@ -162,3 +165,25 @@ def test_named_tokens_become_special() -> None:
     assert ours.special_ids == {1, 2}
     assert 2 not in ours.encode("a</s>b")
     assert 2 in ours.encode("a</s>b", parse_special_tokens=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_words_that_the_library_remembers_have_an_end_and_change_no_ids() -> None:
+    """10,000 of at most 255 bytes, never evicted; of one tokenizer for all callers."""
+    tokenizer = Tokenizer(definition("byte_level"))
+    text = "def fib(n): return n"
+    ids = tokenizer.encode(text)
+
+    def encode_words(first: int) -> None:
+        for at in range(first, first + 12_000, 100):
+            tokenizer.encode(" ".join([f"{word:0100d}" for word in range(at, at + 100)]))
+
+    encode_words(0)
+    before = resident_bytes()
+    encode_words(12_000)
+    assert resident_bytes() - before < 4 * 2**20
+    assert tokenizer.encode(text) == ids
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

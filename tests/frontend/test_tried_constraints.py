@@ -23,7 +23,7 @@ class Encoder:
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
-    async def try_out(self, ask: ConstraintAsk) -> Constraint:
+    async def try_out(self, ask: ConstraintAsk, caller: str = "") -> Constraint:
         self.asked.append(ask.text)
         await self.may_answer.wait()
         if ask.text == "wrong":
@@ -53,6 +53,27 @@ async def test_those_who_ask_for_the_same_share_a_trial_that_outlives_each_of_th
     encoder.may_answer.set()
     assert await other == await constraints.tried(ConstraintAsk("regex", "a+"))
     assert encoder.asked == ["a+"]
+
+
+async def test_one_callers_new_constraints_leave_anothers_tried() -> None:
+    encoder = Encoder()
+    constraints = TriedConstraints(encoder, max_bytes=2**16)
+    await constraints.tried(ConstraintAsk("regex", "mine"), "", "b")
+    for number in range(200):
+        await constraints.tried(ConstraintAsk("regex", f"{number}"), "", "a")
+    encoder.asked.clear()
+    await constraints.tried(ConstraintAsk("regex", "mine"), "", "b")
+    assert not encoder.asked
+    await constraints.tried(ConstraintAsk("regex", "0"), "", "a")
+    assert encoder.asked == ["0"]
+
+
+async def test_what_an_api_key_had_tried_another_has_tried_again() -> None:
+    encoder = Encoder()
+    constraints = TriedConstraints(encoder)
+    for owner in ("a", "b", "a"):
+        await constraints.tried(ConstraintAsk("regex", "a+"), owner, owner)
+    assert encoder.asked == ["a+", "a+"]
 
 
 @pytest.mark.parametrize("num_choices", [2, 200])

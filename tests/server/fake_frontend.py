@@ -16,8 +16,8 @@ from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import Draining, ModelNotFound
-from photon_grpc.frontend.ask import Ask, ChatInput, SamplingAsk, TextInput
-from photon_grpc.frontend.frontend import State
+from photon_grpc.frontend.ask import Ask, ChatInput, ConstraintAsk, SamplingAsk, TextInput
+from photon_grpc.frontend.frontend import State, WriteConstraint
 from photon_grpc.frontend.model import ModelFacts, RequestLimits
 from photon_grpc.frontend.record import Origin
 from photon_grpc.frontend.update import OutputDelta, OutputFinish, Result, Update
@@ -107,6 +107,8 @@ class FakeFrontend:
         #: Raised by the next calls, one each, before anything else happens.
         self.refusals: list[Exception] = []
         self.served = (facts("demo", aliases=("default",)), facts("other"), facts("third"))
+        #: Constraints of typed output.
+        self.written: list[ConstraintAsk] = []
         self.tokenized: list[tuple[str, TextInput | ChatInput]] = []
         self.drained_for_s: list[float] = []
         self.load = Load()
@@ -125,13 +127,13 @@ class FakeFrontend:
         for callback in self._listeners:
             callback(state)
 
-    async def stream(self, ask: Ask) -> FakeStream:
-        self._admit(ask)
+    async def stream(self, ask: Ask, write: WriteConstraint | None = None) -> FakeStream:
+        await self._admit(ask, write)
         self.streams.append(FakeStream(ask, self.script))
         return self.streams[-1]
 
-    async def generate(self, ask: Ask) -> Result:
-        self._admit(ask)
+    async def generate(self, ask: Ask, write: WriteConstraint | None = None) -> Result:
+        await self._admit(ask, write)
         stream = FakeStream(ask, self.script)
         self.streams.append(stream)
         try:
@@ -145,11 +147,13 @@ class FakeFrontend:
     def refused(self, origin: Origin, error: BaseException) -> None:
         self.refused_requests.append((origin, error))
 
-    async def tokenize(self, model: str, input: TextInput | ChatInput) -> tuple[int, ...]:
+    async def tokenize(self, model: str, input: TextInput | ChatInput, caller: str = "") -> tuple[int, ...]:
         self.tokenized.append((model, input))
         return (1, 2, 3)
 
-    async def detokenize(self, model: str, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+    async def detokenize(
+        self, model: str, token_ids: Sequence[int], skip_special_tokens: bool, caller: str = ""
+    ) -> str:
         return f"{model}:{list(token_ids)}:{skip_special_tokens}"
 
     def model(self, name: str) -> ModelFacts:
@@ -176,12 +180,14 @@ class FakeFrontend:
         _, pending = await asyncio.wait(running, timeout=timeout_s)
         return len(pending)
 
-    def _admit(self, ask: Ask) -> None:
+    async def _admit(self, ask: Ask, write: WriteConstraint | None) -> None:
         self.asks.append(ask)
         if self.refusals:
             raise self.refusals.pop(0)
         if self.state is State.DRAINING:
             raise Draining("the server is stopping", retry_after_s=1.0)
+        if write is not None:
+            self.written.append(await write())
 
 
 @asynccontextmanager

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import json
 import re
 import tracemalloc
+import weakref
 from collections.abc import Callable
 
 import llguidance
@@ -18,8 +20,9 @@ from google.protobuf.json_format import ParseError
 from photon_grpc.core.constraint import Constraint
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import InternalFailure, InvalidConstraint, InvalidRequest
+from photon_grpc.frontend.record import Origin
 from photon_grpc.frontend.update import OutputDelta, OutputFinish
-from photon_grpc.server import messages
+from photon_grpc.server import message_type, messages
 from photon_grpc.server.message_type import MessageType, MessageTypes, read_message_type
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.server.described import add_field, enum, file, message, serialized
@@ -35,6 +38,13 @@ def takes(made: MessageType, text: str) -> bool:
     assert not matcher.is_error(), matcher.get_error()
     ids = list(text.encode())
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+async def found(types: MessageTypes, wanted: pb.StructuredOutput.Protobuf, caller: str = "") -> MessageType:
+    typed = types.wanted(wanted, Origin(0.0, caller=caller))
+    await typed.constraint()
+    assert typed.found is not None
+    return typed.found
 
 
 def of_field(text: str, *, syntax: str = "proto3") -> MessageType:
@@ -148,10 +158,10 @@ def test_a_root_may_be_a_well_known_type() -> None:
 
 
 async def test_a_well_known_type_needs_no_set() -> None:
-    made = await MessageTypes().find(pb.StructuredOutput.Protobuf(message_type="google.protobuf.Timestamp"))
+    made = await found(MessageTypes(), pb.StructuredOutput.Protobuf(message_type="google.protobuf.Timestamp"))
     assert takes(made, '"2024-01-01T00:00:00Z"')
     with pytest.raises(InvalidRequest, match="file_descriptor_set: must not be empty"):
-        await MessageTypes().find(pb.StructuredOutput.Protobuf(message_type="google.protobuf.Missing"))
+        await found(MessageTypes(), pb.StructuredOutput.Protobuf(message_type="google.protobuf.Missing"))
 
 
 def test_imports_may_come_in_any_order_and_well_known_files_are_ours() -> None:
@@ -265,26 +275,91 @@ async def test_types_are_read_once_and_kept_within_bounds() -> None:
     message(described, "Outer", "a: int32")
     wanted = pb.StructuredOutput.Protobuf(file_descriptor_set=serialized(described), message_type="acme.Outer")
     types = MessageTypes()
-    assert await types.find(wanted) is await types.find(wanted)
+    assert await found(types, wanted) is await found(types, wanted)
     few = MessageTypes(max_cache_bytes=1)
-    assert await few.find(wanted) is not await few.find(wanted)
-    found = await asyncio.gather(*[types.find(wanted) for _ in range(3)], few.find(wanted))
-    assert len(set(map(id, found))) == 2
+    assert await found(few, wanted) is not await found(few, wanted)
+    made = await asyncio.gather(*[found(types, wanted) for _ in range(3)], found(few, wanted))
+    assert len(set(map(id, made))) == 2
 
 
 async def test_small_types_count_what_they_take() -> None:
-    """Nine KiB at least, for a set of some forty bytes."""
+    """44 KiB at least, for a set of some forty bytes."""
     types = MessageTypes(max_cache_bytes=2**20)
-    found = []
-    for number in range(2**20 // (9 * 2**10)):
+    made = []
+    for number in range(2**20 // (44 * 2**10)):
         described = file()
         message(described, f"Outer{number}", "a: int32")
         name = f"acme.Outer{number}"
         wanted = pb.StructuredOutput.Protobuf(file_descriptor_set=serialized(described), message_type=name)
-        found.append((wanted, await types.find(wanted)))
-    (oldest, first), (newest, last) = found[0], found[-1]
-    assert await types.find(newest) is last
-    assert await types.find(oldest) is not first
+        made.append((wanted, await found(types, wanted)))
+    (oldest, first), (newest, last) = made[0], made[-1]
+    assert await found(types, newest) is last
+    assert await found(types, oldest) is not first
+
+
+class _Malloc(ctypes.Structure):
+    """glibc's struct mallinfo2."""
+
+    _names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    _fields_ = [(name, ctypes.c_size_t) for name in _names]
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33")
+@pytest.mark.parametrize(("num_messages", "num_fields"), [(1, 1), (1, 100), (20, 20), (100, 1)])
+def test_a_type_counts_what_it_takes_beside_python(num_messages: int, num_fields: int) -> None:
+    """protobuf keeps descriptors where tracemalloc does not look."""
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = _Malloc
+
+    def taken() -> int:
+        gc.collect()
+        told = mallinfo()
+        return int(told.uordblks + told.hblkhd)
+
+    def made(number: int) -> tuple[MessageType, int]:
+        described = file()
+        for at in range(num_messages):
+            message(described, f"Outer{number}M{at}", *(f"f{field}: string" for field in range(num_fields)))
+        files = serialized(described)
+        read = read_message_type(files, f"acme.Outer{number}M0")
+        return read, message_type._num_bytes(files, read)
+
+    made(0)
+    before = taken()
+    kept = [made(number) for number in range(1, 30)]
+    assert 0.3 * sum(num_bytes for _, num_bytes in kept) < taken() - before < 1.1 * sum(each[1] for each in kept)
+
+
+async def test_types_that_were_let_go_are_given_back_without_waiting_for_the_collector() -> None:
+    """Their classes refer to themselves: thousands of them were half a gigabyte that nothing used."""
+    types, classes = MessageTypes(max_cache_bytes=2**20), []
+    gc.disable()
+    try:
+        for number in range(100):
+            described = file()
+            message(described, f"Outer{number}", "a: int32")
+            wanted = pb.StructuredOutput.Protobuf(
+                file_descriptor_set=serialized(described), message_type=f"acme.Outer{number}"
+            )
+            classes.append(weakref.ref((await found(types, wanted)).message_class))
+        assert sum(each() is not None for each in classes) <= 2 * 2**20 // (44 * 2**10)
+    finally:
+        gc.enable()
+
+
+async def test_one_callers_types_leave_anothers_where_they_are() -> None:
+    types = MessageTypes(max_cache_bytes=2**20)
+
+    async def asked(name: str, caller: str) -> MessageType:
+        described = file()
+        message(described, name, "a: int32")
+        wanted = pb.StructuredOutput.Protobuf(file_descriptor_set=serialized(described), message_type=f"acme.{name}")
+        return await found(types, wanted, caller)
+
+    first = await asked("Mine", "b")
+    for number in range(100):
+        await asked(f"Outer{number}", "a")
+    assert await asked("Mine", "b") is first
 
 
 async def test_messages_that_refer_to_each_other_count_their_grammars() -> None:
@@ -297,7 +372,7 @@ async def test_messages_that_refer_to_each_other_count_their_grammars() -> None:
             for name in ("One", "Other"):
                 message(described, name, *(f"f{number}{at}: {('One', 'Other')[at % 2]}" for at in range(8)))
             wanted = pb.StructuredOutput.Protobuf(file_descriptor_set=serialized(described), message_type="acme.One")
-            await types.find(wanted)
+            await found(types, wanted)
             if number == 0:  # with what is made but once
                 gc.collect()
                 before, _ = tracemalloc.get_traced_memory()
@@ -313,10 +388,10 @@ async def test_empty_and_too_long_fields_are_named() -> None:
         wanted = pb.StructuredOutput.Protobuf(file_descriptor_set=b"x", message_type="x")
         wanted.ClearField(name)
         with pytest.raises(InvalidRequest) as caught:
-            await types.find(wanted)
+            await found(types, wanted)
         assert caught.value.field == f"structured_output.protobuf.{name}"
     with pytest.raises(InvalidConstraint) as too_long:
-        await types.find(pb.StructuredOutput.Protobuf(file_descriptor_set=bytes(2**20 + 1), message_type="x"))
+        await found(types, pb.StructuredOutput.Protobuf(file_descriptor_set=bytes(2**20 + 1), message_type="x"))
     assert (too_long.value.needed, too_long.value.limit) == (2**20 + 1, 2**20)
 
 

@@ -115,3 +115,11 @@ async def test_the_largest_answer_that_is_let_through_arrives(num_outputs: int) 
             with pytest.raises(InvalidRequest, match=r"^output.logprobs: .* may take \d+ bytes; \d+ are left"):
                 await client.generate([1, 2, 3], max_tokens=num_tokens + 1, **options)
         await server.drain_and_stop(0)
+
+
+def test_what_is_remembered_of_candidates_is_one_for_each_id_that_occurred() -> None:
+    for _ in range(3):
+        scores = ScoredTokens(records(*((at % 50, -0.5, 1 + at % 3) for at in range(100))), 2, spelled)
+        assert score_messages.written(scores, b"\x0a")
+    assert len(score_messages._candidates(spelled)) <= 53
+    assert score_messages._candidates.cache_info().maxsize == 4

@@ -19,13 +19,13 @@ import pytest
 from photon_grpc.bridge.control import Begin
 from photon_grpc.compose.served_model import read_served_model
 from photon_grpc.config.flags import ServeConfig
-from photon_grpc.errors import EngineRestarting, InvalidConstraint, InvalidRequest, PhotonError, QueueFull
+from photon_grpc.errors import EngineRestarting, InvalidConstraint, InvalidRequest, PhotonError
 from photon_grpc.frontend import constraint
 from photon_grpc.frontend.ask import ChatInput, ChatMessage, ConstraintAsk, TextInput
 from photon_grpc.frontend.encoder import EncodeText, ThreadEncoder
 from photon_grpc.frontend.tool_calls import TAGGED, CallForm
 from photon_grpc.service import encoder as encoder_process
-from photon_grpc.service.encoder_client import EncoderProcess, EncoderTurns
+from photon_grpc.service.encoder_client import EncoderProcess
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 ROOT = Path(__file__).resolve().parents[2]
@@ -191,57 +191,6 @@ async def test_a_killed_fork_fails_its_own_job_only(encoder: EncoderProcess) -> 
     with pytest.raises(InvalidRequest, match="MiB"):
         await call
     assert await encoder.encode(TextInput("a" * 40_000), 2**20)
-
-
-async def test_the_smallest_comes_first_and_of_the_large_ones_one_at_a_time() -> None:
-    turns = EncoderTurns(2)
-    begun: list[int] = []
-    gates: dict[int, asyncio.Event] = {}
-
-    async def job(num_bytes: int) -> None:
-        async with turns.turn(num_bytes):
-            begun.append(num_bytes)
-            await gates.setdefault(num_bytes, asyncio.Event()).wait()
-
-    tasks = {size: asyncio.create_task(job(size)) for size in (9 * MiB, 3 * MiB, 5, 8 * MiB, 7, 6)}
-    await asyncio.sleep(0)
-    await asyncio.sleep(0.01)
-    assert begun == [9 * MiB, 5]  # who came first found room; of the large ones no second
-    gates[5].set()
-    await until(lambda: len(begun) == 3)
-    tasks[7].cancel()
-    gates[6].set()
-    gates.setdefault(9 * MiB, asyncio.Event()).set()
-    await until(lambda: len(begun) == 4)
-    assert begun == [9 * MiB, 5, 6, 3 * MiB]
-    tasks[3 * MiB].cancel()
-    await until(lambda: len(begun) == 5)
-    assert begun[-1] == 8 * MiB
-    gates[8 * MiB].set()
-    await asyncio.gather(*tasks.values(), return_exceptions=True)
-    assert not turns._waiting and not turns._running
-
-
-async def test_what_waits_is_bounded_in_jobs_and_bytes() -> None:
-    turns = EncoderTurns(1, max_jobs=3, max_bytes=100)
-    async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(turns.turn(1000))  # alone, anything
-        with pytest.raises(QueueFull, match="bytes") as caught:
-            await stack.enter_async_context(turns.turn(1))
-        assert (caught.value.needed, caught.value.limit) == (1001, 100)
-        assert caught.value.retry_after_s
-    waiting = []
-    async with turns.turn(1):
-        waiting = [asyncio.create_task(turns.turn(1).__aenter__()) for _ in range(2)]
-        await asyncio.sleep(0)
-        with pytest.raises(QueueFull, match="inputs") as caught:
-            await stack.enter_async_context(turns.turn(1))
-        assert (caught.value.needed, caught.value.limit) == (4, 3)
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-    async with turns.turn(100):
-        pass
 
 
 def _is_zombie(pid: int) -> bool:

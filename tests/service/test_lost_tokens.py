@@ -49,3 +49,13 @@ def test_an_engines_account_ends_with_it() -> None:
     assert (lost.tokens, lost.num_requests) == (Tokens(1, 0), 1)
     lost.told(FrontendLost(9, 5, 5))
     assert lost.tokens == Tokens(1, 0)
+
+
+def test_front_ends_that_die_without_end_are_not_remembered_for_ever() -> None:
+    lost = LostTokens()
+    for connection in range(3000):
+        lost.joined(0, connection)
+        lost.told(FrontendLost(connection, 5, 5, 1))
+        lost.ended(0, Tokens(4, 4))
+    assert (lost.tokens, lost.num_requests) == (Tokens(3000, 3000), 3000)
+    assert len(lost._by_connection) == 1024

@@ -1,0 +1,277 @@
+"""Turns to do what takes long, few at a time and fairly between callers: behind one's thousand jobs another's job waits
+for the few that have begun.
+
+Start-time fair queueing, with the size of a job as its cost (`engine/scheduler/fair_queue.py` does the same with
+tokens): the caller that was given least is next, and one that comes back begins where the service is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from photon_grpc.errors import QueueFull
+
+T = TypeVar("T")
+
+_RETRY_AFTER_S = 1.0
+#: Of a caller's turns, one of so many is its oldest job's.
+_OLDEST_EVERY = 4
+#: What a job costs beside its bytes: a fork, a change of threads.
+_TURN_BYTES = 2**14
+#: Callers without a job that are remembered for what they were given.
+_MAX_IDLE = 1024
+
+
+@dataclass(order=True, slots=True)
+class FairPlace:
+    """A job that waits or runs."""
+
+    num_bytes: int
+    number: int
+    caller: str = field(compare=False)
+    turn: asyncio.Future[None] = field(compare=False)
+
+
+@dataclass(slots=True)
+class _Caller:
+    #: Virtual time: bytes.
+    served: float
+    num_turns: int = 0
+    #: The smallest first.
+    waiting: list[FairPlace] = field(default_factory=list)
+    #: Waiting and running.
+    num_jobs: int = 0
+    num_bytes: int = 0
+
+    def take(self, place: FairPlace) -> bool:
+        """No longer have it wait; False where it does not. Thousands may leave at once."""
+        at = bisect.bisect_left(self.waiting, place)
+        if at == len(self.waiting) or self.waiting[at] is not place:
+            return False
+        del self.waiting[at]
+        return True
+
+
+class FairTurns:
+    """Belongs to one event loop. Of one caller's jobs the smallest comes first, now and then the oldest so that none
+    starves.
+
+    Jobs that wait are bounded over all callers. Where there is no room, the newest job of the caller with most gives
+    way to one of a caller with less.
+
+    Args:
+        num_workers: jobs that run at a time.
+        what: waits, for the words of a refusal.
+        max_jobs: waiting and running.
+        max_bytes: of these. One that comes alone may have more.
+        large_bytes: of jobs with more than that, one runs at a time.
+    """
+
+    def __init__(
+        self, num_workers: int, what: str, *, max_jobs: int, max_bytes: int, large_bytes: int | None = None
+    ) -> None:
+        self._num_workers = num_workers
+        self._what = what
+        self._max_jobs = max_jobs
+        self._max_bytes = max_bytes
+        self._large_bytes = max_bytes if large_bytes is None else large_bytes
+        self._numbers = itertools.count()
+        self._callers: dict[str, _Caller] = {}
+        self._running: list[FairPlace] = []
+        self._num_jobs = 0
+        self._num_bytes = 0
+        #: Of the caller served last, when it was.
+        self._virtual_time = 0.0
+
+    def __len__(self) -> int:
+        """Jobs that wait or run."""
+        return self._num_jobs
+
+    @property
+    def num_callers(self) -> int:
+        """Callers that are remembered."""
+        return len(self._callers)
+
+    @contextlib.asynccontextmanager
+    async def turn(self, caller: str, num_bytes: int) -> AsyncIterator[None]:
+        """Wait for it; it ends with the block. Raise QueueFull."""
+        place = await self.enter(caller, num_bytes)
+        try:
+            yield
+        finally:
+            self.leave(place)
+
+    async def enter(self, caller: str, num_bytes: int) -> FairPlace:
+        """Wait for a turn; it ends by `leave`. Raise QueueFull."""
+        self._make_room(caller, num_bytes)
+        place = FairPlace(num_bytes, next(self._numbers), caller, asyncio.get_running_loop().create_future())
+        self._push(place)
+        self._call()
+        if not place.turn.done():
+            try:
+                await place.turn
+            except BaseException:
+                self.leave(place)
+                raise
+        return place
+
+    def leave(self, place: FairPlace) -> None:
+        if place in self._running:
+            self._running.remove(place)
+            self._remove(place)
+        elif (caller := self._callers.get(place.caller)) is not None and caller.take(place):
+            self._remove(place)
+        self._call()
+
+    async def perform(self, place: FairPlace, threads: Executor, work: Callable[..., T], *args: Any) -> T:
+        """Do the work of a turn in a thread and leave. A thread cannot be ended: the turn is over when it has finished,
+        also when the one that waits for it is gone."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+        try:
+            job = threads.submit(work, *args)
+        except BaseException:
+            self.leave(place)
+            raise
+
+        def tell(job: Future[T]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._done, place, job, answer)
+
+        job.add_done_callback(tell)
+        try:
+            return await answer
+        finally:
+            job.cancel()  # where its caller is gone before it has begun
+
+    def _done(self, place: FairPlace, job: Future[T], answer: asyncio.Future[T]) -> None:
+        self.leave(place)
+        if answer.done():
+            return
+        if job.cancelled():
+            answer.cancel()
+        elif (error := job.exception()) is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(job.result())
+
+    def _push(self, place: FairPlace) -> None:
+        caller = self._callers.get(place.caller) or self._new_caller(place.caller)
+        if not caller.waiting:
+            caller.served = max(caller.served, self._virtual_time)
+        bisect.insort(caller.waiting, place)
+        caller.num_jobs += 1
+        caller.num_bytes += place.num_bytes
+        self._num_jobs += 1
+        self._num_bytes += place.num_bytes
+
+    def _remove(self, place: FairPlace) -> None:
+        """Count what waited or ran no longer."""
+        caller = self._callers[place.caller]
+        caller.num_jobs -= 1
+        caller.num_bytes -= place.num_bytes
+        self._num_jobs -= 1
+        self._num_bytes -= place.num_bytes
+        if not self._num_jobs:
+            # At rest nobody is owed anything.
+            self._callers.clear()
+            self._virtual_time = 0.0
+
+    def _new_caller(self, name: str) -> _Caller:
+        if len(self._callers) >= _MAX_IDLE + self._num_jobs:
+            self._callers = {name: each for name, each in self._callers.items() if each.num_jobs}
+        self._callers[name] = caller = _Caller(self._virtual_time)
+        return caller
+
+    def _call(self) -> None:
+        while len(self._running) < self._num_workers:
+            place = self._next()
+            if place is None:
+                return
+            caller = self._callers[place.caller]
+            caller.take(place)
+            self._virtual_time = max(self._virtual_time, caller.served)
+            caller.served += place.num_bytes + _TURN_BYTES
+            caller.num_turns += 1
+            self._running.append(place)
+            if not place.turn.done():  # cancelled a moment ago, it is about to leave
+                place.turn.set_result(None)
+
+    def _next(self) -> FairPlace | None:
+        has_large = any(place.num_bytes > self._large_bytes for place in self._running)
+        found = [
+            (caller.served, place.number, place)
+            for caller in self._callers.values()
+            if caller.waiting and (place := self._next_of(caller, has_large)) is not None
+        ]
+        return min(found)[2] if found else None
+
+    def _next_of(self, caller: _Caller, has_large: bool) -> FairPlace | None:
+        if caller.num_turns % _OLDEST_EVERY != _OLDEST_EVERY - 1:
+            place = caller.waiting[0]
+            return None if has_large and place.num_bytes > self._large_bytes else place
+        places = [place for place in caller.waiting if not (has_large and place.num_bytes > self._large_bytes)]
+        return min(places, key=lambda place: place.number, default=None)
+
+    def _make_room(self, caller: str, num_bytes: int) -> None:
+        """Raise QueueFull."""
+        found: list[FairPlace] = []
+        while (lack := self._lack(num_bytes, found)) is not None:
+            place = self._surplus(caller, num_bytes, found, lack.is_in_bytes)
+            if place is None:
+                raise lack.error(self._what)
+            found.append(place)
+        lack = self._lack(num_bytes, [])
+        for place in found:
+            self._callers[place.caller].take(place)
+            self._remove(place)
+            if lack is not None and not place.turn.done():
+                place.turn.set_exception(lack.error(self._what))
+
+    def _lack(self, num_bytes: int, found: list[FairPlace]) -> _Lack | None:
+        """Return the room that one more job of so many bytes lacks when the jobs `found` are gone."""
+        num_jobs = self._num_jobs - len(found)
+        num_present = self._num_bytes - sum([place.num_bytes for place in found])
+        if num_jobs >= self._max_jobs:
+            return _Lack(num_jobs, num_jobs + 1, self._max_jobs, is_in_bytes=False)
+        if num_jobs and num_present + num_bytes > self._max_bytes:
+            return _Lack(num_present, num_present + num_bytes, self._max_bytes, is_in_bytes=True)
+        return None
+
+    def _surplus(self, caller: str, num_bytes: int, found: list[FairPlace], is_in_bytes: bool) -> FairPlace | None:
+        """Of the caller with most but for the jobs `found`, the newest that waits, if without it that caller still has
+        as much as `caller` would."""
+
+        def size(num_jobs: int, num_bytes: int) -> int:
+            return num_bytes if is_in_bytes else num_jobs
+
+        sizes = {name: size(each.num_jobs, each.num_bytes) for name, each in self._callers.items()}
+        for place in found:
+            sizes[place.caller] -= size(1, place.num_bytes)
+        own = sizes.pop(caller, 0) + size(1, num_bytes)
+        if not sizes:
+            return None
+        most = max(sizes, key=lambda name: sizes[name])
+        waiting = [place for place in self._callers[most].waiting if place not in found]
+        newest = max(waiting, key=lambda place: place.number, default=None)
+        return newest if newest is not None and sizes[most] - size(1, newest.num_bytes) >= own else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Lack:
+    present: int
+    needed: int
+    limit: int
+    is_in_bytes: bool
+
+    def error(self, what: str) -> QueueFull:
+        unit = "bytes of " if self.is_in_bytes else ""
+        message = f"{self.present} {unit}{what}; {self.limit} may"
+        return QueueFull(message, needed=self.needed, limit=self.limit, retry_after_s=_RETRY_AFTER_S)
