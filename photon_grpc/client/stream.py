@@ -94,7 +94,8 @@ class Stream:
         self._ready.extend(self._read_delta(delta) for delta in message.deltas)
 
     def _read_delta(self, message: pb.Output) -> Delta:
-        delta = read_delta(message, self._types, self._texts[message.index])
-        if self._types.object_type is not None:
-            self._texts[message.index] += message.text
-        return delta
+        if self._types.object_type is None:
+            return read_delta(message, self._types)
+        before = self._texts[message.index]
+        self._texts[message.index] += message.text
+        return read_delta(message, self._types, before)
