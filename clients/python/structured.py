@@ -1,24 +1,25 @@
-"""Output of a form that is given: a protobuf message, filled while it is written; a JSON Schema; a choice.
+"""Output of a form that is given: a protobuf message, filled while it is written; a dataclass; a choice.
 
-Any generated message class will do; this one comes with the client.
+Any generated message class will do; this one comes with the client. Pydantic models are taken like dataclasses, and
+JSON Schema as it is.
 
 python clients/python/structured.py [TARGET]
 """
 
-import json
 import sys
+from dataclasses import dataclass
+from typing import Literal
 
 from photon_grpc.client import MessageMismatch, SyncClient
 from photon_grpc.v1.inference_pb2 import Usage
 
 PROMPT = '{"promptTokens":7,"outputTokens":12}\n{"promptTokens":9,"outputTokens":15}\n'
 
-POINT = {
-    "type": "object",
-    "properties": {"x": {"type": "integer", "maximum": 99}, "y": {"type": "integer", "maximum": 99}},
-    "required": ["x", "y"],
-    "additionalProperties": False,
-}
+
+@dataclass
+class Point:
+    x: Literal[0, 1, 2]
+    y: Literal[0, 1, 2]
 
 
 def main(target: str) -> None:
@@ -32,8 +33,11 @@ def main(target: str) -> None:
         except MessageMismatch as error:
             print("cut off:", error)
 
-        result = client.generate("point = ", json_schema=POINT, max_tokens=100, seed=1)
-        print("json:", json.loads(result.text) if result.finish.reason != "MAX_TOKENS" else result.text)
+        result = client.generate("point = ", json_schema=Point, max_tokens=100, seed=1)
+        try:
+            print("object:", result.parsed)
+        except MessageMismatch as error:
+            print("cut off:", error.text)
 
         print("choice:", client.generate("The answer is ", choices=["yes", "no"], temperature=0).text)
 

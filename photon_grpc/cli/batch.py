@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from photon_grpc.cli.connection import connection
-from photon_grpc.cli.option_values import read_bias, set_option
+from photon_grpc.cli.option_values import no_option, read_bias, set_option
 from photon_grpc.cli.terminal import remark, to_base64
 from photon_grpc.client import Client, Generation, Options, Prompt, Unreachable
 from photon_grpc.client.many import persist, unordered
@@ -165,7 +165,7 @@ def _request_of(data: bytes) -> dict[str, Any]:
         raise InvalidRequest("a line is a JSON object with either prompt or messages, or a JSON string")
     known = {*Options.__annotations__, "id", "prompt", "messages"} - {"message_type"}
     if unknown := sorted(request.keys() - known):
-        raise InvalidRequest(f"there is no option {unknown[0]}", field=unknown[0])
+        raise InvalidRequest(no_option(unknown[0], known), field=unknown[0])
     _check_prompt(request)
     if isinstance(request.get("logit_bias"), dict):
         request["logit_bias"] = read_bias(request["logit_bias"])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from photon_grpc.client import Options
 from photon_grpc.client.message_type import find_message_type
+from photon_grpc.core.option_names import our_name
 
 #: Options that say what an output must be; a request has one of them.
 CONSTRAINTS = frozenset({"json_schema", "json_object", "regex", "choices", "grammar", "message_type", "tool_choice"})
@@ -22,9 +22,14 @@ _SWITCHES = {"true": True, "on": True, "false": False, "off": False}
 def check_name(name: str) -> str:
     """Return it. Raise ValueError where there is no such option."""
     if name not in _TYPES:
-        near = difflib.get_close_matches(name, _TYPES, n=1)
-        raise ValueError(f"there is no option {name}" + (f"; did you mean {near[0]}?" if near else ""))
+        raise ValueError(no_option(name, _TYPES))
     return name
+
+
+def no_option(name: str, known: Collection[str]) -> str:
+    """The message for a name that is none of `known`."""
+    near = our_name(name, known)
+    return f"there is no option {name}" + (f"; did you mean {near}?" if near else "")
 
 
 def read_option(name: str, text: str) -> Any:

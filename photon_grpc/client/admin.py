@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 
 from photon_grpc.client.channel import open_channel
 from photon_grpc.client.status import to_error
+from photon_grpc.client.trace_context import with_trace_context
 from photon_grpc.errors import FeatureNotSupported, PhotonError
 from photon_grpc.v1 import admin_pb2 as pb
 from photon_grpc.v1 import admin_pb2_grpc
@@ -93,7 +94,7 @@ class AdminClient:
         PhotonError."""
         request = pb.WatchLoadRequest()
         request.min_interval.FromNanoseconds(round(interval_s * 1e9))
-        call = self._stub.WatchLoad(request, metadata=self._metadata)
+        call = self._stub.WatchLoad(request, metadata=with_trace_context(self._metadata))
         try:
             async for response in call:
                 yield _sample(response.load)
@@ -125,7 +126,7 @@ class AdminClient:
 
     async def _call(self, method: Callable[..., Awaitable[T]], request: Message, timeout_s: float) -> T:
         try:
-            return await method(request, timeout=timeout_s, metadata=self._metadata)
+            return await method(request, timeout=timeout_s, metadata=with_trace_context(self._metadata))
         except grpc.aio.AioRpcError as failure:
             raise self._error(failure) from failure
 

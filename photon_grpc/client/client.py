@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from photon_grpc.client.answer_types import answer_types
 from photon_grpc.client.channel import MAX_RETRIES, open_channel
 from photon_grpc.client.generation import Generation, read_generation
 from photon_grpc.client.many import CONCURRENCY, check, hedged, ordered, persist, unordered
@@ -22,6 +25,7 @@ from photon_grpc.client.options import Options, build_request, write_prompt
 from photon_grpc.client.resume import ResumingCall
 from photon_grpc.client.status import Unreachable, to_error
 from photon_grpc.client.stream import MessageCall, Stream
+from photon_grpc.client.trace_context import Metadata, with_trace_context
 from photon_grpc.client.typed import growing_messages, message_of
 from photon_grpc.core.generation import Prompt
 from photon_grpc.errors import DeadlinePassed, ModelLoading, PhotonError
@@ -41,7 +45,8 @@ class Client:
     text. A call that fails with a code of clients/service_config.json before anything was received is tried again up to
     `retries` times, at most 4; a stream that is cut off later goes on at a server that is ready (`resume`). Generations
     go to servers that are ready, questions about models and readiness to any. A call without a `timeout` of its own has
-    the client's, in seconds. `metadata` goes with every call.
+    the client's, in seconds. `metadata` goes with every call, and so does the current span of OpenTelemetry, where
+    there is one and `metadata` has no traceparent.
     """
 
     def __init__(
@@ -84,12 +89,14 @@ class Client:
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """The result as it is produced; see Stream."""
         request, timeout_s = build_request(prompt, options), self._timeout_of(options)
+        # Kept for the calls that go on: another span may be current then.
+        open_call = partial(self._open_stream, metadata=self._call_metadata())
         call: MessageCall
         if self._resume:
-            call = ResumingCall(request, self._open_stream, self.target, timeout_s=timeout_s, retries=self._retries)
+            call = ResumingCall(request, open_call, self.target, timeout_s=timeout_s, retries=self._retries)
         else:
-            call = self._open_stream(request, timeout_s)
-        return Stream(call, self.target, options.get("message_type"))
+            call = open_call(request, timeout_s)
+        return Stream(call, self.target, answer_types(options))
 
     async def generate_message(self, prompt: Prompt, message_type: type[M], /, **options: Unpack[Options]) -> M:
         """A message of a generated class, with `generate`'s options. Raise MessageMismatch where it was cut off."""
@@ -131,10 +138,12 @@ class Client:
         return unordered(answer, prompts, concurrency)
 
     def multiplex(self) -> Multiplex:
-        """Many requests on one stream, as a context manager; see Multiplex."""
+        """Many requests on one stream, as a context manager; see Multiplex. All are of the span that is current now: a
+        stream has one trace context."""
+        metadata = self._call_metadata()
 
         def open_call() -> MultiplexGenerateCall:
-            return self._inference.MultiplexGenerate(metadata=self._metadata)
+            return self._inference.MultiplexGenerate(metadata=metadata)
 
         return Multiplex(open_call, self.target, timeout=self._timeout_s, retries=self._retries, resume=self._resume)
 
@@ -143,9 +152,7 @@ class Client:
         found: list[Model] = []
         page = model_pb2.ListModelsRequest()
         while True:
-            response = await self._raised(
-                self._models.ListModels(page, timeout=self._timeout_s, metadata=self._metadata)
-            )
+            response = await self._ask(self._models.ListModels, page)
             found += [read_model(model) for model in response.models]
             if not response.next_page_token:
                 return found
@@ -154,19 +161,13 @@ class Client:
     async def model(self, name: str = "") -> Model:
         """One model; "" is the default one. Raise ModelNotFound."""
         request = model_pb2.GetModelRequest(model=name)
-        return read_model(
-            (await self._raised(self._models.GetModel(request, timeout=self._timeout_s, metadata=self._metadata))).model
-        )
+        return read_model((await self._ask(self._models.GetModel, request)).model)
 
     async def tokenize(self, prompt: Prompt, *, model: str = "", parse_special_tokens: bool = False) -> tuple[int, ...]:
         """The ids that `generate` would see for a text or a list of chat messages."""
         request = model_pb2.TokenizeRequest(model=model, parse_special_tokens=parse_special_tokens)
         write_prompt(request, prompt)
-        return tuple(
-            (
-                await self._raised(self._models.Tokenize(request, timeout=self._timeout_s, metadata=self._metadata))
-            ).token_ids
-        )
+        return tuple((await self._ask(self._models.Tokenize, request)).token_ids)
 
     async def detokenize(
         self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool | None = None
@@ -174,9 +175,7 @@ class Client:
         """The text that ids release."""
         request = model_pb2.DetokenizeRequest(model=model, skip_special_tokens=skip_special_tokens)
         request.token_ids.ids.extend(token_ids)
-        return (
-            await self._raised(self._models.Detokenize(request, timeout=self._timeout_s, metadata=self._metadata))
-        ).text
+        return (await self._ask(self._models.Detokenize, request)).text
 
     async def is_ready(self) -> bool:
         """Return whether a request sent now would run. Raise Unreachable where no server answers."""
@@ -237,15 +236,23 @@ class Client:
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def _generate(self, request: inference_pb2.GenerateRequest, options: Options) -> Generation:
-        call = self._inference.Generate(request, timeout=self._timeout_of(options), metadata=self._metadata)
-        return read_generation(await self._raised(call), options.get("message_type"))
+        call = self._inference.Generate(request, timeout=self._timeout_of(options), metadata=self._call_metadata())
+        return read_generation(await self._raised(call), answer_types(options))
 
-    def _open_stream(self, request: inference_pb2.GenerateRequest, timeout_s: float) -> MessageCall:
-        return self._inference.StreamGenerate(request, timeout=timeout_s, metadata=self._metadata)
+    def _open_stream(
+        self, request: inference_pb2.GenerateRequest, timeout_s: float, *, metadata: Metadata
+    ) -> MessageCall:
+        return self._inference.StreamGenerate(request, timeout=timeout_s, metadata=metadata)
+
+    def _call_metadata(self) -> Metadata:
+        return with_trace_context(self._metadata)
 
     def _timeout_of(self, options: Options) -> float:
         own_s = options.get("timeout")
         return self._timeout_s if own_s is None else own_s
+
+    async def _ask(self, method: Callable[..., Awaitable[T]], request: Message) -> T:
+        return await self._raised(method(request, timeout=self._timeout_s, metadata=self._call_metadata()))
 
     async def _raised(self, call: Awaitable[T]) -> T:
         try:

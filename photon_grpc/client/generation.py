@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
+from photon_grpc.client.answer_types import AnswerTypes, given, parsed
 from photon_grpc.client.message_type import read_message
 from photon_grpc.core.generation import Candidate, Start, Timing, TokenScore, ToolCall, Usage
 from photon_grpc.v1 import inference_pb2 as pb
 
 _REASON_PREFIX = "FINISH_REASON_"
+
+NO_TYPES = AnswerTypes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,12 @@ class Delta:
     tool_calls: tuple[ToolCall, ...] = ()
     #: With message_type and `finish`, where the output is complete.
     message: Message | None = None
+    _parsed: Any = field(default=None, repr=False)
+
+    @property
+    def parsed(self) -> Any:
+        """See Output.parsed. None before `finish`."""
+        return given(self._parsed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,13 @@ class Output:
     tool_calls: tuple[ToolCall, ...] = ()
     #: With message_type, where the output is complete: of that type.
     message: Message | None = None
+    _parsed: Any = field(default=None, repr=False)
+
+    @property
+    def parsed(self) -> Any:
+        """With a class as json_schema, an object of it; else None. Raise MessageMismatch where the output was cut off
+        or the class refuses it."""
+        return given(self._parsed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +123,14 @@ class Generation:
     def message(self) -> Message | None:
         return self.outputs[0].message
 
+    @property
+    def parsed(self) -> Any:
+        """See Output.parsed."""
+        return self.outputs[0].parsed
 
-def read_delta(message: pb.Output, message_type: type[Message] | None = None) -> Delta:
+
+def read_delta(message: pb.Output, types: AnswerTypes = NO_TYPES, text_before: str = "") -> Delta:
+    """`text_before` is the output's text up to here, where an object is to be made of it."""
     finish = read_finish(message.finish) if message.HasField("finish") else None
     return Delta(
         message.index,
@@ -118,7 +141,8 @@ def read_delta(message: pb.Output, message_type: type[Message] | None = None) ->
         message.reasoning,
         message.content,
         read_tool_calls(message.tool_calls),
-        read_message(message, message_type),
+        read_message(message, types.message_type),
+        _object(types, text_before + message.text, finish),
     )
 
 
@@ -133,30 +157,39 @@ def read_start(message: pb.GenerationStart) -> Start:
     )
 
 
-def read_generation(message: pb.GenerateResponse, message_type: type[Message] | None = None) -> Generation:
+def read_generation(message: pb.GenerateResponse, types: AnswerTypes = NO_TYPES) -> Generation:
     return Generation(
         request_id=message.request_id,
         model=message.model,
         seed=message.seed,
-        outputs=tuple(
-            Output(
-                output.index,
-                output.text,
-                tuple(output.token_ids),
-                read_finish(output.finish),
-                read_scores(output.scores),
-                output.reasoning,
-                output.content,
-                read_tool_calls(output.tool_calls),
-                read_message(output, message_type),
-            )
-            for output in message.outputs
-        ),
+        outputs=tuple(_read_output(output, types) for output in message.outputs),
         usage=read_usage(message.usage),
         timing=read_timing(message.timing),
         prompt_token_ids=tuple(message.prompt.token_ids),
         prompt_scores=read_scores(message.prompt.scores),
     )
+
+
+def _read_output(message: pb.Output, types: AnswerTypes) -> Output:
+    finish = read_finish(message.finish)
+    return Output(
+        message.index,
+        message.text,
+        tuple(message.token_ids),
+        finish,
+        read_scores(message.scores),
+        message.reasoning,
+        message.content,
+        read_tool_calls(message.tool_calls),
+        read_message(message, types.message_type),
+        _object(types, message.text, finish),
+    )
+
+
+def _object(types: AnswerTypes, text: str, finish: Finish | None) -> Any:
+    if types.object_type is None or finish is None:
+        return None
+    return parsed(types.object_type, text, finish.reason)
 
 
 def read_scores(messages: Iterable[pb.TokenScore]) -> tuple[TokenScore, ...]:

@@ -35,9 +35,15 @@ _WELL_KNOWN_MODULES: tuple[Any, ...] = (
 
 
 class MessageMismatch(RequestError):
-    """The answer is no whole message of the type."""
+    """The answer is no whole message, or object, of the type."""
 
     reason = "MESSAGE_MISMATCH"
+
+    def __init__(self, message: str, *, text: str = "", finish_reason: str = "") -> None:
+        """`text` is what came, `finish_reason` why it ended."""
+        super().__init__(message)
+        self.text = text
+        self.finish_reason = finish_reason
 
 
 def find_message_type(descriptor_set: bytes, name: str) -> type[Message]:
@@ -79,6 +85,12 @@ def read_message(output: pb.Output, message_type: type[Message] | None) -> Messa
     if not is_of_type:
         raise InternalFailure(f"the server's message is no {message_type.DESCRIPTOR.full_name}")
     return message
+
+
+def cut_off(name: str, text: str, finish_reason: str) -> MessageMismatch:
+    """The error of an output that ended before the whole of its type was there."""
+    told = f"the output ended by {finish_reason} before its {name} was whole; {len(text)} characters came"
+    return MessageMismatch(told, text=text, finish_reason=finish_reason)
 
 
 def parse_message(json: bytes | str, message_type: type[M]) -> M:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from photon_grpc.v1 import model_pb2 as pb
 
@@ -11,7 +12,7 @@ from photon_grpc.v1 import model_pb2 as pb
 @dataclass(frozen=True, slots=True)
 class Model:
     """A served model. `state` and `features` are names of the proto's enums without their prefix: "READY", "CHAT",
-    ..."""
+    ...; those that this client does not know are numbers: "9"."""
 
     name: str
     aliases: tuple[str, ...]
@@ -31,11 +32,11 @@ def read_model(message: pb.Model) -> Model:
     return Model(
         name=message.name,
         aliases=tuple(message.aliases),
-        state=pb.ModelState.Name(message.state).removeprefix("MODEL_STATE_"),
+        state=_name(pb.ModelState, message.state, "MODEL_STATE_"),
         max_context_tokens=message.max_context_tokens,
         vocab_size=message.vocab_size,
         eos_token_ids=tuple(message.eos_token_ids),
-        features=tuple(_feature(number) for number in message.features),
+        features=tuple(_name(pb.Feature, number, "FEATURE_") for number in message.features),
         limits={limit.name: getattr(message.limits, limit.name) for limit in pb.Limits.DESCRIPTOR.fields},
         revision=message.revision,
         dtype=message.dtype,
@@ -43,7 +44,6 @@ def read_model(message: pb.Model) -> Model:
     )
 
 
-def _feature(number: pb.Feature.ValueType) -> str:
-    """A newer server may list one that has no name here yet."""
-    known = number in pb.Feature.values()
-    return pb.Feature.Name(number).removeprefix("FEATURE_") if known else str(number)
+def _name(kind: Any, number: int, prefix: str) -> str:
+    """A newer server's may have no name here yet: its number stands for it."""
+    return str(kind.Name(number)).removeprefix(prefix) if number in kind.values() else str(number)

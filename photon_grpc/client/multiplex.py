@@ -11,6 +11,7 @@ from typing import Any, Self, TypeAlias, Unpack
 
 import grpc.aio
 
+from photon_grpc.client.answer_types import answer_types
 from photon_grpc.client.channel import MAX_RETRIES
 from photon_grpc.client.generation import Generation, read_generation
 from photon_grpc.client.options import Options, build_request
@@ -114,7 +115,7 @@ class Multiplex:
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """See Client.stream."""
         call = self._call(build_request(prompt, options), options)
-        return Stream(call, self._target, options.get("message_type"))
+        return Stream(call, self._target, answer_types(options))
 
     async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
         """See Client.generate."""
@@ -127,7 +128,7 @@ class Multiplex:
                 messages.append(message)
         finally:
             call.cancel()
-        return read_generation(_gathered(messages), options.get("message_type"))
+        return read_generation(_gathered(messages), answer_types(options))
 
     def ask(self, request: pb.GenerateRequest, timeout_s: float) -> MultiplexedCall:
         """The call of a request, sent once; it gets an id where it has none. Raise DuplicateRequestId."""
@@ -231,7 +232,7 @@ class _Wire:
         error = item_error(item.error, self._target) if item.HasField("error") else None
         if isinstance(error, Draining):
             self.is_leaving = True
-        if error is None:
+        if item.HasField("response"):
             call.tell(item.response)
         if error is not None or item.response.HasField("timing"):
             del self._by_handle[item.handle], self._by_id[call.request_id]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,8 @@ from google.protobuf.message import Message
 
 from photon_grpc.client.message_type import write_message_type
 from photon_grpc.core.generation import Prompt
+from photon_grpc.core.object_type import object_type_of
+from photon_grpc.core.option_names import unknown_option
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.v1 import inference_pb2 as pb
 
@@ -46,8 +47,9 @@ class Options(TypedDict, total=False):
     ignore_eos: bool
     include_stop_in_text: bool
     max_duration: float
-    # StructuredOutput: one of them; message_type is a generated class, for `protobuf`
-    json_schema: str | Mapping[str, Any]
+    # StructuredOutput: one of them; json_schema may be a Pydantic model class or a dataclass, message_type is a
+    # generated class, for `protobuf`
+    json_schema: str | Mapping[str, Any] | type
     json_object: bool
     regex: str
     choices: Sequence[str]
@@ -85,12 +87,16 @@ _GROUPS = ("sampling", "stop", "structured_output", "output", "cache", "scheduli
 
 
 def build_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateRequest:
-    """Raise InvalidRequest for a value that its field cannot hold, TypeError for an option that there is none of."""
+    """Raise InvalidRequest for a value that its field cannot hold, TypeError for an option that there is none of and a
+    list of prompts."""
     request = pb.GenerateRequest()
     write_prompt(request, prompt)
+    object_type = object_type_of(options)
     for name, value in options.items():
         if value is None:
             continue
+        if name == "json_schema" and object_type is not None:
+            value = object_type.schema
         if group_of(name) == "structured_output":
             _write_constraint(request.structured_output, name, value)
             continue
@@ -105,14 +111,16 @@ def build_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateRequ
 
 
 def write_prompt(request: Any, prompt: Prompt) -> None:
-    """Into the `input` of a GenerateRequest or TokenizeRequest. Raise InvalidRequest."""
+    """Into the `input` of a GenerateRequest or TokenizeRequest. Raise InvalidRequest; TypeError for several prompts."""
     if isinstance(prompt, str):
         write_field(request, "text", prompt)
     elif isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
         raise InvalidRequest(
             f"the prompt is text, token ids or a list of chat messages, not {type(prompt).__name__}", field="input"
         )
-    elif prompt and isinstance(prompt[0], Mapping):
+    elif len(prompt) and _is_list(prompt[0]):
+        raise TypeError(f"a call takes one prompt, not a list of {len(prompt)}; client.map(prompts, ...) takes a list")
+    elif len(prompt) and isinstance(prompt[0], Mapping):
         for index, message in enumerate(cast(Sequence[Mapping[str, Any]], prompt)):
             _write_chat_message(request.chat.messages.add(), message, f"chat.messages[{index}]")
     elif "token_ids" in request.DESCRIPTOR.fields_by_name:
@@ -120,6 +128,10 @@ def write_prompt(request: Any, prompt: Prompt) -> None:
         write_field(request.token_ids, "ids", prompt, "token_ids")
     else:
         raise InvalidRequest("the prompt is neither text nor a list of chat messages", field="input")
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, bytes)
 
 
 def write_field(message: Message, name: str, value: Any, path: str = "") -> None:
@@ -137,6 +149,8 @@ def write_field(message: Message, name: str, value: Any, path: str = "") -> None
             if isinstance(value, str):
                 raise TypeError("one string, not a list of them")
             target.extend(value)
+        elif isinstance(value, bool) and not isinstance(target, bool):
+            raise TypeError("the field is no truth value")
         else:
             setattr(message, name, value)
     except (TypeError, ValueError, OverflowError, AttributeError) as problem:
@@ -148,8 +162,7 @@ def write_field(message: Message, name: str, value: Any, path: str = "") -> None
 def group_of(name: str) -> str:
     """The message of GenerateRequest that holds an option; "" for its own fields. Raise TypeError."""
     if name not in Options.__annotations__:
-        near = difflib.get_close_matches(name, Options.__annotations__, n=1)
-        raise TypeError(f"there is no option {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        raise TypeError(unknown_option(name, Options.__annotations__))
     fields = pb.GenerateRequest.DESCRIPTOR.fields_by_name
     if name == "message_type":
         return "structured_output"

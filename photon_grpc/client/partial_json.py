@@ -39,6 +39,11 @@ class PartialJson:
                 self._read_in_string(character, place)
 
     @property
+    def text(self) -> str:
+        """All that has come."""
+        return self._text
+
+    @property
     def num_complete(self) -> int:
         """Characters up to which every value is complete."""
         return self._safe

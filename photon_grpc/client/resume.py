@@ -102,7 +102,8 @@ class ResumingCall:
             if not self._wants_ids:
                 delta.ClearField("token_ids")
         if not self._has_started:
-            self._begin(message.start)
+            if message.HasField("start"):
+                self._begin(message.start)
         elif message.HasField("start"):
             message.ClearField("start")
         if self._num_given:

@@ -98,6 +98,8 @@ def _foreign(code: grpc.StatusCode, message: str, target: str, retry_after_s: fl
         return _unreachable(message, target, retry_after_s)
     if cls is errors.Overloaded and _TOO_LARGE in message:
         return errors.InvalidRequest(message)
+    if cls is errors.DeadlinePassed:
+        return cls("the deadline has passed")
     return cls(message or code.name, retry_after_s=retry_after_s)
 
 

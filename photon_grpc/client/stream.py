@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections import deque
+from collections import defaultdict, deque
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 import grpc.aio
-from google.protobuf.message import Message
 
-from photon_grpc.client.generation import Delta, read_delta, read_start, read_timing, read_usage
+from photon_grpc.client.answer_types import AnswerTypes
+from photon_grpc.client.generation import NO_TYPES, Delta, read_delta, read_start, read_timing, read_usage
 from photon_grpc.client.status import to_error
 from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.v1 import inference_pb2 as pb
@@ -33,10 +33,12 @@ class Stream:
     output that came before it stands.
     """
 
-    def __init__(self, call: MessageCall, target: str, message_type: type[Message] | None = None) -> None:
+    def __init__(self, call: MessageCall, target: str, types: AnswerTypes = NO_TYPES) -> None:
         self._call = call
         self._target = target
-        self._message_type = message_type
+        self._types = types
+        #: By index, of those of which objects are made.
+        self._texts: defaultdict[int, str] = defaultdict(str)
         self._ready: deque[Delta] = deque()
         self.start: Start | None = None
         self.usage: Usage | None = None
@@ -89,4 +91,11 @@ class Stream:
             self.usage = read_usage(message.usage)
         if message.HasField("timing"):
             self.timing = read_timing(message.timing)
-        self._ready.extend(read_delta(delta, self._message_type) for delta in message.deltas)
+        self._ready.extend(self._read_delta(delta) for delta in message.deltas)
+
+    def _read_delta(self, message: pb.Output) -> Delta:
+        if self._types.object_type is None:
+            return read_delta(message, self._types)
+        before = self._texts[message.index]
+        self._texts[message.index] += message.text
+        return read_delta(message, self._types, before)

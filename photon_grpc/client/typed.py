@@ -6,10 +6,9 @@ from collections.abc import AsyncGenerator
 from typing import Generic
 
 from google.protobuf.json_format import ParseError
-from google.protobuf.message import Message
 
 from photon_grpc.client.generation import Generation
-from photon_grpc.client.message_type import M, MessageMismatch, parse_message
+from photon_grpc.client.message_type import M, cut_off, parse_message
 from photon_grpc.client.partial_json import PartialJson
 from photon_grpc.client.stream import Stream
 
@@ -17,7 +16,7 @@ from photon_grpc.client.stream import Stream
 def message_of(result: Generation, message_type: type[M]) -> M:
     """The message of the first output. Raise MessageMismatch where it was cut off."""
     if not isinstance(result.message, message_type):
-        raise _incomplete(message_type, result.finish.reason)
+        raise cut_off(message_type.DESCRIPTOR.full_name, result.text, result.finish.reason)
     return result.message
 
 
@@ -28,7 +27,8 @@ async def growing_messages(stream: Stream, message_type: type[M]) -> AsyncGenera
         async for delta in stream:
             if delta.finish is not None:
                 if not isinstance(delta.message, message_type):
-                    raise _incomplete(message_type, delta.finish.reason)
+                    text = growing.text + delta.text
+                    raise cut_off(message_type.DESCRIPTOR.full_name, text, delta.finish.reason)
                 yield delta.message
             elif (message := growing.add(delta.text)) is not None:
                 yield message
@@ -46,6 +46,10 @@ class _Growing(Generic[M]):
         self._known = ""
         self._num_complete = self._num_chars = self._num_parsed = 0
         self._num_bytes = 0
+
+    @property
+    def text(self) -> str:
+        return self._json.text
 
     def add(self, text: str) -> M | None:
         """The message where it says more than before."""
@@ -71,7 +75,3 @@ class _Growing(Generic[M]):
         parsed, and of a long string that comes in small pieces that would take time by the square of its length."""
         is_complete = self._json.num_complete > self._num_complete
         return is_complete or self._num_chars - self._num_parsed > self._num_parsed * _GROWN_SHARE
-
-
-def _incomplete(message_type: type[Message], reason: str) -> MessageMismatch:
-    return MessageMismatch(f"the output ended by {reason} before its {message_type.DESCRIPTOR.full_name} was whole")

@@ -13,6 +13,8 @@ import msgspec
 
 from photon_grpc.compose.message_type import constraint_of
 from photon_grpc.core.generation import Prompt
+from photon_grpc.core.object_type import object_type_of
+from photon_grpc.core.option_names import unknown_option
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.ask import (
     Ask,
@@ -79,7 +81,8 @@ def make_ask(
     grammar: str | None = None,
     message_type: type | None = None,
 ) -> Ask:
-    """The options have the names and meanings of the protos; None is the model's default, then the neutral value."""
+    """The options have the names and meanings of the protos; None is the model's default, then the neutral value. As
+    `json_schema`, callers may give a class (see core/object_type.py)."""
     stops = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
     return Ask(
         input=_input(prompt, chat, template_args_json, tools_json, tool_choice),
@@ -153,7 +156,9 @@ def typed(name: str, value: Any, kind: Any) -> Any:
 def _asks(prompts: Sequence[tuple[str, Any]], options: Mapping[str, Any]) -> list[Ask]:
     known = _kinds()
     for name in options.keys() - known.keys():
-        raise TypeError(f"there is no option {name}; there are {', '.join(sorted(known.keys() - {'chat'}))}")
+        raise TypeError(f"{unknown_option(name, known)}; there are {', '.join(sorted(known.keys() - {'chat'}))}")
+    if (object_type := object_type_of(options)) is not None:
+        options = {**options, "json_schema": object_type.schema}
     given = {name: typed(name, value, known[name]) for name, value in options.items() if value is not None}
     kind: Any = str | list[_Turn] if given.get("chat") else str | list[int]
     return [make_ask(typed(name, prompt, kind), **given) for name, prompt in prompts]

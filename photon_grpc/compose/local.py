@@ -7,17 +7,18 @@ import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from photon_grpc.compose.asks import ask_for, asks_for, typed
 from photon_grpc.compose.console import bar_of
-from photon_grpc.compose.message_type import message_of
+from photon_grpc.compose.message_type import given_object, message_of, object_of
 from photon_grpc.compose.program import Program
 from photon_grpc.config.download import fetch_model
 from photon_grpc.config.resolve import resolve_program
 from photon_grpc.config.settings import in_keywords
 from photon_grpc.core.generation import Prompt, TokenScore, ToolCall
+from photon_grpc.core.object_type import ObjectType, object_type_of
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import StartupError
 from photon_grpc.frontend.ask import Ask
@@ -50,6 +51,13 @@ class Completion:
     tool_calls: tuple[ToolCall, ...] = ()
     #: With `message_type`, where the output is complete: of that class.
     message: Any = None
+    _parsed: Any = field(default=None, repr=False)
+
+    @property
+    def parsed(self) -> Any:
+        """With a class as `json_schema`, an object of it; else None. Raise MessageMismatch where the output was cut off
+        or the class refuses it."""
+        return None if self._parsed is None else given_object(self._parsed)
 
 
 class LLM:
@@ -86,11 +94,16 @@ class LLM:
         when there are several prompts. Raise PhotonError for the first prompt that is refused (the others are
         aborted), InvalidRequest for a value of a wrong type, TypeError for an option that there is none of.
         """
-        asks, message_type = asks_for(prompts, {"chat": chat, **options}), options.get("message_type")
+        asks = asks_for(prompts, {"chat": chat, **options})
+        message_type, object_type = options.get("message_type"), object_type_of(options)
         wanted: bool | None = typed("show_progress", show_progress, bool | None)
         with bar_of("prompts", len(asks), _has_use(asks) if wanted is None else wanted) as advance:
             results = self._program.wait(self._program.generate(asks, advance))
-        return [each for index, result in enumerate(results) for each in _completions(index, result, message_type)]
+        return [
+            each
+            for index, result in enumerate(results)
+            for each in _completions(index, result, message_type, object_type)
+        ]
 
     def stream(self, prompt: Prompt, *, chat: bool = False, **options: Any) -> Iterator[OutputDelta]:
         """Yield deltas as they are generated: `for delta in llm.stream("def "): print(delta.text, end="")`.
@@ -133,7 +146,9 @@ def _has_use(asks: Sequence[Ask]) -> bool:
     return len(asks) > 1 and sys.stderr.isatty()
 
 
-def _completions(prompt_index: int, result: Result, message_type: type | None) -> Iterator[Completion]:
+def _completions(
+    prompt_index: int, result: Result, message_type: type | None, object_type: ObjectType | None
+) -> Iterator[Completion]:
     prompt_scores = tuple(result.prompt_scores)
     for output in result.outputs:
         yield Completion(
@@ -152,4 +167,5 @@ def _completions(prompt_index: int, result: Result, message_type: type | None) -
             content=output.content,
             tool_calls=output.tool_calls,
             message=message_of(output, message_type) if message_type is not None else None,
+            _parsed=object_of(output, object_type) if object_type is not None else None,
         )

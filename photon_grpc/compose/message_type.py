@@ -1,10 +1,11 @@
-"""Typed output without the wire: a generated class in, its messages out. The first that asks imports protobuf."""
+"""Typed output without the wire: a class in, its messages or objects out. The first that asks imports protobuf."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from typing import Any
 
+from photon_grpc.core.object_type import ObjectType
 from photon_grpc.frontend.ask import ConstraintAsk
 from photon_grpc.frontend.update import OutputDelta
 
@@ -27,3 +28,17 @@ def message_of(output: OutputDelta, message_type: Any) -> Any:
 
     json = b"" if output.finish is None else output.finish.message_json
     return parse_message(json, message_type) if json else None
+
+
+def object_of(output: OutputDelta, object_type: ObjectType) -> Any:
+    """The object of a whole output; a MessageMismatch where there is none."""
+    from photon_grpc.client.answer_types import parsed
+
+    return parsed(object_type, output.text, output.finish.reason.name if output.finish else "")
+
+
+def given_object(answer: Any) -> Any:
+    """Return the object that `object_of` made. Raise its MessageMismatch where it made none."""
+    from photon_grpc.client.answer_types import given
+
+    return given(answer)

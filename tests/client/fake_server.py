@@ -71,7 +71,8 @@ class FakeServer(
         self.ready = True
         self.watchers = 0
         self.is_stopping = False
-        self.features = [model_pb2.FEATURE_TEXT, model_pb2.FEATURE_CHAT]
+        self.state: Any = model_pb2.MODEL_STATE_READY
+        self.features: list[Any] = [model_pb2.FEATURE_TEXT, model_pb2.FEATURE_CHAT]
         self.target = ""
 
     async def StreamGenerate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[Any]:
@@ -115,9 +116,7 @@ class FakeServer(
                 f"no model {request.model}",
                 Refusal(grpc.StatusCode.NOT_FOUND, details=[error_info("MODEL_NOT_FOUND")]).all_trailers(),
             )
-        found = model_pb2.Model(
-            name="demo", aliases=["d"], state=model_pb2.MODEL_STATE_READY, max_context_tokens=4096, vocab_size=512
-        )
+        found = model_pb2.Model(name="demo", aliases=["d"], state=self.state, max_context_tokens=4096, vocab_size=512)
         found.features.extend(self.features)
         found.limits.max_stop_strings = 64
         return model_pb2.GetModelResponse(model=found)

@@ -16,6 +16,7 @@ from photon_grpc.client import Candidate, Client, TokenScore, Unreachable
 from photon_grpc.client.channel import channel_options, is_loopback
 from photon_grpc.client.status import to_error
 from photon_grpc.v1 import inference_pb2 as pb
+from photon_grpc.v1 import model_pb2
 
 from .fake_server import FakeServer, Refusal, error_info, message, serving
 
@@ -213,6 +214,24 @@ async def test_a_reason_of_a_newer_server_is_kept() -> None:
     assert raised.value.reason == "A_REASON_OF_TOMORROW"
 
 
+async def test_what_a_newer_server_names_is_a_number() -> None:
+    finished = message("ok", finish=1234)
+    async with serving(FakeServer([finished])) as fake, Client(fake.target) as client:
+        fake.state, fake.features = 99, [model_pb2.FEATURE_TEXT, 98]
+        model = await client.model()
+        assert (model.state, model.features) == ("99", ("TEXT", "98"))
+        assert (await client.generate("x")).finish.reason == "1234"
+
+
+async def test_a_message_of_a_newer_server_before_the_start_is_passed_over() -> None:
+    """As one that would say that the request waits."""
+    lost = Refusal(grpc.StatusCode.UNAVAILABLE, "gone", [error_info("ENGINE_FAILURE")])
+    first = [pb.StreamGenerateResponse(), message("a", start=True), lost]
+    async with serving(FakeServer(first, [message("b", finish=EOS)])) as fake, Client(fake.target) as client:
+        assert "".join([delta.text async for delta in client.stream("x")]) == "ab"
+    assert (fake.requests[1].request_id, fake.requests[1].sampling.seed) == ("r-1", 7)
+
+
 async def test_nobody_at_the_target() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -227,7 +246,7 @@ async def test_nobody_at_the_target() -> None:
 async def test_timeout_ends_the_call_and_travels_as_a_field() -> None:
     async with serving(FakeServer(["hang"])) as fake, Client(fake.target) as client:
         await client.wait_until_ready(60)
-        with pytest.raises(errors.DeadlinePassed):
+        with pytest.raises(errors.DeadlinePassed, match=r"^the deadline has passed$"):
             await client.generate("x", timeout=0.2)
         await asyncio.wait_for(fake.ended.wait(), 10)
     assert fake.requests[0].scheduling.timeout.ToMilliseconds() == 200

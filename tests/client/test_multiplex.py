@@ -5,14 +5,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from photon_grpc.client import Client, Multiplex, Unreachable
 from photon_grpc.core.frames import Failed
 from photon_grpc.errors import Cancelled, Draining, DuplicateRequestId, InvalidRequest, KVCapacity, PhotonError
+from photon_grpc.v1 import inference_pb2 as pb
 from tests.frontend.fake_engine import FakeLink, done, frontend
 from tests.server.fake_frontend import serving, until
+
+from .fake_server import FakeServer, message
+from .fake_server import serving as serving_fake
 
 TOKEN = 70
 
@@ -136,3 +141,22 @@ async def test_nobody_there_is_told_to_all() -> None:
         answers = await asyncio.gather(*[many.generate("hi") for _ in range(3)], return_exceptions=True)
     assert all(isinstance(answer, Unreachable) for answer in answers), answers
     assert isinstance(answers[0], PhotonError)
+
+
+class NewerServer(FakeServer):
+    """Sends an item of a kind that this client does not know before the first message."""
+
+    async def MultiplexGenerate(self, actions: Any, context: Any) -> AsyncIterator[pb.MultiplexGenerateResponse]:
+        async for action in actions:
+            response = message("ok", start=True, finish=pb.FINISH_REASON_EOS)
+            items = [pb.MultiplexItem(handle=1, request_id=action.generate.request_id)]
+            items.append(pb.MultiplexItem(handle=1, response=response))
+            yield pb.MultiplexGenerateResponse(items=items)
+
+
+async def test_an_item_of_a_newer_server_is_passed_over() -> None:
+    async with serving_fake(NewerServer()) as fake, Client(fake.target) as client, client.multiplex() as many:
+        assert (await many.generate("x")).seed == 7
+        stream = many.stream("x")
+        assert [delta.text async for delta in stream] == ["ok"]
+        assert stream.start is not None and stream.start.seed == 7

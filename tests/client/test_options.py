@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 
@@ -107,6 +108,8 @@ def test_prompts() -> None:
         ("x", {"seed": 2**64}, "sampling.seed"),
         ("x", {"stop_strings": [1]}, "stop.stop_strings"),
         ("x", {"timeout": math.nan}, "scheduling.timeout"),
+        ("x", {"logprobs": True}, "output.logprobs"),
+        ("x", {"temperature": False}, "sampling.temperature"),
         ("x", {"tools_json": "[]"}, "chat.tools_json"),
         ("x", {"tool_choice": "auto"}, "chat.tool_choice"),
         ([{"role": "user", "content": "hi"}], {"tool_choice": 3}, "chat.tool_choice.name"),
@@ -135,3 +138,30 @@ def test_what_a_field_cannot_hold_is_named(prompt: object, options: dict[str, ob
 def test_an_unknown_option_is_a_mistake_of_the_program() -> None:
     with pytest.raises(TypeError, match="did you mean 'max_tokens'"):
         group_of("max_token")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("stop", "stop= is called stop_strings= here"),
+        ("n", "n= is called num_outputs= here"),
+        ("max_completion_tokens", "max_completion_tokens= is called max_tokens= here"),
+        ("top_logprobs", "top_logprobs= is called logprobs= here"),
+        ("tools", "tools= is called tools_json= here"),
+        ("guided_regex", "guided_regex= is called regex= here"),
+        ("messages", "the messages of a chat are the prompt"),
+        ("response_format", "json_schema= takes a schema or a class"),
+        ("stream", r"stream\(...\) gives an output as it is produced"),
+        ("extra_headers", "metadata of the client goes with every call"),
+        ("xyzzy", "there is no option 'xyzzy'$"),
+    ],
+)
+def test_names_of_other_apis_are_told_as_ours(name: str, told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        build_request("x", {name: 1})
+
+
+@pytest.mark.parametrize("prompts", [["a", "b"], [[1, 2], [3]], [[{"role": "user", "content": "a"}]], [["a"]]])
+def test_a_list_of_prompts_is_for_map(prompts: Any) -> None:
+    with pytest.raises(TypeError, match=rf"one prompt, not a list of {len(prompts)}; client.map\(prompts"):
+        build_request(prompts, {})

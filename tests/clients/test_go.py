@@ -102,6 +102,8 @@ def test_the_module_builds_in_another_ones_directory(tmp_path: Path) -> None:
         ["build", "-o", str(tmp_path / "user"), "."],
     ):
         passed(go("-C", str(tmp_path), *command))
+    # Only those who import photonotel have OpenTelemetry.
+    assert "opentelemetry" not in (tmp_path / "go.mod").read_text()
 
 
 @pytest.mark.parametrize("name", PROMISED)

@@ -43,7 +43,10 @@ def test_a_command_works(command: str, target: str) -> None:
 
 def programs() -> list[str]:
     """Python blocks that stand on their own: those that import the client and open a connection."""
-    pages = [ROOT / "README.md", *[ROOT / "docs" / "guides" / name for name in ("python.md", "chats.md")]]
+    pages = [
+        ROOT / "README.md",
+        *[ROOT / "docs" / "guides" / name for name in ("python.md", "chats.md", "structured-output.md")],
+    ]
     pages += [ROOT / "docs" / "clients.md", ROOT / "clients" / "python" / "README.md"]
     blocks = [block for page in pages for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
     opening = ("import Client", "import SyncClient")

@@ -72,3 +72,17 @@ def test_an_example_of_another_project_runs(name: str, target: str) -> None:
     output = maven("-q", "compile", "exec:java", *arguments, project=JAVA / "examples")
     for promise in PROMISED[name]:
         assert promise in output, output
+
+
+def test_the_program_of_the_readme_is_built_by_its_pom_and_runs(tmp_path: Path, target: str) -> None:
+    installed()
+    readme = (JAVA / "README.md").read_text()
+    (pom,) = re.findall(r"```xml\n(<project.*?)```", readme, re.DOTALL)
+    (program,) = re.findall(r"```java\n(import [^`]*public class Try.*?)```", readme, re.DOTALL)
+    (tmp_path / "pom.xml").write_text(pom)
+    sources = tmp_path / "src" / "main" / "java"
+    sources.mkdir(parents=True)
+    (sources / "Try.java").write_text(program.replace("127.0.0.1:50051", target))
+    maven("-q", "package", project=tmp_path)
+    assert list((tmp_path / "target").glob("*.jar"))
+    assert "return" in maven("-q", "compile", "exec:java", project=tmp_path)

@@ -28,7 +28,7 @@ PROMISED = {
         "deadline: DEADLINE_",
         "kept what there was: TIME_LIMIT",
     ],
-    "structured.py": ["message: Usage", "so far: ", "json: ", "choice: "],
+    "structured.py": ["message: Usage", "so far: ", "object: Point(", "choice: "],
     "multiplex.py": ["-- 64 requests over one stream: 512 tokens, 0 failed"],
     "map.py": ["'def main():' -> ", "6: ", "refused, INVALID_REQUEST (text)"],
     "raw_stubs.py": [

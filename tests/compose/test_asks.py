@@ -144,6 +144,13 @@ def test_every_option_is_in_the_table() -> None:
     assert sorted(WRONG.keys() - {"chat"}) == known
 
 
+def test_a_name_of_another_api_is_told_as_ours() -> None:
+    with pytest.raises(TypeError, match="stop= is called stop_strings= here; there are allowed_token_ids, "):
+        ask_for("a", {"stop": "b"})
+    with pytest.raises(TypeError, match=r"the model is that of LLM\(model\)"):
+        asks_for(["a"], {"model": "b"})
+
+
 def wrong_for(name: str) -> list[object]:
     """No bias is none, and a schema is a dict."""
     is_right = {"logit_bias": lambda value: value == {}, "json_schema": lambda value: isinstance(value, dict)}.get(name)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date
+from operator import attrgetter
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import grpc
+import pydantic
 import pytest
 from google.protobuf.any_pb2 import Any as Any_
 from google.protobuf.json_format import Parse
@@ -15,7 +19,7 @@ from google.protobuf.message import Message
 from google.protobuf.wrappers_pb2 import Int32Value
 
 from photon_grpc import LLM
-from photon_grpc.client import Generation, SyncClient
+from photon_grpc.client import Generation, MessageMismatch, SyncClient
 from photon_grpc.client.options import build_request
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.core.request import FinishReason
@@ -159,6 +163,43 @@ def test_a_bad_type_is_refused_by_name(target: str) -> None:
             typed(client, Any_)
         with pytest.raises(InvalidRequest, match="no class of messages"):
             typed(client, int)  # type: ignore[arg-type]
+
+
+@dataclass
+class Claim:
+    kind: Literal["fire", "water"]
+    day: date
+    is_paid: bool | None
+    before: Claim | None = None
+
+
+class Model(pydantic.BaseModel):
+    claims: list[bool] = pydantic.Field(max_length=3)
+    note: str = pydantic.Field(default="", max_length=5)
+
+
+def test_an_answer_is_an_object_of_a_dataclass_or_of_pydantic(llm: LLM, target: str) -> None:
+    """The same through a program, a call, a stream and a shared stream; those that are cut off say so."""
+    options: dict[str, Any] = {"temperature": 1.5, "max_tokens": 22, "num_outputs": 4, "seed": 3}
+    num_cut = num_read = 0
+    with SyncClient(target) as client, client.multiplex() as many:
+        for kind in (Claim, Model):
+            answers = [*client.generate(PROMPT, json_schema=kind, **options).outputs]
+            answers += many.generate(PROMPT, json_schema=kind, **options).outputs
+            ends = [each for each in client.stream(PROMPT, json_schema=kind, **options) if each.finish]
+            ends += [each for each in many.stream(PROMPT, json_schema=kind, **options) if each.finish]
+            told = [*llm.generate(PROMPT, json_schema=kind, **options), *answers]
+            told += sorted(ends[:4], key=attrgetter("index")) + sorted(ends[4:], key=attrgetter("index"))
+            assert len(told) == 20
+            for number, each in enumerate(told):
+                text = told[number % 4].text
+                try:
+                    assert each.parsed == pydantic.TypeAdapter(kind).validate_json(text)
+                    num_read += 1
+                except MessageMismatch as error:
+                    assert (error.text, error.finish_reason) == (text, "MAX_TOKENS")
+                    num_cut += 1
+    assert num_cut and num_read
 
 
 def test_a_multiplexed_request_gets_its_message(target: str) -> None:

@@ -98,4 +98,5 @@ def test_the_six_examples_and_the_headings_are_there() -> None:
         "Typed messages",
         "Multiplex",
         "Scores, usage, timing",
+        "Trace context",
     ]

@@ -193,6 +193,19 @@ func TestEveryCallHasADeadlineAndTheCallersCounts(t *testing.T) {
 	}
 }
 
+func TestADeadlineIsToldInOurWords(t *testing.T) {
+	for _, source := range sources {
+		f := newFake(t)
+		f.pause = time.Hour
+		caller := source.open(t, newClient(t, nil, f))
+		_, err := caller.Generate(t.Context(), photon.Text("x"), photon.WithTimeout(100*time.Millisecond))
+		var failure *photon.Error
+		if !errors.As(err, &failure) || failure.Message != "the deadline has passed" {
+			t.Error(source.name, err)
+		}
+	}
+}
+
 func TestAStreamThatIsLeftIsCancelledOnTheServer(t *testing.T) {
 	for _, source := range sources {
 		for name, leave := range map[string]func(context.CancelFunc, *photon.Stream){

@@ -17,6 +17,8 @@ import (
 const (
 	errorDomain = "photon-grpc"
 	pushbackKey = "grpc-retry-pushback-ms"
+
+	deadlineHasPassed = "the deadline has passed"
 )
 
 // Reason names a failure with the word that servers send. It is an error of its own, so that it can be looked for:
@@ -208,7 +210,7 @@ func (c *Client) toError(ctx context.Context, err error, trailer metadata.MD) er
 // contextError is the Error of a call that its context ended.
 func contextError(ctx context.Context) *Error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return &Error{Code: codes.DeadlineExceeded, Reason: DeadlinePassed, Message: "the deadline has passed"}
+		return &Error{Code: codes.DeadlineExceeded, Reason: DeadlinePassed, Message: deadlineHasPassed}
 	}
 	return &Error{Code: codes.Canceled, Reason: Cancelled, Message: "cancelled by its caller"}
 }
@@ -236,7 +238,10 @@ func fromStatus(told *status.Status, target string) *Error {
 	}
 	if failure.Reason == "" {
 		failure.Reason = failure.meaning()
-		if failure.Reason == Unreachable {
+		switch failure.Reason {
+		case DeadlinePassed:
+			failure.Message = deadlineHasPassed
+		case Unreachable:
 			failure.Message = fmt.Sprintf("no answer from %s (%s)", target, told.Message())
 		}
 	}

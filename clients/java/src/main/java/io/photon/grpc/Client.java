@@ -9,6 +9,7 @@ import io.grpc.Deadline;
 import io.grpc.InsecureChannelCredentials;
 import io.grpc.ManagedChannel;
 import io.grpc.Metadata;
+import io.grpc.MethodDescriptor;
 import io.grpc.StatusRuntimeException;
 import io.grpc.TlsChannelCredentials;
 import io.grpc.health.v1.HealthCheckRequest;
@@ -33,9 +34,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.Executor;
 import java.util.concurrent.TimeUnit;
-import java.util.function.Function;
 import java.util.function.Supplier;
 
 /**
@@ -90,13 +89,17 @@ public final class Client extends Generator implements AutoCloseable {
     return new Builder(target);
   }
 
-  /** Many requests on one stream. Requests of thousands of callers may share one; see {@link Multiplex}. */
+  /**
+   * Many requests on one stream. Requests of thousands of callers may share one; see {@link Multiplex}. All are of the
+   * span that is current now: a stream has one trace context.
+   */
   public Multiplex multiplex() {
+    var options = TraceContext.on(IN_PLACE);
     return new Multiplex(
         defaultTimeout,
         resumes,
         Math.min(retries, Channels.MAX_RETRIES),
-        () -> opened().newCall(InferenceServiceGrpc.getMultiplexGenerateMethod(), IN_PLACE),
+        () -> opened().newCall(InferenceServiceGrpc.getMultiplexGenerateMethod(), options),
         this::reconnect);
   }
 
@@ -105,7 +108,7 @@ public final class Client extends Generator implements AutoCloseable {
     var found = new ArrayList<Model>();
     var request = ListModelsRequest.newBuilder();
     do {
-      var page = model(stub -> stub.listModels(request.build()));
+      var page = model(ModelServiceGrpc.getListModelsMethod(), request.build());
       page.getModelsList().forEach(model -> found.add(Model.of(model)));
       request.setPageToken(page.getNextPageToken());
     } while (!request.getPageToken().isEmpty());
@@ -115,7 +118,7 @@ public final class Client extends Generator implements AutoCloseable {
   /** One model; "" is the default one. Throw ModelNotFound. */
   public Model model(String name) {
     var request = GetModelRequest.newBuilder().setModel(name).build();
-    return Model.of(model(stub -> stub.getModel(request)).getModel());
+    return Model.of(model(ModelServiceGrpc.getGetModelMethod(), request).getModel());
   }
 
   /** The ids that {@code generate} would see for the text or chat of {@code request}. */
@@ -128,13 +131,13 @@ public final class Client extends Generator implements AutoCloseable {
       case CHAT -> asked.setChat(prompt.getChat());
       default -> throw new PhotonException.InvalidRequest("input", "is neither text nor a chat");
     }
-    return model(stub -> stub.tokenize(asked.build())).getTokenIdsList();
+    return model(ModelServiceGrpc.getTokenizeMethod(), asked.build()).getTokenIdsList();
   }
 
   /** The text that ids release. */
   public String detokenize(List<Integer> tokenIds) {
     var request = DetokenizeRequest.newBuilder().setTokenIds(TokenIds.newBuilder().addAllIds(tokenIds)).build();
-    return model(stub -> stub.detokenize(request)).getText();
+    return model(ModelServiceGrpc.getDetokenizeMethod(), request).getText();
   }
 
   /** Whether a request sent now would run. Throw Unreachable where no server answers. */
@@ -188,8 +191,7 @@ public final class Client extends Generator implements AutoCloseable {
   }
 
   @Override
-  MessageCall open(GenerateRequest request, Deadline deadline, Executor executor) {
-    var options = CallOptions.DEFAULT.withDeadline(deadline).withExecutor(executor);
+  MessageCall open(GenerateRequest request, CallOptions options) {
     var call = opened().newCall(InferenceServiceGrpc.getStreamGenerateMethod(), options);
     return new StreamCall(call, request, channel::isShutdown);
   }
@@ -205,7 +207,7 @@ public final class Client extends Generator implements AutoCloseable {
     if (request.hedgeAfter() != null) {
       return await(wholeAsync(request));
     }
-    var options = CallOptions.DEFAULT.withDeadline(deadline(request));
+    var options = options(deadline(request));
     var message = request.toProto();
     return raised(
         () -> ClientCalls.blockingUnaryCall(channel, InferenceServiceGrpc.getGenerateMethod(), options, message));
@@ -213,7 +215,7 @@ public final class Client extends Generator implements AutoCloseable {
 
   @Override
   CompletableFuture<GenerateResponse> wholeAsync(Request request) {
-    var options = CallOptions.DEFAULT.withDeadline(deadline(request));
+    var options = options(deadline(request));
     var message = request.toProto();
     return request.hedgeAfter() == null
         ? unary(message, options)
@@ -265,8 +267,8 @@ public final class Client extends Generator implements AutoCloseable {
             });
   }
 
-  private <T> T model(Function<ModelServiceGrpc.ModelServiceBlockingStub, T> call) {
-    return raised(() -> call.apply(ModelServiceGrpc.newBlockingStub(anyState).withDeadline(deadline())));
+  private <Q, A> A model(MethodDescriptor<Q, A> method, Q request) {
+    return raised(() -> ClientCalls.blockingUnaryCall(anyState, method, options(deadline()), request));
   }
 
   private <T> T raised(Supplier<T> call) {
@@ -372,7 +374,8 @@ public final class Client extends Generator implements AutoCloseable {
 
     private ManagedChannel channel(EventLoopGroup group, Map<String, Object> serviceConfig) {
       return Channels.builder(target, credentials(), group, serviceConfig)
-          .intercept(MetadataUtils.newAttachHeadersInterceptor(metadata))
+          // The one that is named last comes first.
+          .intercept(TraceContext.SENDER, MetadataUtils.newAttachHeadersInterceptor(metadata))
           .build();
     }
   }

@@ -2,6 +2,7 @@ package io.photon.grpc;
 
 import com.google.common.util.concurrent.MoreExecutors;
 import com.google.protobuf.Message;
+import io.grpc.CallOptions;
 import io.grpc.Context;
 import io.grpc.Deadline;
 import io.photon.grpc.v1.GenerateRequest;
@@ -69,7 +70,7 @@ public abstract sealed class Generator permits Client, Multiplex {
   }
 
   /** One call, which is not resumed. */
-  abstract MessageCall open(GenerateRequest request, Deadline deadline, Executor executor);
+  abstract MessageCall open(GenerateRequest request, CallOptions options);
 
   /** Look again, now, for replicas that were gone. */
   abstract void reconnect();
@@ -79,9 +80,15 @@ public abstract sealed class Generator permits Client, Multiplex {
   abstract CompletableFuture<GenerateResponse> wholeAsync(Request request);
 
   MessageCall openStream(GenerateRequest request, Deadline deadline, Executor executor) {
+    var options = options(deadline).withExecutor(executor);
     return resumes
-        ? new ResumingCall(request, executor, rest -> open(rest, deadline, executor), this::reconnect)
-        : open(request, deadline, executor);
+        ? new ResumingCall(request, executor, rest -> open(rest, options), this::reconnect)
+        : open(request, options);
+  }
+
+  /** The options of a call that is made now. */
+  static CallOptions options(Deadline deadline) {
+    return TraceContext.on(CallOptions.DEFAULT.withDeadline(deadline));
   }
 
   /** The deadline of a call without options. */

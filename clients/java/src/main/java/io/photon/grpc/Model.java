@@ -2,13 +2,14 @@ package io.photon.grpc;
 
 import io.photon.grpc.v1.Feature;
 import io.photon.grpc.v1.Limits;
+import io.photon.grpc.v1.ModelState;
 import java.util.List;
 import java.util.Map;
 import java.util.stream.Collectors;
 
 /**
  * A served model. {@code state} and {@code features} are names of the proto's enums without their prefix: "READY",
- * "CHAT", ...; {@code limits} says by the limit's name what one request may ask for.
+ * "CHAT", ..., or numbers that this client has no name for; {@code limits} says by the limit's name what one request may ask for.
  */
 public record Model(
     String name,
@@ -29,21 +30,20 @@ public record Model(
     return new Model(
         message.getName(),
         List.copyOf(message.getAliasesList()),
-        message.getState().name().substring(STATE_PREFIX.length()),
+        name(ModelState.forNumber(message.getStateValue()), message.getStateValue(), STATE_PREFIX),
         message.getMaxContextTokens(),
         message.getVocabSize(),
         List.copyOf(message.getEosTokenIdsList()),
-        message.getFeaturesValueList().stream().map(Model::feature).toList(),
+        message.getFeaturesValueList().stream().map(each -> name(Feature.forNumber(each), each, FEATURE_PREFIX)).toList(),
         limits(message.getLimits()),
         message.getRevision(),
         message.getDtype(),
         message.getQuantization());
   }
 
-  /** A newer server may list one that has no name here yet. */
-  private static String feature(int number) {
-    var known = Feature.forNumber(number);
-    return known == null ? String.valueOf(number) : known.name().substring(FEATURE_PREFIX.length());
+  /** A newer server's has no name here yet: its number stands for it. */
+  private static String name(Enum<?> known, int number, String prefix) {
+    return known == null ? String.valueOf(number) : known.name().substring(prefix.length());
   }
 
   private static Map<String, Integer> limits(Limits message) {

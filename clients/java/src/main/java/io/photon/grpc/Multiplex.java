@@ -1,7 +1,7 @@
 package io.photon.grpc;
 
+import io.grpc.CallOptions;
 import io.grpc.ClientCall;
-import io.grpc.Deadline;
 import io.photon.grpc.v1.GenerateRequest;
 import io.photon.grpc.v1.GenerateResponse;
 import io.photon.grpc.v1.MultiplexGenerateRequest;
@@ -10,7 +10,6 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.Executor;
 import java.util.function.Supplier;
 
 /**
@@ -53,8 +52,8 @@ public final class Multiplex extends Generator implements AutoCloseable {
   }
 
   @Override
-  MessageCall open(GenerateRequest request, Deadline deadline, Executor executor) {
-    return new MultiplexedCall(this::stream, request, deadline, retries, executor);
+  MessageCall open(GenerateRequest request, CallOptions options) {
+    return new MultiplexedCall(this::stream, request, options.getDeadline(), retries, options.getExecutor());
   }
 
   @Override

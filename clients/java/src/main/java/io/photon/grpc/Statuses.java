@@ -26,6 +26,11 @@ final class Statuses {
   /** The exception of a call that ended with {@code status}. */
   static PhotonException error(Status status, Metadata trailers) {
     var details = StatusProto.fromStatusAndTrailers(status, trailers).getDetailsList();
+    if (status.getCode() == Status.Code.DEADLINE_EXCEEDED && ours(details).isEmpty()) {
+      var passed = error(status.getCode(), "the deadline has passed", details, retryAfter(details, trailers));
+      passed.initCause(status.asRuntimeException(trailers));
+      return passed;
+    }
     var message = Optional.ofNullable(status.getDescription()).orElse(status.getCode().name());
     if (status.getCause() != null) {
       message += ": " + status.getCause().getMessage();
@@ -58,12 +63,16 @@ final class Statuses {
 
   private static PhotonException error(
       Status.Code code, String message, List<Any> details, Duration retryAfter) {
-    var info = find(details, ErrorInfo.class).filter(found -> found.getDomain().equals(DOMAIN));
+    var info = ours(details);
     var reason = info.map(ErrorInfo::getReason).orElse(PhotonException.reasonOf(code));
     var facts =
         new PhotonException.Facts(
             code, reason, violations(details, info), number(info, "needed"), number(info, "limit"), retryAfter);
     return PhotonException.of(message, facts);
+  }
+
+  private static Optional<ErrorInfo> ours(List<Any> details) {
+    return find(details, ErrorInfo.class).filter(found -> found.getDomain().equals(DOMAIN));
   }
 
   private static List<Violation> violations(List<Any> details, Optional<ErrorInfo> info) {

@@ -11,7 +11,10 @@ import com.google.rpc.RetryInfo;
 import io.grpc.Metadata;
 import io.grpc.Status;
 import io.grpc.protobuf.StatusProto;
+import io.photon.grpc.v1.Feature;
+import io.photon.grpc.v1.ModelState;
 import java.time.Duration;
+import java.util.List;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.Test;
 
@@ -87,6 +90,34 @@ class ErrorsTest {
     assertEquals("NEW_REASON", error.reason());
     assertEquals(7, error.needed());
     assertEquals(Duration.ofMillis(1500), error.retryAfter());
+  }
+
+  @Test
+  void aDeadlineIsToldInOurWords() throws Exception {
+    try (var silent = new FakeServer(0, false);
+        var client = Client.connect(silent.target())) {
+      var hasty = Request.text("x").timeout(Duration.ofMillis(200));
+      silent.standsAfter = 0;
+      var whole = assertThrows(PhotonException.DeadlinePassed.class, () -> client.generate(hasty));
+      assertEquals("the deadline has passed", whole.getMessage());
+      assertEquals("DEADLINE_PASSED", whole.reason());
+      assertTrue(whole.getCause().getMessage().startsWith("DEADLINE_EXCEEDED: "), whole.getCause().getMessage());
+      var later = client.generateAsync(hasty).handle((value, error) -> error.getMessage()).join();
+      assertTrue(later.endsWith("the deadline has passed"), later);
+      var streamed = assertThrows(PhotonException.DeadlinePassed.class, () -> client.stream(hasty).hasNext());
+      assertEquals("the deadline has passed", streamed.getMessage());
+    }
+  }
+
+  @Test
+  void whatANewerServerNamesIsANumber() {
+    var model = io.photon.grpc.v1.Model.newBuilder().setStateValue(99).addFeatures(Feature.FEATURE_CHAT);
+    model.addFeaturesValue(98);
+    assertEquals("99", Model.of(model.build()).state());
+    assertEquals(List.of("CHAT", "98"), Model.of(model.build()).features());
+    assertEquals("READY", Model.of(model.setState(ModelState.MODEL_STATE_READY).build()).state());
+    var finish = io.photon.grpc.v1.Finish.newBuilder().setReasonValue(1234).build();
+    assertEquals("1234", Finish.of(finish).reason());
   }
 
   @Test

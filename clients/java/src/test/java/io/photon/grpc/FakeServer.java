@@ -1,6 +1,11 @@
 package io.photon.grpc;
 
+import io.grpc.Metadata;
 import io.grpc.Server;
+import io.grpc.ServerCall;
+import io.grpc.ServerCallHandler;
+import io.grpc.ServerInterceptor;
+import io.grpc.ServerInterceptors;
 import io.grpc.health.v1.HealthCheckResponse.ServingStatus;
 import io.grpc.netty.NettyServerBuilder;
 import io.grpc.protobuf.services.HealthStatusManager;
@@ -50,6 +55,9 @@ final class FakeServer extends InferenceServiceGrpc.InferenceServiceImplBase imp
   volatile int refusals;
 
   final List<GenerateRequest> requests = new CopyOnWriteArrayList<>();
+  /** Of calls of the InferenceService. */
+  final List<Metadata> headers = new CopyOnWriteArrayList<>();
+
   private final ScheduledExecutorService clock = Executors.newScheduledThreadPool(1);
   private final int pauseMillis;
   private final boolean answersUnary;
@@ -186,10 +194,21 @@ final class FakeServer extends InferenceServiceGrpc.InferenceServiceImplBase imp
     return NettyServerBuilder.forAddress(new InetSocketAddress("127.0.0.1", at))
         .permitKeepAliveTime(5, TimeUnit.SECONDS)
         .permitKeepAliveWithoutCalls(true)
-        .addService(this)
+        .addService(ServerInterceptors.intercept(this, noting()))
         .addService(health.getHealthService())
         .build()
         .start();
+  }
+
+  private ServerInterceptor noting() {
+    return new ServerInterceptor() {
+      @Override
+      public <Q, A> ServerCall.Listener<Q> interceptCall(
+          ServerCall<Q, A> call, Metadata given, ServerCallHandler<Q, A> next) {
+        headers.add(given);
+        return next.startCall(call, given);
+      }
+    };
   }
 
   private void note(GenerateRequest request) {

@@ -1,0 +1,73 @@
+"""A caller's class that answers are read as: the JSON Schema that constrains them, and objects of it.
+
+Standard library only: the client installs without Pydantic, which is used where the class is one of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from photon_grpc.core.dataclass_schema import dataclass_shape
+from photon_grpc.errors import InvalidRequest
+
+#: Options that would make a text more, or less, than the JSON of an object, and the value of each that does.
+_OTHER_TEXT: tuple[tuple[str, Any], ...] = (
+    ("text", False),
+    ("include_stop_in_text", True),
+    ("skip_special_tokens", False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectType:
+    """A Pydantic model class or a dataclass."""
+
+    name: str
+    #: JSON Schema, the same text every time: servers remember what they have compiled.
+    schema: str
+    #: Raises ValueError, TypeError for what is no object of the class.
+    read: Callable[[str], Any]
+
+
+def object_type_of(options: Mapping[str, Any]) -> ObjectType | None:
+    """That of `json_schema`, where it is a class. Raise InvalidRequest; TypeError for a field that has no schema."""
+    given = options.get("json_schema")
+    if not isinstance(given, type):
+        return None
+    for name, value in _OTHER_TEXT:
+        if options.get(name) is value:
+            raise InvalidRequest(f"{name}={value}: a {given.__name__} is read from the whole text", field=name)
+    continued: Any = options.get("continue_from")
+    if hasattr(continued, "__len__") and len(continued):
+        told = f"continue_from: a {given.__name__} is read from the whole text; give its schema as text instead"
+        raise InvalidRequest(told, field="continue_from")
+    return _object_type(given)
+
+
+@lru_cache(maxsize=64)
+def _object_type(cls: type) -> ObjectType:
+    if hasattr(cls, "__pydantic_validator__"):
+        return _of_pydantic(cls)
+    if dataclasses.is_dataclass(cls):
+        shape = dataclass_shape(cls)
+        return ObjectType(cls.__name__, json.dumps(shape.schema), lambda text: shape.read(json.loads(text)))
+    told = f"json_schema: {cls.__name__} is neither a Pydantic model class nor a dataclass"
+    hint = "; a generated class is for message_type=" if hasattr(cls, "DESCRIPTOR") else ""
+    raise InvalidRequest(told + hint, field="json_schema")
+
+
+def _of_pydantic(cls: type) -> ObjectType:
+    # The Pydantic that the class is made with: it is no dependency of ours.
+    adapter: Any = sys.modules["pydantic"].TypeAdapter(cls)
+    schema = adapter.json_schema()
+    for each in (schema, *schema.get("$defs", {}).values()):
+        if "properties" in each:
+            # Of a field that the class has not, nothing would be kept.
+            each.setdefault("additionalProperties", False)
+    return ObjectType(cls.__name__, json.dumps(schema), adapter.validate_json)
