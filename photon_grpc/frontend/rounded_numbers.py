@@ -34,8 +34,8 @@ def rounded_number(schema: str) -> str | None:
 
 
 def clashing_steps(schema: str) -> str | None:
-    """The reason that the `multipleOf` of this schema, a JSON text, may not be met together: where the compiler combines
-    two, it multiplies them as integers of 32 bits, and what is above is lost. None where they may."""
+    """The reason that the `multipleOf` of this schema, a JSON text, may not be met together: where two are combined,
+    the compiler multiplies them as integers of 32 bits, and what is above is lost. None where they may."""
     if schema.count('"multipleOf"') < 2:
         return None
     try:
