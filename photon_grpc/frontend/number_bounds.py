@@ -19,7 +19,7 @@ from photon_grpc.frontend.schema_nodes import schemas_of
 #: Digits behind the point at most: the compiler's expressions nest with every one.
 _MAX_PLACES = 60
 #: The first number above 0.
-_LEAST = Decimal("1e-30")
+_LEAST = Decimal("1e-15")
 #: The compiler refuses bounds from 2^63 on.
 _TOO_LARGE = 1e300
 #: The bound, its exclusive form, and the way to what is within.

@@ -11,6 +11,8 @@ from photon_grpc.frontend.exact_numbers import Spelled, decimal, is_kept, load, 
 from photon_grpc.frontend.schema_nodes import schemas_of
 
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+#: Of smaller ones a 1 has more than 32 bits.
+_LEAST_STEP = Decimal("1e-10")
 #: Schemas of the same value.
 _APPLICATORS = {"$ref", "allOf", "anyOf", "oneOf"}
 _SAYS_NOTHING = {"$defs", "definitions", "$schema", "$id", "$comment", "title", "description", "default", "examples"}
@@ -59,11 +61,11 @@ def _product_problem(steps: list[Decimal]) -> str | None:
     """`steps` differ."""
     if len(steps) < 2 or not steps[0]:
         return None
-    unit = Decimal(1).scaleb(min([_exponent(step) for step in steps]))
-    counts = [int(step / unit) for step in steps]
-    largest = math.prod(counts) if len(counts) == 2 else math.lcm(*counts) * counts[-1]
-    if largest < 2**32:
-        return None
+    if steps[0] > _LEAST_STEP:
+        unit = Decimal(1).scaleb(min([_exponent(step) for step in steps]))
+        counts = [int(step / unit) for step in steps]
+        if (math.prod(counts) if len(counts) == 2 else math.lcm(*counts) * counts[-1]) < 2**32:
+            return None
     return f"multipleOf {_cut(steps[0])} and {_cut(steps[-1])} cannot be combined: their product has more than 32 bits"
 
 

@@ -3,6 +3,7 @@ does, too, but for what comes so near to an exclusive bound from the side of 0."
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -167,3 +168,15 @@ def test_multiples_within_bounds() -> None:
                 if text in outputs:
                     assert within(text, bounds) and Decimal(text) % Decimal(step) == 0, (step, bounds, text)
             assert "0" in outputs and "1.0001" not in outputs
+
+
+@pytest.mark.parametrize(
+    "number",
+    ["1e-999999999999", "0e-999999999999", "1e999999999999", "-0.0", "5e-324", "1.7976931348623157e308", "9" * 4_000]
+    + ["0." + "1" * 9_000, "NaN", "-Infinity", "true", "null", '"4"', "[4]"],
+)
+def test_any_number_is_taken_or_refused(number: str) -> None:
+    for keyword in (*INCLUSIVE, *EXCLUSIVE, "const", "multipleOf"):
+        schema = f'{{"allOf":[{{"type":"number","{keyword}":{number}}},{{"multipleOf":3}}]}}'
+        with contextlib.suppress(InvalidConstraint):
+            Outputs.of_schema(schema)
