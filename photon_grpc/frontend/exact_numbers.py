@@ -43,11 +43,16 @@ def decimal(number: float) -> Decimal:
     return Decimal(number.text if isinstance(number, Spelled) else repr(number))
 
 
+def is_plain(number: Decimal) -> bool:
+    """Return whether the compiler reads and writes it as everyone does. Of more digits it may write others for the same
+    float."""
+    _, digits, exponent = number.as_tuple()
+    return len(digits) <= MAX_DIGITS and isinstance(exponent, int) and -_MAX_POWER <= exponent <= _MAX_POWER
+
+
 def is_kept(number: float) -> bool:
     """Return whether the compiler reads the float that everyone reads."""
-    _, digits, exponent = decimal(number).as_tuple()
-    is_plain = len(digits) <= MAX_DIGITS and isinstance(exponent, int) and -_MAX_POWER <= exponent <= _MAX_POWER
-    return is_plain or as_read(Decimal(repr(float(number)))) == number
+    return is_plain(decimal(number)) or as_read(Decimal(repr(float(number)))) == number
 
 
 def as_read(number: Decimal) -> float:

@@ -13,7 +13,7 @@ import math
 from decimal import ROUND_CEILING, Decimal
 from typing import Any, TypeGuard
 
-from photon_grpc.frontend.exact_numbers import MAX_DIGITS, as_read, decimal, is_kept, load, may_be_rounded
+from photon_grpc.frontend.exact_numbers import MAX_DIGITS, as_read, decimal, is_plain, load, may_be_rounded
 from photon_grpc.frontend.schema_nodes import schemas_of
 
 #: Digits behind the point at most: the compiler's expressions nest with every one.
@@ -67,11 +67,7 @@ def _narrowed(node: dict[str, Any], inclusive: str, exclusive: str, way: int) ->
 def _is_left_out(bound: float, way: int) -> bool:
     """Return whether the compiler leaves this exclusive bound out: one that what is within is nearer to 0 than."""
     number = decimal(bound)
-    return number.adjusted() < MAX_DIGITS and way * bound < 0 and _is_exact(bound)
-
-
-def _is_exact(number: float) -> bool:
-    return is_kept(number) and Decimal(repr(float(number))) == decimal(number)
+    return number.adjusted() < MAX_DIGITS and way * bound < 0 and is_plain(number)
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
@@ -86,7 +82,7 @@ def _within(given: float, is_exclusive: bool, is_integer: bool, way: int) -> flo
     if least.adjusted() >= MAX_DIGITS:
         number = way * _integer_from(least, is_exclusive, is_integer)
         return given if number == bound else number
-    if not is_exclusive and _is_exact(given):
+    if not is_exclusive and is_plain(bound):
         return given
     step = Decimal(1).scaleb(-min(MAX_DIGITS - 1 - least.adjusted(), _MAX_PLACES)) if least else _LEAST
     nearest = least.quantize(step, ROUND_CEILING)
