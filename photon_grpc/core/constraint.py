@@ -19,6 +19,8 @@ class Constraint(msgspec.Struct, frozen=True, array_like=True):
     has_unique_keys: bool = False
     #: Of what it means: equal for grammars that differ in annotations and the order of keys only.
     digest: bytes = b""
+    #: No output of the model that it is meant for has fewer.
+    least_tokens: int = 0
 
     @property
     def field(self) -> str:

@@ -73,6 +73,8 @@ class StopParams(msgspec.Struct, frozen=True, array_like=True):
     #: Ids that end the output as EOS; empty when EOS is to be ignored.
     eos_token_ids: tuple[int, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    #: The front end may end the output, once it has min_tokens.
+    has_stop_strings: bool = False
 
 
 class OwnerLimits(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -126,6 +128,25 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     constraint: Constraint | None = None
     #: Of the owner, as they are when it comes.
     limits: OwnerLimits = NO_LIMITS
+
+    @property
+    def least_tokens(self) -> int:
+        """Tokens of the shortest output, those that it continues from among them: as many as are sure."""
+        stop = self.stop
+        if self.constraint is None:
+            return stop.min_tokens if self._may_stop else stop.max_tokens
+        # A constraint that is complete ends an output below min_tokens, too.
+        least = self.constraint.least_tokens
+        return min(least, stop.max_tokens, stop.min_tokens if stop.has_stop_strings else least)
+
+    @property
+    def _may_stop(self) -> bool:
+        """Return whether anything but max_tokens may end an output without constraint."""
+        stop = self.stop
+        ends = {*stop.eos_token_ids, *stop.stop_token_ids}
+        allowed = self.sampling.allowed_token_ids
+        is_given = bool(self.continued_ids) and self.continued_ids[-1] in ends
+        return stop.has_stop_strings or is_given or bool(ends.intersection(allowed) if allowed else ends)
 
     @property
     def num_given(self) -> int:

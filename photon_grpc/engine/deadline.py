@@ -43,24 +43,27 @@ class Deadlines:
 
     def least_s(self, request: Request, num_cached: int = 0) -> float:
         """For the prompt but for `num_cached` tokens, and for the fewest tokens that may be drawn behind it, were
-        nothing else computed meanwhile; 0 while too little was measured."""
+        nothing else computed meanwhile; 0 while too little was measured, and where nothing need be drawn."""
+        num_drawn = least_drawn(request)
+        if not num_drawn:
+            return 0.0
         full, rest = divmod(request.num_given - num_cached, self._max_num_batched_tokens)
         prompt_s = full * self.pace.least_s(self._max_num_batched_tokens) + self.pace.least_s(rest)
         # The first is drawn by the step that ends the prompt.
-        return prompt_s + (_least_tokens(request) - 1) * self.pace.least_s(1)
+        return prompt_s + self.pace.least_decode_s(num_drawn - 1)
 
     def likely_s(self, request: Request, num_cached: int, num_running: int) -> float:
         """For the rest of the prompt beside `num_running` rows, and for a long one of recent outputs, at most
         max_tokens, in steps like recent ones."""
         long_output = self._mean_tokens + _DEVIATIONS * self._deviation
-        num_tokens = min(max(long_output, _least_tokens(request)), request.stop.max_tokens)
+        num_tokens = min(max(long_output, least_drawn(request)), request.stop.max_tokens)
         budget = max(self._max_num_batched_tokens - num_running, 1)
         return _MARGIN * (-(-(request.num_given - num_cached) // budget) + num_tokens - 1) * self.pace.recent_s
 
     def missed(self, seq: Sequence, num_cached: int, num_running: int, now_s: float) -> DeadlineUnreachable | None:
         """The failure of a sequence that waits, of which nothing was computed; None: it may still be in time."""
         request = seq.request
-        if request.deadline_s is None or seq.first_scheduled_s is not None:
+        if request.deadline_s is None or seq.first_scheduled_s is not None or not least_drawn(request):
             return None
         left_s = request.deadline_s - now_s
         needed_s = self.least_s(request, num_cached)
@@ -81,10 +84,26 @@ def check_deadline(left_s: float, needed_s: float) -> None:
     if 0.0 < left_s < needed_s:
         message = (
             f"the shortest output takes at least {needed_s:.3f} s by the fastest steps measured; {left_s:.3f} s are "
-            "left until the deadline: allow more time or shorten the prompt"
+            "left until the deadline: allow more time, shorten the prompt or let the output end sooner"
         )
         raise DeadlineUnreachable(message, needed=round(needed_s * 1000), limit=round(left_s * 1000))
 
 
-def _least_tokens(request: Request) -> int:
-    return max(request.stop.min_tokens - len(request.continued_ids), 1)
+def least_drawn(request: Request) -> int:
+    """Tokens that must be drawn before the deadline; 0 where the request may be answered without one: its time limit
+    ends it before, with what it has, or the ids that it continues from do."""
+    if (
+        request.deadline_s is not None
+        and request.time_limit_s is not None
+        and request.time_limit_s < request.deadline_s
+    ):
+        return 0
+    num_given = len(request.continued_ids)
+    return max(request.least_tokens - num_given, 0 if num_given and _may_be_over(request) else 1)
+
+
+def _may_be_over(request: Request) -> bool:
+    """Return whether the ids that it continues from may end its output."""
+    given, stop = request.continued_ids, request.stop
+    is_stopped = given[-1] in stop.eos_token_ids or given[-1] in stop.stop_token_ids
+    return is_stopped or request.constraint is not None or len(given) >= stop.max_tokens

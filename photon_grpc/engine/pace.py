@@ -15,6 +15,9 @@ _NUM_BUCKETS = 64
 _NUM_RECENT = 20
 #: Steps of a size that must have been measured before any is refused for what they took.
 _LEAST_MEASURED = 3
+#: Steps of one token that must have been measured before a long output is refused for what they took: the first ones
+#: are slow, and what is refused measures none.
+_ENOUGH_MEASURED = 16
 
 
 class Pace:
@@ -49,6 +52,13 @@ class Pace:
             if self._num_measured[bucket] >= _LEAST_MEASURED:
                 return self._fastest_s[bucket] * (num_tokens / (1 << own) if bucket == own else 1.0)
         return 0.0
+
+    def least_decode_s(self, num_steps: int) -> float:
+        """Seconds that so many steps of one token take at least. Few that were measured say little of many: until
+        there are enough, no more are counted than were measured."""
+        num_measured = self._num_measured[1]
+        counted = num_steps if num_measured >= _ENOUGH_MEASURED else min(num_steps, num_measured)
+        return counted * self.least_s(1)
 
     def allowance_s(self, num_tokens: int) -> float:
         """Seconds within which steps of so many tokens are read; of 0 tokens: until the loop's next turn."""

@@ -11,8 +11,8 @@ from llguidance.gbnf_to_lark import any_to_lark
 from photon_grpc.core.constraint import Constraint
 from photon_grpc.errors import InvalidConstraint, InvalidRequest
 from photon_grpc.frontend.ask import ConstraintAsk
-from photon_grpc.frontend.one_of import as_any_of
-from photon_grpc.frontend.patterns import exact_classes
+from photon_grpc.frontend.exact_schema import exact_schema
+from photon_grpc.frontend.lark_schemas import TEXT, with_schemas
 from photon_grpc.frontend.tool_grammar import FIELD as TOOLS
 from photon_grpc.frontend.tool_grammar import read_tools, write_calls
 
@@ -38,10 +38,9 @@ _JSON_OPTIONS = {
 #: JSON as Python's json.dumps writes it, and with it the templates by which models learn to write calls.
 _CALL_OPTIONS = {**_JSON_OPTIONS, "item_separator": ", ", "key_separator": ": "}
 _REGEX_SIGNS = re.compile(r"[\\.+*?()|\[\]{}^$]")
-#: A token in Lark, named by its name or by ids. Text in quotes, expressions and comments may look like one; what is not
-#: closed goes on to the end, and the compiler refuses it.
+#: A token in Lark, named by its name or by ids.
 _TOKEN = re.compile(r"<[^<>\s]+>")
-_TEXT_OR_TOKEN = re.compile(rf"""(?s:#[^\n]*|//[^\n]*|"(?:[^"\\]+|\\.)*"?|/(?:[^/\\]+|\\.)*/?)|({_TOKEN.pattern})""")
+_TEXT_OR_TOKEN = re.compile(rf"{TEXT}|({_TOKEN.pattern})")
 _EBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
@@ -71,9 +70,8 @@ def check_constraint(ask: ConstraintAsk, max_bytes: int) -> None:
 def write_grammar(ask: ConstraintAsk) -> Constraint:
     """The grammar of a checked `ask`. Takes long for a long one. Raise InvalidConstraint."""
     if ask.kind in ("json_schema", "json_object"):
-        return Constraint(
-            "json_schema", _grammar("json_schema", _compact(exact_classes(as_any_of(ask.text)) or '{"type":"object"}'))
-        )
+        schema = _compact(exact_schema(ask.text) or '{"type":"object"}')
+        return Constraint("json_schema", _grammar("json_schema", schema))
     if ask.kind == "regex":
         return Constraint("regex", llguidance.LLMatcher.grammar_from_regex(ask.text))
     if ask.kind == "choices":
@@ -84,7 +82,8 @@ def write_grammar(ask: ConstraintAsk) -> Constraint:
         return Constraint("tool_calls", _grammar("lark_grammar", msgspec.json.encode(calls)))
     if ask.kind == "protobuf":
         return Constraint("protobuf", _grammar("lark_grammar", msgspec.json.encode(ask.text)), ask.has_maps)
-    return Constraint("lark", _grammar("lark_grammar", msgspec.json.encode(_checked(_lark(ask.text)))))
+    grammar = with_schemas(_checked(_lark(ask.text)), exact_schema)
+    return Constraint("lark", _grammar("lark_grammar", msgspec.json.encode(grammar)))
 
 
 def _grammar(kind: str, json: bytes) -> str:

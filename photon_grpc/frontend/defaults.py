@@ -343,6 +343,7 @@ def _stop(ask: StopAsk, model: ServedModel, facts: Facts, num_prompt: int, field
         min_tokens=min_tokens,
         eos_token_ids=eos_token_ids,
         stop_token_ids=tuple(dict.fromkeys(ask.stop_token_ids)),
+        has_stop_strings=bool(ask.stop_strings),
     )
 
 

@@ -19,6 +19,7 @@ from photon_grpc.frontend.ask import ChatInput, ConstraintAsk, IdsInput, TextInp
 from photon_grpc.frontend.constraint import field_of as constraint_field
 from photon_grpc.frontend.fair_turns import FairTurns
 from photon_grpc.frontend.grammar_trial import try_out
+from photon_grpc.frontend.least_bytes import least_bytes
 from photon_grpc.frontend.model import ServedModel
 from photon_grpc.frontend.prompt import Prepared, prepare
 
@@ -34,6 +35,8 @@ _MAX_JOBS_BYTES = 2**27
 _BYTES_PER_ID = 4
 #: In the words of a refusal.
 WAITING = "inputs wait to be encoded"
+#: More than any context; a caller may write any number.
+_MAX_LEAST_TOKENS = 2**30
 
 
 class Encoder(Protocol):
@@ -88,7 +91,7 @@ class ThreadEncoder:
     async def try_out(self, constraint: ConstraintAsk, caller: str = "") -> Constraint:
         """Without the limits of an encoder process: what breaks the compiler breaks this one."""
         place = await self._turns.enter(caller, len(constraint.text))
-        return await self._turns.perform(place, self._pool, try_out, constraint)
+        return await self._turns.perform(place, self._pool, _try_out, constraint, self._model)
 
 
 def _num_chars(input: TextInput | IdsInput | ChatInput) -> int:
@@ -204,7 +207,7 @@ def perform(job: Job, model: ServedModel) -> Answer:
         if isinstance(job, DecodeIds):
             return Text(_decode(model, unpacked(job.token_ids), job.skip_special_tokens))
         if isinstance(job, TryOut):
-            return Grammar(try_out(job.constraint))
+            return Grammar(_try_out(job.constraint, model))
         return Ids(packed(prepare(job.input, model.tokenizer, model.template, (), job.max_tokens).prompt_ids))
     except PhotonError as error:
         return refusal(error)
@@ -220,6 +223,14 @@ def refusal(error: PhotonError) -> Refusal:
     # A template's own words may hold a lone surrogate, which msgpack cannot carry.
     message = error.message.encode(errors="replace").decode()
     return Refusal(msgspec.structs.replace(Fault.of(error), message=message))
+
+
+def _try_out(ask: ConstraintAsk, model: ServedModel) -> Constraint:
+    constraint = try_out(ask)
+    if model.tokenizer is None:
+        return constraint
+    least_tokens = -(-least_bytes(ask) // max(model.tokenizer.max_token_bytes, 1))
+    return msgspec.structs.replace(constraint, least_tokens=min(least_tokens, _MAX_LEAST_TOKENS))
 
 
 def _decode(model: ServedModel, token_ids: Sequence[int], skip_special_tokens: bool) -> str:

@@ -19,8 +19,9 @@ from photon_grpc.errors import InvalidConstraint
 from photon_grpc.frontend.ask import ConstraintAsk
 from photon_grpc.frontend.constraint import field_of, write_grammar
 from photon_grpc.frontend.constraint_digest import digest_of
-from photon_grpc.frontend.control_characters import holds_unwritable, may_hold_unwritable
-from photon_grpc.frontend.large_integers import may_hold_rounded, rounded_integer
+from photon_grpc.frontend.control_characters import holds_unwritable
+from photon_grpc.frontend.lark_schemas import lark_schemas
+from photon_grpc.frontend.rounded_numbers import clashing_steps, rounded_number
 from photon_grpc.frontend.tool_grammar import read_tools
 
 #: Bytes of the walk: enough for what grows with every step to meet its limit.
@@ -83,7 +84,9 @@ def _unwritable(ask: ConstraintAsk) -> str:
     """Return the reason that the library would write something else; empty where it would not."""
     if ask.kind == "json_schema":
         return _changed(ask.text)
-    if ask.kind == "tool_calls" and (may_hold_unwritable(ask.text) or may_hold_rounded(ask.text)):
+    if ask.kind == "grammar":
+        return next(filter(None, map(_changed, lark_schemas(ask.text))), "")
+    if ask.kind == "tool_calls":
         for tool in read_tools(ask.text, *ask.choices):
             problem = _changed(msgspec.json.encode(tool.schema).decode())
             if problem:
@@ -94,10 +97,10 @@ def _unwritable(ask: ConstraintAsk) -> str:
 def _changed(schema: str) -> str:
     if holds_unwritable(schema):
         return r"of control characters only \b \f \n \r \t can be written"
-    number = rounded_integer(schema)
+    number = rounded_number(schema)
     if number is not None:
-        return f"{str(number)[:40]} would be rounded: constants and bounds are read as floats of 64 bits"
-    return ""
+        return f"{number} would be rounded: constants and bounds are read as floats of 64 bits"
+    return clashing_steps(schema) or ""
 
 
 def _told(ask: ConstraintAsk, problem: str) -> str:

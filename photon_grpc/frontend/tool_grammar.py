@@ -11,8 +11,7 @@ import msgspec
 
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend import reasoning
-from photon_grpc.frontend.one_of import as_any_of
-from photon_grpc.frontend.patterns import exact_classes
+from photon_grpc.frontend.exact_schema import exact_schema
 from photon_grpc.frontend.tool_calls import CallForm
 
 FIELD = "chat.tools_json"
@@ -72,7 +71,7 @@ def write_calls(tools: Sequence[Tool], form: CallForm, options: Mapping[str, Any
     rules.append("call: " + " | ".join([f"call_{number}" for number in range(len(tools))]))
     for number, tool in enumerate(tools):
         beginning = f'{before}{{"name": {_quoted(tool.name)}, "{syntax.arguments}": '
-        schema = exact_classes(as_any_of(msgspec.json.encode({**tool.schema, "x-guidance": options}).decode()))
+        schema = exact_schema(msgspec.json.encode({**tool.schema, "x-guidance": options}).decode())
         rules.append(f"call_{number}: {_quoted(beginning)} arguments_{number} {_quoted('}' + after)}")
         rules.append(f"arguments_{number}: %json {schema}")
     return "\n".join(rules)

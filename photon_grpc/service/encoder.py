@@ -59,6 +59,9 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     model = read_served_model(duty.begin.config)
     byte_tokenizer()
+    if model.tokenizer is not None:
+        # Kept by the forks: it takes long.
+        _ = model.tokenizer.max_token_bytes
     gc.freeze()
     with contextlib.suppress(EOFError):
         _fork_for_ever(duty, model)

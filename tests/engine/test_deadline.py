@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from photon_grpc.engine.deadline import check_deadline
+from photon_grpc.core.constraint import Constraint
+from photon_grpc.core.frames import Add
+from photon_grpc.core.request import Request, SamplingParams, StopParams
+from photon_grpc.engine.deadline import check_deadline, least_drawn
 from photon_grpc.engine.pace import Pace
 from photon_grpc.errors import DeadlineUnreachable
 from tests.engine.harness import Harness, Setting
+from tests.engine.tables import END, Table
 
 PROMPT = list(range(80))
+#: May end an output, so that its length is not sure.
+STOP = (511,)
 #: A step of 32 tokens takes at least half of what the fastest of 32 to 63 took.
 SETTING = Setting(max_num_batched_tokens=32)
 
@@ -37,7 +47,7 @@ def due_in(seconds: float) -> dict[str, float]:
 def test_a_prompt_that_takes_longer_than_is_left_is_refused_with_both_numbers() -> None:
     h = measured(Harness(SETTING))
     # 32, 32 and 16 tokens.
-    handle = h.add(PROMPT, 4, **due_in(50.0))
+    handle = h.add(PROMPT, 4, stop=STOP, **due_in(50.0))
     assert fate(h, handle) == "DEADLINE_UNREACHABLE"
     failed = h.outcomes[handle].failed
     assert failed is not None and (failed.needed, failed.limit) == (60_000, pytest.approx(50_000, abs=10_000))
@@ -46,13 +56,13 @@ def test_a_prompt_that_takes_longer_than_is_left_is_refused_with_both_numbers() 
 
 def test_with_time_enough_it_runs() -> None:
     h = measured(Harness(SETTING))
-    assert fate(h, h.add(PROMPT, 4, **due_in(75.0))) == "FINISHED"
+    assert fate(h, h.add(PROMPT, 4, stop=STOP, **due_in(75.0))) == "FINISHED"
 
 
 def test_tokens_that_must_be_drawn_take_their_steps() -> None:
     """The first comes with the prompt; those that an output continues from are computed, not drawn."""
     h = measured(Harness(SETTING))
-    more = {"bypass_prefix_cache": True}
+    more = {"bypass_prefix_cache": True, "stop": STOP}
     assert fate(h, h.add(PROMPT, 9, min_tokens=1, **more, **due_in(75.0))) == "FINISHED"
     assert fate(h, h.add(PROMPT, 9, min_tokens=3, **more, **due_in(75.0))) == "DEADLINE_UNREACHABLE"
     given = {"continued_ids": (5, 6)}
@@ -83,10 +93,110 @@ def test_what_the_prefix_cache_holds_takes_no_time() -> None:
     h.run()
     h.engine.pace = h.scheduler.deadlines.pace = Pace()
     measured(h)
-    assert fate(h, h.add(PROMPT, 4, **due_in(30.0))) == "FINISHED"
+    assert fate(h, h.add(PROMPT, 4, stop=STOP, **due_in(30.0))) == "FINISHED"
     h.engine.pace = h.scheduler.deadlines.pace = Pace()
     measured(h)
-    assert fate(h, h.add(PROMPT, 4, bypass_prefix_cache=True, **due_in(30.0))) == "DEADLINE_UNREACHABLE"
+    assert fate(h, h.add(PROMPT, 4, stop=STOP, bypass_prefix_cache=True, **due_in(30.0))) == "DEADLINE_UNREACHABLE"
+
+
+def long_measured(h: Harness, step_s: float) -> Harness:
+    """As after an output of some length."""
+    for num_tokens in (1, 32, 64):
+        for _ in range(16):
+            h.engine.pace.stepped(num_tokens, step_s)
+    return h
+
+
+def test_an_output_that_nothing_ends_before_max_tokens_takes_so_many_steps() -> None:
+    h = long_measured(Harness(SETTING), 1.0)
+    # A step of one token takes at least half of what the fastest of its bucket took.
+    assert fate(h, h.add([1, 2], 200, **due_in(50.0))) == "DEADLINE_UNREACHABLE"
+    assert fate(h, h.add([1, 2], 90, **due_in(50.0))) == "FINISHED"
+    assert fate(h, h.add([1, 2], 200, stop=STOP, **due_in(50.0))) == "FINISHED"
+
+
+@pytest.mark.parametrize("num_measured", [3, 15])
+def test_few_steps_say_little_of_many(num_measured: int) -> None:
+    """The first are slow; were long outputs refused for them, nothing would be measured that puts it right."""
+    h = Harness(SETTING)
+    for _ in range(num_measured):
+        h.engine.pace.stepped(1, 1.0)
+    assert h.engine.pace.least_decode_s(200) == num_measured * 0.5
+    assert fate(h, h.add([1, 2], 200, **due_in(50.0))) == "FINISHED"
+
+
+def test_what_may_be_answered_before_the_deadline_is_not_refused() -> None:
+    """By its time limit, or by the ids that it continues from."""
+    h = long_measured(Harness(SETTING), 40.0)
+    limit_s = time.monotonic() + 0.01
+    limited = h.add(PROMPT, 40, time_limit_s=limit_s, **due_in(5.0))
+    assert fate(h, limited) == "FINISHED"
+    assert fate(h, h.add(PROMPT, 4, continued_ids=(1, 2, 3, 4), **due_in(5.0))) == "FINISHED"
+    assert fate(h, h.add(PROMPT, 4, continued_ids=(1, *STOP), stop=STOP, **due_in(5.0))) == "FINISHED"
+    assert fate(h, h.add(PROMPT, 4, continued_ids=(1, 2, 3), **due_in(5.0))) == "DEADLINE_UNREACHABLE"
+
+
+def test_a_constraint_takes_its_fewest_tokens() -> None:
+    h = long_measured(Harness(SETTING), 1.0)
+    long, short = (Constraint("regex", "", least_tokens=num) for num in (150, 20))
+    stopped = StopParams(200, stop_token_ids=STOP, has_stop_strings=True)
+    assert _fate_of(h, constraint=long) == "DEADLINE_UNREACHABLE"
+    assert _fate_of(h, constraint=short) == "FINISHED"
+    # One that is complete ends below min_tokens, a stop string anywhere behind them.
+    assert _fate_of(h, constraint=short, stop=StopParams(200, min_tokens=180)) == "FINISHED"
+    assert _fate_of(h, constraint=long, stop=stopped) == "FINISHED"
+    assert _fate_of(h, constraint=None, stop=stopped) == "FINISHED"
+    # What ends an output may not be drawn.
+    only = SamplingParams(allowed_token_ids=(1, 2))
+    assert _fate_of(h, sampling=only, stop=StopParams(200, stop_token_ids=STOP)) == "DEADLINE_UNREACHABLE"
+    assert _fate_of(h, sampling=only, stop=StopParams(200, stop_token_ids=(2,))) == "FINISHED"
+
+
+def _fate_of(h: Harness, **changes: object) -> str:
+    handle = h.add([1, 2], 200, bypass_prefix_cache=True, **due_in(50.0))
+    change(h, changes)
+    return fate(h, handle)
+
+
+def change(h: Harness, changes: dict[str, object]) -> Request:
+    """Of the request that was added last."""
+    frontend, add = h.post.inbox.pop()
+    assert isinstance(add, Add)
+    request = msgspec.structs.replace(add.request, **changes)
+    h.post.inbox.append((frontend, Add(add.handle, request)))
+    return request
+
+
+IDS = st.lists(st.integers(0, END), max_size=40).map(tuple)
+#: Three ids, of which the third is the last; a pair and another; anything, and then an end of one way.
+TABLES = (
+    Table(({0: 1, 1: 1}, {2: 2}, {3: 3}, {}), frozenset({3})),
+    Table(({0: 1}, {1: 0, 2: 2}, {}), frozenset({0, 2})),
+)
+LEAST = (3, 0)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(1, 500), st.integers(1, 12), IDS, st.integers(0, 12), st.sampled_from([None, 0, 1]))
+def test_no_output_is_shorter_than_what_is_taken_to_be_sure(
+    prompt: int, max_tokens: int, stop: tuple[int, ...], num_given: int, table: int | None
+) -> None:
+    """Beside what the engine draws. What continues is the beginning of an output of the same request."""
+    h = Harness()
+    more: dict[str, Any] = {"seed": prompt, "stop": stop}
+    changes: dict[str, object] = {}
+    if table is not None:
+        more = {"seed": prompt, "stop": (END,), "table": TABLES[table]}
+        changes = {"constraint": Constraint("regex", "", least_tokens=LEAST[table])}
+    whole = h.add([prompt], max_tokens, **more)
+    sure = change(h, changes).least_tokens
+    h.run()
+    ids = tuple(h.outcomes[whole].ids)
+    assert h.outcomes[whole].failed is None and sure <= len(ids)
+    rest = h.add([prompt], max_tokens, continued_ids=ids[:num_given], **more)
+    sure_rest = least_drawn(change(h, {**changes, "deadline_s": time.monotonic() + 60.0}))
+    h.run()
+    assert h.outcomes[rest].failed is None and sure_rest <= len(h.outcomes[rest].ids)
 
 
 def test_every_output_of_a_refused_request_is_told() -> None:

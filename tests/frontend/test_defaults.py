@@ -221,6 +221,21 @@ async def test_the_request_says_what_was_asked() -> None:
         assert (stream.start.request_id, stream.start.model) == ("mine", "small")
 
 
+@pytest.mark.parametrize(
+    ("stop", "least_tokens"),
+    [
+        (StopAsk(max_tokens=9, ignore_eos=True), 9),
+        (StopAsk(max_tokens=9), 0),
+        (StopAsk(max_tokens=9, ignore_eos=True, stop_strings=("x",)), 0),
+        (StopAsk(max_tokens=9, ignore_eos=True, stop_token_ids=(3,), min_tokens=2), 2),
+    ],
+)
+async def test_the_request_says_how_long_its_outputs_are_at_least(stop: StopAsk, least_tokens: int) -> None:
+    with frontend() as (front, link):
+        await front.stream(ask((5, 6), stop=stop))
+        assert link.adds[0].request.least_tokens == least_tokens
+
+
 async def test_salts_of_two_owners_differ_and_deadline_is_the_earlier() -> None:
     now = time.monotonic()
     with frontend() as (front, link):

@@ -225,7 +225,7 @@ def test_a_trial_crosses_to_the_encoder_and_back() -> None:
     model = served("byte_level")
     job = JOB.decode(msgspec.msgpack.encode(TryOut(asked)))
     answer = ANSWER.decode(msgspec.msgpack.encode(perform(job, model)))
-    assert (job, answer.constraint) == (TryOut(asked), try_out(asked))
+    assert (job, msgspec.structs.replace(answer.constraint, least_tokens=0)) == (TryOut(asked), try_out(asked))
     refusal = ANSWER.decode(msgspec.msgpack.encode(perform(TryOut(ask(name="none")), model)))
     assert refusal.fault.error().field == "chat.tool_choice.name"
 

@@ -1,8 +1,10 @@
-"""Constants and bounds that a float would round are refused, with the number."""
+"""Constants and bounds that the compiler would round are refused, with the number."""
 
 from __future__ import annotations
 
 import json
+import random
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -10,7 +12,8 @@ import pytest
 from photon_grpc.errors import InvalidConstraint
 from photon_grpc.frontend.ask import ConstraintAsk
 from photon_grpc.frontend.grammar_trial import try_out
-from photon_grpc.frontend.large_integers import rounded_integer
+from photon_grpc.frontend.rounded_numbers import rounded_number
+from tests.frontend.outputs import Outputs
 
 
 @pytest.mark.parametrize(
@@ -24,7 +27,7 @@ from photon_grpc.frontend.large_integers import rounded_integer
     ],
 )
 def test_what_would_be_rounded_is_told(schema: dict[str, Any], number: int) -> None:
-    assert rounded_integer(json.dumps(schema)) == number
+    assert rounded_number(json.dumps(schema)) == str(number)[:40]
 
 
 def test_the_caller_is_told_the_number() -> None:
@@ -43,5 +46,23 @@ def test_the_caller_is_told_the_number() -> None:
     ],
 )
 def test_other_numbers_are_taken(schema: dict[str, Any]) -> None:
-    assert rounded_integer(json.dumps(schema)) is None
+    assert rounded_number(json.dumps(schema)) is None
     try_out(ConstraintAsk("json_schema", json.dumps(schema)))
+
+
+def test_fractions_that_the_compiler_reads_as_the_next_float() -> None:
+    """It reads some constants of 17 digits wrongly, and then writes another number; what is let through is equal."""
+    draw = random.Random(5)
+    num_refused = 0
+    for _ in range(60):
+        number = draw.uniform(0, 10) * 10 ** draw.randint(-9, 8)
+        try:
+            outputs = Outputs.of_schema({"const": number})
+        except InvalidConstraint as error:
+            assert "would be rounded" in error.message
+            num_refused += 1
+        else:
+            assert format(Decimal(repr(number)), "f") in outputs
+    assert 0 < num_refused < 30
+    for number in (0.1, 1 / 3, 2 / 3, 0.30000000000000004, 1e-7, 1e300):
+        assert format(Decimal(repr(number)), "f") in Outputs.of_schema({"const": number})
