@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
-from photon_grpc.core.frames import Facts
-
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
+
+    # For its name alone: `batch` draws its bar in a client install, which has no msgspec.
+    from photon_grpc.core.frames import Facts
 
 log = logging.getLogger("photon_grpc")
 
