@@ -1,5 +1,5 @@
 """Server reflection under both of its names: `v1alpha` for old clients, the same messages as `v1` for those that
-dropped it."""
+dropped it. Descriptors are as protoc writes them, with the names that fields have in JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from typing import Any
 
 import grpc
 from google.protobuf import descriptor_pool
-from google.protobuf.descriptor_pb2 import DescriptorProto, EnumDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pb2 import (
+    DescriptorProto,
+    EnumDescriptorProto,
+    FieldDescriptorProto,
+    FileDescriptorProto,
+)
 from google.rpc import error_details_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
@@ -20,12 +25,8 @@ SERVICES = (_V1, _V1ALPHA)
 
 
 def handlers(services: Sequence[str], modules: Sequence[Any]) -> tuple[grpc.GenericRpcHandler, ...]:
-    """Handlers of both versions, which tell of `services` (full names, defined in `modules`) and of v1alpha itself.
-
-    v1's own name is left out: the package has no descriptor of it, and `grpcurl describe` fails on a listed name
-    without one.
-    """
-    servicer = _Servicer((*services, _V1ALPHA), _files(modules))
+    """Handlers of both versions, which tell of `services` (full names, defined in `modules`) and of themselves."""
+    servicer = _Servicer((*services, *SERVICES), _files(modules))
     method = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
         request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
@@ -85,7 +86,44 @@ def _files(modules: Sequence[Any]) -> list[FileDescriptorProto]:
     files: dict[str, FileDescriptorProto] = {}
     for module in (*modules, reflection_pb2, error_details_pb2):
         _add(files, module.DESCRIPTOR)
-    return [*files.values(), health.file_proto()]
+    found = [*files.values(), _v1_file(files[reflection_pb2.DESCRIPTOR.name]), health.file_proto()]
+    for file in found:
+        _name_fields_in_json(file)
+    return found
+
+
+def _v1_file(v1alpha: FileDescriptorProto) -> FileDescriptorProto:
+    """grpc/reflection/v1/reflection.proto, which the package lacks: v1alpha's in another package."""
+    file = FileDescriptorProto()
+    file.CopyFrom(v1alpha)
+    file.name, file.package = "grpc/reflection/v1/reflection.proto", _V1.rpartition(".")[0]
+    old, new = f".{v1alpha.package}.", f".{file.package}."
+    for field in (field for message in file.message_type for field in message.field if field.type_name):
+        field.type_name = field.type_name.replace(old, new)
+    for method in file.service[0].method:
+        method.input_type = method.input_type.replace(old, new)
+        method.output_type = method.output_type.replace(old, new)
+    return file
+
+
+def _name_fields_in_json(file: FileDescriptorProto) -> None:
+    """Give every field its json_name. Generated code leaves it out; without it grpcurl writes `request_id`, not
+    `requestId`."""
+    for field in (*file.extension, *(field for message in file.message_type for field in _fields_of(message))):
+        if not field.HasField("json_name"):
+            field.json_name = _json_name(field.name)
+
+
+def _fields_of(message: DescriptorProto) -> Iterator[FieldDescriptorProto]:
+    yield from (*message.field, *message.extension)
+    for nested in message.nested_type:
+        yield from _fields_of(nested)
+
+
+def _json_name(name: str) -> str:
+    """As protoc: `top_p` is `topP`."""
+    first, *others = name.split("_")
+    return first + "".join(other[:1].upper() + other[1:] for other in others)
 
 
 def _add(files: dict[str, FileDescriptorProto], file: Any) -> None:

@@ -32,7 +32,7 @@ def grpcurl(*arguments: str, message: Any = None) -> subprocess.CompletedProcess
 
 
 def objects(text: str) -> list[Any]:
-    """The JSON objects that stand one after another, with the protos' names of fields: older versions write JSON's."""
+    """The JSON objects that stand one after another, with the protos' names of fields."""
     found, decoder = [], json.JSONDecoder(object_hook=named_like_the_protos)
     while text := text.lstrip():
         value, end = decoder.raw_decode(text)

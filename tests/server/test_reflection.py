@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from importlib import resources
+from pathlib import Path
 
 import grpc
 import pytest
-from google.protobuf import descriptor_pb2
+from google.protobuf import descriptor_pb2, text_format
 from google.protobuf.message import Message
 from grpc_reflection.v1alpha import reflection_pb2
+from grpc_tools import protoc
+
+ROOT = Path(__file__).resolve().parents[2]
 
 BOTH = ["grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"]
 SERVICES = [
     "grpc.health.v1.Health",
+    "grpc.reflection.v1.ServerReflection",
     "grpc.reflection.v1alpha.ServerReflection",
     "photon_grpc.v1.InferenceService",
     "photon_grpc.v1.ModelService",
@@ -53,6 +59,37 @@ async def test_what_is_listed_is_served_and_described(channel: grpc.aio.Channel,
         assert any(name == f"{file.package}.{service.name}" for file in files.values() for service in file.service)
         # A client can build them without asking again.
         assert all(dependency in files for file in files.values() for dependency in file.dependency)
+
+
+@pytest.mark.parametrize("service", ["photon_grpc.v1.InferenceService", "photon_grpc.v1.ModelService"])
+async def test_files_are_those_that_protoc_writes(channel: grpc.aio.Channel, service: str, tmp_path: Path) -> None:
+    path = tmp_path / "set"
+    include = [f"-I{ROOT / 'protos'}", f"-I{resources.files('grpc_tools') / '_proto'}"]
+    sources = [f"photon_grpc/v1/{name}.proto" for name in ("inference", "model")]
+    assert protoc.main(["protoc", *include, f"--descriptor_set_out={path}", "--include_imports", *sources]) == 0
+    written = {file.name: file for file in descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes()).file}
+    served = files_of(await ask(channel, BOTH[0], file_containing_symbol=service))
+    assert served == {name: written[name] for name in served}
+
+
+@pytest.mark.parametrize("version", BOTH)
+async def test_every_field_has_its_name_in_json(channel: grpc.aio.Channel, version: str) -> None:
+    files: dict[str, descriptor_pb2.FileDescriptorProto] = {}
+    for name in (*SERVICES, "google.rpc.ErrorInfo"):
+        files |= files_of(await ask(channel, version, file_containing_symbol=name))
+    # What a client builds of the descriptors writes JSON by these names, and Python's own writes by the default ones.
+    for file in files.values():
+        fields = [field for message in file.message_type for field in message.field]
+        nested = [field for message in file.message_type for each in message.nested_type for field in each.field]
+        assert [field.name for field in (*fields, *nested) if not field.HasField("json_name")] == []
+
+
+async def test_v1_is_described_as_v1alpha_in_a_package_of_its_own(channel: grpc.aio.Channel) -> None:
+    (v1,) = files_of(await ask(channel, BOTH[0], file_containing_symbol=BOTH[0])).values()
+    (v1alpha,) = files_of(await ask(channel, BOTH[0], file_containing_symbol=BOTH[1])).values()
+    assert (v1.name, v1.package) == ("grpc/reflection/v1/reflection.proto", "grpc.reflection.v1")
+    same = str(v1alpha).replace("v1alpha", "v1").replace("grpc_reflection/v1/", "grpc/reflection/v1/")
+    assert v1 == text_format.Parse(same, descriptor_pb2.FileDescriptorProto())
 
 
 @pytest.mark.parametrize("version", BOTH)
@@ -146,7 +183,8 @@ async def test_what_is_no_symbol_is_not_found(channel: grpc.aio.Channel, version
         (["describe", "photon_grpc.v1.InferenceService.Generate"], "rpc Generate ("),
         (["describe", "photon_grpc.v1.FinishReason.FINISH_REASON_EOS"], "FINISH_REASON_EOS = "),
         (["describe", "photon_grpc.v1.GenerateRequest.sampling"], "SamplingParams sampling"),
-        (["photon_grpc.v1.ModelService/GetModel"], ": 4096"),
+        (["photon_grpc.v1.ModelService/GetModel"], '"maxContextTokens": 4096'),
+        *((["describe", service], f"{service} is a service") for service in SERVICES),
         (["grpc.health.v1.Health/List"], '"SERVING"'),
     ],
 )
