@@ -98,7 +98,7 @@ _SAMPLING = (
     _one("--frequency-penalty", click.FloatRange(-2, 2), "X", "The same each time they stand there."),
     _many("--logit-bias", "logit_bias", _Bias(), "ID=X", "Add X to the logit of this token"),
     _many("--allowed-token-id", "allowed_token_ids", _ID, "ID", "Draw from these tokens alone"),
-    _one("--seed", int, "N", "The same seed gives the same text."),
+    _one("--seed", int, "N", "Draw with the noise of this seed; unset: of one that the server draws."),
 )
 
 _STOPS = (

@@ -378,8 +378,9 @@ class SamplingParams(_message.Message):
     frequency_penalty: _builtins.float
     """Over output, in [-2, 2]. Neutral: 0."""
     seed: _builtins.int
-    """Token p of output i is drawn with noise keyed by (seed, i, p): the same alone, batched, resumed, after a
-    restart, with speculation on or off. Unset: the server draws one and tells it in GenerationStart.
+    """Token p of output i is drawn with noise keyed by (seed, i, p): the same noise alone, batched, resumed, after a
+    restart, with speculation on or off; equal tokens where the logits are equal, which bfloat16 does not promise of
+    other batches. Unset: the server draws one and tells it in GenerationStart.
     """
     num_outputs: _builtins.int
     """Independent samples of one prompt, prefill shared. Output 0 equals the result for 1. Unset: 1."""

@@ -50,6 +50,36 @@ def test_the_verbs_that_read_the_target_variable_are_named() -> None:
     assert set(re.findall("`([a-z]+)`", exempt)) == taking - reading
 
 
+def test_the_headline_is_of_the_table_below_it() -> None:
+    """Quotients, and the version that they are of; the table's figures are those of the results that it names."""
+    text = (ROOT / "README.md").read_text()
+    results = ROOT / "benchmarks" / "results"
+    ours, theirs = ((results / f"{name}.md").read_text() for name in ("one_step_h200", "offline_1b_h200"))
+    theirs += (results / "offline_8b_h200.md").read_text()
+    quotients: list[float] = []
+    for row in re.findall(r"^\| (?:decode, ms a step|the same, 8B).*$", text, re.MULTILINE)[:2]:
+        mine, other = ([float(each) for each in cell.strip(" *").split(" / ")] for cell in row.split("|")[2:4])
+        assert all(is_in(each, ours) for each in mine) and all(is_in(each, theirs) for each in other)
+        quotients += (one / two for one, two in zip(mine, other, strict=True))
+    assert len(quotients) == 8
+    headline = re.search(r"takes ([\d.]+) to ([\d.]+) of the time of vLLM ([\d.]+) ", text.partition("```")[0])
+    assert headline and headline.groups() == (f"{min(quotients):.2f}", f"{max(quotients):.2f}", "0.24.0")
+    assert "vLLM 0.24.0" in theirs and "| photon_grpc | vLLM 0.24 |" in text
+
+
+def is_in(figure: float, page: str) -> bool:
+    """Return whether a cell of a table on the page is rounded to it."""
+    cells = re.findall(r"(?<=\| )\d+\.\d+(?= [|(])", page)
+    return any(abs(float(cell) - figure) < 0.0051 for cell in cells)
+
+
+def test_one_page_says_what_a_seed_promises() -> None:
+    promises = [page for page in PAGES if re.search(r"same (tokens|text)[^.]{0,40}(alone|any batch)", page.read_text())]
+    assert promises == []
+    rule = next(line for line in (ROOT / "docs" / "api.md").read_text().split("\n* ") if line.startswith("**Seeds.**"))
+    assert "bfloat16" in rule and "float32" in rule
+
+
 @pages
 def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):

@@ -623,8 +623,9 @@ type SamplingParams struct {
 	PresencePenalty *float32 `protobuf:"fixed32,6,opt,name=presence_penalty,json=presencePenalty,proto3,oneof" json:"presence_penalty,omitempty"`
 	// Over output, in [-2, 2]. Neutral: 0.
 	FrequencyPenalty *float32 `protobuf:"fixed32,7,opt,name=frequency_penalty,json=frequencyPenalty,proto3,oneof" json:"frequency_penalty,omitempty"`
-	// Token p of output i is drawn with noise keyed by (seed, i, p): the same alone, batched, resumed, after a
-	// restart, with speculation on or off. Unset: the server draws one and tells it in GenerationStart.
+	// Token p of output i is drawn with noise keyed by (seed, i, p): the same noise alone, batched, resumed, after a
+	// restart, with speculation on or off; equal tokens where the logits are equal, which bfloat16 does not promise of
+	// other batches. Unset: the server draws one and tells it in GenerationStart.
 	Seed *uint64 `protobuf:"varint,8,opt,name=seed,proto3,oneof" json:"seed,omitempty"`
 	// Added to raw logits, each in [-100, 100].
 	LogitBias map[uint32]float32 `protobuf:"bytes,9,rep,name=logit_bias,json=logitBias,proto3" json:"logit_bias,omitempty" protobuf_key:"varint,1,opt,name=key" protobuf_val:"fixed32,2,opt,name=value"`
