@@ -107,8 +107,7 @@ def _v1_file(v1alpha: FileDescriptorProto) -> FileDescriptorProto:
 
 
 def _name_fields_in_json(file: FileDescriptorProto) -> None:
-    """Give every field its json_name. Generated code leaves it out; without it grpcurl writes `request_id`, not
-    `requestId`."""
+    """Give every field its json_name. Generated code leaves it out, and grpcurl then writes names as the proto does."""
     for field in (*file.extension, *(field for message in file.message_type for field in _fields_of(message))):
         if not field.HasField("json_name"):
             field.json_name = _json_name(field.name)
