@@ -28,6 +28,13 @@ _PROBE_TIMEOUT_S = 1.0
 #: For --tls-ca: the authorities that gRPC comes with.
 PUBLIC = "public"
 
+_SPEAKS_TLS = f"speaks TLS: --tls-ca FILE says whom to believe ('{PUBLIC}': the authorities of browsers)."
+_WANTS_CERTIFICATE = "ends connections without a certificate that it believes: --tls-cert and --tls-key show one."
+_ADVICE_ON_TLS = (
+    f"--tls-ca FILE says whom to believe ('{PUBLIC}': the authorities of browsers), --tls-cert and --tls-key show a "
+    "certificate; without any of them, or PHOTON_TLS_CA, the connection is in clear text."
+)
+
 #: Names that gRPC itself resolves; `dns:///host` has a port of its own.
 _RESOLVED = re.compile(r"(dns|ipv4|ipv6|xds|unix-abstract|vsock):")
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<address>[^/]+)")
@@ -88,13 +95,18 @@ def tls_credentials() -> Any:
 
 
 def advice_on_reaching(error: PhotonError) -> str:
-    """Return what to do about an Unreachable. gRPC tells its last attempt alone: of a name with two addresses perhaps
-    not the one that speaks TLS."""
+    """Return what to do about an Unreachable, "" where its message says it. gRPC tells its last attempt alone: of a
+    name with two addresses perhaps not the one that speaks TLS."""
     from photon_grpc.client import Unreachable
 
     target = error.target if isinstance(error, Unreachable) else ""
-    if not any(os.environ.get(name) for name in (TLS_CA, TLS_CERT)) and _speaks_tls(target):
-        return f"{target} speaks TLS: --tls-ca FILE says whom to believe ('{PUBLIC}': the authorities of browsers)."
+    if "TLS handshake failed" in str(error):
+        return _ADVICE_ON_TLS
+    if _speaks_tls(target):
+        shown = any(os.environ.get(name) for name in (TLS_CA, TLS_CERT))
+        return f"{target} {_WANTS_CERTIFICATE if shown else _SPEAKS_TLS}"
+    if isinstance(error, Unreachable) and error.is_answered:
+        return ""
     return "Is a server running? `photon-grpc serve` starts one; --target says where it is."
 
 

@@ -99,6 +99,9 @@ def cli() -> None:
     photon-grpc generate "def fib(n):"       text from a running server
     photon-grpc bench --concurrency 32       how fast a running server is
     """
+    if click.get_current_context().invoked_subcommand != "serve":
+        # gRPC reads it when it is imported, and else writes lines of its own between ours.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 for verb in (serve, run, doctor, convert, health, generate, chat, batch, bench, keys, top, trace, quarantine):
@@ -107,7 +110,7 @@ for verb in (serve, run, doctor, convert, health, generate, chat, batch, bench, 
 
 def _advice(error: PhotonError) -> str:
     if error.reason == "UNREACHABLE":
-        return f"\n{advice_on_reaching(error)}"
+        return f"\n{advice_on_reaching(error)}".rstrip()
     if error.reason == "MISSING_CREDENTIALS":
         return "\nPut the key into the variable PHOTON_API_KEY."
     return f" (again in {error.retry_after_s:g} s)" if error.retry_after_s else ""

@@ -23,6 +23,10 @@ _NONE_IS_READY = "backend unhealthy"
 #: Its words before why no connection could be made, and before what the TLS library said.
 _CONNECTING = "last error: "
 _TLS_SAID = "OPENSSL_internal:"
+#: Its words for a handshake that failed, for files of TLS that it cannot use, and for a certificate of another name.
+_NO_HANDSHAKE = ("handshake failed", "security handshaker", "peer certificate", "Hostname Verification")
+#: Its words for an answer that is no HTTP/2.
+_NO_HTTP2 = "Failed parsing HTTP/2"
 #: Its words for a message above the receiver's limit.
 _TOO_LARGE = "larger than max"
 #: Its words for a connection that ends amid a call.
@@ -39,6 +43,8 @@ class Unreachable(errors.Unavailable):
     reason = "UNREACHABLE"
     #: The connection was lost during the call, not before it.
     was_lost = False
+    #: Something at the target answered: a server that is not ready, one that ended the connection, or not in our words.
+    is_answered = False
     #: Where the call was to go.
     target = ""
 
@@ -110,15 +116,28 @@ def _unreachable(message: str, target: str, retry_after_s: float | None) -> Unre
         told = f"no answer from {target} ({_cause(message)})"
     error = Unreachable(told, retry_after_s=retry_after_s)
     error.was_lost, error.target = any(each in message for each in _LOST), target
+    error.is_answered = error.was_lost or any(each in message for each in (_NONE_IS_READY, *_NO_HANDSHAKE, _NO_HTTP2))
     return error
 
 
 def _cause(message: str) -> str:
     """gRPC nests what it tried; the last part is what the system or the TLS library said."""
+    if _NO_HTTP2 in message:
+        return "it does not speak HTTP/2"
     before = _TLS_SAID if _TLS_SAID in message else ": "
     cause = message.removesuffix(": OK").rpartition(before)[2].strip("[]")
     is_at_the_start = _CONNECTING in message and cause == "Socket closed"
-    return f"{cause}; do both sides speak TLS (--tls-ca)?" if before == _TLS_SAID or is_at_the_start else cause
+    if any(each in message for each in _NO_HANDSHAKE):
+        return f"the TLS handshake failed: {_told_of_handshake(cause)}"
+    return f"{cause}; do both sides speak TLS (--tls-ca)?" if is_at_the_start else cause
+
+
+def _told_of_handshake(cause: str) -> str:
+    if cause.startswith("WRONG_VERSION_NUMBER"):
+        return "it does not speak TLS"
+    if cause.startswith("CERTIFICATE_VERIFY_FAILED"):
+        return f"its certificate is not believed, {cause.partition(': ')[2] or 'by --tls-ca'}"
+    return cause
 
 
 def _details(trailer: str | bytes | None) -> list[Any]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import grpc
@@ -67,6 +70,60 @@ def test_clear_text_to_a_port_that_speaks_tls_is_told(
         target = f"{host}:{fake.target.rpartition(':')[2]}"
         assert main.main([*call, "--target", target]) == 1
     assert f"{target} speaks TLS: --tls-ca FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("server", "shown", "told"),
+    [
+        ("clear text", "a", "it does not speak TLS"),
+        ("TLS", "b", "its certificate is not believed"),
+        ("TLS", "nothing", "security handshaker"),
+        ("mTLS", "a", "ends connections without a certificate that it believes: --tls-cert"),
+    ],
+)
+def test_what_failed_in_a_handshake_is_told(
+    authority: Authority, tmp_path: Path, server: str, shown: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    signed = authority.signed("server")
+    Authority(tmp_path, "b")
+    (tmp_path / "nothing.ca.pem").write_text("nothing")
+    pair = [(signed.key.read_bytes(), signed.cert.read_bytes())]
+    asking = grpc.ssl_server_credentials(pair, authority.cert.read_bytes(), require_client_auth=server == "mTLS")
+    with serving_in_a_thread(credentials=None if server == "clear text" else asking) as fake:
+        flags = ["--target", fake.target, "--tls-ca", f"{tmp_path}/{shown}.ca.pem"]
+        assert main.main(["health", "--timeout", "0.5", *flags]) == 1
+    said = capsys.readouterr().err
+    assert told in said
+    assert "Is a server running?" not in said
+
+
+def test_grpc_writes_no_lines_of_its_own_between_ours(authority: Authority) -> None:
+    with serving_in_a_thread() as fake:
+        flags = ["--target", fake.target, "--timeout", "0.5", "--tls-ca", str(authority.cert)]
+        # A process of its own: gRPC's lines come from C.
+        command = [sys.executable, "-m", "photon_grpc", "health", *flags]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    first, *others = done.stderr.splitlines()
+    assert first.startswith("photon-grpc: UNREACHABLE: ") and len(others) == 1, done.stderr
+
+
+def test_nobody_is_asked_whether_a_server_runs_that_answers_in_other_words(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as web:
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    with web.accept()[0] as connection:
+                        connection.recv(1024)
+                        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        assert main.main(["health", "--target", f"127.0.0.1:{web.getsockname()[1]}", "--timeout", "0.5"]) == 1
+        web.shutdown(socket.SHUT_RDWR)
+    told = capsys.readouterr().err
+    assert "Is a server running?" not in told
 
 
 def test_run_believes_its_own_certificate(authority: Authority) -> None:

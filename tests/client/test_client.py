@@ -371,8 +371,17 @@ _HANDSHAKE = (
         ),
         (
             f"{_FAILING}{_HANDSHAKE}OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: self signed certificate: OK",
-            "CERTIFICATE_VERIFY_FAILED: self signed certificate; do both sides speak TLS (--tls-ca)?",
+            "the TLS handshake failed: its certificate is not believed, self signed certificate",
         ),
+        (
+            f"{_FAILING}{_HANDSHAKE}OPENSSL_internal:WRONG_VERSION_NUMBER: Invalid certificate: OK",
+            "the TLS handshake failed: it does not speak TLS",
+        ),
+        (
+            f"{_FAILING}UNKNOWN: ipv4:1.2.3.4:1: Failed to create security handshaker.",
+            "the TLS handshake failed: Failed to create security handshaker.",
+        ),
+        (f"{_FAILING}Failed parsing HTTP/2 (got frame type 80)", "it does not speak HTTP/2"),
     ],
 )
 def test_what_the_system_said_is_told_without_what_grpc_puts_around_it(told: str, cause: str) -> None:
