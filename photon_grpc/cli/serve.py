@@ -9,15 +9,20 @@ from typing import Any
 import click
 
 from photon_grpc.cli.server_libraries import need_server
-from photon_grpc.cli.settings_flags import EPILOG, SettingsCommand, as_flags, resolve_flags
+from photon_grpc.cli.settings_flags import EPILOG, SettingsCommand, as_flags, resolve_flags, warn
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.config.resolve import open_to_the_network
+from photon_grpc.service.log_lines import JsonStream
 
 
 @click.command(cls=SettingsCommand, epilog=EPILOG)
 def serve(**given: Any) -> int:
     """Serve a model until SIGTERM or Ctrl-C, then drain."""
     resolved = resolve_flags(given)
+    if resolved.config.server.log_format == "json":
+        # To the end of the process: whatever is printed before the log begins, and why it does not.
+        sys.stderr = JsonStream(sys.stderr)
+    warn(resolved)
     _warn_of_open_ports(resolved.config.server)
     need_server()
     from photon_grpc.config.download import fetch_model
@@ -30,7 +35,7 @@ def serve(**given: Any) -> int:
 @click.option("--once", is_flag=True, help="On a free port, and end after the generation.")
 def run(once: bool, **given: Any) -> int:
     """Serve, stream one generation to the terminal, and keep serving until Ctrl-C."""
-    config = resolve_flags(given, quiet=True).config
+    config = resolve_flags(given).config
     need_server()
     from photon_grpc.cli.connection import TLS_CA
     from photon_grpc.cli.first_run import choose_address, first_run
@@ -50,7 +55,7 @@ def doctor(**given: Any) -> int:
     directory that holds no model."""
     from photon_grpc.cli.doctor import doctor as show
 
-    return show(resolve_flags(given, quiet=True))
+    return show(resolve_flags(given))
 
 
 def _warn_of_open_ports(server: ServerConfig) -> None:

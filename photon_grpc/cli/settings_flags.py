@@ -131,11 +131,15 @@ def as_flags(given: dict[str, Any]) -> list[str]:
     return flags
 
 
-def resolve_flags(given: dict[str, Any], *, quiet: bool = False) -> Resolved:
+def resolve_flags(given: dict[str, Any]) -> Resolved:
+    """Raise ConfigError."""
     try:
-        resolved = resolve(given, os.environ)
+        return resolve(given, os.environ)
     except ConfigError as error:
         raise ConfigError(f"{error} (photon-grpc serve --help)", field=error.field) from None
-    for warning in () if quiet else resolved.warnings:
+
+
+def warn(resolved: Resolved) -> None:
+    """Print the warnings on stderr."""
+    for warning in resolved.warnings:
         print(f"photon-grpc: warning: {warning}", file=sys.stderr)
-    return resolved

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.core.counts import Counts
 from photon_grpc.frontend.record import RequestObserver
+from photon_grpc.server.interceptors.failure_log import FailureLog
 from photon_grpc.server.interceptors.metrics import MetricsInterceptor
 from photon_grpc.server.metrics import RequestMetrics
 from photon_grpc.server.request_log import RequestLog
@@ -21,6 +22,7 @@ class Observation:
     interceptors: tuple[MetricsInterceptor, ...] = ()
     #: None where nothing is counted.
     counts: Counts | None = None
+    failures: FailureLog = field(default_factory=FailureLog)
 
 
 def observation(config: ServerConfig) -> Observation:
@@ -33,4 +35,4 @@ def observation(config: ServerConfig) -> Observation:
         interceptors = (MetricsInterceptor(counts),)
     if config.log_requests:
         observers.append(RequestLog())
-    return Observation(tuple(observers), interceptors, counts)
+    return Observation(tuple(observers), interceptors, counts, FailureLog(has_requests=not config.log_requests))

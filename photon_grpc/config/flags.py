@@ -273,6 +273,11 @@ class ServerConfig:
     )
     log_requests: bool = flag(False, "Write a JSON line to stderr for every request that ends; none of its text.")
     log_level: str = flag("info", "Least level written to stderr.", choices=("debug", "info", "warning", "error"))
+    log_format: str = flag(
+        "text",
+        "text: lines for people, with the time of day. json: every line an object with date and time in UTC.",
+        choices=("text", "json"),
+    )
 
 
 @dataclass(frozen=True, slots=True)

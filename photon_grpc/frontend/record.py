@@ -20,6 +20,7 @@ from photon_grpc.errors import Cancelled, DeadlinePassed, InternalFailure, Photo
 _LOG = logging.getLogger(__name__)
 
 NO_USAGE = Usage()
+_MAX_FIELD_CHARS = 200
 #: Clients give up by their own clock, a little before the server's: `grpc-timeout` is rounded up by as much as 1 %.
 _EARLY_S, _EARLY_SHARE = 0.02, 0.01
 
@@ -79,6 +80,8 @@ class RequestRecord(msgspec.Struct, frozen=True):
     first_token_s: float | None = None
     #: To the end of its last output.
     last_token_s: float | None = None
+    #: What a refused request was refused for, where one field of it is to blame.
+    field: str = ""
 
     @property
     def prefill_s(self) -> float | None:
@@ -127,4 +130,5 @@ NO_OBSERVERS = Observers()
 
 def refused(origin: Origin, error: BaseException) -> RequestRecord:
     """Of a request that never ran."""
-    return RequestRecord(origin, origin.reason(error), time.time(), time.monotonic() - origin.arrival_s)
+    field = error.field[:_MAX_FIELD_CHARS] if isinstance(error, PhotonError) else ""
+    return RequestRecord(origin, origin.reason(error), time.time(), time.monotonic() - origin.arrival_s, field=field)

@@ -31,10 +31,10 @@ _RETRY_AFTER_S = 1.0
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     """Errors are raised, not mapped: the interceptor `errors` does that for all services."""
 
-    def __init__(self, frontend: Frontend, writer: StreamWriter) -> None:
+    def __init__(self, frontend: Frontend, writer: StreamWriter, failures: FailureLog) -> None:
         self._frontend = frontend
         self._writer = writer
-        self._failures = FailureLog()
+        self._failures = failures
         self._multiplexed: set[MultiplexCall] = set()
         self._reading: set[asyncio.Task[None]] = set()
         frontend.on_state(self._on_state)

@@ -278,5 +278,6 @@ class MultiplexCall:
         member.error = error
         if not isinstance(error, Cancelled):
             status = call_status(error, member.request_id)
-            self._failures.report(error, status, METHOD, time.monotonic() - member.started_s)
+            duration_s = time.monotonic() - member.started_s
+            self._failures.report(error, status, METHOD, duration_s, is_request=True)
         error.__traceback__ = error.__context__ = None  # their frames may hold megabytes of a message

@@ -120,7 +120,7 @@ def _fields_of(message: DescriptorProto) -> Iterator[FieldDescriptorProto]:
 
 
 def _json_name(name: str) -> str:
-    """As protoc: `top_p` is `topP`."""
+    """As protoc: top_p is topP."""
     first, *others = name.split("_")
     return first + "".join(other[:1].upper() + other[1:] for other in others)
 

@@ -23,7 +23,8 @@ class RequestLog:
     """A RequestObserver."""
 
     def ended(self, record: RequestRecord) -> None:
-        _LOG.info("%s", json.dumps(fields(record)))
+        told = fields(record)
+        _LOG.info("%s", json.dumps(told), extra={"fields": told})
 
 
 def fields(record: RequestRecord) -> dict[str, object]:
@@ -38,6 +39,7 @@ def fields(record: RequestRecord) -> dict[str, object]:
         "model": origin.model,
         "code": code_of(from_reason(record.reason, "")).name if record.reason else "OK",
         "reason": record.reason,
+        "field": record.field,
         "finish_reasons": [finished_reason(each) for each in record.finish_reasons],
         "prompt_tokens": usage.prompt_tokens,
         "cached_prompt_tokens": usage.cached_prompt_tokens,

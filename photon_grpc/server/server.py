@@ -13,6 +13,7 @@ from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.server import addresses, health, orca, reflection
 from photon_grpc.server.inference import InferenceService
 from photon_grpc.server.interceptors.errors import ErrorInterceptor
+from photon_grpc.server.interceptors.failure_log import FailureLog
 from photon_grpc.server.load_report import LoadReports, OpenRcaService
 from photon_grpc.server.models import ModelService
 from photon_grpc.server.tls import Certificates
@@ -43,6 +44,7 @@ class Server:
         *,
         config: ServerConfig,
         replica_id: str = "",
+        failures: FailureLog | None = None,
         observing: Sequence[grpc.aio.ServerInterceptor] = (),
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         certificates: Certificates | None = None,
@@ -52,7 +54,9 @@ class Server:
         self._frontend = frontend
         self._config = config
         self._reports = LoadReports(frontend)
-        self._interceptors = (*observing, ErrorInterceptor(replica_id, self._reports.trailers), *interceptors)
+        self._failures = failures or FailureLog()
+        errors = ErrorInterceptor(replica_id, self._reports.trailers, self._failures)
+        self._interceptors = (*observing, errors, *interceptors)
         self._certificates = certificates
         self._health = health.HealthService(frontend)
         self._writer = StreamWriter(stall_limit_s)
@@ -99,7 +103,7 @@ class Server:
     def _build(self, reuse_port: bool) -> grpc.aio.Server:
         options = (*transport_options(self._config.max_message_size, reuse_port), *age_options(self._config))
         server = grpc.aio.server(interceptors=self._interceptors, options=options)
-        inference = InferenceService(self._frontend, self._writer)
+        inference = InferenceService(self._frontend, self._writer, self._failures)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._frontend), server)
         reflected = reflection.handlers(_SERVICES, (inference_pb2, model_pb2, orca))

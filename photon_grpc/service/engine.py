@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
 
 def _run(duty: Duty) -> None:
     control, config, heartbeat = duty.control, duty.begin.config, duty.heartbeat
-    log_to_stderr(config.server.log_level, "engine")
+    log_to_stderr(config.server.log_level, "engine", log_format=config.server.log_format)
     limit_threads()
     # Only now: torch reads the number of threads when it is imported.
     from photon_grpc.compose.assemble import assemble

@@ -64,8 +64,9 @@ def main(argv: list[str]) -> int:
     """The exit code: 0 after a drain or when the supervisor is gone, CANNOT_START after a StartupError."""
     duty = enter_child(argv)
     _map_large_blocks()
-    log_to_stderr(duty.begin.config.server.log_level, f"front end {duty.begin.index}")
-    log_bare_lines(request_log.LOGGER)
+    config = duty.begin.config.server
+    log_to_stderr(config.log_level, f"front end {duty.begin.index}", log_format=config.log_format)
+    log_bare_lines(request_log.LOGGER, log_format=config.log_format)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(duty))
@@ -102,6 +103,7 @@ async def _serve(duty: Duty) -> None:
             frontend,
             config=config.server,
             replica_id=replica_id,
+            failures=observed.failures,
             observing=observed.interceptors,
             interceptors=allowed.interceptors,
             certificates=allowed.certificates,

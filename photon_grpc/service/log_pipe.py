@@ -15,7 +15,9 @@ import os
 import select
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+
+from photon_grpc.service.log_lines import ForeignLines, formatter
 
 #: As much as a process may ask for without privileges.
 _PIPE_BYTES = 1024 * 1024
@@ -24,33 +26,36 @@ _READ_BYTES = 64 * 1024
 _FLUSH_S = 1.0
 
 
-def log_to_stderr(level: str, process: str = "", *, fd: int = 2) -> None:
+def log_to_stderr(level: str, process: str = "", *, log_format: str = "text", fd: int = 2) -> None:
     """Set up logging of this process to what it has as stderr; `process` is its name, empty for the supervisor."""
     lines = LogLines(fd)
-    lines.setFormatter(_LineFormatter(f"{process}: " if process else ""))
+    lines.setFormatter(formatter(log_format, process))
     logging.basicConfig(level=level.upper(), handlers=[lines], force=True)
 
 
-def log_bare_lines(logger: str, *, fd: int = 2) -> None:
-    """Write the lines of this logger as they are, without time and process, whatever the level of the others."""
+def log_bare_lines(logger: str, *, log_format: str = "text", fd: int = 2) -> None:
+    """Write the lines of this logger whatever the level of the others; as text they are as they come, without time and
+    process."""
     lines = logging.getLogger(logger)
-    lines.handlers = [LogLines(fd)]
     lines.setLevel(logging.INFO)
-    lines.propagate = False
+    if log_format == "text":
+        lines.handlers = [LogLines(fd)]
+        lines.propagate = False
 
 
 class LogPipe:
     """The pipe, and the thread that empties it until the last writer is gone."""
 
-    def __init__(self, target: int) -> None:
-        """`target` gets the text; -1: it is dropped."""
+    def __init__(self, target: int, log_format: str = "text") -> None:
+        """`target` gets the text; -1: it is dropped. In JSON, lines that are none become it."""
         reader, self.fd = os.pipe()
         # Of the writers' end alone, but in every process: the flag belongs to the pipe, not to its descriptors.
         os.set_blocking(self.fd, False)
         if hasattr(fcntl, "F_SETPIPE_SZ"):
             with contextlib.suppress(OSError):
                 fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        self._pump = threading.Thread(target=_pump, args=(reader, target), name="log", daemon=True)
+        translate = ForeignLines().translate if log_format == "json" else bytes
+        self._pump = threading.Thread(target=_pump, args=(reader, target, translate), name="log", daemon=True)
         self._pump.start()
 
     def close(self) -> None:
@@ -94,9 +99,9 @@ class LogLines(logging.Handler):
 class PipeStream(io.TextIOBase):
     """Drawings on the terminal behind the pipe, if that is one; what does not fit is not drawn."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, log_format: str = "text") -> None:
         self._fd = fd
-        self._is_terminal = os.isatty(own_stderr())
+        self._is_terminal = log_format == "text" and os.isatty(own_stderr())
 
     def isatty(self) -> bool:
         return self._is_terminal
@@ -106,19 +111,6 @@ class PipeStream(io.TextIOBase):
             for piece in _pieces(text.encode(errors="backslashreplace")):
                 os.write(self._fd, piece)
         return len(text)
-
-
-class _LineFormatter(logging.Formatter):
-    """`12:34:56 message`, the level where it is not information, the process where it is not the supervisor."""
-
-    def __init__(self, process: str) -> None:
-        super().__init__(datefmt="%H:%M:%S")
-        self._process = process
-
-    def format(self, record: logging.LogRecord) -> str:
-        level = "" if record.levelno == logging.INFO else f"{record.levelname} "
-        text = f"{self.formatTime(record, self.datefmt)} {level}{self._process}{record.getMessage()}"
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
 def own_stderr() -> int:
@@ -139,9 +131,10 @@ def _pieces(data: bytes) -> Iterator[bytes]:
     yield data
 
 
-def _pump(reader: int, target: int) -> None:
+def _pump(reader: int, target: int, translate: Callable[[bytes], bytes]) -> None:
     while data := os.read(reader, _READ_BYTES):
-        _write_all(target, memoryview(data))
+        _write_all(target, memoryview(translate(data)))
+    _write_all(target, memoryview(translate(b"")))
     os.close(reader)
 
 

@@ -60,8 +60,9 @@ def serve(config: ServeConfig) -> int:
     Return the exit code: 0 after a drain, 2 when it cannot start (the reason is on stderr), 1 when a process crashed
     before it ever worked, 128 + signal after a second signal.
     """
-    pipe = LogPipe(own_stderr())
-    log_to_stderr(config.server.log_level, fd=pipe.fd)
+    server = config.server
+    pipe = LogPipe(own_stderr(), server.log_format)
+    log_to_stderr(server.log_level, log_format=server.log_format, fd=pipe.fd)
     try:
         return asyncio.run(Supervisor(config, stderr=pipe.fd).run())
     except StartupError as error:
@@ -102,7 +103,8 @@ class Supervisor:
             shared=(self._flight.fd,),
         )
         self._frontends = [self._frontend_process(index) for index in range(config.server.frontends)]
-        self._display = LoadingDisplay(sys.stderr if stderr is None else cast(TextIO, PipeStream(stderr)))
+        drawn = sys.stderr if stderr is None else PipeStream(stderr, config.server.log_format)
+        self._display = LoadingDisplay(cast(TextIO, drawn))
         self._facts: Facts | None = None
         self._bound: dict[int, Bound] = {}
         self._serving: set[int] = set()

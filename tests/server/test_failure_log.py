@@ -100,3 +100,16 @@ async def test_what_nobody_foresaw_is_a_page_twice_however_deep_it_was(failures,
         assert page.count("\n") <= 60
         assert re.search(r"in back\n", page)
     assert PROMPT not in log.text
+
+
+async def test_beside_a_log_of_requests_a_refused_request_has_no_line_here(log):
+    failures = FailureLog(INTERVAL_S, has_requests=False)
+
+    def report(error: Exception, **what: bool) -> None:
+        failures.report(error, call_status(error, "id"), "/s/M", 0.01, **what)
+
+    report(errors.QueueFull("full"), is_request=True)
+    report(errors.InvalidRequest("no message"), is_request=False)
+    report(errors.InternalFailure("ours"), is_request=True)
+    report(RuntimeError(PROMPT), is_request=True)
+    assert [line["reason"] for line in lines(log)] == ["INVALID_REQUEST", "INTERNAL_FAILURE", "INTERNAL_FAILURE"]

@@ -206,6 +206,7 @@ def test_all_of_a_record_stands_in_its_line(caplog: pytest.LogCaptureFixture) ->
         "model": "demo",
         "code": "OK",
         "reason": "",
+        "field": "",
         "finish_reasons": ["eos", "max_tokens"],
         "prompt_tokens": 7,
         "cached_prompt_tokens": 4,

@@ -67,7 +67,7 @@ class RunningService:
                 time.sleep(0.02)
 
     def ready_lines(self) -> list[str]:
-        return [line for line in self.lines if " ready on " in line]
+        return [line for line in self.lines if "ready on " in line]
 
     def wait_ready(self, times: int = 1, limit_s: float = 60.0) -> list[str]:
         """The addresses, once it has said so often that it is ready."""

@@ -13,6 +13,7 @@ import threading
 import pytest
 
 from photon_grpc.service import log_pipe
+from photon_grpc.service.log_lines import formatter
 from photon_grpc.service.log_pipe import LogLines, LogPipe, PipeStream, log_bare_lines, log_to_stderr
 
 
@@ -208,7 +209,7 @@ def test_bare_lines_stand_alone_whatever_the_level_and_wait_for_no_reader(target
 
 def test_a_line_names_the_process_and_what_is_not_mere_information():
     record = logging.LogRecord("x", logging.WARNING, "", 0, "hot %d", (3,), None)
-    text = log_pipe._LineFormatter("engine: ").format(record)
+    text = formatter("text", "engine").format(record)
     assert text.endswith(" WARNING engine: hot 3")
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import itertools
+import json
 import os
 import signal
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import grpc
@@ -72,6 +74,27 @@ def test_a_stderr_that_nobody_reads_stops_nothing(service):
     service.process.send_signal(signal.SIGTERM)
     assert service.process.wait(60) == 0
     service.is_read = True
+
+
+def test_in_json_every_line_is_an_object_with_its_time_and_a_failed_call_is_one(model):
+    flags = ["--model", str(model), "--load-format", "dummy", "--num-blocks", "512", "--log-format", "json"]
+    with serving(*flags, "--log-requests") as service, client(service.wait_ready()[0]) as call:
+        call.generate()
+        with pytest.raises(grpc.RpcError):
+            call.generate("", max_tokens=0)
+        # Nothing of the log: a library's line, or a dying process's.
+        fd = os.open(f"/proc/{service.children()['engine']}/fd/2", os.O_WRONLY)
+        os.write(fd, b"Fatal: native\n")
+        os.close(fd)
+        assert service.end() == 0
+    told = [json.loads(line) for line in service.lines]
+    for line in told:
+        assert datetime.fromisoformat(line["time"]).utcoffset() == timedelta(0)
+        assert {"level", "process"} <= line.keys()
+    assert {line["process"] for line in told} >= {"supervisor", "front end 0"}
+    of_calls = [line["reason"] for line in told if "code" in line]
+    assert of_calls == ["", "INVALID_REQUEST"]
+    assert any(line.get("message") == "Fatal: native" for line in told)
 
 
 def test_a_drain_at_its_limit_says_nothing_that_is_no_news(model):

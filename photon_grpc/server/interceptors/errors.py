@@ -58,11 +58,13 @@ class _Ending(NamedTuple):
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every method of every service, whatever its shape."""
 
-    def __init__(self, replica_id: str, load_report: Callable[[], Trailers] = no_trailers) -> None:
+    def __init__(
+        self, replica_id: str, load_report: Callable[[], Trailers] = no_trailers, failures: FailureLog | None = None
+    ) -> None:
         """`load_report`: trailers of the calls of our own services."""
         self._replica_id = replica_id
         self._load_report = load_report
-        self._failures = FailureLog()
+        self._failures = failures or FailureLog()
         self._intake = Intake()
         #: Method -> the handler of its last call, guarded: the same at every call but one that is refused within.
         self._guarded: dict[str, tuple[MethodHandler, MethodHandler]] = {}
@@ -171,7 +173,8 @@ async def _guard(ending: _Ending, context: Context, answer: Respond) -> Any:
 
 async def _fail(ending: _Ending, context: Context, started_s: float, error: Exception) -> None:
     status = call_status(error, metadata.request_id())
-    ending.failures.report(error, status, ending.method, time.monotonic() - started_s)
+    duration_s, is_request = time.monotonic() - started_s, metadata.is_request()
+    ending.failures.report(error, status, ending.method, duration_s, is_request=is_request)
     # The frames it went through may hold megabytes of a message, and `abort` raises what refers in a circle to itself
     # and to this.
     error.__traceback__ = error.__context__ = None

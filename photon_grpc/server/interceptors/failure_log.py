@@ -8,7 +8,7 @@ import logging
 from collections import Counter
 from typing import NamedTuple
 
-from photon_grpc.errors import PhotonError, frames_of
+from photon_grpc.errors import InternalFailure, PhotonError, frames_of
 from photon_grpc.server.status import CallStatus
 
 _log = logging.getLogger(__name__)
@@ -29,20 +29,27 @@ class FailureLog:
     """The first calls of a kind in an interval get a line each, the others one in common at its end. Belongs to an
     event loop."""
 
-    def __init__(self, interval_s: float = 5.0) -> None:
+    def __init__(self, interval_s: float = 5.0, *, has_requests: bool = True) -> None:
+        """Without `has_requests` a request that was refused has no line here: it has one of its own in the log of
+        requests."""
         self._interval_s = interval_s
+        self._has_requests = has_requests
         self._counts: Counter[_Kind] = Counter()
 
-    def report(self, error: Exception, status: CallStatus, method: str, duration_s: float) -> None:
-        """One failed call; of an unforeseen exception the frames, not the text."""
+    def report(
+        self, error: Exception, status: CallStatus, method: str, duration_s: float, *, is_request: bool = False
+    ) -> None:
+        """One failed call; of an unforeseen exception the frames, not the text. `is_request`: it was counted as one."""
         is_foreseen = isinstance(error, PhotonError)
+        if is_request and not self._has_requests and is_foreseen and not isinstance(error, InternalFailure):
+            return
         level, reason = (logging.INFO, status.reason) if is_foreseen else (logging.ERROR, type(error).__name__)
         kind = _Kind(level, method, status.code.name, reason)
         if not self._counts:
             asyncio.get_running_loop().call_later(self._interval_s, self._sum_up)
         self._counts[kind] += 1
         if self._counts[kind] <= _MAX_LINES[level]:
-            _log.log(level, "%s", _line(error, status, method, duration_s))
+            _tell(level, _fields(error, status, method, duration_s), "" if is_foreseen else frames_of(error))
 
     def _sum_up(self) -> None:
         counts, self._counts = self._counts, Counter()
@@ -51,11 +58,16 @@ class FailureLog:
             if untold > 0:
                 line = {"event": "more calls failed", **kind._asdict(), "count": untold, "within_s": self._interval_s}
                 del line["level"]
-                _log.log(kind.level, "%s", json.dumps(line))
+                _tell(kind.level, line)
 
 
-def _line(error: Exception, status: CallStatus, method: str, duration_s: float) -> str:
-    line = {
+def _tell(level: int, fields: dict[str, object], frames: str = "") -> None:
+    text = f"{json.dumps(fields)}\n{frames}" if frames else json.dumps(fields)
+    _log.log(level, "%s", text, extra={"fields": fields | {"frames": frames} if frames else fields})
+
+
+def _fields(error: Exception, status: CallStatus, method: str, duration_s: float) -> dict[str, object]:
+    fields: dict[str, object] = {
         "event": "call failed",
         "method": method,
         "code": status.code.name,
@@ -64,8 +76,7 @@ def _line(error: Exception, status: CallStatus, method: str, duration_s: float) 
         "duration_ms": round(duration_s * 1000, 1),
     }
     if not isinstance(error, PhotonError):
-        line["exception"] = type(error).__name__
-        return f"{json.dumps(line)}\n{frames_of(error)}"
-    if error.field:
-        line["field"] = error.field[:200]
-    return json.dumps(line)
+        fields["exception"] = type(error).__name__
+    elif error.field:
+        fields["field"] = error.field[:200]
+    return fields
