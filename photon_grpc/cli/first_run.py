@@ -25,6 +25,7 @@ from photon_grpc.cli.terminal import write_text
 from photon_grpc.client import Client, Options, Unreachable
 from photon_grpc.config.resolve import split_address
 from photon_grpc.errors import ConfigError
+from photon_grpc.service.signals import END_SIGNALS, IDLE_SIGNALS
 
 T = TypeVar("T")
 
@@ -38,7 +39,6 @@ SERVE = (sys.executable, "-m", "photon_grpc", "serve")
 
 _READY_CHECK_S = 0.1
 _TROUBLE = re.compile("warning|error|critical|traceback", re.IGNORECASE)
-_CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def first_run(flags: Sequence[str], address: str, *, once: bool, prompt: str = PROMPT) -> int:
@@ -174,12 +174,15 @@ class ServeProcess:
     @contextlib.contextmanager
     def _signals_forwarded(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        for signum in _CAUGHT:
+        for signum in END_SIGNALS:
             loop.add_signal_handler(signum, self._ask_to_stop)
+        idle = [signum for signum in IDLE_SIGNALS if signal.getsignal(signum) is signal.SIG_DFL]
+        for signum in idle:
+            loop.add_signal_handler(signum, self._show, [f"{signum.name} means nothing here; Ctrl-C ends"])
         try:
             yield
         finally:
-            for signum in _CAUGHT:
+            for signum in (*END_SIGNALS, *idle):
                 loop.remove_signal_handler(signum)
 
     async def _read(self) -> None:

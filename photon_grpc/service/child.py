@@ -22,22 +22,20 @@ from typing import NamedTuple
 from photon_grpc.bridge.codec import FrameError
 from photon_grpc.bridge.control import Begin, ControlChannel, ControlMessage
 from photon_grpc.bridge.heartbeat import SharedHeartbeat, Watchdog
+from photon_grpc.service.signals import END_SIGNALS, IDLE_SIGNALS, WHERE_SIGNAL
 
 log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 
-#: Signals that reach whole process groups: for the supervisor, not for its children.
-END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
+#: Signals that do not end a child.
+_LEFT_ALONE = (*END_SIGNALS, *IDLE_SIGNALS)
 #: Signals that a process brings upon itself.
 _FATAL_SIGNALS = {
     *(signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS)
 }
 
-#: Has a child print the stacks of its threads on stderr, whatever it does.
-_WHERE_SIGNAL = signal.SIGUSR1
-#: Time that it gets for that.
+#: Time that a child gets to print where it is.
 _LAST_WORDS_S = 0.2
 
 #: A child that could not start says why over its control socket (CannotStart) and ends with this.
@@ -69,7 +67,7 @@ class Child:
         passed = (theirs.fileno(), watchdog.fd, *shared)
         command = [sys.executable, "-m", module, str(os.getpid()), *map(str, passed)]
         try:
-            with theirs, _blocked(*END_SIGNALS):
+            with theirs, _blocked(*_LEFT_ALONE):
                 process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=stderr, pass_fds=passed)
         except OSError:
             ours.close()
@@ -121,7 +119,7 @@ class Child:
             self._has_hung = not _is_stopped(self.pid)
             why = "hangs" if self._has_hung else "is stopped from outside"
             log.error("the %s %s: it %s and is ended", self.name, told, why)
-            self.process.send_signal(_WHERE_SIGNAL)
+            self.process.send_signal(WHERE_SIGNAL)
             asyncio.get_running_loop().call_later(_LAST_WORDS_S, self.kill)
 
     @property
@@ -183,15 +181,16 @@ def enter_child(argv: list[str]) -> Duty:
     """The first thing that a child's main does.
 
     From here it dies with its supervisor, and leaves signals that ask for an end to it: the supervisor lets running
-    requests finish before it ends its children.
+    requests finish before it ends its children. SIGUSR1 shows where its threads are.
     """
     supervisor_pid, fd, heartbeat_fd, *shared = map(int, argv[1:])
     die_with(supervisor_pid)
     faulthandler.enable()
-    faulthandler.register(_WHERE_SIGNAL)
-    for signum in END_SIGNALS:
-        signal.signal(signum, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
+    faulthandler.register(WHERE_SIGNAL)
+    for signum in _LEFT_ALONE:
+        if signum != WHERE_SIGNAL:
+            signal.signal(signum, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_ALONE)
     for each in (fd, heartbeat_fd, *shared):
         os.set_inheritable(each, False)
     control = ControlChannel(socket.socket(fileno=fd))

@@ -36,12 +36,13 @@ from photon_grpc.compose.console import LoadingDisplay, ready_line
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.core.frames import Facts
 from photon_grpc.errors import StartupError
-from photon_grpc.service.child import END_SIGNALS, Child
+from photon_grpc.service.child import Child
 from photon_grpc.service.frontend_drain import FrontendDrain
 from photon_grpc.service.listen import Listeners, UnixPath, admin_address, check_admin, check_distinct, plan_listeners
 from photon_grpc.service.log_pipe import LogPipe, PipeStream, log_to_stderr, own_stderr
 from photon_grpc.service.managed_process import ChildCrashed, ManagedProcess
 from photon_grpc.service.service_metrics import NoMetrics, Served, ServiceMetrics
+from photon_grpc.service.signals import END_SIGNALS, IDLE_SIGNALS
 
 log = logging.getLogger("photon_grpc")
 
@@ -55,7 +56,7 @@ _ONE_WISH_S = 0.5
 
 
 def serve(config: ServeConfig) -> int:
-    """Run the service until SIGTERM, SIGHUP or Ctrl-C; from the main thread.
+    """Run the service until SIGTERM, SIGHUP, SIGQUIT or Ctrl-C; from the main thread.
 
     Return the exit code: 0 after a drain, 2 when it cannot start (the reason is on stderr), 1 when a process crashed
     before it ever worked, 128 + signal after a second signal.
@@ -289,10 +290,14 @@ class Supervisor:
         caught = [signum for signum in END_SIGNALS if signum not in ignored]
         for signum in caught:
             loop.add_signal_handler(signum, self._signalled, signum)
+        # What somebody else has a use for stays theirs.
+        idle = [signum for signum in IDLE_SIGNALS if signal.getsignal(signum) is signal.SIG_DFL]
+        for signum in idle:
+            loop.add_signal_handler(signum, log.info, "%s means nothing here; SIGTERM drains", signum.name)
         try:
             yield
         finally:
-            for signum in caught:
+            for signum in (*caught, *idle):
                 loop.remove_signal_handler(signum)
 
     def _drain_wanted(self, wanted: DrainWanted) -> None:

@@ -43,6 +43,9 @@ def new_service(
     return Supervisor(config, engine="stand_in_engine", frontend="stand_in_frontend", stderr=stderr)
 
 
+ENDS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
+
+
 class Run:
     """A service running in this process, its log and its exit code."""
 
@@ -89,7 +92,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("signum", ENDS)
 async def test_it_says_what_is_ready_and_ends_in_order(caplog, signum):
     async with running(new_service(), caplog) as run:
         line = await run.until("ready on")
@@ -251,7 +254,7 @@ async def test_an_engine_that_never_worked_is_not_started_for_ever(caplog, monke
         assert run.lines(f"the engine {text} before it was ready")
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("signum", ENDS)
 async def test_a_second_signal_ends_at_once(caplog, monkeypatch, signum):
     monkeypatch.setattr("photon_grpc.service.supervisor._ONE_WISH_S", 0.0)
     monkeypatch.setenv("STAND_IN_FRONTEND", "never drains")
@@ -275,8 +278,29 @@ async def test_a_hangup_is_left_alone_where_it_was_ignored_at_the_start(caplog):
         signal.signal(signal.SIGHUP, before)
 
 
+async def test_signals_that_mean_nothing_end_nothing_and_are_told(caplog):
+    idle = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO)
+    async with running(new_service(), caplog) as run:
+        # Also while it starts.
+        await run.until("loading")
+        os.kill(os.getpid(), signal.SIGUSR1)
+        await run.until("SIGUSR1 means nothing here; SIGTERM drains")
+        await run.until("ready on")
+        before = run.service.pids
+        for signum in idle:
+            for pid in (os.getpid(), *before.values()):
+                os.kill(pid, signum)
+            # SIGIO is SIGPOLL, too.
+            await run.until(f"{signum.name} means nothing here; SIGTERM drains")
+        os.kill(os.getpid(), signal.SIGPIPE)
+        await asyncio.sleep(0.1)
+        assert run.service.pids == before and all(map(is_alive, before.values()))
+        assert await run.signalled(signal.SIGTERM) == 0
+    assert all(signal.getsignal(signum) is signal.SIG_DFL for signum in idle)
+
+
 @pytest.mark.parametrize("name", ["engine", "front end 0"])
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("signum", ENDS)
 async def test_children_leave_signals_to_their_supervisor(caplog, name, signum):
     async with running(new_service(), caplog) as run:
         await run.until("ready on")
