@@ -1,12 +1,29 @@
 """`python -m photon_grpc` is `photon-grpc`."""
 
+import resource
 import signal
 import sys
+
+#: With less no error says what it is of.
+_LEAST_BYTES = 64 * 2**20
 
 
 def main() -> int:
     """Run the command line. Ctrl-C ends it without a traceback: the process while the command line is imported (130
-    in the shell), with exit code 130 afterwards."""
+    in the shell), with exit code 130 afterwards. A limit on address space that it meets is one line, and 2."""
+    try:
+        return _run()
+    except Exception as error:
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit == resource.RLIM_INFINITY or (limit >= _LEAST_BYTES and not _is_of_memory(error)):
+            raise
+        print(
+            f"photon-grpc: `ulimit -v` allows {limit >> 20} MiB of address space, too little: raise it", file=sys.stderr
+        )
+        return 2
+
+
+def _run() -> int:
     handler = signal.getsignal(signal.SIGINT)
     if handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -17,6 +34,12 @@ def main() -> int:
         return run()
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+def _is_of_memory(error: BaseException) -> bool:
+    """What service/address_space.py knows, without an import: little is left."""
+    signs = ("start new thread", "failed to map", "llocate memory")
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in signs)
 
 
 if __name__ == "__main__":

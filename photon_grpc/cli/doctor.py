@@ -29,6 +29,7 @@ from photon_grpc.config.resolve import Resolved, is_model_id, model_path, split_
 from photon_grpc.config.settings import sections
 from photon_grpc.errors import ConfigError, PhotonError, StartupError
 from photon_grpc.server.addresses import check
+from photon_grpc.service.address_space import check_limit
 
 EXTRA = "pip install '.[serve]' in the clone"
 
@@ -194,6 +195,7 @@ def _problems(config: ServeConfig) -> list[str]:
     """The reasons for which `serve` would refuse to start."""
     try:
         need_server()
+        check_limit()
         return ask_start(config if is_model_id(config.model.model) else fetch_model(config))
     except StartupError as error:
         return [str(error)]

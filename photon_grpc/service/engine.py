@@ -19,6 +19,7 @@ from photon_grpc.bridge.host import BridgeHost
 from photon_grpc.compose.threads import limit_threads
 from photon_grpc.engine.quarantine import Quarantine
 from photon_grpc.errors import StartupError
+from photon_grpc.service import address_space
 from photon_grpc.service.child import CANNOT_START, Duty, enter_child
 from photon_grpc.service.log_pipe import log_to_stderr
 
@@ -43,7 +44,11 @@ def main(argv: list[str]) -> int:
         return CANNOT_START
     except EOFError:
         return 0
-    except Exception:
+    except Exception as error:
+        if address_space.is_met_by(error):
+            # As every StartupError; where it has worked before, a line and a new start.
+            control.send(CannotStart(address_space.told("the engine")))
+            os._exit(CANNOT_START)
         log.exception("the engine cannot go on")
         # Where a device is lost, releasing what it holds may hang; front ends are to see their sockets end now.
         os._exit(1)

@@ -43,6 +43,7 @@ from photon_grpc.frontend.record import Observers
 from photon_grpc.server import request_log
 from photon_grpc.server.admin_listener import AdminListener
 from photon_grpc.server.server import Server
+from photon_grpc.service import address_space
 from photon_grpc.service.child import CANNOT_START, Duty, enter_child
 from photon_grpc.service.counts_report import CountsReport, NoReport, counts_report
 from photon_grpc.service.encoder_client import EncoderProcess
@@ -72,6 +73,11 @@ def main(argv: list[str]) -> int:
             runner.run(_serve(duty))
     except StartupError as error:
         duty.control.send(CannotStart(str(error)))
+        return CANNOT_START
+    except Exception as error:
+        if not address_space.is_met_by(error):
+            raise
+        duty.control.send(CannotStart(address_space.told(f"front end {duty.begin.index}")))
         return CANNOT_START
     return 0
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from photon_grpc.bridge.control import CannotStart, ControlMessage
 from photon_grpc.errors import StartupError
+from photon_grpc.service import address_space
 from photon_grpc.service.child import Child, RestartDelay
 
 log = logging.getLogger("photon_grpc")
@@ -94,7 +95,7 @@ class ManagedProcess:
         if reason:
             raise StartupError(reason)
         if code >= 0 or deaths >= _EARLY_DEATHS:
-            raise ChildCrashed(f"the {self.name} {how_it_ended(code)} before it was ready")
+            raise ChildCrashed(f"the {self.name} {how_it_ended(code)} before it was ready{address_space.hint()}")
 
 
 def how_it_ended(code: int) -> str:

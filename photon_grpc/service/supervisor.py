@@ -36,6 +36,7 @@ from photon_grpc.compose.console import LoadingDisplay, ready_line
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.core.frames import Facts
 from photon_grpc.errors import StartupError
+from photon_grpc.service.address_space import check_limit
 from photon_grpc.service.child import Child
 from photon_grpc.service.frontend_drain import FrontendDrain
 from photon_grpc.service.listen import Listeners, UnixPath, admin_address, check_admin, check_distinct, plan_listeners
@@ -65,6 +66,7 @@ def serve(config: ServeConfig) -> int:
     pipe = LogPipe(own_stderr(), server.log_format)
     log_to_stderr(server.log_level, log_format=server.log_format, fd=pipe.fd)
     try:
+        check_limit()
         return asyncio.run(Supervisor(config, stderr=pipe.fd).run())
     except StartupError as error:
         log.error("cannot start: %s", error)
