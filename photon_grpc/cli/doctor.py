@@ -5,6 +5,7 @@ Works on the base install: torch is asked in a process of its own, where there i
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -12,7 +13,10 @@ import platform
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from importlib import metadata
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +27,9 @@ from rich.table import Table
 from photon_grpc import __version__, demo
 from photon_grpc.cli.server_libraries import need_server
 from photon_grpc.config.download import fetch_model
-from photon_grpc.config.flags import ServeConfig
+from photon_grpc.config.flags import ModelFlags, ServeConfig
 from photon_grpc.config.formats import about_tokenizer
-from photon_grpc.config.resolve import Resolved, is_model_id, model_path, split_address
+from photon_grpc.config.resolve import Resolved, check_model, is_model_id, model_path, split_address
 from photon_grpc.config.settings import sections
 from photon_grpc.errors import ConfigError, PhotonError, StartupError
 from photon_grpc.server.addresses import check
@@ -53,24 +57,75 @@ print(json.dumps({
 """
 
 
-def doctor(resolved: Resolved) -> int:
+@dataclass(frozen=True, slots=True)
+class SettingLine:
+    """A setting with its value for people, its value for programs, and where that comes from."""
+
+    title: str
+    flag: str
+    shown: str
+    value: Any
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that is told."""
+
+    settings: list[SettingLine]
+    installed: dict[str, str]
+    runs_on: dict[str, str]
+    model: dict[str, str]
+    addresses: dict[str, str]
+    warnings: list[str]
+    problems: list[str]
+
+
+def doctor(resolved: Resolved, *, as_json: bool = False) -> int:
     """Print it all on stdout. The exit code: 1 where `serve` would refuse to start, else 0."""
-    console = Console(highlight=False)
+    report = _examined(resolved)
+    if as_json:
+        _print_json(report)
+    else:
+        _print_tables(report)
+    return 1 if report.problems else 0
+
+
+def _examined(resolved: Resolved) -> Report:
     torch = ask_torch()
-    console.print(f"[bold]photon-grpc {__version__}[/] on Python {platform.python_version()}, {platform.platform()}\n")
-    console.print(_settings_table(resolved))
-    console.print(_table("Installed", [(name, _version(name)) for name in _PACKAGES]))
-    console.print(_table("Runs on", _devices(torch, resolved)))
-    console.print(_table("Model", _model(resolved)))
-    console.print(
-        _table("Addresses", [(address, _address_state(address)) for address in resolved.config.server.listen])
+    device = _device(torch, resolved.config.device.device)
+    return Report(
+        _settings(resolved, device),
+        {name: _version(name) for name in _PACKAGES},
+        dict(_devices(torch, device, resolved)),
+        dict(_model(resolved)),
+        {address: _address_state(address) for address in resolved.config.server.listen},
+        list(resolved.warnings),
+        _problems(resolved.config),
     )
-    for warning in resolved.warnings:
+
+
+def _print_json(report: Report) -> None:
+    settings = {line.flag: {"value": line.value, "from": line.origin} for line in report.settings}
+    told = {"version": __version__, "python": platform.python_version(), "platform": platform.platform()}
+    print(json.dumps(told | asdict(report) | {"settings": settings}, indent=2))
+
+
+def _print_tables(report: Report) -> None:
+    console = Console(highlight=False)
+    console.print(f"[bold]photon-grpc {__version__}[/] on Python {platform.python_version()}, {platform.platform()}\n")
+    console.print(_settings_table(report.settings))
+    for title, rows in (
+        ("Installed", report.installed),
+        ("Runs on", report.runs_on),
+        ("Model", report.model),
+        ("Addresses", report.addresses),
+    ):
+        console.print(_table(title, rows))
+    for warning in report.warnings:
         console.print(f"[yellow]warning:[/] {escape(warning)}")
-    problems = _problems(resolved.config)
-    for problem in problems:
+    for problem in report.problems:
         console.print(f"[red]problem:[/] {escape(problem)}", soft_wrap=True)
-    return 1 if problems else 0
 
 
 def ask_torch() -> dict[str, Any] | None:
@@ -85,24 +140,55 @@ def ask_torch() -> dict[str, Any] | None:
         return None
 
 
-def _settings_table(resolved: Resolved) -> Table:
-    table = Table(title="Settings", title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for heading in ("setting", "value", "from"):
-        table.add_column(heading, header_style="dim", overflow="fold")
+def _settings(resolved: Resolved, device: str) -> list[SettingLine]:
+    known = _known(resolved.config, device)
+    lines = []
     for title, settings in sections().items():
-        table.add_row(f"[bold]{title}[/]")
         for setting in settings:
             value = getattr(getattr(resolved.config, setting.section), setting.name)
             origin = resolved.origins[setting.name]
-            style = "dim" if origin == "default" else "cyan"
-            table.add_row(f"  {setting.name}", escape(shown(setting.name, value)), f"[{style}]{origin}[/]")
+            if setting.name in known and origin == "default":
+                value, origin = known[setting.name]
+            lines.append(SettingLine(title, setting.flag, shown(setting.name, value), value, origin))
+    return lines
+
+
+def _known(config: ServeConfig, device: str) -> dict[str, tuple[Any, str]]:
+    """Values that config.json and the device decide, and which of them does; none of a model that cannot be read."""
+    known: dict[str, tuple[Any, str]] = {}
+    if is_model_id(config.model.model):
+        return known
+    with contextlib.suppress(ImportError, PhotonError):
+        from photon_grpc.config.model_dir import read_model_dir
+        from photon_grpc.config.sizes import decide_sizes
+
+        model = read_model_dir(model_path(config.model.model) if config.model.model else demo.TARGET)
+        known["dtype"] = model.dtype, "config.json"
+        sizes = decide_sizes(model, config, on_cuda=device == "cuda")
+        known["max_model_len"] = sizes.max_model_len, "config.json"
+        if device:
+            of_device = ("block_size", "max_num_seqs", "max_num_batched_tokens")
+            known |= {name: (getattr(sizes, name), device) for name in of_device}
+            known["async_depth"] = sizes.depth, device
+    return known
+
+
+def _settings_table(lines: list[SettingLine]) -> Table:
+    table = Table(title="Settings", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for heading in ("setting", "value", "from"):
+        table.add_column(heading, header_style="dim", overflow="fold")
+    for title, of_title in groupby(lines, lambda line: line.title):
+        table.add_row(f"[bold]{title}[/]")
+        for line in of_title:
+            style = "dim" if line.origin == "default" else "cyan"
+            table.add_row(f"  {line.flag}", escape(line.shown), f"[{style}]{line.origin}[/]")
     table.add_row("")
     return table
 
 
-def _table(title: str, rows: list[tuple[str, str]]) -> Table:
+def _table(title: str, rows: Mapping[str, str]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
-    for name, value in rows:
+    for name, value in rows.items():
         table.add_row(f"  {escape(name)}", escape(value))
     table.add_row("")
     return table
@@ -126,18 +212,22 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _devices(torch: dict[str, Any] | None, resolved: Resolved) -> list[tuple[str, str]]:
+def _device(torch: dict[str, Any] | None, wanted: str) -> str:
+    """`cuda` or `cpu`; "" where torch does not say."""
+    if wanted == "auto" and torch is not None:
+        return "cuda" if torch["devices"] else "cpu"
+    return "" if wanted == "auto" else wanted
+
+
+def _devices(torch: dict[str, Any] | None, device: str, resolved: Resolved) -> list[tuple[str, str]]:
     rows = [("processor", f"{_num_cpus()} CPU cores usable, {platform.machine()}")]
     if torch is None:
         return [*rows, ("torch", f"missing or broken: serving needs {EXTRA}")]
-    for index, device in enumerate(torch["devices"]):
-        memory = f"{device['bytes'] / 2**30:.0f} GiB"
-        rows.append((f"cuda:{index}", f"{device['name']}, {memory}, compute capability {device['capability']}"))
+    for index, found in enumerate(torch["devices"]):
+        memory = f"{found['bytes'] / 2**30:.0f} GiB"
+        rows.append((f"cuda:{index}", f"{found['name']}, {memory}, compute capability {found['capability']}"))
     if not torch["devices"]:
         rows.append(("cuda", f"no device (torch is built for CUDA {torch['cuda']})" if torch["cuda"] else "no device"))
-    device = resolved.config.device.device
-    if device == "auto":
-        device = "cuda" if torch["devices"] else "cpu"
     if device == "cuda" and not torch["devices"]:
         return [*rows, ("serves on", "cuda, which is missing")]
     return [*rows, ("serves on", device), ("kernels", _kernels(resolved.config.device.kernels, device))]
@@ -198,7 +288,15 @@ def _problems(config: ServeConfig) -> list[str]:
         check_limit()
         return ask_start(config if is_model_id(config.model.model) else fetch_model(config))
     except StartupError as error:
+        return [str(error), *_directory_problem(config.model)]
+
+
+def _directory_problem(model: ModelFlags) -> list[str]:
+    try:
+        check_model(model.model, random_weights=model.load_format == "dummy")
+    except ConfigError as error:
         return [str(error)]
+    return []
 
 
 def ask_start(config: ServeConfig) -> list[str]:

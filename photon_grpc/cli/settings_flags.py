@@ -131,10 +131,10 @@ def as_flags(given: dict[str, Any]) -> list[str]:
     return flags
 
 
-def resolve_flags(given: dict[str, Any]) -> Resolved:
-    """Raise ConfigError."""
+def resolve_flags(given: dict[str, Any], *, any_directory: bool = False) -> Resolved:
+    """Raise ConfigError. `any_directory`: also one that holds no model."""
     try:
-        return resolve(given, os.environ)
+        return resolve(given, os.environ, any_directory=any_directory)
     except ConfigError as error:
         raise ConfigError(f"{error} (photon-grpc serve --help)", field=error.field) from None
 

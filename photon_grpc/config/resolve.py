@@ -53,8 +53,8 @@ class Resolved:
     warnings: tuple[str, ...] = ()
 
 
-def resolve(given: Mapping[str, Any], environ: Mapping[str, str]) -> Resolved:
-    """Raise ConfigError for the first value that cannot be meant.
+def resolve(given: Mapping[str, Any], environ: Mapping[str, str], *, any_directory: bool = False) -> Resolved:
+    """Raise ConfigError for the first value that cannot be meant; with `any_directory` a directory without a model can.
 
     `given` maps setting names to what flags (texts) or Python callers (values) said; None means: not said.
     """
@@ -64,7 +64,7 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str]) -> Resolved:
     for setting in settings():
         values[setting.name], origins[setting.name] = _value(setting, given, environ)
     config = _assemble(values)
-    check(config, origins)
+    check(config, origins, any_directory=any_directory)
     return Resolved(config, origins, tuple(_warnings(environ)))
 
 
@@ -80,7 +80,7 @@ def resolve_program(given: Mapping[str, Any], environ: Mapping[str, str]) -> Res
     return resolve(given, {name: value for name, value in environ.items() if name not in variables})
 
 
-def check(config: ServeConfig, origins: Mapping[str, str]) -> None:
+def check(config: ServeConfig, origins: Mapping[str, str], *, any_directory: bool = False) -> None:
     """Check what depends on several values. Raise ConfigError."""
     for address in config.server.listen:
         split_address(address, origins["listen"])
@@ -92,6 +92,8 @@ def check(config: ServeConfig, origins: Mapping[str, str]) -> None:
     _check_metrics(config.server.metrics_listen, origins["metrics_listen"])
     _check_distinct(config.server)
     try:
+        if any_directory and model_path(config.model.model).is_dir():
+            return
         check_model(config.model.model, origins["model"], random_weights=config.model.load_format == "dummy")
     except OSError as error:  # a name that is too long, a directory that may not be read
         raise ConfigError(f"{origins['model']}: {error}", field="--model") from None

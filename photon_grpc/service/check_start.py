@@ -19,10 +19,10 @@ from photon_grpc.compose.access import read_certificates, read_keys
 from photon_grpc.compose.assemble import check_cache, check_step_trace, pick_kernels
 from photon_grpc.compose.served_model import read_served_model
 from photon_grpc.compose.tracing import check_tracing
+from photon_grpc.config import resolve
 from photon_grpc.config.checkpoint import read_checkpoint
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.config.model_dir import read_model_dir
-from photon_grpc.config.resolve import is_model_id
 from photon_grpc.config.sizes import decide_sizes
 from photon_grpc.errors import StartupError
 from photon_grpc.kernels import TORCH
@@ -58,7 +58,18 @@ def _checks(config: ServeConfig) -> Iterator[Callable[[], object]]:
     yield partial(check_tracing, server)
     yield partial(check_step_trace, config)
     yield partial(pick_kernels, config)
-    if not is_model_id(config.model.model):
+    if not resolve.is_model_id(config.model.model):
+        yield from _model_checks(config)
+
+
+def _model_checks(config: ServeConfig) -> Iterator[Callable[[], object]]:
+    """Of a directory that holds no model this is the one reason."""
+    holds_model = partial(resolve.check_model, config.model.model, random_weights=config.model.load_format == "dummy")
+    try:
+        holds_model()
+    except StartupError:
+        yield holds_model
+    else:
         yield partial(read_served_model, config)
         yield partial(check_model, config)
 

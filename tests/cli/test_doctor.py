@@ -119,7 +119,7 @@ def test_doctor_finds_nothing_where_serve_would_start_and_leaves_no_file(
     assert main.main(["doctor", *flags]) == 0
     assert list(tmp_path.iterdir()) == []
     shown = capsys.readouterr().out
-    assert ["max_connection_age", "unset", "default"] in [line.split() for line in shown.splitlines()]
+    assert ["--max-connection-age", "unset", "default"] in [line.split() for line in shown.splitlines()]
     assert "problem" not in shown
 
 

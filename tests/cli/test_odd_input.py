@@ -129,7 +129,10 @@ def test_a_file_of_prompts_that_is_none(
 
 @pytest.mark.parametrize("verb", ["serve", "doctor", "run"])
 def test_a_model_that_is_none(verb: str, odd_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    for path in (*odd_files.values(), Path("/"), "a\0b"):
+    # doctor tells all that is wrong beside a directory without a model.
+    directories = {} if verb == "doctor" else {"root": Path("/"), "directory": odd_files["directory"]}
+    del odd_files["directory"]
+    for path in (*(odd_files | directories).values(), "a\0b"):
         Said([verb, "--model", str(path)], b"", monkeypatch).refused("--model" if path != "a\0b" else "no text")
     for variable in ("PHOTON_MODEL", "PHOTON_SERVED_MODEL_NAME", "PHOTON_LISTEN", "PHOTON_NUM_BLOCKS"):
         with monkeypatch.context() as patch:

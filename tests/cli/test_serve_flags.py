@@ -289,14 +289,48 @@ def test_doctor_shows_values_and_where_they_come_from(
     monkeypatch.setattr(doctor, "ask_start", lambda config: [])
     assert main.main(["doctor", "--max-num-seqs", "5", "--listen", f"unix:{tmp_path}/s"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["dtype", "float32", "PHOTON_DTYPE"] in rows
-    assert ["max_num_seqs", "5", "--max-num-seqs"] in rows
-    assert ["block_size", "decided", "at", "start", "default"] in rows
+    assert ["--dtype", "float32", "PHOTON_DTYPE"] in rows
+    assert ["--max-num-seqs", "5", "--max-num-seqs"] in rows
+    assert ["--block-size", "decided", "at", "start", "default"] in rows
     assert [f"unix:{tmp_path}/s", "free"] in rows
     assert any("pip install '.[serve]'" in " ".join(row) for row in rows)
     assert any("did you mean PHOTON_DTYPE?" in " ".join(row) for row in rows)
     for setting in settings():
-        assert any(row[:1] == [setting.name] for row in rows), setting.name
+        assert any(row[:1] == [setting.flag] for row in rows), setting.name
+
+
+def test_doctor_shows_what_config_json_and_the_device_decide_also_as_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "ask_torch", lambda: {"cuda": None, "threads": 1, "devices": []})
+    monkeypatch.setattr(doctor, "ask_start", lambda config: ["taken"] if config.server.frontends == 2 else [])
+    directory = changed_demo(tmp_path / "model", max_position_embeddings=1234, dtype="bfloat16")
+    given = ["doctor", str(directory), "--listen", "127.0.0.1:0", "--max-num-seqs", "7"]
+    assert main.main([*given, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["settings"]["--dtype"] == {"value": "bfloat16", "from": "config.json"}
+    assert told["settings"]["--max-model-len"] == {"value": 1234, "from": "config.json"}
+    assert told["settings"]["--block-size"] == {"value": 16, "from": "cpu"}
+    assert told["settings"]["--max-num-seqs"] == {"value": 7, "from": "--max-num-seqs"}
+    assert told["settings"].keys() == {setting.flag for setting in settings()}
+    assert told["runs_on"]["serves on"] == "cpu" and told["problems"] == []
+    assert main.main([*given, "--json", "--frontends", "2"]) == 1
+    assert json.loads(capsys.readouterr().out)["problems"] == ["taken"]
+    assert main.main([*given, "--max-model-len", "9", "--dtype", "float32"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["--max-model-len", "9", "--max-model-len"] in rows and ["--dtype", "float32", "--dtype"] in rows
+
+
+def test_doctor_tells_all_that_is_wrong_beside_a_directory_without_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "ask_torch", lambda: None)
+    monkeypatch.setattr(doctor, "ask_start", check_start.reasons)
+    given = [str(tmp_path), "--listen", "127.0.0.1:0", "--api-keys-file", "/no/keys", "--max-model-len", "100000"]
+    assert main.main(["doctor", *given]) == 1
+    problems = [line for line in capsys.readouterr().out.splitlines() if line.startswith("problem: ")]
+    assert [("/no/keys" in line, "holds no model" in line) for line in problems] == [(True, False), (False, True)]
+    assert main.main(["serve", *given]) == 2
 
 
 @pytest.mark.parametrize(
