@@ -192,7 +192,7 @@ def serving_in_a_thread(*script: Any, credentials: grpc.ServerCredentials | None
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()
-    started.wait(30)
+    started.wait()
     try:
         yield served[0]
     finally:

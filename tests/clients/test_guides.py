@@ -30,7 +30,7 @@ def test_a_command_works(command: str, target: str) -> None:
         pytest.skip(f"no {tool}")
     if "| jq" in command and shutil.which("jq") is None:
         pytest.skip("no jq")
-    done = subprocess.run(["bash", "-c", command.replace(ADDRESS, target)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", command.replace(ADDRESS, target)], capture_output=True, text=True)
     if '"top_p": 0}' in command:
         assert "INVALID_REQUEST" in done.stderr
         assert "sampling.top_p" in done.stderr
@@ -56,7 +56,7 @@ def programs() -> list[str]:
 @pytest.mark.parametrize("program", programs())
 def test_a_python_program_works(program: str, target: str) -> None:
     aimed = program.replace(ADDRESS, target).replace("SyncClient()", f'SyncClient("{target}")')
-    done = subprocess.run([sys.executable, "-c", aimed], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", aimed], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 
@@ -67,7 +67,7 @@ def test_the_library_example_of_the_readme_works() -> None:
         for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
         if "import LLM" in block
     ]
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     card = (demo.TARGET.parent / "MODEL_CARD.md").read_text()
     for prompt in ("def fib(n):", "class Stack:"):

@@ -69,7 +69,7 @@ class Pod:
                 self._process.kill()
                 self._process.wait()
 
-    def wait_ready(self, limit_s: float = 60.0) -> None:
+    def wait_ready(self, limit_s: float = 240.0) -> None:
         """Until a Service would send calls here."""
         give_up_s = time.monotonic() + limit_s
         while "ready" not in self.kubelet.told:

@@ -57,7 +57,7 @@ def test_doctor_tells_all_and_a_model_in_no_home_is_a_line() -> None:
         done = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True)
         return done.returncode, done.stdout + done.stderr
 
-    code, told = said("doctor", "--device", "cpu")
+    code, told = said("doctor", "--device", "cpu", "--listen", "127.0.0.1:0")
     assert code == 0 and "LlamaForCausalLM" in told and "Traceback" not in told
     code, told = said("serve", "--model", "~/models/mine")
     assert (code, len(told.splitlines())) == (2, 1)

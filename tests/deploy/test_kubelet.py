@@ -20,7 +20,7 @@ def test_a_pod_starts_serves_and_ends_in_order_and_an_open_stream_ends_well() ->
         pod.wait_ready()
         with grpc.insecure_channel(pod.address) as channel:
             stream = Stream(channel, num_tokens=200)
-            assert stream.began.wait(60)
+            assert stream.began.wait(240)
             assert pod.terminate() == 0
             stream.wait()
     assert (stream.code, stream.num_tokens) == (grpc.StatusCode.OK, 200)

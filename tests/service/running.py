@@ -32,8 +32,8 @@ _LAUNCH = (
 )
 
 
-def wait_until(condition: Callable[[], bool], what: str, limit_s: float = 60.0) -> None:
-    """Polls; the limit only ends a test that would hang."""
+def wait_until(condition: Callable[[], bool], what: str, limit_s: float = 240.0) -> None:
+    """Poll; the limit, below that of pytest, only ends a test that would hang."""
     give_up_s = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > give_up_s:
@@ -69,7 +69,7 @@ class RunningService:
     def ready_lines(self) -> list[str]:
         return [line for line in self.lines if "ready on " in line]
 
-    def wait_ready(self, times: int = 1, limit_s: float = 60.0) -> list[str]:
+    def wait_ready(self, times: int = 1, limit_s: float = 240.0) -> list[str]:
         """The addresses, once it has said so often that it is ready."""
         wait_until(lambda: len(self.ready_lines()) >= times or self.process.poll() is not None, "ready", limit_s)
         assert self.process.poll() is None, "\n".join(self.lines)
@@ -91,7 +91,7 @@ class RunningService:
 
     def end(self, signum: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(signum)
-        code = self.process.wait(60)
+        code = self.process.wait()
         self._reading.join()
         return code
 

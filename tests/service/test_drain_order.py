@@ -34,7 +34,7 @@ NUM_CONNECTIONS = 8
 def tiny_service(path: Path, *flags: str) -> Iterator[RunningService]:
     tiny = write_tiny_model(path / "tiny")
     with serving("--model", str(tiny), "--load-format", "dummy", "--num-blocks", "4096", *flags) as service:
-        service.wait_ready(limit_s=110.0)
+        service.wait_ready(limit_s=240.0)
         yield service
 
 

@@ -72,7 +72,7 @@ def test_a_stderr_that_nobody_reads_stops_nothing(service):
         wait_until(lambda: call.health(READINESS) == SERVING, "there is a new one")
         assert call.generate().usage.output_tokens == 4
     service.process.send_signal(signal.SIGTERM)
-    assert service.process.wait(60) == 0
+    assert service.process.wait() == 0
     service.is_read = True
 
 
@@ -113,7 +113,7 @@ def test_a_drain_at_its_limit_says_nothing_that_is_no_news(model):
             assert failure.value.code() == grpc.StatusCode.UNAVAILABLE
         wait_until(lambda: not is_alive(frontend), "the front end has ended")
         os.kill(engine, signal.SIGCONT)
-        assert service.process.wait(60) == 0
+        assert service.process.wait() == 0
         service._reading.join()
     text = "\n".join(service.lines)
     assert "stopped" in text

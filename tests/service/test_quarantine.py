@@ -70,7 +70,7 @@ def check_engine_dies_of(call: Client, text: str, *, beside: Iterable[str]) -> N
 
 def verb(*arguments: str) -> list[str]:
     command = [sys.executable, "-m", "photon_grpc", *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
 
 
 def told(service: RunningService, text: str) -> int:
