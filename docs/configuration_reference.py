@@ -31,9 +31,22 @@ Durations are seconds, sizes bytes. Switches take `--name` and `--no-name`; as v
 `0`, `false`, `no`, `off`. What is repeatable as a flag takes commas as a variable. An empty variable counts as not
 set.
 
-`photon-grpc generate`, `chat`, `batch`, `bench` and `health` read `PHOTON_TARGET`, the address of the server; all but
-`health` also `PHOTON_API_KEY`. `top` and `quarantine` read `PHOTON_API_KEY` and not `PHOTON_TARGET`: their `--target`
-is an AdminService.
+## Verbs that call a server
+
+`photon-grpc generate`, `chat`, `batch`, `bench` and `health` read `PHOTON_TARGET`, the address of the server; `top` and
+`quarantine` do not: their `--target` is an AdminService.
+
+| variable | flag | meaning |
+|---|---|---|
+| `PHOTON_TARGET` | `--target` | Address of the server. Unset: `127.0.0.1:50051`. |
+| `PHOTON_API_KEY` | none: others on the machine can read a command line | API key of all calls but those of `health`. |
+| `PHOTON_TLS_CA` | `--tls-ca` | Connect by TLS, and believe this authority (PEM); `public`: those that browsers do. |
+| `PHOTON_CLIENT_TLS_CERT` | `--tls-cert` | Connect by TLS, and show this certificate (PEM) to a server that asks. |
+| `PHOTON_CLIENT_TLS_KEY` | `--tls-key` | Its private key (PEM). |
+
+The server's own `PHOTON_TLS_CERT` and `PHOTON_TLS_KEY` are not read by these verbs; `serve` reads none of this table.
+The client libraries read no variable: they take a target and credentials. gRPC's own log lines are off in the
+terminal, unless `GRPC_VERBOSITY` is set.
 """
 
 

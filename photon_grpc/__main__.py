@@ -37,7 +37,7 @@ def _run() -> int:
 
 
 def _is_of_memory(error: BaseException) -> bool:
-    """What service/address_space.py knows, without an import: little is left."""
+    """Return whether it says that no memory is left, without importing service/address_space.py: little is left."""
     signs = ("start new thread", "failed to map", "llocate memory")
     return isinstance(error, MemoryError) or any(sign in str(error) for sign in signs)
 

@@ -42,15 +42,19 @@ class InputLine:
     data: bytes
 
 
-def batch(target: str, source: Path, target_file: Path, options: Options, concurrency: int) -> int:
-    """Answer every line of `source` that `target_file` has no answer of; return the exit code: 0, or 1 where requests
-    failed.
+def batch(
+    target: str, source: Path, target_file: Path, options: Options, concurrency: int, *, overwrite: bool = False
+) -> int:
+    """Answer every line of `source` that `target_file` has no answer of, or with `overwrite` every line; return the
+    exit code: 0, or 1 where requests failed.
 
     Raise ConfigError for files that do not belong together, PhotonError where the server is lost or lets no caller in:
     what was answered stays.
     """
     lines = list(_read(source))
-    with target_file.open("a+b") as out:
+    with _opened(target_file) as out:
+        if overwrite:
+            out.truncate(0)
         answered, num_failed = _answered(out, target_file, {line.number: line.digest for line in lines})
         left = [line for line in lines if line.number not in answered]
         if answered:
@@ -60,6 +64,13 @@ def batch(target: str, source: Path, target_file: Path, options: Options, concur
     return 1 if num_failed else 0
 
 
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("a+b")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+
+
 def _read(source: Path) -> Iterator[InputLine]:
     """Raise ConfigError. Lines end with a line feed alone: JSON may hold what else ends a line."""
     try:
@@ -67,7 +78,7 @@ def _read(source: Path) -> Iterator[InputLine]:
             if data.strip():
                 yield InputLine(number, hashlib.sha256(data).hexdigest()[:_DIGEST_CHARS], data)
     except OSError as error:
-        raise ConfigError(f"{source}: {error}") from None
+        raise ConfigError(f"{source}: {error.strerror}") from None
 
 
 def _answered(out: BinaryIO, path: Path, digests: dict[int, str]) -> tuple[set[int], int]:
@@ -82,9 +93,10 @@ def _answered(out: BinaryIO, path: Path, digests: dict[int, str]) -> tuple[set[i
             record = json.loads(answer)
             number, digest = record["line"], record["digest"]
         except (ValueError, KeyError, TypeError):
-            raise ConfigError(f"{path} is no output of batch; name another file") from None
+            raise ConfigError(f"{path} is no output of batch; name another file, or --overwrite it") from None
         if digests.get(number) != digest:
-            raise ConfigError(f"{path} answers another request at line {number} of the input; name another file")
+            problem = f"{path} answers another request at line {number} of the input"
+            raise ConfigError(f"{problem}; name another file, or --overwrite it")
         numbers.add(number)
         num_failed += "error" in record
     out.truncate(len(whole))

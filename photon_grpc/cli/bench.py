@@ -147,7 +147,9 @@ def _prompts_of(path: Path) -> list[str | list[int]]:
     try:
         lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
         prompts = [_prompt_of(json.loads(line)) for line in lines] if path.suffix == ".jsonl" else lines
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise ConfigError(f"--prompt-file: {path}: {error.strerror}", field="--prompt-file") from error
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"--prompt-file: {path}: {error}", field="--prompt-file") from error
     if not prompts:
         raise ConfigError(f"--prompt-file: {path} has no prompts", field="--prompt-file")

@@ -69,7 +69,8 @@ def chat(target: str, system: str, **options: Any) -> None:
 @with_generation
 @with_answer
 @click.option("--concurrency", type=click.IntRange(1), default=64, show_default=True, metavar="N", help="At a time.")
-def batch(source: Path, answers: Path, target: str, concurrency: int, **options: Any) -> int:
+@click.option("--overwrite", is_flag=True, help="Drop what OUT.jsonl holds and answer every line anew.")
+def batch(source: Path, answers: Path, target: str, concurrency: int, overwrite: bool, **options: Any) -> int:
     """Answer every line of IN.jsonl into OUT.jsonl; the same command again goes on where it was stopped.
 
     A line is an object with "prompt" (a text or a list of ids) or "messages", perhaps an "id", and options by their
@@ -77,7 +78,7 @@ def batch(source: Path, answers: Path, target: str, concurrency: int, **options:
     """
     from photon_grpc.cli.batch import batch as run_batch
 
-    return run_batch(target, source, answers, to_options(options), concurrency)
+    return run_batch(target, source, answers, to_options(options), concurrency, overwrite=overwrite)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from photon_grpc.cli.connection import with_target
+from photon_grpc.errors import ConfigError, InvalidRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -22,7 +23,9 @@ class _TextFile(click.ParamType[str]):
         try:
             with click.open_file(value, encoding="utf-8") as file:
                 return str(file.read())
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
+            self.fail(f"{value}: {error.strerror}", parameter, context)
+        except UnicodeDecodeError as error:
             self.fail(f"{value}: {error}", parameter, context)
 
 
@@ -36,7 +39,7 @@ class _BinaryFile(click.ParamType[bytes]):
             with click.open_file(value, "rb") as file:
                 return bytes(file.read())
         except OSError as error:
-            self.fail(f"{value}: {error}", parameter, context)
+            self.fail(f"{value}: {error.strerror}", parameter, context)
 
 
 class _Bias(click.ParamType):  # type: ignore[type-arg]
@@ -199,12 +202,20 @@ def _with(options: tuple[Callable[[F], F], ...], function: F) -> F:
 
 
 def to_options(flags: dict[str, Any]) -> Any:
-    """Options of the client's calls: flags that were given, by the fields' names. Raise InvalidRequest."""
+    """Options of the client's calls: flags that were given, by the fields' names. Raise ConfigError."""
     options = {name: value for name, value in flags.items() if value is not None and value != ()}
     if "logit_bias" in options:
         options["logit_bias"] = dict(options["logit_bias"])
     if "protobuf" in options:
-        from photon_grpc.client.message_type import find_message_type
-
-        options["message_type"] = find_message_type(*options.pop("protobuf"))
+        options["message_type"] = _message_type(*options.pop("protobuf"))
     return options
+
+
+def _message_type(descriptor_set: bytes, name: str) -> Any:
+    from photon_grpc.client.message_type import find_message_type
+
+    try:
+        return find_message_type(descriptor_set, name)
+    except InvalidRequest as error:
+        problem = str(error).removeprefix("message_type: ")
+        raise ConfigError(f"--protobuf: {problem}", field="--protobuf") from None

@@ -127,7 +127,7 @@ def _read_header(path: Path) -> tuple[int, bytes]:
                 )
             return size, file.read(length)
     except OSError as error:
-        raise ModelLoadError(f"{path.name}: cannot be read ({error})") from None
+        raise ModelLoadError(f"{path.name}: cannot be read ({error.strerror})") from None
 
 
 def _entries(file: str, raw: bytes, data_bytes: int) -> dict[str, TensorEntry]:

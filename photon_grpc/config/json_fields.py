@@ -21,7 +21,9 @@ def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
             raise ModelLoadError(f"{path.name}: there is no such file in {path.parent}")
         with path.open("rb") as file:
             content = file.read(limit + 1)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ModelLoadError(f"{path.name}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
         raise ModelLoadError(f"{path.name}: cannot be read ({error})") from None
     if len(content) > limit:
         raise ModelLoadError(f"{path.name}: is larger than {limit} bytes", limit=limit)

@@ -96,7 +96,7 @@ def check(config: ServeConfig, origins: Mapping[str, str], *, any_directory: boo
             return
         check_model(config.model.model, origins["model"], random_weights=config.model.load_format == "dummy")
     except OSError as error:  # a name that is too long, a directory that may not be read
-        raise ConfigError(f"{origins['model']}: {error}", field="--model") from None
+        raise ConfigError(f"{origins['model']}: {config.model.model}: {error.strerror}", field="--model") from None
 
 
 def check_model(model: str, source: str = "--model", *, random_weights: bool = False) -> None:

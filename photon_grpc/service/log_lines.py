@@ -86,7 +86,7 @@ class ForeignLines:
 
 
 def foreign_line(text: str) -> str:
-    """A line that was written without the log: nobody says how grave it is, or in which process."""
+    """Make JSON of a line that did not come through the log; its process is unknown."""
     time = _utc(datetime.now(UTC).timestamp())
     return _line({"time": time, "level": "warning", "process": None, "message": text[:_MAX_FOREIGN_CHARS]})
 

@@ -69,6 +69,19 @@ def test_the_constraint_of_a_line_takes_the_place_of_the_flags(tmp_path: Path, o
     assert asked == ["regex", "choices", "regex"]
 
 
+def test_overwritten_answers_are_asked_for_again(tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, other = write(tmp_path / "in.jsonl", "x", "y"), write(tmp_path / "other.jsonl", "z")
+    with serving_in_a_thread(HI) as fake:
+        assert run(fake, source, out) == 0
+        assert run(fake, other, out) == 2
+        assert "--overwrite" in capsys.readouterr().err
+        assert run(fake, other, out, "--overwrite") == 0
+        assert run(fake, other, out) == 0
+    assert [request.text for request in fake.requests[2:]] == ["z"]
+    (only,) = answers(out)
+    assert only["line"] == 1
+
+
 def test_messages_of_typed_output_are_base64(tmp_path: Path, out: Path) -> None:
     (tmp_path / "set").write_bytes(descriptor_set())
     whole = message('{"number":"17"}', finish=pb.FINISH_REASON_EOS)

@@ -117,9 +117,9 @@ def test_a_message_type_that_is_none_is_refused_before_the_call(
     arguments = {"generate": ["x"], "chat": [], "batch": [f"{tmp_path}/in.jsonl", f"{tmp_path}/out.jsonl"]}[verb]
     with serving_in_a_thread(SCRIPT) as fake:
         command = [verb, *arguments, "--target", fake.target, "--protobuf"]
-        assert main.main([*command, f"{tmp_path}/set", "acme.v1.None"]) == 1
+        assert main.main([*command, f"{tmp_path}/set", "acme.v1.None"]) == 2
         assert main.main([*command, f"{tmp_path}/nothing", NAME]) == 2
-    assert "the set has no message 'acme.v1.None'" in capsys.readouterr().err
+    assert "--protobuf: the set has no message 'acme.v1.None'" in capsys.readouterr().err
     assert fake.requests == []
 
 

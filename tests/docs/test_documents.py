@@ -6,12 +6,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from photon_grpc.cli.main import cli
+from photon_grpc.config.resolve import CLIENT_VARIABLES
 from photon_grpc.config.settings import settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +37,28 @@ def test_the_configuration_page_has_every_setting() -> None:
     for setting in settings():
         assert f"`{setting.flag}`" in shown
         assert f"`{setting.variable}`" in shown
+
+
+def test_the_configuration_page_has_every_variable_of_the_verbs_that_call_a_server() -> None:
+    shown = (ROOT / "docs" / "configuration.md").read_text()
+    of_flags = {str(each.envvar) for verb in cli.commands.values() for each in verb.params if each.envvar}
+    assert of_flags <= set(CLIENT_VARIABLES)
+    assert all(f"| `{variable}` | " in shown for variable in CLIENT_VARIABLES)
+
+
+def test_constraints_are_versions_of_all_that_is_asked_for_and_nothing_else() -> None:
+    heading, *lines = re.split(r"^(?=[^#])", (ROOT / "constraints.txt").read_text(), maxsplit=1, flags=re.MULTILINE)
+    assert len(heading.splitlines()) == 2
+    pins = [re.fullmatch(r"([\w.-]+)==[\w.]+", line) for line in "".join(lines).splitlines()]
+    assert all(pins), "a line that is no NAME==VERSION"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    asked = [*project["dependencies"], *extras["serve"], *extras["otel"], *extras["dev"]]
+    assert {spelt(re.split(r"[<>=;~ ]", each)[0]) for each in asked} <= {spelt(pin[1]) for pin in pins if pin}
+
+
+def spelt(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def test_the_verbs_that_read_the_target_variable_are_named() -> None:
