@@ -22,7 +22,7 @@ from photon_grpc.engine.worker import Job, Progress
 from photon_grpc.errors import InvalidConstraint, InvalidRequest
 
 #: A piece of a walk, and all pieces of one walk together.
-_PIECE_S, MAX_WALK_S = 0.01, 30.0
+_PIECE_S, MAX_WALK_S = 0.005, 30.0
 
 
 class Workshop:

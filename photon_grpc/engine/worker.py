@@ -19,6 +19,8 @@ from photon_grpc.core.ports import Event
 _STACK_BYTES = 64 * 2**20
 #: Pause before jobs that found no room look for it again.
 _NO_ROOM_S = 0.005
+#: Pause behind a piece of a job that goes on: on few cores steps are computed by the same ones.
+_PAUSE_S = 0.005
 
 
 class Progress(Enum):
@@ -113,6 +115,7 @@ class Worker:
             elif progress is Progress.MORE:
                 with self._lock:
                     (self._spare if is_spare else self._jobs).push(job)
+                time.sleep(_PAUSE_S)
             elif not is_spare and not job.is_cancelled:
                 self._done(job)
             # The thread must not keep alive what nobody else holds.
