@@ -17,6 +17,8 @@ import sys
 import threading
 from collections.abc import Iterator
 
+from photon_grpc.service.log_sieve import LogSieve
+
 #: As much as a process may ask for without privileges.
 _PIPE_BYTES = 1024 * 1024
 _READ_BYTES = 64 * 1024
@@ -140,8 +142,10 @@ def _pieces(data: bytes) -> Iterator[bytes]:
 
 
 def _pump(reader: int, target: int) -> None:
+    sieve = LogSieve()
     while data := os.read(reader, _READ_BYTES):
-        _write_all(target, memoryview(data))
+        _write_all(target, memoryview(sieve.passed(data)))
+    _write_all(target, memoryview(sieve.rest()))
     os.close(reader)
 
 
