@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -12,6 +13,7 @@ from urllib.parse import unquote
 
 #: Descriptors of this process, on Linux and macOS.
 _DESCRIPTORS = "/dev/fd"
+_DISCARDED_BYTES = 1 << 20
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
 #: What is still on its way is not waited for: the other end is told at once.
 _WITH_A_RESET = struct.pack("ii", 1, 0)
@@ -30,8 +32,16 @@ def hang_up(peer: str) -> bool:
             if copy.family in _INTERNET and _peer(copy) == wanted:
                 copy.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _WITH_A_RESET)
                 copy.shutdown(socket.SHUT_RDWR)
+                _discard(copy)
                 return True
     return False
+
+
+def _discard(connection: socket.socket) -> None:
+    """What has come and was not read: gRPC would still read it."""
+    with contextlib.suppress(OSError):
+        while connection.recv(_DISCARDED_BYTES, socket.MSG_DONTWAIT):
+            pass
 
 
 def _named(peer: str) -> Address | None:

@@ -49,8 +49,10 @@ UNFOLDINGS = {
 }
 
 
-@pytest.mark.parametrize("num_connections", [1, pytest.param(4, marks=pytest.mark.long_attack)])
-@pytest.mark.parametrize("kind", UNFOLDINGS)
+@pytest.mark.parametrize(
+    ("kind", "num_connections"),
+    [*((kind, 1) for kind in UNFOLDINGS), pytest.param("entries of 3.9 KB", 4, marks=pytest.mark.long_attack)],
+)
 def test_who_unfolds_headers_is_hung_up_on(
     attacked: Victim, size: Size, figures: Figures, kind: str, num_connections: int
 ) -> None:
@@ -76,8 +78,9 @@ def test_who_unfolds_headers_is_hung_up_on(
     assert told == {"hung up on": num_connections}
     assert beside.failed == []
     assert max(alive_s) < size.neighbour_s
-    assert peak_mib < rest_mib + num_connections * _MOST_MIB
+    # The limit that docs/reliability.md states: several connections are only told of.
     if num_connections == 1:
+        assert peak_mib < rest_mib + _MOST_MIB
         assert max(beside.generate_s) < size.neighbour_s and max(beside.health_s) < size.neighbour_s
 
 
