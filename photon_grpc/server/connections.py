@@ -38,7 +38,7 @@ def hang_up(peer: str) -> bool:
 
 
 def _discard(connection: socket.socket) -> None:
-    """What has come and was not read: gRPC would still read it."""
+    """Throw away the bytes that wait to be read: gRPC would still read them."""
     with contextlib.suppress(OSError):
         while connection.recv(_DISCARDED_BYTES, socket.MSG_DONTWAIT):
             pass

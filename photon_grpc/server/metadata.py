@@ -46,7 +46,7 @@ _judge: ContextVar[Callable[[], object]] = ContextVar("judge", default=_trust)
 
 def take(headers: Iterable[tuple[str, str | bytes]] | None) -> bool:
     """Note a call's headers, which gRPC copies anew whenever it is asked for them. False, and none are noted, where
-    they are more than gRPC lets in from anybody who has acknowledged SETTINGS."""
+    they are more than gRPC lets in from a client that has acknowledged SETTINGS."""
     num_bytes = 0
     taken = {}
     for name, value in headers or ():

@@ -1,4 +1,4 @@
-"""Bounds what gRPC's core writes to stderr: it has a line for every refused call, and nobody to ask for fewer."""
+"""Bounds the lines that gRPC's core writes to stderr: it has one for every refused call, and no setting for fewer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LogSieve:
         self._is_amid_a_line = False
 
     def passed(self, piece: bytes) -> bytes:
-        """What of it is to be written, behind the number of lines that were left out in an interval that is over."""
+        """Return the part that is to be written, behind the number of lines left out in an interval that is over."""
         due = b"" if self._is_amid_a_line else self._summed_up()
         data, self._unfinished = self._unfinished + piece, b""
         begin = data.rfind(b"\n") + 1
@@ -41,7 +41,7 @@ class LogSieve:
         return due + data
 
     def rest(self) -> bytes:
-        """When nothing will come any more."""
+        """Return what is left when nothing will come any more."""
         self._begun_s -= _INTERVAL_S
         return self._summed_up() + self._unfinished
 

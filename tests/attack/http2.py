@@ -135,6 +135,17 @@ class Connection:
             return False
         return True
 
+    def is_hung_up_on(self) -> bool:
+        """Return whether the server closes. Until then PINGs are answered and SETTINGS are not; False: it does not, for
+        as long as the limit."""
+        try:
+            for found in self.frames(is_polite=False):
+                if found.kind == PING and not found.flags & ACK:
+                    self.send(frame(PING, ACK, 0, found.payload))
+        except TimeoutError:
+            return False
+        return True
+
     def vanish(self) -> None:
         """Closes with a reset: nothing is said any more."""
         with contextlib.suppress(OSError):

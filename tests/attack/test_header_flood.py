@@ -102,11 +102,7 @@ def _until_hung_up(address: str, send: Callable[[Connection], None]) -> str:
         sending = threading.Thread(target=send, args=(connection,))
         sending.start()
         try:
-            for _ in connection.frames(is_polite=False):
-                pass
-            return "hung up on"
-        except TimeoutError:
-            return "left alone"
+            return "hung up on" if connection.is_hung_up_on() else "left alone"
         finally:
             connection.vanish()
             sending.join()

@@ -49,15 +49,6 @@ def flood(connection: Connection, path: str, name: str, value: str, num_referenc
             return
 
 
-def ends(connection: Connection) -> bool:
-    try:
-        for _ in connection.frames(is_polite=False):
-            pass
-    except TimeoutError:
-        return False
-    return True
-
-
 @pytest.mark.parametrize("path", [GENERATE, "/a.B/C"])
 @pytest.mark.parametrize("entry", [LARGE, SMALL], ids=["large", "small"])
 async def test_who_acknowledges_nothing_and_floods_is_hung_up_on(
@@ -66,7 +57,7 @@ async def test_who_acknowledges_nothing_and_floods_is_hung_up_on(
     loop = asyncio.get_running_loop()
     with ThreadPoolExecutor(2) as threads, connected(address) as connection:
         flooding = loop.run_in_executor(threads, flood, connection, path, *entry)
-        assert await loop.run_in_executor(threads, ends, connection)
+        assert await loop.run_in_executor(threads, connection.is_hung_up_on)
         await flooding
     assert await is_served(address)
 
@@ -77,7 +68,7 @@ async def test_a_flood_needs_no_key(tmp_path: Path) -> None:
         with ThreadPoolExecutor(2) as threads, connected(address) as connection:
             loop = asyncio.get_running_loop()
             flooding = loop.run_in_executor(threads, flood, connection, GENERATE, *LARGE)
-            assert await loop.run_in_executor(threads, ends, connection)
+            assert await loop.run_in_executor(threads, connection.is_hung_up_on)
             await flooding
 
 
