@@ -115,7 +115,9 @@ def liveness(victim: Victim) -> Iterator[list[float]]:
     over = threading.Event()
 
     def look() -> None:
-        while not over.wait(_LOOK_S):
+        is_last = False
+        while not is_last:
+            is_last = over.wait(_LOOK_S)
             begun_s = time.monotonic()
             with urllib.request.urlopen(victim.liveness, timeout=_LIMIT_S) as answer:
                 assert answer.status == 200
