@@ -103,9 +103,6 @@ class _Context:
     def __init__(self, written: _Countdown) -> None:
         self._written = written
 
-    def invocation_metadata(self) -> tuple[()]:
-        return ()
-
     def time_remaining(self) -> None:
         return None
 

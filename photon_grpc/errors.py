@@ -233,6 +233,11 @@ _BY_REASON = {cls.reason: cls for cls in _leaves(PhotonError) if "reason" in var
 }
 
 
+def reasons_of(*groups: type[PhotonError]) -> tuple[str, ...]:
+    """Those of all members, and of the groups themselves, without repetition."""
+    return tuple(dict.fromkeys(cls.reason for group in groups for cls in _leaves(group)))
+
+
 def from_reason(
     reason: str,
     message: str,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from photon_grpc.config.api_keys import read_api_keys
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.core.counts import Counts
 from photon_grpc.frontend.record import RequestObserver
 from photon_grpc.server.interceptors.failure_log import FailureLog
 from photon_grpc.server.interceptors.metrics import MetricsInterceptor
-from photon_grpc.server.metrics import RequestMetrics
+from photon_grpc.server.metrics import KeyMetrics, RequestMetrics
 from photon_grpc.server.request_log import RequestLog
 
 
@@ -26,6 +27,7 @@ class Observation:
 
 
 def observation(config: ServerConfig) -> Observation:
+    """Raise ConfigError for a file of API keys that cannot be used."""
     counts = None
     observers: list[RequestObserver] = []
     interceptors: tuple[MetricsInterceptor, ...] = ()
@@ -33,6 +35,8 @@ def observation(config: ServerConfig) -> Observation:
         counts = Counts()
         observers.append(RequestMetrics(counts))
         interceptors = (MetricsInterceptor(counts),)
+        if config.api_keys_file:
+            observers.append(KeyMetrics(counts, (key.name for key in read_api_keys(config.api_keys_file))))
     if config.log_requests:
         observers.append(RequestLog())
     return Observation(tuple(observers), interceptors, counts, FailureLog(has_requests=not config.log_requests))

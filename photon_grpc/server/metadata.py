@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any
@@ -13,11 +13,18 @@ import grpc
 
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.record import Origin
+from photon_grpc.server import connections
 
 REQUEST_ID_KEY = "x-request-id"
 TRACEPARENT_KEY = "traceparent"
 REPLICA_KEY = "x-photon-replica"
 MAX_REQUEST_ID_CHARS = 128
+#: Of a call, counted as HTTP/2 does: names, values and 32 for each. Clients are told in SETTINGS. Room for a baggage of
+#: OpenTelemetry (8 KiB), a token and what proxies add.
+MAX_BYTES = 16 * 1024
+_ENTRY_BYTES = 32
+#: What is left of the headers of a call that gRPC refuses for them: all up to the one that crosses the limit.
+_MOST_REFUSED_BYTES = 2 * MAX_BYTES
 _ATTEMPTS_KEY = "grpc-previous-rpc-attempts"
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -39,11 +46,31 @@ def _trust() -> None:
 _judge: ContextVar[Callable[[], object]] = ContextVar("judge", default=_trust)
 
 
-def name_call(context: Context, replica_id: str) -> None:
+def take(headers: Iterable[tuple[str, str | bytes]] | None) -> bool:
+    """Note a call's headers, which gRPC copies anew whenever it is asked for them. False, and none are noted, where
+    they are more than gRPC lets in from a client that has acknowledged SETTINGS."""
+    num_bytes = 0
+    taken = {}
+    for name, value in headers or ():
+        num_bytes += len(name) + len(value) + _ENTRY_BYTES
+        if num_bytes > _MOST_REFUSED_BYTES:
+            return False
+        taken[name] = value
+    _headers.set(taken)
+    return True
+
+
+async def refuse_oversized(messages: Any, context: Context) -> None:
+    """Answer a call whose headers were not taken. Its client never acknowledged SETTINGS, and every further call would
+    cost as much: the connection ends. Raise InvalidRequest."""
+    connections.hang_up(context.peer())
+    raise InvalidRequest(f"the call's metadata has more than {MAX_BYTES} bytes: send less", limit=MAX_BYTES)
+
+
+def name_call(replica_id: str) -> None:
     """Give the call the id of its header, or a new one, and the id of who answers it. Raise InvalidRequest naming the
     header."""
     _replica_id.set(replica_id)
-    _headers.set(dict(context.invocation_metadata() or ()))
     _request_id.set(secrets.token_hex(16))
     if given := _header(REQUEST_ID_KEY):
         rename_call(given, REQUEST_ID_KEY)

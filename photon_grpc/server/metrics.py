@@ -1,15 +1,18 @@
 """Names for Prometheus: `photon_` and the suffix that vLLM uses where the meaning is the same; of calls the names that
 gRPC's own interceptors use. Buckets are vLLM's, and finer ones below them.
 
-No label holds what a caller wrote. Loaded in the supervisor too: no grpc here.
+No label holds what a caller wrote; API keys are named by their file. Loaded in the supervisor too: no grpc here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from photon_grpc.core.counts import Counts, Metric
+from photon_grpc.core.generation import Usage
 from photon_grpc.core.request import FinishReason
-from photon_grpc.errors import Cancelled
-from photon_grpc.frontend.record import RequestRecord
+from photon_grpc.errors import Cancelled, RequestError, Unavailable, reasons_of
+from photon_grpc.frontend.record import NO_USAGE, RequestRecord
 
 _FIRST_TOKEN_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
@@ -27,6 +30,9 @@ _REQUEST_S = (
 _TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 _METHOD = ("grpc_type", "grpc_service", "grpc_method")
 
+#: Why a request ends without an answer; who cancels is counted apart.
+_FAILURES = tuple(reason for reason in reasons_of(RequestError, Unavailable) if reason != Cancelled.reason)
+
 SUCCESS = Metric(
     "photon_request_success_total",
     "Outputs of requests that were answered, by how they ended.",
@@ -38,9 +44,11 @@ REJECTED = Metric(
     "photon_requests_rejected_total",
     "Requests refused or failed before any output.",
     ("reason",),
-    known=("QUEUE_FULL", "QUEUE_TIMEOUT", "QUOTA_EXCEEDED", "DEADLINE_UNREACHABLE"),
+    known=_FAILURES,
 )
-FAILED = Metric("photon_requests_failed_total", "Requests that failed after output began.", ("reason",))
+FAILED = Metric(
+    "photon_requests_failed_total", "Requests that failed after output began.", ("reason",), known=_FAILURES
+)
 CANCELLED = Metric("photon_requests_cancelled_total", "Requests whose caller cancelled them or was lost.")
 LOST = Metric("photon_requests_lost_total", "Requests in the engine whose front end died: no line tells of them.")
 #: Why tokens that the engine counted were not billed.
@@ -78,6 +86,12 @@ PROMPT_TOKENS = Metric(
 GENERATION_TOKENS = Metric(
     "photon_request_generation_tokens", "Output tokens that requests with a step were billed.", bounds=_TOKENS
 )
+PROMPT_TOKENS_BY_KEY = Metric(
+    "photon_prompt_tokens_by_key_total", "Prompt tokens that the requests of an API key were billed.", ("key",)
+)
+GENERATION_TOKENS_BY_KEY = Metric(
+    "photon_generation_tokens_by_key_total", "Output tokens that the requests of an API key were billed.", ("key",)
+)
 LOOP_LAG_S = Metric(
     "photon_event_loop_lag_seconds",
     "By how much the event loops of front ends were late for a timer that they have every 50 ms.",
@@ -91,6 +105,7 @@ HANDLING_S = Metric("grpc_server_handling_seconds", "Duration of calls.", _METHO
 COUNTED = (
     *(SUCCESS, ANSWERED, REJECTED, FAILED, CANCELLED, LOST, UNBILLED_PROMPT, UNBILLED_OUTPUT),
     *(QUEUE_S, PREFILL_S, FIRST_TOKEN_S, DECODE_S, TOKEN_S, LATENCY_S, PROMPT_TOKENS, GENERATION_TOKENS),
+    *(PROMPT_TOKENS_BY_KEY, GENERATION_TOKENS_BY_KEY),
     *(LOOP_LAG_S, STARTED, HANDLED, HANDLING_S),
 )
 
@@ -127,6 +142,24 @@ class RequestMetrics:
             self._counts.add(CANCELLED)
         else:
             self._counts.add(FAILED if record.usage.output_tokens else REJECTED, record.reason)
+
+
+class KeyMetrics:
+    """Counts tokens by the API key of their requests; a RequestObserver."""
+
+    def __init__(self, counts: Counts, keys: Iterable[str]) -> None:
+        """`keys`: names that begin at 0. Others are counted from their first request on."""
+        self._counts = counts
+        for key in keys:
+            self._add(key, NO_USAGE)
+
+    def ended(self, record: RequestRecord) -> None:
+        if record.origin.owner:
+            self._add(record.origin.owner, record.usage)
+
+    def _add(self, key: str, usage: Usage) -> None:
+        self._counts.add(PROMPT_TOKENS_BY_KEY, key, amount=usage.prompt_tokens)
+        self._counts.add(GENERATION_TOKENS_BY_KEY, key, amount=usage.output_tokens)
 
 
 def finished_reason(reason: FinishReason) -> str:

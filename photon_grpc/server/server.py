@@ -10,7 +10,7 @@ import grpc
 
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.frontend.frontend import Frontend
-from photon_grpc.server import addresses, health, orca, reflection
+from photon_grpc.server import addresses, health, metadata, orca, reflection
 from photon_grpc.server.inference import InferenceService
 from photon_grpc.server.interceptors.errors import ErrorInterceptor
 from photon_grpc.server.interceptors.failure_log import FailureLog
@@ -26,6 +26,9 @@ STALL_LIMIT_S = 120.0
 LAST_WORDS_S = 2.0
 #: Each holds its message. Far beyond any queue, whose front end answers with a reason; not without end.
 _MAX_UNSEEN_CALLS = 1 << 15
+#: Clients acknowledge our SETTINGS as soon as they have them. Who has not after so long is no client of gRPC: headers
+#: of 16 MiB are let in until then, and those behind a message are seen by nobody but gRPC.
+_SETTINGS_TIMEOUT_MS = 10_000
 
 _SERVICES = (
     inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
@@ -135,6 +138,14 @@ def transport_options(max_message_bytes: int, reuse_port: bool) -> tuple[tuple[s
         ("grpc.http2.bdp_probe", 0),
         # On by default: a second server would bind the same port and take half of the connections.
         ("grpc.so_reuseport", int(reuse_port)),
+        # All that fits, and nothing more: by default gRPC refuses what has more than 8 KiB at random.
+        ("grpc.max_metadata_size", metadata.MAX_BYTES),
+        ("grpc.absolute_max_metadata_size", metadata.MAX_BYTES),
+        ("grpc.http2.settings_timeout", _SETTINGS_TIMEOUT_MS),
+        # Connections take turns after each call, not after 32: who is to be hung up on (metadata.refuse_oversized) is
+        # met before thousands of its calls are parsed. No limit of streams: one that is below all seats and the queue
+        # makes callers wait in their client, silently, and one above it holds no attack up.
+        ("grpc.http2.max_requests_per_read", 1),
         # Above 1,000 calls that Python has not yet seen, gRPC would cancel some at random, with no reason given.
         # QUEUE_FULL gives one.
         ("grpc.server.max_pending_requests", _MAX_UNSEEN_CALLS),

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from photon_grpc.service.log_lines import ForeignLines, formatter
+from photon_grpc.service.log_sieve import LogSieve
 
 #: As much as a process may ask for without privileges.
 _PIPE_BYTES = 1024 * 1024
@@ -132,9 +133,10 @@ def _pieces(data: bytes) -> Iterator[bytes]:
 
 
 def _pump(reader: int, target: int, translate: Callable[[bytes], bytes]) -> None:
+    sieve = LogSieve()
     while data := os.read(reader, _READ_BYTES):
-        _write_all(target, memoryview(translate(data)))
-    _write_all(target, memoryview(translate(b"")))
+        _write_all(target, memoryview(translate(sieve.passed(data))))
+    _write_all(target, memoryview(translate(sieve.rest()) + translate(b"")))
     os.close(reader)
 
 

@@ -54,6 +54,6 @@ def figures(request: pytest.FixtureRequest) -> Figures:
 @pytest.fixture(scope="session")
 def attacked(size: Size) -> Iterator[Victim]:
     """Every attack leaves it as it found it."""
-    with victim("--model", size.model) as running:
+    with victim("--model", size.model, "--metrics-listen", "127.0.0.1:0") as running:
         yield running
         running.owns_nothing()

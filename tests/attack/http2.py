@@ -15,6 +15,10 @@ DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION =
 END_STREAM, ACK, END_HEADERS = 1, 1, 4
 _INITIAL_WINDOW_SIZE = 4
 _MAX_FRAME_BYTES = 1 << 24
+#: Of a frame that is sent, before anybody allows more.
+_FRAME_BYTES = 16_384
+#: Of HPACK: the newest entry of the dynamic table, in one byte.
+NEWEST_ENTRY = b"\xbe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,19 @@ def header_block(path: str, content_type: str = "application/grpc", **more: str)
     fields = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "127.0.0.1", "te": "trailers"}
     fields |= {"content-type": content_type} | {name.replace("_", "-"): value for name, value in more.items()}
     return b"".join(b"\0" + _text(name) + _text(value) for name, value in fields.items())
+
+
+def new_entry(name: str, value: str) -> bytes:
+    """A field that HPACK keeps in its dynamic table, of 4,096 bytes, names and values and 32 for each."""
+    return b"\x40" + _text(name) + _text(value)
+
+
+def headers(stream: int, block: bytes, flags: int = 0) -> bytes:
+    """HEADERS and as many CONTINUATIONs as it takes."""
+    first, *more = (block[at : at + _FRAME_BYTES] for at in range(0, len(block), _FRAME_BYTES))
+    frames = [frame(HEADERS, flags | (0 if more else END_HEADERS), stream, first)]
+    frames += [frame(CONTINUATION, 0, stream, piece) for piece in more[:-1]]
+    return b"".join([*frames, *(frame(CONTINUATION, END_HEADERS, stream, piece) for piece in more[-1:])])
 
 
 def _text(text: str) -> bytes:
@@ -114,6 +131,17 @@ class Connection:
             for found in self.frames():
                 if found.stream == stream and found.ends_stream:
                     return True
+        except TimeoutError:
+            return False
+        return True
+
+    def is_hung_up_on(self) -> bool:
+        """Return whether the server closes. Until then PINGs are answered and SETTINGS are not; False: it does not, for
+        as long as the limit."""
+        try:
+            for found in self.frames(is_polite=False):
+                if found.kind == PING and not found.flags & ACK:
+                    self.send(frame(PING, ACK, 0, found.payload))
         except TimeoutError:
             return False
         return True

@@ -42,6 +42,8 @@ class Size:
     flood_bytes: tuple[int, ...]
     flood_processes: int
     flood_s: float
+    #: Calls of each connection whose headers are made to cost.
+    header_calls: int
     #: Of mixed traffic, unless --soak says.
     soak_s: float
     #: How long a neighbour's one-token Generate may wait: generous, for the machine may be busy with other things.
@@ -67,6 +69,7 @@ SHORT = Size(
     flood_bytes=(1 << 20,),
     flood_processes=2,
     flood_s=2.0,
+    header_calls=200,
     soak_s=2.0,
 )
 
@@ -89,6 +92,7 @@ LONG = Size(
     flood_bytes=(1 << 20, 32 << 20),
     flood_processes=8,
     flood_s=15.0,
+    header_calls=2_000,
     soak_s=120.0,
 )
 

@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import threading
+import urllib.parse
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -113,7 +114,10 @@ def listening(pid: int) -> set[str]:
 
 def test_only_what_was_declared_listens(attacked: Victim) -> None:
     """And processes talk by sockets that have no name."""
-    declared = {"frontend": {attacked.address.rpartition(":")[2], attacked.admin.removeprefix("unix:")}}
+    declared = {
+        "supervisor": {str(urllib.parse.urlsplit(attacked.liveness).port)},
+        "frontend": {attacked.address.rpartition(":")[2], attacked.admin.removeprefix("unix:")},
+    }
     pids = processes(attacked)
     assert {role: listening(pid) for role, pid in pids.items()} == {role: declared.get(role, set()) for role in pids}
 

@@ -41,6 +41,9 @@ class Victim:
         self.address = service.wait_ready()[0]
         #: Of AdminService.
         self.admin = next(line for line in service.lines if "admin service on " in line).split("admin service on ")[1]
+        #: /healthz of its supervisor; empty without --metrics-listen.
+        metrics = next((line for line in service.lines if "metrics on " in line), "")
+        self.liveness = metrics.partition("metrics on ")[2].replace("/metrics", "/healthz")
         self._expected = self._normal_answer()
 
     def pids(self) -> dict[str, int]:

@@ -85,16 +85,22 @@ def test_probes_ask_for_what_the_health_service_knows() -> None:
     """ "" is liveness, the service's name readiness; a wrong name is NOT_FOUND, for ever."""
     grpc_port = CONTAINER["ports"][0]["containerPort"]
     assert CONTAINER["readinessProbe"]["grpc"] == {"port": grpc_port, "service": "photon_grpc.v1.InferenceService"}
-    for probe in ("startupProbe", "livenessProbe"):
-        assert CONTAINER[probe]["grpc"] == {"port": grpc_port}
+    assert CONTAINER["startupProbe"]["grpc"] == {"port": grpc_port}
+
+
+def test_liveness_is_the_supervisors() -> None:
+    """The port of gRPC is its callers', who may flood it; who is flooded is alive."""
+    assert CONTAINER["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
+    assert "grpc" not in CONTAINER["livenessProbe"]
 
 
 def test_probes_over_tls_ask_over_http_at_the_metrics_port() -> None:
     (container,) = containers(read(KUBERNETES / "components" / "tls" / "tls.yaml"))
-    asked = {name: container[name]["httpGet"] for name in ("startupProbe", "readinessProbe", "livenessProbe")}
+    asked = {name: container[name]["httpGet"] for name in ("startupProbe", "readinessProbe")}
     assert {probe["port"] for probe in asked.values()} == {"metrics"}
-    assert [asked[name]["path"] for name in asked] == ["/healthz", "/readyz", "/healthz"]
+    assert [asked[name]["path"] for name in asked] == ["/healthz", "/readyz"]
     assert all(container[name]["grpc"] is None for name in asked)
+    assert "grpc" not in CONTAINER["livenessProbe"]
 
 
 def test_the_grace_period_holds_the_hook_the_drain_and_the_end() -> None:

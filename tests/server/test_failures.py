@@ -137,9 +137,6 @@ async def test_a_refusal_that_comes_after_the_call_was_over_is_no_crash() -> Non
     with them."""
 
     class Over:
-        def invocation_metadata(self) -> tuple[()]:
-            return ()
-
         async def read(self) -> bytes:
             return b""
 
@@ -152,7 +149,9 @@ async def test_a_refusal_that_comes_after_the_call_was_over_is_no_crash() -> Non
     async def continuation(details: object) -> Any:
         return grpc.unary_unary_rpc_method_handler(refuse)
 
-    handler = await ErrorInterceptor("replica").intercept_service(continuation, SimpleNamespace(method="/s/m"))
+    handler = await ErrorInterceptor("replica").intercept_service(
+        continuation, SimpleNamespace(method="/s/m", invocation_metadata=())
+    )
     with pytest.raises(asyncio.CancelledError):
         await handler.stream_unary(None, Over())
 

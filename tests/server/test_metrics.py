@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,16 +15,18 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from photon_grpc.compose.observation import observation
+from photon_grpc.config.flags import ServerConfig
 from photon_grpc.core.counts import Counts, Sums
 from photon_grpc.core.generation import Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.core.stats import Load
-from photon_grpc.errors import QueueFull
+from photon_grpc.errors import PhotonError, QueueFull, RequestError, Unavailable
 from photon_grpc.frontend.record import Origin, RequestRecord
 from photon_grpc.server import methods, metrics
 from photon_grpc.server.exposition import Snapshot
 from photon_grpc.server.interceptors.metrics import MetricsInterceptor
-from photon_grpc.server.metrics import RequestMetrics
+from photon_grpc.server.metrics import KeyMetrics, RequestMetrics
 from photon_grpc.server.request_log import LOGGER, RequestLog
 from photon_grpc.v1 import inference_pb2_grpc
 from tests.frontend.fake_engine import FACTS
@@ -231,6 +235,46 @@ def test_load_reports_on_a_stream_have_labels_of_their_own() -> None:
 
 
 def test_labels_are_of_a_closed_set() -> None:
-    """Reasons, finish reasons, and what gRPC's descriptors say."""
+    """Reasons, finish reasons, names of the keys file, and what gRPC's descriptors say."""
     names = {label for metric in metrics.COUNTED for label in metric.labels}
-    assert names == {"finished_reason", "reason", "grpc_type", "grpc_service", "grpc_method", "grpc_code"}
+    assert names == {"finished_reason", "reason", "key", "grpc_type", "grpc_service", "grpc_method", "grpc_code"}
+
+
+@pytest.mark.parametrize("name", ["photon_requests_failed_total", "photon_requests_rejected_total"])
+def test_every_reason_begins_at_0(name: str) -> None:
+    """A rate misses the first of a series that appears."""
+    ends_a_request = {cls.reason for cls in errors_below(RequestError) | errors_below(Unavailable)} - {"CANCELLED"}
+    page, _ = Snapshot(Load(), Sums(), True).page("")
+    shown = dict(re.findall(rf'^{name}{{reason="(\w+)"}} (\S+)$', page.decode(), re.MULTILINE))
+    assert shown == dict.fromkeys(ends_a_request, "0.0")
+
+
+def errors_below(cls: type[PhotonError]) -> set[type[PhotonError]]:
+    return {cls}.union(*(errors_below(child) for child in cls.__subclasses__()))
+
+
+def test_tokens_are_counted_by_key() -> None:
+    counts = Counts()
+    observer = KeyMetrics(counts, ("idle", "team"))
+    for record in (RECORD, RECORD, REFUSED):
+        observer.ended(record)
+    sums = Sums()
+    sums.told(0, counts.changed())
+    page, _ = Snapshot(Load(), sums, True).page("")
+    shown = re.findall(r'^photon_(\w+)_tokens_by_key_total{key="(\w+)"} (\S+)$', page.decode(), re.MULTILINE)
+    assert sorted(shown) == [
+        ("generation", "idle", "0.0"),
+        ("generation", "team", "18.0"),
+        ("prompt", "idle", "0.0"),
+        ("prompt", "team", "14.0"),
+    ]
+
+
+def test_without_keys_nothing_is_counted_by_key(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(f'[[key]]\nname = "team"\nsha256 = "{"a" * 64}"\nscopes = ["generate"]\n')
+    for given, expected in (({}, 1), ({"api_keys_file": str(file)}, 2)):
+        observed = observation(ServerConfig(metrics_listen="127.0.0.1:0", **given))
+        assert len(observed.observers) == expected
+        assert observed.counts is not None
+        assert {series.labels for series in observed.counts.changed()} == ({("team",)} if given else set())

@@ -74,7 +74,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[MethodHandler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> MethodHandler | None:
-        handler, method = await continuation(handler_call_details), methods.name(handler_call_details.method)
+        method = methods.name(handler_call_details.method)
+        taken = metadata.take(handler_call_details.invocation_metadata)
+        handler = await continuation(handler_call_details) if taken else _OVERSIZED
         if handler is None:
             return None
         known, guarded = self._guarded.get(method, (None, None))
@@ -83,6 +85,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             guarded = _guarded(handler, _Ending(method, self._failures, self._replica_id, trailers), self._intake)
             self._guarded[method] = handler, guarded
         return guarded
+
+
+#: Of every call that brings too many headers, whatever its method.
+_OVERSIZED: MethodHandler = grpc.stream_stream_rpc_method_handler(metadata.refuse_oversized)
 
 
 def _guarded(handler: Any, ending: _Ending, intake: Intake) -> MethodHandler:
@@ -158,7 +164,7 @@ def _writing(generate: Callable[[Any, Context], AsyncIterator[Any]]) -> Callable
 async def _guard(ending: _Ending, context: Context, answer: Respond) -> Any:
     fail = partial(_fail, ending, context, time.monotonic())
     try:
-        metadata.name_call(context, ending.replica_id)
+        metadata.name_call(ending.replica_id)
         response = await answer(fail)
         context.set_trailing_metadata((ending.replica, *ending.trailers()))
         return response

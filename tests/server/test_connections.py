@@ -1,0 +1,66 @@
+"""One connection is ended from within, and no other."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from photon_grpc.server.connections import hang_up
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture(params=[(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"), (socket.AF_INET6, "::ffff:127.0.0.1")])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """The client's end, the server's."""
+    family, host = request.param
+    if family == socket.AF_INET6 and not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6")
+    bound = "::" if host.startswith("::ffff") else host
+    with (
+        socket.create_server((bound, 0), family=family, dualstack_ipv6=bound == "::") as listener,
+        socket.create_connection((host, listener.getsockname()[1]), timeout=5) as client,
+    ):
+        server, _ = listener.accept()
+        with server:
+            server.settimeout(5)
+            yield client, server
+
+
+def peer(client: socket.socket) -> str:
+    """As gRPC names it."""
+    host, port = client.getsockname()[:2]
+    host = host.removeprefix("::ffff:")
+    return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
+
+
+def is_open(client: socket.socket, server: socket.socket) -> bool:
+    try:
+        client.sendall(b"x")
+        return server.recv(1) == b"x"
+    except OSError:
+        return False
+
+
+def test_the_one_that_is_named_is_ended(pair: Pair) -> None:
+    client, server = pair
+    assert hang_up(peer(client))
+    assert not is_open(client, server)
+    server.close()
+    # The second: it is known by then that nobody listens any more.
+    with pytest.raises((BrokenPipeError, ConnectionResetError)):
+        client.sendall(b"x")
+        client.sendall(b"x")
+
+
+def test_no_other_is(pair: Pair) -> None:
+    client, server = pair
+    before = os.listdir("/dev/fd")
+    host, _, port = peer(client).rpartition(":")
+    for other in (f"{host}:{int(port) % 65_535 + 1}", f"ipv4:127.0.0.2:{port}", "unix:", "unix:/run/x.sock", ""):
+        assert not hang_up(other)
+    assert is_open(client, server)
+    assert os.listdir("/dev/fd") == before
