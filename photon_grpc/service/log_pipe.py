@@ -135,7 +135,9 @@ def _pieces(data: bytes) -> Iterator[bytes]:
 def _pump(reader: int, target: int, translate: Callable[[bytes], bytes]) -> None:
     sieve = LogSieve()
     while data := os.read(reader, _READ_BYTES):
-        _write_all(target, memoryview(translate(sieve.passed(data))))
+        # For `translate` no data are the end.
+        if passed := sieve.passed(data):
+            _write_all(target, memoryview(translate(passed)))
     _write_all(target, memoryview(translate(sieve.rest()) + translate(b"")))
     os.close(reader)
 
