@@ -173,7 +173,7 @@ def pattern(number: int) -> str:
 def _limits(model: Path, directory: Path, args: argparse.Namespace) -> None:
     digests = {key: hashlib.sha256(f"secret of {key}".encode()).hexdigest() for key in _KEYS}
     keys = directory / "keys.toml"
-    keys.write_text("".join(f'[[key]]\nname = "{key}"\nsha256 = "{digest}"\n' for key, digest in digests.items()))
+    keys.write_text("".join(f'[[key]]\nname = "{key}"\nsha256 = "{digest}"\nscopes = ["generate"]\n' for key, digest in digests.items()))
     flags = ("--model", str(model), "--load-format", "dummy", "--api-keys-file", str(keys), "--max-num-seqs", "64")
     numbers = list(range(args.grammars))
     alone, _, _ = _answers(numbers, 1, flags, args)
@@ -182,6 +182,9 @@ def _limits(model: Path, directory: Path, args: argparse.Namespace) -> None:
     differ = sum(alone[number] != together[number] for number in numbers)
     ends = sum(isinstance(answer, str) for answer in alone.values())
     print(f"\n## {args.grammars} outputs of 80 tokens near the limits, two API keys, {args.at_once} at a time\n")
+    for number in numbers:
+        if alone[number] != together[number]:
+            print(f"\n{pattern(number // 2)}: alone {alone[number]}, together {together[number]}")
     print("| differ from alone | of these refused alone | engine before, at most MiB |\n|--:|--:|--:|")
     print(f"| {differ} | {ends} | {before_mib:.0f}, {most_mib:.0f} |", flush=True)
 
@@ -215,6 +218,7 @@ async def _ask(stub: Any, number: int) -> Any:
     request = inference_pb2.GenerateRequest()
     request.token_ids.ids.extend((20, 21 + number % 7))
     request.sampling.temperature, request.sampling.seed, request.stop.max_tokens = 1.0, number, 80
+    request.output.token_ids = True
     # Every other request has the grammar of another's.
     request.structured_output.regex = pattern(number // 2)
     key = ("authorization", f"Bearer secret of {_KEYS[number // 4 % 2]}")
@@ -222,7 +226,7 @@ async def _ask(stub: Any, number: int) -> Any:
         answer = await stub.Generate(request, metadata=(key,), timeout=300)
     except grpc.aio.AioRpcError as error:
         return f"{error.code().name}: {error.details()}"
-    return list(answer.outputs[0].token_ids)
+    return (list(answer.outputs[0].token_ids), answer.outputs[0].text)
 
 
 if __name__ == "__main__":

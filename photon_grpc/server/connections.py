@@ -30,8 +30,10 @@ def hang_up(peer: str) -> bool:
     for copy in _sockets():
         with copy:
             if copy.family in _INTERNET and _peer(copy) == wanted:
-                copy.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _WITH_A_RESET)
-                copy.shutdown(socket.SHUT_RDWR)
+                # It may be closed from the other end meanwhile.
+                with contextlib.suppress(OSError):
+                    copy.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _WITH_A_RESET)
+                    copy.shutdown(socket.SHUT_RDWR)
                 _discard(copy)
                 return True
     return False
