@@ -30,7 +30,8 @@
     │   ├── ModelLoading               MODEL_LOADING
     │   ├── Draining                   DRAINING
     │   ├── EngineRestarting           ENGINE_RESTARTING       nothing was sent yet: retry
-    │   └── EngineFailure              ENGINE_FAILURE          output had begun: continue from it
+    │   ├── EngineFailure              ENGINE_FAILURE          output had begun: continue from it
+    │   └── IdleStreamEvicted          IDLE_STREAM_EVICTED     others needed the place of an idle stream: open it again
     ├── Closed                         CLOSED                  the LLM was closed, before the call or during it
     └── StartupError                   the service cannot start: says what to do, ends with exit code 2
         ├── ConfigError                a flag or PHOTON_ variable
@@ -56,6 +57,8 @@ class PhotonError(Exception):
     reason = "INTERNAL_FAILURE"
     #: Of one that may be asked again: doing so cannot succeed, or not before the caller's deadline.
     is_final = False
+    #: Its caller may ask again when there is something to ask; gRPC itself is not to.
+    is_left_to_caller = False
 
     def __init__(
         self,
@@ -202,6 +205,13 @@ class EngineRestarting(Unavailable):
 
 class EngineFailure(Unavailable):
     reason = "ENGINE_FAILURE"
+
+
+class IdleStreamEvicted(Unavailable):
+    """The stream is opened again with the next request: idle ones opened at once would take turns without end."""
+
+    reason = "IDLE_STREAM_EVICTED"
+    is_left_to_caller = True
 
 
 class Closed(PhotonError):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeAlias, Unpack
 
@@ -19,7 +20,15 @@ from photon_grpc.client.resume import ResumingCall
 from photon_grpc.client.status import Unreachable, item_error, to_error
 from photon_grpc.client.stream import MessageCall, Stream
 from photon_grpc.core.generation import Prompt
-from photon_grpc.errors import DeadlinePassed, Draining, DuplicateRequestId, InvalidRequest, PhotonError
+from photon_grpc.errors import (
+    Cancelled,
+    DeadlinePassed,
+    Draining,
+    DuplicateRequestId,
+    IdleStreamEvicted,
+    InvalidRequest,
+    PhotonError,
+)
 from photon_grpc.v1 import inference_pb2 as pb
 
 #: Of a call that brings none of its own.
@@ -31,13 +40,19 @@ MultiplexGenerateCall: TypeAlias = (
 
 #: No message but the first and the last.
 _AT_THE_END = 2**32 - 1
+#: Streams that a request may be sent on again: a server that takes the place of each new one away is full.
+_MAX_REOPENED = 8
 
 
 class MultiplexedCall:
     """One request of many, read like a StreamGenerate call."""
 
-    def __init__(self, cancel: Callable[[str], None], request_id: str, timeout_s: float) -> None:
-        self.request_id = request_id
+    def __init__(self, cancel: Callable[[str], None], request: pb.GenerateRequest, timeout_s: float) -> None:
+        self.request_id = request.request_id
+        self._request: pb.GenerateRequest | None = request
+        self._ends_s = time.monotonic() + timeout_s
+        self._num_sent = 1
+        self._is_cancelled = False
         self._cancel = cancel
         self._messages: deque[pb.StreamGenerateResponse] = deque()
         self._error: PhotonError | None = None
@@ -68,9 +83,23 @@ class MultiplexedCall:
     def cancel(self) -> None:
         """End the request; do nothing once it has ended."""
         if not self._is_over:
+            self._is_cancelled = True
             self._cancel(self.request_id)
 
+    def again(self, cancel: Callable[[str], None]) -> pb.GenerateRequest | None:
+        """The request, to be sent once more; None where its server has begun with it, or it is to end. Raise
+        Cancelled."""
+        if self._is_cancelled:
+            raise Cancelled("cancelled by its caller")
+        if self._request is None or self._is_over or self._num_sent > _MAX_REOPENED:
+            return None
+        self._num_sent += 1
+        self._cancel = cancel
+        _set_timeout(self._request, max(self._ends_s - time.monotonic(), 1e-3))
+        return self._request
+
     def tell(self, message: pb.StreamGenerateResponse) -> None:
+        self._request = None
         self._messages.append(message)
         self._news.set()
 
@@ -92,7 +121,8 @@ class Multiplex:
     """Requests that share a stream: `async with client.multiplex() as many`. Leaving the block ends what still runs.
 
     One that fails harms no other. When the stream is lost, or its server drains, the next request opens another, and
-    streams of one output go on there; the other requests in flight fail with the reason.
+    streams of one output go on there; the other requests in flight fail with the reason. A server that needs the place
+    of a stream ends it while it is idle: the next request opens another, and one that was under way is sent there.
     """
 
     def __init__(
@@ -134,10 +164,34 @@ class Multiplex:
         """The call of a request, sent once; it gets an id where it has none. Raise DuplicateRequestId."""
         if self._is_closed:
             raise Unreachable("the stream was closed")
+        return self._wire().ask(request, timeout_s)
+
+    def _wire(self) -> _Wire:
+        """The one for new requests."""
         self._wires = [wire for wire in self._wires if not wire.is_over]
         if not self._wires or self._wires[-1].is_leaving:
-            self._wires.append(_Wire(self._open_call(), self._target))
-        return self._wires[-1].ask(request, timeout_s)
+            self._wires.append(_Wire(self._open_call(), self._target, self._ask_again))
+        return self._wires[-1]
+
+    def _ask_again(self, calls: Sequence[MultiplexedCall], error: PhotonError) -> None:
+        """Those that an idle stream's end met on their way."""
+        if self._is_closed:
+            for call in calls:
+                call.end(error)
+            return
+        for call in calls:
+            try:
+                self._send_again(call, error)
+            except PhotonError as own:
+                call.end(own)
+
+    def _send_again(self, call: MultiplexedCall, error: PhotonError) -> None:
+        """Raise PhotonError."""
+        wire = self._wire()
+        request = call.again(wire.cancel)
+        if request is None:
+            raise error
+        wire.send(call, request)
 
     async def __aenter__(self) -> Self:
         return self
@@ -172,9 +226,16 @@ _MAX_ID_CHARS = 128
 class _Wire:
     """One MultiplexGenerate call."""
 
-    def __init__(self, call: MultiplexGenerateCall, target: str) -> None:
+    def __init__(
+        self,
+        call: MultiplexGenerateCall,
+        target: str,
+        evicted: Callable[[Sequence[MultiplexedCall], PhotonError], None],
+    ) -> None:
+        """`evicted` is told what was in flight when the server took the stream's place away, or may have."""
         self._call = call
         self._target = target
+        self._evicted = evicted
         #: Those in flight.
         self._by_id: dict[str, MultiplexedCall] = {}
         self._by_handle: dict[int, MultiplexedCall] = {}
@@ -183,6 +244,8 @@ class _Wire:
         #: No request can be asked for here any more; nor will one end.
         self.is_leaving = False
         self.is_over = False
+        #: Its end met a request on its way.
+        self._is_cut = False
 
     def ask(self, request: pb.GenerateRequest, timeout_s: float) -> MultiplexedCall:
         request_id = request.request_id = request.request_id or uuid.uuid4().hex
@@ -192,10 +255,14 @@ class _Wire:
         if request_id in self._by_id:
             raise DuplicateRequestId(f"{request_id!r} is in flight on this stream", field="request_id")
         # The server's deadline, which ends it there; this side's, should the server be silent.
-        request.scheduling.timeout.FromNanoseconds(round(timeout_s * 1e9))
-        call = self._by_id[request_id] = MultiplexedCall(self.cancel, request_id, timeout_s)
-        self._actions.put_nowait(pb.MultiplexGenerateRequest(generate=request))
+        _set_timeout(request, timeout_s)
+        call = MultiplexedCall(self.cancel, request, timeout_s)
+        self.send(call, request)
         return call
+
+    def send(self, call: MultiplexedCall, request: pb.GenerateRequest) -> None:
+        self._by_id[call.request_id] = call
+        self._actions.put_nowait(pb.MultiplexGenerateRequest(generate=request))
 
     def cancel(self, request_id: str) -> None:
         action = pb.MultiplexGenerateRequest.Cancel(request_id=request_id)
@@ -218,9 +285,18 @@ class _Wire:
                 for item in frame.items:
                     self._tell(item)
         except grpc.aio.AioRpcError as failure:
-            self._fail(to_error(failure, self._target))
+            self._fail(self._error(failure))
         else:
             self._fail(Unreachable(f"{self._target} has ended the stream"))
+
+    def _error(self, failure: grpc.aio.AioRpcError) -> PhotonError:
+        if failure.code() is not grpc.StatusCode.INTERNAL or failure.trailing_metadata():
+            return to_error(failure, self._target)
+        # Of grpc.aio itself: a message met the end of the stream, whose status it has thrown away.
+        self._is_cut = True
+        error = Unreachable(f"{self._target} has ended the stream")
+        error.was_lost, error.target = True, self._target
+        return error
 
     def _tell(self, item: pb.MultiplexItem) -> None:
         call = self._by_handle.get(item.handle)
@@ -240,11 +316,19 @@ class _Wire:
 
     def _fail(self, error: PhotonError) -> None:
         self.is_leaving = self.is_over = True
-        for call in self._by_id.values():
-            call.end(error)
+        calls = tuple(self._by_id.values())
         self._by_id.clear()
         self._by_handle.clear()
         self._tasks[0].cancel()
+        if self._is_cut or isinstance(error, IdleStreamEvicted):
+            self._evicted(calls, error)
+            return
+        for call in calls:
+            call.end(error)
+
+
+def _set_timeout(request: pb.GenerateRequest, timeout_s: float) -> None:
+    request.scheduling.timeout.FromNanoseconds(round(timeout_s * 1e9))
 
 
 def _gathered(messages: list[pb.StreamGenerateResponse]) -> pb.GenerateResponse:

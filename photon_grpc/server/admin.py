@@ -12,12 +12,13 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from photon_grpc import __version__
 from photon_grpc.core.admission import check_count
-from photon_grpc.core.frames import Suspect
+from photon_grpc.core.frames import Reply, Suspect, Verb
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import FeatureNotSupported, InvalidRequest
 from photon_grpc.frontend.frontend import Frontend, State
 from photon_grpc.server import metadata
 from photon_grpc.server.metadata import Context
+from photon_grpc.server.places import AT_WORK, Places, silent_call
 from photon_grpc.v1 import admin_pb2 as pb
 from photon_grpc.v1 import admin_pb2_grpc
 
@@ -26,6 +27,8 @@ _MAX_NAMES = 256
 #: Of a fingerprint.
 _MAX_HEX_DIGITS = 64
 _MAX_DRAIN_S = 86_400.0
+#: Of WatchLoad, Drain and what the engine is asked for.
+MAX_CALLS = 64
 _DEFAULT_INTERVAL_S = 1.0
 _LEAST_INTERVAL_S = 0.02
 _MOST_INTERVAL_S = 3600.0
@@ -41,6 +44,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._instance_id = uuid.uuid4().hex
         self._start_time = _timestamp(time.time())
         self._num_restarts = 0
+        self.places = Places("calls of operators", MAX_CALLS)
         frontend.on_state(self._on_state)
 
     def close(self, num_left: int) -> None:
@@ -71,7 +75,11 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> None:
         asked_s = _seconds(request.min_interval, "min_interval", _MOST_INTERVAL_S)
         interval_s = max(asked_s, _LEAST_INTERVAL_S) if request.HasField("min_interval") else _DEFAULT_INTERVAL_S
-        await metadata.send_initial_metadata(context)
+        with silent_call(self.places, metadata.holder()):
+            await metadata.send_initial_metadata(context)
+            await self._tell(interval_s, context)
+
+    async def _tell(self, interval_s: float, context: Context) -> None:
         told = None
         while not self._is_over.is_set():
             load = self._frontend.load
@@ -87,30 +95,31 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         request_ids = _names(request.request_ids, request.all, "request_ids", metadata.MAX_REQUEST_ID_CHARS)
         if not request_ids and not request.all:
             return pb.AbortRequestsResponse()
-        reply = await self._frontend.control("abort_requests", request_ids)
+        reply = await self._ordered("abort_requests", request_ids)
         return pb.AbortRequestsResponse(aborted_request_ids=reply.names)
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         timeout_s = _seconds(request.timeout, "timeout", _MAX_DRAIN_S) if request.HasField("timeout") else None
-        self._drain(timeout_s)
-        # A caller that goes away changes nothing for the others.
-        return pb.DrainResponse(remaining_requests=await asyncio.shield(self._num_left))
+        with silent_call(self.places, metadata.holder()):
+            self._drain(timeout_s)
+            # A caller that goes away changes nothing for the others.
+            return pb.DrainResponse(remaining_requests=await asyncio.shield(self._num_left))
 
     async def ResetPrefixCache(
         self, request: pb.ResetPrefixCacheRequest, context: Context
     ) -> pb.ResetPrefixCacheResponse:
-        reply = await self._frontend.control("reset_prefix_cache")
+        reply = await self._ordered("reset_prefix_cache")
         return pb.ResetPrefixCacheResponse(freed_blocks=reply.value)
 
     async def ListQuarantine(self, request: pb.ListQuarantineRequest, context: Context) -> pb.ListQuarantineResponse:
-        reply = await self._frontend.control("list_quarantine")
+        reply = await self._ordered("list_quarantine")
         return pb.ListQuarantineResponse(entries=[_entry_message(each) for each in reply.suspects])
 
     async def ClearQuarantine(self, request: pb.ClearQuarantineRequest, context: Context) -> pb.ClearQuarantineResponse:
         fingerprints = _names(request.fingerprints, request.all, "fingerprints", _MAX_HEX_DIGITS)
         if not fingerprints and not request.all:
             return pb.ClearQuarantineResponse()
-        reply = await self._frontend.control("clear_quarantine", fingerprints)
+        reply = await self._ordered("clear_quarantine", fingerprints)
         return pb.ClearQuarantineResponse(cleared_fingerprints=reply.names)
 
     async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Context) -> pb.LoadAdapterResponse:
@@ -118,6 +127,11 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     async def UnloadAdapter(self, request: pb.UnloadAdapterRequest, context: Context) -> pb.UnloadAdapterResponse:
         raise FeatureNotSupported("LoRA adapters are not supported yet", field="UnloadAdapter")
+
+    async def _ordered(self, verb: Verb, names: tuple[str, ...] = ()) -> Reply:
+        """The engine's reply. Raise Unavailable, QueueFull."""
+        with self.places.take(metadata.holder(), AT_WORK):
+            return await self._frontend.control(verb, names)
 
     def _on_state(self, state: State) -> None:
         self._num_restarts += state is State.RESTARTING

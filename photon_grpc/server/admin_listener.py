@@ -35,7 +35,8 @@ class AdminListener:
     ) -> None:
         """`interceptors` and `certificates` are for a port; see AdminService for `drain`, Server for the others."""
         self._service = AdminService(frontend, drain)
-        self._outermost = (*observing, ErrorInterceptor(replica_id))
+        self._reflecting = reflection.places()
+        self._outermost = (*observing, ErrorInterceptor(replica_id, reading=(self._reflecting,)))
         self._interceptors = interceptors
         self._certificates = certificates
         self._grpc: grpc.aio.Server | None = None
@@ -48,7 +49,7 @@ class AdminListener:
         server = grpc.aio.server(interceptors=interceptors, options=options)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(self._service, server)
         name = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
-        server.add_generic_rpc_handlers(reflection.handlers((name,), (admin_pb2,)))
+        server.add_generic_rpc_handlers(reflection.handlers((name,), (admin_pb2,), self._reflecting))
         credentials = self._certificates.credentials() if self._certificates else None
         bound = addresses.bind(server, address, reuse_port=False, credentials=credentials, unix_mode=_SOCKET_MODE)
         await server.start()

@@ -14,11 +14,17 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_health.v1 import health_pb2
 
 from photon_grpc.frontend.frontend import Frontend, State
+from photon_grpc.server import metadata
 from photon_grpc.server.metadata import Context
+from photon_grpc.server.places import Places, silent_call
 
 SERVICE = "grpc.health.v1.Health"
 READINESS = "photon_grpc.v1.InferenceService"
 LIVENESS = ""
+#: Every connection of a client that asks for health has one open.
+MAX_WATCHES = 4096
+#: gRPC's clients open one again at once.
+_LEAST_IDLE_S = 10.0
 
 _SERVING: int = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING: int = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -76,6 +82,7 @@ class HealthService:
         self._is_withdrawn = False
         self._is_closed = False
         self._change = asyncio.Event()
+        self.places = Places("health watches", MAX_WATCHES, least_idle_s=_LEAST_IDLE_S)
         frontend.on_state(lambda state: self._announce())
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -109,6 +116,11 @@ class HealthService:
         return CheckResponse(status=status)
 
     async def Watch(self, request: Any, context: Context) -> None:
+        """Every status, when it changes. Raise QueueFull, IdleStreamEvicted."""
+        with silent_call(self.places, metadata.holder()):
+            await self._tell(request, context)
+
+    async def _tell(self, request: Any, context: Context) -> None:
         told = None
         while True:
             change = self._change

@@ -7,7 +7,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from photon_grpc.errors import Draining, NotAllowed, PhotonError, QueueFull
+from photon_grpc.errors import Draining, NotAllowed, PhotonError
 from photon_grpc.frontend.ask import Ask
 from photon_grpc.frontend.frontend import Frontend, State, WriteConstraint
 from photon_grpc.frontend.record import Origin
@@ -17,12 +17,13 @@ from photon_grpc.server.interceptors.intake import Messages
 from photon_grpc.server.message_type import MessageTypes, WantedType
 from photon_grpc.server.metadata import Context
 from photon_grpc.server.multiplex import Admitted, MultiplexCall
+from photon_grpc.server.places import Places
 from photon_grpc.server.responses import ResponseWriter
 from photon_grpc.server.writer import StreamWriter
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
 
-#: MultiplexGenerate calls at a time; each may hold a message of the largest size while it arrives.
+#: At a time; each may hold a message of the largest size while it arrives.
 MAX_MULTIPLEX_CALLS = 64
 _MULTIPLEX = "MultiplexGenerate"
 _RETRY_AFTER_S = 1.0
@@ -35,6 +36,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._frontend = frontend
         self._writer = writer
         self._failures = failures
+        self.places = Places("calls of MultiplexGenerate", MAX_MULTIPLEX_CALLS, oldest_first=False)
         self._multiplexed: set[MultiplexCall] = set()
         self._reading: set[asyncio.Task[None]] = set()
         frontend.on_state(self._on_state)
@@ -73,8 +75,18 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> None:
         self._check_open()
         call = MultiplexCall(partial(self._admit, context), partial(self._refuse, context), self._failures)
+        with self.places.take(metadata.holder(), call):
+            await self._answer(call, request_iterator, context)
+
+    def _check_open(self) -> None:
+        """Raise Draining."""
+        if self._frontend.state is State.DRAINING:
+            raise Draining("the server is going away", retry_after_s=_RETRY_AFTER_S)
+
+    async def _answer(self, call: MultiplexCall, actions: Messages, context: Context) -> None:
+        """Raise Draining, DeadlinePassed, IdleStreamEvicted."""
         self._multiplexed.add(call)
-        reading = asyncio.create_task(call.read(request_iterator))
+        reading = asyncio.create_task(call.read(actions))
         self._reading.add(reading)
         reading.add_done_callback(self._reading.discard)
         try:
@@ -82,15 +94,6 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         finally:
             self._multiplexed.discard(call)
             call.close()
-
-    def _check_open(self) -> None:
-        """Raise Draining, QueueFull."""
-        if self._frontend.state is State.DRAINING:
-            raise Draining("the server is going away", retry_after_s=_RETRY_AFTER_S)
-        count, limit = len(self._multiplexed), MAX_MULTIPLEX_CALLS
-        if count >= limit:
-            message = f"{count} calls of MultiplexGenerate are open; {limit} may"
-            raise QueueFull(message, needed=count + 1, limit=limit, retry_after_s=_RETRY_AFTER_S)
 
     def _on_state(self, state: State) -> None:
         if state is State.DRAINING:

@@ -15,11 +15,12 @@ import grpc
 
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.stats import Load
-from photon_grpc.errors import QueueFull, Unavailable
+from photon_grpc.errors import Unavailable
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.server import metadata
 from photon_grpc.server.metadata import Context
 from photon_grpc.server.orca import SERVICE, OrcaLoadReport, OrcaLoadReportRequest
+from photon_grpc.server.places import Places, silent_call
 from photon_grpc.server.writer import StreamWriter
 
 TRAILER = "endpoint-load-metrics-bin"
@@ -32,6 +33,8 @@ LEAST_INTERVAL_S = 1.0
 DEFAULT_INTERVAL_S = 10.0
 MAX_STREAMS = 256
 _RETRY_AFTER_S = 30.0
+#: gRPC's clients open a stream again at once.
+_LEAST_IDLE_S = 10.0
 #: A queue that takes so long to drain is a full replica.
 _FULL_QUEUE_S = 1.0
 
@@ -113,7 +116,9 @@ class OpenRcaService:
         self._reports = reports
         self._writer = writer
         self._is_over = asyncio.Event()
-        self._num_streams = 0
+        self.places = Places(
+            "streams of load reports", MAX_STREAMS, least_idle_s=_LEAST_IDLE_S, retry_after_s=_RETRY_AFTER_S
+        )
 
     def handler(self) -> grpc.GenericRpcHandler:
         method = grpc.unary_stream_rpc_method_handler(
@@ -126,16 +131,10 @@ class OpenRcaService:
         self._is_over.set()
 
     async def StreamCoreMetrics(self, request: Any, context: Context) -> None:
-        """A report at once, then one every interval. Raise QueueFull."""
-        if self._num_streams >= MAX_STREAMS:
-            message = f"{self._num_streams} streams of load reports are open; {MAX_STREAMS} may"
-            raise QueueFull(message, needed=MAX_STREAMS + 1, limit=MAX_STREAMS, retry_after_s=_RETRY_AFTER_S)
-        self._num_streams += 1
-        try:
+        """A report at once, then one every interval. Raise QueueFull, IdleStreamEvicted."""
+        with silent_call(self.places, metadata.holder()):
             await metadata.send_initial_metadata(context)
             await self._tell(_interval_s(request), context)
-        finally:
-            self._num_streams -= 1
 
     async def _tell(self, interval_s: float, context: Context) -> None:
         while not self._is_over.is_set():

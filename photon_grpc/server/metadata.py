@@ -32,6 +32,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 #: grpc.aio runs every call in a task of its own, hence in a context of its own.
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
 _owner: ContextVar[str] = ContextVar("owner", default="")
+_holder: ContextVar[str] = ContextVar("holder", default="")
 _replica_id: ContextVar[str] = ContextVar("replica_id", default="")
 #: The call has been counted as a request, and is told to who observes requests.
 _is_request: ContextVar[bool] = ContextVar("is_request", default=False)
@@ -107,6 +108,15 @@ def judge_again() -> None:
 def owner() -> str:
     """The name of the API key that the call of the running task was let in by; empty where none was asked for."""
     return _owner.get()
+
+
+def set_holder(context: Context) -> None:
+    _holder.set(caller(context))
+
+
+def holder() -> str:
+    """The owner of the places that the call of the running task takes: its `caller`."""
+    return _holder.get()
 
 
 async def send_initial_metadata(context: Context) -> None:

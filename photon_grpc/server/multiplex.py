@@ -34,6 +34,8 @@ MAX_UNTOLD = 1024
 #: A frame with so much is written, what is left goes into the next. Clients take 4 MiB unless told otherwise.
 MAX_FRAME_BYTES = 1 << 20
 _RETRY_AFTER_S = 1.0
+#: A write that takes longer waits for its reader.
+_STALLED_S = 10.0
 
 
 class Admitted(NamedTuple):
@@ -98,14 +100,32 @@ class MultiplexCall:
         self._is_half_closed = False
         self._is_draining = False
         self._over = asyncio.Event()
+        #: Of the newest action or frame.
+        self._active_s = time.monotonic()
+        #: A frame is made or written.
+        self._is_telling = False
+        self._eviction: PhotonError | None = None
+        #: That writes.
+        self._task: asyncio.Task[None] | None = None
         self._defect: Exception | None = None
 
     # Of the task that writes.
 
     async def answer(self, context: Context, writer: StreamWriter) -> None:
-        """Write until the client has half-closed and every request has ended. Raise Draining, DeadlinePassed."""
+        """Write until the client has half-closed and every request has ended. Raise Draining, DeadlinePassed,
+        IdleStreamEvicted."""
+        self._task = asyncio.current_task()
+        try:
+            await self._tell(context, writer)
+        except asyncio.CancelledError:
+            if self._eviction is None or self._task is None or self._task.uncancel():
+                raise
+            raise self._eviction from None
+
+    async def _tell(self, context: Context, writer: StreamWriter) -> None:
         has_written = False
         while await self._wait():
+            self._active_s, self._is_telling = time.monotonic(), True
             frame = await self._frame()
             if not frame:
                 continue
@@ -113,6 +133,19 @@ class MultiplexCall:
                 await metadata.send_initial_metadata(context)
                 has_written = True
             await writer.write(context, frame)
+
+    def idle_since_s(self) -> float | None:
+        """None while a request is in flight or has something to tell; one whose reader takes nothing is idle."""
+        if self._members or self._ready:
+            return None
+        is_telling = self._is_telling and time.monotonic() - self._active_s < _STALLED_S
+        return None if is_telling else self._active_s
+
+    def evict(self, error: PhotonError) -> None:
+        self._eviction = error
+        self._over.set()  # what comes now is sent again elsewhere
+        if self._task is not None:
+            self._task.cancel()
 
     def drain(self) -> None:
         """End with Draining once nothing runs."""
@@ -133,6 +166,7 @@ class MultiplexCall:
 
     async def _wait(self) -> bool:
         """For news; False at the end of the call."""
+        self._is_telling = False
         while not self._ready:
             if self._defect is not None:
                 raise self._defect
@@ -219,6 +253,7 @@ class MultiplexCall:
 
     def _act(self, action: pb.MultiplexGenerateRequest) -> None:
         """Raise InvalidRequest."""
+        self._active_s = time.monotonic()
         match action.WhichOneof("action"):
             case "generate":
                 self._generate(action.generate)

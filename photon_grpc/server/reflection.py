@@ -3,7 +3,7 @@ dropped it. Descriptors are as protoc writes them, with the names that fields ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -17,16 +17,25 @@ from google.protobuf.descriptor_pb2 import (
 from google.rpc import error_details_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from photon_grpc.server import health
+from photon_grpc.server import health, metadata
+from photon_grpc.server.interceptors.intake import Messages
+from photon_grpc.server.metadata import Context
+from photon_grpc.server.places import Places
 
 _V1ALPHA = reflection.SERVICE_NAME
 _V1 = "grpc.reflection.v1.ServerReflection"
 SERVICES = (_V1, _V1ALPHA)
+#: At a time, of both versions; each may hold a message while it arrives.
+MAX_STREAMS = 64
 
 
-def handlers(services: Sequence[str], modules: Sequence[Any]) -> tuple[grpc.GenericRpcHandler, ...]:
+def places() -> Places:
+    return Places("reflection streams", MAX_STREAMS, oldest_first=False)
+
+
+def handlers(services: Sequence[str], modules: Sequence[Any], streams: Places) -> tuple[grpc.GenericRpcHandler, ...]:
     """Handlers of both versions, which tell of `services` (full names, defined in `modules`) and of themselves."""
-    servicer = _Servicer((*services, *SERVICES), _files(modules))
+    servicer = _Servicer((*services, *SERVICES), _files(modules), streams)
     method = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
         request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
@@ -40,12 +49,21 @@ class _Servicer(reflection.aio.ReflectionServicer):
     """The package's, which finds no method by name: Python's descriptor pool does not. `grpcurl describe` of a method
     and ghz ask for one."""
 
-    def __init__(self, services: Sequence[str], files: Sequence[FileDescriptorProto]) -> None:
+    def __init__(self, services: Sequence[str], files: Sequence[FileDescriptorProto], streams: Places) -> None:
         pool = descriptor_pool.DescriptorPool()
         for file in files:
             pool.AddSerializedFile(file.SerializeToString())
         super().__init__(services, pool=pool)
+        self._streams = streams
         self._file_of = {symbol: file.name for file in files for symbol in _symbols_of(file)}
+
+    async def ServerReflectionInfo(  # type: ignore[override]  # its stubs say otherwise than it does
+        self, request_iterator: Messages, unused_context: Context
+    ) -> AsyncIterator[Any]:
+        """An answer to each message. Raise QueueFull; `request_iterator` ends the call where others need its place."""
+        with self._streams.take(metadata.holder(), request_iterator):
+            async for answer in super().ServerReflectionInfo(request_iterator, unused_context):  # type: ignore[attr-defined]
+                yield answer
 
     def _file_containing_symbol(self, request: Any, fully_qualified_name: str) -> Any:
         return self._file_by_filename(request, self._file_of.get(fully_qualified_name, ""))  # type: ignore[attr-defined]

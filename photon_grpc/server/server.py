@@ -58,11 +58,14 @@ class Server:
         self._config = config
         self._reports = LoadReports(frontend)
         self._failures = failures or FailureLog()
-        errors = ErrorInterceptor(replica_id, self._reports.trailers, self._failures)
+        self._writer = StreamWriter(stall_limit_s)
+        self._inference = InferenceService(frontend, self._writer, self._failures)
+        self._reflecting = reflection.places()
+        reading = (self._reflecting, self._inference.places)
+        errors = ErrorInterceptor(replica_id, self._reports.trailers, self._failures, reading=reading)
         self._interceptors = (*observing, errors, *interceptors)
         self._certificates = certificates
         self._health = health.HealthService(frontend)
-        self._writer = StreamWriter(stall_limit_s)
         self._orca = OpenRcaService(self._reports, self._writer)
         self._grpc: grpc.aio.Server | None = None
         self._watches: tuple[asyncio.Task[None], ...] = ()
@@ -106,10 +109,9 @@ class Server:
     def _build(self, reuse_port: bool) -> grpc.aio.Server:
         options = (*transport_options(self._config.max_message_size, reuse_port), *age_options(self._config))
         server = grpc.aio.server(interceptors=self._interceptors, options=options)
-        inference = InferenceService(self._frontend, self._writer, self._failures)
-        inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._inference, server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._frontend), server)
-        reflected = reflection.handlers(_SERVICES, (inference_pb2, model_pb2, orca))
+        reflected = reflection.handlers(_SERVICES, (inference_pb2, model_pb2, orca), self._reflecting)
         server.add_generic_rpc_handlers((self._health.handler(), self._orca.handler(), *reflected))
         return server
 

@@ -69,8 +69,9 @@ def call_status(error: Exception, request_id: str) -> CallStatus:
         (_DETAILS_KEY, status.SerializeToString()),
         (metadata.REQUEST_ID_KEY, request_id),
     ]
-    if told.retry_after_s is not None or isinstance(told, errors.Overloaded):
-        trailers.append((_PUSHBACK_KEY, _NEVER if told.is_final else str(round(_retry_s(told) * 1000))))
+    if told.is_left_to_caller or told.retry_after_s is not None or isinstance(told, errors.Overloaded):
+        is_never = told.is_final or told.is_left_to_caller
+        trailers.append((_PUSHBACK_KEY, _NEVER if is_never else str(round(_retry_s(told) * 1000))))
     return CallStatus(code_of(told), status.message, tuple(trailers), told.reason, request_id)
 
 

@@ -6,17 +6,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Mapping
 from email.parser import BytesHeaderParser
 from http import HTTPStatus
 from typing import NamedTuple
 
 from photon_grpc.config.resolve import split_address
-from photon_grpc.errors import ConfigError, frames_of
+from photon_grpc.errors import ConfigError, PhotonError, QueueFull, frames_of
+from photon_grpc.server.places import Places
 
 _LOG = logging.getLogger(__name__)
 
-#: Beyond them the oldest connection is ended: a new one is served.
+#: Beyond them the oldest connection of the host that has most is ended: a new one is served.
 MAX_CONNECTIONS = 64
 #: From the connection to the last byte of the answer.
 TIMEOUT_S = 5.0
@@ -34,14 +36,29 @@ class Page(NamedTuple):
 Render = Callable[[str], Page]
 
 
+class _Connection:
+    """None of them works: all are idle from their beginning."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        self.host = str((writer.get_extra_info("peername") or ("",))[0])
+        self._since_s = time.monotonic()
+
+    def idle_since_s(self) -> float:
+        return self._since_s
+
+    def evict(self, error: PhotonError) -> None:
+        self.writer.transport.abort()
+
+
 class HttpEndpoint:
     """GET and HEAD, one request for each connection. Belongs to one event loop."""
 
     def __init__(self, pages: Mapping[str, Render], *, timeout_s: float = TIMEOUT_S) -> None:
         self._pages = pages
         self._timeout_s = timeout_s
-        #: The oldest first.
-        self._open: dict[asyncio.StreamWriter, None] = {}
+        self.places = Places("connections for metrics", MAX_CONNECTIONS)
+        self._open: set[_Connection] = set()
         self._server: asyncio.Server | None = None
 
     async def start(self, address: str) -> str:
@@ -60,12 +77,22 @@ class HttpEndpoint:
     def close(self) -> None:
         if self._server is not None:
             self._server.close()
-        for writer in tuple(self._open):
-            writer.transport.abort()
+        for connection in tuple(self._open):
+            connection.writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._make_room()
-        self._open[writer] = None
+        connection = _Connection(writer)
+        try:
+            place = self.places.take(connection.host, connection)
+        except QueueFull:
+            writer.transport.abort()
+            return
+        self._open.add(connection)
+        with place:
+            await self._answered(reader, writer)
+        self._open.discard(connection)
+
+    async def _answered(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # Written is what the reader's machine has taken, and not what waits here for it.
         writer.transport.set_write_buffer_limits(high=0)
         with contextlib.suppress(TimeoutError, OSError, EOFError, asyncio.LimitOverrunError):
@@ -76,13 +103,6 @@ class HttpEndpoint:
         # Nothing more of one that has not closed by now.
         if not writer.is_closing():
             writer.transport.abort()
-        self._open.pop(writer, None)
-
-    def _make_room(self) -> None:
-        while len(self._open) >= MAX_CONNECTIONS:
-            oldest = next(iter(self._open))
-            del self._open[oldest]
-            oldest.transport.abort()
 
     def _answer(self, head: bytes) -> bytes:
         first, _, rest = head.partition(b"\r\n")

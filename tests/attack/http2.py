@@ -82,9 +82,10 @@ def grpc_message(data: bytes) -> bytes:
 class Connection:
     """One socket that has said its preface and SETTINGS. With a `window` of 0 the server may send no data."""
 
-    def __init__(self, address: str, limit_s: float = 20.0, window: int = 65_535) -> None:
+    def __init__(self, address: str, limit_s: float = 20.0, window: int = 65_535, source: str = "") -> None:
+        """`source`: the address that it comes from."""
         host, _, port = address.rpartition(":")
-        self._socket = socket.create_connection((host, int(port)), timeout=limit_s)
+        self._socket = socket.create_connection((host, int(port)), limit_s, (source, 0) if source else None)
         self._limit_s = limit_s
         self._unread = b""
         self.send(PREFACE + frame(SETTINGS, payload=struct.pack(">HI", _INITIAL_WINDOW_SIZE, window)))
@@ -103,6 +104,11 @@ class Connection:
         self.send(frame(HEADERS, flags, stream, header_block(path, **headers)))
         if data is not None:
             self.send(frame(DATA, END_STREAM, stream, data))
+
+    def open(self, stream: int, path: str, data: bytes = b"") -> None:
+        """As `call`, with more to come."""
+        opened = frame(HEADERS, END_HEADERS, stream, header_block(path))
+        self.send(opened + (frame(DATA, 0, stream, data) if data else b""))
 
     def frames(self, *, is_polite: bool = True) -> Iterator[Frame]:
         """As they come, until the server closes; SETTINGS and PINGs are acknowledged by the polite. Raises
@@ -165,8 +171,8 @@ class Connection:
 
 
 @contextlib.contextmanager
-def connected(address: str, limit_s: float = 20.0, window: int = 65_535) -> Iterator[Connection]:
-    connection = Connection(address, limit_s, window)
+def connected(address: str, limit_s: float = 20.0, window: int = 65_535, source: str = "") -> Iterator[Connection]:
+    connection = Connection(address, limit_s, window, source)
     try:
         yield connection
     finally:

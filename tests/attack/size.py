@@ -44,6 +44,9 @@ class Size:
     flood_s: float
     #: Calls of each connection whose headers are made to cost.
     header_calls: int
+    #: Calls of each kind that are held open in silence; messages of 31 MiB that lack their last byte.
+    silent: int
+    held: int
     #: Of mixed traffic, unless --soak says.
     soak_s: float
     #: How long a neighbour's one-token Generate may wait: generous, for the machine may be busy with other things.
@@ -70,6 +73,8 @@ SHORT = Size(
     flood_processes=2,
     flood_s=2.0,
     header_calls=200,
+    silent=260,
+    held=3,
     soak_s=2.0,
 )
 
@@ -93,6 +98,8 @@ LONG = Size(
     flood_processes=8,
     flood_s=15.0,
     header_calls=2_000,
+    silent=4_200,
+    held=64,
     soak_s=120.0,
 )
 

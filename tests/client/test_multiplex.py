@@ -5,13 +5,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from photon_grpc.client import Client, Multiplex, Unreachable
+from photon_grpc.config.flags import ServerConfig
 from photon_grpc.core.frames import Failed
-from photon_grpc.errors import Cancelled, Draining, DuplicateRequestId, InvalidRequest, KVCapacity, PhotonError
+from photon_grpc.errors import (
+    Cancelled,
+    Draining,
+    DuplicateRequestId,
+    IdleStreamEvicted,
+    InvalidRequest,
+    KVCapacity,
+    PhotonError,
+)
+from photon_grpc.server.places import Places
+from photon_grpc.server.server import Server
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.frontend.fake_engine import FakeLink, done, frontend
 from tests.server.fake_frontend import serving, until
@@ -160,3 +172,98 @@ async def test_an_item_of_a_newer_server_is_passed_over() -> None:
         stream = many.stream("x")
         assert [delta.text async for delta in stream] == ["ok"]
         assert stream.start is not None and stream.start.seed == 7
+
+
+@asynccontextmanager
+async def evicting(link: FakeLink, **options: object) -> AsyncIterator[tuple[Multiplex, Places]]:
+    """Requests that share a stream, and the places of its server."""
+    with frontend(link=link) as (front, _):
+        server = Server(front, config=ServerConfig())
+        (address,) = await server.start(("127.0.0.1:0",), reuse_port=False)
+        async with Client(address, **options) as client, client.multiplex() as many:  # type: ignore[arg-type]
+            yield many, server._inference.places
+        await server.drain_and_stop(0)
+
+
+async def answered(many: Multiplex, link: FakeLink, number: int) -> None:
+    asking = asyncio.create_task(many.generate("hi"))
+    await link.added(number)
+    link.step((number, TOKEN), finished=(done(number),))
+    assert (await asking).usage.output_tokens == 1
+
+
+@pytest.mark.parametrize("retries", [0, 4])
+async def test_a_stream_whose_place_was_needed_is_opened_again_with_the_next_request(retries: int) -> None:
+    link = FakeLink()
+    async with evicting(link, retries=retries) as (many, places):
+        await answered(many, link, 1)
+        assert places.shed()
+        await asyncio.sleep(0.1)
+        assert places.size == 0  # not before there is something to ask
+        await answered(many, link, 2)
+        assert places.size == 1
+
+
+@pytest.mark.parametrize("resume", [False, True])
+async def test_a_request_on_its_way_to_a_stream_that_ends_as_idle_is_sent_again(resume: bool) -> None:
+    link = FakeLink()
+    async with evicting(link, retries=0, resume=resume) as (many, places):
+        await answered(many, link, 1)
+        for number in (2, 3):
+            assert places.shed()
+            # Nobody has told the client yet.
+            await answered(many, link, number)
+        assert places.shed()
+        cancelled = many.stream("hi")
+        cancelled.cancel()
+        with pytest.raises((Cancelled, asyncio.CancelledError)):
+            await anext(cancelled)
+        assert len(link.adds) == 3
+
+
+async def test_a_server_that_takes_every_place_away_is_full() -> None:
+    link = FakeLink()
+    async with evicting(link, retries=0, resume=False) as (many, places):
+
+        async def take_away() -> None:
+            while True:
+                places.shed(busy=True)
+                await asyncio.sleep(0)
+
+        taking = asyncio.create_task(take_away())
+        with pytest.raises(IdleStreamEvicted):
+            await many.generate("hi")
+        taking.cancel()
+
+
+async def test_a_stream_that_ran_when_memory_was_needed_goes_on_elsewhere() -> None:
+    link = FakeLink()
+    async with evicting(link) as (many, places):
+        stream = many.stream("hi")
+        reading = asyncio.ensure_future(anext(stream))
+        await link.added(1)
+        link.step((1, TOKEN))
+        first = await reading
+        assert not places.shed() and places.shed(busy=True)
+        rest = asyncio.ensure_future(anext(stream))
+        await link.added(2)
+        link.step((2, TOKEN), finished=(done(2),))
+        assert (await rest).text == first.text
+        assert link.adds[1].request.prompt_ids != link.adds[0].request.prompt_ids or link.aborted == [1]
+
+
+async def test_a_health_watch_whose_place_was_needed_fails_no_request() -> None:
+    """gRPC opens it again at once; calls wait for what it says."""
+    link = FakeLink()
+    with frontend(link=link) as (front, _):
+        server = Server(front, config=ServerConfig())
+        (address,) = await server.start(("127.0.0.1:0",), reuse_port=False)
+        async with Client(address, retries=0) as client:
+            for number in range(1, 6):
+                asking = asyncio.create_task(client.generate("hi"))
+                await link.added(number)
+                link.step((number, TOKEN), finished=(done(number),))
+                assert (await asking).usage.output_tokens == 1
+                await until(lambda: server._health.places.size == 1)
+                assert server._health.places.shed()
+        await server.drain_and_stop(0)

@@ -30,7 +30,7 @@ def small_intake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., intake.Intake
 
     def make(**limits: int) -> intake.Intake:
         made = intake.Intake(**limits)
-        monkeypatch.setattr(errors, "Intake", lambda: made)
+        monkeypatch.setattr(errors, "Intake", lambda reading: made)
         return made
 
     return make
@@ -101,15 +101,15 @@ async def test_unparsed_bytes_are_bounded(
     monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", run)
     async with serving(FakeFrontend()) as address, grpc.aio.insecure_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        large = [stub.Generate(pb.GenerateRequest(text="x" * MiB)) for _ in range(2)]
-        await until(lambda: inside == 2)
+        large = [stub.Generate(pb.GenerateRequest(text="x" * MiB)) for _ in range(3)]
+        await until(lambda: inside == 1 and made._unparsed.waiting.size > 2 * MiB)
         error = await failure(stub.Generate(pb.GenerateRequest(text="x" * MiB)))
         assert (error.code(), info_of(error).reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
         assert trailer(error, "grpc-retry-pushback-ms")
         await stub.Generate(ASK)
         gate.set()
         await asyncio.gather(*large)
-    assert made._num_unparsed_bytes == 0
+    assert made._unparsed.waiting.size == 0 and made._unparsed.num_free == 1
 
 
 async def test_slow_senders_do_not_shut_others_out(
@@ -129,7 +129,7 @@ async def test_slow_senders_do_not_shut_others_out(
             error = await failure(call)
             assert (error.code(), info_of(error).reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
             assert trailer(error, "x-request-id")
-    assert not made._receiving and made._num_free == 2
+    assert not made._receiving and made._turns.num_free == 2
 
 
 async def test_the_newest_is_received_first(small_intake: Callable[..., intake.Intake]) -> None:
@@ -138,29 +138,29 @@ async def test_the_newest_is_received_first(small_intake: Callable[..., intake.I
     order: list[int] = []
 
     async def receive(number: int) -> None:
-        await made._permit("a")
+        await made._turns.take("a")
         order.append(number)
-        made._release()
+        made._turns.give_back("a")
 
-    await made._permit("a")
+    await made._turns.take("a")
     tasks = [asyncio.create_task(receive(number)) for number in range(5)]
     await asyncio.sleep(0)
     tasks[3].cancel()
-    made._release()
+    made._turns.give_back("a")
     await asyncio.gather(*tasks, return_exceptions=True)
     assert order == [4, 2, 1, 0]
-    assert made._num_free == 1
+    assert made._turns.num_free == 1
 
 
 async def test_a_cancelled_call_gives_its_place_back(small_intake: Callable[..., intake.Intake]) -> None:
     made = small_intake(max_receiving=1)
     async with serving(FakeFrontend()) as address, grpc.aio.insecure_channel(address) as channel:
         calls = [channel.stream_unary(GENERATE)(nothing(for_ever=True)) for _ in range(3)]
-        await until(lambda: made._num_waiting == 2)
+        await until(lambda: made._turns.waiting.size == 2)
         for call in calls:
             call.cancel()
         await asyncio.wait_for(inference_pb2_grpc.InferenceServiceStub(channel).Generate(ASK), 30)
-    assert made._num_free == 1 and not made._waiting and not made._receiving
+    assert made._turns.num_free == 1 and not made._turns.owners_waiting() and not made._receiving
 
 
 @pytest.mark.parametrize("outcome", ["OK", "refused", "malformed"])
@@ -202,26 +202,28 @@ def varint(value: int) -> bytes:
     return data + bytes([value])
 
 
+@pytest.mark.parametrize("by_host", [False, True])
 async def test_a_connection_that_opens_calls_without_end_shuts_out_its_own_alone(
-    small_intake: Callable[..., intake.Intake],
+    small_intake: Callable[..., intake.Intake], by_host: bool
 ) -> None:
     made = small_intake(max_receiving=1)
     order: list[str] = []
 
     async def receive(connection: str, number: int) -> None:
-        await made._permit(connection)
+        owner = connection if by_host else "one host"
+        await made._turns.take(owner, connection=connection)
         order.append(f"{connection}{number}")
-        made._release()
+        made._turns.give_back(owner)
 
-    await made._permit("a")
+    await made._turns.take("a")
     tasks = [asyncio.create_task(receive("a", number)) for number in range(4)]
     await asyncio.sleep(0)
     tasks += [asyncio.create_task(receive("b", number)) for number in range(2)]
     await asyncio.sleep(0)
-    made._release()
+    made._turns.give_back("a")
     await asyncio.gather(*tasks)
     assert order == ["a3", "b1", "a2", "b0", "a1", "a0"]
-    assert made._num_free == 1 and not made._waiting and not made._num_waiting
+    assert made._turns.num_free == 1 and not made._turns.owners_waiting() and not made._turns.waiting.size
 
 
 async def test_of_too_many_calls_that_wait_the_oldest_of_a_connection_is_refused(
@@ -229,18 +231,18 @@ async def test_of_too_many_calls_that_wait_the_oldest_of_a_connection_is_refused
 ) -> None:
     monkeypatch.setattr(intake, "MAX_WAITING", 2)
     made = small_intake(max_receiving=1)
-    await made._permit("a")
-    tasks = [asyncio.create_task(made._permit("b")) for _ in range(3)]
+    await made._turns.take("a")
+    tasks = [asyncio.create_task(made._turns.take("b")) for _ in range(3)]
     with pytest.raises(QueueFull) as refused:
         await tasks[0]
     assert (refused.value.needed, refused.value.limit) == (3, 2)
     assert not tasks[1].done() and not tasks[2].done()
-    made._release()
+    made._turns.give_back("a")
     await tasks[2]
-    made._release()
+    made._turns.give_back("b")
     await tasks[1]
-    made._release()
-    assert made._num_free == 1 and not made._num_waiting
+    made._turns.give_back("b")
+    assert made._turns.num_free == 1 and not made._turns.waiting.size
 
 
 async def test_calls_without_a_message_leave_others_served(address: str) -> None:

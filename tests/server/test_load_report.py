@@ -188,8 +188,13 @@ async def test_no_stream_is_told_faster_than_the_least_interval(channel: grpc.ai
         await asyncio.wait([silent])
 
 
-async def test_streams_are_bounded(channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_report, "MAX_STREAMS", 2)
+    async with serving(FakeFrontend()) as address, grpc.aio.insecure_channel(address) as channel:
+        await streams_are_bounded(channel)
+
+
+async def streams_are_bounded(channel: grpc.aio.Channel) -> None:
     calls = [metrics_stream(channel) for _ in range(2)]
     for call in calls:
         await call.read()

@@ -586,7 +586,7 @@ async def test_a_large_item_of_too_many_fields_is_refused_unparsed(service: Serv
 
 
 async def test_the_number_of_open_streams_is_bounded(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inference, "MAX_MULTIPLEX_CALLS", 2)
+    service.server._inference.places.limit = 2
     callers = [await running(service, f"r{number}") for number in range(2)]
     error = await failure(service.stub.MultiplexGenerate(iter([])))
     assert (error.code(), info_of(error).reason) == (Code.RESOURCE_EXHAUSTED, "QUEUE_FULL")

@@ -34,6 +34,7 @@ TABLE: list[tuple[type[errors.PhotonError], grpc.StatusCode, str]] = [
     (errors.Draining, Code.UNAVAILABLE, "DRAINING"),
     (errors.EngineRestarting, Code.UNAVAILABLE, "ENGINE_RESTARTING"),
     (errors.EngineFailure, Code.UNAVAILABLE, "ENGINE_FAILURE"),
+    (errors.IdleStreamEvicted, Code.UNAVAILABLE, "IDLE_STREAM_EVICTED"),
     (errors.RequestQuarantined, Code.INTERNAL, "REQUEST_QUARANTINED"),
     (errors.NumericFailure, Code.INTERNAL, "NUMERIC_FAILURE"),
     (errors.InternalFailure, Code.INTERNAL, "INTERNAL_FAILURE"),
@@ -76,6 +77,11 @@ def test_code_reason_and_domain_are_the_contracts(
     assert trailer(status, "x-request-id") == "r1"
 
 
+def test_an_idle_stream_that_ended_is_not_for_grpc_to_open_again() -> None:
+    status = call_status(errors.IdleStreamEvicted("idle", limit=64), "r1")
+    assert trailer(status, "grpc-retry-pushback-ms") == "-1"
+
+
 def test_the_table_has_every_error_that_a_caller_can_meet() -> None:
     tested = {row[0] for row in TABLE}
     assert leaves(errors.RequestError) | leaves(errors.Unavailable) <= tested
@@ -111,6 +117,8 @@ def test_overload_says_when_to_come_back_twice(cls: type[errors.PhotonError]) ->
 def test_unavailable_says_when_to_come_back(cls: type[errors.PhotonError]) -> None:
     assert detail(call_status(cls("later"), "r1"), error_details_pb2.RetryInfo).retry_delay.ToMilliseconds() > 0
     # The client's own back-off applies unless the server knows better.
+    if cls is errors.IdleStreamEvicted:
+        return  # gRPC is not to open it again
     assert trailer(call_status(cls("later"), "r1"), "grpc-retry-pushback-ms") is None
     assert trailer(call_status(cls("later", retry_after_s=0.1), "r1"), "grpc-retry-pushback-ms") == "100"
 

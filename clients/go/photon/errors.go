@@ -65,6 +65,8 @@ const (
 	Draining         Reason = "DRAINING"
 	EngineRestarting Reason = "ENGINE_RESTARTING"
 	EngineFailure    Reason = "ENGINE_FAILURE"
+	// Others needed the place of an idle shared stream; Multiplex opens another.
+	IdleStreamEvicted Reason = "IDLE_STREAM_EVICTED"
 	// No server answered, or the connection was lost.
 	Unreachable Reason = "UNREACHABLE"
 
@@ -106,6 +108,7 @@ var memberOf = map[Reason]Reason{
 	Draining:            Unavailable,
 	EngineRestarting:    Unavailable,
 	EngineFailure:       Unavailable,
+	IdleStreamEvicted:   Unavailable,
 	Unreachable:         Unavailable,
 }
 

@@ -6,6 +6,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -40,6 +41,9 @@ type fake struct {
 	sendsHeaders bool
 	// Between two messages.
 	pause time.Duration
+	// So many shared streams end as idle while a request is on its way to them.
+	evictions atomic.Int32
+	streams   atomic.Int32
 
 	mu       sync.Mutex
 	requests []*pb.GenerateRequest
@@ -192,6 +196,7 @@ func (f *fake) Generate(ctx context.Context, request *pb.GenerateRequest) (*pb.G
 }
 
 func (f *fake) MultiplexGenerate(stream grpc.BidiStreamingServer[pb.MultiplexGenerateRequest, pb.MultiplexGenerateResponse]) error {
+	f.streams.Add(1)
 	var mu sync.Mutex
 	var wait sync.WaitGroup
 	running := map[string]context.CancelFunc{}
@@ -212,6 +217,10 @@ func (f *fake) MultiplexGenerate(stream grpc.BidiStreamingServer[pb.MultiplexGen
 			}
 			mu.Unlock()
 			continue
+		}
+		if f.evictions.Add(-1) >= 0 {
+			stream.SetTrailer(metadata.Pairs("grpc-retry-pushback-ms", "-1"))
+			return failure(codes.Unavailable, photon.IdleStreamEvicted, nil)
 		}
 		request := action.GetGenerate()
 		ctx, cancel := context.WithCancel(stream.Context())

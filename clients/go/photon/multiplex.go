@@ -3,6 +3,7 @@ package photon
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -22,7 +23,8 @@ const atTheEnd = 1<<32 - 1
 
 // Multiplex sends many requests on one MultiplexGenerate: cheaper for the server and for its caller from some dozens of
 // streams on. One that fails harms no other. When the shared stream is lost or its server drains, another is opened, and
-// requests that ran go on there.
+// requests that ran go on there. A server that needs the place of a shared stream ends it while it is idle: the next request
+// opens another.
 type Multiplex struct {
 	client *Client
 	ctx    context.Context
@@ -93,9 +95,14 @@ type multiplexedCall struct {
 	ctx       context.Context
 	request   *pb.GenerateRequest
 	attempts  int
+	reopened  int
 	hasBegun  bool
 	inbox     *inbox
 }
+
+// maxReopened is how many shared streams a request may be sent on again: a server that takes the place of each new one
+// away is full.
+const maxReopened = 8
 
 func (c *multiplexedCall) ask() {
 	c.inbox = c.multiplex.stream().ask(c.ctx, c.request)
@@ -107,6 +114,12 @@ func (c *multiplexedCall) Recv() (*pb.StreamGenerateResponse, error) {
 		if err == nil {
 			c.hasBegun = true
 			return message, nil
+		}
+		if err != io.EOF && !c.hasBegun && c.reopened < maxReopened && errors.Is(err, IdleStreamEvicted) {
+			// The stream was idle for its server: the request was still on its way.
+			c.reopened++
+			c.ask()
+			continue
 		}
 		if err == io.EOF || c.hasBegun || !c.multiplex.client.retries || c.attempts >= policy.MaxAttempts {
 			return nil, err

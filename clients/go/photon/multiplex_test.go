@@ -136,3 +136,23 @@ func TestTheEndOfASharedStreamEndsItsRequests(t *testing.T) {
 	}
 	eventually(t, "cancelled", func() bool { return len(f.cancels()) == 1 })
 }
+
+func TestAnIdleStreamWhosePlaceWasNeededIsOpenedAgainSilently(t *testing.T) {
+	f := newFake(t)
+	f.evictions.Store(3)
+	// Not even retries are needed for it.
+	many := newClient(t, []photon.ClientOption{photon.WithoutRetries()}, f).Multiplex(t.Context())
+	defer many.Close()
+	for seed := range uint64(3) {
+		result, err := many.Generate(t.Context(), photon.Text("x"), photon.WithSeed(seed))
+		if err != nil || result.Text != fakeText(seed, 20) {
+			t.Fatal(seed, result, err)
+		}
+	}
+	equal(t, "streams", f.streams.Load(), 4)
+	equal(t, "asked", len(f.seen()), 3)
+	f.evictions.Store(1000)
+	if _, err := many.Generate(t.Context(), photon.Text("x")); !errors.Is(err, photon.IdleStreamEvicted) {
+		t.Error("a server that takes every place away is full:", err)
+	}
+}

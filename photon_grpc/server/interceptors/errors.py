@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -22,6 +22,7 @@ from photon_grpc.server import metadata, methods, multiplex
 from photon_grpc.server.interceptors.failure_log import FailureLog
 from photon_grpc.server.interceptors.intake import Fail, Intake, Parse
 from photon_grpc.server.metadata import Context
+from photon_grpc.server.places import Places
 from photon_grpc.server.status import CallStatus, call_status
 
 MethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -59,13 +60,18 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every method of every service, whatever its shape."""
 
     def __init__(
-        self, replica_id: str, load_report: Callable[[], Trailers] = no_trailers, failures: FailureLog | None = None
+        self,
+        replica_id: str,
+        load_report: Callable[[], Trailers] = no_trailers,
+        failures: FailureLog | None = None,
+        *,
+        reading: Sequence[Places] = (),
     ) -> None:
-        """`load_report`: trailers of the calls of our own services."""
+        """`load_report`: trailers of the calls of our own services. `reading`: places of streams of requests."""
         self._replica_id = replica_id
         self._load_report = load_report
         self._failures = failures or FailureLog()
-        self._intake = Intake()
+        self._intake = Intake(reading)
         #: Method -> the handler of its last call, guarded: the same at every call but one that is refused within.
         self._guarded: dict[str, tuple[MethodHandler, MethodHandler]] = {}
 
@@ -121,7 +127,7 @@ def _stream_reader(method: str, parse: Parse, intake: Intake) -> Read:
     max_bytes = _MAX_BYTES.get(method, MAX_STREAMED_BYTES)
 
     async def read(messages: AsyncIterator[bytes], context: Context, fail: Fail) -> Any:
-        return intake.messages(context, parse, max_bytes)
+        return intake.messages(context, parse, max_bytes, fail)
 
     return read
 
@@ -164,6 +170,7 @@ def _writing(generate: Callable[[Any, Context], AsyncIterator[Any]]) -> Callable
 async def _guard(ending: _Ending, context: Context, answer: Respond) -> Any:
     fail = partial(_fail, ending, context, time.monotonic())
     try:
+        metadata.set_holder(context)
         metadata.name_call(ending.replica_id)
         response = await answer(fail)
         context.set_trailing_metadata((ending.replica, *ending.trailers()))

@@ -15,7 +15,8 @@ import java.util.function.Supplier;
 /**
  * The calls of a {@link Client}, thousands at a time, over one stream of one connection; for any number of threads. One
  * that fails harms no other. When the stream is lost, or its server drains, the next request opens another, and what
- * was cut goes on there. Closing ends what still runs.
+ * was cut goes on there. A server that needs the stream's place ends it while it is idle: the next request opens
+ * another. Closing ends what still runs.
  */
 public final class Multiplex extends Generator implements AutoCloseable {
   /** No message but the first and the last. */

@@ -16,6 +16,9 @@ import java.util.function.Supplier;
  * the server says that it may have.
  */
 final class MultiplexedCall implements MessageCall {
+  /** Streams that a request may be sent on again: a server that takes the place of each new one away is full. */
+  private static final int MAX_REOPENED = 8;
+
   private final Supplier<MultiplexStream> streams;
   private final GenerateRequest request;
   private final Deadline deadline;
@@ -24,6 +27,7 @@ final class MultiplexedCall implements MessageCall {
 
   // In the executor.
   private int retriesLeft;
+  private int reopeningsLeft = MAX_REOPENED;
   private boolean hasMessages;
 
   // Under the lock: what other threads ask for.
@@ -66,7 +70,11 @@ final class MultiplexedCall implements MessageCall {
   void end(PhotonException error) {
     executor.execute(
         () -> {
-          if (error != null && mayRetry(error)) {
+          if (error instanceof PhotonException.IdleStreamEvicted && !hasMessages && reopeningsLeft > 0) {
+            // The stream was idle for its server: the request was still on its way.
+            reopeningsLeft--;
+            askAgain();
+          } else if (error != null && mayRetry(error)) {
             retriesLeft--;
             CompletableFuture.delayedExecutor(error.retryAfter().toMillis(), TimeUnit.MILLISECONDS, executor)
                 .execute(this::askAgain);

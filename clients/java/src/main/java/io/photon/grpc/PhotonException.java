@@ -344,6 +344,13 @@ public class PhotonException extends RuntimeException {
     }
   }
 
+  /** Others needed the place of an idle stream; a {@link Multiplex} opens another. */
+  public static class IdleStreamEvicted extends Unavailable {
+    IdleStreamEvicted(String message, Facts facts) {
+      super(message, facts);
+    }
+  }
+
   /** No server answered at the target, or the connection was lost. */
   public static class Unreachable extends Unavailable {
     Unreachable(String message, Facts facts) {
@@ -388,6 +395,7 @@ public class PhotonException extends RuntimeException {
           Map.entry("DRAINING", Draining::new),
           Map.entry("ENGINE_RESTARTING", EngineRestarting::new),
           Map.entry("ENGINE_FAILURE", EngineFailure::new),
+          Map.entry("IDLE_STREAM_EVICTED", IdleStreamEvicted::new),
           Map.entry("UNREACHABLE", Unreachable::new));
 
   private static final Map<Status.Code, String> REASONS =

@@ -1,13 +1,18 @@
 package io.photon.grpc;
 
+import com.google.protobuf.Any;
+import com.google.rpc.ErrorInfo;
 import io.grpc.Metadata;
 import io.grpc.Server;
 import io.grpc.ServerCall;
 import io.grpc.ServerCallHandler;
 import io.grpc.ServerInterceptor;
 import io.grpc.ServerInterceptors;
+import io.grpc.Status;
+import io.grpc.StatusRuntimeException;
 import io.grpc.health.v1.HealthCheckResponse.ServingStatus;
 import io.grpc.netty.NettyServerBuilder;
+import io.grpc.protobuf.StatusProto;
 import io.grpc.protobuf.services.HealthStatusManager;
 import io.grpc.stub.ServerCallStreamObserver;
 import io.grpc.stub.StreamObserver;
@@ -53,6 +58,11 @@ final class FakeServer extends InferenceServiceGrpc.InferenceServiceImplBase imp
   volatile RequestError refusal;
 
   volatile int refusals;
+
+  /** So many multiplexed streams end as idle while a request is on its way to them. */
+  final AtomicInteger evictions = new AtomicInteger();
+
+  final AtomicInteger streams = new AtomicInteger();
 
   final List<GenerateRequest> requests = new CopyOnWriteArrayList<>();
   /** Of calls of the InferenceService. */
@@ -133,6 +143,7 @@ final class FakeServer extends InferenceServiceGrpc.InferenceServiceImplBase imp
   public StreamObserver<MultiplexGenerateRequest> multiplexGenerate(
       StreamObserver<MultiplexGenerateResponse> observer) {
     var call = (ServerCallStreamObserver<MultiplexGenerateResponse>) observer;
+    streams.incrementAndGet();
     var running = new HashMap<Integer, Iterator<StreamGenerateResponse>>();
     var ids = new HashMap<Integer, String>();
     var asked = new HashMap<String, Integer>();
@@ -147,7 +158,9 @@ final class FakeServer extends InferenceServiceGrpc.InferenceServiceImplBase imp
     return new StreamObserver<>() {
       @Override
       public void onNext(MultiplexGenerateRequest action) {
-        if (action.hasGenerate()) {
+        if (action.hasGenerate() && evictions.getAndDecrement() > 0) {
+          call.onError(evicted());
+        } else if (action.hasGenerate()) {
           note(action.getGenerate());
           var id = action.getGenerate().getRequestId();
           ids.put(ids.size() + 1, id);
@@ -170,6 +183,14 @@ final class FakeServer extends InferenceServiceGrpc.InferenceServiceImplBase imp
       @Override
       public void onCompleted() {}
     };
+  }
+
+  private static StatusRuntimeException evicted() {
+    var info = ErrorInfo.newBuilder().setReason("IDLE_STREAM_EVICTED").setDomain("photon-grpc");
+    var status = com.google.rpc.Status.newBuilder().setCode(Status.Code.UNAVAILABLE.value()).setMessage("idle");
+    var told = StatusProto.toStatusRuntimeException(status.addDetails(Any.pack(info.build())).build());
+    told.getTrailers().put(Metadata.Key.of("grpc-retry-pushback-ms", Metadata.ASCII_STRING_MARSHALLER), "-1");
+    return told;
   }
 
   /** What a client is to tell of a request, whatever happens on the way. */

@@ -201,6 +201,22 @@ class FakeServerTest {
   }
 
   @Test
+  void anIdleStreamWhosePlaceWasNeededIsOpenedAgainSilently() throws Exception {
+    try (var server = new FakeServer(0, true);
+        var client = Client.builder(server.target()).retries(0).build();
+        var many = client.multiplex()) {
+      server.evictions.set(3);
+      for (int i = 0; i < 3; i++) {
+        assertEquals(2, many.generate(Request.text("x").maxTokens(2)).usage().outputTokens());
+      }
+      assertEquals(4, server.streams.get());
+      assertEquals(3, server.requests.size());
+      server.evictions.set(1000);
+      assertThrows(PhotonException.IdleStreamEvicted.class, () -> many.generate(Request.text("x")));
+    }
+  }
+
+  @Test
   void aRequestThatWaitsToBeSentAgainCanBeCancelled() throws Exception {
     try (var server = new FakeServer(0, true);
         var client = Client.connect(server.target());
