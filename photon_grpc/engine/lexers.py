@@ -63,6 +63,13 @@ class Lexer:
         self.num_users += 1
         return self.beginning.deep_copy()
 
+    def failure(self) -> str:
+        """Return why it has failed, in the library's words; empty where it has not."""
+        probe = self.beginning.deep_copy()
+        probe.compute_bitmask()
+        error: str = probe.get_error()
+        return error
+
     def fails_as_alone(self, words: str) -> bool:
         """Return whether its failure is one that its one user would meet without any others, on a lexer that may learn
         all; by the library's words."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import llguidance
 
@@ -99,14 +99,22 @@ class GuidanceMatcher:
         return self.state.is_stopped()
 
     def _moved(self, is_moved: bool) -> bool:
-        if not is_moved and _REFUSED not in self.state.get_error():
-            self._check()
-        return is_moved
+        if is_moved:
+            return True
+        words: str = self.state.get_error()
+        if _REFUSED in words:
+            # A lexer that fails within a token refuses the rest of it.
+            words = self.lexer.failure()
+        if words:
+            self._fail(words)
+        return False
 
     def _check(self) -> None:
-        if not self.state.is_error():
-            return
-        words, field = told(self.state.get_error()), self.grammar.constraint.field
+        if self.state.is_error():
+            self._fail(self.state.get_error())
+
+    def _fail(self, error: str) -> NoReturn:
+        words, field = told(error), self.grammar.constraint.field
         if any(sign in words for sign in _LEXER_FAILED):
             self.grammar.retire(self.lexer)
             if not self.lexer.fails_as_alone(words):
