@@ -47,6 +47,9 @@ class Size:
     #: Calls of each kind that are held open in silence; messages of 31 MiB that lack their last byte.
     silent: int
     held: int
+    #: Outputs that are continued under a dear schema; outputs whose lexers one or two of them fill.
+    walks: int
+    lexers: int
     #: Of mixed traffic, unless --soak says.
     soak_s: float
     #: How long a neighbour's one-token Generate may wait: generous, for the machine may be busy with other things.
@@ -75,6 +78,8 @@ SHORT = Size(
     header_calls=200,
     silent=260,
     held=3,
+    walks=16,
+    lexers=8,
     soak_s=2.0,
 )
 
@@ -100,6 +105,8 @@ LONG = Size(
     header_calls=2_000,
     silent=4_200,
     held=64,
+    walks=400,
+    lexers=200,
     soak_s=120.0,
 )
 
