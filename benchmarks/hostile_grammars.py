@@ -173,7 +173,10 @@ def pattern(number: int) -> str:
 def _limits(model: Path, directory: Path, args: argparse.Namespace) -> None:
     digests = {key: hashlib.sha256(f"secret of {key}".encode()).hexdigest() for key in _KEYS}
     keys = directory / "keys.toml"
-    keys.write_text("".join(f'[[key]]\nname = "{key}"\nsha256 = "{digest}"\nscopes = ["generate"]\n' for key, digest in digests.items()))
+    entries = (
+        f'[[key]]\nname = "{key}"\nsha256 = "{digest}"\nscopes = ["generate"]\n' for key, digest in digests.items()
+    )
+    keys.write_text("".join(entries))
     flags = ("--model", str(model), "--load-format", "dummy", "--api-keys-file", str(keys), "--max-num-seqs", "64")
     numbers = list(range(args.grammars))
     alone, _, _ = _answers(numbers, 1, flags, args)
