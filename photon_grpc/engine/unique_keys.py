@@ -1,12 +1,13 @@
 """JSON objects with no key twice, which a grammar cannot say: tokens that would repeat one are taken from masks.
 
-Follows the bytes of an output whose grammar is JSON without white space. States are values, so that a token is tried
-without being taken, and undone by going back to the state before it.
+Follows the bytes of an output whose grammar is JSON without white space. A token is tried without being taken, and
+undone by going back to the state before it. A token costs the same however many keys an object has.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import NamedTuple
 
 import llguidance
@@ -21,11 +22,50 @@ _DIGITS = tuple(bytes([byte]) for byte in b"-0123456789")
 _KEY_DIGITS = (9, 18)
 
 
+class Keys:
+    """The keys of one object, in their order. States share it, each with the number of keys that it knows; those behind
+    the newest state's are of tokens that were tried or undone, and go."""
+
+    __slots__ = ("_added", "_beginnings", "_known")
+
+    def __init__(self) -> None:
+        self._added: list[bytes] = []
+        self._known: set[bytes] = set()
+        #: Of integer keys: how many begin so.
+        self._beginnings: Counter[bytes] = Counter()
+
+    def has(self, key: bytes, num_known: int) -> bool:
+        self._go_back(num_known)
+        return key in self._known
+
+    def num_with(self, beginning: bytes, num_known: int) -> int:
+        """Integer keys that begin so."""
+        self._go_back(num_known)
+        return self._beginnings[beginning]
+
+    def add(self, key: bytes) -> None:
+        """Requires that it is not there."""
+        self._added.append(key)
+        self._known.add(key)
+        self._count(key, 1)
+
+    def _go_back(self, num_known: int) -> None:
+        while len(self._added) > num_known:
+            key = self._added.pop()
+            self._known.remove(key)
+            self._count(key, -1)
+
+    def _count(self, key: bytes, sign: int) -> None:
+        if len(key) <= _KEY_DIGITS[-1] + 2 and _NUMBER.fullmatch(key):
+            for end in range(1, len(key) + 1):
+                self._beginnings[key[:end]] += sign
+
+
 class KeyState(NamedTuple):
     """The place that an output has reached in its text."""
 
-    #: Keys of the objects that are open, None for arrays; innermost last.
-    open: tuple[frozenset[bytes] | None, ...] = ()
+    #: Keys of the objects that are open and how many of them there are, None for arrays; innermost last.
+    open: tuple[tuple[Keys, int] | None, ...] = ()
     in_string: bool = False
     is_escaped: bool = False
     #: The string, or the next one, is a key.
@@ -48,34 +88,35 @@ def after(state: KeyState, token: bytes) -> KeyState | None:
             elif byte == _QUOTE:
                 in_string = False
                 if is_key:
-                    keys = open[-1] or frozenset()
-                    if key in keys:
+                    keys, num_known = open[-1] or (Keys(), 0)
+                    if keys.has(key, num_known):
                         return None
-                    open, is_key, key = (*open[:-1], keys | {key}), False, b""
+                    keys.add(key)
+                    open, is_key, key = (*open[:-1], (keys, num_known + 1)), False, b""
         elif byte == _QUOTE:
             in_string = True
         elif byte in _BEGINNINGS:
             is_key = byte == _BEGINNINGS[0]
-            open = (*open, frozenset() if is_key else None)
+            open = (*open, (Keys(), 0) if is_key else None)
         elif byte in _ENDS:
             open, is_key = open[:-1], False
         elif byte == _COMMA:
             is_key = bool(open) and open[-1] is not None
-    if in_string and is_key and _is_used_up(key, open[-1] or frozenset()):
+    if in_string and is_key and open[-1] is not None and _is_used_up(key, *open[-1]):
         return None
     return KeyState(open, in_string, is_escaped, is_key, key)
 
 
-def _is_used_up(beginning: bytes, keys: frozenset[bytes]) -> bool:
+def _is_used_up(beginning: bytes, keys: Keys, num_known: int) -> bool:
     """Return whether all integer keys with this beginning may be taken: other strings go on, they cannot."""
-    if not keys or not _NUMBER.fullmatch(beginning):
+    if not num_known or not _NUMBER.fullmatch(beginning):
         return False
     num_digits = len(beginning.lstrip(b"-"))
     most = next((digits for digits in _KEY_DIGITS if num_digits <= digits), 0)
     if not num_digits or not most:
         return False
     num_possible = 1 if beginning == b"0" else sum([10**more for more in range(most - num_digits + 1)])
-    return sum([key.startswith(beginning) for key in keys]) >= num_possible
+    return keys.num_with(beginning, num_known) >= num_possible
 
 
 class KeyTokens:

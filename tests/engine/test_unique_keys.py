@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from random import Random
 
 import llguidance
@@ -86,3 +87,47 @@ def test_keys_go_on_until_every_integer_of_a_beginning_is_taken() -> None:
             key += way
         keys.append(key)
     assert len(keys) == len(set(keys)) == 111
+
+
+def test_tokens_that_were_tried_or_undone_leave_nothing() -> None:
+    draw = Random(11)
+    pieces = [b'{"', b'"', b'":', b'":0,"', b"1", b"12", b"0", b"-", b"a", b'a":{"', b'0},"', b'":1},"1']
+    for _ in range(200):
+        tokens, states = [], [KeyState()]
+        for _ in range(40):
+            for tried in draw.sample(pieces, 3):
+                after(states[-1], tried)
+            piece = draw.choice(pieces)
+            state = after(states[-1], piece) if states[-1].open or piece[:1] == b"{" else None
+            if state is None or draw.random() < 0.2:
+                num_undone = draw.randrange(len(states))
+                del states[len(states) - num_undone :], tokens[len(tokens) - num_undone :]
+                continue
+            tokens.append(piece)
+            states.append(state)
+            known = walked(*tokens)
+            assert known is not None
+            for piece in pieces:
+                one, other = after(state, piece), after(known, piece)
+                assert (one is None) == (other is None), (tokens, piece)
+
+
+def test_a_mask_takes_as_many_calls_however_many_keys_there_are() -> None:
+    def num_calls(num_keys: int) -> int:
+        state = walked(b"{", *(b'"%d":0,' % (100_000 + number) for number in range(num_keys)), b'"1')
+        assert state is not None
+        tokens, mask = KeyTokens(TOKENIZER), memoryview(bytearray(b"\xff" * 4 * -(-TOKENIZER.vocab_size // 32)))
+        calls = 0
+
+        def count(frame: object, event: str, argument: object) -> None:
+            nonlocal calls
+            calls += event in ("call", "c_call")
+
+        sys.setprofile(count)
+        try:
+            tokens.forbid(state, mask)
+        finally:
+            sys.setprofile(None)
+        return calls
+
+    assert num_calls(1_000) <= 1.1 * num_calls(10)
