@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import contextlib
 import gc
+import inspect
 import os
 import random
 import statistics
@@ -37,6 +38,7 @@ from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.model import ServedModel
 from photon_grpc.frontend.tokenizer import Tokenizer
 from photon_grpc.server.inference import InferenceService
+from photon_grpc.server.interceptors.failure_log import FailureLog
 from photon_grpc.server.writer import StreamWriter
 from photon_grpc.v1 import inference_pb2 as pb
 
@@ -106,6 +108,9 @@ class _Context:
     def time_remaining(self) -> None:
         return None
 
+    def peer(self) -> str:
+        return "unix:"
+
     async def send_initial_metadata(self, metadata: Any) -> None:
         pass
 
@@ -160,6 +165,12 @@ def steps(num_streams: int, logprobs: int, vocab_size: int) -> list[bytes]:
     ]
 
 
+def _parts(frontend: Frontend) -> tuple[Any, ...]:
+    """Arguments of the service; a checkout that is compared with may know fewer."""
+    parts = frontend, StreamWriter(60.0), FailureLog()
+    return parts[: len(inspect.signature(InferenceService).parameters)]
+
+
 async def measure(model: ServedModel, case: Case, num_streams: int) -> float:
     """µs a token."""
     is_multiplexed = case.method == "MultiplexGenerate"
@@ -169,7 +180,7 @@ async def measure(model: ServedModel, case: Case, num_streams: int) -> float:
     frames = steps(num_streams, case.logprobs, model.vocab_size)
     with ThreadPoolExecutor(1) as pool:
         frontend = Frontend(link=link, model=model, encoder=ThreadEncoder(model, pool))
-        service = InferenceService(frontend, StreamWriter(60.0))
+        service = InferenceService(*_parts(frontend))
         if is_multiplexed:
             calls = [service.MultiplexGenerate(cast(Any, _actions(requests)), cast(Any, _Context(written)))]
         else:
