@@ -102,6 +102,7 @@ class Engine:
             return
         finally:
             self._trace.close()
+            self.scheduler.live.constraints.close()
 
     def stop(self) -> None:
         """The loop ends after the step it is in. Safe from a signal handler."""

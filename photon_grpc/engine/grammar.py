@@ -196,8 +196,15 @@ class ConstrainedOutputs:
         if self.matchers.pop(seq, None) is not None:
             self._masked = None
         preparation = self._preparations.pop(seq, None)
-        if preparation is not None:
+        # Other outputs of the request may wait for it.
+        if preparation is not None and seq.request.num_outputs == 1:
             preparation.cancel()
+
+    def close(self) -> None:
+        """Drop the work that sequences still wait for."""
+        for preparation in self._preparations.values():
+            preparation.cancel()
+        self._preparations.clear()
 
     @property
     def is_empty(self) -> bool:

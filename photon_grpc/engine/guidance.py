@@ -17,11 +17,10 @@ from typing import cast
 import llguidance
 
 from photon_grpc.config.model_dir import TOKENIZER_FILE, ModelConfig
-from photon_grpc.core.constraint import MAX_LEXER_STATES
 from photon_grpc.core.ports import Event
 from photon_grpc.core.request import Request
 from photon_grpc.engine.grammar import Matcher, MatcherLost
-from photon_grpc.engine.lexers import FIRST_LEXER_STATES, CompiledGrammar, Lexer, LexerCache
+from photon_grpc.engine.lexers import CompiledGrammar, Lexer, LexerCache
 from photon_grpc.engine.matcher import GuidanceMatcher, address
 from photon_grpc.engine.preparation import Beginning, FurtherLexer, Walk, Workshop
 from photon_grpc.engine.special_tokens import rename_special_tokens
@@ -71,10 +70,12 @@ class GuidanceGrammars:
         """As engine.grammar.Grammars."""
         if request.constraint is None:
             return None
-        grammar = self.cache.grammar(request.owner, request.constraint)
+        is_walked = bool(is_anew or ids)
+        # A walk compiles a lexer of its own, which nobody else may use.
+        grammar = self.cache.grammar(request.owner, request.constraint, is_kept=not is_walked)
         job: Beginning | Walk
-        if is_anew or ids:
-            job = Walk(self._shop, grammar, request, ids, MAX_LEXER_STATES if is_anew else FIRST_LEXER_STATES)
+        if is_walked:
+            job = Walk(self._shop, grammar, request, ids, is_anew)
         else:
             job = Beginning(self._shop, grammar, request)
             self._spread(grammar)
@@ -153,7 +154,8 @@ class ParallelFiller:
             try:
                 self._matchers[at].correct(masks[at * size : (at + 1) * size])
             except BaseException as error:
-                failures[at] = error
+                # Its frames would hold the lexer until the collector comes.
+                failures[at] = error.with_traceback(None) if isinstance(error, MatcherLost) else error
         if failures:
             self._add_those_beside(failures)
         return failures

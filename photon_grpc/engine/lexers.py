@@ -30,6 +30,8 @@ FIRST_LEXER_STATES = 4_000
 _MAX_BYTES, _MAX_UNUSED_BYTES = 2**30, 2**29
 #: The part of them that one owner may have.
 _OWNER_SHARE = 0.75
+#: Grammars that are kept, with a lexer or without.
+_MAX_GRAMMARS = 1_024
 #: Bytes of a state: 420 to 820 were measured (alphabets of 20 to 250 classes of bytes).
 _STATE_BYTES = 820
 #: In the library's words where a lexer has learned all that it may.
@@ -121,9 +123,9 @@ class CompiledGrammar:
     def next_lexer_bytes(self) -> int:
         return lexer_bytes(self.constraint, self.max_states)
 
-    def least_used(self) -> Lexer:
-        """As outputs end, in whatever order, rows stay spread over the lexers. Requires `lexers`."""
-        return min(self.lexers, key=lambda lexer: len(lexer.users))
+    def least_used(self) -> Lexer | None:
+        """Return one that can be lent: as outputs end, in whatever order, rows stay spread over the lexers."""
+        return min(tuple(self.lexers), key=lambda lexer: len(lexer.users), default=None)
 
     def retire(self, lexer: Lexer) -> None:
         """Lend a lexer that has failed no more; the next one may learn all."""
@@ -155,54 +157,68 @@ class LexerCache:
         #: Oldest use first.
         self._kept: OrderedDict[tuple[str, Constraint], CompiledGrammar] = OrderedDict()
         self._alive: WeakSet[Lexer] = WeakSet()
-        #: Wait for room, oldest first, and the one that is to get it.
-        self._waiting: dict[Job, None] = {}
-        self._first: Job | None = None
+        #: Jobs that wait for room, oldest first, and the bytes that they need.
+        self._waiting: dict[Job, int] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def grammar(self, owner: str, constraint: Constraint) -> CompiledGrammar:
-        """The owner's grammar, which may have to be compiled."""
+    def grammar(self, owner: str, constraint: Constraint, *, is_kept: bool = True) -> CompiledGrammar:
+        """The owner's grammar, which may have to be compiled; one that is new is kept for others only where asked."""
         key = owner, constraint
         with self._lock:
-            kept = self._kept.get(key)
-            if kept is None:
-                kept = self._kept[key] = CompiledGrammar(owner, constraint, self._key_tokens)
+            grammar = self._kept.get(key)
+            if grammar is None:
+                grammar = CompiledGrammar(owner, constraint, self._key_tokens)
+                if not is_kept:
+                    return grammar
+                self._kept[key] = grammar
                 self._trim()
             self._kept.move_to_end(key)
-            return kept
+            return grammar
 
     def num_bytes(self, owner: str | None = None) -> int:
         """Bytes that lexers may take that are alive; of one owner where one is named."""
         return sum([lexer.num_bytes for lexer in self._alive if owner is None or lexer.owner == owner])
 
     def has_room(self, job: Job, num_bytes: int) -> bool:
-        """Return whether `job` may make a lexer of this size now, once unused ones have made room. Jobs that wait get
-        room in turn, first those whose owners have least. An empty memory takes any."""
+        """Return whether `job` may make a lexer of this size now, once unused ones have made room; else it waits until
+        it asks again or leaves. Room goes first to the owner with least, of those who may have more. An empty memory
+        takes any."""
         with self._lock:
-            self._waiting[job] = None
-            if self._first is None or self._first.is_cancelled:
-                self._first = self._next_in_turn()
-            if self._first is not job or not self._fits(job.owner, num_bytes):
+            self._waiting[job] = num_bytes
+            if not self._is_next(job) or not self._fits(job.owner, num_bytes):
                 return False
             del self._waiting[job]
-            self._first = None
             return True
+
+    def leave(self, job: Job) -> None:
+        """Forget a job that waits for room no more."""
+        with self._lock:
+            self._waiting.pop(job, None)
 
     def has_spare_room(self, num_bytes: int) -> bool:
         """The same for a further lexer of a grammar that has one: within a quarter of the memory."""
-        return not self._waiting and 4 * (self.num_bytes() + num_bytes) <= self._max_bytes
+        with self._lock:
+            return not self._waiting and 4 * (self.num_bytes() + num_bytes) <= self._max_bytes
 
     def added(self, lexer: Lexer) -> None:
         with self._lock:
             self._alive.add(lexer)
             self._trim()
 
-    def _next_in_turn(self) -> Job:
-        self._waiting = dict.fromkeys(job for job in self._waiting if not job.is_cancelled)
-        held = {owner: self.num_bytes(owner) for owner in {job.owner for job in self._waiting}}
-        return min(self._waiting, key=lambda job: held[job.owner])
+    def _is_next(self, job: Job) -> bool:
+        held: Counter[str] = Counter()
+        for lexer in self._alive:
+            held[lexer.owner] += lexer.num_bytes
+        share = _OWNER_SHARE * self._max_bytes
+        before = (
+            each
+            for each, num_bytes in self._waiting.items()
+            if not each.is_cancelled
+            and (each.owner == job.owner or not held[each.owner] or held[each.owner] + num_bytes <= share)
+        )
+        return min(before, key=lambda each: held[each.owner]) is job
 
     def _fits(self, owner: str, num_bytes: int) -> bool:
         while True:
@@ -219,7 +235,7 @@ class LexerCache:
 
     def _trim(self) -> None:
         """Forget grammars until those that no output uses take no more than they may."""
-        while self._unused_bytes() > self._max_unused_bytes and self._forget_one():
+        while (len(self._kept) > _MAX_GRAMMARS or self._unused_bytes() > self._max_unused_bytes) and self._forget_one():
             pass
 
     def _unused_bytes(self) -> int:

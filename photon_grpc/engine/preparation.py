@@ -16,13 +16,20 @@ from photon_grpc.core.ports import Event
 from photon_grpc.core.request import Request
 from photon_grpc.engine.ends import Ends
 from photon_grpc.engine.grammar import MatcherLost
-from photon_grpc.engine.lexers import CompiledGrammar, Lexer, LexerCache, compile_lexer, lexer_bytes
+from photon_grpc.engine.lexers import (
+    FIRST_LEXER_STATES,
+    CompiledGrammar,
+    Lexer,
+    LexerCache,
+    compile_lexer,
+    lexer_bytes,
+)
 from photon_grpc.engine.matcher import GuidanceMatcher, Walker, matcher_of
 from photon_grpc.engine.worker import Job, Progress
 from photon_grpc.errors import InvalidConstraint, InvalidRequest
 
-#: A piece of a walk, and all pieces of one walk together.
-_PIECE_S, MAX_WALK_S = 0.005, 30.0
+#: A piece of a walk, and what the thread may compute for all of one walk: half as much again is computed beside it.
+_PIECE_S, MAX_WALK_S = 0.005, 15.0
 
 
 class Workshop:
@@ -32,6 +39,7 @@ class Workshop:
         tokenizer: grammars are compiled for.
         cache: of grammars; holds the memory of lexers.
         clock: in seconds.
+        work_clock: in seconds that the calling thread has computed.
     """
 
     def __init__(
@@ -39,9 +47,11 @@ class Workshop:
         tokenizer: llguidance.LLTokenizer,
         cache: LexerCache,
         clock: Callable[[], float] = time.monotonic,
+        work_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self.cache = cache
         self.clock = clock
+        self.work_clock = work_clock
         self.walker = Walker.of(tokenizer)
         self._tokenizer = tokenizer
         self._tokenizer_ends = tuple(tokenizer.eos_tokens)
@@ -74,41 +84,45 @@ class Beginning(Job):
 
     def awaits(self) -> Event | None:
         """As engine.grammar.Preparation."""
-        return None if self._lexer is not None or self._grammar.problem else self
+        return None if self._lexer is not None or self._grammar.problem or self.error else self
 
     def work(self) -> Progress:
-        grammar = self._grammar
+        grammar, cache = self._grammar, self._shop.cache
         if not grammar.is_done:
-            if not self._shop.cache.has_room(self, grammar.next_lexer_bytes):
+            if not cache.has_room(self, grammar.next_lexer_bytes):
                 return Progress.NO_ROOM
             lexer = self._shop.compile(grammar, grammar.max_states)
             if isinstance(lexer, Lexer):
                 grammar.lexers.append(lexer)
             else:
                 grammar.problem = lexer
-        self._hold_lexer()
-        return Progress.DONE
+        # Another job of the grammar may have compiled it while this one waited.
+        cache.leave(self)
+        # The loop may have retired the lexer again.
+        return Progress.DONE if self._hold_lexer() or grammar.problem else Progress.MORE
 
     def matchers(self, num: int) -> list[GuidanceMatcher]:
         """As engine.grammar.Preparation."""
         grammar = self._grammar
+        if self.error is not None:
+            raise self.error
         if self._lexer is None:
             field = grammar.constraint.field
             raise InvalidConstraint(f"{field}: {grammar.problem}", field=field)
         self._lexer.users.discard(self)
-        return [
-            matcher_of(grammar, grammar.least_used() if grammar.lexers else self._lexer, self._ends) for _ in range(num)
-        ]
+        return [matcher_of(grammar, grammar.least_used() or self._lexer, self._ends) for _ in range(num)]
 
     def cancel(self) -> None:
         """As engine.grammar.Preparation."""
         self.is_cancelled = True
+        self._shop.cache.leave(self)
 
-    def _hold_lexer(self) -> None:
-        """Keep one until the loop asks: it may be forgotten or retired before."""
-        if self._grammar.lexers:
-            self._lexer = self._grammar.least_used()
+    def _hold_lexer(self) -> bool:
+        """Keep one until the loop asks: it may be forgotten or retired before. False where there is none."""
+        self._lexer = self._grammar.least_used()
+        if self._lexer is not None:
             self._lexer.users.add(self)
+        return self._lexer is not None
 
 
 class FurtherLexer(Job):
@@ -137,28 +151,28 @@ class Walk(Job):
     Args:
         request: whose output the ids are of; the first of them it has brought along.
         ids: to walk. Those that end the output are passed over.
-        max_states: that the lexer may learn at first.
+        is_anew: a matcher had walked them. Its lexer may learn all at once, and the walk takes as long as it takes.
     """
 
-    __slots__ = ("_at", "_error", "_grammar", "_ids", "_matcher", "_max_states", "_request", "_shop", "_spent_s")
+    __slots__ = ("_at", "_grammar", "_ids", "_is_anew", "_matcher", "_max_states", "_request", "_shop", "_spent_s")
 
     def __init__(
-        self, shop: Workshop, grammar: CompiledGrammar, request: Request, ids: tuple[int, ...], max_states: int
+        self, shop: Workshop, grammar: CompiledGrammar, request: Request, ids: tuple[int, ...], is_anew: bool
     ) -> None:
         super().__init__(grammar.owner)
         self._shop = shop
         self._grammar = grammar
         self._request = request
         self._ids = ids
-        self._max_states = max_states
+        self._is_anew = is_anew
+        self._max_states = MAX_LEXER_STATES if is_anew else FIRST_LEXER_STATES
         self._matcher: GuidanceMatcher | None = None
-        self._error: BaseException | None = None
         self._at = 0
         self._spent_s = 0.0
 
     def awaits(self) -> Event | None:
         """As engine.grammar.Preparation."""
-        is_done = self._error is not None or (self._matcher is not None and self._at == len(self._ids))
+        is_done = self.error is not None or (self._matcher is not None and self._at == len(self._ids))
         return None if is_done else self
 
     def work(self) -> Progress:
@@ -166,26 +180,23 @@ class Walk(Job):
             if self._matcher is None and not self._begin():
                 return Progress.NO_ROOM
             return self._walk_a_piece()
-        except MatcherLost as error:
+        except MatcherLost:
             if self._max_states == MAX_LEXER_STATES:
-                self._error = error
-                return Progress.DONE
+                raise
             self._max_states, self._matcher, self._at = MAX_LEXER_STATES, None, 0
             return Progress.MORE
-        except BaseException as error:
-            self._error = error
-            return Progress.DONE
 
     def matchers(self, num: int) -> list[GuidanceMatcher]:
         """As engine.grammar.Preparation; of one output."""
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         assert self._matcher is not None
         return [self._matcher]
 
     def cancel(self) -> None:
         """As engine.grammar.Preparation."""
         self.is_cancelled = True
+        self._shop.cache.leave(self)
 
     def _begin(self) -> bool:
         """Make the matcher; False where there is no room for its lexer."""
@@ -203,17 +214,18 @@ class Walk(Job):
         assert self._matcher is not None
         stop, clock = self._request.stop, self._shop.clock
         ends = {*stop.eos_token_ids, *stop.stop_token_ids}
-        begun_s = now_s = clock()
-        while self._at < len(self._ids) and now_s - begun_s < _PIECE_S:
+        begun_s, before_s = clock(), self._shop.work_clock()
+        while self._at < len(self._ids):
             token_id = self._ids[self._at]
             if token_id not in ends and not self._matcher.follow(token_id, self._shop.walker):
                 raise self._refusal(token_id)
             self._at += 1
-            now_s = clock()
-        self._spent_s += now_s - begun_s
+            if clock() - begun_s >= _PIECE_S:
+                break
+        self._spent_s += self._shop.work_clock() - before_s
         if self._at == len(self._ids):
             return Progress.DONE
-        if self._spent_s > MAX_WALK_S:
+        if self._spent_s > MAX_WALK_S and not self._is_anew:
             raise self._too_long()
         return Progress.MORE
 
@@ -227,6 +239,6 @@ class Walk(Job):
         field = self._grammar.constraint.field
         message = (
             f"{field}: following {self._at} of {len(self._ids)} ids of the output through the constraint took "
-            f"{self._spent_s:.0f} s; {MAX_WALK_S:.0f} s are allowed: simplify it or continue a shorter output"
+            f"{self._spent_s:.0f} s of computing; {MAX_WALK_S:.0f} s are allowed: simplify it or continue less"
         )
         return InvalidConstraint(message, field=field, needed=len(self._ids), limit=self._at)

@@ -16,6 +16,8 @@ import numpy as np
 _QUOTE, _ESCAPE, _COMMA = b'"\\,'
 _BEGINNINGS, _ENDS = b"{[", b"}]"
 _NUMBER = re.compile(rb"-?[0-9]*")
+#: As an integer key is written.
+_INTEGER = re.compile(rb"-?(?:0|[1-9][0-9]*)")
 #: Beginnings of tokens that go on with an integer.
 _DIGITS = tuple(bytes([byte]) for byte in b"-0123456789")
 #: Digits of integer keys: of 32 and of 64 bits.
@@ -56,7 +58,7 @@ class Keys:
             self._count(key, -1)
 
     def _count(self, key: bytes, sign: int) -> None:
-        if len(key) <= _KEY_DIGITS[-1] + 2 and _NUMBER.fullmatch(key):
+        if len(key) <= _KEY_DIGITS[-1] + 2 and _INTEGER.fullmatch(key):
             for end in range(1, len(key) + 1):
                 self._beginnings[key[:end]] += sign
 

@@ -1,7 +1,8 @@
 """A thread beside the engine's loop, for work that takes long: grammars are compiled and ids are walked there.
 
-Jobs take turns by owner, and an owner's jobs among themselves, a piece at a time: a thousand jobs of one owner delay
-another's by one piece each time round.
+Owners take turns, a piece of a job at a time: a thousand jobs of one owner delay another's by one piece each round. Of
+an owner's jobs those that have not begun come first, then the one that began first: were all to go on together, all
+would be late.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from photon_grpc.core.ports import Event
 
 #: More than the trial in the front ends has: what ended there ends here too.
 _STACK_BYTES = 64 * 2**20
-#: Pause before jobs that found no room look for it again.
-_NO_ROOM_S = 0.005
+#: Jobs that found no room look for it again after so long, and so much longer for each of them: all look at all.
+_NO_ROOM_S, _NO_ROOM_EACH_S = 0.005, 0.001
 #: Pause behind a piece of a job that goes on: on few cores steps are computed by the same ones.
 _PAUSE_S = 0.005
 
@@ -34,36 +35,58 @@ class Progress(Enum):
 class Job(Event):
     """Work of one owner, which wakes the engine when it is done."""
 
-    __slots__ = ("__weakref__", "is_cancelled", "owner")
+    __slots__ = ("__weakref__", "error", "has_begun", "is_cancelled", "owner")
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
+        #: A piece is done; the queue's own.
+        self.has_begun = False
+        #: It cannot be done.
+        self.error: BaseException | None = None
         #: Nobody waits for it any more; from any thread.
         self.is_cancelled = False
 
     @abstractmethod
     def work(self) -> Progress:
-        """Do one piece, in the worker's thread. Must not raise."""
+        """Do one piece, in the worker's thread. What it raises is the job's `error`, and its end."""
+
+
+class _Jobs:
+    """The jobs of one owner."""
+
+    def __init__(self) -> None:
+        self.new: deque[Job] = deque()
+        #: Those that have begun; the one that began first is first.
+        self.begun: deque[Job] = deque()
 
 
 class JobQueue:
     """Jobs of several owners, who take turns."""
 
     def __init__(self) -> None:
-        self._by_owner: OrderedDict[str, deque[Job]] = OrderedDict()
+        self._by_owner: OrderedDict[str, _Jobs] = OrderedDict()
 
     def __bool__(self) -> bool:
         return bool(self._by_owner)
 
     def push(self, job: Job) -> None:
-        self._by_owner.setdefault(job.owner, deque()).append(job)
+        self._by_owner.setdefault(job.owner, _Jobs()).new.append(job)
+
+    def put_back(self, job: Job) -> None:
+        """Take a job again that was popped and goes on."""
+        begun = self._by_owner.setdefault(job.owner, _Jobs()).begun
+        if job.has_begun:
+            begun.appendleft(job)
+        else:
+            job.has_begun = True
+            begun.append(job)
 
     def pop(self) -> Job:
-        """Take the first job of the owner whose turn it is."""
+        """Take the next job of the owner whose turn it is."""
         owner, jobs = next(iter(self._by_owner.items()))
-        job = jobs.popleft()
+        job = (jobs.new or jobs.begun).popleft()
         self._by_owner.move_to_end(owner)
-        if not jobs:
+        if not jobs.new and not jobs.begun:
             del self._by_owner[owner]
         return job
 
@@ -79,8 +102,9 @@ class Worker:
         self._done = done
         self._lock = threading.Lock()
         self._jobs, self._spare = JobQueue(), JobQueue()
-        #: Have found no room since the last pause.
+        #: Have found no room since they last looked, and look again then.
         self._no_room: list[Job] = []
+        self._look_again_s = 0.0
         self._is_running = False
 
     def submit(self, job: Job) -> None:
@@ -109,12 +133,12 @@ class Worker:
     def _run(self) -> None:
         while (taken := self._next()) is not None:
             job, is_spare = taken
-            progress = Progress.DONE if job.is_cancelled else job.work()
+            progress = Progress.DONE if job.is_cancelled else _piece(job)
             if progress is Progress.NO_ROOM and not is_spare:
                 self._no_room.append(job)
             elif progress is Progress.MORE:
                 with self._lock:
-                    (self._spare if is_spare else self._jobs).push(job)
+                    (self._spare if is_spare else self._jobs).put_back(job)
                 time.sleep(_PAUSE_S)
             elif not is_spare and not job.is_cancelled:
                 self._done(job)
@@ -128,6 +152,7 @@ class Worker:
                 if not threading.main_thread().is_alive():
                     self._is_running = False
                     return None
+                self._let_look_again()
                 for jobs in (self._jobs, self._spare):
                     if jobs:
                         return jobs.pop(), jobs is self._spare
@@ -135,7 +160,19 @@ class Worker:
                     self._is_running = False
                     return None
             time.sleep(_NO_ROOM_S)
-            with self._lock:
-                for job in self._no_room:
-                    self._jobs.push(job)
-                self._no_room.clear()
+
+    def _let_look_again(self) -> None:
+        now_s = time.monotonic()
+        if self._no_room and now_s >= self._look_again_s:
+            self._look_again_s = now_s + _NO_ROOM_S + _NO_ROOM_EACH_S * len(self._no_room)
+            for job in self._no_room:
+                self._jobs.push(job)
+            self._no_room.clear()
+
+
+def _piece(job: Job) -> Progress:
+    try:
+        return job.work()
+    except BaseException as error:  # a panic of the library is no Exception
+        job.error = error
+        return Progress.DONE

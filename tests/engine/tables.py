@@ -3,7 +3,7 @@ grammars made of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from photon_grpc.core.ports import Event
@@ -136,8 +136,14 @@ class TablePreparation:
     ids: tuple[int, ...]
     is_anew: bool
     is_cancelled: bool = False
+    is_begun: bool = False
 
     def awaits(self) -> Event | None:
+        if self.is_anew and self.request.request_id in self.grammars.next_turn and not self.is_begun:
+            self.is_begun = True
+            event = Event()
+            self.grammars.next_turn[self.request.request_id](event)
+            return event
         events = self.grammars.made_anew if self.is_anew else self.grammars.compiling
         return events.get(self.request.request_id)
 
@@ -165,6 +171,8 @@ class TableGrammars(InTurn):
     compiling: dict[str, Event] = field(default_factory=dict)
     #: The matcher was lost and is not made again yet.
     made_anew: dict[str, Event] = field(default_factory=dict)
+    #: The matcher is made again by the next turn, which is told so.
+    next_turn: dict[str, Callable[[Event], None]] = field(default_factory=dict)
     #: What compiling ends with instead of a table.
     broken: dict[str, BaseException] = field(default_factory=dict)
     #: Calls after which matchers break.

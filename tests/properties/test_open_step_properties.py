@@ -66,7 +66,7 @@ class Ask:
     cut: int = 0
     #: Calls after which one of its matchers after the other is lost.
     losses: tuple[int, ...] = ()
-    #: Those are made again while so many more come.
+    #: Those are made again while so many more come; -1: by the next turn.
     remade_after: int = 0
 
     def whole(self, number: int, index: int = 0) -> list[int]:
@@ -98,7 +98,7 @@ asks = st.builds(
     num_calls=st.none() | st.none() | st.integers(0, 40),
     cut=st.sampled_from([0, 0, 0, 1, 3, 16]),
     losses=st.just(()) | st.lists(st.integers(0, 12), max_size=4).map(tuple),
-    remade_after=st.sampled_from([0, 0, 1, 2]),
+    remade_after=st.sampled_from([-1, -1, 0, 1, 2]),
 )
 #: How far a draft lies from what will be drawn; 0 is kept.
 misses = st.lists(st.sampled_from([0, 0, 0, 0, 1, 50]), min_size=1, max_size=12)
@@ -148,7 +148,9 @@ class Story:
             self._events[number] = grammars.compiling[name] = Event()
         if ask.losses:
             grammars.losses[name] = list(ask.losses)
-        if ask.losses and ask.remade_after:
+        if ask.losses and ask.remade_after < 0:
+            grammars.next_turn[name] = self.h.post.wake
+        if ask.losses and ask.remade_after > 0:
             self._remade[number] = grammars.made_anew[name] = Event()
         self.handles.append(self.add(number, ask, priority=ask.priority, request_id=name))
 

@@ -167,11 +167,12 @@ class LiveSequences:
 
     # -- matchers that are lost ----------------------------------------------------------------------------------------
 
-    def lost_matcher(self, seq: Sequence, step: int, report: StepFrameBuilder) -> None:
-        """Has the matcher of a sequence that has left its seat made again; the sequence is parked meanwhile. What
-        `step` draws for it is void; 0: what was drawn is sound."""
-        if step:
-            self.unmasked.setdefault(step, set()).add(seq)
+    def lost_matcher(self, seq: Sequence, report: StepFrameBuilder) -> None:
+        """Has the matcher of a sequence that has left its seat made again; the sequence is parked meanwhile. What the
+        steps in flight draw for it is void: they have no masks of it."""
+        for flight in seq.flights:
+            if flight.may_yield:
+                self.unmasked.setdefault(flight.step, set()).add(seq)
         self._begin_anew(seq, report)
 
     def is_void(self, seq: Sequence, step: int) -> bool:
@@ -191,6 +192,8 @@ class LiveSequences:
         self.without_matcher.discard(seq)
         if seq.num_generated and self.constraints.matchers[seq].is_complete:
             self.finish(seq, FinishReason.CONSTRAINT_COMPLETE, report)
+        elif len(seq.ids) >= seq.max_len:
+            self.finish(seq, end_reason(seq), report)
         elif seq.flights:
             seq.status = Status.PARKED
         else:
@@ -206,24 +209,24 @@ class LiveSequences:
     def append(self, seq: Sequence, token: int, report: StepFrameBuilder) -> bool:
         """Takes a drawn id if the matcher does. Returns whether that has ended the sequence. Raises MatcherLost behind
         an id that has not."""
-        is_complete, lost = False, None
+        is_complete, is_lost = False, False
         if seq in self.constraints.matchers and token not in seq.stop_ids:
             try:
                 is_complete = self.constraints.advance(seq, token)
-            except MatcherLost as error:
-                # The id is one of its masks.
-                lost = error
+            except MatcherLost:
+                # The id is one of its masks; whether it completes the output is seen once there is another.
+                is_lost = True
             except RequestError as error:
                 self.fail(seq, Fault.of(error), report)
                 return True
         seq.ids.append(token)
         report.token(seq, token)
+        if is_lost:
+            raise MatcherLost
         if is_complete:
             self.finish(seq, FinishReason.CONSTRAINT_COMPLETE, report)
         elif token in seq.stop_ids or len(seq.ids) >= seq.max_len:
             self.finish(seq, end_reason(seq), report)
-        elif lost is not None:
-            raise lost
         return seq.status is Status.FINISHED
 
     def finish(self, seq: Sequence, reason: FinishReason, report: StepFrameBuilder) -> None:

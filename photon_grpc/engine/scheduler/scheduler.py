@@ -314,19 +314,19 @@ class Scheduler:
         masks, failures = self.live.constraints.masks(batch, plan.rows, drafts)
         for seq, error in failures.items():
             if isinstance(error, MatcherLost):
-                self._lose_matcher(seq, batch.step, report)
+                self._lose_matcher(seq, report)
             else:
                 self.live.fail(seq, Fault.of(error), report)
         if failures:
             self.live.sweep()
         return masks
 
-    def _lose_matcher(self, seq: Sequence, void_step: int, report: StepFrameBuilder) -> None:
+    def _lose_matcher(self, seq: Sequence, report: StepFrameBuilder) -> None:
         """Takes the seat until its matcher is made again."""
         if seq.status is Status.RUNNING:
             self._unseat(seq)
             report.preempted(seq)
-        self.live.lost_matcher(seq, void_step, report)
+        self.live.lost_matcher(seq, report)
 
     def settle(self, output: StepOutput, report: StepFrameBuilder) -> None:
         """Appends what the oldest step in flight produced, ends what ended, opens the fences behind it."""
@@ -392,7 +392,7 @@ class Scheduler:
         try:
             return live.append(seq, token, report)
         except MatcherLost:
-            self._lose_matcher(seq, 0, report)
+            self._lose_matcher(seq, report)
             return True
 
     def _settle_drafts(
