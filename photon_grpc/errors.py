@@ -19,8 +19,8 @@
     │   │   ├── QueueTimeout           QUEUE_TIMEOUT
     │   │   └── QuotaExceeded          QUOTA_EXCEEDED
     │   ├── KVCapacity                 KV_CAPACITY             needed and limit, in blocks
-    │   ├── DeadlineUnreachable        DEADLINE_UNREACHABLE
     │   ├── DeadlinePassed             DEADLINE_PASSED
+    │   │   └── DeadlineUnreachable    DEADLINE_UNREACHABLE    refused before the deadline, which it could not meet
     │   ├── NumericFailure             NUMERIC_FAILURE         NaN logits
     │   ├── RequestQuarantined         REQUEST_QUARANTINED     it crashed the engine twice
     │   ├── AbortedByAdmin             ABORTED_BY_ADMIN
@@ -157,12 +157,14 @@ class KVCapacity(RequestError):
     reason = "KV_CAPACITY"
 
 
-class DeadlineUnreachable(RequestError):
-    reason = "DEADLINE_UNREACHABLE"
-
-
 class DeadlinePassed(RequestError):
     reason = "DEADLINE_PASSED"
+
+
+class DeadlineUnreachable(DeadlinePassed):
+    """The deadline would pass: who catches a passed one is told at once."""
+
+    reason = "DEADLINE_UNREACHABLE"
 
 
 class NumericFailure(RequestError):

@@ -1,9 +1,9 @@
 """`batch`: a file of requests through a running server into a file of answers, which a second run goes on with.
 
 A line of the input is a JSON object with `prompt` (a text or a list of ids) or `messages`, perhaps an `id`, and options
-of generate by their names; or a JSON string, the prompt. A line of the output has the number of the input's line, its
-digest, and `outputs` with `usage`, or the `error` that the request ended with; lines come in the order in which they
-were answered.
+of generate by their names; or a JSON string, the prompt. A line of the output has the number of the input's line, a
+digest of it and of the flags, and `outputs` with `usage`, or the `error` that the request ended with; lines come in
+the order in which they were answered.
 """
 
 from __future__ import annotations
@@ -23,11 +23,18 @@ from photon_grpc.cli.option_values import no_option, read_bias, set_option
 from photon_grpc.cli.terminal import remark, to_base64
 from photon_grpc.client import Client, Generation, Options, Prompt, Unreachable
 from photon_grpc.client.many import persist, unordered
+from photon_grpc.client.message_type import write_message_type
 from photon_grpc.client.resume import PATIENCE_S
 from photon_grpc.compose.console import bar_of
 from photon_grpc.errors import ConfigError, InvalidRequest, NotAllowed, RequestError
+from photon_grpc.v1 import inference_pb2
 
 _DIGEST_CHARS = 16
+#: Options that decide when a request runs, not what it is answered: a run may go on with others.
+_NOT_OF_ANSWERS = {"session_id", "salt", "bypass_prefix_cache", "priority", "max_queue_duration", "timeout"}
+#: Of a line of the output, for one that was not finished.
+_BEGIN = b'{"line": '
+_INSTEAD = "name another file, or overwrite it with --overwrite"
 
 #: Answers one prompt, with options of generate.
 Ask = Callable[..., Coroutine[Any, Any, Generation]]
@@ -51,8 +58,8 @@ def batch(
     Raise ConfigError for files that do not belong together, PhotonError where the server is lost or lets no caller in:
     what was answered stays.
     """
-    lines = list(_read(source))
-    with _opened(target_file) as out:
+    lines = list(_read(source, _told(options)))
+    with _opened(target_file, source) as out:
         if overwrite:
             out.truncate(0)
         answered, num_failed = _answered(out, target_file, {line.number: line.digest for line in lines})
@@ -64,19 +71,35 @@ def batch(
     return 1 if num_failed else 0
 
 
-def _opened(path: Path) -> BinaryIO:
+def _opened(path: Path, source: Path) -> BinaryIO:
+    """Raise ConfigError, also where both are one file, by whatever names."""
     try:
+        if path.exists() and os.path.samefile(path, source):
+            raise ConfigError(f"{path} is the input {source}; name another file for the answers")
         return path.open("a+b")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
 
 
-def _read(source: Path) -> Iterator[InputLine]:
-    """Raise ConfigError. Lines end with a line feed alone: JSON may hold what else ends a line."""
+def _told(options: Options) -> bytes:
+    """What decides the answers besides the lines; the same for the same flags in any order."""
+    told = {name: value for name, value in options.items() if name not in _NOT_OF_ANSWERS}
+    return json.dumps(told, sort_keys=True, default=_described).encode()
+
+
+def _described(message_type: Any) -> str:
+    described = inference_pb2.StructuredOutput.Protobuf()
+    write_message_type(described, message_type)
+    return described.SerializeToString(deterministic=True).hex()
+
+
+def _read(source: Path, told: bytes) -> Iterator[InputLine]:
+    """`told`: what a digest covers beside its line. Raise ConfigError. Lines end with a line feed alone: JSON may hold
+    what else ends a line."""
     try:
         for number, data in enumerate(source.read_bytes().split(b"\n"), 1):
             if data.strip():
-                yield InputLine(number, hashlib.sha256(data).hexdigest()[:_DIGEST_CHARS], data)
+                yield InputLine(number, hashlib.sha256(data + b"\n" + told).hexdigest()[:_DIGEST_CHARS], data)
     except OSError as error:
         raise ConfigError(f"{source}: {error.strerror}") from None
 
@@ -87,16 +110,19 @@ def _answered(out: BinaryIO, path: Path, digests: dict[int, str]) -> tuple[set[i
     out.seek(0)
     data = out.read()
     whole = data[: data.rfind(b"\n") + 1]
+    rest = data[len(whole) :]
+    if not rest.startswith(_BEGIN[: len(rest)]):
+        raise ConfigError(f"{path} is no output of batch; {_INSTEAD}")
     numbers, num_failed = set(), 0
     for answer in whole.split(b"\n")[:-1]:
         try:
             record = json.loads(answer)
-            number, digest = record["line"], record["digest"]
+            number, is_same = record["line"], digests.get(record["line"]) == record["digest"]
         except (ValueError, KeyError, TypeError):
-            raise ConfigError(f"{path} is no output of batch; name another file, or --overwrite it") from None
-        if digests.get(number) != digest:
-            problem = f"{path} answers another request at line {number} of the input"
-            raise ConfigError(f"{problem}; name another file, or --overwrite it")
+            raise ConfigError(f"{path} is no output of batch; {_INSTEAD}") from None
+        if not is_same:
+            problem = f"{path} answers another request at line {number} of the input, or was made with other flags"
+            raise ConfigError(f"{problem}; {_INSTEAD}")
         numbers.add(number)
         num_failed += "error" in record
     out.truncate(len(whole))

@@ -205,8 +205,8 @@ class TokenStream:
 
     def _is_withheld(self) -> bool:
         """Return whether it failed before anything was sent: no output token is billed. A passed deadline is the
-        caller's own and bills what was computed, as a cancel does."""
-        if self._error is None or isinstance(self._error, DeadlinePassed):
+        caller's own and bills what was computed, as a cancel does; an unreachable one bills none."""
+        if self._error is None or type(self._error) is DeadlinePassed:
             return False
         return self._is_whole or not self._has_sent
 

@@ -42,7 +42,6 @@ CODES: dict[type[errors.PhotonError], grpc.StatusCode] = {
     errors.NotAllowed: grpc.StatusCode.PERMISSION_DENIED,
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.KVCapacity: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.DeadlineUnreachable: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.DeadlinePassed: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.AbortedByAdmin: grpc.StatusCode.ABORTED,
     errors.Cancelled: grpc.StatusCode.CANCELLED,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -185,8 +187,76 @@ def test_answers_of_other_requests_are_not_mixed_with_these(
         assert run(fake, write(tmp_path / "in.jsonl", "other"), out) == 2
         assert "answers another request at line 1" in capsys.readouterr().err
         assert out.read_text() == before
-        assert run(fake, write(tmp_path / "in.jsonl", "a"), tmp_path / "in.jsonl") == 2
-        assert "no output of batch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("held", ['"a"\n', "notes without a line end", '{"line": [], "digest": ""}\n'])
+def test_a_file_that_is_no_output_is_kept(
+    held: str, tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out.write_text(held)
+    with serving_in_a_thread(HI) as fake:
+        assert run(fake, write(tmp_path / "in.jsonl", "a"), out) == 2
+    assert "no output of batch; name another file, or overwrite it with --overwrite" in capsys.readouterr().err
+    assert out.read_text() == held and fake.requests == []
+
+
+@pytest.mark.parametrize("flags", [(), ("--overwrite",)])
+@pytest.mark.parametrize("link", [None, os.symlink, os.link])
+def test_the_input_is_no_place_for_the_answers(
+    link: Callable[[str, Path], None] | None,
+    flags: tuple[str, ...],
+    tmp_path: Path,
+    out: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source = write(tmp_path / "in.jsonl", "a", "b")
+    if link:
+        link(source, out)
+    with serving_in_a_thread(HI) as fake:
+        assert run(fake, source, out if link else Path(source), *flags) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert "is the input" in told and "name another file" in told
+    assert Path(source).read_text() == '"a"\n"b"\n' and fake.requests == []
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--max-tokens", "9"),
+        ("--temperature", "0.5"),
+        ("--seed", "1"),
+        ("--model", "other"),
+        ("--regex", "[0-9]"),
+        ("--json-schema", "SCHEMA"),
+        ("--protobuf", "SET", NAME),
+        ("--logit-bias", "5=1.5"),
+        ("--num-outputs", "2"),
+        ("--logprobs", "1"),
+    ],
+    ids=lambda flags: flags[0],
+)
+def test_answers_to_other_flags_are_not_taken_for_these(
+    flags: tuple[str, ...], tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "set").write_bytes(descriptor_set())
+    (tmp_path / "schema").write_text('{"type": "integer"}')
+    files = {"SET": str(tmp_path / "set"), "SCHEMA": str(tmp_path / "schema")}
+    source, given = write(tmp_path / "in.jsonl", "a"), [files.get(flag, flag) for flag in flags]
+    with serving_in_a_thread(HI) as fake:
+        assert run(fake, source, out, "--max-tokens", "3") == 0
+        before = out.read_text()
+        assert run(fake, source, out, "--max-tokens", "3", *given) == 2
+        assert "other flags; name another file, or overwrite it with --overwrite" in capsys.readouterr().err
+    assert out.read_text() == before and len(fake.requests) == 1
+
+
+def test_a_second_run_may_be_scheduled_otherwise(tmp_path: Path, out: Path) -> None:
+    source, flags = write(tmp_path / "in.jsonl", "a"), ["--logit-bias", "5=1", "--logit-bias", "6=2", "--seed", "1"]
+    with serving_in_a_thread(HI) as fake:
+        assert run(fake, source, out, *flags, "--timeout", "5") == 0
+        again = ["--seed", "1", "--logit-bias", "6=2", "--logit-bias", "5=1", "--timeout", "60", "--priority", "1"]
+        assert run(fake, source, out, *again, "--concurrency", "1") == 0
+    assert len(fake.requests) == 1
 
 
 #: A shell's background jobs ignore SIGINT, and so would what they start. Set after the start: code between fork and

@@ -197,6 +197,14 @@ async def test_a_status_without_details_of_ours_is_told_by_its_code(
     assert type(raised.value) is expected
 
 
+async def test_a_deadline_refused_as_unreachable_is_caught_as_one_that_passed() -> None:
+    refusal = Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, "too late", [error_info("DEADLINE_UNREACHABLE")])
+    async with serving(FakeServer([refusal])) as fake, Client(fake.target) as client:
+        with pytest.raises(errors.DeadlinePassed, match="too late") as raised:
+            await client.generate("x", timeout=5)
+    assert (type(raised.value), raised.value.reason) == (errors.DeadlineUnreachable, "DEADLINE_UNREACHABLE")
+
+
 async def test_a_failure_known_by_its_group_alone_has_the_reason_of_the_group() -> None:
     """A proxy that is full, as in Go and Java."""
     full = FakeServer([Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED)])

@@ -17,7 +17,7 @@ def leaves(cls: type[errors.PhotonError]) -> list[type[errors.PhotonError]]:
 
 
 @pytest.mark.parametrize("is_final", [False, True])
-@pytest.mark.parametrize("cls", leaves(errors.PhotonError), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", [*leaves(errors.PhotonError), errors.DeadlinePassed], ids=lambda cls: cls.__name__)
 def test_every_error_comes_back_as_itself(cls: type[errors.PhotonError], is_final: bool) -> None:
     error = cls("why", field="stop.max_tokens", needed=5, limit=4, retry_after_s=0.5)
     if is_final:

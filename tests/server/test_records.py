@@ -16,7 +16,7 @@ from photon_grpc.config.flags import ServerConfig
 from photon_grpc.core.frames import Failed, Started
 from photon_grpc.core.generation import Usage
 from photon_grpc.core.request import FinishReason
-from photon_grpc.errors import DeadlinePassed, KVCapacity, NumericFailure
+from photon_grpc.errors import DeadlinePassed, DeadlineUnreachable, KVCapacity, NumericFailure
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.quotas import NoShares, Share
@@ -230,6 +230,14 @@ async def test_a_passed_deadline_bills_a_unary_call_what_was_computed(service: S
     record = await service.record()
     assert (record.reason, record.usage.output_tokens) == ("DEADLINE_PASSED", 1)
     assert service.frontend.late == Usage()
+
+
+async def test_a_deadline_refused_as_unreachable_bills_a_unary_call_no_output(service: Service) -> None:
+    caller = await service.begun("Generate")
+    service.link.step(failed=(Failed.of(1, DeadlineUnreachable("needs 3 s, has 1 s")),))
+    await caller
+    record = await service.record()
+    assert (record.reason, record.usage.output_tokens) == ("DEADLINE_UNREACHABLE", 0)
 
 
 @pytest.mark.parametrize("method", ["Generate", "StreamGenerate"])

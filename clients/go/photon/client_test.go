@@ -116,6 +116,21 @@ func TestAnErrorHasCodeReasonFieldsNumbersAndTime(t *testing.T) {
 	}
 }
 
+func TestADeadlineThatCannotBeMetIsOneThatPassed(t *testing.T) {
+	for _, source := range sources {
+		t.Run(source.name, func(t *testing.T) {
+			f := newFake(t)
+			f.before = failing(1, failure(codes.DeadlineExceeded, photon.DeadlineUnreachable, nil))
+			_, err := source.open(t, newClient(t, nil, f)).Generate(t.Context(), photon.Text("x"))
+			for _, target := range []error{context.DeadlineExceeded, photon.DeadlinePassed, photon.DeadlineUnreachable} {
+				if !errors.Is(err, target) {
+					t.Errorf("%v is no %v", err, target)
+				}
+			}
+		})
+	}
+}
+
 func TestAWordOfANewerServerIsKeptAndMeansWhatItsCodeMeans(t *testing.T) {
 	f := newFake(t)
 	f.before = failing(1, failure(codes.InvalidArgument, "TOO_POLITE", nil))

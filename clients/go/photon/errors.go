@@ -49,8 +49,8 @@ const (
 	QueueTimeout        Reason = "QUEUE_TIMEOUT"
 	QuotaExceeded       Reason = "QUOTA_EXCEEDED"
 	KVCapacity          Reason = "KV_CAPACITY"
-	DeadlineUnreachable Reason = "DEADLINE_UNREACHABLE"
 	DeadlinePassed      Reason = "DEADLINE_PASSED"
+	DeadlineUnreachable Reason = "DEADLINE_UNREACHABLE"
 	NumericFailure      Reason = "NUMERIC_FAILURE"
 	RequestQuarantined  Reason = "REQUEST_QUARANTINED"
 	AbortedByAdmin      Reason = "ABORTED_BY_ADMIN"
@@ -96,8 +96,8 @@ var memberOf = map[Reason]Reason{
 	QueueTimeout:        Overloaded,
 	QuotaExceeded:       Overloaded,
 	KVCapacity:          RequestError,
-	DeadlineUnreachable: RequestError,
 	DeadlinePassed:      RequestError,
+	DeadlineUnreachable: DeadlinePassed,
 	NumericFailure:      RequestError,
 	RequestQuarantined:  RequestError,
 	AbortedByAdmin:      RequestError,
@@ -135,7 +135,7 @@ type FieldViolation struct {
 }
 
 // Error is the failure of a call. errors.Is takes a Reason; context.Canceled is Cancelled, context.DeadlineExceeded is
-// DeadlinePassed. status.FromError takes the error as it is.
+// DeadlinePassed, and so DeadlineUnreachable. status.FromError takes the error as it is.
 type Error struct {
 	Code    codes.Code
 	Reason  Reason

@@ -234,16 +234,16 @@ public class PhotonException extends RuntimeException {
     }
   }
 
-  /** The deadline cannot be met. */
-  public static class DeadlineUnreachable extends RequestError {
-    DeadlineUnreachable(String message, Facts facts) {
+  /** The deadline has passed. */
+  public static class DeadlinePassed extends RequestError {
+    DeadlinePassed(String message, Facts facts) {
       super(message, facts);
     }
   }
 
-  /** The deadline has passed. */
-  public static class DeadlinePassed extends RequestError {
-    DeadlinePassed(String message, Facts facts) {
+  /** The deadline cannot be met: the server says so before it passes. */
+  public static class DeadlineUnreachable extends DeadlinePassed {
+    DeadlineUnreachable(String message, Facts facts) {
       super(message, facts);
     }
   }

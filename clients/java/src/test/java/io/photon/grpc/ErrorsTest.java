@@ -110,6 +110,21 @@ class ErrorsTest {
   }
 
   @Test
+  void aDeadlineThatCannotBeMetIsCaughtAsOneThatPassed() {
+    var info = ErrorInfo.newBuilder().setDomain("photon-grpc").setReason("DEADLINE_UNREACHABLE").build();
+    var status =
+        com.google.rpc.Status.newBuilder()
+            .setCode(Status.Code.DEADLINE_EXCEEDED.value())
+            .setMessage("too late")
+            .addDetails(Any.pack(info))
+            .build();
+    PhotonException error = Statuses.error(StatusProto.toStatusRuntimeException(status));
+    assertTrue(error instanceof PhotonException.DeadlinePassed);
+    assertEquals(PhotonException.DeadlineUnreachable.class, error.getClass());
+    assertEquals("DEADLINE_UNREACHABLE", error.reason());
+  }
+
+  @Test
   void whatANewerServerNamesIsANumber() {
     var model = io.photon.grpc.v1.Model.newBuilder().setStateValue(99).addFeatures(Feature.FEATURE_CHAT);
     model.addFeaturesValue(98);
