@@ -82,7 +82,7 @@ def _opened(path: Path, source: Path) -> BinaryIO:
 
 
 def _told(options: Options) -> bytes:
-    """What decides the answers besides the lines; the same for the same flags in any order."""
+    """Return the flags that decide answers as bytes, equal for equal flags in any order."""
     told = {name: value for name, value in options.items() if name not in _NOT_OF_ANSWERS}
     return json.dumps(told, sort_keys=True, default=_described).encode()
 
