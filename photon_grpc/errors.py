@@ -246,8 +246,9 @@ _BY_REASON = {cls.reason: cls for cls in _leaves(PhotonError) if "reason" in var
 
 
 def reasons_of(*groups: type[PhotonError]) -> tuple[str, ...]:
-    """Those of all members, and of the groups themselves, without repetition."""
-    return tuple(dict.fromkeys(cls.reason for group in groups for cls in _leaves(group)))
+    """Those of all members here, and of the groups themselves, without repetition; clients define more."""
+    members = [cls for group in groups for cls in _leaves(group) if cls.__module__ == __name__]
+    return tuple(dict.fromkeys(cls.reason for cls in members))
 
 
 def from_reason(

@@ -118,6 +118,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
     def _ask(self, method: str, request: pb.GenerateRequest, context: Context) -> tuple[Ask, WantedType | None]:
         origin = metadata.origin(context, method)
+        metadata.set_request()
         try:
             if request.request_id:
                 metadata.rename_call(request.request_id, "request_id")

@@ -34,7 +34,7 @@ _request_id: ContextVar[str] = ContextVar("request_id", default="")
 _owner: ContextVar[str] = ContextVar("owner", default="")
 _holder: ContextVar[str] = ContextVar("holder", default="")
 _replica_id: ContextVar[str] = ContextVar("replica_id", default="")
-#: The call has been counted as a request, and is told to who observes requests.
+#: The call is a request, whose end observers of requests are told.
 _is_request: ContextVar[bool] = ContextVar("is_request", default=False)
 #: The last value of every header, copied out of gRPC once.
 _headers: ContextVar[Mapping[str, str | bytes]] = ContextVar("headers", default=MappingProxyType({}))
@@ -139,14 +139,18 @@ def caller(context: Context) -> str:
     return peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer
 
 
+def set_request() -> None:
+    """Note that the call is a request. The caller of this tells observers of requests how it ends."""
+    _is_request.set(True)
+
+
 def is_request() -> bool:
     """Return whether the call of the running task came as far as to be a request."""
     return _is_request.get()
 
 
 def origin(context: Context, method: str) -> Origin:
-    """Of a request that has come just now."""
-    _is_request.set(True)
+    """Of a call that has come just now."""
     arrival_s = time.monotonic()
     remaining_s: float | None = context.time_remaining()
     return Origin(

@@ -11,7 +11,17 @@ from collections.abc import Iterable
 from photon_grpc.core.counts import Counts, Metric
 from photon_grpc.core.generation import Usage
 from photon_grpc.core.request import FinishReason
-from photon_grpc.errors import Cancelled, RequestError, Unavailable, reasons_of
+from photon_grpc.errors import (
+    Cancelled,
+    IdleStreamEvicted,
+    MalformedMessage,
+    MissingCredentials,
+    NotAllowed,
+    Overloaded,
+    RequestError,
+    Unavailable,
+    reasons_of,
+)
 from photon_grpc.frontend.record import NO_USAGE, RequestRecord
 
 _FIRST_TOKEN_S = (
@@ -30,8 +40,13 @@ _REQUEST_S = (
 _TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 _METHOD = ("grpc_type", "grpc_service", "grpc_method")
 
-#: Why a request ends without an answer; who cancels is counted apart.
-_FAILURES = tuple(reason for reason in reasons_of(RequestError, Unavailable) if reason != Cancelled.reason)
+#: Groups, whose members are raised, and what ends calls before there is a request; who cancels is counted apart.
+_NOT_OF_REQUESTS = {
+    *(cls.reason for cls in (RequestError, NotAllowed, Overloaded, Unavailable)),
+    *(cls.reason for cls in (MissingCredentials, MalformedMessage, IdleStreamEvicted, Cancelled)),
+}
+#: Why a request ends without an answer.
+_FAILURES = tuple(reason for reason in reasons_of(RequestError, Unavailable) if reason not in _NOT_OF_REQUESTS)
 
 SUCCESS = Metric(
     "photon_request_success_total",

@@ -54,7 +54,7 @@ Refuse = Callable[[str, PhotonError], None]
 class _Member:
     """One request of the call, from its action to its end."""
 
-    __slots__ = ("_call", "admission", "error", "is_ready", "items", "request_id", "started_s", "stream")
+    __slots__ = ("_call", "admission", "error", "is_ready", "is_request", "items", "request_id", "started_s", "stream")
 
     def __init__(self, call: MultiplexCall, handle: int, request_id: str) -> None:
         #: No more of it than may be valid: it is told, and logged.
@@ -67,6 +67,8 @@ class _Member:
         self.error: Exception | None = None
         #: Stands among those with news.
         self.is_ready = False
+        #: Of an action that was read: observers of requests are told how it ends.
+        self.is_request = False
         self._call = call
 
     def due(self) -> None:
@@ -264,6 +266,7 @@ class MultiplexCall:
 
     def _generate(self, request: pb.GenerateRequest) -> None:
         member = self._member(request.request_id)
+        member.is_request = True
         try:
             self._check_id(request.request_id)
         except PhotonError as error:
@@ -314,5 +317,5 @@ class MultiplexCall:
         if not isinstance(error, Cancelled):
             status = call_status(error, member.request_id)
             duration_s = time.monotonic() - member.started_s
-            self._failures.report(error, status, METHOD, duration_s, is_request=True)
+            self._failures.report(error, status, METHOD, duration_s, is_request=member.is_request)
         error.__traceback__ = error.__context__ = None  # their frames may hold megabytes of a message

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from photon_grpc import errors
+from photon_grpc.server import metrics
 from tests.deploy.manifests import DEPLOY, base, containers, read
 from tests.docs.test_metrics_documents import NAMES
 
@@ -36,7 +36,7 @@ def test_a_rule_asks_for_what_there_is(rule: dict[str, Any]) -> None:
         named |= {label.strip() for label in group.split(",")}
     assert named <= labels
     reasons = {reason for value in re.findall(r'reason=~?"([^"]*)"', expression) for reason in value.split("|")}
-    assert reasons <= set(errors.reasons_of(errors.RequestError, errors.Unavailable))
+    assert reasons <= set(metrics.REJECTED.known)
 
 
 def test_every_alert_says_how_bad_it_is_and_what_to_do() -> None:

@@ -6,13 +6,25 @@ import asyncio
 import json
 import logging
 import re
+from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from photon_grpc import errors
+from photon_grpc.compose.observation import observation
+from photon_grpc.config.flags import ServerConfig
+from photon_grpc.server.interceptors.api_keys import ApiKeyInterceptor
 from photon_grpc.server.interceptors.failure_log import FailureLog
+from photon_grpc.server.key_ring import KeyRing
+from photon_grpc.server.server import Server
 from photon_grpc.server.status import call_status
+from photon_grpc.v1 import inference_pb2 as pb
+from photon_grpc.v1 import inference_pb2_grpc, model_pb2, model_pb2_grpc
+from tests.server.failing import failure
+from tests.server.fake_frontend import ASK, GENERATE, FakeFrontend, raw, until
+from tests.server.keys import ALL, bearer, write_keys
 
 INTERVAL_S = 0.05
 PROMPT = "my secret prompt"
@@ -113,3 +125,52 @@ async def test_beside_a_log_of_requests_a_refused_request_has_no_line_here(log):
     report(errors.InternalFailure("ours"), is_request=True)
     report(RuntimeError(PROMPT), is_request=True)
     assert [line["reason"] for line in lines(log)] == ["INVALID_REQUEST", "INTERNAL_FAILURE", "INTERNAL_FAILURE"]
+
+
+@pytest.mark.parametrize("metrics_listen", ["", "127.0.0.1:0"])
+async def test_beside_a_log_of_requests_a_failed_call_that_is_no_request_has_its_line(
+    log: pytest.LogCaptureFixture, tmp_path: Path, metrics_listen: str
+) -> None:
+    config = ServerConfig(metrics_listen=metrics_listen, log_requests=True)
+    told = observation(config)
+    frontend, keys = FakeFrontend(), KeyRing(str(write_keys(tmp_path / "keys.toml")))
+    server = Server(
+        frontend,  # type: ignore[arg-type]
+        config=config,
+        failures=told.failures,
+        observing=told.interceptors,
+        interceptors=(ApiKeyInterceptor(keys, ()),),
+    )
+    server._inference.places.limit = 1
+    (address,) = await server.start(("127.0.0.1:0",), reuse_port=False)
+    async with grpc.aio.insecure_channel(address) as channel:
+        inference, models = inference_pb2_grpc.InferenceServiceStub(channel), model_pb2_grpc.ModelServiceStub(channel)
+        key = bearer(ALL)
+        await failure(inference.Generate(ASK))
+        await failure(inference.Generate(ASK, metadata=bearer("wrong")))
+        await failure(models.GetModel(model_pb2.GetModelRequest(model="nope"), metadata=key))
+        await failure(models.Tokenize(model_pb2.TokenizeRequest(), metadata=key))
+        await failure(raw(channel, GENERATE)(b"\xff\xff", metadata=key))
+        frontend.refusals = [errors.QueueFull("full")]
+        await failure(inference.Generate(ASK, metadata=key))
+        idle = inference.MultiplexGenerate(metadata=key)
+        await until(lambda: server._inference.places.size == 1)
+        await idle.write(pb.MultiplexGenerateRequest())
+        await idle.read()
+        await idle.write(pb.MultiplexGenerateRequest(generate=pb.GenerateRequest()))
+        await idle.read()
+        other = inference.MultiplexGenerate(metadata=key)
+        assert await idle.code() is grpc.StatusCode.UNAVAILABLE
+        await other.done_writing()
+        assert await other.code() is grpc.StatusCode.OK
+    await server.drain_and_stop(0)
+    assert [line["reason"] for line in lines(log)] == [
+        "MISSING_CREDENTIALS",
+        "INVALID_CREDENTIALS",
+        "MODEL_NOT_FOUND",
+        "INVALID_REQUEST",
+        "MALFORMED_MESSAGE",
+        "INVALID_REQUEST",
+        "IDLE_STREAM_EVICTED",
+    ]
+    assert len(frontend.refused_requests) == 1
