@@ -93,7 +93,7 @@ def _answered(out: BinaryIO, path: Path, digests: dict[int, str]) -> tuple[set[i
             record = json.loads(answer)
             number, digest = record["line"], record["digest"]
         except (ValueError, KeyError, TypeError):
-            raise ConfigError(f"{path} is no output of batch; name another file, or --overwrite it") from None
+            raise ConfigError(f"{path} is not an output of batch; name another file, or --overwrite it") from None
         if digests.get(number) != digest:
             problem = f"{path} answers another request at line {number} of the input"
             raise ConfigError(f"{problem}; name another file, or --overwrite it")
@@ -171,7 +171,7 @@ def _request_of(data: bytes) -> dict[str, Any]:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the line is no JSON: {error}") from None
+        raise InvalidRequest(f"the line is not JSON: {error}") from None
     request: dict[str, Any] = {"prompt": value} if isinstance(value, str) else value
     if not isinstance(request, dict) or ("prompt" in request) == ("messages" in request):
         raise InvalidRequest("a line is a JSON object with either prompt or messages, or a JSON string")
