@@ -126,7 +126,7 @@ class Places:
 
     def told(self) -> PhotonError:
         """To what has made room."""
-        text = f"the call was idle, and its place is needed: at most {self.limit} {self.what} may be open; open it again"
+        text = f"the call was idle, and its place is needed: only {self.limit} {self.what} may be open; open it again"
         return IdleStreamEvicted(text, limit=self.limit)
 
     def _end(self, place: Place, error: PhotonError | None = None) -> None:
