@@ -53,7 +53,7 @@ def test_nothing_said_gives_the_defaults() -> None:
 
 @pytest.mark.parametrize("address", ["unix:/run/photon.sock", "9090", "host:http"])
 def test_metrics_are_served_at_a_port(address: str) -> None:
-    with pytest.raises(ConfigError, match=r"--metrics-listen: .*(HOST:PORT|no port)"):
+    with pytest.raises(ConfigError, match=r"--metrics-listen: .*(HOST:PORT|not a port)"):
         resolve({"metrics_listen": address}, {})
 
 
