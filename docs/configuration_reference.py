@@ -40,7 +40,7 @@ set.
 |---|---|---|
 | `PHOTON_TARGET` | `--target` | Address of the server. Unset: `127.0.0.1:50051`. |
 | `PHOTON_API_KEY` | none: others on the machine can read a command line | API key of all calls but those of `health`. |
-| `PHOTON_TLS_CA` | `--tls-ca` | Connect by TLS, and believe this authority (PEM); `public`: those that browsers do. |
+| `PHOTON_TLS_CA` | `--tls-ca` | Connect by TLS, and trust this authority (PEM); `public`: those that browsers do. |
 | `PHOTON_CLIENT_TLS_CERT` | `--tls-cert` | Connect by TLS, and show this certificate (PEM) to a server that asks. |
 | `PHOTON_CLIENT_TLS_KEY` | `--tls-key` | Its private key (PEM). |
 

@@ -56,7 +56,7 @@ class BridgeClient:
             raise self._absence()
         if isinstance(frame, Add) and (num_bytes := self._epoch.num_unread_bytes) > self._max_backlog_bytes:
             raise QueueFull(
-                f"{num_bytes} bytes wait for the engine to read them; {self._max_backlog_bytes} may",
+                f"{num_bytes} bytes wait for the engine to read them; the limit is {self._max_backlog_bytes}",
                 needed=num_bytes,
                 limit=self._max_backlog_bytes,
                 retry_after_s=_RETRY_AFTER_S,

@@ -119,7 +119,7 @@ def _answered(out: BinaryIO, path: Path, digests: dict[int, str]) -> tuple[set[i
             record = json.loads(answer)
             number, is_same = record["line"], digests.get(record["line"]) == record["digest"]
         except (ValueError, KeyError, TypeError):
-            raise ConfigError(f"{path} is no output of batch; {_INSTEAD}") from None
+            raise ConfigError(f"{path} is not an output of batch; {_INSTEAD}") from None
         if not is_same:
             problem = f"{path} answers another request at line {number} of the input, or was made with other flags"
             raise ConfigError(f"{problem}; {_INSTEAD}")
@@ -197,7 +197,7 @@ def _request_of(data: bytes) -> dict[str, Any]:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the line is no JSON: {error}") from None
+        raise InvalidRequest(f"the line is not JSON: {error}") from None
     request: dict[str, Any] = {"prompt": value} if isinstance(value, str) else value
     if not isinstance(request, dict) or ("prompt" in request) == ("messages" in request):
         raise InvalidRequest("a line is a JSON object with either prompt or messages, or a JSON string")

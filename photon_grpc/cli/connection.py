@@ -28,10 +28,10 @@ _PROBE_TIMEOUT_S = 1.0
 #: For --tls-ca: the authorities that gRPC comes with.
 PUBLIC = "public"
 
-_SPEAKS_TLS = f"speaks TLS: --tls-ca FILE says whom to believe ('{PUBLIC}': the authorities of browsers)."
-_WANTS_CERTIFICATE = "ends connections without a certificate that it believes: --tls-cert and --tls-key show one."
+_SPEAKS_TLS = f"speaks TLS: --tls-ca FILE says which authority to trust ('{PUBLIC}': the authorities of browsers)."
+_WANTS_CERTIFICATE = "ends connections without a certificate that it trusts: --tls-cert and --tls-key show one."
 _ADVICE_ON_TLS = (
-    f"--tls-ca FILE says whom to believe ('{PUBLIC}': the authorities of browsers), --tls-cert and --tls-key show a "
+    f"--tls-ca FILE says which authority to trust ('{PUBLIC}': those of browsers), --tls-cert and --tls-key show a "
     "certificate; without any of them, or PHOTON_TLS_CA, the connection is in clear text."
 )
 
@@ -132,7 +132,7 @@ def _speaks_tls(target: str) -> bool:
 def with_tls(function: F) -> F:
     """Flags that name the files of TLS."""
     options = (
-        ("--tls-ca", TLS_CA, f"Connect by TLS and believe this authority (PEM); '{PUBLIC}': those that browsers do."),
+        ("--tls-ca", TLS_CA, f"Connect by TLS and trust this authority (PEM); '{PUBLIC}': those that browsers do."),
         ("--tls-cert", TLS_CERT, "Show this certificate (PEM), for a server that asks for one."),
         ("--tls-key", TLS_KEY, "Its private key (PEM)."),
     )

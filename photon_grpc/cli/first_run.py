@@ -178,7 +178,7 @@ class ServeProcess:
             loop.add_signal_handler(signum, self._ask_to_stop)
         idle = [signum for signum in IDLE_SIGNALS if signal.getsignal(signum) is signal.SIG_DFL]
         for signum in idle:
-            loop.add_signal_handler(signum, self._show, [f"{signum.name} means nothing here; Ctrl-C ends"])
+            loop.add_signal_handler(signum, self._show, [f"{signum.name} is ignored; Ctrl-C ends"])
         try:
             yield
         finally:

@@ -88,4 +88,4 @@ def reading_stdin() -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:
-        raise ConfigError(f"stdin holds bytes that are no {error.encoding} text") from None
+        raise ConfigError(f"stdin holds bytes that are not {error.encoding} text") from None

@@ -78,7 +78,7 @@ def _refuse_bytes(arguments: Sequence[str]) -> None:
     """Raise ConfigError for bytes that were no text in the shell: Python holds them as lone surrogates."""
     for text in (*arguments, *(os.environ.get(name, "") for name in CLIENT_VARIABLES)):
         if not is_text(text):
-            raise ConfigError(f"{text!r} holds bytes that are no text")
+            raise ConfigError(f"{text!r} holds bytes that are not text")
 
 
 def _is_near(option: str, other: str) -> bool:

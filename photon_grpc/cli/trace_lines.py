@@ -110,7 +110,7 @@ def read_trace(path: Path, wanted: tuple[int, int] | None) -> Trace:
             else:
                 num_missing += 1
     if not head or head.get("version") != VERSION:
-        raise ConfigError(f"{path} is no step trace of version {VERSION}: `serve --step-trace FILE` writes one")
+        raise ConfigError(f"{path} is not a step trace of version {VERSION}: `serve --step-trace FILE` writes one")
     if not any("step" in line for line in read):
         raise ConfigError(f"{path} has no steps of its last start{' from' if wanted else ''}{_words(wanted)}")
     return _arranged(head, read, num_missing)

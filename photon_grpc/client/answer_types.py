@@ -33,7 +33,7 @@ def parsed(object_type: ObjectType, text: str, finish_reason: str) -> Any:
     try:
         return object_type.read(text)
     except (ValueError, TypeError, RecursionError) as error:
-        told = f"the output is no {object_type.name}: {error}"
+        told = f"the output is not a {object_type.name}: {error}"
         mismatch = MessageMismatch(told, text=text, finish_reason=finish_reason)
         mismatch.__cause__ = error
         return mismatch

@@ -51,7 +51,7 @@ def find_message_type(descriptor_set: bytes, name: str) -> type[Message]:
     try:
         listed = FileDescriptorSet.FromString(descriptor_set).file
     except DecodeError:
-        raise _no_message_type("the file is no serialized google.protobuf.FileDescriptorSet") from None
+        raise _no_message_type("the file is not a serialized google.protobuf.FileDescriptorSet") from None
     files = {module.DESCRIPTOR.name: _described(module.DESCRIPTOR) for module in _WELL_KNOWN_MODULES}
     files |= {file.name: file for file in listed}
     pool = DescriptorPool()
@@ -68,7 +68,7 @@ def find_message_type(descriptor_set: bytes, name: str) -> type[Message]:
 def write_message_type(target: pb.StructuredOutput.Protobuf, message_type: Any) -> None:
     """The class's file and all that it imports. Raise InvalidRequest for what is no generated class."""
     if not isinstance(message_type, type) or not issubclass(message_type, Message):
-        raise InvalidRequest(f"message_type: {message_type!r} is no class of messages", field="message_type")
+        raise InvalidRequest(f"message_type: {message_type!r} is not a message class", field="message_type")
     target.file_descriptor_set = _files_of(message_type.DESCRIPTOR.file).SerializeToString()
     target.message_type = message_type.DESCRIPTOR.full_name
 
@@ -83,7 +83,7 @@ def read_message(output: pb.Output, message_type: type[Message] | None) -> Messa
     except DecodeError:
         is_of_type = False
     if not is_of_type:
-        raise InternalFailure(f"the server's message is no {message_type.DESCRIPTOR.full_name}")
+        raise InternalFailure(f"the server's message is not a {message_type.DESCRIPTOR.full_name}")
     return message
 
 

@@ -250,7 +250,7 @@ class _Wire:
     def ask(self, request: pb.GenerateRequest, timeout_s: float) -> MultiplexedCall:
         request_id = request.request_id = request.request_id or uuid.uuid4().hex
         if len(request_id) > _MAX_ID_CHARS:
-            text = f"request_id has {len(request_id)} characters; {_MAX_ID_CHARS} may"
+            text = f"request_id has {len(request_id)} characters; the limit is {_MAX_ID_CHARS}"
             raise InvalidRequest(text, field="request_id", needed=len(request_id), limit=_MAX_ID_CHARS)
         if request_id in self._by_id:
             raise DuplicateRequestId(f"{request_id!r} is in flight on this stream", field="request_id")

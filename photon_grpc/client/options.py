@@ -150,7 +150,7 @@ def write_field(message: Message, name: str, value: Any, path: str = "") -> None
                 raise TypeError("one string, not a list of them")
             target.extend(value)
         elif isinstance(value, bool) and not isinstance(target, bool):
-            raise TypeError("the field is no truth value")
+            raise TypeError("this field is not a boolean")
         else:
             setattr(message, name, value)
     except (TypeError, ValueError, OverflowError, AttributeError) as problem:
@@ -200,12 +200,12 @@ def _json(schema: Mapping[str, Any], path: str) -> str:
     try:
         return json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{path}: is no JSON: {error}", field=path) from None
+        raise InvalidRequest(f"{path}: is not JSON: {error}", field=path) from None
 
 
 def _write_chat_message(target: pb.ChatMessage, message: Mapping[str, Any], path: str) -> None:
     if not isinstance(message, Mapping):
-        raise InvalidRequest(f"{path} is no message but {type(message).__name__}", field=path)
+        raise InvalidRequest(f"{path} is not a message but {type(message).__name__}", field=path)
     for key, value in message.items():
         if key not in pb.ChatMessage.DESCRIPTOR.fields_by_name:
             known = ", ".join(pb.ChatMessage.DESCRIPTOR.fields_by_name)

@@ -136,7 +136,7 @@ def _told_of_handshake(cause: str) -> str:
     if cause.startswith("WRONG_VERSION_NUMBER"):
         return "it does not speak TLS"
     if cause.startswith("CERTIFICATE_VERIFY_FAILED"):
-        return f"its certificate is not believed, {cause.partition(': ')[2] or 'by --tls-ca'}"
+        return f"its certificate is not trusted, {cause.partition(': ')[2] or 'by --tls-ca'}"
     return cause
 
 

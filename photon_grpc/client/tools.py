@@ -55,7 +55,7 @@ def read_tool_message(call: ToolCall, *types: type[Message]) -> Message:
     try:
         return parse_message(call.arguments_json.encode(), by_name[call.name])
     except ParseError as error:
-        raise MessageMismatch(f"the arguments of {call.name} are no message of it: {error}") from error
+        raise MessageMismatch(f"the arguments of {call.name} are not a message of its type: {error}") from error
 
 
 def _object(descriptor: Any, *around: str) -> dict[str, Any]:

@@ -208,7 +208,7 @@ def _json(schema: dict[str, Any]) -> str:
     try:
         return json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"json_schema: is no JSON: {error}", field="json_schema") from None
+        raise InvalidRequest(f"json_schema: is not JSON: {error}", field="json_schema") from None
 
 
 def _input(

@@ -54,9 +54,9 @@ def read_api_keys(path: str) -> tuple[ApiKey, ...]:
     except OSError as error:
         raise _bad_file(path, error.strerror or "cannot be read") from None
     except UnicodeDecodeError:
-        raise _bad_file(path, "is no UTF-8 text") from None
+        raise _bad_file(path, "is not UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:
-        raise _bad_file(path, f"is no TOML: {error}") from None
+        raise _bad_file(path, f"is not TOML: {error}") from None
     except msgspec.ValidationError as error:
         raise _bad_file(path, str(error)) from None
     for what in ("name", "sha256"):

@@ -142,13 +142,13 @@ def split_address(address: str, source: str = "--listen") -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     is_bare_ipv6 = ":" in host and not (host.startswith("[") and host.endswith("]"))
     if not colon or not host or is_bare_ipv6 or address.startswith("unix:"):
-        raise _bad_address(source, f"{address!r} is no address; write HOST:PORT, [IPV6]:PORT or unix:PATH")
+        raise _bad_address(source, f"{address!r} is not an address; write HOST:PORT, [IPV6]:PORT or unix:PATH")
     if not (port.isascii() and port.isdigit() and int(port) <= 65535):
-        raise _bad_address(source, f"{port!r} in {address!r} is no port; ports are 0 (any free one) to 65535")
+        raise _bad_address(source, f"{port!r} in {address!r} is not a port; ports are 0 (any free one) to 65535")
     try:
         host.encode("idna")  # as a resolver gets it
     except UnicodeError:
-        raise _bad_address(source, f"{host!r} in {address!r} is no name of a host") from None
+        raise _bad_address(source, f"{host!r} in {address!r} is not a host name") from None
     return host, int(port)
 
 
@@ -211,7 +211,7 @@ def _check_connection_age(server: ServerConfig) -> None:
 
 def _check_metrics(address: str, source: str) -> None:
     if address and split_address(address, source)[0] == address:
-        raise _bad_address(source, f"{address!r} is no address of HTTP; write HOST:PORT or [IPV6]:PORT")
+        raise _bad_address(source, f"{address!r} is not an HTTP address; write HOST:PORT or [IPV6]:PORT")
 
 
 def _check_distinct(server: ServerConfig) -> None:

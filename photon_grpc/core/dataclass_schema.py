@@ -153,7 +153,7 @@ def _one_of(members: Mapping[tuple[type, Any], Any], where: str) -> Shape:
         raise TypeError(f"{where} is an Enum without members")
     for kind, value in members:
         if kind not in _JSON_SCALARS:
-            raise TypeError(f"{where} may be {value!r}, which is no text, number, bool or None")
+            raise TypeError(f"{where} may be {value!r}, which is not text, a number, a bool or None")
 
     def read(value: Any) -> Any:
         if (type(value), value) not in members:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -36,8 +37,10 @@ class ObjectType:
 
 
 def object_type_of(options: Mapping[str, Any]) -> ObjectType | None:
-    """That of `json_schema`, where it is a class. Raise InvalidRequest; TypeError for a field that has no schema."""
+    """That of `json_schema`, where it is a class. Raise InvalidRequest; TypeError for a field that has no
+    schema, and for an object in place of its class."""
     given = options.get("json_schema")
+    _check_not_an_object(given)
     if not isinstance(given, type):
         return None
     for name, value in _OTHER_TEXT:
@@ -48,6 +51,17 @@ def object_type_of(options: Mapping[str, Any]) -> ObjectType | None:
         told = f"continue_from: a {given.__name__} is read from the whole text; give its schema as text instead"
         raise InvalidRequest(told, field="continue_from")
     return _object_type(given)
+
+
+def _check_not_an_object(given: Any) -> None:
+    """Raise TypeError for an object of a class that may be given, and for list[Model]."""
+    if typing.get_origin(given) is not None:
+        raise TypeError(
+            f"json_schema: {given} is not a class; pass a model class or dataclass with a field of this type"
+        )
+    name = type(given).__name__
+    if not isinstance(given, type) and (hasattr(given, "__pydantic_validator__") or dataclasses.is_dataclass(given)):
+        raise TypeError(f"json_schema: this is an object of {name}; pass the class: json_schema={name}")
 
 
 @lru_cache(maxsize=64)

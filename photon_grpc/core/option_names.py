@@ -14,7 +14,6 @@ _OURS = {
     "max_output_tokens": "max_tokens",
     "max_new_tokens": "max_tokens",
     "top_logprobs": "logprobs",
-    "echo": "prompt_logprobs",
     "tools": "tools_json",
     "functions": "tools_json",
     "function_call": "tool_choice",
@@ -28,6 +27,9 @@ _OURS = {
     "guided_grammar": "grammar",
 }
 
+#: Of a name that is taken for a misspelt one: length_penalty is not presence_penalty (0.67).
+_LEAST_RATIO = 0.7
+
 #: Those that are no option here.
 _INSTEAD = {
     "messages": 'the messages of a chat are the prompt: [{"role": "user", "content": "..."}]',
@@ -37,13 +39,21 @@ _INSTEAD = {
     "stream": "stream(...) gives an output as it is produced, generate(...) the whole",
     "extra_headers": "metadata of the client goes with every call",
     "model": "the model is that of LLM(model)",
+    "echo": "the prompt is not repeated in the output; prompt_logprobs= scores its tokens",
+    "best_of": "num_outputs= draws several outputs; rank them by their logprobs",
+    "do_sample": "temperature=0 always takes the most probable token, a higher one samples",
+    "user": "the caller is known by its API key; session_id= names a conversation",
+    "suffix": "there is no filling in between; write the text after the gap into the prompt",
+    "length_penalty": "there is no beam search; max_tokens= bounds the length",
 }
 
 
 def our_name(name: str, known: Collection[str]) -> str:
     """The option of `known` that `name` means or resembles; "" where there is none."""
     ours = _OURS.get(name, "")
-    return ours if ours in known else next(iter(difflib.get_close_matches(name, known, n=1)), "")
+    if ours in known:
+        return ours
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=_LEAST_RATIO)), "")
 
 
 def unknown_option(name: str, known: Collection[str]) -> str:

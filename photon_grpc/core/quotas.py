@@ -61,7 +61,7 @@ class Quotas:
         limits = self._limits_of(owner)
         running = self.num_running(owner)
         if limits is not None and limits.max_concurrent is not None and running >= limits.max_concurrent:
-            message = f"{running} requests of this API key are running; {limits.max_concurrent} may"
+            message = f"{running} requests of this API key are running; the limit is {limits.max_concurrent}"
             raise self._exceeded(message, _RETRY_AFTER_S, deadline_s, running + 1, limits.max_concurrent)
 
     def check_tokens(self, owner: str, num_tokens: int, deadline_s: float | None) -> None:

@@ -41,7 +41,7 @@ def check_trace_file(path: str) -> None:
     except OSError as error:
         problem = error.strerror or str(error)
     else:
-        problem = "" if stat.S_ISREG(os.fstat(file).st_mode) else "this is no regular file, which could be rotated"
+        problem = "" if stat.S_ISREG(os.fstat(file).st_mode) else "this is not a regular file, so it cannot be rotated"
         os.close(file)
         if not was_there:
             wanted.unlink(missing_ok=True)

@@ -98,7 +98,7 @@ def _compact(schema: str) -> bytes:
         message = "structured_output.json_schema: a schema is a JSON object, true or false"
         raise InvalidConstraint(message, field="structured_output.json_schema") from None
     except (msgspec.DecodeError, RecursionError) as error:
-        message = f"structured_output.json_schema: is no JSON text: {error}"
+        message = f"structured_output.json_schema: is not JSON: {error}"
         raise InvalidConstraint(message, field="structured_output.json_schema") from None
     if isinstance(keywords, bool):
         # An empty schema allows everything, with `not` nothing.

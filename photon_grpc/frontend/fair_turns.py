@@ -273,5 +273,5 @@ class _Lack:
 
     def error(self, what: str) -> QueueFull:
         unit = "bytes of " if self.is_in_bytes else ""
-        message = f"{self.present} {unit}{what}; {self.limit} may"
+        message = f"{self.present} {unit}{what}; the limit is {self.limit}"
         return QueueFull(message, needed=self.needed, limit=self.limit, retry_after_s=_RETRY_AFTER_S)

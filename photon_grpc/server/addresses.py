@@ -55,7 +55,7 @@ def check(address: str, *, reuse_port: bool) -> None:
     else:
         match = _HOST_PORT.fullmatch(address)
         if match is None or int(match["port"]) > 65535:
-            raise _refused(address, "this is no address", "write HOST:PORT (IPv6 as [HOST]:PORT) or unix:PATH")
+            raise _refused(address, "this is not an address", "write HOST:PORT (IPv6 as [HOST]:PORT) or unix:PATH")
         reason = _why_not_tcp(match["host"].strip("[]"), int(match["port"]), reuse_port)
     if reason:
         raise _refused(address, *reason)
@@ -152,7 +152,7 @@ def _why_not_unix(path: str) -> tuple[str, str] | None:
     except FileNotFoundError:
         return None
     if not stat.S_ISSOCK(mode):
-        return "the path exists and is no socket", "choose another path"
+        return "the path exists and is not a socket", "choose another path"
     return ("another server listens there", "stop it or choose another path") if _is_answered(path) else None
 
 

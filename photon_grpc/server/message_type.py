@@ -178,9 +178,9 @@ def _parsed(files: bytes) -> dict[str, descriptor_pb2.FileDescriptorProto]:
         if error.needed is not None:
             problem = f"has {error.needed} fields or more; {error.limit} are allowed"
             raise refused(problem, needed=error.needed, limit=error.limit) from None
-        raise refused("is no serialized google.protobuf.FileDescriptorSet") from None
+        raise refused("is not a serialized google.protobuf.FileDescriptorSet") from None
     except DecodeError:
-        raise refused("is no serialized google.protobuf.FileDescriptorSet") from None
+        raise refused("is not a serialized google.protobuf.FileDescriptorSet") from None
     named = {file.name: file for file in listed}
     if len(named) < len(listed):
         names = [file.name for file in listed]

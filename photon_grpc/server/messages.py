@@ -33,5 +33,5 @@ def _add(output: pb.Output, json: bytes, message_type: MessageType) -> None:
         output.message.Pack(message_type.parse(json.decode()))
     except Exception as error:
         # Without the error's text: it quotes what was generated.
-        _LOG.error("a complete output is no %s, %s\n%s", message_type.name, type(error).__name__, frames_of(error))
+        _LOG.error("a complete output is not a %s, %s\n%s", message_type.name, type(error).__name__, frames_of(error))
         raise InternalFailure("internal error: the output cannot be parsed as its message") from None

@@ -16,6 +16,9 @@ from typing import Protocol
 
 from photon_grpc.errors import IdleStreamEvicted, PhotonError, QueueFull
 
+#: To a stream that is shed, idle or not.
+_FOR_MEMORY = "the call was ended because messages that arrive hold too much of the server's memory; open it again"
+
 
 class Held(Protocol):
     """The holder of a place."""
@@ -60,6 +63,9 @@ class Place:
 
 class Places:
     """One table. Belongs to one event loop."""
+
+    #: Of what holds a place, for the words of a refusal.
+    _state = "are open"
 
     def __init__(
         self,
@@ -114,21 +120,21 @@ class Places:
         for owner in sorted(self._places, key=self._sizes.__getitem__, reverse=True):
             place = next(iter(self._places[owner])) if busy else self._longest_idle(owner, frozenset(), 0.0)
             if place is not None:
-                self._end(place)
+                self._end(place, IdleStreamEvicted(_FOR_MEMORY))
                 return True
         return False
 
     def told(self) -> PhotonError:
         """To what has made room."""
-        text = f"the call was idle, and its place is needed: {self.limit} {self.what} may be open; open it again"
+        text = f"the call was idle, and its place is needed: only {self.limit} {self.what} may be open; open it again"
         return IdleStreamEvicted(text, limit=self.limit)
 
-    def _end(self, place: Place) -> None:
+    def _end(self, place: Place, error: PhotonError | None = None) -> None:
         self.leave(place)
-        place.held.evict(self.told())
+        place.held.evict(error or self.told())
 
     def _full(self, size: int) -> QueueFull:
-        text = f"there are {self.size} {self.what}; {self.limit} may be, and none of them can make room"
+        text = f"{self.size} {self.what} {self._state}; the limit is {self.limit}"
         return QueueFull(text, needed=self.size + size, limit=self.limit, retry_after_s=self._retry_after_s)
 
     def _in_the_way(self, owner: str, size: int) -> list[Place]:
@@ -208,8 +214,10 @@ def silent_call(places: Places, owner: str) -> Iterator[None]:
 class WaitingPlaces(Places):
     """Of what has not begun: one that makes room is told to come again."""
 
+    _state = "are held"
+
     def told(self) -> PhotonError:
-        text = f"there are more than {self.limit} {self.what}, and this caller has the most of them"
+        text = f"{self.what}: the limit is {self.limit}, and this caller has the most of them"
         return QueueFull(text, needed=self.limit + 1, limit=self.limit, retry_after_s=self._retry_after_s)
 
 

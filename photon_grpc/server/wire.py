@@ -164,4 +164,4 @@ def _path(above: list[tuple[int, int, _Nested, str]], name: str) -> str:
 
 
 def _malformed() -> MalformedMessage:
-    return MalformedMessage("the bytes are no message of this method")
+    return MalformedMessage("the bytes are not a message of this method")

@@ -295,7 +295,7 @@ class Supervisor:
         # What somebody else has a use for stays theirs.
         idle = [signum for signum in IDLE_SIGNALS if signal.getsignal(signum) is signal.SIG_DFL]
         for signum in idle:
-            loop.add_signal_handler(signum, log.info, "%s means nothing here; SIGTERM drains", signum.name)
+            loop.add_signal_handler(signum, log.info, "%s is ignored; SIGTERM drains", signum.name)
         try:
             yield
         finally:

@@ -196,7 +196,7 @@ def test_a_file_that_is_no_output_is_kept(
     out.write_text(held)
     with serving_in_a_thread(HI) as fake:
         assert run(fake, write(tmp_path / "in.jsonl", "a"), out) == 2
-    assert "no output of batch; name another file, or overwrite it with --overwrite" in capsys.readouterr().err
+    assert "not an output of batch; name another file, or overwrite it with --overwrite" in capsys.readouterr().err
     assert out.read_text() == held and fake.requests == []
 
 

@@ -66,7 +66,7 @@ def test_every_verb_works_or_says_what_to_install(tmp_path: Path) -> None:
             # The stand-in has no AdminService: they come as far as its answer.
             "top": (["top", "--once", *at], (1, "FEATURE_NOT_SUPPORTED")),
             "quarantine": (["quarantine", *at], (1, "FEATURE_NOT_SUPPORTED")),
-            "trace": (["trace", f"{tmp_path}/trace"], (2, "no step trace")),
+            "trace": (["trace", f"{tmp_path}/trace"], (2, "not a step trace")),
         }
         assert calls.keys() == cli.commands.keys()
         given = json.dumps([sorted(LACKING), [call for call, _ in calls.values()]])

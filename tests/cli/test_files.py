@@ -79,7 +79,7 @@ def test_files_of_the_server_are_named_once(name: str) -> None:
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (b"\xff\xff", "the file is no serialized google.protobuf.FileDescriptorSet"),
+        (b"\xff\xff", "the file is not a serialized google.protobuf.FileDescriptorSet"),
         (b"", "the set has no message 'a.B'"),
     ],
 )

@@ -21,8 +21,8 @@ from photon_grpc.errors import ConfigError
         ("https://llm.example/v1", "write --target llm.example:50051 --tls-ca public"),
         ("http://[::1]", "write --target [::1]:50051"),
         ("::1:50051", "write HOST:PORT, [IPV6]:PORT or unix:PATH"),
-        ("host:http", "'http' in 'host:http' is no port"),
-        ("unix:", "is no address"),
+        ("host:http", "'http' in 'host:http' is not a port"),
+        ("unix:", "is not an address"),
     ],
 )
 def test_what_is_no_address_is_refused_with_what_to_write(target: str, instead: str) -> None:

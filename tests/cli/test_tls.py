@@ -76,9 +76,9 @@ def test_clear_text_to_a_port_that_speaks_tls_is_told(
     ("server", "shown", "told"),
     [
         ("clear text", "a", "it does not speak TLS"),
-        ("TLS", "b", "its certificate is not believed"),
+        ("TLS", "b", "its certificate is not trusted"),
         ("TLS", "nothing", "security handshaker"),
-        ("mTLS", "a", "ends connections without a certificate that it believes: --tls-cert"),
+        ("mTLS", "a", "ends connections without a certificate that it trusts: --tls-cert"),
     ],
 )
 def test_what_failed_in_a_handshake_is_told(

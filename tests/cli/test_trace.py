@@ -136,7 +136,7 @@ def test_what_is_no_trace_is_refused_in_a_sentence(
 ) -> None:
     (tmp_path / "steps.jsonl").write_text(content)
     assert main(["trace", str(tmp_path / "steps.jsonl")]) == 2
-    assert "is no step trace" in capsys.readouterr().err
+    assert "is not a step trace" in capsys.readouterr().err
 
 
 def test_writer_and_reader_agree() -> None:

@@ -379,7 +379,7 @@ _HANDSHAKE = (
         ),
         (
             f"{_FAILING}{_HANDSHAKE}OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: self signed certificate: OK",
-            "the TLS handshake failed: its certificate is not believed, self signed certificate",
+            "the TLS handshake failed: its certificate is not trusted, self signed certificate",
         ),
         (
             f"{_FAILING}{_HANDSHAKE}OPENSSL_internal:WRONG_VERSION_NUMBER: Invalid certificate: OK",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from typing import Any
@@ -79,7 +80,7 @@ def test_a_constraint_lands_in_its_field_and_there_is_one() -> None:
     assert build_request("", {"grammar": 'start: "a"'}).structured_output.grammar == 'start: "a"'
     with pytest.raises(InvalidRequest, match="json_object is set, too"):
         build_request("", {"json_object": True, "regex": "a"})
-    with pytest.raises(InvalidRequest, match="json_schema: is no JSON"):
+    with pytest.raises(InvalidRequest, match="json_schema: is not JSON"):
         build_request("", {"json_schema": {"a": math.nan}})
 
 
@@ -153,6 +154,12 @@ def test_an_unknown_option_is_a_mistake_of_the_program() -> None:
         ("response_format", "json_schema= takes a schema or a class"),
         ("stream", r"stream\(...\) gives an output as it is produced"),
         ("extra_headers", "metadata of the client goes with every call"),
+        ("echo", "the prompt is not repeated in the output"),
+        ("best_of", "num_outputs= draws several outputs"),
+        ("do_sample", "temperature=0 always takes the most probable token"),
+        ("user", "session_id= names a conversation"),
+        ("suffix", "there is no filling in between"),
+        ("length_penalty", "there is no beam search"),
         ("xyzzy", "there is no option 'xyzzy'$"),
     ],
 )
@@ -165,3 +172,16 @@ def test_names_of_other_apis_are_told_as_ours(name: str, told: str) -> None:
 def test_a_list_of_prompts_is_for_map(prompts: Any) -> None:
     with pytest.raises(TypeError, match=rf"one prompt, not a list of {len(prompts)}; client.map\(prompts"):
         build_request(prompts, {})
+
+
+@dataclasses.dataclass
+class _City:
+    name: str
+
+
+@pytest.mark.parametrize(
+    ("given", "told"), [(_City("Bern"), "pass the class: json_schema=_City"), (list[_City], "is not a class")]
+)
+def test_an_object_is_not_a_schema(given: object, told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        build_request("", {"json_schema": given})  # type: ignore[typeddict-item]

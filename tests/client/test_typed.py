@@ -190,7 +190,7 @@ def test_a_call_is_read_as_its_message() -> None:
     assert read_tool_message(call, pb.Usage, model_pb2.Model) == model_pb2.Model(name="a", max_context_tokens=5)
     with pytest.raises(MessageMismatch, match="the call is of 'Model', not of Usage"):
         read_tool_message(call, pb.Usage)
-    with pytest.raises(MessageMismatch, match="the arguments of Model are no message of it"):
+    with pytest.raises(MessageMismatch, match="the arguments of Model are not a message of its type"):
         read_tool_message(ToolCall(0, "Model", '{"size": 5}'), model_pb2.Model)
 
 
@@ -209,7 +209,7 @@ def test_a_class_is_made_of_a_set_in_any_order(with_well_known: bool) -> None:
 @pytest.mark.parametrize(
     ("files", "name", "told"),
     [
-        (b"\xff", NAME, "is no serialized google.protobuf.FileDescriptorSet"),
+        (b"\xff", NAME, "is not a serialized google.protobuf.FileDescriptorSet"),
         (b"", NAME, "has no message 'acme.v1.Invoice'"),
         (descriptor_set(), "acme.v1", "has no message 'acme.v1'"),
         (descriptor_set(with_money=False), NAME, "acme/v1/money.proto"),

@@ -149,7 +149,7 @@ def test_a_program_takes_a_class_and_gives_its_messages(llm: LLM) -> None:
         assert each.message == (Parse(each.text, LEDGER()) if each.finish_reason in COMPLETE else None)
     assert any(each.message is not None for each in found)
     assert llm.generate(PROMPT, **options, max_tokens=1)[0].message is None
-    with pytest.raises(InvalidRequest, match="no class of messages"):
+    with pytest.raises(InvalidRequest, match="not a message class"):
         llm.generate(PROMPT, message_type=int)
     with pytest.raises(InvalidRequest, match="message_type"):
         llm.generate(PROMPT, message_type=3)
@@ -161,7 +161,7 @@ def test_a_bad_type_is_refused_by_name(target: str) -> None:
     with SyncClient(target) as client:
         with pytest.raises(InvalidConstraint, match=r"google\.protobuf\.Any"):
             typed(client, Any_)
-        with pytest.raises(InvalidRequest, match="no class of messages"):
+        with pytest.raises(InvalidRequest, match="not a message class"):
             typed(client, int)  # type: ignore[arg-type]
 
 

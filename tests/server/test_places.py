@@ -101,7 +101,7 @@ def test_what_works_keeps_its_place() -> None:
     filled(places, "a", None, None)
     with pytest.raises(QueueFull) as refused:
         places.take("b", Held())
-    assert "2 things; 2 may" in refused.value.message
+    assert "2 things are open; the limit is 2" in refused.value.message
 
 
 def test_between_equals_and_for_ones_own_a_place_is_kept_for_a_while() -> None:
@@ -524,3 +524,13 @@ def test_what_the_c_library_gave_out_is_seen() -> None:
     assert memory.num_bytes() - before >= 2**26
     del block
     assert memory.num_bytes() - before < 2**25
+
+
+def test_a_busy_stream_that_is_ended_for_memory_is_not_told_that_it_was_idle() -> None:
+    places = Places("things", 2)
+    (busy,) = filled(places, "a", None)
+    assert not places.shed()
+    assert places.shed(busy=True)
+    assert isinstance(busy.error, IdleStreamEvicted)
+    assert "memory" in busy.error.message
+    assert "idle" not in busy.error.message

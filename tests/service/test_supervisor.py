@@ -284,14 +284,14 @@ async def test_signals_that_mean_nothing_end_nothing_and_are_told(caplog):
         # Also while it starts.
         await run.until("loading")
         os.kill(os.getpid(), signal.SIGUSR1)
-        await run.until("SIGUSR1 means nothing here; SIGTERM drains")
+        await run.until("SIGUSR1 is ignored; SIGTERM drains")
         await run.until("ready on")
         before = run.service.pids
         for signum in idle:
             for pid in (os.getpid(), *before.values()):
                 os.kill(pid, signum)
             # SIGIO is SIGPOLL, too.
-            await run.until(f"{signum.name} means nothing here; SIGTERM drains")
+            await run.until(f"{signum.name} is ignored; SIGTERM drains")
         os.kill(os.getpid(), signal.SIGPIPE)
         await asyncio.sleep(0.1)
         assert run.service.pids == before and all(map(is_alive, before.values()))

@@ -318,7 +318,7 @@ func (r *request) json(field string, value any) string {
 	}
 	text, err := json.Marshal(value)
 	if err != nil {
-		r.refuse(field, "is no JSON: %v", err)
+		r.refuse(field, "is not JSON: %v", err)
 	}
 	return string(text)
 }

@@ -280,7 +280,7 @@ def parsed(message: bytes, parse: Parse) -> Any:
     try:
         return parse(message)
     except DecodeError:
-        raise MalformedMessage("the bytes are no message of this method, or a string in them is no UTF-8") from None
+        raise MalformedMessage("the bytes are not a message of this method, or a string in them is not UTF-8") from None
 
 
 def _counted_and_parsed(message: bytes, parse: Parse) -> Any:
