@@ -112,7 +112,7 @@ def _answered(out: BinaryIO, path: Path, digests: dict[int, str]) -> tuple[set[i
     whole = data[: data.rfind(b"\n") + 1]
     rest = data[len(whole) :]
     if not rest.startswith(_BEGIN[: len(rest)]):
-        raise ConfigError(f"{path} is no output of batch; {_INSTEAD}")
+        raise ConfigError(f"{path} is not an output of batch; {_INSTEAD}")
     numbers, num_failed = set(), 0
     for answer in whole.split(b"\n")[:-1]:
         try:
