@@ -2,64 +2,97 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from photon_grpc import demo
-from photon_grpc.cli import main
 from photon_grpc.frontend.tokenizer import Tokenizer
 
-spm = pytest.importorskip("sentencepiece")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("sentencepiece") is None, reason="needs sentencepiece")
 
 TEXT = Path(__file__).read_text() * 3 + "Ein Fuchs, größer als ein Hase; нет; 世界 " * 20
 OTHERS = ("the quick   brown fox\n\n  jumps", "x = [1, 2, 3]\t# ok", "ß 世界 нет \U0001f600")
 
 
-#: In a process of its own: amid a long session of tests the library's trainer has ended the process.
-TRAIN = """
-import json, sys, sentencepiece
-options = json.load(sys.stdin)
-with open(sys.argv[1], "wb") as file:
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(options.pop("text").splitlines()), model_writer=file, **options
-    )
+#: Trains, converts and encodes as it is told, a line each. Amid a long session of tests SentencePiece has aborted the
+#: process it was loaded in.
+CHILD = """
+import contextlib, io, json, sys
+import sentencepiece
+from photon_grpc.cli import main
+for line in sys.stdin.buffer:
+    what, *told = json.loads(line)
+    out, err, result = io.StringIO(), io.StringIO(), None
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        if what == "convert":
+            result = main.main(["convert", *told])
+        elif what == "encode":
+            pieces = sentencepiece.SentencePieceProcessor(told[0])
+            result = [pieces.encode(text) for text in told[1]]
+        else:
+            with open(told[0], "wb") as file:
+                options = {"sentence_iterator": iter(told[1].splitlines()), "model_writer": file, **told[2]}
+                sentencepiece.SentencePieceTrainer.train(**options)
+    print(json.dumps([result, out.getvalue(), err.getvalue()]), flush=True)
 """
 
 
-def model_dir(tmp_path: Path, **trainer: object) -> Path:
-    """A directory with a SentencePiece vocabulary as Llama 2 has one."""
-    llama = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "byte_fallback": True}
-    options = {"text": TEXT, "model_type": "bpe", "vocab_size": 500, "minloglevel": 2, **llama, **trainer}
-    command = [sys.executable, "-c", TRAIN, str(tmp_path / "tokenizer.model")]
-    subprocess.run(command, input=json.dumps(options), text=True, check=True)
-    (tmp_path / "config.json").write_bytes((demo.TARGET / "config.json").read_bytes())
-    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "tokenizer_class": "LlamaTokenizer"}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
-    return tmp_path
+class Child:
+    """A process that has SentencePiece loaded."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-c", CHILD]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def told(self, *what: Any) -> tuple[Any, str, str]:
+        """What a call returned and wrote to stdout and stderr."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        print(json.dumps(what), file=self.process.stdin, flush=True)
+        result, out, err = json.loads(self.process.stdout.readline())
+        return result, out, err
+
+    def model_dir(self, directory: Path, **trainer: object) -> Path:
+        """A directory with a SentencePiece vocabulary as Llama 2 has one."""
+        llama = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "byte_fallback": True}
+        options = {"model_type": "bpe", "vocab_size": 500, "minloglevel": 2, **llama, **trainer}
+        self.told("train", str(directory / "tokenizer.model"), TEXT, options)
+        (directory / "config.json").write_bytes((demo.TARGET / "config.json").read_bytes())
+        names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "tokenizer_class": "LlamaTokenizer"}
+        (directory / "tokenizer_config.json").write_text(json.dumps(names))
+        return directory
 
 
-def test_a_tokenizer_model_becomes_a_tokenizer_json_of_the_same_ids(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    directory = model_dir(tmp_path)
-    assert main.main(["convert", str(directory)]) == 0
-    assert "tokenizer.json: 500 tokens" in capsys.readouterr().out
+@pytest.fixture(scope="module")
+def child() -> Iterator[Child]:
+    child = Child()
+    yield child
+    child.process.kill()
+    child.process.wait()
+
+
+def test_a_tokenizer_model_becomes_a_tokenizer_json_of_the_same_ids(child: Child, tmp_path: Path) -> None:
+    directory = child.model_dir(tmp_path)
+    code, out, _ = child.told("convert", str(directory))
+    assert code == 0 and "tokenizer.json: 500 tokens" in out
     ours = Tokenizer.from_file(directory / "tokenizer.json")
-    reference = spm.SentencePieceProcessor(str(directory / "tokenizer.model"))
-    for text in (*map(str.strip, TEXT.splitlines()[:40]), *OTHERS):
-        assert list(ours.encode(text, add_special_tokens=False)) == reference.encode(text)
-    assert main.main(["convert", str(directory)]) == 2
-    assert "--force replaces it" in capsys.readouterr().err
+    texts = [*map(str.strip, TEXT.splitlines()[:40]), *OTHERS]
+    reference, _, _ = child.told("encode", str(directory / "tokenizer.model"), texts)
+    assert [list(ours.encode(text, add_special_tokens=False)) for text in texts] == reference
+    code, _, err = child.told("convert", str(directory))
+    assert code == 2 and "--force replaces it" in err
 
 
-def test_ids_that_would_differ_are_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    directory = model_dir(tmp_path, normalization_rule_name="nmt_nfkc_cf", remove_extra_whitespaces=True)
-    assert main.main(["convert", str(directory)]) == 2
-    assert "not written" in capsys.readouterr().err
+def test_ids_that_would_differ_are_not_written(child: Child, tmp_path: Path) -> None:
+    directory = child.model_dir(tmp_path, normalization_rule_name="nmt_nfkc_cf", remove_extra_whitespaces=True)
+    code, _, err = child.told("convert", str(directory))
+    assert code == 2 and "not written" in err
     assert sorted(file.name for file in directory.iterdir()) == [
         "config.json",
         "tokenizer.model",
@@ -71,24 +104,22 @@ def test_ids_that_would_differ_are_not_written(tmp_path: Path, capsys: pytest.Ca
     ("content", "told"),
     [(b"\x80\x04no vocabulary", "cannot read the tokenizer"), (None, "nothing to convert")],
 )
-def test_a_vocabulary_that_is_none_is_one_line(
-    tmp_path: Path, content: bytes | None, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    directory = model_dir(tmp_path)
+def test_a_vocabulary_that_is_none_is_one_line(child: Child, tmp_path: Path, content: bytes | None, told: str) -> None:
+    directory = child.model_dir(tmp_path)
     if content is None:
         (directory / "tokenizer.model").unlink()
     else:
         (directory / "tokenizer.model").write_bytes(content)
-    assert main.main(["convert", str(directory)]) == 2
-    assert told in capsys.readouterr().err
+    code, _, err = child.told("convert", str(directory))
+    assert code == 2 and told in err
     assert not (directory / "tokenizer.json").exists()
 
 
-def test_code_of_the_directory_is_not_run(tmp_path: Path) -> None:
-    directory = model_dir(tmp_path)
+def test_code_of_the_directory_is_not_run(child: Child, tmp_path: Path) -> None:
+    directory = child.model_dir(tmp_path)
     config = json.loads((directory / "tokenizer_config.json").read_text())
     config |= {"auto_map": {"AutoTokenizer": ["evil.Evil", None]}, "tokenizer_class": "Evil"}
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
     (directory / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: ...\n")
-    main.main(["convert", str(directory)])
+    child.told("convert", str(directory))
     assert not (tmp_path / "ran").exists()
