@@ -29,7 +29,7 @@ NOT_TO_BE_HAD = re.compile(
 PROMISED = {
     "Generate": ["tokens of log probability", "first token after"],
     "Stream": ["-- ", "outputTokens="],
-    "Cancel": ["left the block after", "cancelled the future: true", "the deadline ended it: DEADLINE_PASSED"],
+    "Cancel": ["left the block after", "cancelled the future: true", "the deadline ended it: DEADLINE_"],
     "Chat": ["user: def add(a, b):", "assistant: ", "user: def is_even(n):"],
     "Structured": ["so far: number ", "one of three: "],
     "Multiplex": ["'def main():' -> ", "'': refused, INVALID_REQUEST (text)"],

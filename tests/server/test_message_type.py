@@ -258,8 +258,8 @@ def test_too_large_types_are_refused_with_both_numbers(
 def test_sets_that_are_none_are_refused() -> None:
     good, twice = serialized(file()), serialized(file(), file())
     for files, words in (
-        (b"\xff\xff", "no serialized"),
-        (good[:-3], "no serialized"),
+        (b"\xff\xff", "not a serialized"),
+        (good[:-3], "not a serialized"),
         (twice, "'acme.proto' is in it 2 times"),
         (b"\x0a\x00" * 40_000, "32769 fields or more; 32768 are allowed"),
     ):

@@ -126,7 +126,7 @@ async def test_a_socket_file_that_a_dead_server_left_is_replaced(tmp_path: Path)
 async def test_a_file_that_is_no_socket_stays(tmp_path: Path) -> None:
     path = tmp_path / "precious"
     path.write_text("data")
-    assert "no socket" in await refusal(f"unix:{path}")
+    assert "not a socket" in await refusal(f"unix:{path}")
     assert path.read_text() == "data"
 
 
