@@ -54,7 +54,7 @@ def fake() -> Iterator[FakeServer]:
 @pytest.mark.parametrize("verb", ["generate", "chat"])
 @pytest.mark.parametrize(
     ("stdin", "word"),
-    [(b"\xff\xfe", "no utf-8 text"), (b"hi\n/system \xf0\x9f\nmore\n", "no utf-8 text"), (None, "closed")],
+    [(b"\xff\xfe", "not utf-8 text"), (b"hi\n/system \xf0\x9f\nmore\n", "not utf-8 text"), (None, "closed")],
 )
 def test_stdin_that_is_no_text(
     fake: FakeServer, monkeypatch: pytest.MonkeyPatch, verb: str, stdin: bytes | None, word: str
@@ -73,9 +73,9 @@ def test_an_empty_stdin_is_asked_as_it_is(fake: FakeServer, monkeypatch: pytest.
 @pytest.mark.parametrize("verb", VERBS)
 def test_an_argument_that_is_no_text(monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
     for arguments in ([verb, NO_TEXT], [verb, "--model", NO_TEXT], [verb, f"--{NO_TEXT}"], [NO_TEXT]):
-        Said(arguments, b"", monkeypatch).refused("no text", r"\udcff\udc80")
+        Said(arguments, b"", monkeypatch).refused("not text", r"\udcff\udc80")
     monkeypatch.setenv("PHOTON_TARGET", NO_TEXT)
-    Said([verb, "--help"], b"", monkeypatch).refused("no text")
+    Said([verb, "--help"], b"", monkeypatch).refused("not text")
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call[0])
@@ -133,7 +133,7 @@ def test_a_model_that_is_none(verb: str, odd_files: dict[str, Path], monkeypatch
     directories = {} if verb == "doctor" else {"root": Path("/"), "directory": odd_files["directory"]}
     del odd_files["directory"]
     for path in (*(odd_files | directories).values(), "a\0b"):
-        Said([verb, "--model", str(path)], b"", monkeypatch).refused("--model" if path != "a\0b" else "no text")
+        Said([verb, "--model", str(path)], b"", monkeypatch).refused("--model" if path != "a\0b" else "not text")
     for variable in ("PHOTON_MODEL", "PHOTON_SERVED_MODEL_NAME", "PHOTON_LISTEN", "PHOTON_NUM_BLOCKS"):
         with monkeypatch.context() as patch:
             patch.setenv(variable, NO_TEXT)
@@ -156,7 +156,7 @@ def test_bytes_on_stdin_are_one_line_in_locales_that_let_them_through(locale: st
         capture_output=True,
     )
     assert done.returncode == 2
-    assert b"Traceback" not in done.stderr and b"no utf-8 text" in done.stderr
+    assert b"Traceback" not in done.stderr and b"not utf-8 text" in done.stderr
 
 
 def run_with_click(source: str, directory: Path, **options: object) -> subprocess.CompletedProcess[str]:

@@ -89,7 +89,7 @@ def test_what_is_refused_is_raised_and_the_next_call_works(llm):
 
 @pytest.mark.parametrize("call", ["generate", "stream"])
 def test_an_option_that_does_not_exist_is_named_with_those_that_do(llm, call):
-    with pytest.raises(TypeError, match=r"no option foo; there are .*temperature"):
+    with pytest.raises(TypeError, match=r"no option 'foo'; there are .*temperature"):
         getattr(llm, call)("a", foo=1)
 
 
