@@ -75,8 +75,10 @@ def problems(refused: dict[str, dict[str, Any]], environment: dict[str, str]) ->
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
         # What the environment lacks, in this process: one of doctor's own takes seconds.
         patch.setattr("torch.cuda.is_available", lambda: False)
+        # Another test of this process may have imported it, and what imports it.
         for name in [each for each in sys.modules if each.partition(".")[0] == "opentelemetry"]:
             patch.delitem(sys.modules, name)
+        patch.delitem(sys.modules, "photon_grpc.server.spans", raising=False)
         patch.syspath_prepend(environment["PYTHONPATH"].partition(os.pathsep)[0])
         patch.setattr(doctor, "ask_torch", lambda: None)
         patch.setattr(doctor, "ask_start", check_start.reasons)

@@ -50,7 +50,7 @@ def test_every_kind_is_obeyed_in_one_call_and_in_a_stream(client: SyncClient) ->
     [
         ({"json_schema": {"properties": {"p": {"not": {}}}}}, "json_schema", 'at /properties/p: .*"not"'),
         ({"json_schema": {"type": "integer", "minimum": 5, "maximum": 4}}, "json_schema", "Unsatisfiable"),
-        ({"json_schema": "{"}, "json_schema", "no JSON text"),
+        ({"json_schema": "{"}, "json_schema", "is not JSON"),
         ({"regex": "(?=a)"}, "regex", "look-around"),
         ({"regex": "a" * (2**20 + 1)}, "regex", "1048577 bytes; 1048576 are allowed"),
         ({"grammar": "start: x"}, "grammar", "unknown name"),
