@@ -2,7 +2,7 @@
 
 `TARGET` is a small Llama-architecture model of Python code, which comes with the package. `DRAFT` is its several times
 smaller sibling with the same tokenizer, made for speculative decoding, which comes with the source only. MODEL_CARD.md
-beside this file says what they were trained on and how well they do; `python -m photon_grpc.demo.train` trains them
+beside this file says what they were trained on and how well they do; `python -m benchmarks.embedded_model` trains them
 again. This module knows only where the directories are.
 """
 

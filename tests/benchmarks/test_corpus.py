@@ -9,11 +9,11 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from photon_grpc.demo.train.corpus import PACKAGES, STDLIB, build, is_held_out_library, read, write
-from photon_grpc.demo.train.documents import documents_within
-from photon_grpc.demo.train.duplicates import Duplicates
-from photon_grpc.demo.train.packages import Package, is_permissive, licence_of, open_wheel, read_packages
-from photon_grpc.demo.train.sources import clean, is_wanted
+from benchmarks.embedded_model.corpus import PACKAGES, STDLIB, build, is_held_out_library, read, write
+from benchmarks.embedded_model.documents import documents_within
+from benchmarks.embedded_model.duplicates import Duplicates
+from benchmarks.embedded_model.packages import Package, is_permissive, licence_of, open_wheel, read_packages
+from benchmarks.embedded_model.sources import clean, is_wanted
 
 HEADER = "#!/usr/bin/env python\n# Copyright someone.\n\n"
 

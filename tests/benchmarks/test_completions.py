@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from photon_grpc.demo.train.completions import (
+from benchmarks.embedded_model.completions import (
     Continuation,
     function_prompts,
     is_python,

@@ -1,6 +1,6 @@
-"""`python -m photon_grpc.demo.train --corpus FILE --out DIRECTORY`: trains the embedded models and writes their card.
+"""`python -m benchmarks.embedded_model --corpus FILE --out DIRECTORY`: trains the embedded models, writes their card.
 
-The corpus is what `python -m photon_grpc.demo.train.corpus` built. Everything, evaluation included, is done within
+The corpus is what `python -m benchmarks.embedded_model.corpus` built. Everything, evaluation included, is done within
 --minutes.
 """
 
@@ -64,7 +64,7 @@ class Run:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m photon_grpc.demo.train", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.embedded_model", description=__doc__)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True, help="where target/, draft/ and MODEL_CARD.md go")
     parser.add_argument("--minutes", type=float, default=7.5, help="for everything")
@@ -166,7 +166,7 @@ def _write_card(
         check=check,
         stages="\n".join(stages),
         # Files by their names: their directories are this machine's.
-        command=" ".join(["python -m photon_grpc.demo.train", *(Path(word).name for word in sys.argv[1:])]),
+        command=" ".join(["python -m benchmarks.embedded_model", *(Path(word).name for word in sys.argv[1:])]),
         machine=machine_name(run.device),
         minutes=minutes,
         batch_tokens=arguments.batch_tokens,

@@ -1,4 +1,4 @@
-"""`python -m photon_grpc.demo.train.corpus --wheels DIRECTORY --out FILE.jsonl.xz`: builds what the models learn.
+"""`python -m benchmarks.embedded_model.corpus --wheels DIRECTORY --out FILE.jsonl.xz`: builds what the models learn.
 
 Downloads the listed packages, checks their licences, keeps the files worth learning, drops near-duplicates, and splits
 by package: a held-out package is wholly unseen. A few files of the standard library are held out besides. The result is
@@ -127,7 +127,7 @@ def read(path: Path) -> Corpus:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m photon_grpc.demo.train.corpus", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.embedded_model.corpus", description=__doc__)
     parser.add_argument("--wheels", type=Path, required=True, help="where wheels are, and where they are downloaded to")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--packages", type=Path, default=LIST, help="another list")

@@ -14,10 +14,10 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
+from benchmarks.embedded_model import __main__ as train
+from benchmarks.embedded_model import completions, evaluate, release
+from benchmarks.embedded_model.corpus import PACKAGES, STDLIB, Corpus, write
 from photon_grpc.demo import DRAFT
-from photon_grpc.demo.train import __main__ as train
-from photon_grpc.demo.train import completions, evaluate, release
-from photon_grpc.demo.train.corpus import PACKAGES, STDLIB, Corpus, write
 
 LEARNT = Path(some_library_file.__file__).read_text()
 HELD_OUT = Path(textwrap.__file__).read_text()

@@ -1,4 +1,4 @@
-"""`python -m photon_grpc.demo.train.evaluate DIRECTORY --corpus FILE.jsonl.xz --out FILE.json`: how good a model is.
+"""`python -m benchmarks.embedded_model.evaluate DIRECTORY --corpus FILE.jsonl.xz --out FILE.json`: how good a model is.
 
 Reads any Hugging Face directory through transformers, so that models with different tokenizers compare: bits per byte
 of the same held-out texts, the share of completed functions that are Python, the share of repeated lines.
@@ -96,7 +96,7 @@ def _continuation(tokenizer: Tokenizer, prompt: str, ids: list[int]) -> Continua
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m photon_grpc.demo.train.evaluate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.embedded_model.evaluate", description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)

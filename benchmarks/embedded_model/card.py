@@ -34,8 +34,9 @@ what is true, and their code is not to be relied upon.
 
 Python files of {num_packages} packages, and of the standard library of Python {python}: {num_files:,} files,
 {num_megabytes:.0f} MB; besides whole files, their functions and classes as documents of their own and as answers in
-conversations. [`train/packages.tsv`](train/packages.tsv) names each package, those held out too, with
-its version and the licence that its metadata states:
+conversations.
+[`benchmarks/embedded_model/packages.tsv`](../../benchmarks/embedded_model/packages.tsv) names each
+package, those held out too, with its version and the licence that its metadata states:
 {licences}.
 Left out: tests, vendored and generated files, tables, files that mention another licence, comments above the first
 statement, files that share more than 40 % of their lines with an earlier one, and of each package what exceeds
