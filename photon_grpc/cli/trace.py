@@ -1,4 +1,4 @@
-"""`trace`: draws what `serve --step-trace FILE` has written."""
+"""`trace`: makes what `serve --step-trace FILE` has written a file that Perfetto draws."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import click
+
+from photon_grpc.cli.trace_lines import ALL_STEPS
 
 
 class _Steps(click.ParamType):  # type: ignore[type-arg]
@@ -17,7 +19,7 @@ class _Steps(click.ParamType):  # type: ignore[type-arg]
         first, colon, last = str(value).partition(":")
         try:
             if colon:
-                return int(first or 0), int(last or 2**63)
+                return int(first or ALL_STEPS[0]), int(last or ALL_STEPS[1])
         except ValueError:
             pass
         self.fail(f"{value!r} is not FIRST:LAST, for example 100:400", param, ctx)
@@ -26,21 +28,28 @@ class _Steps(click.ParamType):  # type: ignore[type-arg]
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="NAME.html or NAME.svg. Unset: FILE.html.",
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Unset: FILE.json."
 )
 @click.option(
-    "--steps", type=_Steps(), metavar="FIRST:LAST", help="Of the last start in the file; unset: its last 2000 steps."
+    "--steps",
+    type=_Steps(),
+    default=":",
+    metavar="FIRST:LAST",
+    help="Of the last start in the file; unset: all of them.",
 )
-def trace(file: Path, output: Path | None, steps: tuple[int, int] | None) -> None:
-    """Draw a step trace: a page with a bar for every request, and below it tokens, KV blocks and the queue."""
-    from photon_grpc.cli.trace_lines import read_trace
-    from photon_grpc.cli.trace_picture import image, page
+def trace(file: Path, output: Path | None, steps: tuple[int, int]) -> None:
+    """Write a step trace as Chrome trace events, which https://ui.perfetto.dev draws.
 
-    output, read = output or file.with_suffix(".html"), read_trace(file, steps)
-    text = image(read) if output.suffix == ".svg" else page(read, file.name)
-    output.write_text(text, encoding="utf-8")
-    click.echo(f"wrote {output}")
+    They show the steps, every sequence, tokens, KV blocks and the queue.
+    """
+    from photon_grpc.cli.trace_events import TraceEvents, write_events
+    from photon_grpc.cli.trace_lines import read_trace
+
+    output, events = output or file.with_suffix(".json"), TraceEvents()
+    if output.exists() and output.samefile(file):
+        raise click.BadParameter(f"{output} is the step trace itself; name another file", param_hint="-o")
+    head, lines = read_trace(file, steps)
+    with output.open("w", encoding="utf-8") as written:
+        write_events(head, events.of(lines), written)
+    missing = f", missing lines: {events.num_missing}" if events.num_missing else ""
+    click.echo(f"wrote {output} (steps: {events.num_steps}, sequences: {events.num_sequences}{missing})")

@@ -173,8 +173,8 @@ class SchedulerConfig:
     )
     step_trace: str = flag(
         "",
-        "File that gets a line of JSON for every step: its rows, its blocks (photon-grpc trace draws it). At most "
-        "128 MiB: FILE.1 and FILE. Unset: none.",
+        "File that gets a line of JSON for every step: its rows, its blocks (photon-grpc trace makes it a file for "
+        "Perfetto). At most 128 MiB: FILE.1 and FILE. Unset: none.",
         metavar="FILE",
     )
     async_depth: int | None = flag(

@@ -1,26 +1,23 @@
-"""`photon-grpc trace`: the picture shows what the engine has written."""
+"""`photon-grpc trace`: the file follows the rules of trace events, and says what the engine has written."""
 
 from __future__ import annotations
 
 import json
-import re
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
 from photon_grpc.cli import trace_lines
 from photon_grpc.cli.main import main
-from photon_grpc.cli.trace_lines import read_trace
-from photon_grpc.core.request import FinishReason
 from photon_grpc.engine import step_trace
 from photon_grpc.engine.step_trace import JsonlStepTrace
 from photon_grpc.engine.trace_file import TraceFile
-from photon_grpc.errors import ConfigError
 from tests.engine.harness import Harness, Setting
 
-SVG = "{http://www.w3.org/2000/svg}"
+Event = dict[str, Any]
+ENGINE, SEQUENCES = 1, 2
 HEAD = {
     "trace": "photon-grpc",
     "version": step_trace.VERSION,
@@ -50,84 +47,187 @@ def written(path: Path, *lines: dict[str, Any] | str) -> Path:
     return path
 
 
-def drawn(path: Path, *flags: str) -> ElementTree.Element:
-    output = path.with_name("picture.html")
+def events_of(path: Path, *flags: str) -> list[Event]:
+    """What the verb writes, held against the rules of the format."""
+    output = path.with_name("events.json")
     assert main(["trace", str(path), "-o", str(output), *flags]) == 0
-    page = output.read_text()
-    return ElementTree.fromstring(page[page.index("<svg xmlns") : page.rindex("</div>")])
+    document = json.loads(output.read_text())
+    assert document.keys() == {"displayTimeUnit", "metadata", "traceEvents"}
+    events: list[Event] = document["traceEvents"]
+    for event in events:
+        assert event["ph"] in "XiCM" and event["name"], event
+        assert all(isinstance(event[key], int) and event[key] >= 0 for key in ("ts", "pid", "tid")), event
+        check_phase(event)
+    tracks = {(event["pid"], event["tid"]) for event in events if event["ph"] in "Xi"}
+    names = Counter((event["pid"], event["tid"]) for event in events if event["name"] == "thread_name")
+    assert set(names.values()) == {1} and names.keys() == tracks
+    processes = Counter(event["pid"] for event in events if event["name"] == "process_name")
+    assert processes == {ENGINE: 1, SEQUENCES: 1}
+    check_nesting([event for event in events if event["ph"] == "X"])
+    return events
 
 
-def titles(svg: ElementTree.Element) -> list[str]:
-    return [title.text or "" for title in svg.iter(f"{SVG}title")]
+def check_phase(event: Event) -> None:
+    match event["ph"]:
+        case "X":
+            assert isinstance(event["dur"], int) and event["dur"] >= 0, event
+        case "i":
+            assert event["s"] == "t", event
+        case "C":
+            assert event["args"] and all(isinstance(each, int) for each in event["args"].values()), event
+        case "M":
+            assert event["args"].get("name") or isinstance(event["args"]["sort_index"], int), event
 
 
-def test_every_request_of_an_engine_has_its_bar(tmp_path: Path) -> None:
+def check_nesting(events: list[Event]) -> None:
+    """Of one track, an event ends before the next begins, or holds it whole."""
+    tracks = defaultdict(list)
+    for event in events:
+        tracks[event["pid"], event["tid"]].append((event["ts"], -event["dur"]))
+    for spans in tracks.values():
+        around: list[int] = []
+        for start, length in sorted(spans):
+            while around and around[-1] <= start:
+                around.pop()
+            assert not around or start - length <= around[-1], (start, length, around)
+            around.append(start - length)
+
+
+def check_counts(events: list[Event], path: Path) -> None:
+    """Tokens, steps, ends and counters are those of the trace's lines."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()][1:]
+    steps = [line for line in lines if "step" in line]
+    bars = [event for event in events if (event["ph"], event["pid"]) == ("X", ENGINE)]
+    assert [bar["args"]["step"] for bar in bars] == [line["step"] for line in steps]
+    for kind in ("prefill", "decode"):
+        tokens = [line[f"{kind}_tokens"] for line in steps]
+        assert [bar["args"][f"{kind}_tokens"] for bar in bars] == tokens
+        assert sum(event["args"][kind] for event in counters(events, "tokens")) == sum(tokens)
+        parts = [event for event in events if (event["name"], event["pid"]) == (kind, SEQUENCES)]
+        assert sum(part["args"]["tokens"] for part in parts) == sum(tokens)
+    assert [event["args"] for event in counters(events, "KV blocks")] == [line["blocks"] for line in lines]
+    assert [event["args"]["queued"] for event in counters(events, "requests")] == [line["queued"] for line in lines]
+    seated = {each["sequence"] for line in steps for each in line["seated"]}
+    ended = Counter(f"ended: {why}" for line in lines for name, why in line["ended"] if name in seated)
+    assert Counter(event["name"] for event in events if event["name"].startswith("ended: ")) == ended
+    assert number_of(events, "preempted") == sum(len(line["preempted"]) for line in lines)
+
+
+def counters(events: list[Event], name: str) -> list[Event]:
+    return [event for event in events if (event["ph"], event["name"]) == ("C", name)]
+
+
+def number_of(events: list[Event], name: str) -> int:
+    return sum(event["name"] == name for event in events)
+
+
+def tracks_of(events: list[Event]) -> dict[str, list[Event]]:
+    """Titles of sequences, and what lies on their tracks, in the order of time."""
+    titles = {
+        event["tid"]: event["args"]["name"]
+        for event in events
+        if (event["name"], event["pid"]) == ("thread_name", SEQUENCES)
+    }
+    tracks: dict[str, list[Event]] = {title: [] for title in titles.values()}
+    for event in sorted(events, key=lambda event: (event["ts"], -event.get("dur", 0))):
+        if event["pid"] == SEQUENCES and event["ph"] in "Xi":
+            tracks[titles[event["tid"]]].append(event)
+    return tracks
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_every_request_of_an_engine_has_its_track(tmp_path: Path, depth: int) -> None:
     path = tmp_path / "steps.jsonl"
-    harness = Harness(Setting(max_num_batched_tokens=8, num_blocks=14))
+    harness = Harness(Setting(depth=depth, max_num_batched_tokens=8, num_blocks=14))
     harness.engine._trace = JsonlStepTrace(TraceFile(str(path)), harness.facts)
     for number in range(6):
-        harness.add([number] * 15, 30, request_id=f"<b>{number}</b>")
+        harness.add([number] * 15, 30, request_id=f'"{number}"\n')
     harness.run()
     harness.engine._trace.close()
-    assert harness.scheduler.num_preemptions > 0
-    bars = [title for title in titles(drawn(path)) if "sequence 0." in title]
-    assert len(bars) == 6
-    for number in range(6):
-        (told,) = [bar for bar in bars if bar.startswith(f"<b>{number}</b>\n")]
-        assert "15 prompt tokens" in told and "ended MAX_TOKENS" in told
-    num_preempted = sum(int(found) for bar in bars for found in re.findall(r"preempted (\d+) times", bar))
-    assert num_preempted == harness.scheduler.num_preemptions
+    events = events_of(path)
+    check_counts(events, path)
+    assert number_of(events, "preempted") == harness.scheduler.num_preemptions > 0
+    tracks = tracks_of(events)
+    assert set(tracks) == {f'"{number}"\n' for number in range(6)}
+    for track in tracks.values():
+        assert number_of(track, "ended: MAX_TOKENS") == 1
+        assert number_of(track, "seated again") == number_of(track, "preempted")
+        assert (track[0]["name"], track[0]["args"]["prompt_tokens"]) == ("queued", 15)
+    running = [event["args"]["running"] for event in counters(events, "requests")]
+    assert running[-1] == 0 < max(running) <= harness.facts.max_num_seqs
 
 
-def test_the_picture_alone_is_an_svg_that_styles_itself(tmp_path: Path) -> None:
-    path = written(tmp_path / "steps.jsonl", HEAD, step(1, 0.0, decode=[["0.1", 40, 1]]))
-    assert main(["trace", str(path), "-o", str(tmp_path / "steps.svg")]) == 0
-    svg = ElementTree.parse(tmp_path / "steps.svg").getroot()
-    assert svg.tag == f"{SVG}svg" and svg[0].tag == f"{SVG}style"
-
-
-def test_prefill_and_decode_are_told_apart_and_lie_one_behind_the_other(tmp_path: Path) -> None:
+def test_prefill_and_decode_are_told_apart_and_lie_one_after_the_other(tmp_path: Path) -> None:
+    """The fourth step is launched before the third has been read."""
     path = written(
         tmp_path / "steps.jsonl",
         HEAD,
         step(1, 0.0, 0.04, prefill=[["0.1", 16, 24]], seated=[seated("0.1", "first")]),
         step(2, 0.04, decode=[["0.1", 40, 1]], prefill=[["0.2", 16, 24]], seated=[seated("0.2", "second", 0.03)]),
         step(3, 0.05, decode=[["0.1", 41, 1], ["0.2", 40, 1]], ended=[["0.1", "EOS"]]),
-        step(4, 0.06, decode=[["0.2", 41, 1]], ended=[["0.2", "NUMERIC_FAILURE"]]),
+        step(4, 0.055, 0.015, decode=[["0.2", 41, 1]], ended=[["0.2", "NUMERIC_FAILURE"]]),
     )
-    svg = drawn(path)
-    assert [title for title in titles(svg) if title.startswith(("prefill: ", "decode: "))] == [
-        "prefill: 24 tokens in step 1, 40 ms",
-        "decode: 2 tokens in step 2 to 3, 20 ms",
-        "prefill: 24 tokens in step 2, 10 ms",
-        "decode: 2 tokens in step 3 to 4, 20 ms",
-    ]
-    parts = [part for part in svg.iter(f"{SVG}rect") if part.get("class") in ("prefill chunk", "decode")]
-    (a, b, c, d) = [(float(part.get("x", 0)), float(part.get("width", 0)), part.get("y")) for part in parts]
-    assert a[0] + a[1] == pytest.approx(b[0], abs=0.2) == pytest.approx(c[0], abs=0.4)
-    assert a[1] == pytest.approx(4 * c[1], rel=0.01) and b[1] == pytest.approx(d[1], rel=0.01)
-    assert a[2] == b[2] != c[2] == d[2]
-    # The second one failed, and waited.
-    assert len([path for path in svg.iter(f"{SVG}path") if path.get("class") == "bad"]) == 1
-    assert len([path for path in svg.iter(f"{SVG}path") if path.get("class") == "waits"]) == 1
+    events = events_of(path)
+    check_counts(events, path)
+    shown = {
+        title: [(event["name"], event["ts"], event.get("dur"), event.get("args", {}).get("tokens")) for event in track]
+        for title, track in tracks_of(events).items()
+    }
+    assert shown == {
+        "first": [
+            ("prefill", 0, 40_000, 24),
+            ("queued", 0, 0, None),
+            ("decode", 40_000, 20_000, 2),
+            ("ended: EOS", 60_000, None, None),
+        ],
+        "second": [
+            ("queued", 10_000, 30_000, None),
+            ("prefill", 40_000, 10_000, 24),
+            ("decode", 50_000, 20_000, 2),
+            ("ended: NUMERIC_FAILURE", 70_000, None, None),
+        ],
+    }
+    bars = [event for event in events if (event["ph"], event["pid"]) == ("X", ENGINE)]
+    assert [bar["name"] for bar in bars] == ["prefill", "prefill and decode", "decode", "decode"]
+    assert (bars[3]["ts"], bars[3]["dur"]) == (60_000, 10_000)
+    assert (bars[3]["args"]["launched_us"], bars[3]["args"]["took_us"]) == (55_000, 15_000)
 
 
-def test_idle_time_is_cut_out(tmp_path: Path) -> None:
-    steps = [step(number, number * 0.01 + (3600 if number > 5 else 0), decode=[["0.1", 9, 1]]) for number in range(10)]
-    trace = read_trace(written(tmp_path / "steps.jsonl", HEAD, *steps), None)
-    assert trace.cuts == [(pytest.approx(0.06), pytest.approx(3600.06))]
-    texts = [text.text for text in drawn(tmp_path / "steps.jsonl").iter(f"{SVG}text")]
-    assert "idle 3,600 s" in texts
+def test_tokens_are_none_between_steps(tmp_path: Path) -> None:
+    steps = [step(1, 0.0, decode=[["0.1", 9, 1]]), step(2, 3600.0, decode=[["0.1", 10, 1]])]
+    events = events_of(written(tmp_path / "steps.jsonl", HEAD, *steps))
+    shown = [(event["ts"], event["args"]["decode"]) for event in counters(events, "tokens")]
+    assert shown == [(0, 1), (10_000, 0), (3_600_000_000, 1), (3_600_010_000, 0)]
 
 
-def test_the_last_start_counts_and_what_is_missing_is_said(tmp_path: Path) -> None:
-    lines = [HEAD, step(1, 0.0), HEAD, '{"step": 1, "start_', step(2, 0.1, dropped=3), step(3, 0.2), step(4, 0.3)]
+def test_a_handle_that_is_given_again_has_a_track_of_its_own(tmp_path: Path) -> None:
+    path = written(
+        tmp_path / "steps.jsonl",
+        HEAD,
+        step(1, 0.0, prefill=[["0.0", 0, 4]], seated=[seated("0.0", "before")], ended=[["0.0", "CANCELLED"]]),
+        step(2, 1.0, prefill=[["0.0", 0, 5]], seated=[seated("0.0", "after")], ended=[["0.0", "EOS"]]),
+    )
+    tracks = tracks_of(events_of(path))
+    assert [[event["name"] for event in track][-1] for track in tracks.values()] == ["ended: CANCELLED", "ended: EOS"]
+
+
+def test_the_last_start_counts_and_what_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {"decode": [["0.1", 40, 1]]}
+    lines = [HEAD, step(1, 0.0), HEAD, '{"step": 1, "start_', step(2, 0.1, dropped=3), step(3, 0.2, **rows), step(4, 3)]
     path = written(tmp_path / "steps.jsonl", *lines)
-    trace = read_trace(path, None)
-    assert ([each.number for each in trace.steps], trace.num_missing) == ([2, 3, 4], 4)
-    assert [each.number for each in read_trace(path, (3, 3)).steps] == [3]
-    with pytest.raises(ConfigError, match="7 to 9"):
-        read_trace(path, (7, 9))
+    bars = [event["args"]["step"] for event in events_of(path) if (event["ph"], event["pid"]) == ("X", ENGINE)]
+    assert bars == [2, 3, 4] and "(steps: 3, sequences: 1, missing lines: 4)" in capsys.readouterr().out
+    assert "0.1" in tracks_of(events_of(path, "--steps", "3:3"))
+    assert main(["trace", str(path), "--steps", "7:9"]) == 2
+    assert "no steps from 7 to 9" in capsys.readouterr().err
+    assert not path.with_suffix(".json").exists()
+
+
+def test_the_trace_itself_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path / "steps.json", HEAD, step(1, 0.0, decode=[["0.1", 9, 1]]))
+    before = path.read_bytes()
+    assert main(["trace", str(path)]) == 2
+    assert "name another file" in capsys.readouterr().err and path.read_bytes() == before
 
 
 @pytest.mark.parametrize("content", ["", "not a trace\n", '{"trace": "photon-grpc", "version": 99}\n[]\n'])
@@ -141,5 +241,3 @@ def test_what_is_no_trace_is_refused_in_a_sentence(
 
 def test_writer_and_reader_agree() -> None:
     assert trace_lines.VERSION == step_trace.VERSION
-    wanted = {reason.name for reason in FinishReason} - {"UNSPECIFIED", "ABORTED"}
-    assert wanted == trace_lines._WELL

@@ -10,10 +10,10 @@ from typing import Any
 import grpc
 import pytest
 
-from photon_grpc.cli.trace_lines import read_trace
 from photon_grpc.server.orca import OrcaLoadReport, OrcaLoadReportRequest
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
+from tests.cli.test_trace import check_counts, events_of, tracks_of
 from tests.server.test_records import TRACEPARENT
 from tests.server.test_spans import TRACE_ID, Collector, attributes_of
 from tests.service.running import RunningService, serving, wait_until
@@ -120,10 +120,12 @@ def test_at_the_end_all_spans_and_all_steps_have_been_written(
         "StreamGenerate",
         "MultiplexGenerate",
     ]
-    told = {line.request_id: line for line in read_trace(trace, (0, 2**63)).lines}
+    wait_until(lambda: json.loads(trace.read_text().splitlines()[-1])["blocks"]["owned"] == 0, "the last step")
+    events = events_of(trace)
+    check_counts(events, trace)
+    tracks = tracks_of(events)
     for root in roots:
         attributes = attributes_of(root)
-        line = told[attributes["gen_ai.response.id"]]
-        assert line.prompt_tokens == attributes["gen_ai.usage.input_tokens"]
-    assert {line.ended for name, line in told.items() if name.startswith("long")} == {"CANCELLED"}
-    wait_until(lambda: json.loads(trace.read_text().splitlines()[-1])["blocks"]["owned"] == 0, "the last step")
+        queued, *_ = tracks[attributes["gen_ai.response.id"]]
+        assert queued["args"]["prompt_tokens"] == attributes["gen_ai.usage.input_tokens"]
+    assert {track[-1]["name"] for title, track in tracks.items() if title.startswith("long")} == {"ended: CANCELLED"}

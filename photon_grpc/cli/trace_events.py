@@ -1,0 +1,179 @@
+"""A step trace as Chrome trace events: a track of steps, counters, and a track for every sequence.
+
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU describes the format; a time is a whole
+number of microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from photon_grpc.cli.trace_lines import Line
+
+Event = dict[str, Any]
+
+#: Processes of the format. A thread with its process's number would be shown as the main one.
+_ENGINE, _SEQUENCES = 1, 2
+_STEPS = 1
+_FIRST_SEQUENCE = 3
+
+
+@dataclass(slots=True)
+class _Track:
+    thread: int
+    #: The tokens that it decoded step after step, not yet yielded.
+    decode: Event | None = None
+    has_ended: bool = False
+
+
+class TraceEvents:
+    """Keeps a few numbers for every sequence, whatever the length of the trace."""
+
+    def __init__(self) -> None:
+        self.num_steps = self.num_sequences = self.num_missing = 0
+        #: Of the newest step.
+        self._number = self._start_us = self._end_us = 0
+        self._tracks: dict[str, _Track] = {}
+        self._running: set[str] = set()
+
+    def of(self, lines: Iterable[Line]) -> Iterator[Event]:
+        """Yield the events of the lines. They are in the order of time but for decodes, which come once they end."""
+        yield _metadata("process_name", _ENGINE, _STEPS, name="engine")
+        yield _metadata("thread_name", _ENGINE, _STEPS, name="steps")
+        yield _metadata("process_name", _SEQUENCES, _FIRST_SEQUENCE, name="sequences")
+        for line in lines:
+            if "step" in line:
+                yield from self._step(line)
+            if "blocks" in line and self.num_steps:
+                yield from self._rest(line)
+            if dropped := line.get("dropped", 0):
+                self.num_missing += dropped
+                yield _event("i", "missing lines", _ENGINE, _STEPS, self._start_us, s="t", args={"lines": dropped})
+        yield from self._idle()
+        for track in self._tracks.values():
+            yield from _flushed(track)
+
+    def _step(self, line: Line) -> Iterator[Event]:
+        launched_us, took_us = _us(line["start_s"]), _us(line["duration_s"])
+        # Steps overlap where one is launched before the one before it has been read.
+        self._start_us = max(launched_us, self._end_us)
+        if self._start_us > self._end_us and self.num_steps:
+            yield from self._idle()
+        self._end_us = max(launched_us + took_us, self._start_us)
+        self.num_steps, self._number = self.num_steps + 1, line["step"]
+        name = " and ".join(kind for kind in ("prefill", "decode") if line[kind]) or "no rows"
+        yield self._bar(name, _ENGINE, _STEPS, _counts(line) | {"launched_us": launched_us, "took_us": took_us})
+        yield _counter("tokens", self._start_us, prefill=line["prefill_tokens"], decode=line["decode_tokens"])
+        for each in line["seated"]:
+            yield from self._seat(each, launched_us)
+        for row in line["prefill"]:
+            yield from self._prefill(*row)
+        for row in line["decode"]:
+            yield from self._decode(*row)
+
+    def _bar(self, name: str, process: int, thread: int, args: dict[str, Any]) -> Event:
+        """As long as the step."""
+        return _event("X", name, process, thread, self._start_us, dur=self._end_us - self._start_us, args=args)
+
+    def _idle(self) -> Iterator[Event]:
+        """Nothing is computed from the end of the step on."""
+        yield _counter("tokens", self._end_us, prefill=0, decode=0)
+
+    def _seat(self, each: dict[str, Any], launched_us: int) -> Iterator[Event]:
+        """Yield where it waited; after a preemption, where it goes on."""
+        name, track = each["sequence"], self._tracks.get(each["sequence"])
+        self._running.add(name)
+        # A front end that was started anew counts its handles from 0 again.
+        if track is None or track.has_ended:
+            arrived_us = max(launched_us - _us(each["queue_s"]), 0)
+            track = yield from self._begin(name, each["request_id"] + (f" #{each['output']}" if each["output"] else ""))
+            yield _event("X", "queued", _SEQUENCES, track.thread, arrived_us, dur=launched_us - arrived_us, args=each)
+        else:
+            yield _event("i", "seated again", _SEQUENCES, track.thread, launched_us, s="t", args=each)
+
+    def _begin(self, name: str, title: str) -> Generator[Event, None, _Track]:
+        track = self._tracks[name] = _Track(_FIRST_SEQUENCE + self.num_sequences)
+        self.num_sequences += 1
+        yield _metadata("thread_name", _SEQUENCES, track.thread, name=title)
+        yield _metadata("thread_sort_index", _SEQUENCES, track.thread, sort_index=track.thread)
+        return track
+
+    def _prefill(self, name: str, first: int, num_tokens: int) -> Iterator[Event]:
+        track = yield from self._track(name)
+        yield from _flushed(track)
+        args = {"step": self._number, "first_position": first, "tokens": num_tokens}
+        yield self._bar("prefill", _SEQUENCES, track.thread, args)
+
+    def _decode(self, name: str, first: int, num_tokens: int) -> Iterator[Event]:
+        track = yield from self._track(name)
+        if (run := track.decode) is not None and run["args"]["last_step"] == self._number - 1:
+            run["dur"] = self._end_us - run["ts"]
+            run["args"]["last_step"] = self._number
+            run["args"]["tokens"] += num_tokens
+        else:
+            yield from _flushed(track)
+            steps = {"first_step": self._number, "last_step": self._number}
+            args = steps | {"first_position": first, "tokens": num_tokens}
+            track.decode = self._bar("decode", _SEQUENCES, track.thread, args)
+
+    def _track(self, name: str) -> Generator[Event, None, _Track]:
+        """Begin one for a sequence that had its seat before the first step."""
+        if name not in self._tracks:
+            self._running.add(name)
+            yield from self._begin(name, name)
+        return self._tracks[name]
+
+    def _rest(self, line: Line) -> Iterator[Event]:
+        """What was reported with a step, or after it."""
+        for name in line["preempted"]:
+            yield from self._left(name, "preempted")
+        for name, why in line["ended"]:
+            yield from self._left(name, f"ended: {why}")
+            if name in self._tracks:
+                self._tracks[name].has_ended = True
+        yield _counter("requests", self._end_us, queued=line["queued"], running=len(self._running))
+        yield _counter("KV blocks", self._end_us, **line["blocks"])
+
+    def _left(self, name: str, why: str) -> Iterator[Event]:
+        self._running.discard(name)
+        if track := self._tracks.get(name):
+            yield from _flushed(track)
+            yield _event("i", why, _SEQUENCES, track.thread, self._end_us, s="t")
+
+
+def write_events(head: Line, events: Iterable[Event], file: TextIO) -> None:
+    """One JSON object, an event to a line."""
+    file.write(f'{{"displayTimeUnit": "ms", "metadata": {json.dumps(head)}, "traceEvents": [')
+    for number, event in enumerate(events):
+        file.write(f"{',' if number else ''}\n{json.dumps(event)}")
+    file.write("\n]}\n")
+
+
+def _counts(line: Line) -> dict[str, int]:
+    tokens = {name: line[name] for name in ("step", "prefill_tokens", "decode_tokens")}
+    return tokens | {f"{kind}_rows": len(line[kind]) for kind in ("prefill", "decode")}
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * 1e6)
+
+
+def _event(phase: str, name: str, process: int, thread: int, ts: int, **more: Any) -> Event:
+    return {"ph": phase, "name": name, "pid": process, "tid": thread, "ts": ts, **more}
+
+
+def _metadata(kind: str, process: int, thread: int, **args: Any) -> Event:
+    return _event("M", kind, process, thread, 0, args=args)
+
+
+def _counter(name: str, ts: int, **values: int) -> Event:
+    return _event("C", name, _ENGINE, _STEPS, ts, args=values)
+
+
+def _flushed(track: _Track) -> Iterator[Event]:
+    if track.decode is not None:
+        yield track.decode
+        track.decode = None
