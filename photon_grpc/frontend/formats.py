@@ -1,5 +1,5 @@
 """Formats of times as patterns, for a compiler whose own take the 29th of February in every year, the year 0000, a
-second 60 at any minute and a `z`, none of which every reader of RFC 3339 takes."""
+second 60 at any minute and a lower-case z, none of which every reader of RFC 3339 takes."""
 
 from __future__ import annotations
 
