@@ -127,7 +127,7 @@ class TraceEvents:
         return self._tracks[name]
 
     def _rest(self, line: Line) -> Iterator[Event]:
-        """What was reported with a step, or after it."""
+        """Yield what was reported with a step, or after it."""
         for name in line["preempted"]:
             yield from self._left(name, "preempted")
         for name, why in line["ended"]:
