@@ -14,7 +14,13 @@ from msgspec import structs
 
 from photon_grpc.config.checkpoint import fingerprint, read_checkpoint
 from photon_grpc.config.json_file import T, as_struct, parse_object, read_bytes, refusal, shown
-from photon_grpc.config.model_json import AddedToken, ArchitectureJson, ConfigJson, GenerationJson, Ids, TokenizerJson
+from photon_grpc.config.model_json import (
+    AddedToken,
+    ArchitectureJson,
+    ConfigJson,
+    GenerationDefaults,
+    TokenizerJson,
+)
 from photon_grpc.config.rope import CONFIG_FILE, RopeSpec, read_rope, refuse_per_layer
 from photon_grpc.errors import ModelLoadError
 
@@ -27,8 +33,6 @@ MAX_HEAD_DIM = 1024
 
 DTYPES = ("float32", "bfloat16", "float16")
 _DTYPE_OF_HEADER = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-
-
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -57,15 +61,11 @@ FAMILIES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationDefaults:
-    """Sampling values of generation_config.json; None where it has none. `do_sample: false` is temperature 0."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+#: Fields of ModelConfig that are those of config.json.
+_AS_READ = (
+    *("hidden_size", "intermediate_size", "num_layers", "num_heads", "vocab_size", "max_position_embeddings"),
+    *("rms_norm_eps", "tie_word_embeddings", "mlp_bias"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,17 +123,18 @@ def read_model_dir(path: str | Path, *, has_weights: bool = True) -> ModelConfig
     architecture = _architecture(as_struct(values, ArchitectureJson, CONFIG_FILE))
     config = _read_config(values)
     headers = fingerprint(path) if has_weights else b""
-    generation = _read_optional(path / GENERATION_FILE, GenerationJson)
+    generation = _read_optional(path / GENERATION_FILE, GenerationDefaults)
     tokenizer = _read_optional(path / TOKENIZER_CONFIG_FILE, TokenizerJson)
-    bos_token_ids = _first_ids("bos_token_id", config, generation)
+    bos_token_ids = _ids("bos_token_id", config, generation)
     return ModelConfig(
         path=path,
         architecture=architecture,
         model_type=FAMILIES[architecture].model_type,
         dtype=_named_dtype(config) or (_dtype_of_weights(path) if has_weights else "float32"),
         bos_token_id=bos_token_ids[0] if bos_token_ids else None,
-        eos_token_ids=_first_ids("eos_token_id", config, generation),
-        generation=_generation_defaults(generation),
+        eos_token_ids=_ids("eos_token_id", config, generation),
+        # As in transformers `do_sample: false` is temperature 0.
+        generation=generation if generation.do_sample else structs.replace(generation, temperature=0.0),
         has_tokenizer=(path / TOKENIZER_FILE).is_file(),
         chat_template=_chat_template(path, tokenizer),
         special_tokens=_special_tokens(tokenizer),
@@ -175,26 +176,16 @@ def _refuse_unsupported(config: ConfigJson) -> None:
 
 
 def _dimensions(config: ConfigJson, family: Family) -> dict[str, Any]:
-    num_heads = config.num_attention_heads
-    num_kv_heads = config.num_key_value_heads or num_heads
-    if num_heads % num_kv_heads:
-        problem = f"{num_heads} is not divisible by num_key_value_heads {num_kv_heads}"
+    num_kv_heads = config.num_kv_heads or config.num_heads
+    if config.num_heads % num_kv_heads:
+        problem = f"{config.num_heads} is not divisible by num_key_value_heads {num_kv_heads}"
         raise refusal(CONFIG_FILE, "num_attention_heads", problem)
-    return {
-        "hidden_size": config.hidden_size,
-        "num_layers": config.num_hidden_layers,
-        "num_heads": num_heads,
+    return {name: getattr(config, name) for name in _AS_READ} | {
         "num_kv_heads": num_kv_heads,
         "head_dim": _head_dim(config, family),
-        "intermediate_size": config.intermediate_size,
-        "vocab_size": config.vocab_size,
-        "max_position_embeddings": config.max_position_embeddings,
-        "rms_norm_eps": config.rms_norm_eps,
         "rope": read_rope(config),
-        "tie_word_embeddings": config.tie_word_embeddings,
         "qkv_bias": config.attention_bias if family.qkv_bias is None else family.qkv_bias,
         "output_bias": config.attention_bias if family.output_bias is None else family.output_bias,
-        "mlp_bias": config.mlp_bias,
         "qk_norm": family.qk_norm,
         "windows": _windows(config, family),
     }
@@ -203,7 +194,7 @@ def _dimensions(config: ConfigJson, family: Family) -> dict[str, Any]:
 def _windows(config: ConfigJson, family: Family) -> tuple[int, ...]:
     """Of each layer; 0: none. `layer_types` names the layers that slide, without it they are those from
     max_window_layers on."""
-    window, kinds, num_layers = _window(config, family), config.layer_types, config.num_hidden_layers
+    window, kinds, num_layers = _window(config, family), config.layer_types, config.num_layers
     if kinds is None:
         return tuple(window if layer >= config.max_window_layers else 0 for layer in range(num_layers))
     unknown = next((kind for kind in kinds if kind not in LAYER_TYPES), None)
@@ -232,7 +223,7 @@ def _window(config: ConfigJson, family: Family) -> int:
 
 
 def _head_dim(config: ConfigJson, family: Family) -> int:
-    head_dim, num_heads = config.head_dim or family.head_dim, config.num_attention_heads
+    head_dim, num_heads = config.head_dim or family.head_dim, config.num_heads
     if not head_dim and config.hidden_size % num_heads:
         problem = f"{config.hidden_size} is not divisible by num_attention_heads {num_heads}"
         raise refusal(CONFIG_FILE, "hidden_size", problem)
@@ -261,32 +252,15 @@ def _dtype_of_weights(path: Path) -> str:
     return num_bytes.most_common(1)[0][0] if num_bytes else "float32"
 
 
-def _first_ids(key: str, config: ConfigJson, generation: GenerationJson) -> tuple[int, ...]:
-    """Of generation_config.json, else of config.json; both are checked."""
-    found = [
-        _ids(file, key, getattr(values, key), config.vocab_size)
-        for file, values in ((GENERATION_FILE, generation), (CONFIG_FILE, config))
-    ]
+def _ids(key: str, config: ConfigJson, generation: GenerationDefaults) -> tuple[int, ...]:
+    """Of generation_config.json, else of config.json, in order, without doubles; both are checked."""
+    found = []
+    for file, given in ((GENERATION_FILE, getattr(generation, key)), (CONFIG_FILE, getattr(config, key))):
+        found.append(tuple(dict.fromkeys(given if isinstance(given, tuple) else (given,))))
+        for token in found[-1]:
+            if not 0 <= token < config.vocab_size:
+                raise refusal(file, key, f"must lie between 0 and {config.vocab_size - 1}, holds {shown(token)}")
     return found[0] or found[1]
-
-
-def _ids(file: str, key: str, given: Ids, vocab_size: int) -> tuple[int, ...]:
-    """In order, without doubles."""
-    ids = given if isinstance(given, tuple) else (given,)
-    for token in ids:
-        if not 0 <= token < vocab_size:
-            raise refusal(file, key, f"must lie between 0 and {vocab_size - 1}, holds {shown(token)}")
-    return tuple(dict.fromkeys(ids))
-
-
-def _generation_defaults(generation: GenerationJson) -> GenerationDefaults:
-    return GenerationDefaults(
-        temperature=generation.temperature if generation.do_sample else 0.0,
-        top_p=generation.top_p,
-        top_k=generation.top_k,
-        min_p=generation.min_p,
-        repetition_penalty=generation.repetition_penalty,
-    )
 
 
 def _chat_template(path: Path, tokenizer: TokenizerJson) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from photon_grpc.config.rope import RopeKeys
 
@@ -32,9 +32,9 @@ class ConfigJson(RopeKeys, kw_only=True):
     vocab_size: Annotated[int, Meta(ge=1, le=2**24)]
     hidden_size: Annotated[int, Meta(ge=1, le=2**17)]
     intermediate_size: Annotated[int, Meta(ge=1, le=2**20)]
-    num_hidden_layers: Annotated[int, Meta(ge=1, le=1024)]
-    num_attention_heads: Heads
-    num_key_value_heads: Heads | None = None
+    num_layers: Annotated[int, Meta(ge=1, le=1024)] = field(name="num_hidden_layers")
+    num_heads: Heads = field(name="num_attention_heads")
+    num_kv_heads: Heads | None = field(name="num_key_value_heads", default=None)
     head_dim: Annotated[int, Meta(ge=1, le=1024)] | None = None
     hidden_act: str = "silu"
     rms_norm_eps: Annotated[float, Meta(ge=0.0, le=1.0)] = 1e-6
@@ -49,8 +49,8 @@ class ConfigJson(RopeKeys, kw_only=True):
     eos_token_id: Ids = ()
 
 
-class GenerationJson(Struct, kw_only=True):
-    """generation_config.json."""
+class GenerationDefaults(Struct, frozen=True, kw_only=True):
+    """generation_config.json: sampling values, None where it has none, and token ids that come before config.json's."""
 
     do_sample: bool = True
     temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None

@@ -10,7 +10,12 @@ from msgspec import Meta, Struct
 from photon_grpc.config.json_file import refusal, shown
 
 CONFIG_FILE = "config.json"
-KINDS = ("default", "linear", "llama3")
+#: Kinds, with the keys that each needs.
+NEEDED: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
 
 Theta = Annotated[float, Meta(ge=1.0, le=1e12)]
 Factor = Annotated[float, Meta(ge=1e-6, le=1e6)]
@@ -59,10 +64,8 @@ class RopeSpec:
 
 def read_rope(config: RopeKeys) -> RopeSpec:
     """From `rope_parameters`, else `rope_theta` and `rope_scaling`; `type` is `rope_type`."""
-    if config.rope_parameters is not None:
-        name, rope = "rope_parameters", config.rope_parameters
-    else:
-        name, rope = "rope_scaling", config.rope_scaling or RopeJson()
+    name = "rope_scaling" if config.rope_parameters is None else "rope_parameters"
+    rope = getattr(config, name) or RopeJson()
     for place, share in (("", config.partial_rotary_factor), (f"{name}.", rope.partial_rotary_factor)):
         if share != 1.0:
             problem = f"is {share:g}, below 1; partial rotary embedding is not supported"
@@ -70,25 +73,20 @@ def read_rope(config: RopeKeys) -> RopeSpec:
     theta = config.rope_theta if rope.rope_theta is None else rope.rope_theta
     key = "type" if rope.rope_type is None else "rope_type"
     kind = getattr(rope, key)
-    if kind not in KINDS:
-        problem = f"is {shown(kind)}, which is not supported; known are {', '.join(KINDS)}"
+    if kind not in NEEDED:
+        problem = f"is {shown(kind)}, which is not supported; known are {', '.join(NEEDED)}"
         raise refusal(CONFIG_FILE, f"{name}.{key}", problem)
-    if kind == "default":
-        return RopeSpec(theta)
-    if kind == "linear":
-        return RopeSpec(theta, kind, _given(name, rope, "factor"))
-    return _llama3(config, name, rope, theta)
-
-
-def _llama3(config: RopeKeys, name: str, rope: RopeJson, theta: float) -> RopeSpec:
-    factor, low, high = (_given(name, rope, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    numbers = {key: _given(rope, key, name) for key in NEEDED[kind]}
+    if kind != "llama3":
+        return RopeSpec(theta, kind, **numbers)
+    low, high = numbers["low_freq_factor"], numbers["high_freq_factor"]
     if high <= low:
         raise refusal(CONFIG_FILE, f"{name}.high_freq_factor", f"must be above low_freq_factor {low:g}, is {high:g}")
     original = config.original_max_position_embeddings or rope.original_max_position_embeddings
-    return RopeSpec(theta, "llama3", factor, low, high, original or config.max_position_embeddings)
+    return RopeSpec(theta, kind, **numbers, original_max_position_embeddings=original or config.max_position_embeddings)
 
 
-def _given(name: str, rope: RopeJson, key: str) -> float:
+def _given(rope: RopeJson, key: str, name: str) -> float:
     value: float | None = getattr(rope, key)
     if value is None:
         raise refusal(CONFIG_FILE, f"{name}.{key}", "is missing")

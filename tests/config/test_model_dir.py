@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from photon_grpc.config import checkpoint
 from photon_grpc.config.model_dir import FAMILIES, ModelConfig, read_model_dir
-from photon_grpc.config.model_json import ArchitectureJson, ConfigJson, GenerationJson, TokenizerJson
+from photon_grpc.config.model_json import ArchitectureJson, ConfigJson, GenerationDefaults, TokenizerJson
 from photon_grpc.config.rope import RopeJson, RopeSpec
 from photon_grpc.errors import ModelLoadError
 
@@ -180,7 +180,8 @@ def test_generation_config_comes_first(tmp_path: Path) -> None:
         write(tmp_path, generation_config=generation | {"do_sample": True, "repetition_penalty": 1.1})
     )
     assert (found.bos_token_id, found.eos_token_ids) == (5, (7,))
-    assert dataclasses.astuple(found.generation) == (0.6, 0.9, 20, 0.05, 1.1)
+    expected = generation | {"do_sample": True, "repetition_penalty": 1.1, "bos_token_id": 5, "eos_token_id": 7}
+    assert msgspec.structs.asdict(found.generation) == expected
 
 
 @pytest.mark.parametrize(
@@ -375,7 +376,7 @@ def test_the_directory_with_every_key_has_every_key_that_is_read() -> None:
     config = EVERY_KEY["config"]
     assert keys(ArchitectureJson, ConfigJson) == config.keys()
     assert keys(RopeJson) == config["rope_parameters"].keys() == config["rope_scaling"].keys()
-    assert keys(GenerationJson) == EVERY_KEY["generation_config"].keys()
+    assert keys(GenerationDefaults) == EVERY_KEY["generation_config"].keys()
     assert keys(TokenizerJson) == EVERY_KEY["tokenizer_config"].keys()
 
 
