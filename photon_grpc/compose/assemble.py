@@ -42,7 +42,7 @@ from photon_grpc.models import build, weights
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.models.fused import fuse, num_fused
 from photon_grpc.runner.model_runner import ModelRunner
-from photon_grpc.runner.start import OnStage, RunnerStart
+from photon_grpc.runner.start import OnStage, RunnerLimits, RunnerStart
 from photon_grpc.runner.upload import host_memory
 from photon_grpc.runner.warm_up import warm_up
 
@@ -103,7 +103,8 @@ def assemble(config: ServeConfig, progress: OnStage) -> Assembled:
     sizes = decide_sizes(model_config, config, on_cuda=device.type == "cuda")
     decoder = _load(model_config, config, device, kernels, sizes, progress)
     progress("warm-up", 0, 1)
-    runner = _runner(RunnerStart(config, kernels, sizes, progress, available_cores()), decoder)
+    start = RunnerStart(_limits(config, sizes), progress, available_cores())
+    runner = _runner(start, decoder, config.model.model or "the embedded model")
     token_s = warm_up(runner)
     progress("warm-up", 1, 1)
     vocabulary = read_vocabulary(model_config)
@@ -151,12 +152,16 @@ def _load(
     return decoder if kernels is TORCH else fuse(decoder) or decoder
 
 
-def _runner(start: RunnerStart, decoder: Decoder) -> ModelRunner:
+def _limits(config: ServeConfig, sizes: Sizes) -> RunnerLimits:
+    device = config.device
+    return RunnerLimits(sizes, config.cache.num_blocks, device.gpu_memory_utilization, not device.enforce_eager)
+
+
+def _runner(start: RunnerStart, decoder: Decoder, model: str) -> ModelRunner:
     """Weights that are damaged, or too large for the dtype, are not to be met by the first request."""
     try:
         return start.runner(decoder)
     except NumericFailure as error:
-        model = start.config.model.model or "the embedded model"
         dtype = str(decoder.dtype).removeprefix("torch.")
         raise ModelLoadError(
             f"{model}: {error}; its weights hold such numbers, or {dtype} cannot hold what it computes (--dtype)"

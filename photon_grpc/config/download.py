@@ -109,11 +109,10 @@ def _check_files(model_id: str, names: Sequence[str]) -> None:
 
 
 def _check_config(model_id: str, directory: Path) -> None:
-    from photon_grpc.config.checkpoint import NO_WEIGHTS
     from photon_grpc.config.model_dir import read_model_dir
 
     try:
-        read_model_dir(directory, NO_WEIGHTS)
+        read_model_dir(directory, has_weights=False)
     except ModelLoadError as error:
         raise ConfigError(f"--model {model_id}: {error} (no weights were downloaded)", field="--model") from None
 

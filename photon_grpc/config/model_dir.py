@@ -10,22 +10,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from photon_grpc.config.checkpoint import Checkpoint, read_checkpoint
-from photon_grpc.config.json_fields import JsonFields, parse_object, read_bytes, shown
-from photon_grpc.config.rope import RopeSpec, read_rope
+from msgspec import structs
+
+from photon_grpc.config.checkpoint import fingerprint, read_checkpoint
+from photon_grpc.config.json_file import T, as_struct, parse_object, read_bytes, refusal, shown
+from photon_grpc.config.model_json import (
+    AddedToken,
+    ArchitectureJson,
+    ConfigJson,
+    GenerationDefaults,
+    TokenizerJson,
+)
+from photon_grpc.config.rope import CONFIG_FILE, RopeSpec, read_rope, refuse_per_layer
 from photon_grpc.errors import ModelLoadError
 
-CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 MAX_TEMPLATE_BYTES = 2**20
+MAX_HEAD_DIM = 1024
 
 DTYPES = ("float32", "bfloat16", "float16")
 _DTYPE_OF_HEADER = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-
-
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -54,15 +61,11 @@ FAMILIES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationDefaults:
-    """Sampling values of generation_config.json; None where it has none. `do_sample: false` is temperature 0."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+#: Fields of ModelConfig that are those of config.json.
+_AS_READ = (
+    *("hidden_size", "intermediate_size", "num_layers", "num_heads", "vocab_size", "max_position_embeddings"),
+    *("rms_norm_eps", "tie_word_embeddings", "mlp_bias"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,214 +107,175 @@ class ModelConfig:
     revision: str
 
 
-def read_model_dir(path: str | Path, checkpoint: Checkpoint | None = None) -> ModelConfig:
-    """Read and check the directory at `path`; weights themselves are not read (they may be absent: see load-format
-    dummy). `checkpoint` takes the place of the headers of its weights, where those are not there yet.
+def read_model_dir(path: str | Path, *, has_weights: bool = True) -> ModelConfig:
+    """Read and check the directory at `path`; weights themselves are not read, nor, without `has_weights`, looked for
+    (the files may be absent in any case: see load-format dummy).
 
     Accepts the spellings of transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and 5 (`rope_parameters`,
-    `dtype`). Raise ModelLoadError naming the file and the key. A known key of a wrong type is refused even where
-    another key or file comes first.
+    `dtype`). Raise ModelLoadError naming the file and the key. A known key of a wrong type or out of its bounds is
+    refused even where another key or file comes first.
     """
     path = Path(path)
     if not path.is_dir():
         raise ModelLoadError(f"the model directory {path} does not exist")
     raw_config = read_bytes(path / CONFIG_FILE)
-    config = JsonFields(parse_object(raw_config, CONFIG_FILE), CONFIG_FILE)
-    checkpoint = read_checkpoint(path) if checkpoint is None else checkpoint
-    architecture = _architecture(config)
-    _refuse_unsupported(config)
-    vocab_size = config.integer("vocab_size", 1, 2**24)
-    generation = _optional_object(path / GENERATION_FILE)
-    tokenizer = _optional_object(path / TOKENIZER_CONFIG_FILE)
-    bos, eos = (
-        [file.ids(key, vocab_size) for file in (generation, config)] for key in ("bos_token_id", "eos_token_id")
-    )
-    bos_token_ids = bos[0] or bos[1]
+    values = parse_object(raw_config, CONFIG_FILE)
+    architecture = _architecture(as_struct(values, ArchitectureJson, CONFIG_FILE))
+    config = _read_config(values)
+    headers = fingerprint(path) if has_weights else b""
+    generation = _read_optional(path / GENERATION_FILE, GenerationDefaults)
+    tokenizer = _read_optional(path / TOKENIZER_CONFIG_FILE, TokenizerJson)
+    bos_token_ids = _ids("bos_token_id", config, generation)
     return ModelConfig(
         path=path,
         architecture=architecture,
         model_type=FAMILIES[architecture].model_type,
-        vocab_size=vocab_size,
-        dtype=_dtype(config, checkpoint),
+        dtype=_named_dtype(config) or (_dtype_of_weights(path) if has_weights else "float32"),
         bos_token_id=bos_token_ids[0] if bos_token_ids else None,
-        eos_token_ids=eos[0] or eos[1],
-        generation=_generation_defaults(generation),
+        eos_token_ids=_ids("eos_token_id", config, generation),
+        # As in transformers `do_sample: false` is temperature 0.
+        generation=generation if generation.do_sample else structs.replace(generation, temperature=0.0),
         has_tokenizer=(path / TOKENIZER_FILE).is_file(),
         chat_template=_chat_template(path, tokenizer),
         special_tokens=_special_tokens(tokenizer),
-        revision=_revision(raw_config, checkpoint),
+        revision=hashlib.sha256(hashlib.sha256(raw_config).digest() + headers).hexdigest(),
         **_dimensions(config, FAMILIES[architecture]),
     )
 
 
-def _architecture(config: JsonFields) -> str:
+def _read_config(values: dict[str, Any]) -> ConfigJson:
+    config = as_struct(values, ConfigJson, CONFIG_FILE)
+    refuse_per_layer(values)
+    _refuse_unsupported(config)
+    # As in transformers a window of null is none, and one that is not said is 4,096.
+    no_window = values.get("sliding_window", 0) is None
+    return structs.replace(config, use_sliding_window=False) if no_window else config
+
+
+def _read_optional(path: Path, kind: type[T]) -> T:
+    """The JSON object in `path`; an empty one where the file does not exist."""
+    return as_struct(parse_object(read_bytes(path), path.name) if path.exists() else {}, kind, path.name)
+
+
+def _architecture(config: ArchitectureJson) -> str:
     """The name in `architectures`; a config saved without weights has only its model_type."""
-    names = config.values.get("architectures")
-    model_type = config.text("model_type", "")
-    if names is None:
-        names = [name for name, family in FAMILIES.items() if family.model_type == model_type] or [model_type]
-    if not isinstance(names, list) or not names or any(not isinstance(name, str) for name in names):
-        raise config.error("architectures", "must be a list with one name")
-    architecture: str = names[0]
+    of_type = (name for name, family in FAMILIES.items() if family.model_type == config.model_type)
+    architecture = config.architectures[0] if config.architectures else next(of_type, config.model_type)
     if architecture not in FAMILIES:
-        raise config.error(
-            "architectures", f"names {shown(architecture)}, which is not supported; known are {', '.join(FAMILIES)}"
-        )
+        problem = f"names {shown(architecture)}, which is not supported; known are {', '.join(FAMILIES)}"
+        raise refusal(CONFIG_FILE, "architectures", problem)
     return architecture
 
 
-def _refuse_unsupported(config: JsonFields) -> None:
+def _refuse_unsupported(config: ConfigJson) -> None:
     """Keys that change what the model computes in a way that is not implemented: never ignored."""
-    if config.has("quantization_config"):
-        raise config.error("quantization_config", "is set; quantized checkpoints are not supported")
-    if config.text("hidden_act", "silu") != "silu":
-        raise config.error("hidden_act", f"is {shown(config.text('hidden_act'))}; only silu is supported")
+    if config.quantization_config is not None:
+        raise refusal(CONFIG_FILE, "quantization_config", "is set; quantized checkpoints are not supported")
+    if config.hidden_act != "silu":
+        raise refusal(CONFIG_FILE, "hidden_act", f"is {shown(config.hidden_act)}; only silu is supported")
 
 
-def _dimensions(config: JsonFields, family: Family) -> dict[str, Any]:
-    hidden_size = config.integer("hidden_size", 1, 2**17)
-    num_heads = config.integer("num_attention_heads", 1, 2**12)
-    head_dim = _head_dim(config, family, hidden_size, num_heads)
-    num_kv_heads = config.integer("num_key_value_heads", 1, 2**12, num_heads)
-    if num_heads % num_kv_heads:
-        raise config.error("num_attention_heads", f"{num_heads} is not divisible by num_key_value_heads {num_kv_heads}")
-    max_position_embeddings = config.integer("max_position_embeddings", 2, 2**27)
-    attention_bias = config.boolean("attention_bias", False)
-    num_layers = config.integer("num_hidden_layers", 1, 1024)
-    return {
-        "hidden_size": hidden_size,
-        "num_layers": num_layers,
-        "num_heads": num_heads,
+def _dimensions(config: ConfigJson, family: Family) -> dict[str, Any]:
+    num_kv_heads = config.num_kv_heads or config.num_heads
+    if config.num_heads % num_kv_heads:
+        problem = f"{config.num_heads} is not divisible by num_key_value_heads {num_kv_heads}"
+        raise refusal(CONFIG_FILE, "num_attention_heads", problem)
+    return {name: getattr(config, name) for name in _AS_READ} | {
         "num_kv_heads": num_kv_heads,
-        "head_dim": head_dim,
-        "intermediate_size": config.integer("intermediate_size", 1, 2**20),
-        "max_position_embeddings": max_position_embeddings,
-        "rms_norm_eps": config.number("rms_norm_eps", 0.0, 1.0, 1e-6),
-        "rope": read_rope(config, max_position_embeddings),
-        "tie_word_embeddings": config.boolean("tie_word_embeddings", False),
-        "qkv_bias": attention_bias if family.qkv_bias is None else family.qkv_bias,
-        "output_bias": attention_bias if family.output_bias is None else family.output_bias,
-        "mlp_bias": config.boolean("mlp_bias", False),
+        "head_dim": _head_dim(config, family),
+        "rope": read_rope(config),
+        "qkv_bias": config.attention_bias if family.qkv_bias is None else family.qkv_bias,
+        "output_bias": config.attention_bias if family.output_bias is None else family.output_bias,
         "qk_norm": family.qk_norm,
-        "windows": _windows(config, family, num_layers),
+        "windows": _windows(config, family),
     }
 
 
-def _windows(config: JsonFields, family: Family, num_layers: int) -> tuple[int, ...]:
+def _windows(config: ConfigJson, family: Family) -> tuple[int, ...]:
     """Of each layer; 0: none. `layer_types` names the layers that slide, without it they are those from
     max_window_layers on."""
-    window = _window(config, family)
-    first = config.integer("max_window_layers", 0, 2**31 - 1, 28)
-    kinds = config.values.get("layer_types")
+    window, kinds, num_layers = _window(config, family), config.layer_types, config.num_layers
     if kinds is None:
-        return tuple(window if layer >= first else 0 for layer in range(num_layers))
-    if not isinstance(kinds, list) or any(kind not in LAYER_TYPES for kind in kinds):
-        problem = f"must be a list of {' and '.join(LAYER_TYPES)}; others are not supported; is {shown(kinds)}"
-        raise config.error("layer_types", problem)
+        return tuple(window if layer >= config.max_window_layers else 0 for layer in range(num_layers))
+    unknown = next((kind for kind in kinds if kind not in LAYER_TYPES), None)
+    if unknown is not None:
+        problem = f"must be a list of {' and '.join(LAYER_TYPES)}; others are not supported; names {shown(unknown)}"
+        raise refusal(CONFIG_FILE, "layer_types", problem)
     if len(kinds) != num_layers:
-        raise config.error("layer_types", f"names {len(kinds)} layers of {num_layers}: name every layer once")
+        raise refusal(CONFIG_FILE, "layer_types", f"names {len(kinds)} layers of {num_layers}: name every layer once")
     sliding = [kind == "sliding_attention" for kind in kinds]
     if any(sliding) and not window:
         problem = "names sliding_attention, but there is no window: set use_sliding_window true and sliding_window"
-        raise config.error("layer_types", problem)
+        raise refusal(CONFIG_FILE, "layer_types", problem)
     return tuple(window if slide else 0 for slide in sliding)
 
 
-def _window(config: JsonFields, family: Family) -> int:
-    """Of the layers that slide; 0: none does. As in transformers one that is not said is 4,096, null is none."""
-    is_null = config.values.get("sliding_window", 0) is None
-    window = 0 if is_null else config.integer("sliding_window", 0, 2**31 - 1, 4096)
-    if not config.boolean("use_sliding_window", False) or is_null:
+def _window(config: ConfigJson, family: Family) -> int:
+    """Of the layers that slide; 0: none does."""
+    if not config.use_sliding_window:
         return 0
     if not family.may_slide:
-        raise config.error("use_sliding_window", f"is true; {family.model_type} has no sliding-window attention")
-    if not window:
-        raise config.error("sliding_window", "must be at least 1 where use_sliding_window is true, is 0")
-    return window
+        problem = f"is true; {family.model_type} has no sliding-window attention"
+        raise refusal(CONFIG_FILE, "use_sliding_window", problem)
+    if not config.sliding_window:
+        raise refusal(CONFIG_FILE, "sliding_window", "must be at least 1 where use_sliding_window is true, is 0")
+    return config.sliding_window
 
 
-def _head_dim(config: JsonFields, family: Family, hidden_size: int, num_heads: int) -> int:
-    if not config.has("head_dim") and not family.head_dim and hidden_size % num_heads:
-        raise config.error("hidden_size", f"{hidden_size} is not divisible by num_attention_heads {num_heads}")
-    head_dim = config.integer("head_dim", 1, 1024, family.head_dim or hidden_size // num_heads)
-    if head_dim % 2:
-        raise config.error("head_dim", f"must be even for rotary embedding, is {head_dim}")
+def _head_dim(config: ConfigJson, family: Family) -> int:
+    head_dim, num_heads = config.head_dim or family.head_dim, config.num_heads
+    if not head_dim and config.hidden_size % num_heads:
+        problem = f"{config.hidden_size} is not divisible by num_attention_heads {num_heads}"
+        raise refusal(CONFIG_FILE, "hidden_size", problem)
+    head_dim = head_dim or config.hidden_size // num_heads
+    if head_dim % 2 or head_dim > MAX_HEAD_DIM:
+        problem = f"must be even and at most {MAX_HEAD_DIM} for rotary embedding, is {head_dim}"
+        raise refusal(CONFIG_FILE, "head_dim", problem)
     return head_dim
 
 
-def _dtype(config: JsonFields, checkpoint: Checkpoint) -> str:
-    named = [_named_dtype(config, key) for key in ("dtype", "torch_dtype") if config.has(key)]
-    if named:
-        return named[0]
+def _named_dtype(config: ConfigJson) -> str | None:
+    named = []
+    for key in ("dtype", "torch_dtype"):
+        if (dtype := getattr(config, key)) is not None:
+            named.append(dtype.removeprefix("torch."))
+            if named[-1] not in DTYPES:
+                raise refusal(CONFIG_FILE, key, f"must be one of {', '.join(DTYPES)}, is {shown(dtype)}")
+    return named[0] if named else None
+
+
+def _dtype_of_weights(path: Path) -> str:
+    """The one that most of their bytes have."""
     num_bytes: Counter[str] = Counter()
-    for entry in checkpoint.tensors.values():
+    for entry in read_checkpoint(path).tensors.values():
         num_bytes[_DTYPE_OF_HEADER.get(entry.dtype, "float32")] += entry.num_bytes
     return num_bytes.most_common(1)[0][0] if num_bytes else "float32"
 
 
-def _named_dtype(config: JsonFields, key: str) -> str:
-    dtype = config.text(key).removeprefix("torch.")
-    if dtype not in DTYPES:
-        raise config.error(key, f"must be one of {', '.join(DTYPES)}, is {shown(dtype)}")
-    return dtype
+def _ids(key: str, config: ConfigJson, generation: GenerationDefaults) -> tuple[int, ...]:
+    """Of generation_config.json, else of config.json, in order, without doubles; both are checked."""
+    found = []
+    for file, given in ((GENERATION_FILE, getattr(generation, key)), (CONFIG_FILE, getattr(config, key))):
+        found.append(tuple(dict.fromkeys(given if isinstance(given, tuple) else (given,))))
+        for token in found[-1]:
+            if not 0 <= token < config.vocab_size:
+                raise refusal(file, key, f"must lie between 0 and {config.vocab_size - 1}, holds {shown(token)}")
+    return found[0] or found[1]
 
 
-def _optional_object(path: Path) -> JsonFields:
-    """The JSON object in `path`; an empty one where the file does not exist."""
-    return JsonFields(parse_object(read_bytes(path), path.name) if path.exists() else {}, path.name)
-
-
-def _generation_defaults(generation: JsonFields) -> GenerationDefaults:
-    is_greedy = not generation.boolean("do_sample", True)
-    temperature = generation.optional_number("temperature", 0.0, 100.0)
-    top_k = generation.integer("top_k", -1, 2**31 - 1) if generation.has("top_k") else None
-    return GenerationDefaults(
-        temperature=0.0 if is_greedy else temperature,
-        top_p=generation.optional_number("top_p", 1e-9, 1.0),
-        top_k=top_k,
-        min_p=generation.optional_number("min_p", 0.0, 1.0),
-        repetition_penalty=generation.optional_number("repetition_penalty", 1e-3, 1e3),
-    )
-
-
-def _chat_template(path: Path, tokenizer: JsonFields) -> str | None:
+def _chat_template(path: Path, tokenizer: TokenizerJson) -> str | None:
     """From chat_template.jinja, else tokenizer_config.json, where a list of named templates gives the one named
     "default"."""
-    said = _template_said(tokenizer)
-    if not (path / TEMPLATE_FILE).exists():
-        return said
-    try:
-        return read_bytes(path / TEMPLATE_FILE, MAX_TEMPLATE_BYTES).decode()
-    except UnicodeDecodeError:
-        raise ModelLoadError(f"{TEMPLATE_FILE}: is not UTF-8") from None
+    said = tokenizer.chat_template
+    if (path / TEMPLATE_FILE).exists():
+        try:
+            return read_bytes(path / TEMPLATE_FILE, MAX_TEMPLATE_BYTES).decode()
+        except UnicodeDecodeError:
+            raise ModelLoadError(f"{TEMPLATE_FILE}: is not UTF-8") from None
+    return {entry.name: entry.template for entry in said}.get("default") if isinstance(said, list) else said
 
 
-def _template_said(tokenizer: JsonFields) -> str | None:
-    said = tokenizer.values.get("chat_template")
-    named = said if isinstance(said, list) else [{"name": "default", "template": said}]
-    templates: dict[str, str] = {}
-    for entry in named if said is not None else ():
-        name, template = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
-        if not isinstance(name, str) or not isinstance(template, str):
-            raise tokenizer.error("chat_template", f"must be a string or a list of named templates, is {shown(said)}")
-        templates[name] = template
-    return templates.get("default")
-
-
-def _special_tokens(tokenizer: JsonFields) -> tuple[tuple[str, str], ...]:
-    names = [name for name in ("bos_token", "eos_token", "pad_token", "unk_token") if tokenizer.has(name)]
-    return tuple((name, _token_text(tokenizer, name)) for name in names)
-
-
-def _token_text(tokenizer: JsonFields, name: str) -> str:
-    """Of a token that is written as its text, or as an object with its `content`."""
-    value = tokenizer.values[name]
-    return tokenizer.object(name).text("content") if isinstance(value, dict) else tokenizer.text(name)
-
-
-def _revision(raw_config: bytes, checkpoint: Checkpoint) -> str:
-    digest = hashlib.sha256(hashlib.sha256(raw_config).digest())
-    for name, size, header in checkpoint.files:
-        digest.update(f"{name}\0{size}\0".encode())
-        digest.update(hashlib.sha256(header).digest())
-    return digest.hexdigest()
+def _special_tokens(tokenizer: TokenizerJson) -> tuple[tuple[str, str], ...]:
+    tokens = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    texts = {name: token.content if isinstance(token, AddedToken) else token for name, token in tokens.items()}
+    return tuple((name, text) for name, text in texts.items() if text is not None)

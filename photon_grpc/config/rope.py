@@ -2,14 +2,50 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import Annotated, Any
 
-from photon_grpc.config.json_fields import JsonFields, shown
+from msgspec import Meta, Struct
 
-KINDS = ("default", "linear", "llama3")
+from photon_grpc.config.json_file import refusal, shown
 
-_ORIGINAL = "original_max_position_embeddings"
+CONFIG_FILE = "config.json"
+#: Kinds, with the keys that each needs.
+NEEDED: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
+
+Theta = Annotated[float, Meta(ge=1.0, le=1e12)]
+Factor = Annotated[float, Meta(ge=1e-6, le=1e6)]
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+#: A count of tokens.
+Context = Annotated[int, Meta(ge=1, le=2**27)]
+
+
+class RopeJson(Struct, kw_only=True):
+    """`rope_parameters` (transformers 5) or `rope_scaling` (transformers 4) of config.json."""
+
+    rope_theta: Theta | None = None
+    rope_type: str | None = None
+    type: str = "default"
+    factor: Factor | None = None
+    low_freq_factor: Factor | None = None
+    high_freq_factor: Factor | None = None
+    original_max_position_embeddings: Context | None = None
+    partial_rotary_factor: Share = 1.0
+
+
+class RopeKeys(Struct, kw_only=True):
+    """The keys of config.json that rotary embedding depends on."""
+
+    max_position_embeddings: Annotated[int, Meta(ge=2, le=2**27)]
+    rope_theta: Theta = 10000.0
+    partial_rotary_factor: Share = 1.0
+    original_max_position_embeddings: Context | None = None
+    rope_parameters: RopeJson | None = None
+    rope_scaling: RopeJson | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,54 +62,40 @@ class RopeSpec:
     original_max_position_embeddings: int = 0
 
 
-def read_rope(config: JsonFields, max_position_embeddings: int) -> RopeSpec:
-    """From `rope_parameters` (transformers 5), else `rope_theta` and `rope_scaling` (transformers 4); `type` is
-    `rope_type`."""
-    parameters, scaling = config.object("rope_parameters"), config.object("rope_scaling")
-    for fields in (config, parameters, scaling):
-        _check_types(fields)
-    rope = parameters if config.has("rope_parameters") else scaling
-    for key, value in rope.values.items():
-        if isinstance(value, dict):
-            raise rope.error(key, "holds parameters for some layers only, which is not supported")
-    _refuse_partial(config)
-    _refuse_partial(rope)
-    theta = (rope if rope.has("rope_theta") else config).number("rope_theta", 1.0, 1e12, 10000.0)
-    key = "rope_type" if rope.has("rope_type") else "type"
-    kind = rope.text(key, "default")
-    if kind not in KINDS:
-        raise rope.error(key, f"is {shown(kind)}, which is not supported; known are {', '.join(KINDS)}")
-    if kind == "default":
-        return RopeSpec(theta)
-    factor = rope.number("factor", 1e-6, 1e6)
-    return (
-        RopeSpec(theta, kind, factor)
-        if kind == "linear"
-        else _llama3(config, rope, theta, factor, max_position_embeddings)
-    )
-
-
-def _llama3(
-    config: JsonFields, rope: JsonFields, theta: float, factor: float, max_position_embeddings: int
-) -> RopeSpec:
-    low = rope.number("low_freq_factor", 1e-6, 1e6)
-    high = rope.number("high_freq_factor", 1e-6, 1e6)
+def read_rope(config: RopeKeys) -> RopeSpec:
+    """From `rope_parameters`, else `rope_theta` and `rope_scaling`; `type` is `rope_type`."""
+    name = "rope_scaling" if config.rope_parameters is None else "rope_parameters"
+    rope = getattr(config, name) or RopeJson()
+    for place, share in (("", config.partial_rotary_factor), (f"{name}.", rope.partial_rotary_factor)):
+        if share != 1.0:
+            problem = f"is {share:g}, below 1; partial rotary embedding is not supported"
+            raise refusal(CONFIG_FILE, place + "partial_rotary_factor", problem)
+    theta = config.rope_theta if rope.rope_theta is None else rope.rope_theta
+    key = "type" if rope.rope_type is None else "rope_type"
+    kind = getattr(rope, key)
+    if kind not in NEEDED:
+        problem = f"is {shown(kind)}, which is not supported; known are {', '.join(NEEDED)}"
+        raise refusal(CONFIG_FILE, f"{name}.{key}", problem)
+    numbers = {key: _given(rope, key, name) for key in NEEDED[kind]}
+    if kind != "llama3":
+        return RopeSpec(theta, kind, **numbers)
+    low, high = numbers["low_freq_factor"], numbers["high_freq_factor"]
     if high <= low:
-        raise rope.error("high_freq_factor", f"must be above low_freq_factor {low:g}, is {high:g}")
-    source = config if config.has(_ORIGINAL) else rope
-    return RopeSpec(theta, "llama3", factor, low, high, source.integer(_ORIGINAL, 1, 2**27, max_position_embeddings))
+        raise refusal(CONFIG_FILE, f"{name}.high_freq_factor", f"must be above low_freq_factor {low:g}, is {high:g}")
+    original = config.original_max_position_embeddings or rope.original_max_position_embeddings
+    return RopeSpec(theta, kind, **numbers, original_max_position_embeddings=original or config.max_position_embeddings)
 
 
-def _check_types(fields: JsonFields) -> None:
-    """Of every key that some spelling or kind reads, whether or not this one does."""
-    for key in ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "partial_rotary_factor"):
-        fields.optional_number(key, -math.inf, math.inf)
-    for key in ("rope_type", "type"):
-        fields.text(key, "")
-    if fields.has(_ORIGINAL):
-        fields.integer(_ORIGINAL, 1, 2**27)
+def _given(rope: RopeJson, key: str, name: str) -> float:
+    value: float | None = getattr(rope, key)
+    if value is None:
+        raise refusal(CONFIG_FILE, f"{name}.{key}", "is missing")
+    return value
 
 
-def _refuse_partial(fields: JsonFields) -> None:
-    if fields.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
-        raise fields.error("partial_rotary_factor", "is below 1; partial rotary embedding is not supported")
+def refuse_per_layer(values: dict[str, Any]) -> None:
+    """`values` of config.json, whose rotary parameters may hold others for some layers."""
+    name = "rope_scaling" if values.get("rope_parameters") is None else "rope_parameters"
+    for key, value in (values.get(name) or {}).items():
+        if isinstance(value, dict):
+            raise refusal(CONFIG_FILE, f"{name}.{key}", "holds parameters for some layers only, which is not supported")

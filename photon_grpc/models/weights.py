@@ -41,7 +41,7 @@ def load(decoder: Decoder, config: ModelConfig, *, progress: OnProgress | None =
     checkpoint = read_checkpoint(config.path)
     check(decoder, checkpoint, config)
     with ExitStack() as stack:
-        files = {name: _open(stack, config, name) for name, _, _ in checkpoint.files}
+        files = {name: _open(stack, config, name) for name in checkpoint.files}
         _check_tied_head(decoder, checkpoint, files)
         done, total = 0, _needed_bytes(decoder, checkpoint)
         for leaf in decoder.leaves():

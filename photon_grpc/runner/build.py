@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from photon_grpc.kernels import Kernels
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.runner.buckets import Buckets
 from photon_grpc.runner.eager import EagerLaunch
@@ -16,12 +15,10 @@ from photon_grpc.runner.slot_table import SlotTable
 from photon_grpc.runner.step import Launch, Step
 
 
-def eager_runner(
-    decoder: Decoder, cache: KVCache, kernels: Kernels, *, max_num_seqs: int, depth: int = 0
-) -> ModelRunner:
+def eager_runner(decoder: Decoder, cache: KVCache, *, max_num_seqs: int, depth: int = 0) -> ModelRunner:
     """Every batch launched operation by operation."""
     table = SlotTable(max_num_seqs + 1, decoder.max_model_len, cache.plan, decoder.vocab_size, decoder.device)
-    step = Step(decoder, table, cache.pages, kernels, max_num_seqs)
+    step = Step(decoder, table, cache.pages, decoder.kernels, max_num_seqs)
     launch: Launch = EagerLaunch(step)
     if decoder.device.type == "cpu" and decoder.num_parameters < SMALL_MODEL:
         launch = SmallStepsAlone(launch, decoder.num_parameters)
@@ -31,7 +28,6 @@ def eager_runner(
 def graph_runner(
     decoder: Decoder,
     cache: KVCache,
-    kernels: Kernels,
     *,
     max_num_seqs: int,
     depth: int,
@@ -44,7 +40,7 @@ def graph_runner(
     """
     table = SlotTable(max_num_seqs + 1, decoder.max_model_len, cache.plan, decoder.vocab_size, decoder.device)
     buckets = Buckets(max_num_seqs)
-    step = Step(decoder, table, cache.pages, kernels, max(max_num_seqs, *buckets.mixed))
+    step = Step(decoder, table, cache.pages, decoder.kernels, max(max_num_seqs, *buckets.mixed))
     launch = GraphLaunch(step, EagerLaunch(step, buckets.rows), buckets, capture or CudaCapture())
     launch.warm_up(progress)
     return ModelRunner(launch, table, cache, depth=depth)

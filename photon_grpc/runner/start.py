@@ -1,6 +1,6 @@
 """The start of a runner: how many KV blocks there are, and everything computed once that a request may meet.
 
-    runner = RunnerStart(config, kernels, sizes, progress, num_compilers).runner(decoder)
+    runner = RunnerStart(limits, progress, num_compilers).runner(decoder)
 
 On CUDA: the largest step is computed, and what memory it leaves is the KV cache (`runner`); graphs are captured
 (`graphs.py`); steps that no graph has are computed (`warm_up.py`). The first kernel on this way that Triton has not in
@@ -16,11 +16,10 @@ from functools import partial
 
 import torch
 
-from photon_grpc.config.flags import ServeConfig
 from photon_grpc.config.sizes import Sizes
 from photon_grpc.core.kv import KVPlan
 from photon_grpc.errors import ConfigError
-from photon_grpc.kernels import TORCH, Kernels
+from photon_grpc.kernels import TORCH
 from photon_grpc.kernels.precompile import precompile_on_demand
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.runner.build import eager_runner, graph_runner
@@ -36,6 +35,19 @@ OnStage = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
+class RunnerLimits:
+    """What a runner may take of the device, and how long its steps may be."""
+
+    sizes: Sizes
+    #: None: as many as memory holds.
+    num_blocks: int | None = None
+    #: Share of a CUDA device's memory for weights, activations and KV cache.
+    gpu_memory_utilization: float = 0.9
+    #: Whether steps may be replayed from CUDA graphs.
+    may_capture: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class RunnerStart:
     """The makings of a runner, for any decoder.
 
@@ -44,15 +56,13 @@ class RunnerStart:
         num_compilers: kernels compiled at a time.
     """
 
-    config: ServeConfig
-    kernels: Kernels
-    sizes: Sizes
+    limits: RunnerLimits
     progress: OnStage
     num_compilers: int
 
     def runner(self, decoder: Decoder) -> ModelRunner:
         """Raise ConfigError where memory does not suffice, NumericFailure where the model gives NaN."""
-        num_blocks = self.config.cache.num_blocks
+        num_blocks = self.limits.num_blocks
         if decoder.device.type == "cpu":
             return self._warm_runner(decoder, num_blocks or self._blocks_on_cpu(decoder))
         short = one_layer_of_each_kind(decoder)
@@ -72,17 +82,16 @@ class RunnerStart:
         runner = self._runner(decoder, num_blocks, capture)
         warm_up(runner)
         if decoder.device.type == "cuda":
-            warm_up_mixed(runner, self.sizes)
+            warm_up_mixed(runner, self.limits.sizes)
         return runner
 
     def _runner(self, decoder: Decoder, num_blocks: int, capture: Capture | None) -> ModelRunner:
-        cache, sizes = self._kv_cache(decoder, num_blocks), self.sizes
+        cache, sizes = self._kv_cache(decoder, num_blocks), self.limits.sizes
         if not self._is_captured(decoder):
-            return eager_runner(decoder, cache, self.kernels, max_num_seqs=sizes.max_num_seqs, depth=sizes.depth)
+            return eager_runner(decoder, cache, max_num_seqs=sizes.max_num_seqs, depth=sizes.depth)
         return graph_runner(
             decoder,
             cache,
-            self.kernels,
             max_num_seqs=sizes.max_num_seqs,
             depth=sizes.depth,
             progress=lambda done, total: self.progress("warm-up", done, total + 1),
@@ -91,25 +100,25 @@ class RunnerStart:
 
     def _is_captured(self, decoder: Decoder) -> bool:
         """torch's attention reads lengths from the device, which a capture forbids."""
-        return decoder.device.type == "cuda" and not self.config.device.enforce_eager and self.kernels is not TORCH
+        return decoder.device.type == "cuda" and self.limits.may_capture and decoder.kernels is not TORCH
 
     def _kv_cache(self, decoder: Decoder, num_blocks: int) -> KVCache:
         try:
             return KVCache(self._plan(decoder), num_blocks, decoder.device)
         except RuntimeError:  # torch's word for memory that is not there, whatever the device
-            tokens = self.sizes.block_size
+            tokens = self.limits.sizes.block_size
             message = f"{num_blocks} KV blocks of {tokens} tokens do not fit into memory; set a smaller --num-blocks"
             raise ConfigError(message, field="num_blocks", needed=num_blocks) from None
 
     def _plan(self, decoder: Decoder) -> KVPlan:
-        return KVPlan(decoder.kv_groups, self.sizes.block_size, self.sizes.max_chunk)
+        return KVPlan(decoder.kv_groups, self.limits.sizes.block_size, self.limits.sizes.max_chunk)
 
     def _largest_step(self, decoder: Decoder) -> None:
-        largest_step(decoder, self.kernels, self._plan(decoder), self.sizes)
+        largest_step(decoder, self._plan(decoder), self.limits.sizes)
 
     def _blocks_on_cpu(self, decoder: Decoder) -> int:
         """Blocks of max_num_seqs full contexts, at most 1 GiB, at least one for each group."""
-        plan, sizes = self._plan(decoder), self.sizes
+        plan, sizes = self._plan(decoder), self.limits.sizes
         wanted = sizes.max_num_seqs * plan.blocks(sizes.max_model_len)
         return max(len(plan.groups), min(wanted, CPU_POOL_BYTES // plan.block_bytes))
 
@@ -126,7 +135,7 @@ class RunnerStart:
         step_bytes = torch.cuda.max_memory_allocated(device) - before
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
-        budget = int(free - total * (1.0 - self.config.device.gpu_memory_utilization)) - step_bytes
+        budget = int(free - total * (1.0 - self.limits.gpu_memory_utilization)) - step_bytes
         if budget < (len(plan.groups) + 1) * plan.block_bytes:
             raise ConfigError(
                 f"no memory is left for the KV cache: {free >> 20} MiB of {total >> 20} are free, "

@@ -16,7 +16,6 @@ from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.core.scores import ScoreParams
 from photon_grpc.errors import ConfigError, NumericFailure
-from photon_grpc.kernels import Kernels
 from photon_grpc.models.decoder import Decoder, DecoderLayer
 from photon_grpc.runner.buckets import DECODE_BUCKETS, LONG_BUCKETS
 from photon_grpc.runner.build import eager_runner
@@ -59,13 +58,13 @@ def warm_up_mixed(runner: ModelRunner, sizes: Sizes) -> None:
         compute(runner, Batch(0, slots, counts, (1,) * num_slots, admissions=(*prompts, *decoding)))
 
 
-def largest_step(decoder: Decoder, kernels: Kernels, plan: KVPlan, sizes: Sizes) -> None:
+def largest_step(decoder: Decoder, plan: KVPlan, sizes: Sizes) -> None:
     """One step of as many tokens over as many rows as there may be, filtered and scored, on a cache of one block. Raise
     as `compute`."""
     num_tokens = sizes.max_num_batched_tokens
     length = min(decoder.max_model_len - 1, max(1, num_tokens // max(1, min(sizes.max_num_seqs, num_tokens))))
     num_rows = max(1, min(sizes.max_num_seqs, num_tokens // length))
-    runner = eager_runner(decoder, KVCache(plan, 1, decoder.device), kernels, max_num_seqs=num_rows)
+    runner = eager_runner(decoder, KVCache(plan, 1, decoder.device), max_num_seqs=num_rows)
     slots = tuple(range(1, num_rows + 1))
     rows = [_row(plan, slot, length, sampling=_FILTERED) for slot in slots]
     admissions = tuple(structs.replace(row, scores=ScoreParams(logprobs=0)) for row in rows)

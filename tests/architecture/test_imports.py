@@ -81,6 +81,12 @@ def test_program_reaches_no_tensors(graph: grimp.ImportGraph, program: str) -> N
         assert chain is None, " imports ".join(chain or ())
 
 
+@pytest.mark.parametrize("room", ["frontend", "engine", "runner", "models", "layers", "core"])
+def test_settings_reach_a_room_as_plain_values(graph: grimp.ImportGraph, room: str) -> None:
+    for module in modules_in(graph, f"photon_grpc.{room}"):
+        assert "photon_grpc.config.flags" not in imported_modules(graph, module), f"{module} imports config.flags"
+
+
 def test_kernels_import_only_kernels(graph: grimp.ImportGraph) -> None:
     for module in modules_in(graph, "photon_grpc.kernels") - {"photon_grpc.kernels"}:
         strangers = {name for name in imported_modules(graph, module) if not name.startswith("photon_grpc.kernels.")}

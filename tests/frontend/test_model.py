@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from photon_grpc.config.model_dir import GenerationDefaults, ModelConfig, read_model_dir
+from photon_grpc.config.model_dir import ModelConfig, read_model_dir
+from photon_grpc.config.model_json import GenerationDefaults
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.frontend.ask import ChatInput, ChatMessage
 from photon_grpc.frontend.model import ServedModel

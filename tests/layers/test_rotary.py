@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from photon_grpc.config.json_fields import JsonFields
-from photon_grpc.config.rope import read_rope
+from photon_grpc.config.json_file import as_struct
+from photon_grpc.config.rope import RopeKeys, RopeSpec, read_rope
 from photon_grpc.kernels import select
 from photon_grpc.layers.context import GroupContext, StepContext
 from photon_grpc.layers.rotary import RotaryEmbedding, inverse_frequencies
@@ -41,6 +41,10 @@ def spelled_for_transformers_4(rope: dict[str, Any], key: str) -> dict[str, Any]
     return {"rope_theta": rope["rope_theta"]} | ({} if rope["rope_type"] == "default" else {"rope_scaling": scaling})
 
 
+def spec_of(keys: dict[str, Any]) -> RopeSpec:
+    return read_rope(as_struct(keys | {"max_position_embeddings": 4096}, RopeKeys, "config.json"))
+
+
 def theirs(head_dim: int, keys: dict[str, Any]) -> LlamaRotaryEmbedding:
     config = LlamaConfig(hidden_size=head_dim * 2, num_attention_heads=2, max_position_embeddings=4096, **keys)
     return LlamaRotaryEmbedding(config)
@@ -53,7 +57,7 @@ def theirs(head_dim: int, keys: dict[str, Any]) -> LlamaRotaryEmbedding:
 def test_frequencies_equal_transformers(rope: dict[str, Any], head_dim: int, spelling: str) -> None:
     keys = {"rope_parameters": rope} if spelling == "5" else spelled_for_transformers_4(rope, spelling)
     expected = theirs(head_dim, {name: dict(v) if isinstance(v, dict) else v for name, v in keys.items()}).inv_freq
-    spec = read_rope(JsonFields(keys, "config.json"), 4096)
+    spec = spec_of(keys)
     torch.testing.assert_close(inverse_frequencies(spec, head_dim), expected, rtol=1e-6, atol=0)
 
 
@@ -71,7 +75,7 @@ def test_rotation_equals_transformers_up_to_the_last_position(head_dim: int) -> 
     q, k = torch.randn(5, 4, head_dim), torch.randn(5, 2, head_dim)
     cos, sin = theirs(head_dim, {"rope_parameters": dict(rope)})(q, positions[None])
     expected_q, expected_k = apply_rotary_pos_emb(q.transpose(0, 1)[None], k.transpose(0, 1)[None], cos, sin)
-    spec = read_rope(JsonFields({"rope_parameters": rope}, "config.json"), 4096)
+    spec = spec_of({"rope_parameters": rope})
     rotary = RotaryEmbedding(spec, head_dim, 4096, device=torch.device("cpu"), kernels=select("torch", "cpu"))
     empty = torch.empty(0)
     ctx = StepContext(positions, (GroupContext(empty, empty, None),))  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from photon_grpc.config.checkpoint import read_checkpoint
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels import select
@@ -242,18 +244,73 @@ HOSTILE_ENTRIES = [
     {"dtype": "F31", "shape": [48], "data_offsets": [0, 192]},
     {"dtype": ["F32"], "shape": [48], "data_offsets": [0, 192]},
     {"dtype": "F32", "shape": 48, "data_offsets": [0, 192]},
+    {"dtype": "F32", "shape": [True, 48], "data_offsets": [0, 192]},
+    {"dtype": "F32", "shape": [48], "data_offsets": [False, 192]},
+    {"dtype": "F32", "shape": [2**64], "data_offsets": [0, 192]},
     {"dtype": "F32", "shape": [48]},
     [],
     None,
 ]
 
 
+def write_header(path: Path, header: bytes) -> None:
+    """As the header of a file with 192 bytes of data."""
+    (path / SINGLE).write_bytes(len(header).to_bytes(8, "little") + header + bytes(192))
+
+
 @pytest.mark.parametrize("entry", HOSTILE_ENTRIES, ids=str)
 def test_a_header_that_lies_is_refused(copied: Any, entry: Any) -> None:
     path = copied("qwen2")
     header = json.dumps({"model.norm.weight": entry}).encode()
-    (path / SINGLE).write_bytes(len(header).to_bytes(8, "little") + header + bytes(192))
-    assert "model.norm.weight" in load_error(path)
+    write_header(path, header)
+    assert load_error(path).startswith("model.safetensors: is not a valid safetensors file: ")
+
+
+SOUND = {"dtype": "F32", "shape": [24], "data_offsets": [0, 96]}
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ([("a", SOUND), ("b", SOUND)], "invalid offset for tensor `"),
+        ([("a", SOUND), ("b", SOUND | {"data_offsets": [48, 144]})], "invalid offset for tensor `b`"),
+        ([("a", SOUND), ("b", SOUND | {"data_offsets": [100, 196]})], "invalid offset for tensor `b`"),
+        ([("a", SOUND), ("a", SOUND | {"data_offsets": [96, 192]})], "invalid offset for tensor `a`"),
+        ([("a", SOUND)], "file not fully covered"),
+        ([("a\n", SOUND | {"data_offsets": [1, 97]})], r"invalid offset for tensor `a\n`"),
+        ([("a" * 10_000, SOUND | {"data_offsets": [1, 97]})], "aaa..."),
+        ([("a", {"dtype": "F32", "shape": [1] * 8 + [48], "data_offsets": [0, 192]})], "has 9 dimensions, at most 8"),
+    ],
+)
+def test_what_is_wrong_with_the_tensors_of_a_header_is_said_in_one_short_line(
+    tmp_path: Path, entries: list[tuple[str, Any]], said: str
+) -> None:
+    write_header(
+        tmp_path, f"{{{','.join(f'{json.dumps(name)}:{json.dumps(entry)}' for name, entry in entries)}}}".encode()
+    )
+    with pytest.raises(ModelLoadError) as caught:
+        read_checkpoint(tmp_path)
+    message = str(caught.value)
+    assert message.startswith("model.safetensors: ") and said in message
+    assert "\n" not in message and len(message) < 300
+
+
+def test_a_header_that_takes_gigabytes_to_parse_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / SINGLE).open("wb") as file:
+        file.write((100 * 2**20).to_bytes(8, "little"))
+        file.truncate(2**30)
+    with pytest.raises(ModelLoadError, match="claims 104857600 bytes; the file has 1073741824, and at most 16777216"):
+        read_checkpoint(tmp_path)
+
+
+def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.safetensors")  # opening it would wait forever
+    with pytest.raises(ModelLoadError, match=r"a\.safetensors: there is no such file"):
+        read_checkpoint(tmp_path)
+    (tmp_path / "a.safetensors").unlink()
+    (tmp_path / "a.safetensors").symlink_to("/dev/zero")
+    with pytest.raises(ModelLoadError, match=r"a\.safetensors: there is no such file"):
+        read_checkpoint(tmp_path)
 
 
 def test_a_header_that_is_no_json_object_is_refused(copied: Any) -> None:

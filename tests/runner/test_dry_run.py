@@ -33,7 +33,6 @@ def test_a_dry_run_on_objects_of_its_own_changes_no_output() -> None:
     runner = graph_runner(
         short,
         KVCache(KVPlan(decoder.kv_groups, 16), 1, device),
-        kernels,
         max_num_seqs=8,
         depth=1,
         progress=lambda *now: seen.append(now),

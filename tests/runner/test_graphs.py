@@ -182,7 +182,7 @@ def admission(slot: int, ids: tuple[int, ...], num_prompt: int | None = None) ->
 def same_as_eager(runner: ModelRunner, batches: list[Batch]) -> None:
     """Each batch gives the ids of a runner that launches operation by operation, and leaves the same behind."""
     cache = KVCache(KVPlan(loaded().kv_groups, BLOCK_SIZE), 100, torch.device("cpu"))
-    eager = eager_runner(loaded(), cache, select("torch", "cpu"), max_num_seqs=runner._table.num_computed.shape[0] - 1)
+    eager = eager_runner(loaded(), cache, max_num_seqs=runner._table.num_computed.shape[0] - 1)
     for batch in batches:
         mine, theirs = (each.submit(batch).result() for each in (runner, eager))
         assert (mine.ids, mine.faults) == (theirs.ids, {})

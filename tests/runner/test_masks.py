@@ -13,7 +13,6 @@ from photon_grpc.core.batch import NAN_LOGITS, NOTHING_TO_DRAW, Admission, Batch
 from photon_grpc.core.request import FinishReason, SamplingParams
 from photon_grpc.engine.grammar import ConstrainedOutputs
 from photon_grpc.errors import InternalFailure, InvalidConstraint, NumericFailure
-from photon_grpc.kernels import select
 from photon_grpc.runner.build import eager_runner
 from photon_grpc.runner.model_runner import ModelRunner
 from tests.engine.tables import END, Table, TableGrammars
@@ -28,7 +27,7 @@ from tests.runner.test_graphs import Replayed, loaded, new_cache, replayed_runne
 def runner(request: pytest.FixtureRequest) -> ModelRunner:
     if request.param == "replayed":
         return replayed_runner(8)[0]
-    return eager_runner(loaded(), new_cache(), select("torch", "cpu"), max_num_seqs=8)
+    return eager_runner(loaded(), new_cache(), max_num_seqs=8)
 
 
 def ids_of(runner: ModelRunner, masked: tuple[int, ...], depth: int) -> list[tuple[int, ...]]:

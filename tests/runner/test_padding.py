@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from photon_grpc.core.kv import KVPlan
-from photon_grpc.kernels import select
 from photon_grpc.runner.build import eager_runner, graph_runner
 from photon_grpc.runner.kv_cache import KVCache
 from photon_grpc.runner.model_runner import ModelRunner
@@ -20,19 +19,18 @@ from tests.runner.test_graphs import loaded, plain_call
 
 @functools.cache
 def runners() -> tuple[ModelRunner, ModelRunner]:
-    decoder, kernels, device = loaded(), select("torch", "cpu"), torch.device("cpu")
+    decoder, device = loaded(), torch.device("cpu")
     caches = [KVCache(KVPlan(decoder.kv_groups, 8), NUM_SEQS * MAX_MODEL_LEN // 8, device) for _ in range(2)]
     with torch.inference_mode():
         replayed = graph_runner(
             decoder,
             caches[0],
-            kernels,
             max_num_seqs=NUM_SEQS,
             depth=0,
             progress=lambda done, total: None,
             capture=torch.inference_mode()(plain_call),
         )
-    return replayed, eager_runner(decoder, caches[1], kernels, max_num_seqs=NUM_SEQS)
+    return replayed, eager_runner(decoder, caches[1], max_num_seqs=NUM_SEQS)
 
 
 @pytest.mark.parametrize("shape", shapes(), ids=lambda shape: f"{shape.kind}-{shape.num_tokens}-{shape.num_rows}")

@@ -13,7 +13,6 @@ from photon_grpc.core.batch import NAN_LOGITS, Admission, Batch, StepOutput
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.core.scores import NO_SCORES, RECORD, ScoreParams
 from photon_grpc.frontend.model import MAX_LOGPROBS
-from photon_grpc.kernels import select
 from photon_grpc.kernels.sampling.scores import MAX_BEST, MAX_GIVEN
 from photon_grpc.runner import score_records
 from photon_grpc.runner.build import eager_runner
@@ -35,7 +34,7 @@ PLAIN = tuple((sampling, NO_SCORES) for sampling, _ in ROWS)
 def runner(request: pytest.FixtureRequest) -> ModelRunner:
     if request.param == "replayed":
         return replayed_runner(8)[0]
-    return eager_runner(loaded(), new_cache(), select("torch", "cpu"), max_num_seqs=8)
+    return eager_runner(loaded(), new_cache(), max_num_seqs=8)
 
 
 def unpacked(records: bytes) -> list[Record]:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from photon_grpc.config.flags import DeviceConfig, SchedulerConfig, ServeConfig
+from photon_grpc.config.flags import SchedulerConfig
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.config.sizes import Sizes
 from photon_grpc.core.batch import Batch
@@ -20,7 +20,7 @@ from photon_grpc.models import build, load
 from photon_grpc.runner import start
 from photon_grpc.runner.buckets import LONG_BUCKETS
 from photon_grpc.runner.sampler import SamplingLevel
-from photon_grpc.runner.start import RunnerStart
+from photon_grpc.runner.start import RunnerLimits, RunnerStart
 from photon_grpc.runner.warm_up import largest_step, warm_up, warm_up_mixed
 from tests.runner.launched import step_of
 from tests.runner.models import greedy, model
@@ -68,9 +68,9 @@ def test_graphs_are_captured_where_nothing_forbids_it(
     for name in ("eager_runner", "graph_runner"):
         monkeypatch.setattr(start, name, lambda *args, name=name, **options: made.append(name))
     monkeypatch.setattr(RunnerStart, "_kv_cache", lambda *args: None)
-    config = ServeConfig(device=DeviceConfig(enforce_eager=enforce_eager))
-    decoder = SimpleNamespace(device=torch.device(device))
-    RunnerStart(config, kernels, sizes(8, 64), lambda *now: None, 1)._runner(decoder, 1, None)  # type: ignore[arg-type]
+    limits = RunnerLimits(sizes(8, 64), may_capture=not enforce_eager)
+    decoder = SimpleNamespace(device=torch.device(device), kernels=kernels)
+    RunnerStart(limits, lambda *now: None, 1)._runner(decoder, 1, None)  # type: ignore[arg-type]
     assert made == ["graph_runner" if is_captured else "eager_runner"]
 
 
@@ -115,7 +115,7 @@ def test_a_largest_step_that_cannot_be_computed_is_told_with_its_flag(monkeypatc
     load(decoder, card)
     monkeypatch.setattr(decoder, "forward", lambda *args: 1 / 0)
     with pytest.raises(ConfigError, match=r"4 sequences and 64 tokens.*--max-num-batched-tokens"):
-        largest_step(decoder, kernels, KVPlan(decoder.kv_groups, 16), sizes(4, 64))
+        largest_step(decoder, KVPlan(decoder.kv_groups, 16), sizes(4, 64))
 
 
 def test_a_runner_that_is_let_go_leaves_no_tensors_to_the_collector() -> None:

@@ -1,0 +1,78 @@
+"""JSON files that a stranger wrote, read as typed structs: bounded in size, every refusal naming the file, the key, its
+value and what is allowed there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from photon_grpc.errors import ModelLoadError
+
+MAX_JSON_BYTES = 64 * 2**20
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
+    """The content of the regular file `path`. Raise ModelLoadError where it is missing, unreadable or over `limit`
+    bytes."""
+    try:
+        if not path.is_file():  # a pipe would block the open
+            raise ModelLoadError(f"{path.name}: there is no such file in {path.parent}")
+        with path.open("rb") as file:
+            content = file.read(limit + 1)
+    except OSError as error:
+        raise ModelLoadError(f"{path.name}: cannot be read ({error.strerror})") from None
+    if len(content) > limit:
+        raise ModelLoadError(f"{path.name}: is larger than {limit} bytes", limit=limit)
+    return content
+
+
+def parse_object(content: bytes, file: str) -> dict[str, Any]:
+    """The JSON object in `content`; `file` names it in the ModelLoadError."""
+    try:
+        value = msgspec.json.decode(content)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ModelLoadError(f"{file}: is not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{file}: must hold a JSON object, holds {shown(value)}")
+    return value
+
+
+def as_struct(values: dict[str, Any], kind: type[T], file: str) -> T:
+    """`values` as a `kind`; keys that it lacks are ignored. Null counts as absent, here and in objects right within.
+
+    Raise ModelLoadError for a value of a wrong type or out of its bounds.
+    """
+    present = {key: _present(value) if isinstance(value, dict) else value for key, value in _present(values).items()}
+    try:
+        return msgspec.convert(present, kind)
+    except msgspec.ValidationError as error:
+        raise _refusal(file, values, str(error)) from None
+
+
+def refusal(file: str, key: str, problem: str) -> ModelLoadError:
+    return ModelLoadError(f"{file}: {key} {problem}", field=key)
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """`value` for a message: short, whatever a file contains."""
+    text = repr(value) if isinstance(value, (str, int, float, bool, type(None))) else type(value).__name__
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _present(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _refusal(file: str, values: Any, said: str) -> ModelLoadError:
+    """From msgspec's words, "Expected `int` >= 1 - at `$.rope.factors[3]`", which lack the value."""
+    problem, _, path = said.replace("`", "").partition(" - at $.")
+    if missing := re.fullmatch("Object missing required field (.+)", problem):
+        return refusal(file, f"{path}.{missing[1]}".lstrip("."), "is missing")
+    for part in re.findall(r"\w+", path):
+        values = values[int(part) if isinstance(values, list) else part]
+    return refusal(file, path, f"is {shown(values)}: {problem.replace('Expected', 'expected', 1)}")

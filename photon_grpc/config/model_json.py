@@ -1,0 +1,81 @@
+"""The keys that are read of a model directory's JSON files, with their types, bounds and defaults. All others are
+ignored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct, field
+
+from photon_grpc.config.rope import RopeKeys
+
+Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Heads = Annotated[int, Meta(ge=1, le=2**12)]
+#: One token id or several.
+Ids = int | tuple[int, ...]
+
+
+class ArchitectureJson(Struct, kw_only=True):
+    """config.json, the keys that every architecture has."""
+
+    architectures: Annotated[list[str], Meta(min_length=1)] | None = None
+    model_type: str = ""
+
+
+class ConfigJson(RopeKeys, kw_only=True):
+    """config.json of an architecture that is supported. Where None is the default, `model_dir.py` decides."""
+
+    dtype: str | None = None
+    torch_dtype: str | None = None
+    #: As transformers writes it of a quantized checkpoint, which is refused.
+    quantization_config: Any = None
+    vocab_size: Annotated[int, Meta(ge=1, le=2**24)]
+    hidden_size: Annotated[int, Meta(ge=1, le=2**17)]
+    intermediate_size: Annotated[int, Meta(ge=1, le=2**20)]
+    num_layers: Annotated[int, Meta(ge=1, le=1024)] = field(name="num_hidden_layers")
+    num_heads: Heads = field(name="num_attention_heads")
+    num_kv_heads: Heads | None = field(name="num_key_value_heads", default=None)
+    head_dim: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    hidden_act: str = "silu"
+    rms_norm_eps: Annotated[float, Meta(ge=0.0, le=1.0)] = 1e-6
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    tie_word_embeddings: bool = False
+    use_sliding_window: bool = False
+    sliding_window: Count = 4096
+    max_window_layers: Count = 28
+    layer_types: list[str] | None = None
+    bos_token_id: Ids = ()
+    eos_token_id: Ids = ()
+
+
+class GenerationDefaults(Struct, frozen=True, kw_only=True):
+    """generation_config.json: sampling values, None where it has none, and token ids that come before config.json's."""
+
+    do_sample: bool = True
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
+    top_p: Annotated[float, Meta(ge=1e-9, le=1.0)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=1e-3, le=1e3)] | None = None
+    bos_token_id: Ids = ()
+    eos_token_id: Ids = ()
+
+
+class NamedTemplate(Struct):
+    name: str
+    template: str
+
+
+class AddedToken(Struct):
+    content: str
+
+
+class TokenizerJson(Struct, kw_only=True):
+    """tokenizer_config.json."""
+
+    chat_template: str | list[NamedTemplate] | None = None
+    bos_token: str | AddedToken | None = None
+    eos_token: str | AddedToken | None = None
+    pad_token: str | AddedToken | None = None
+    unk_token: str | AddedToken | None = None
