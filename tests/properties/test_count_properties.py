@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from photon_grpc.bridge.local import LocalClient
 from photon_grpc.core.frames import Down
-from photon_grpc.core.ports import EngineLink
+from photon_grpc.core.ports import EngineLink, EnginePorts
 from photon_grpc.core.request import FinishReason
 from photon_grpc.core.stats import Load
 from photon_grpc.engine.engine import Engine
@@ -166,7 +166,7 @@ async def test_the_engine_has_counted_all_that_is_billed_and_what_was_under_way_
     h = Harness(Setting(num_blocks=60, block_size=8, depth=1))
     client = LocalClient(asyncio.get_running_loop(), h.facts)
     host = client.host()
-    engine = Engine(h.scheduler, h.runner, host, host, h.facts, h.post, load_interval_s=0.0)
+    engine = Engine(h.scheduler, h.runner, EnginePorts(host, host, h.post, load_interval_s=0.0), h.facts)
     running = asyncio.create_task(asyncio.to_thread(engine.run))
     with ThreadPoolExecutor(1) as pool:
         ledger = Ledger()
