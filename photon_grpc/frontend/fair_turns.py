@@ -62,7 +62,7 @@ class _Caller:
         smallest = min(self.waiting, key=_size)
         return smallest if smallest.num_bytes <= max_bytes else None
 
-    def turn(self) -> tuple[float, int]:
+    def rank(self) -> tuple[float, int]:
         """Return what decides between callers: who was given least; among equals, whose job came first."""
         return self.served, next(iter(self.waiting)).number
 
@@ -199,7 +199,7 @@ class FairTurns:
         has_large = any(place.num_bytes > self._large_bytes for place in self._running)
         limit = self._large_bytes if has_large else math.inf
         waiting = [caller for caller in self._callers.values() if caller.waiting]
-        places = (caller.next(limit) for caller in sorted(waiting, key=_Caller.turn))
+        places = (caller.next(limit) for caller in sorted(waiting, key=_Caller.rank))
         return next((place for place in places if place is not None), None)
 
     def _make_room(self, caller: str, num_bytes: int) -> None:
