@@ -22,7 +22,7 @@ from photon_grpc.compose.assemble import Assembled, assemble
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.config.resolve import resolve
 from photon_grpc.core.frames import Add, Down, StepFrame, Up
-from photon_grpc.core.ports import Event
+from photon_grpc.core.ports import EnginePorts, Event
 from photon_grpc.core.request import Request, SamplingParams, StopParams
 from photon_grpc.core.stats import Load
 
@@ -78,7 +78,7 @@ class Work:
         self.runner = assembled.runner
         self.vocabulary = assembled.vocabulary
         self.mask_memory = assembled.mask_memory()
-        self._engine = assembled.engine(self, self, NoHeartbeat())
+        self._engine = assembled.engine(EnginePorts(self, self, NoHeartbeat()))
         self._handles = 0
         self.facts = assembled.facts
         #: Requests that have not ended, tokens since the last submission, seconds from it to the first of them, and

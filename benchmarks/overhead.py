@@ -19,6 +19,7 @@ from photon_grpc.bridge.heartbeat import NoHeartbeat
 from photon_grpc.core.batch import Batch, StepOutput
 from photon_grpc.core.frames import Add, Down, Facts, Up
 from photon_grpc.core.kv import KVGroup, KVPlan, PageFormat
+from photon_grpc.core.ports import EnginePorts
 from photon_grpc.core.request import Request, SamplingParams, StopParams
 from photon_grpc.core.stats import Load
 from photon_grpc.engine.blocks.allocation import GrowOnDemand
@@ -97,7 +98,8 @@ def measure(
     facts = Facts(length, 1000, PLAN, num_blocks, num_seqs, 8192, 1024, 1 << 20, "none", "none")
     post = Bridge()
     trace = JsonlStepTrace(TraceFile(trace_file), facts) if trace_file else None
-    engine = Engine(scheduler, NullRunner(num_blocks, depth), post, post, facts, NoHeartbeat(), trace=trace)
+    ports = EnginePorts(post, post, NoHeartbeat())
+    engine = Engine(scheduler, NullRunner(num_blocks, depth), ports, facts, trace=trace)
     for handle in range(num_seqs):
         prompt = tuple((handle * 7 + i) % 1000 for i in range(prompt_tokens))
         post.frames.append(

@@ -111,16 +111,10 @@ class Counted(msgspec.Struct, frozen=True, array_like=True, tag=47):
     series: tuple[Series, ...] = ()
 
 
-class FrontendLost(msgspec.Struct, frozen=True, array_like=True, tag=48):
-    """From the engine: what it has counted for a front end that is joined to it no more. Said once at least, and again
-    for what comes later: to be added up."""
+class RequestsLost(msgspec.Struct, frozen=True, array_like=True, tag=48):
+    """From the engine: a front end has died, and with it the requests that the engine ran for it."""
 
-    #: As Links are numbered.
-    frontend: int
-    prompt_tokens: int
-    output_tokens: int
-    #: Requests that were alive.
-    num_requests: int = 0
+    num_requests: int
 
 
 class CannotStart(msgspec.Struct, frozen=True, array_like=True, tag=44):
@@ -141,7 +135,7 @@ ControlMessage = (
     | DrainWanted
     | Drained
     | Counted
-    | FrontendLost
+    | RequestsLost
     | CannotStart
 )
 _DECODER: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Decoder(ControlMessage)

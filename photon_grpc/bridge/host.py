@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from photon_grpc.bridge.codec import DOWN, FrameError, FrameReader, encode
-from photon_grpc.bridge.control import ControlChannel, ControlMessage, FrontendLost, Link, Stop
+from photon_grpc.bridge.control import ControlChannel, ControlMessage, Link, RequestsLost, Stop
 from photon_grpc.bridge.wakeup import Wakeup
 from photon_grpc.core.frames import Abort, Add, Down, Facts, StepFrame, Up
 from photon_grpc.core.ports import Event
@@ -40,8 +40,6 @@ class Connection:
         self.socket = sock
         #: Handle -> the first of its request.
         self.alive: dict[int, int] = {}
-        #: Tokens that the engine counted for it.
-        self.prompt_tokens = self.output_tokens = 0
         self.backlog: deque[memoryview] = deque()
         self.backlog_bytes = 0
         #: When the socket last took a byte, while there is a backlog.
@@ -179,16 +177,11 @@ class BridgeHost:
             self.send(frontend, load)
 
     def send(self, frontend: int, frame: Up) -> None:
-        """As core.ports.Outbox. A front end that is gone gets nothing; what the engine counts for it is lost."""
+        """As core.ports.Outbox. A front end that is gone gets nothing."""
         connection = self._connections.get(frontend)
         if connection is None:
-            if isinstance(frame, StepFrame):
-                self._tell_lost(FrontendLost(frontend, *_counted(frame)))
             return
         if isinstance(frame, StepFrame):
-            prompt_tokens, output_tokens = _counted(frame)
-            connection.prompt_tokens += prompt_tokens
-            connection.output_tokens += output_tokens
             for ended in frame.finished:
                 connection.alive.pop(ended.handle, None)
             for failed in frame.failed:
@@ -234,7 +227,9 @@ class BridgeHost:
                     self._selector.modify(connection.socket, _READ, connection)
             if mask & _READ:
                 frames += [(connection.frontend, frame) for frame in connection.receive()]
-        except EOFError:
+        except (EOFError, ConnectionResetError):
+            # One that is dropped while it lives tells itself how its requests ended.
+            self._tell_lost(len(set(connection.alive.values())))
             self._drop(connection, "is gone")
         except (OSError, FrameError) as error:
             self._drop(connection, f"is broken ({error})")
@@ -251,26 +246,15 @@ class BridgeHost:
         if connection.alive:
             log.warning("front end %d %s: %d outputs aborted", connection.frontend, why, len(connection.alive))
             self._aborts.append((connection.frontend, Abort(tuple(sorted(connection.alive)))))
-        num_requests = len(set(connection.alive.values()))
-        self._tell_lost(
-            FrontendLost(connection.frontend, connection.prompt_tokens, connection.output_tokens, num_requests)
-        )
         self._disconnect(connection)
 
-    def _tell_lost(self, lost: FrontendLost) -> None:
-        if self._control is not None:
-            # A supervisor that is gone needs no books.
+    def _tell_lost(self, num_requests: int) -> None:
+        if self._control is not None and num_requests:
+            # A supervisor that is gone counts nothing.
             with contextlib.suppress(OSError, BufferError):
-                self._control.send(lost)
+                self._control.send(RequestsLost(num_requests))
 
     def _disconnect(self, connection: Connection) -> None:
         del self._connections[connection.frontend]
         self._selector.unregister(connection.socket)
         connection.socket.close()
-
-
-def _counted(frame: StepFrame) -> tuple[int, int]:
-    """Tokens of prompts and outputs that the engine counts with this frame."""
-    begun = sum([each.num_prompt for each in frame.started]) if frame.started else 0
-    ended = sum([each.num_prompt for each in frame.finished]) if frame.finished else 0
-    return begun + ended, len(frame.ids)

@@ -19,7 +19,7 @@ from photon_grpc.config.model_dir import ModelConfig, read_model_dir
 from photon_grpc.config.sizes import Sizes, decide_sizes
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.kv import KVPlan
-from photon_grpc.core.ports import Heartbeat, Inbox, Outbox, Runner
+from photon_grpc.core.ports import EnginePorts, Inbox, Runner
 from photon_grpc.engine.blocks.allocation import AllocationPolicy, GrowOnDemand
 from photon_grpc.engine.blocks.block_pool import BlockPool
 from photon_grpc.engine.blocks.contiguous import ReserveContext
@@ -60,21 +60,18 @@ class Assembled:
     #: The tokenizer's, for grammars; None: outputs cannot be constrained.
     vocabulary: LLTokenizer | None
 
-    def engine(
-        self, inbox: Inbox, outbox: Outbox, heartbeat: Heartbeat, quarantine: Quarantine | None = None
-    ) -> Engine:
+    def engine(self, ports: EnginePorts, quarantine: Quarantine | None = None) -> Engine:
         """`quarantine`: of an engine that another one follows when it dies."""
         cache, scheduling = self.config.cache, self.config.scheduler
         pool = BlockPool(self.runner.kv, self.runner.num_blocks, _index(cache, self.runner.kv), _allocation(cache))
-        limits = SchedulerLimits(
-            self.sizes.max_num_seqs, self.sizes.max_num_batched_tokens, depth=max(self.runner.depth, 1)
-        )
         chunking = Chunked() if scheduling.enable_chunked_prefill else Whole()
+        sizes, depth = self.sizes, max(self.runner.depth, 1)
+        limits = SchedulerLimits(sizes.max_num_seqs, sizes.max_num_batched_tokens, depth, chunking)
         policy = _policy(scheduling.scheduling_policy, self.config.server)
-        constraints = ConstrainedOutputs(self._grammars(inbox), self.facts.vocab_size, self.mask_memory())
-        scheduler = Scheduler(limits, policy, pool, chunking, NoDrafting(), constraints, quarantine)
+        constraints = ConstrainedOutputs(self._grammars(ports.inbox), self.facts.vocab_size, self.mask_memory())
+        scheduler = Scheduler(limits, policy, pool, NoDrafting(), constraints, quarantine)
         quotas, trace = _quotas(self.config.server), _trace(scheduling.step_trace, self.facts)
-        engine = Engine(scheduler, self.runner, inbox, outbox, self.facts, heartbeat, quotas, trace=trace)
+        engine = Engine(scheduler, self.runner, ports, self.facts, quotas, trace)
         engine.pace.stepped(1, self.token_s)
         return engine
 

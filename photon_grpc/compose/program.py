@@ -26,6 +26,7 @@ from photon_grpc.compose.console import LoadingDisplay
 from photon_grpc.compose.served_model import read_served_model
 from photon_grpc.compose.threads import limit_threads
 from photon_grpc.config.flags import ServeConfig
+from photon_grpc.core.ports import EnginePorts
 from photon_grpc.errors import Closed, QueueFull
 from photon_grpc.frontend.ask import Ask
 from photon_grpc.frontend.encoder import ThreadEncoder
@@ -74,7 +75,7 @@ class Program:
         self._client = LocalClient(self._loop, assembled.facts)
         self._host = self._client.host()
         self._runner = assembled.runner
-        self._engine = assembled.engine(self._host, self._host, NoHeartbeat())
+        self._engine = assembled.engine(EnginePorts(self._host, self._host, NoHeartbeat()))
         self._pool = _Pool(_POOL_THREADS, "frontend", initializer=_mark_thread)
         encoder = ThreadEncoder(model, self._pool)
         self._frontend = Frontend(link=self._client, model=model, encoder=encoder, seed=config.model.seed)

@@ -90,10 +90,6 @@ class Sums:
         for key, values in self._alive.pop(process, {}).items():
             self._gone[key] = _added(self._gone.get(key), values)
 
-    def alive(self, process: int, metric: Metric, *labels: str) -> tuple[float, ...]:
-        """The numbers that the process in this place has told."""
-        return self._alive.get(process, {}).get((metric.name, labels)) or tuple(metric.zero())
-
     def of(self, metric: Metric) -> dict[Labels, tuple[float, ...]]:
         """Label values -> numbers, sorted."""
         first = [(value,) for value in metric.known] if metric.labels else [()]

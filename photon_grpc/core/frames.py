@@ -73,8 +73,6 @@ class Started(msgspec.Struct, frozen=True, array_like=True):
     num_cached_prompt: int
     #: From arrival to the first step.
     queue_s: float
-    #: Tokens of the prompt where the engine counts it with this output, the first that is told of; else 0.
-    num_prompt: int = 0
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True):
@@ -86,8 +84,6 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     num_cached_prompt: int
     #: From arrival to the first step.
     queue_s: float
-    #: As in Started; of an output without a token.
-    num_prompt: int = 0
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from photon_grpc.core.batch import Batch, StepOutput
@@ -104,6 +105,17 @@ class Heartbeat(Protocol):
     def beat(self, allowance_s: float, num_tokens: int = 0) -> None:
         """The loop goes on, and will say so again within `allowance_s`; meanwhile `num_tokens` are computed. Never
         waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePorts:
+    """What an engine is joined to: its end of the bridge, and who watches its loop."""
+
+    inbox: Inbox
+    outbox: Outbox
+    heartbeat: Heartbeat
+    #: Front ends are told the Load on change, at most this often.
+    load_interval_s: float = 0.1
 
 
 class FlightRecorder(Protocol):

@@ -11,7 +11,7 @@ from photon_grpc.core.admission import missing_room
 from photon_grpc.core.batch import StepOutput
 from photon_grpc.core.fault import Fault
 from photon_grpc.core.frames import Abort, Add, Control, Down, Facts, Failed, Reply
-from photon_grpc.core.ports import Event, Heartbeat, Inbox, Outbox, Pending, Runner
+from photon_grpc.core.ports import EnginePorts, Event, Pending, Runner
 from photon_grpc.core.request import FinishReason, Request
 from photon_grpc.core.sequence import Sequence, Status
 from photon_grpc.engine.admission import AdmissionControl
@@ -38,8 +38,6 @@ _LOG = logging.getLogger(__name__)
 
 #: How long to wait for news when nothing can run though something waits; only a defect of ours gets there.
 _STALLED_S = 0.05
-#: Front ends are told the Load on change, at most this often.
-_LOAD_INTERVAL_S = 0.1
 
 
 class Launched(NamedTuple):
@@ -53,11 +51,9 @@ class Engine:
     Args:
         scheduler: decides; owns the sequences.
         runner: computes. Steps up to `runner.depth` stay unread while the next is launched.
-        inbox, outbox: the bridge.
+        ports: the bridge and the supervisor.
         facts: what was promised to the front ends; limits the queue.
-        heartbeat: is told every turn how long the next may take.
         quotas: of owners, over all front ends.
-        load_interval_s: at least so long between two broadcasts of the Load.
         trace: is told of every step.
     """
 
@@ -65,24 +61,21 @@ class Engine:
         self,
         scheduler: Scheduler,
         runner: Runner,
-        inbox: Inbox,
-        outbox: Outbox,
+        ports: EnginePorts,
         facts: Facts,
-        heartbeat: Heartbeat,
         quotas: NoQuotas = NO_QUOTAS,
-        load_interval_s: float = _LOAD_INTERVAL_S,
         trace: StepTrace | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._runner = runner
-        self._arrivals = Arrivals(inbox)
-        self._outbox = outbox
-        self._heartbeat = heartbeat
+        self._arrivals = Arrivals(ports.inbox)
+        self._outbox = ports.outbox
+        self._heartbeat = ports.heartbeat
         #: Knows how long steps take; `compose` tells it of those before the first request.
         self.pace = scheduler.deadlines.pace
         self._timers = Timers()
         self._stats = EngineStats()
-        self._bulletin = Bulletin(self._stats, scheduler, outbox, load_interval_s)
+        self._bulletin = Bulletin(self._stats, scheduler, ports.outbox, ports.load_interval_s)
         self._facts = facts
         self._admission = AdmissionControl(scheduler, facts, quotas)
         self._launched: deque[Launched] = deque()
@@ -235,7 +228,7 @@ class Engine:
             return
         left_s = request.deadline_s - time.monotonic()
         if self.scheduler.deadlines.least_s(request) > left_s:
-            check_deadline(left_s, self.scheduler.deadlines.least_s(request, self.scheduler.num_known(seq)))
+            check_deadline(left_s, self.scheduler.deadlines.least_s(request, self.scheduler.seating.num_known(seq)))
 
     def _forget_ended(self, report: StepFrameBuilder) -> None:
         """At once after what the scheduler has ended: what else came for it finds nothing, so that it ends once."""

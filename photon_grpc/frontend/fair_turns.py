@@ -8,11 +8,12 @@ tokens): the caller that was given least is next, and one that comes back begins
 from __future__ import annotations
 
 import asyncio
-import bisect
 import contextlib
 import itertools
+import math
+import operator
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -29,34 +30,44 @@ _TURN_BYTES = 2**14
 _MAX_IDLE = 1024
 
 
-@dataclass(order=True, slots=True)
+@dataclass(eq=False, slots=True)
 class FairPlace:
     """A job that waits or runs."""
 
     num_bytes: int
     number: int
-    caller: str = field(compare=False)
-    turn: asyncio.Future[None] = field(compare=False)
+    caller: _Caller
+    turn: asyncio.Future[None]
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class _Caller:
     #: Virtual time: bytes.
     served: float
     num_turns: int = 0
-    #: The smallest first.
-    waiting: list[FairPlace] = field(default_factory=list)
+    #: A set in the order of coming; thousands may leave at once.
+    waiting: dict[FairPlace, None] = field(default_factory=dict)
     #: Waiting and running.
     num_jobs: int = 0
     num_bytes: int = 0
 
-    def take(self, place: FairPlace) -> bool:
-        """No longer have it wait; False where it does not. Thousands may leave at once."""
-        at = bisect.bisect_left(self.waiting, place)
-        if at == len(self.waiting) or self.waiting[at] is not place:
-            return False
-        del self.waiting[at]
-        return True
+    def count(self, num_jobs: int, num_bytes: int) -> None:
+        self.num_jobs += num_jobs
+        self.num_bytes += num_bytes
+
+    def next(self, max_bytes: float) -> FairPlace | None:
+        """Return the next of those that wait and are not larger."""
+        if self.num_turns % _OLDEST_EVERY == _OLDEST_EVERY - 1:
+            return next((place for place in self.waiting if place.num_bytes <= max_bytes), None)
+        smallest = min(self.waiting, key=_size)
+        return smallest if smallest.num_bytes <= max_bytes else None
+
+    def rank(self) -> tuple[float, int]:
+        """Return what decides between callers: who was given least; among equals, whose job came first."""
+        return self.served, next(iter(self.waiting)).number
+
+
+_size = operator.attrgetter("num_bytes")
 
 
 class FairTurns:
@@ -85,14 +96,14 @@ class FairTurns:
         self._numbers = itertools.count()
         self._callers: dict[str, _Caller] = {}
         self._running: list[FairPlace] = []
-        self._num_jobs = 0
-        self._num_bytes = 0
+        #: Of all callers.
+        self._total = _Caller(0.0)
         #: Of the caller served last, when it was.
         self._virtual_time = 0.0
 
     def __len__(self) -> int:
         """Jobs that wait or run."""
-        return self._num_jobs
+        return self._total.num_jobs
 
     @property
     def num_callers(self) -> int:
@@ -111,8 +122,10 @@ class FairTurns:
     async def enter(self, caller: str, num_bytes: int) -> FairPlace:
         """Wait for a turn; it ends by `leave`. Raise QueueFull."""
         self._make_room(caller, num_bytes)
-        place = FairPlace(num_bytes, next(self._numbers), caller, asyncio.get_running_loop().create_future())
-        self._push(place)
+        future = asyncio.get_running_loop().create_future()
+        place = FairPlace(num_bytes, next(self._numbers), self._caller(caller), future)
+        place.caller.waiting[place] = None
+        self._count(place, 1)
         self._call()
         if not place.turn.done():
             try:
@@ -125,8 +138,8 @@ class FairTurns:
     def leave(self, place: FairPlace) -> None:
         if place in self._running:
             self._running.remove(place)
-            self._remove(place)
-        elif (caller := self._callers.get(place.caller)) is not None and caller.take(place):
+            self._count(place, -1)
+        elif place in place.caller.waiting:
             self._remove(place)
         self._call()
 
@@ -134,69 +147,47 @@ class FairTurns:
         """Do the work of a turn in a thread and leave. A thread cannot be ended: the turn is over when it has finished,
         also when the one that waits for it is gone."""
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[T] = loop.create_future()
         try:
             job = threads.submit(work, *args)
         except BaseException:
             self.leave(place)
             raise
 
-        def tell(job: Future[T]) -> None:
+        def leave(_: object) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._done, place, job, answer)
+                loop.call_soon_threadsafe(self.leave, place)
 
-        job.add_done_callback(tell)
-        try:
-            return await answer
-        finally:
-            job.cancel()  # where its caller is gone before it has begun
+        job.add_done_callback(leave)
+        return await asyncio.wrap_future(job)
 
-    def _done(self, place: FairPlace, job: Future[T], answer: asyncio.Future[T]) -> None:
-        self.leave(place)
-        if answer.done():
-            return
-        if job.cancelled():
-            answer.cancel()
-        elif (error := job.exception()) is not None:
-            answer.set_exception(error)
-        else:
-            answer.set_result(job.result())
-
-    def _push(self, place: FairPlace) -> None:
-        caller = self._callers.get(place.caller) or self._new_caller(place.caller)
+    def _caller(self, name: str) -> _Caller:
+        if name not in self._callers:
+            if len(self._callers) >= _MAX_IDLE + len(self):
+                self._callers = {name: each for name, each in self._callers.items() if each.num_jobs}
+            self._callers[name] = _Caller(self._virtual_time)
+        caller = self._callers[name]
         if not caller.waiting:
             caller.served = max(caller.served, self._virtual_time)
-        bisect.insort(caller.waiting, place)
-        caller.num_jobs += 1
-        caller.num_bytes += place.num_bytes
-        self._num_jobs += 1
-        self._num_bytes += place.num_bytes
+        return caller
 
-    def _remove(self, place: FairPlace) -> None:
-        """Count what waited or ran no longer."""
-        caller = self._callers[place.caller]
-        caller.num_jobs -= 1
-        caller.num_bytes -= place.num_bytes
-        self._num_jobs -= 1
-        self._num_bytes -= place.num_bytes
-        if not self._num_jobs:
+    def _count(self, place: FairPlace, num_jobs: int) -> None:
+        """Count one that has come, or with -1 one that has gone."""
+        for each in (place.caller, self._total):
+            each.count(num_jobs, num_jobs * place.num_bytes)
+        if not len(self):
             # At rest nobody is owed anything.
             self._callers.clear()
             self._virtual_time = 0.0
 
-    def _new_caller(self, name: str) -> _Caller:
-        if len(self._callers) >= _MAX_IDLE + self._num_jobs:
-            self._callers = {name: each for name, each in self._callers.items() if each.num_jobs}
-        self._callers[name] = caller = _Caller(self._virtual_time)
-        return caller
+    def _remove(self, place: FairPlace) -> None:
+        """Forget one that waits."""
+        del place.caller.waiting[place]
+        self._count(place, -1)
 
     def _call(self) -> None:
-        while len(self._running) < self._num_workers:
-            place = self._next()
-            if place is None:
-                return
-            caller = self._callers[place.caller]
-            caller.take(place)
+        while len(self._running) < self._num_workers and (place := self._next()) is not None:
+            caller = place.caller
+            del caller.waiting[place]
             self._virtual_time = max(self._virtual_time, caller.served)
             caller.served += place.num_bytes + _TURN_BYTES
             caller.num_turns += 1
@@ -206,19 +197,10 @@ class FairTurns:
 
     def _next(self) -> FairPlace | None:
         has_large = any(place.num_bytes > self._large_bytes for place in self._running)
-        found = [
-            (caller.served, place.number, place)
-            for caller in self._callers.values()
-            if caller.waiting and (place := self._next_of(caller, has_large)) is not None
-        ]
-        return min(found)[2] if found else None
-
-    def _next_of(self, caller: _Caller, has_large: bool) -> FairPlace | None:
-        if caller.num_turns % _OLDEST_EVERY != _OLDEST_EVERY - 1:
-            place = caller.waiting[0]
-            return None if has_large and place.num_bytes > self._large_bytes else place
-        places = [place for place in caller.waiting if not (has_large and place.num_bytes > self._large_bytes)]
-        return min(places, key=lambda place: place.number, default=None)
+        limit = self._large_bytes if has_large else math.inf
+        waiting = [caller for caller in self._callers.values() if caller.waiting]
+        places = (caller.next(limit) for caller in sorted(waiting, key=_Caller.rank))
+        return next((place for place in places if place is not None), None)
 
     def _make_room(self, caller: str, num_bytes: int) -> None:
         """Raise QueueFull."""
@@ -230,15 +212,14 @@ class FairTurns:
             found.append(place)
         lack = self._lack(num_bytes, [])
         for place in found:
-            self._callers[place.caller].take(place)
             self._remove(place)
             if lack is not None and not place.turn.done():
                 place.turn.set_exception(lack.error(self._what))
 
     def _lack(self, num_bytes: int, found: list[FairPlace]) -> _Lack | None:
         """Return the room that one more job of so many bytes lacks when the jobs `found` are gone."""
-        num_jobs = self._num_jobs - len(found)
-        num_present = self._num_bytes - sum([place.num_bytes for place in found])
+        num_jobs = len(self) - len(found)
+        num_present = self._total.num_bytes - sum([place.num_bytes for place in found])
         if num_jobs >= self._max_jobs:
             return _Lack(num_jobs, num_jobs + 1, self._max_jobs, is_in_bytes=False)
         if num_jobs and num_present + num_bytes > self._max_bytes:
@@ -252,15 +233,14 @@ class FairTurns:
         def size(num_jobs: int, num_bytes: int) -> int:
             return num_bytes if is_in_bytes else num_jobs
 
-        sizes = {name: size(each.num_jobs, each.num_bytes) for name, each in self._callers.items()}
+        sizes = {each: size(each.num_jobs, each.num_bytes) for each in self._callers.values()}
         for place in found:
             sizes[place.caller] -= size(1, place.num_bytes)
-        own = sizes.pop(caller, 0) + size(1, num_bytes)
+        own = size(1, num_bytes) + (sizes.pop(self._callers[caller]) if caller in self._callers else 0)
         if not sizes:
             return None
-        most = max(sizes, key=lambda name: sizes[name])
-        waiting = [place for place in self._callers[most].waiting if place not in found]
-        newest = max(waiting, key=lambda place: place.number, default=None)
+        most = max(sizes, key=sizes.__getitem__)
+        newest = next((place for place in reversed(most.waiting) if place not in found), None)
         return newest if newest is not None and sizes[most] - size(1, newest.num_bytes) >= own else None
 
 

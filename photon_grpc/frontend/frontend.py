@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from photon_grpc.core.admission import check_ids
 from photon_grpc.core.frames import Abort, Add, Facts, Reply, StepFrame, Up, Verb
-from photon_grpc.core.generation import Start, Usage
+from photon_grpc.core.generation import Start
 from photon_grpc.core.ports import EngineLink
 from photon_grpc.core.request import NO_LIMITS, Request
 from photon_grpc.core.stats import Load
@@ -127,11 +127,6 @@ class Frontend:
     def load(self) -> Load:
         """The newest that the engine has told."""
         return self._queue.load
-
-    @property
-    def late(self) -> Usage:
-        """Tokens that the engine counted and no request was billed: they came after its output was over."""
-        return self._streams.late.usage
 
     @property
     def num_streams(self) -> int:
@@ -345,7 +340,7 @@ class Frontend:
         self._queue.lost()
 
     def _closed(self, share: Share, stream: TokenStream, record: RequestRecord) -> None:
-        self._streams.remove(stream, record.usage.output_tokens)
+        self._streams.remove(stream)
         share.end(record.usage.output_tokens)
         self._observers.ended(record)
         if not self._streams:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 
 from photon_grpc.core.frames import Abort, StepFrame
 from photon_grpc.errors import InternalFailure, frames_of
-from photon_grpc.frontend.late import LateTokens
 from photon_grpc.frontend.output import OutputText
 from photon_grpc.frontend.stream import TokenStream
 
@@ -19,7 +18,6 @@ class LiveStreams:
 
     def __init__(self, send: Callable[[Abort], None]) -> None:
         """`send` tells the engine, where there is one."""
-        self.late = LateTokens()
         self._send = send
         #: Handles of outputs that the engine runs.
         self._running: dict[int, tuple[TokenStream, OutputText]] = {}
@@ -37,10 +35,9 @@ class LiveStreams:
             self._running[handle] = stream, output
         self._first_handles[stream] = first
 
-    def remove(self, stream: TokenStream, num_billed: int) -> None:
-        """It is over, `num_billed` of its output tokens are billed; what still runs is aborted."""
+    def remove(self, stream: TokenStream) -> None:
+        """Forget a stream that is over; abort what still runs of it."""
         self.abort(stream)
-        self.late.output_tokens(stream.num_delivered - num_billed)
         self._first_handles.pop(stream, None)
 
     def take(self, frame: StepFrame) -> None:
@@ -51,8 +48,6 @@ class LiveStreams:
             entry = running.get(started.handle)
             if entry is not None:
                 entry[0].started(started)
-            else:
-                self.late.prompt(started)
         for handle in frame.preempted:
             entry = running.get(handle)
             if entry is not None:
@@ -71,8 +66,6 @@ class LiveStreams:
                 if is_over:
                     del running[handle]
                     stopped.append(handle)
-            else:
-                self.late.output_tokens(1)
         if stopped:
             self._send(Abort(tuple(stopped), by_stop_string=True))
         for finished in frame.finished:
@@ -82,8 +75,6 @@ class LiveStreams:
                     entry[0].end(entry[1], finished)
                 except Exception as error:
                     self._defect(entry[0], error)
-            else:
-                self.late.prompt(finished)
         for failed in frame.failed:
             entry = running.pop(failed.handle, None)
             if entry is not None:

@@ -196,12 +196,8 @@ class TokenStream:
 
     def usage(self) -> Usage:
         """Up to now."""
-        return Usage(self._num_prompt, self._num_cached, self.num_delivered)
-
-    @property
-    def num_delivered(self) -> int:
-        """Output tokens, billed or not."""
-        return sum([output.num_delivered for output in self.outputs])
+        num_delivered = sum([output.num_delivered for output in self.outputs])
+        return Usage(self._num_prompt, self._num_cached, num_delivered)
 
     def _is_withheld(self) -> bool:
         """Return whether it failed before anything was sent: no output token is billed. A passed deadline is the

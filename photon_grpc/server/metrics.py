@@ -66,23 +66,6 @@ FAILED = Metric(
 )
 CANCELLED = Metric("photon_requests_cancelled_total", "Requests whose caller cancelled them or was lost.")
 LOST = Metric("photon_requests_lost_total", "Requests in the engine whose front end died: no line tells of them.")
-#: Why tokens that the engine counted were not billed.
-LATE, FRONTEND_LOST = "late", "frontend_lost"
-_REASONS = (FRONTEND_LOST, LATE)
-UNBILLED_PROMPT = Metric(
-    "photon_unbilled_prompt_tokens_total",
-    "Prompt tokens that were counted and not billed: of requests that were cancelled while their first token was on "
-    "its way, or that a front end which died took with it.",
-    ("reason",),
-    known=_REASONS,
-)
-UNBILLED_OUTPUT = Metric(
-    "photon_unbilled_generation_tokens_total",
-    "Tokens that were counted and not billed: they reached the front end when their output was over there, or their "
-    "request failed before it was sent any, or a front end which died took them with it.",
-    ("reason",),
-    known=_REASONS,
-)
 QUEUE_S = Metric("photon_request_queue_time_seconds", "From arrival to the first step.", bounds=_REQUEST_S)
 PREFILL_S = Metric("photon_request_prefill_time_seconds", "From the first step to the first token.", bounds=_REQUEST_S)
 FIRST_TOKEN_S = Metric("photon_time_to_first_token_seconds", "From arrival to the first token.", bounds=_FIRST_TOKEN_S)
@@ -118,7 +101,7 @@ HANDLING_S = Metric("grpc_server_handling_seconds", "Duration of calls.", _METHO
 
 #: All that front ends count.
 COUNTED = (
-    *(SUCCESS, ANSWERED, REJECTED, FAILED, CANCELLED, LOST, UNBILLED_PROMPT, UNBILLED_OUTPUT),
+    *(SUCCESS, ANSWERED, REJECTED, FAILED, CANCELLED, LOST),
     *(QUEUE_S, PREFILL_S, FIRST_TOKEN_S, DECODE_S, TOKEN_S, LATENCY_S, PROMPT_TOKENS, GENERATION_TOKENS),
     *(PROMPT_TOKENS_BY_KEY, GENERATION_TOKENS_BY_KEY),
     *(LOOP_LAG_S, STARTED, HANDLED, HANDLING_S),

@@ -7,12 +7,11 @@ import time
 
 from photon_grpc.bridge.control import ControlChannel, Counted
 from photon_grpc.core.counts import Counts
-from photon_grpc.core.generation import Usage
 from photon_grpc.core.stats import Load
 from photon_grpc.frontend.frontend import Frontend, State
-from photon_grpc.server.metrics import LATE, LOOP_LAG_S, UNBILLED_OUTPUT, UNBILLED_PROMPT
+from photon_grpc.server.metrics import LOOP_LAG_S
 
-#: What a front end has counted meanwhile goes with it if it is killed; its tokens are then counted as lost.
+#: A front end that is killed takes with it what it has counted meanwhile.
 INTERVAL_S = 0.5
 #: The event loop is asked so often how late it is: what holds it up for longer is always met.
 _LAG_INTERVAL_S = 0.05
@@ -25,7 +24,6 @@ class CountsReport:
         self._control = control
         self._frontend = frontend
         self._counts = counts
-        self._late = Usage()
         self._told: tuple[int, Load] | None = None
         #: Of the engine that the front end is joined to.
         self.life = 0
@@ -43,7 +41,6 @@ class CountsReport:
 
     def tell(self) -> None:
         """All that is new."""
-        self._count_late()
         series, now = self._counts.changed(), (self.life, self._frontend.load)
         if not series and now == self._told:
             return
@@ -54,16 +51,6 @@ class CountsReport:
             return
         self._counts.told()
         self._told = now
-
-    def _count_late(self) -> None:
-        late, before = self._frontend.late, self._late
-        for metric, amount in (
-            (UNBILLED_PROMPT, late.prompt_tokens - before.prompt_tokens),
-            (UNBILLED_OUTPUT, late.output_tokens - before.output_tokens),
-        ):
-            if amount:
-                self._counts.add(metric, LATE, amount=amount)
-        self._late = late
 
 
 class NoReport:

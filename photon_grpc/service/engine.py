@@ -17,6 +17,7 @@ from photon_grpc.bridge.control import CannotStart, ControlChannel, LoadingProgr
 from photon_grpc.bridge.flight_recorder import SharedFlightRecorder
 from photon_grpc.bridge.host import BridgeHost
 from photon_grpc.compose.threads import limit_threads
+from photon_grpc.core.ports import EnginePorts
 from photon_grpc.engine.quarantine import Quarantine
 from photon_grpc.errors import StartupError
 from photon_grpc.service import address_space
@@ -67,7 +68,7 @@ def _run(duty: Duty) -> None:
     host = BridgeHost(control, max_frame_bytes=max_frame_bytes(config.server.max_message_size))
     recorder = SharedFlightRecorder(*duty.shared)
     quarantine = Quarantine(recorder, host.wake, recorder.last.suspects, recorder.last.known)
-    engine = assembled.engine(host, host, heartbeat, quarantine)
+    engine = assembled.engine(EnginePorts(host, host, heartbeat), quarantine)
     BEFORE_COMPILATION.set(lambda: heartbeat.beat(_COMPILATION_S))
     # Weights, modules and graphs stay: the collector need not look at them again.
     gc.collect()

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from http import HTTPStatus
 
-from photon_grpc.bridge.control import Counted, FrontendLost
+from photon_grpc.bridge.control import Counted
 from photon_grpc.core.counts import EngineSums, Series, Sums
 from photon_grpc.core.frames import Facts
 from photon_grpc.server import metrics
 from photon_grpc.server.exposition import Snapshot
 from photon_grpc.service.http_endpoint import HttpEndpoint, Page
-from photon_grpc.service.lost_tokens import LostTokens, Tokens
 from photon_grpc.service.service_metrics import Served
 
 _LOG = logging.getLogger("photon_grpc")
@@ -31,7 +29,7 @@ class MetricsEndpoint:
         self._served = served
         self._frontends = Sums()
         self._engines = EngineSums()
-        self._lost = LostTokens()
+        self._num_lost = 0
         self._life = 0
         self._facts: Facts | None = None
         self._http = HttpEndpoint({"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz})
@@ -44,45 +42,19 @@ class MetricsEndpoint:
         self._frontends.told(frontend, counted.series)
         self._engines.told(counted.life, counted.load)
 
-    def frontend_joined(self, frontend: int, connection: int) -> None:
-        self._lost.joined(frontend, connection)
-
-    def frontend_lost(self, lost: FrontendLost) -> None:
-        self._lost.told(lost)
-        self._count_lost()
+    def requests_lost(self, num_requests: int) -> None:
+        self._num_lost += num_requests
+        self._frontends.told(_OWN, (Series(metrics.LOST.name, (), (self._num_lost,)),))
 
     def frontend_ended(self, frontend: int) -> None:
-        self._lost.ended(frontend, self._accounted(frontend))
         self._frontends.gone(frontend)
-        self._count_lost()
 
     def engine_begins(self, life: int) -> None:
         self._life = life
         self._engines.begin(life)
-        self._lost.engine_ended()
-
-    def engine_is_ready(self) -> None:
-        self._lost.engine_is_ready(self._accounted)
 
     def close(self) -> None:
         self._http.close()
-
-    def _accounted(self, frontend: int) -> Tokens:
-        """Tokens that were billed, or dropped as late."""
-        told = partial(self._frontends.alive, frontend)
-        return Tokens(
-            int(told(metrics.PROMPT_TOKENS)[-1] + told(metrics.UNBILLED_PROMPT, metrics.LATE)[0]),
-            int(told(metrics.GENERATION_TOKENS)[-1] + told(metrics.UNBILLED_OUTPUT, metrics.LATE)[0]),
-        )
-
-    def _count_lost(self) -> None:
-        lost, label = self._lost, (metrics.FRONTEND_LOST,)
-        series = (
-            Series(metrics.UNBILLED_PROMPT.name, label, (lost.tokens.prompt,)),
-            Series(metrics.UNBILLED_OUTPUT.name, label, (lost.tokens.output,)),
-            Series(metrics.LOST.name, (), (lost.num_requests,)),
-        )
-        self._frontends.told(_OWN, series)
 
     def _metrics(self, accept: str) -> Page:
         served = self._served()

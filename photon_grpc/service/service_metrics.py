@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from photon_grpc.bridge.control import Counted, FrontendLost
+from photon_grpc.bridge.control import Counted
 from photon_grpc.core.frames import Facts
 
 
@@ -27,18 +27,13 @@ class ServiceMetrics(Protocol):
     def told(self, frontend: int, counted: Counted) -> None:
         """The front end in this place has counted."""
 
-    def frontend_joined(self, frontend: int, connection: int) -> None:
-        """The front end in this place is joined to the engine, which knows it by this number."""
-
-    def frontend_lost(self, lost: FrontendLost) -> None:
-        """The engine's account."""
+    def requests_lost(self, num_requests: int) -> None:
+        """Front ends that died took so many requests with them."""
 
     def frontend_ended(self, frontend: int) -> None: ...
 
     def engine_begins(self, life: int) -> None:
         """The next one."""
-
-    def engine_is_ready(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -50,19 +45,13 @@ class NoMetrics:
     def told(self, frontend: int, counted: Counted) -> None:
         """Nothing."""
 
-    def frontend_joined(self, frontend: int, connection: int) -> None:
-        """Nothing."""
-
-    def frontend_lost(self, lost: FrontendLost) -> None:
+    def requests_lost(self, num_requests: int) -> None:
         """Nothing."""
 
     def frontend_ended(self, frontend: int) -> None:
         """Nothing."""
 
     def engine_begins(self, life: int) -> None:
-        """Nothing."""
-
-    def engine_is_ready(self) -> None:
         """Nothing."""
 
     def close(self) -> None:

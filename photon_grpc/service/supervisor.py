@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import signal
 import socket
@@ -23,10 +22,10 @@ from photon_grpc.bridge.control import (
     ControlMessage,
     Counted,
     DrainWanted,
-    FrontendLost,
     Link,
     LoadingProgress,
     Ready,
+    RequestsLost,
     Serving,
     Stop,
 )
@@ -116,8 +115,6 @@ class Supervisor:
         self._admin = admin_address(config.server.admin_listen)
         #: Of engines: those that have ended.
         self._life = 0
-        #: Numbers of its links with front ends, as the engine counts them.
-        self._connections = itertools.count()
         self._metrics = _service_metrics(config.server.metrics_listen, self._served)
         self._drain_timeout_s = config.server.drain_timeout
         self._signal_s = float("-inf")
@@ -176,7 +173,6 @@ class Supervisor:
 
     def _engine_started(self) -> None:
         if engine := self._engine.child:
-            self._connections = itertools.count()
             engine.tell(Begin(self._config))
             for index in range(len(self._frontends)):
                 self._join(engine, index)
@@ -188,10 +184,9 @@ class Supervisor:
             self._display.close()
             self._engine.has_worked = True
             self._facts = message.facts
-            self._metrics.engine_is_ready()
             self._tell_if_ready()
-        elif isinstance(message, FrontendLost):
-            self._metrics.frontend_lost(message)
+        elif isinstance(message, RequestsLost):
+            self._metrics.requests_lost(message.num_requests)
 
     def _engine_ended(self, engine: Child) -> None:
         if not engine.is_at_fault:
@@ -270,7 +265,6 @@ class Supervisor:
         with upper, lower:
             engine.tell(Link(self._life), lower)
             frontend.tell(Link(self._life), upper)
-        self._metrics.frontend_joined(index, next(self._connections))
 
     def _served(self) -> Served:
         return Served(
@@ -349,11 +343,11 @@ class Supervisor:
         log.info("stopped")
 
     async def _hear_accounts(self) -> None:
-        """The engine's, of front ends that die while they drain."""
+        """Hear the engine's accounts of front ends that die while they drain."""
         if engine := self._engine.child:
             async for message in engine.messages():
-                if isinstance(message, FrontendLost):
-                    self._metrics.frontend_lost(message)
+                if isinstance(message, RequestsLost):
+                    self._metrics.requests_lost(message.num_requests)
 
     async def _leave_nothing(self) -> None:
         """No process, no Unix socket, no reserved port."""

@@ -6,14 +6,13 @@ import asyncio
 import socket
 import threading
 
-import msgspec
 import pytest
 
 from photon_grpc.bridge.client import BridgeClient
 from photon_grpc.bridge.codec import DOWN, UP, FrameReader, encode, max_frame_bytes
-from photon_grpc.bridge.control import ControlChannel, FrontendLost, Link, Stop
+from photon_grpc.bridge.control import ControlChannel, Link, RequestsLost, Stop
 from photon_grpc.bridge.host import BridgeHost
-from photon_grpc.core.frames import Abort, Add, Facts, Failed, Finished, Started, StepFrame
+from photon_grpc.core.frames import Abort, Add, Facts, Failed, Finished, StepFrame
 from photon_grpc.core.request import FinishReason, Request, SamplingParams, StopParams
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import EngineRestarting, ModelLoading, QueueFull
@@ -185,20 +184,26 @@ def test_one_who_reads_nothing_for_too_long_is_dropped(supervisor):
     ours.close()
 
 
-def test_the_supervisor_is_told_what_a_front_end_took_with_it(host, supervisor, frontend):
+def test_the_supervisor_is_told_which_requests_a_front_end_took_with_it(host, supervisor, frontend):
     number, sock = frontend
     sock.sendall(b"".join(encode(frame) for frame in (add(1), add(2, num_outputs=4), add(6))))
     host.drain(None)
-    began = step((2, 6))
-    host.send(number, msgspec.structs.replace(began, started=(Started(2, 0, 0.0, 30), Started(6, 0, 0.0, 5))))
-    ends = Finished(1, FinishReason.ABORTED, 0, 0, 0.0, 7)
-    host.send(number, msgspec.structs.replace(step((2, 3, 4)), finished=(ends,)))
+    # Unread: the engine's end is reset, not only closed.
+    host.send(number, step((1,), finished=(1,)))
     sock.close()
-    host.drain(None)
-    assert supervisor.receive() == [FrontendLost(number, 42, 5, 2)]
-    # Told by the step that was in flight.
+    assert host.drain(None) == [(number, Abort((2, 3, 4, 5, 6)))]
     host.send(number, step((2, 3)))
-    assert supervisor.receive() == [FrontendLost(number, 0, 2)]
+    assert supervisor.receive() == [RequestsLost(2)]
+
+
+def test_requests_of_a_front_end_that_is_dropped_alive_are_not_told_as_lost(host, supervisor, frontend):
+    _, sock = frontend
+    sock.sendall(encode(add(1)))
+    host.drain(None)
+    sock.sendall(b"\xff" * 64)
+    assert [frame for _, frame in host.drain(None)] == [Abort((1,))]
+    supervisor.child.send(RequestsLost(7))  # all that was said stands before it
+    assert supervisor.receive() == [RequestsLost(7)]
 
 
 def test_the_supervisor_brings_front_ends_and_says_stop(host, supervisor):

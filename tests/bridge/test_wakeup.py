@@ -14,7 +14,7 @@ from photon_grpc.bridge.host import BridgeHost
 from photon_grpc.bridge.local import LocalClient, LocalHost
 from photon_grpc.bridge.wakeup import Wakeup
 from photon_grpc.core.frames import Add, StepFrame
-from photon_grpc.core.ports import Event
+from photon_grpc.core.ports import EnginePorts, Event
 from photon_grpc.core.request import Request, SamplingParams, StopParams
 from photon_grpc.engine.engine import Engine
 from tests.engine.fakes import complete
@@ -122,7 +122,7 @@ async def test_a_grammar_compiled_in_a_thread_wakes_the_engine_that_sleeps() -> 
                 over.set()
 
     client.listen(received, over.set)
-    engine = Engine(h.scheduler, h.runner, host, host, h.facts, NoHeartbeat())
+    engine = Engine(h.scheduler, h.runner, EnginePorts(host, host, NoHeartbeat()), h.facts)
     running = asyncio.create_task(asyncio.to_thread(engine.run))
     client.send(Add(0, Request("a", (1, 2), SamplingParams(seed=4), StopParams(9), 0.0)))
     await asyncio.to_thread(grammars.is_asked.wait)

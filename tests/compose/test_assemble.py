@@ -14,6 +14,7 @@ from photon_grpc.config.flags import CacheConfig, ServeConfig
 from photon_grpc.config.resolve import resolve
 from photon_grpc.config.settings import settings
 from photon_grpc.core.frames import Add, StepFrame
+from photon_grpc.core.ports import EnginePorts
 from photon_grpc.core.request import Request, SamplingParams, StopParams
 from photon_grpc.errors import ConfigError, ModelLoadError
 from tests.engine.fakes import FakeBridge
@@ -49,7 +50,7 @@ def test_every_size_that_is_taken_starts_and_serves_or_is_refused_in_one_line(na
         assert error.field == name and "\n" not in str(error)
         return
     post = FakeBridge()
-    engine = assembled.engine(post, post, NoHeartbeat())
+    engine = assembled.engine(EnginePorts(post, post, NoHeartbeat()))
     prompt = (1,) if name == "max_model_len" else tuple(range(1, 40))
     engine._bulletin._interval_s = 0.0
     post.put(Add(1, Request("r", prompt, SamplingParams(0.0), StopParams(1), 0.0)))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from photon_grpc.core.fault import Fault
 from photon_grpc.core.frames import Abort, Add, Facts, Finished, StepFrame
+from photon_grpc.core.ports import EnginePorts
 from photon_grpc.core.request import Request, SamplingParams, StopParams
 from photon_grpc.core.scores import RECORD
 from photon_grpc.engine.blocks.allocation import GrowOnDemand
@@ -99,15 +100,15 @@ class Harness:
         self.runner = FakeRunner(plan, num_blocks, s.depth)
         index = RadixIndex(plan) if s.prefix_caching and not s.contiguous else NoPrefixIndex()
         self.pool = BlockPool(plan, num_blocks, index, ReserveContext() if s.contiguous else GrowOnDemand())
-        limits = SchedulerLimits(s.max_num_seqs, s.max_num_batched_tokens, max(s.depth, 1))
         chunking = Chunked() if s.chunked else Whole()
+        limits = SchedulerLimits(s.max_num_seqs, s.max_num_batched_tokens, max(s.depth, 1), chunking)
         self.grammars = TableGrammars()
         constraints, drafting = ConstrainedOutputs(self.grammars, VOCAB), CyclicDrafting(s.drafts)
         self.post = FakeBridge()
         self.recorder = FakeRecorder()
         quarantine = None if in_flight is None else Quarantine(self.recorder, self.post.wake, in_flight, known)
         policy = FairShare(POLICIES[s.policy]()) if s.fair else POLICIES[s.policy]()
-        self.scheduler = Scheduler(limits, policy, self.pool, chunking, drafting, constraints, quarantine)
+        self.scheduler = Scheduler(limits, policy, self.pool, drafting, constraints, quarantine)
         facts = Facts(
             s.max_model_len,
             97,
@@ -121,16 +122,8 @@ class Harness:
             "float32",
         )
         self.facts = facts
-        self.engine = Engine(
-            self.scheduler,
-            self.runner,
-            self.post,
-            self.post,
-            facts,
-            self.post,
-            quotas or NO_QUOTAS,
-            load_interval_s=s.load_interval_s,
-        )
+        ports = EnginePorts(self.post, self.post, self.post, s.load_interval_s)
+        self.engine = Engine(self.scheduler, self.runner, ports, facts, quotas or NO_QUOTAS)
         self.outcomes: dict[int, Outcome] = {}
         #: Handle of an output whose request scores its prompt -> (the first output's, bytes of the whole prompt's).
         self._prompt_bytes: dict[int, tuple[int, int]] = {}

@@ -11,6 +11,7 @@ import pytest
 from photon_grpc.bridge.codec import UP, FrameReader, encode, max_frame_bytes
 from photon_grpc.bridge.host import BridgeHost
 from photon_grpc.core.frames import Abort, Add, Control, StepFrame
+from photon_grpc.core.ports import EnginePorts
 from photon_grpc.core.request import FinishReason, Request, SamplingParams, StopParams
 from photon_grpc.core.stats import Load
 from photon_grpc.engine.engine import Engine
@@ -109,7 +110,7 @@ def test_a_front_end_that_asked_nothing_hears_of_the_requests_of_another() -> No
     pairs = [socket.socketpair() for _ in range(2)]
     for _, theirs in pairs:
         host.connect(theirs)
-    engine = Engine(h.scheduler, h.runner, host, host, h.facts, h.post, load_interval_s=0.0)
+    engine = Engine(h.scheduler, h.runner, EnginePorts(host, host, h.post, load_interval_s=0.0), h.facts)
     (asking, idle) = (ours for ours, _ in pairs)
     request = Request("r", (1, 2, 3), SamplingParams(), StopParams(100), time.monotonic())
     asking.sendall(encode(Add(1, request)))

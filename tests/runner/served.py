@@ -11,6 +11,7 @@ from photon_grpc.bridge.heartbeat import NoHeartbeat
 from photon_grpc.compose.assemble import Assembled, assemble
 from photon_grpc.config.flags import CacheConfig, DeviceConfig, ModelFlags, SchedulerConfig, ServeConfig
 from photon_grpc.core.frames import Add, Failed, Finished, StepFrame
+from photon_grpc.core.ports import EnginePorts
 from photon_grpc.core.request import Request, SamplingParams, StopParams
 from tests.engine.fakes import FakeBridge
 
@@ -43,7 +44,7 @@ class Served:
         )
         self.assembled: Assembled = assemble(config, lambda stage, done, total: None)
         self.post = FakeBridge()
-        self.engine = self.assembled.engine(self.post, self.post, NoHeartbeat())
+        self.engine = self.assembled.engine(EnginePorts(self.post, self.post, NoHeartbeat()))
         # Nothing here sleeps, so the Load is told after every step that changed it.
         self.engine._bulletin._interval_s = 0.0
         self.outputs: dict[int, Output] = {}

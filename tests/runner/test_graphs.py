@@ -14,6 +14,7 @@ from photon_grpc.config.flags import CacheConfig, SchedulerConfig
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.core.batch import Admission, Batch
 from photon_grpc.core.kv import KVPlan
+from photon_grpc.core.ports import EnginePorts
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.kernels import select
 from photon_grpc.models import Decoder, build, load
@@ -59,7 +60,7 @@ class Replayed(Served):
         )
         self.runner, self.launch, self.cache = replayed_runner(num_seqs, family)
         object.__setattr__(self.assembled, "runner", self.runner)
-        self.engine = self.assembled.engine(self.post, self.post, NoHeartbeat())
+        self.engine = self.assembled.engine(EnginePorts(self.post, self.post, NoHeartbeat()))
 
 
 @functools.cache

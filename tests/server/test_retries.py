@@ -13,6 +13,7 @@ import pytest
 
 from photon_grpc.bridge.local import LocalClient
 from photon_grpc.core.batch import Batch
+from photon_grpc.core.ports import EnginePorts
 from photon_grpc.engine.engine import Engine
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
@@ -41,7 +42,7 @@ async def address(hurry: threading.Event) -> AsyncIterator[str]:
     harness = Harness(Setting(max_model_len=256, num_blocks=200))
     client = LocalClient(asyncio.get_running_loop(), harness.facts)
     host = client.host()
-    engine = Engine(harness.scheduler, harness.runner, host, host, harness.facts, harness.post)
+    engine = Engine(harness.scheduler, harness.runner, EnginePorts(host, host, harness.post), harness.facts)
     submit = harness.runner.submit
 
     def slowly(batch: Batch) -> Landed:

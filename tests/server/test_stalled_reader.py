@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from photon_grpc.bridge.local import LocalClient
+from photon_grpc.core.ports import EnginePorts
 from photon_grpc.core.quotas import Quotas
 from photon_grpc.engine.engine import Engine
 from photon_grpc.frontend.encoder import ThreadEncoder
@@ -55,7 +56,7 @@ async def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     # The engine shares this process: without a pause it would end an output before the first token was written.
     compute = harness.runner.submit
     monkeypatch.setattr(harness.runner, "submit", lambda batch: (time.sleep(STEP_S), compute(batch))[1])
-    engine = Engine(harness.scheduler, harness.runner, host, host, harness.facts, harness.post)
+    engine = Engine(harness.scheduler, harness.runner, EnginePorts(host, host, harness.post), harness.facts)
     with ThreadPoolExecutor(1) as pool:
         encoder = ThreadEncoder(served(), pool)
         frontend = Frontend(link=client, model=served(), encoder=encoder, shares=Shares(Quotas(ring.limits)))

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from photon_grpc.core.counts import Counts
-from photon_grpc.core.generation import Usage
 from photon_grpc.core.stats import Load
 from photon_grpc.server.metrics import LOOP_LAG_S
 from photon_grpc.service.counts_report import CountsReport
@@ -16,7 +15,7 @@ from photon_grpc.service.counts_report import CountsReport
 
 async def test_what_holds_the_event_loop_up_is_seen() -> None:
     counts = Counts()
-    frontend: Any = SimpleNamespace(on_state=lambda callback: None, late=Usage(), load=Load())
+    frontend: Any = SimpleNamespace(on_state=lambda callback: None, load=Load())
     control: Any = SimpleNamespace(send=lambda message: None)
     keeping = asyncio.create_task(CountsReport(control, frontend, counts).keep())
     await asyncio.sleep(0)

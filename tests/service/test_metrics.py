@@ -222,9 +222,9 @@ async def test_all_books_say_the_same(observed: Observed) -> None:
             "requests": len(lines),
         }
         by_page = {
-            "prompt": page["photon_prompt_tokens_total",] - page.total("photon_unbilled_prompt_tokens_total"),
+            "prompt": page["photon_request_prompt_tokens_sum",],
             "cached": page["photon_prefix_cache_hits_total",],
-            "output": page["photon_generation_tokens_total",] - page.total("photon_unbilled_generation_tokens_total"),
+            "output": page["photon_request_generation_tokens_sum",],
             "outputs": page.total("photon_engine_outputs_total"),
             "requests": page["photon_requests_answered_total",]
             + page.total("photon_requests_rejected_total")
@@ -248,8 +248,8 @@ async def test_all_books_say_the_same(observed: Observed) -> None:
     for request_id, usage in made.usage.items():
         line = lines[request_id]
         assert (line["prompt_tokens"], line["cached_prompt_tokens"], line["output_tokens"]) == usage
-    assert page["photon_request_prompt_tokens_sum",] == by_lines["prompt"]
-    assert page["photon_request_generation_tokens_sum",] == by_lines["output"]
+    assert by_lines["prompt"] <= page["photon_prompt_tokens_total",]
+    assert by_lines["output"] <= page["photon_generation_tokens_total",]
     answered = Counter(reason for line in lines.values() if not line["reason"] for reason in line["finish_reasons"])
     assert answered == {
         key[1]: value for key, value in page.items() if key[0] == "photon_request_success_total" and value
@@ -262,53 +262,30 @@ async def test_all_books_say_the_same(observed: Observed) -> None:
     assert page.total("grpc_server_handled_total") == page.total("grpc_server_started_total")
 
 
-def unaccounted(page: Page) -> dict[str, float]:
-    """Tokens that the engine counted, less those billed and those that are said to be lost."""
-    return {
-        kind: page[f"photon_{kind}_tokens_total",]
-        - page.total(f"photon_unbilled_{kind}_tokens_total")
-        - page[f"photon_request_{kind}_tokens_sum",]
-        for kind in ("prompt", "generation")
-    }
-
-
-async def test_tokens_that_killed_front_ends_take_with_them_are_told(observed: Observed) -> None:
+async def test_requests_that_killed_front_ends_take_with_them_are_counted(observed: Observed) -> None:
     service = observed.service
     (address,) = service.wait_ready()
     times, before = len(service.ready_lines()), observed.page()
-    assert not any(unaccounted(before).values())
     request = pb.GenerateRequest(text="def")
-    request.stop.ignore_eos = True
+    request.stop.max_tokens, request.stop.ignore_eos = 300, True
     async with contextlib.AsyncExitStack() as stack:
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
         stubs = [
             Stub(await stack.enter_async_context(grpc.aio.insecure_channel(address, options)))
             for _ in range(NUM_CHANNELS)
         ]
-        request.stop.max_tokens = 300
         calls = [stub.StreamGenerate(request) for stub in stubs]
         for call in calls:
             await call.read()
-        # Of the last half second: their front end knows, and has told nobody.
-        request.stop.max_tokens = 2
-        request.sampling.num_outputs = 2
-        await asyncio.gather(*[stub.Generate(request) for stub in stubs[:4]])
         os.kill(service.children()["frontend"], signal.SIGKILL)
         codes = [await end_of(call) for call in calls]
     num_lost = codes.count(grpc.StatusCode.UNAVAILABLE)
     assert num_lost > 0 and codes.count(grpc.StatusCode.OK) == len(calls) - num_lost
     service.wait_ready(times + 1)
+    key = ("photon_requests_lost_total",)
     with contextlib.suppress(TimeoutError):
-        wait_until(
-            lambda: is_at_rest(page := observed.page()) and not any(unaccounted(page).values()), "they agree", 20.0
-        )
-    page = observed.page()
-    assert not any(unaccounted(page).values())
-    lost = "frontend_lost"
-    for kind in ("prompt", "generation"):
-        key = (f"photon_unbilled_{kind}_tokens_total", lost)
-        assert page[key] >= before[key] + num_lost
-    assert page["photon_requests_lost_total",] == before["photon_requests_lost_total",] + num_lost
+        wait_until(lambda: observed.page()[key] == before[key] + num_lost, "they are counted", 20.0)
+    assert observed.page()[key] == before[key] + num_lost
 
 
 async def end_of(call: grpc.aio.UnaryStreamCall) -> grpc.StatusCode:
@@ -396,8 +373,6 @@ def test_a_unary_call_that_is_lost_with_the_engine_is_not_billed(observed: Obser
     wait_until(lambda: "lost" in {line["request_id"] for line in observed.lines()}, "it has its line")
     (line,) = [line for line in observed.lines() if line["request_id"] == "lost"]
     assert (line["reason"], line["output_tokens"]) == ("ENGINE_RESTARTING", 0)
-    unbilled = ("photon_unbilled_generation_tokens_total", "late")
-    wait_until(lambda: observed.page()[unbilled] > before[unbilled], "what was computed is told")
 
 
 def test_scrapers_that_are_stuck_disturb_nothing(observed: Observed) -> None:
@@ -434,7 +409,7 @@ def test_a_drain_is_counted_while_it_lasts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("frontends", ["1", "2"])
-def test_a_front_end_that_is_killed_while_it_drains_is_accounted_for(frontends: str, tmp_path: Path) -> None:
+def test_requests_of_a_front_end_killed_while_it_drains_are_counted_as_lost(frontends: str, tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "tiny")
     flags = [
         "--model",
@@ -457,8 +432,6 @@ def test_a_front_end_that_is_killed_while_it_drains_is_accounted_for(frontends: 
         wait_until(lambda: observed.get("readyz")[0] == 503, "it drains")
         os.kill(service.children()["frontend"], signal.SIGKILL)
         wait_until(lambda: observed.page().total("photon_requests_lost_total") > 0, "its requests are counted as lost")
-        lost = ("photon_unbilled_generation_tokens_total", "frontend_lost")
-        wait_until(lambda: observed.page()[lost] > 0, "so are its tokens")
         for stream in streams:
             stream.cancel()
         assert service.process.wait() == 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from photon_grpc.core.batch import Admission, Batch, Growth
-from photon_grpc.core.sequence import Sequence
+from photon_grpc.core.sequence import Flight, Sequence
+from photon_grpc.engine.blocks.block_pool import BlockPool
 from photon_grpc.engine.scheduler.prompt_scoring import PromptScoring
 
 
@@ -15,6 +16,7 @@ class BatchBuilder:
     __slots__ = (
         "step",
         "budget",
+        "pool",
         "drafts",
         "rows",
         "slots",
@@ -26,9 +28,11 @@ class BatchBuilder:
         "published",
     )
 
-    def __init__(self, step: int, budget: int, drafts: int = 0) -> None:
+    def __init__(self, step: int, budget: int, pool: BlockPool, drafts: int = 0) -> None:
         self.step = step
+        #: Tokens that are left.
         self.budget = budget
+        self.pool = pool
         self.drafts = drafts
         self.rows: list[Sequence] = []
         self.slots: list[int] = []
@@ -39,6 +43,19 @@ class BatchBuilder:
         self.copies: list[tuple[int, int]] = []
         #: Row -> blocks that became known before this step has filled them.
         self.published: dict[int, list[int]] = {}
+
+    def place(self, seq: Sequence, count: int, end: int, yields: int) -> None:
+        """Add a row that computes `count` tokens, up to the length `end`, and yields so many ids at most."""
+        self.rows.append(seq)
+        self.slots.append(seq.slot)
+        self.counts.append(count)
+        self.yields.append(yields)
+        self.budget -= count
+        seq.flights.append(Flight(self.step, count, yields))
+        seq.last_step = self.step
+        if end >= seq.table.publish_at and end <= len(seq.ids):
+            # Every id in these blocks is known and is written in this step, before any row of it attends.
+            self.published[len(self.rows) - 1] = self.pool.publish(seq, end)
 
     def freeze(self, left: list[int], constrained: Collection[Sequence], scoring: PromptScoring) -> Batch:
         """The Batch; rows of `constrained` sequences wait for masks."""

@@ -53,6 +53,8 @@ class LiveSequences:
         self._slot_limbo = Limbo(pool.fences)
         #: Step in flight -> its ticket.
         self._tickets: dict[int, int] = {}
+        #: The newest step that was read.
+        self.settled_step = 0
         #: Siblings that wait for the prompt of their leader.
         self.siblings: Parking[Sequence] = Parking()
         #: Sequences that wait for another thread, or for the end of a trial.
@@ -126,7 +128,7 @@ class LiveSequences:
         resume_at, self.resume_at = self.resume_at, None
         at = 0 if resume_at is None else bisect_left(self.running, resume_at, key=_seat_rank)
         running = self.running[at:] + self.running[:at] if at else self.running[:]
-        return [seq for seq in running if self.trial.may_compute(seq)] if self.trial.seqs else running
+        return self.trial.in_turn(running)
 
     def has_seat(self) -> bool:
         return bool(self._slots)
@@ -276,12 +278,23 @@ class LiveSequences:
             self.constraints.forget(seq)
         if self.prompt_scoring.unscored:
             self.prompt_scoring.forget(seq)
-        if self.trial.seqs:
-            self.trial.ended(seq)
+        self.trial.ended(seq)
         if self.siblings.num_seqs:
             self.release_siblings(seq)
 
     # -- several outputs -----------------------------------------------------------------------------------------------
+
+    def has_prompt(self, leader: Sequence) -> bool:
+        """Return whether its prompt may be copied from. What it was admitted with may be written by that very step, and
+        copies come first."""
+        is_written = leader.num_computed >= leader.num_prompt - 1 and leader.seated_step <= self.settled_step
+        return leader.status is Status.RUNNING and is_written
+
+    def wake_siblings(self) -> None:
+        """Release those whose leader has its prompt by now."""
+        for leader in self.siblings.awaited():
+            if self.has_prompt(leader):
+                self.release_siblings(leader)
 
     def release_siblings(self, leader: Sequence) -> None:
         """The prompt is there, or will not be: its siblings wait for seats of their own."""

@@ -9,15 +9,14 @@ the one of its Batch.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, islice, repeat
 
-from photon_grpc.core.batch import Admission, Batch, StepOutput
+from photon_grpc.core.batch import Batch, StepOutput
 from photon_grpc.core.fault import Fault
-from photon_grpc.core.request import Request
 from photon_grpc.core.scores import RECORD
-from photon_grpc.core.sequence import Flight, Sequence, Status
+from photon_grpc.core.sequence import Sequence, Status
 from photon_grpc.engine.blocks.block_pool import BlockPool
 from photon_grpc.engine.deadline import Deadlines
 from photon_grpc.engine.grammar import ConstrainedOutputs, MatcherLost, NoGrammars, nothing_to_draw
@@ -27,6 +26,7 @@ from photon_grpc.engine.scheduler.chunking import Chunked, Chunking
 from photon_grpc.engine.scheduler.drafting import Drafting, NoDrafting
 from photon_grpc.engine.scheduler.live_sequences import LiveSequences, end_reason
 from photon_grpc.engine.scheduler.policy import Policy
+from photon_grpc.engine.scheduler.seating import Seating
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
 from photon_grpc.engine.scheduler.trial import Trial
 from photon_grpc.errors import InvalidConstraint, NumericFailure
@@ -38,16 +38,17 @@ class SchedulerLimits:
     max_num_batched_tokens: int
     #: Steps, at least 1: when step n is given its masks, all up to n - depth have settled.
     depth: int = 1
+    #: Splits prompts that exceed what a step has left, or does not.
+    chunking: Chunking = field(default_factory=Chunked)
 
 
 class Scheduler:
     """Chooses the rows of every step; settles the steps in their order.
 
     Args:
-        limits: seats, tokens per step.
+        limits: seats, tokens per step and how prompts are split over steps.
         policy: ranks requests.
         pool: the KV blocks.
-        chunking: splits prompts over steps, or does not.
         drafting: how many tokens the runner drafts for a decode row.
         constraints: which ids may follow in an output.
         quarantine: knows which requests must compute alone, and traces the steps in flight.
@@ -58,13 +59,11 @@ class Scheduler:
         limits: SchedulerLimits,
         policy: Policy,
         pool: BlockPool,
-        chunking: Chunking | None = None,
         drafting: Drafting | None = None,
         constraints: ConstrainedOutputs | None = None,
         quarantine: Quarantine | NoQuarantine | None = None,
     ) -> None:
         self.limits = limits
-        self.chunking = chunking or Chunked()
         self.drafting = drafting or NoDrafting()
         self.policy = policy
         self.pool = pool
@@ -73,9 +72,9 @@ class Scheduler:
         constraints = constraints or ConstrainedOutputs(NoGrammars(), 0)
         trial = Trial(self.quarantine)
         self.live = LiveSequences(limits.max_num_seqs, pool, constraints, policy.queue(), trial)
+        self.seating = Seating(policy, limits.chunking, pool, self.live, self.deadlines, self.quarantine)
         self.num_preemptions = 0
         self._step = 0
-        self._settled_step = 0
         self._flying: deque[tuple[Batch, BatchBuilder]] = deque()
         #: Preempted while it flew -> the blocks that its flights read, until the last of them has landed.
         self._read_blocks: dict[Sequence, frozenset[int]] = {}
@@ -90,8 +89,8 @@ class Scheduler:
     def schedule(self, now_s: float, report: StepFrameBuilder) -> Batch | None:
         """The next Batch, or None when no sequence can compute anything now. Reports preemptions, and the failure of
         those whose turn comes too late."""
-        plan = self._plan_in_turns(now_s, report) if self.live.trial.seqs else self._plan(now_s, report)
-        if not plan.rows:
+        plan = self.live.trial.planned(partial(self._plan, now_s, report), bool(self._flying))
+        if plan is None or not plan.rows:
             return None
         self._step = plan.step
         left, self.live.left = self.live.left, []
@@ -102,22 +101,11 @@ class Scheduler:
 
     def _plan(self, now_s: float, report: StepFrameBuilder) -> BatchBuilder:
         drafts = self.drafting.num_drafts(len(self.live.running))
-        plan = BatchBuilder(self._step + 1, self.limits.max_num_batched_tokens, drafts)
+        plan = BatchBuilder(self._step + 1, self.limits.max_num_batched_tokens, self.pool, drafts)
         preemptions = self.num_preemptions
         self._serve_running(plan, report)
         if len(self.live.waiting) and preemptions == self.num_preemptions:
-            self._admit_waiting(plan, now_s, report)
-        return plan
-
-    def _plan_in_turns(self, now_s: float, report: StepFrameBuilder) -> BatchBuilder:
-        """A step of the request on trial, or of the others; none while one is in flight."""
-        if self._flying:
-            return BatchBuilder(self._step + 1, 0)
-        self.live.trial.take_turns()
-        plan = self._plan(now_s, report)
-        if not plan.rows:
-            self.live.trial.take_turns()
-            plan = self._plan(now_s, report)
+            self.seating.admit(plan, now_s, report)
         return plan
 
     def _serve_running(self, plan: BatchBuilder, report: StepFrameBuilder) -> None:
@@ -142,13 +130,13 @@ class Scheduler:
                     self._place_drafting(plan, seq, wanted, report)
                     continue
             if count > plan.budget:
-                count = self.chunking.share(count, plan.budget, not plan.rows)
+                count = self.limits.chunking.share(count, plan.budget, not plan.rows)
                 if not count:
                     continue
             end = launched + count
             if end > seq.table.capacity and not self._make_room(seq, end, plan, report):
                 continue
-            self._place(plan, seq, count, end, 1 if end == wanted else 0)
+            plan.place(seq, count, end, 1 if end == wanted else 0)
 
     def _awaits_settling(self, seq: Sequence, plan: BatchBuilder) -> bool:
         """True when ids of this sequence are in a step that will not have settled when masks are made for the one being
@@ -174,19 +162,7 @@ class Scheduler:
             else:
                 return
         count = 1 + end - wanted
-        self._place(plan, seq, count, end, count)
-
-    def _place(self, plan: BatchBuilder, seq: Sequence, count: int, end: int, yields: int) -> None:
-        plan.rows.append(seq)
-        plan.slots.append(seq.slot)
-        plan.counts.append(count)
-        plan.yields.append(yields)
-        plan.budget -= count
-        seq.flights.append(Flight(plan.step, count, yields))
-        seq.last_step = plan.step
-        if end >= seq.table.publish_at and end <= len(seq.ids):
-            # Every id in these blocks is known and is written in this step, before any row of it attends.
-            plan.published[len(plan.rows) - 1] = self.pool.publish(seq, end)
+        plan.place(seq, count, end, count)
 
     def _make_room(self, seq: Sequence, num_tokens: int, plan: BatchBuilder, report: StepFrameBuilder) -> bool:
         """Extends the table, preempting the worst rank if need be. False when this sequence must sit out or was
@@ -221,89 +197,6 @@ class Scheduler:
         if seq not in self.live.prompt_scoring.unscored:
             # Else they would draw before the prompt is scored.
             self.live.release_siblings(seq)
-
-    # -- admission -----------------------------------------------------------------------------------------------------
-
-    def _admit_waiting(self, plan: BatchBuilder, now_s: float, report: StepFrameBuilder) -> None:
-        while plan.budget > 0 and self.live.has_seat() and len(self.live.waiting):
-            seq = self.live.waiting.first()
-            if not self.policy.admits(seq.rank, self.live.newest, len(self.live.running)):
-                return
-            if self.live.trial.seqs and not self.live.trial.may_compute(seq):
-                return
-            if seq.request.deadline_s is not None and self._comes_too_late(seq, now_s, report):
-                continue
-            if len(seq.ids) > plan.budget and not self.chunking.share(len(seq.ids), plan.budget, not plan.rows):
-                return
-            copies = self._take_blocks(seq)
-            if copies is None:
-                return
-            self._seat(plan, seq, copies, now_s)
-
-    def _comes_too_late(self, seq: Sequence, now_s: float, report: StepFrameBuilder) -> bool:
-        """True when it could not be in time any more, and has been failed for that."""
-        num_running = len(self.live.running)
-        if self.deadlines.missed(seq, 0, num_running, now_s) is None:
-            return False
-        failure = self.deadlines.missed(seq, self.num_known(seq), num_running, now_s)
-        if failure is None:
-            return False
-        self.live.remove(seq)
-        report.failed(seq, Fault.of(failure))
-        return True
-
-    def _take_blocks(self, seq: Sequence) -> tuple[tuple[int, int], ...] | None:
-        """Copies to make, after the sequence got its blocks; None when there is no room for it now."""
-        leader = seq.leader
-        if (
-            leader is not None
-            and self.pool.allocation.may_share
-            and seq.num_generated == 0
-            and self._has_prompt(leader)
-        ):
-            return self.pool.fork(seq, leader, len(self.live.running))
-        root = _root(seq.request)
-        max_cached = self.live.prompt_scoring.max_cached(seq)
-        return () if self.pool.admit(seq, root, len(self.live.running), max_cached) else None
-
-    def num_known(self, seq: Sequence) -> int:
-        """Tokens of `seq` that need not be computed, were it admitted now."""
-        return self.pool.num_known(seq, _root(seq.request))
-
-    def _has_prompt(self, leader: Sequence) -> bool:
-        """True when its prompt may be copied from. What it was admitted with may be written by that very step, and
-        copies come first."""
-        is_written = leader.num_computed >= leader.num_prompt - 1 and leader.seated_step <= self._settled_step
-        return leader.status is Status.RUNNING and is_written
-
-    def _seat(self, plan: BatchBuilder, seq: Sequence, copies: tuple[tuple[int, int], ...], now_s: float) -> None:
-        self.live.seat(seq)
-        seq.seated_step = plan.step
-        self.quarantine.seated(seq, plan.step)
-        if seq.first_scheduled_s is None:
-            seq.first_scheduled_s = now_s
-            # What a resumption finds again is not what the caller is told.
-            seq.num_cached = seq.num_computed
-        stop = seq.request.stop
-        plan.admissions.append(
-            Admission(
-                slot=seq.slot,
-                ids=tuple(seq.ids),
-                num_prompt=seq.num_prompt,
-                num_computed=seq.num_computed,
-                blocks=tuple(tuple(group) for group in seq.table.groups),
-                sampling=seq.request.sampling,
-                output_index=seq.index,
-                min_tokens=stop.min_tokens,
-                banned_until_min=stop.eos_token_ids + stop.stop_token_ids if stop.min_tokens else (),
-                scores=seq.request.scores,
-            )
-        )
-        plan.copies.extend(copies)
-        left = len(seq.ids) - seq.num_computed
-        count = left if left <= plan.budget else self.chunking.share(left, plan.budget, not plan.rows)
-        end = seq.num_computed + count
-        self._place(plan, seq, count, end, 1 if end == len(seq.ids) else 0)
 
     # -- settling ------------------------------------------------------------------------------------------------------
 
@@ -370,16 +263,15 @@ class Scheduler:
                 self.pool.settle(seq, self.live.fence(seq))
         if num_known or output.prompt_scores:
             _report_scores(output, plan, num_known, report)
-        self._settled_step = output.step
+        self.live.settled_step = output.step
         if self.live.siblings.num_seqs:
-            self._wake_siblings()
+            self.live.wake_siblings()
         if self._read_blocks:
             self._read_blocks = {seq: blocks for seq, blocks in self._read_blocks.items() if seq.flights}
         self.live.settled(batch.step)
         if ended:
             self.live.sweep()
-        if self.live.trial.seqs:
-            self.live.trial.settled()
+        self.live.trial.settled()
         self.quarantine.settled(batch.step)
 
     def _append(self, seq: Sequence, token: int, step: int, report: StepFrameBuilder) -> bool:
@@ -444,11 +336,6 @@ class Scheduler:
             if other.status is Status.PARKED and not void.isdisjoint(blocks):
                 self.live.fail(other, self.quarantine.lost(other, fault), report)
 
-    def _wake_siblings(self) -> None:
-        for leader in self.live.siblings.awaited():
-            if self._has_prompt(leader):
-                self.live.release_siblings(leader)
-
 
 def _report_scores(output: StepOutput, plan: BatchBuilder, num_known: dict[int, int], report: StepFrameBuilder) -> None:
     """Tells the scores of the ids that were appended, not of those dropped behind an end, and of prompts whose sequence
@@ -465,8 +352,3 @@ def _report_scores(output: StepOutput, plan: BatchBuilder, num_known: dict[int, 
         seq = plan.rows[row]
         if seq.status is not Status.FINISHED or seq.num_generated:
             report.prompt_scores(seq, records)
-
-
-def _root(request: Request) -> Hashable:
-    """Prefixes are shared below it."""
-    return request.adapter, request.owner, request.salt

@@ -63,7 +63,8 @@ class StepFrameBuilder:
         columns.handles.append(seq.handle)
         columns.ids.append(token)
         if len(seq.ids) == seq.num_given + 1:
-            columns.started.append(Started(seq.handle, seq.num_cached, _queue_s(seq), self._prompt(seq)))
+            columns.started.append(Started(seq.handle, seq.num_cached, _queue_s(seq)))
+            self._count_prompt(seq)
 
     def scores(self, seq: Sequence, records: bytes) -> None:
         """Of the ids that the last settled step brought."""
@@ -76,8 +77,9 @@ class StepFrameBuilder:
         scores[seq.handle] = scores.get(seq.handle, b"") + records
 
     def finished(self, seq: Sequence) -> None:
-        num_prompt = 0 if seq.num_generated else self._prompt(seq)
-        done = Finished(seq.handle, seq.finish_reason, seq.num_generated, seq.num_cached, _queue_s(seq), num_prompt)
+        if not seq.num_generated:
+            self._count_prompt(seq)
+        done = Finished(seq.handle, seq.finish_reason, seq.num_generated, seq.num_cached, _queue_s(seq))
         self.columns[seq.frontend].finished.append(done)
         self.ended.append(seq)
 
@@ -100,17 +102,16 @@ class StepFrameBuilder:
         """An Add was read: its front end is told so in this step."""
         self.columns[frontend].newest_added = handle
 
-    def _prompt(self, seq: Sequence) -> int:
-        """Its tokens. Computed, counted and billed once, for the output that is told of first: 0 for the others."""
+    def _count_prompt(self, seq: Sequence) -> None:
+        """Count the tokens of its prompt once for all outputs of the request."""
         leader = seq.leader or seq
         if leader.is_prompt_told:
-            return 0
+            return
         leader.is_prompt_told = True
         self.prompt_tokens += seq.num_given
         self.cached_tokens += seq.num_cached
         if seq.request.session_id:
             self.session_cached_tokens += seq.num_cached
-        return seq.num_given
 
     def frames(self, step: int, load: Load) -> list[tuple[int, StepFrame]]:
         return [

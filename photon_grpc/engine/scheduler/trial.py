@@ -6,16 +6,19 @@ Others so go on at half their pace, and the engine's death names the one it died
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from photon_grpc.core.ports import Event
 from photon_grpc.core.request import FinishReason
 from photon_grpc.core.sequence import Sequence
 from photon_grpc.engine.quarantine import NoQuarantine, Quarantine
+from photon_grpc.engine.scheduler.batch_builder import BatchBuilder
 
 _CUT_OFF = (FinishReason.UNSPECIFIED, FinishReason.ABORTED)
 
 
 class Trial:
-    """The one request on trial."""
+    """The one request on trial, if there is one: says whose turn the next step is."""
 
     def __init__(self, quarantine: Quarantine | NoQuarantine) -> None:
         #: Its sequences that are alive; none while there is no trial.
@@ -27,7 +30,7 @@ class Trial:
         self._end = Event()
 
     def begin(self, seqs: list[Sequence]) -> Event | None:
-        """Puts a request on trial if it is a suspect. Returns the event to wait for where another one is on trial."""
+        """Put a request on trial if it is a suspect. Return the event to wait for where another one is on trial."""
         num_suspected = self._quarantine.num_suspected(seqs[0].fingerprint)
         if num_suspected is None or seqs[0] in self.seqs:
             return None
@@ -36,17 +39,33 @@ class Trial:
         self.seqs, self._num_suspected = list(seqs), num_suspected
         return None
 
-    def take_turns(self) -> None:
-        """The next step is of the others if this one is of the suspect, and the other way round."""
+    def planned(self, plan: Callable[[], BatchBuilder], is_flying: bool) -> BatchBuilder | None:
+        """Plan a step of all; during a trial one of the suspect or one of the others, in turns, and none while a step
+        is in flight."""
+        if not self.seqs:
+            return plan()
+        if is_flying:
+            return None
         self._is_its_turn = not self._is_its_turn
+        planned = plan()
+        if not planned.rows:
+            self._is_its_turn = not self._is_its_turn
+            planned = plan()
+        return planned
 
     def may_compute(self, seq: Sequence) -> bool:
         """Return whether it is the turn of this sequence."""
-        return (seq in self.seqs) is self._is_its_turn
+        return not self.seqs or (seq in self.seqs) is self._is_its_turn
+
+    def in_turn(self, seqs: list[Sequence]) -> list[Sequence]:
+        """Return those whose turn it is."""
+        return [seq for seq in seqs if self.may_compute(seq)] if self.seqs else seqs
 
     def settled(self) -> None:
-        """Clears the suspect once each of its outputs has drawn a token, and has come further than it had come; ends
-        the trial of one that an operator has cleared."""
+        """Clear the suspect once each of its outputs has drawn a token, and has come further than it had come; end the
+        trial of one that an operator has cleared."""
+        if not self.seqs:
+            return
         own = self.seqs[0].fingerprint
         is_clear = all(seq.num_generated and seq.num_output > self._num_suspected for seq in self.seqs)
         if is_clear or self._quarantine.num_suspected(own) is None:
@@ -54,7 +73,7 @@ class Trial:
             self._over()
 
     def ended(self, seq: Sequence) -> None:
-        """One of its outputs has ended; the last one that was not cut off clears it."""
+        """Clear the suspect where its last output has ended by itself."""
         if seq not in self.seqs:
             return
         self.seqs.remove(seq)

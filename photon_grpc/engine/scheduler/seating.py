@@ -1,0 +1,128 @@
+"""Gives sequences that wait a seat in the step being planned."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from photon_grpc.core.batch import Admission
+from photon_grpc.core.fault import Fault
+from photon_grpc.core.request import Request
+from photon_grpc.core.sequence import Sequence
+from photon_grpc.engine.blocks.block_pool import BlockPool
+from photon_grpc.engine.deadline import Deadlines
+from photon_grpc.engine.quarantine import NoQuarantine, Quarantine
+from photon_grpc.engine.scheduler.batch_builder import BatchBuilder
+from photon_grpc.engine.scheduler.chunking import Chunking
+from photon_grpc.engine.scheduler.live_sequences import LiveSequences
+from photon_grpc.engine.scheduler.policy import Policy
+from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
+
+
+class Seating:
+    """Seats what fits into the budget that a step has left, and fails those whose turn comes too late.
+
+    Args:
+        policy: says who may be seated.
+        chunking: splits prompts over steps, or does not.
+        pool: the KV blocks.
+        live: every sequence.
+        deadlines: find those that come too late.
+        quarantine: traces who has which seat.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        chunking: Chunking,
+        pool: BlockPool,
+        live: LiveSequences,
+        deadlines: Deadlines,
+        quarantine: Quarantine | NoQuarantine,
+    ) -> None:
+        self._policy = policy
+        self._chunking = chunking
+        self._pool = pool
+        self._live = live
+        self._deadlines = deadlines
+        self._quarantine = quarantine
+
+    def admit(self, plan: BatchBuilder, now_s: float, report: StepFrameBuilder) -> None:
+        """Seat those that wait, the first of them first, until one finds no place in the step."""
+        while plan.budget > 0 and self._live.has_seat() and len(self._live.waiting):
+            seq = self._live.waiting.first()
+            if not self._policy.admits(seq.rank, self._live.newest, len(self._live.running)):
+                return
+            if not self._live.trial.may_compute(seq):
+                return
+            if seq.request.deadline_s is not None and self._comes_too_late(seq, now_s, report):
+                continue
+            if len(seq.ids) > plan.budget and not self._chunking.share(len(seq.ids), plan.budget, not plan.rows):
+                return
+            copies = self._take_blocks(seq)
+            if copies is None:
+                return
+            self._seat(plan, seq, copies, now_s)
+
+    def _comes_too_late(self, seq: Sequence, now_s: float, report: StepFrameBuilder) -> bool:
+        """True when it could not be in time any more, and has been failed for that."""
+        num_running = len(self._live.running)
+        if self._deadlines.missed(seq, 0, num_running, now_s) is None:
+            return False
+        failure = self._deadlines.missed(seq, self.num_known(seq), num_running, now_s)
+        if failure is None:
+            return False
+        self._live.remove(seq)
+        report.failed(seq, Fault.of(failure))
+        return True
+
+    def _take_blocks(self, seq: Sequence) -> tuple[tuple[int, int], ...] | None:
+        """Copies to make, after the sequence got its blocks; None when there is no room for it now."""
+        leader = seq.leader
+        if (
+            leader is not None
+            and self._pool.allocation.may_share
+            and seq.num_generated == 0
+            and self._live.has_prompt(leader)
+        ):
+            return self._pool.fork(seq, leader, len(self._live.running))
+        root = _root(seq.request)
+        max_cached = self._live.prompt_scoring.max_cached(seq)
+        return () if self._pool.admit(seq, root, len(self._live.running), max_cached) else None
+
+    def num_known(self, seq: Sequence) -> int:
+        """Tokens of `seq` that need not be computed, were it admitted now."""
+        return self._pool.num_known(seq, _root(seq.request))
+
+    def _seat(self, plan: BatchBuilder, seq: Sequence, copies: tuple[tuple[int, int], ...], now_s: float) -> None:
+        self._live.seat(seq)
+        seq.seated_step = plan.step
+        self._quarantine.seated(seq, plan.step)
+        if seq.first_scheduled_s is None:
+            seq.first_scheduled_s = now_s
+            # What a resumption finds again is not what the caller is told.
+            seq.num_cached = seq.num_computed
+        stop = seq.request.stop
+        plan.admissions.append(
+            Admission(
+                slot=seq.slot,
+                ids=tuple(seq.ids),
+                num_prompt=seq.num_prompt,
+                num_computed=seq.num_computed,
+                blocks=tuple(tuple(group) for group in seq.table.groups),
+                sampling=seq.request.sampling,
+                output_index=seq.index,
+                min_tokens=stop.min_tokens,
+                banned_until_min=stop.eos_token_ids + stop.stop_token_ids if stop.min_tokens else (),
+                scores=seq.request.scores,
+            )
+        )
+        plan.copies.extend(copies)
+        left = len(seq.ids) - seq.num_computed
+        count = left if left <= plan.budget else self._chunking.share(left, plan.budget, not plan.rows)
+        end = seq.num_computed + count
+        plan.place(seq, count, end, 1 if end == len(seq.ids) else 0)
+
+
+def _root(request: Request) -> Hashable:
+    """Prefixes are shared below it."""
+    return request.adapter, request.owner, request.salt
