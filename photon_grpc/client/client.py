@@ -118,22 +118,14 @@ class Client:
         its place, and ends the rest. Raise TypeError for one bare text, ValueError for a concurrency below 1.
         """
         check(prompts, concurrency)
-
-        async def answer(prompt: Prompt) -> Generation:
-            return await persist(lambda: self.generate(prompt, **options))
-
-        return ordered(answer, prompts, concurrency)
+        return ordered(lambda prompt: persist(lambda: self.generate(prompt, **options)), prompts, concurrency)
 
     def map_unordered(
         self, prompts: Iterable[Prompt], *, concurrency: int = CONCURRENCY, **options: Unpack[Options]
     ) -> AsyncGenerator[tuple[int, Generation], None]:
         """As `map`, in the order in which they end: (index of the prompt, result)."""
         check(prompts, concurrency)
-
-        async def answer(prompt: Prompt) -> Generation:
-            return await persist(lambda: self.generate(prompt, **options))
-
-        return unordered(answer, prompts, concurrency)
+        return unordered(lambda prompt: persist(lambda: self.generate(prompt, **options)), prompts, concurrency)
 
     def multiplex(self) -> Multiplex:
         """Many requests on one stream, as a context manager; see Multiplex. All are of the span that is current now: a

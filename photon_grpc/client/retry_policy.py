@@ -1,4 +1,4 @@
-"""Which failures of a request are worth another attempt, after what pause, and for how long."""
+"""Failures of a request: which are worth another attempt, after what pause, and for how long."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _FULL = (QueueFull, QueueTimeout, QuotaExceeded)
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """What is tried again, after what pause, and for how long.
+    """The failures that are tried again, after what pause, and for how long.
 
     | failure | before output | after output has begun |
     |---|---|---|

@@ -43,7 +43,7 @@ CANNOT_START = 2
 
 
 class ChildCommand(NamedTuple):
-    """What a child runs: `python -m MODULE PID CONTROL_FD HEARTBEAT_FD [SHARED_FD ...]`, read by `enter_child`."""
+    """The command of a child: `python -m MODULE PID CONTROL_FD HEARTBEAT_FD [SHARED_FD ...]`, read by `enter_child`."""
 
     name: str
     module: str
@@ -163,7 +163,7 @@ class Child:
 
 
 class ChildContext(NamedTuple):
-    """What a child has from its supervisor."""
+    """A child's belongings from its supervisor."""
 
     control: ControlChannel
     begin: Begin

@@ -136,8 +136,7 @@ def produce(cache, landed, ring, pages, BLOCK_SIZE: gl.constexpr):
 def soften(scores, before, scale, key, position, MASKED: gl.constexpr):
     """(weights, factor for what was summed before, new maximum in units of log2, new sum) of one tile of scores.
 
-    before: maximum and sum of the tiles before it. Key 0 is in the first tile and visible to all: no maximum is ever
-    -inf behind it. `scale` > 0 includes log2(e).
+    before: maximum and sum so far. No maximum is -inf: key 0 is visible to all. `scale` > 0 includes log2(e).
     """
     high, total = before
     if MASKED:
@@ -239,8 +238,7 @@ def attend_all(
 
 @gluon_jit
 def consume(queries, ring, tile, GROUP_OF_WARPS: gl.constexpr, SHAPE: gl.constexpr, TILE: gl.constexpr):
-    """One group of four warps: pairs 64 · GROUP_OF_WARPS … of the tile. queries: where they lie, where they are kept in
-    shared memory, and where their results go."""
+    """One group of four warps: pairs 64 · GROUP_OF_WARPS … of the tile. queries: source, shared copy, results."""
     q, qs, out = queries
     first_query, first, count, before, kv_head, q_stride, scale, full, steps = tile
     KV_HEADS: gl.constexpr = SHAPE.KV_HEADS
