@@ -45,8 +45,9 @@ def batch(
 
 
 def row(
-    kernels: Kernels, device: torch.device, name: str, shape: Shape, counts: list[int], contexts: list[int], page: int
+    kernels: Kernels, device: torch.device, name: str, shape: Shape, case: tuple[list[int], list[int]], page: int
 ) -> None:
+    counts, contexts = case
     meta = batch(shape, counts, contexts, page, device)
     num_bytes = 2 * sum(contexts) * shape.kv_heads * shape.head_dim * shape.dtype.itemsize
     pairs = sum(n * (c - n) + n * (n + 1) / 2 for n, c in zip(counts, contexts, strict=True))
@@ -70,6 +71,6 @@ def table(kernels: Kernels, device: torch.device) -> None:
     decode, prompts = (CPU_DECODE, CPU_PROMPTS) if device.type == "cpu" else (DECODE, PROMPTS)
     cases = [([1] * rows, [context] * rows) for rows, context in decode] + prompts
     for name, shape in shapes(device).items():
-        for counts, contexts in cases:
+        for case in cases:
             for page in (16,) if device.type == "cpu" else (16, 64):
-                row(kernels, device, name, shape, counts, contexts, page)
+                row(kernels, device, name, shape, case, page)

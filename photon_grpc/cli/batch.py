@@ -24,7 +24,7 @@ from photon_grpc.cli.terminal import remark, to_base64
 from photon_grpc.client import Client, Generation, Options, Prompt, Unreachable
 from photon_grpc.client.many import persist, unordered
 from photon_grpc.client.message_type import write_message_type
-from photon_grpc.client.resume import PATIENCE_S
+from photon_grpc.client.retry_policy import PATIENCE_S
 from photon_grpc.compose.console import bar_of
 from photon_grpc.errors import ConfigError, InvalidRequest, NotAllowed, RequestError
 from photon_grpc.v1 import inference_pb2

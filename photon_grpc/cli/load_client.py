@@ -24,7 +24,8 @@ import grpc.aio
 from photon_grpc.cli.connection import key_metadata, tls_credentials
 from photon_grpc.cli.load import RequestResult, Session, Turn, Workload, as_json
 from photon_grpc.client.channel import open_channel
-from photon_grpc.client.multiplex import DEFAULT_TIMEOUT_S, Multiplex
+from photon_grpc.client.multiplex import Multiplex
+from photon_grpc.client.retry_policy import DEFAULT_TIMEOUT_S, RetryPolicy
 from photon_grpc.client.status import to_error
 from photon_grpc.errors import PhotonError
 from photon_grpc.v1 import inference_pb2, inference_pb2_grpc
@@ -49,7 +50,9 @@ class LoadClient:
         self._stub = inference_pb2_grpc.InferenceServiceStub(channel)
         self._multiplex = None
         if load.multiplex:
-            self._multiplex = Multiplex(lambda: self._stub.MultiplexGenerate(metadata=key_metadata()), load.target)
+            self._multiplex = Multiplex(
+                lambda: self._stub.MultiplexGenerate(metadata=key_metadata()), load.target, RetryPolicy()
+            )
         self._waiting = enumerate(load.sessions)
         self._zero_s = 0.0
 

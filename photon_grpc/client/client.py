@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -20,9 +21,10 @@ from photon_grpc.client.generation import Generation, read_generation
 from photon_grpc.client.many import CONCURRENCY, check, hedged, ordered, persist, unordered
 from photon_grpc.client.message_type import M
 from photon_grpc.client.model import Model, read_model
-from photon_grpc.client.multiplex import DEFAULT_TIMEOUT_S, Multiplex, MultiplexGenerateCall
+from photon_grpc.client.multiplex import Multiplex, MultiplexGenerateCall
 from photon_grpc.client.options import Options, build_request, write_prompt
 from photon_grpc.client.resume import ResumingCall
+from photon_grpc.client.retry_policy import DEFAULT_TIMEOUT_S, RetryPolicy
 from photon_grpc.client.status import Unreachable, to_error
 from photon_grpc.client.stream import MessageCall, Stream
 from photon_grpc.client.trace_context import Metadata, with_trace_context
@@ -60,10 +62,9 @@ class Client:
         metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
         self.target = target
-        self._resume = resume
-        self._timeout_s = timeout
         self._credentials = credentials
         self._retries = retries
+        self._policy = RetryPolicy(max_retries=retries if resume else 0, resumes=resume, timeout_s=timeout)
         self._metadata = tuple(metadata)
         #: By whether they lead to ready servers alone.
         self._channels: dict[bool, grpc.aio.Channel] = {}
@@ -88,14 +89,11 @@ class Client:
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """The result as it is produced; see Stream."""
-        request, timeout_s = build_request(prompt, options), self._timeout_of(options)
+        request = build_request(prompt, options)
         # Kept for the calls that go on: another span may be current then.
         open_call = partial(self._open_stream, metadata=self._call_metadata())
-        call: MessageCall
-        if self._resume:
-            call = ResumingCall(request, open_call, self.target, timeout_s=timeout_s, retries=self._retries)
-        else:
-            call = open_call(request, timeout_s)
+        policy = replace(self._policy, is_after_grpc=True)
+        call = ResumingCall(request, open_call, self.target, options.get("timeout"), policy)
         return Stream(call, self.target, answer_types(options))
 
     async def generate_message(self, prompt: Prompt, message_type: type[M], /, **options: Unpack[Options]) -> M:
@@ -120,22 +118,14 @@ class Client:
         its place, and ends the rest. Raise TypeError for one bare text, ValueError for a concurrency below 1.
         """
         check(prompts, concurrency)
-
-        async def answer(prompt: Prompt) -> Generation:
-            return await persist(lambda: self.generate(prompt, **options))
-
-        return ordered(answer, prompts, concurrency)
+        return ordered(lambda prompt: persist(lambda: self.generate(prompt, **options)), prompts, concurrency)
 
     def map_unordered(
         self, prompts: Iterable[Prompt], *, concurrency: int = CONCURRENCY, **options: Unpack[Options]
     ) -> AsyncGenerator[tuple[int, Generation], None]:
         """As `map`, in the order in which they end: (index of the prompt, result)."""
         check(prompts, concurrency)
-
-        async def answer(prompt: Prompt) -> Generation:
-            return await persist(lambda: self.generate(prompt, **options))
-
-        return unordered(answer, prompts, concurrency)
+        return unordered(lambda prompt: persist(lambda: self.generate(prompt, **options)), prompts, concurrency)
 
     def multiplex(self) -> Multiplex:
         """Many requests on one stream, as a context manager; see Multiplex. All are of the span that is current now: a
@@ -145,7 +135,7 @@ class Client:
         def open_call() -> MultiplexGenerateCall:
             return self._inference.MultiplexGenerate(metadata=metadata)
 
-        return Multiplex(open_call, self.target, timeout=self._timeout_s, retries=self._retries, resume=self._resume)
+        return Multiplex(open_call, self.target, self._policy)
 
     async def models(self) -> list[Model]:
         """Every served model, the default one first."""
@@ -179,7 +169,7 @@ class Client:
 
     async def is_ready(self) -> bool:
         """Return whether a request sent now would run. Raise Unreachable where no server answers."""
-        return await self._is_ready(self._timeout_s)
+        return await self._is_ready(self._policy.timeout_s)
 
     async def wait_until_ready(self, timeout_s: float = 60.0) -> None:
         """Return when a request sent now would run. Raise Unreachable or ModelLoading when that took too long."""
@@ -236,7 +226,8 @@ class Client:
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def _generate(self, request: inference_pb2.GenerateRequest, options: Options) -> Generation:
-        call = self._inference.Generate(request, timeout=self._timeout_of(options), metadata=self._call_metadata())
+        timeout_s = self._policy.timeout_of(options.get("timeout"))
+        call = self._inference.Generate(request, timeout=timeout_s, metadata=self._call_metadata())
         return read_generation(await self._raised(call), answer_types(options))
 
     def _open_stream(
@@ -247,12 +238,8 @@ class Client:
     def _call_metadata(self) -> Metadata:
         return with_trace_context(self._metadata)
 
-    def _timeout_of(self, options: Options) -> float:
-        own_s = options.get("timeout")
-        return self._timeout_s if own_s is None else own_s
-
     async def _ask(self, method: Callable[..., Awaitable[T]], request: Message) -> T:
-        return await self._raised(method(request, timeout=self._timeout_s, metadata=self._call_metadata()))
+        return await self._raised(method(request, timeout=self._policy.timeout_s, metadata=self._call_metadata()))
 
     async def _raised(self, call: Awaitable[T]) -> T:
         try:

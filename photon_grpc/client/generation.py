@@ -132,18 +132,7 @@ class Generation:
 def read_delta(message: pb.Output, types: AnswerTypes = NO_TYPES, text_before: str = "") -> Delta:
     """`text_before` is the output's text up to here, where an object is to be made of it."""
     finish = read_finish(message.finish) if message.HasField("finish") else None
-    return Delta(
-        message.index,
-        message.text,
-        tuple(message.token_ids),
-        finish,
-        read_scores(message.scores),
-        message.reasoning,
-        message.content,
-        read_tool_calls(message.tool_calls),
-        read_message(message, types.message_type),
-        _object(types, text_before + message.text, finish),
-    )
+    return Delta(finish=finish, **_parts(message, types), _parsed=_object(types, text_before + message.text, finish))
 
 
 def read_start(message: pb.GenerationStart) -> Start:
@@ -172,18 +161,20 @@ def read_generation(message: pb.GenerateResponse, types: AnswerTypes = NO_TYPES)
 
 def _read_output(message: pb.Output, types: AnswerTypes) -> Output:
     finish = read_finish(message.finish)
-    return Output(
-        message.index,
-        message.text,
-        tuple(message.token_ids),
-        finish,
-        read_scores(message.scores),
-        message.reasoning,
-        message.content,
-        read_tool_calls(message.tool_calls),
-        read_message(message, types.message_type),
-        _object(types, message.text, finish),
-    )
+    return Output(finish=finish, **_parts(message, types), _parsed=_object(types, message.text, finish))
+
+
+def _parts(message: pb.Output, types: AnswerTypes) -> dict[str, Any]:
+    return {
+        "index": message.index,
+        "text": message.text,
+        "token_ids": tuple(message.token_ids),
+        "scores": read_scores(message.scores),
+        "reasoning": message.reasoning,
+        "content": message.content,
+        "tool_calls": read_tool_calls(message.tool_calls),
+        "message": read_message(message, types.message_type),
+    }
 
 
 def _object(types: AnswerTypes, text: str, finish: Finish | None) -> Any:

@@ -9,9 +9,8 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from itertools import islice
 from typing import Any, TypeVar
 
-from photon_grpc.client.backoff import Backoff
-from photon_grpc.client.resume import PATIENCE_S
-from photon_grpc.errors import Overloaded, QueueFull, QueueTimeout, QuotaExceeded, Unavailable
+from photon_grpc.client.retry_policy import Attempts, RetryPolicy
+from photon_grpc.errors import PhotonError
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -19,8 +18,8 @@ T = TypeVar("T")
 #: Answers one prompt.
 Answer = Callable[[P], Coroutine[Any, Any, T]]
 
-#: A server's own reasons, which end as others' requests do. gRPC and proxies give none.
-_PASSING = (QueueFull, QueueTimeout, QuotaExceeded)
+#: Of one prompt among many: a full server is asked until it has room.
+PERSISTENT = RetryPolicy(max_retries=math.inf, waits_for_room=True)
 
 #: Of `map`, unless it says otherwise.
 CONCURRENCY = 64
@@ -80,20 +79,12 @@ async def unordered(
 async def persist(ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Ask again while the server says that it is full, and for a while where none is there or something on the way is
     full. Raise what else fails."""
-    full, away = Backoff(math.inf), Backoff(PATIENCE_S)
+    attempts = Attempts(PERSISTENT)
     while True:
         try:
             return await ask()
-        except Overloaded as error:
-            if isinstance(error, QuotaExceeded) and error.retry_after_s is None:
-                raise
-            if isinstance(error, _PASSING):
-                away.progress()
-                pause_s = full.pause_s(error)
-            else:
-                pause_s = away.pause_s(error)
-        except Unavailable as error:
-            pause_s = away.pause_s(error)
+        except PhotonError as error:
+            pause_s = attempts.pause_s(error)
         await asyncio.sleep(pause_s)
 
 

@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeAlias, Unpack
 
 import grpc.aio
 
 from photon_grpc.client.answer_types import answer_types
-from photon_grpc.client.channel import MAX_RETRIES
 from photon_grpc.client.generation import Generation, read_generation
 from photon_grpc.client.options import Options, build_request
 from photon_grpc.client.resume import ResumingCall
+from photon_grpc.client.retry_policy import RetryPolicy
 from photon_grpc.client.status import Unreachable, item_error, to_error
 from photon_grpc.client.stream import MessageCall, Stream
 from photon_grpc.core.generation import Prompt
-from photon_grpc.errors import (
-    Cancelled,
-    DeadlinePassed,
-    Draining,
-    DuplicateRequestId,
-    IdleStreamEvicted,
-    InvalidRequest,
-    PhotonError,
-)
+from photon_grpc.errors import DeadlinePassed, Draining, DuplicateRequestId, InvalidRequest, PhotonError
 from photon_grpc.v1 import inference_pb2 as pb
-
-#: Of a call that brings none of its own.
-DEFAULT_TIMEOUT_S = 600.0
 
 MultiplexGenerateCall: TypeAlias = (
     "grpc.aio.StreamStreamCall[pb.MultiplexGenerateRequest, pb.MultiplexGenerateResponse]"
@@ -40,19 +28,13 @@ MultiplexGenerateCall: TypeAlias = (
 
 #: No message but the first and the last.
 _AT_THE_END = 2**32 - 1
-#: Streams that a request may be sent on again: a server that takes the place of each new one away is full.
-_MAX_REOPENED = 8
 
 
 class MultiplexedCall:
     """One request of many, read like a StreamGenerate call."""
 
-    def __init__(self, cancel: Callable[[str], None], request: pb.GenerateRequest, timeout_s: float) -> None:
-        self.request_id = request.request_id
-        self._request: pb.GenerateRequest | None = request
-        self._ends_s = time.monotonic() + timeout_s
-        self._num_sent = 1
-        self._is_cancelled = False
+    def __init__(self, cancel: Callable[[str], None], request_id: str, timeout_s: float) -> None:
+        self.request_id = request_id
         self._cancel = cancel
         self._messages: deque[pb.StreamGenerateResponse] = deque()
         self._error: PhotonError | None = None
@@ -83,23 +65,9 @@ class MultiplexedCall:
     def cancel(self) -> None:
         """End the request; do nothing once it has ended."""
         if not self._is_over:
-            self._is_cancelled = True
             self._cancel(self.request_id)
 
-    def again(self, cancel: Callable[[str], None]) -> pb.GenerateRequest | None:
-        """The request, to be sent once more; None where its server has begun with it, or it is to end. Raise
-        Cancelled."""
-        if self._is_cancelled:
-            raise Cancelled("cancelled by its caller")
-        if self._request is None or self._is_over or self._num_sent > _MAX_REOPENED:
-            return None
-        self._num_sent += 1
-        self._cancel = cancel
-        _set_timeout(self._request, max(self._ends_s - time.monotonic(), 1e-3))
-        return self._request
-
     def tell(self, message: pb.StreamGenerateResponse) -> None:
-        self._request = None
         self._messages.append(message)
         self._news.set()
 
@@ -125,20 +93,11 @@ class Multiplex:
     of a stream ends it while it is idle: the next request opens another, and one that was under way is sent there.
     """
 
-    def __init__(
-        self,
-        open_call: Callable[[], MultiplexGenerateCall],
-        target: str,
-        *,
-        timeout: float = DEFAULT_TIMEOUT_S,
-        retries: int = MAX_RETRIES,
-        resume: bool = True,
-    ) -> None:
+    def __init__(self, open_call: Callable[[], MultiplexGenerateCall], target: str, policy: RetryPolicy) -> None:
+        """gRPC repeats whole streams: `policy` is of the requests on them."""
         self._open_call = open_call
         self._target = target
-        self._timeout_s = timeout
-        self._retries = retries
-        self._resume = resume
+        self._policy = policy
         self._wires: list[_Wire] = []
         self._is_closed = False
 
@@ -170,28 +129,8 @@ class Multiplex:
         """The one for new requests."""
         self._wires = [wire for wire in self._wires if not wire.is_over]
         if not self._wires or self._wires[-1].is_leaving:
-            self._wires.append(_Wire(self._open_call(), self._target, self._ask_again))
+            self._wires.append(_Wire(self._open_call(), self._target))
         return self._wires[-1]
-
-    def _ask_again(self, calls: Sequence[MultiplexedCall], error: PhotonError) -> None:
-        """Those that an idle stream's end met on their way."""
-        if self._is_closed:
-            for call in calls:
-                call.end(error)
-            return
-        for call in calls:
-            try:
-                self._send_again(call, error)
-            except PhotonError as own:
-                call.end(own)
-
-    def _send_again(self, call: MultiplexedCall, error: PhotonError) -> None:
-        """Raise PhotonError."""
-        wire = self._wire()
-        request = call.again(wire.cancel)
-        if request is None:
-            raise error
-        wire.send(call, request)
 
     async def __aenter__(self) -> Self:
         return self
@@ -204,19 +143,7 @@ class Multiplex:
             await wire.close()
 
     def _call(self, request: pb.GenerateRequest, options: Options) -> MessageCall:
-        own_s = options.get("timeout")
-        timeout_s = self._timeout_s if own_s is None else own_s
-        if not self._resume:
-            return self.ask(request, timeout_s)
-        # gRPC repeats whole streams, not what is on them.
-        return ResumingCall(
-            request,
-            self.ask,
-            self._target,
-            timeout_s=timeout_s,
-            retries=self._retries,
-            is_left_to_us=lambda error: True,
-        )
+        return ResumingCall(request, self.ask, self._target, options.get("timeout"), self._policy)
 
 
 #: Servers tell no more of an id, by which the answer finds its request.
@@ -226,16 +153,9 @@ _MAX_ID_CHARS = 128
 class _Wire:
     """One MultiplexGenerate call."""
 
-    def __init__(
-        self,
-        call: MultiplexGenerateCall,
-        target: str,
-        evicted: Callable[[Sequence[MultiplexedCall], PhotonError], None],
-    ) -> None:
-        """`evicted` is told what was in flight when the server took the stream's place away, or may have."""
+    def __init__(self, call: MultiplexGenerateCall, target: str) -> None:
         self._call = call
         self._target = target
-        self._evicted = evicted
         #: Those in flight.
         self._by_id: dict[str, MultiplexedCall] = {}
         self._by_handle: dict[int, MultiplexedCall] = {}
@@ -244,8 +164,6 @@ class _Wire:
         #: No request can be asked for here any more; nor will one end.
         self.is_leaving = False
         self.is_over = False
-        #: Its end met a request on its way.
-        self._is_cut = False
 
     def ask(self, request: pb.GenerateRequest, timeout_s: float) -> MultiplexedCall:
         request_id = request.request_id = request.request_id or uuid.uuid4().hex
@@ -256,13 +174,9 @@ class _Wire:
             raise DuplicateRequestId(f"{request_id!r} is in flight on this stream", field="request_id")
         # The server's deadline, which ends it there; this side's, should the server be silent.
         _set_timeout(request, timeout_s)
-        call = MultiplexedCall(self.cancel, request, timeout_s)
-        self.send(call, request)
-        return call
-
-    def send(self, call: MultiplexedCall, request: pb.GenerateRequest) -> None:
-        self._by_id[call.request_id] = call
+        call = self._by_id[request_id] = MultiplexedCall(self.cancel, request_id, timeout_s)
         self._actions.put_nowait(pb.MultiplexGenerateRequest(generate=request))
+        return call
 
     def cancel(self, request_id: str) -> None:
         action = pb.MultiplexGenerateRequest.Cancel(request_id=request_id)
@@ -293,9 +207,8 @@ class _Wire:
         if failure.code() is not grpc.StatusCode.INTERNAL or failure.trailing_metadata():
             return to_error(failure, self._target)
         # Of grpc.aio itself: a message met the end of the stream, whose status it has thrown away.
-        self._is_cut = True
         error = Unreachable(f"{self._target} has ended the stream")
-        error.was_lost, error.target = True, self._target
+        error.was_lost, error.target, error.is_left_to_caller = True, self._target, True
         return error
 
     def _tell(self, item: pb.MultiplexItem) -> None:
@@ -320,9 +233,6 @@ class _Wire:
         self._by_id.clear()
         self._by_handle.clear()
         self._tasks[0].cancel()
-        if self._is_cut or isinstance(error, IdleStreamEvicted):
-            self._evicted(calls, error)
-            return
         for call in calls:
             call.end(error)
 

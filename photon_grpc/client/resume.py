@@ -5,21 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable
 from typing import Any
 
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
-from photon_grpc.client.backoff import Backoff
-from photon_grpc.client.status import Unreachable, to_error
+from photon_grpc.client.retry_policy import Attempts, RetryPolicy
+from photon_grpc.client.status import to_error
 from photon_grpc.client.stream import MessageCall
-from photon_grpc.errors import DeadlinePassed, DuplicateRequestId, Overloaded, PhotonError, QuotaExceeded, Unavailable
+from photon_grpc.errors import PhotonError
 from photon_grpc.v1 import inference_pb2 as pb
-
-#: Without a token for so long, a stream that was cut off is given up.
-PATIENCE_S = 60.0
 
 #: Sends a request, which has so many seconds.
 OpenCall = Callable[[pb.GenerateRequest, float], MessageCall]
@@ -27,16 +23,12 @@ OpenCall = Callable[[pb.GenerateRequest, float], MessageCall]
 _SHORTEST_S = 0.001
 
 
-def is_lost_connection(error: PhotonError) -> bool:
-    """gRPC repeats a call until its answer's headers have come; then the connection may still be lost."""
-    return isinstance(error, Unreachable) and error.was_lost
-
-
 class ResumingCall:
     """A StreamGenerate call over as many calls as it takes.
 
-    Asks for ids, which it keeps from a caller who did not. What has come is told once: one start, texts that join
-    without a gap, usage and timing of the whole. A request of several outputs cannot be continued: its error says so.
+    With a policy that resumes, it asks for ids and removes them for a caller who did not. What has come is told once:
+    one start, texts that join without a gap, usage and timing of the whole. A request of several outputs cannot be
+    continued: its error says so.
     """
 
     def __init__(
@@ -44,31 +36,25 @@ class ResumingCall:
         request: pb.GenerateRequest,
         open_call: OpenCall,
         target: str,
-        *,
-        timeout_s: float,
-        retries: int,
-        is_left_to_us: Callable[[PhotonError], bool] = is_lost_connection,
+        own_timeout_s: float | None,
+        policy: RetryPolicy,
     ) -> None:
-        """`retries`: attempts, after the first, while nothing has come, where gRPC itself repeats none."""
         self._request = pb.GenerateRequest()
         self._request.CopyFrom(request)
         self._open_call = open_call
         self._target = target
-        self._retries = retries
-        self._is_left_to_us = is_left_to_us
-        self._timeout_s = timeout_s
-        self._asked_s = time.monotonic()
-        self._wants_ids = request.output.token_ids
-        self._request.output.token_ids = True
+        timeout_s = policy.timeout_of(own_timeout_s)
+        self._attempts = Attempts(policy, timeout_s)
+        self._hides_ids = policy.resumes and not request.output.token_ids
+        if policy.resumes:
+            self._request.output.token_ids = True
         self._ids: list[int] = []
-        self._has_started = False
         #: The last message has come; the status may still be lost.
         self._is_whole = False
         self._first_s = 0.0
-        #: How many of the ids the call at hand continues from, and when it was opened.
+        #: How many of the ids the call at hand continues from, and the time that earlier calls took.
         self._num_given = 0
-        self._opened_s = self._asked_s
-        self._backoff = Backoff(PATIENCE_S)
+        self._before_s = 0.0
         self._cancelled = asyncio.Event()
         self._call = open_call(self._request, timeout_s)
 
@@ -96,12 +82,12 @@ class ResumingCall:
     # -- what has come -------------------------------------------------------------------------------------------------
 
     def _told(self, message: pb.StreamGenerateResponse) -> pb.StreamGenerateResponse:
-        self._backoff.progress()
+        self._attempts.progress()
         for delta in message.deltas:
             self._ids.extend(delta.token_ids)
-            if not self._wants_ids:
+            if self._hides_ids:
                 delta.ClearField("token_ids")
-        if not self._has_started:
+        if not self._attempts.has_begun:
             if message.HasField("start"):
                 self._begin(message.start)
         elif message.HasField("start"):
@@ -112,8 +98,8 @@ class ResumingCall:
         return message
 
     def _begin(self, start: pb.GenerationStart) -> None:
-        self._has_started = True
-        self._first_s = time.monotonic() - self._asked_s
+        self._attempts.has_begun = True
+        self._first_s = self._attempts.spent_s
         self._request.request_id = start.request_id
         self._request.sampling.seed = start.seed
 
@@ -126,39 +112,23 @@ class ResumingCall:
             usage.cached_prompt_tokens = min(usage.cached_prompt_tokens, usage.prompt_tokens)
         if message.HasField("timing"):
             # The clock of the lost server is lost, too: this side's stands in.
-            before_s = self._opened_s - self._asked_s
             _set(message.timing.first_token_duration, self._first_s)
-            _set(message.timing.total_duration, before_s + message.timing.total_duration.ToNanoseconds() / 1e9)
+            _set(message.timing.total_duration, self._before_s + message.timing.total_duration.ToNanoseconds() / 1e9)
 
     # -- going on ------------------------------------------------------------------------------------------------------
 
     async def _go_on(self, error: PhotonError) -> None:
         """Wait and ask again. Raise `error` where that is of no use."""
-        if not self._may_go_on(error):
+        num_outputs = self._request.sampling.num_outputs
+        pause_s = self._attempts.pause_s(error)
+        if self._attempts.has_begun and num_outputs > 1:
+            error.args = (f"{error}; a stream of {num_outputs} outputs cannot be resumed",)
             raise error
-        await self._sleep(self._backoff.pause_s(error))
-        left_s = self._timeout_s - (time.monotonic() - self._asked_s)
-        if left_s <= 0:
-            raise DeadlinePassed(f"{self._timeout_s:g} s have passed; the stream was cut off ({error})") from error
-        self._opened_s = time.monotonic()
+        await self._sleep(pause_s)
+        left_s = self._attempts.left_s(error)
+        self._before_s = self._attempts.spent_s
         self._num_given = len(self._ids)
         self._call = self._open_call(self._continued(left_s), left_s)
-
-    def _may_go_on(self, error: PhotonError) -> bool:
-        if not isinstance(error, _PASSING) or (isinstance(error, QuotaExceeded) and error.retry_after_s is None):
-            return False
-        if not self._has_started:
-            return self._may_retry(error)
-        if self._request.sampling.num_outputs > 1:
-            error.args = (f"{error}; a stream of {self._request.sampling.num_outputs} outputs cannot be resumed",)
-            return False
-        return True
-
-    def _may_retry(self, error: PhotonError) -> bool:
-        if isinstance(error, DuplicateRequestId) or not self._is_left_to_us(error):
-            return False
-        self._retries -= 1
-        return self._retries >= 0
 
     async def _sleep(self, pause_s: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -170,7 +140,7 @@ class ResumingCall:
     def _continued(self, left_s: float) -> pb.GenerateRequest:
         request = pb.GenerateRequest()
         request.CopyFrom(self._request)
-        if not self._has_started:
+        if not self._attempts.has_begun:
             return request
         request.continue_from.ids.extend(self._ids)
         # Told with the first token.
@@ -180,12 +150,8 @@ class ResumingCall:
             _set(request.scheduling.timeout, left_s)
         if request.stop.HasField("max_duration"):
             limit_s = request.stop.max_duration.ToNanoseconds() / 1e9
-            _set(request.stop.max_duration, limit_s - (self._opened_s - self._asked_s))
+            _set(request.stop.max_duration, limit_s - self._before_s)
         return request
-
-
-#: May be otherwise soon, or at another server. A lost server may not have let go of an id yet.
-_PASSING = (Unavailable, Overloaded, DuplicateRequestId)
 
 
 def _set(duration: Duration, seconds: float) -> None:

@@ -66,18 +66,19 @@ def norm_swiglu_kernel(
     gate = tl.load(gate_up + row * stride + column, mask=column < SIZE, other=0.0)
     up = tl.load(gate_up + row * stride + SIZE + column, mask=column < SIZE, other=0.0)
     scale = tl.rsqrt(tl.sum(x * x, axis=0) / HIDDEN + eps)
-    store_product(gate, up, bias, y + row * SIZE, column, scale, SIZE)
+    store_product((gate, up), bias, y + row * SIZE, column, scale, SIZE)
     for start in range(BLOCK, COLUMNS, BLOCK):
         column = begin + start + tl.arange(0, BLOCK)
         gate = tl.load(gate_up + row * stride + column, mask=column < SIZE, other=0.0)
         up = tl.load(gate_up + row * stride + SIZE + column, mask=column < SIZE, other=0.0)
-        store_product(gate, up, bias, y + row * SIZE, column, scale, SIZE)
+        store_product((gate, up), bias, y + row * SIZE, column, scale, SIZE)
 
 
 @jit
-def store_product(gate, up, bias, y, column, scale, SIZE: tl.constexpr):
+def store_product(gate_up, bias, y, column, scale, SIZE: tl.constexpr):
     """silu(scale · gate + b) · (scale · up + b) to these columns of a row."""
     inside = column < SIZE
+    gate, up = gate_up
     gate, up = gate.to(tl.float32) * scale, up.to(tl.float32) * scale
     if bias is not None:
         gate += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)

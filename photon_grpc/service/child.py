@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import NamedTuple
 
 from photon_grpc.bridge.codec import FrameError
-from photon_grpc.bridge.control import Begin, ControlChannel, ControlMessage
+from photon_grpc.bridge.control import Begin, CannotStart, ControlChannel, ControlMessage
 from photon_grpc.bridge.heartbeat import SharedHeartbeat, Watchdog
 from photon_grpc.service.signals import END_SIGNALS, IDLE_SIGNALS, WHERE_SIGNAL
 
@@ -42,8 +42,26 @@ _LAST_WORDS_S = 0.2
 CANNOT_START = 2
 
 
+class ChildCommand(NamedTuple):
+    """The command of a child: `python -m MODULE PID CONTROL_FD HEARTBEAT_FD [SHARED_FD ...]`, read by `enter_child`."""
+
+    name: str
+    module: str
+    #: None: this process's own.
+    stderr: int | None = None
+    #: Further files that it is to have.
+    shared: tuple[int, ...] = ()
+
+    def start(self, *files: int) -> subprocess.Popen[bytes]:
+        """Raise OSError."""
+        passed = (*files, *self.shared)
+        command = [sys.executable, "-m", self.module, str(os.getpid()), *map(str, passed)]
+        with _blocked(*_LEFT_ALONE):
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=self.stderr, pass_fds=passed)
+
+
 class Child:
-    """A running `python -m MODULE`, the control socket to it and its signs of life."""
+    """A running child, the control socket to it and its signs of life."""
 
     def __init__(
         self, name: str, process: subprocess.Popen[bytes], control: ControlChannel, watchdog: Watchdog
@@ -58,22 +76,19 @@ class Child:
         self._ended: asyncio.Task[int] = asyncio.create_task(_wait(process))
 
     @classmethod
-    def start(cls, name: str, module: str, stderr: int | None = None, shared: tuple[int, ...] = ()) -> Child:
-        """Start it, with `stderr` as its own (None: ours) and the files `shared`; it finds what is meant for it with
-        `enter_child`. Raises OSError."""
+    def start(cls, command: ChildCommand) -> Child:
+        """Raise OSError."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         watchdog = Watchdog()
-        passed = (theirs.fileno(), watchdog.fd, *shared)
-        command = [sys.executable, "-m", module, str(os.getpid()), *map(str, passed)]
         try:
-            with theirs, _blocked(*_LEFT_ALONE):
-                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=stderr, pass_fds=passed)
+            with theirs:
+                process = command.start(theirs.fileno(), watchdog.fd)
         except OSError:
             ours.close()
             watchdog.close()
             raise
-        return cls(name, process, ControlChannel(ours), watchdog)
+        return cls(command.name, process, ControlChannel(ours), watchdog)
 
     @property
     def pid(self) -> int:
@@ -147,7 +162,7 @@ class Child:
         self._watchdog.close()
 
 
-class Duty(NamedTuple):
+class ChildContext(NamedTuple):
     """A child's belongings from its supervisor."""
 
     control: ControlChannel
@@ -155,29 +170,16 @@ class Duty(NamedTuple):
     #: Messages that came with it.
     said: list[ControlMessage]
     heartbeat: SharedHeartbeat
-    #: Further files, as given to `Child.start`.
+    #: The further files of its command.
     shared: tuple[int, ...]
 
-
-class RestartDelay:
-    """Wait before the next start: 0.1 s, doubled each time up to 10 s; from 0.1 s again after a minute of life."""
-
-    def __init__(self, first_s: float = 0.1, longest_s: float = 10.0, forget_after_s: float = 60.0) -> None:
-        self._first_s = first_s
-        self._longest_s = longest_s
-        self._forget_after_s = forget_after_s
-        self._next_s = first_s
-
-    def after(self, lived_s: float) -> float:
-        """Seconds to wait now that a child has ended that lived so long."""
-        if lived_s >= self._forget_after_s:
-            self._next_s = self._first_s
-        delay_s = self._next_s
-        self._next_s = min(2 * delay_s, self._longest_s)
-        return delay_s
+    def refuse(self, reason: str) -> int:
+        """Say why this process cannot start; return the exit code for that."""
+        self.control.send(CannotStart(reason))
+        return CANNOT_START
 
 
-def enter_child(argv: list[str]) -> Duty:
+def enter_child(argv: list[str]) -> ChildContext:
     """The first thing that a child's main does.
 
     From here it dies with its supervisor, and leaves signals that ask for an end to it: the supervisor lets running
@@ -202,7 +204,7 @@ def enter_child(argv: list[str]) -> Duty:
         raise SystemExit(1) from None
     if not isinstance(begin, Begin):
         raise FrameError(f"the supervisor began with {begin}")
-    return Duty(control, begin, said, SharedHeartbeat(heartbeat_fd), tuple(shared))
+    return ChildContext(control, begin, said, SharedHeartbeat(heartbeat_fd), tuple(shared))
 
 
 def die_with(parent_pid: int) -> None:

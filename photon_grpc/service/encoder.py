@@ -1,8 +1,8 @@
 """An encoder process, for inputs too large for a front end's threads: each job in a fork of its own. No torch, no gRPC.
 
-Started by a front end: `python -m photon_grpc.service.encoder CONTROL_FD HEARTBEAT_FD FRONTEND_PID`. A Link brings the
-socket of one job: it comes as one frame, its answer goes back as one, and closing the other end ends the job. A fork
-starts in milliseconds with the tokenizer loaded, may be killed at any moment, and gives back all of its memory.
+Started by a front end. A Link brings the socket of one job: it comes as one frame, its answer goes back as one, and
+closing the other end ends the job. A fork starts in milliseconds with the tokenizer loaded, may be killed at any
+moment, and gives back all of its memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from photon_grpc.compose.served_model import read_served_model
 from photon_grpc.frontend.encoder import JOB, Answer, Job, TryOut, excess, perform, refusal
 from photon_grpc.frontend.grammar_trial import byte_tokenizer
 from photon_grpc.frontend.model import ServedModel
-from photon_grpc.service.child import Duty, die_with, enter_child
+from photon_grpc.service.child import ChildContext, die_with, enter_child
 
 #: Processor time of one job. Text takes 0.3 to 1.3 s per MiB.
 MAX_CPU_S = 10.0
@@ -51,20 +51,20 @@ _OOM_SCORE = "1000"
 
 def main(argv: list[str]) -> int:
     """The exit code: 0 when the front end is gone."""
-    duty = enter_child(argv)
+    context = enter_child(argv)
     os.nice(_NICE)
     # The library's threads would not survive a fork.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # A fork is not waited for: the system forgets it when it ends.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    model = read_served_model(duty.begin.config)
+    model = read_served_model(context.begin.config)
     byte_tokenizer()
     if model.tokenizer is not None:
         # Kept by the forks: it takes long.
         _ = model.tokenizer.max_token_bytes
     gc.freeze()
     with contextlib.suppress(EOFError):
-        _fork_for_ever(duty, model)
+        _fork_for_ever(context, model)
     return 0
 
 
@@ -80,17 +80,17 @@ def max_cpu_s(job: Job, num_bytes: int) -> float:
     return MAX_TRIAL_CPU_S if num_bytes <= _LARGE_TRIAL_BYTES else MAX_LARGE_TRIAL_CPU_S
 
 
-def _fork_for_ever(duty: Duty, model: ServedModel) -> NoReturn:
-    said: list[ControlMessage] = duty.said
+def _fork_for_ever(context: ChildContext, model: ServedModel) -> NoReturn:
+    said: list[ControlMessage] = context.said
     parent = os.getpid()
     while True:
         for _ in filter(lambda message: isinstance(message, Link), said):
-            with duty.control.take_socket() as sock:
+            with context.control.take_socket() as sock:
                 if os.fork() == 0:
                     # With it the sockets of the jobs behind this one, which are not this fork's to hold open.
-                    duty.control.close()
-                    _live(parent, sock, max_frame_bytes(duty.begin.config.server.max_message_size), model)
-        said = duty.control.receive()
+                    context.control.close()
+                    _live(parent, sock, max_frame_bytes(context.begin.config.server.max_message_size), model)
+        said = context.control.receive()
 
 
 def _live(parent: int, sock: socket.socket, max_bytes: int, model: ServedModel) -> NoReturn:

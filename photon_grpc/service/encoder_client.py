@@ -8,7 +8,6 @@ import logging
 import os
 import socket
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 
 from photon_grpc.bridge.codec import FrameReader, encode
@@ -38,8 +37,9 @@ from photon_grpc.frontend.encoder import (
 )
 from photon_grpc.frontend.fair_turns import FairTurns
 from photon_grpc.frontend.prompt import Prepared
-from photon_grpc.service.child import Child, RestartDelay
+from photon_grpc.service.child import Child, ChildCommand
 from photon_grpc.service.encoder import SMALL_JOB_BYTES, max_memory_bytes
+from photon_grpc.service.managed_process import ManagedProcess
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +62,15 @@ class EncoderProcess:
     def __init__(self, threads: ThreadEncoder, begin: Begin) -> None:
         self._threads = threads
         self._begin = begin
-        self._child: Child | None = None
         self._is_up = asyncio.Event()
+        self._process = ManagedProcess(
+            ChildCommand("encoder", _MODULE),
+            on_start=self._started,
+            on_message=lambda message: None,
+            on_end=lambda child: self._is_up.clear(),
+        )
+        # Its end, even at the start, fails the jobs at hand and not the front end.
+        self._process.has_worked = True
         self._turns = FairTurns(
             max(1, min((os.cpu_count() or 1) // 2, 4)),
             WAITING,
@@ -75,12 +82,15 @@ class EncoderProcess:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[EncoderProcess]:
         """Keep the process alive meanwhile. In the main thread."""
-        keeper = asyncio.create_task(self._keep())
+        keeper = asyncio.create_task(self._process.keep())
         try:
             yield self
         finally:
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)
+            if self._child is not None:
+                self._child.kill()
+                self._child.close()
 
     async def prepare(
         self, input: TextInput | IdsInput | ChatInput, stop_strings: tuple[str, ...], max_tokens: int, caller: str = ""
@@ -139,30 +149,14 @@ class EncoderProcess:
             raise answer.fault.error()
         return answer
 
-    async def _keep(self) -> None:
-        """Start the process again and again."""
-        backoff = RestartDelay()
-        while True:
-            started_s = time.monotonic()
-            try:
-                told = f"ended ({await self._live()})"
-            except OSError as error:
-                told = f"cannot be started ({error})"
-            delay_s = backoff.after(time.monotonic() - started_s)
-            log.error("the encoder %s; next start in %.1f s", told, delay_s)
-            await asyncio.sleep(delay_s)
+    @property
+    def _child(self) -> Child | None:
+        return self._process.child
 
-    async def _live(self) -> int:
-        """One life of the process; its exit code."""
-        child = self._child = Child.start("encoder", _MODULE)
-        try:
-            child.tell(self._begin)
+    def _started(self) -> None:
+        if self._child is not None:
+            self._child.tell(self._begin)
             self._is_up.set()
-            return await child.ended()
-        finally:
-            self._is_up.clear()
-            child.kill()
-            child.close()
 
 
 async def _asked(child: Child, job: Job) -> tuple[Answer | None, int]:

@@ -1,6 +1,6 @@
 """The engine process: loads the model, then computes steps until the last front end is gone.
 
-Started by the supervisor: `python -m photon_grpc.service.engine SUPERVISOR_PID CONTROL_FD HEARTBEAT_FD FLIGHT_FD`.
+Started by the supervisor with the flight record as its shared file (`child.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from photon_grpc.bridge.codec import max_frame_bytes
-from photon_grpc.bridge.control import CannotStart, ControlChannel, LoadingProgress, Ready
+from photon_grpc.bridge.control import ControlChannel, LoadingProgress, Ready
 from photon_grpc.bridge.flight_recorder import SharedFlightRecorder
 from photon_grpc.bridge.host import BridgeHost
 from photon_grpc.compose.threads import limit_threads
@@ -21,7 +21,7 @@ from photon_grpc.core.ports import EnginePorts
 from photon_grpc.engine.quarantine import Quarantine
 from photon_grpc.errors import StartupError
 from photon_grpc.service import address_space
-from photon_grpc.service.child import CANNOT_START, Duty, enter_child
+from photon_grpc.service.child import ChildContext, enter_child
 from photon_grpc.service.log_pipe import log_to_stderr
 
 log = logging.getLogger(__name__)
@@ -36,28 +36,25 @@ _COMPILATION_S = 600.0
 
 def main(argv: list[str]) -> int:
     """The exit code: 0 when told to stop, CANNOT_START after a StartupError; what else is raised is a crash."""
-    duty = enter_child(argv)
-    control = duty.control
+    context = enter_child(argv)
     try:
-        _run(duty)
+        _run(context)
     except StartupError as error:
-        control.send(CannotStart(str(error)))
-        return CANNOT_START
+        return context.refuse(str(error))
     except EOFError:
         return 0
     except Exception as error:
         if address_space.is_met_by(error):
             # As every StartupError; where it has worked before, a line and a new start.
-            control.send(CannotStart(address_space.told("the engine")))
-            os._exit(CANNOT_START)
+            os._exit(context.refuse(address_space.told("the engine")))
         log.exception("the engine cannot go on")
         # Where a device is lost, releasing what it holds may hang; front ends are to see their sockets end now.
         os._exit(1)
     return 0
 
 
-def _run(duty: Duty) -> None:
-    control, config, heartbeat = duty.control, duty.begin.config, duty.heartbeat
+def _run(context: ChildContext) -> None:
+    control, config, heartbeat = context.control, context.begin.config, context.heartbeat
     log_to_stderr(config.server.log_level, "engine", log_format=config.server.log_format)
     limit_threads()
     # Only now: torch reads the number of threads when it is imported.
@@ -66,7 +63,7 @@ def _run(duty: Duty) -> None:
 
     assembled = assemble(config, _reporter(control))
     host = BridgeHost(control, max_frame_bytes=max_frame_bytes(config.server.max_message_size))
-    recorder = SharedFlightRecorder(*duty.shared)
+    recorder = SharedFlightRecorder(*context.shared)
     quarantine = Quarantine(recorder, host.wake, recorder.last.suspects, recorder.last.known)
     engine = assembled.engine(EnginePorts(host, host, heartbeat), quarantine)
     BEFORE_COMPILATION.set(lambda: heartbeat.beat(_COMPILATION_S))
@@ -75,7 +72,7 @@ def _run(duty: Duty) -> None:
     gc.freeze()
     heartbeat.beat(_FIRST_TURN_S)
     control.send(Ready(assembled.facts))
-    host.obey(duty.said)
+    host.obey(context.said)
     host.announce(assembled.facts)
     try:
         engine.run()

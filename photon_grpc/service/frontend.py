@@ -1,7 +1,4 @@
-"""A front-end process: gRPC outside, the bridge inside. torch never gets in here.
-
-Started by the supervisor: `python -m photon_grpc.service.frontend SUPERVISOR_PID CONTROL_FD HEARTBEAT_FD`.
-"""
+"""A front-end process: gRPC outside, the bridge inside. torch never gets in here. Started by the supervisor."""
 
 from __future__ import annotations
 
@@ -21,7 +18,6 @@ from photon_grpc.bridge.codec import MAX_STEP_BYTES
 from photon_grpc.bridge.control import (
     Begin,
     Bound,
-    CannotStart,
     ControlChannel,
     ControlMessage,
     Drain,
@@ -44,7 +40,7 @@ from photon_grpc.server import request_log
 from photon_grpc.server.admin_listener import AdminListener
 from photon_grpc.server.server import Server
 from photon_grpc.service import address_space
-from photon_grpc.service.child import CANNOT_START, Duty, enter_child
+from photon_grpc.service.child import ChildContext, enter_child
 from photon_grpc.service.counts_report import CountsReport, NoReport, counts_report
 from photon_grpc.service.encoder_client import EncoderProcess
 from photon_grpc.service.log_pipe import log_bare_lines, log_to_stderr
@@ -63,27 +59,25 @@ _LARGE_BLOCK_BYTES = 256 * 1024
 
 def main(argv: list[str]) -> int:
     """The exit code: 0 after a drain or when the supervisor is gone, CANNOT_START after a StartupError."""
-    duty = enter_child(argv)
+    context = enter_child(argv)
     _map_large_blocks()
-    config = duty.begin.config.server
-    log_to_stderr(config.log_level, f"front end {duty.begin.index}", log_format=config.log_format)
+    config, name = context.begin.config.server, f"front end {context.begin.index}"
+    log_to_stderr(config.log_level, name, log_format=config.log_format)
     log_bare_lines(request_log.LOGGER, log_format=config.log_format)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(duty))
+            runner.run(_serve(context))
     except StartupError as error:
-        duty.control.send(CannotStart(str(error)))
-        return CANNOT_START
+        return context.refuse(str(error))
     except Exception as error:
         if not address_space.is_met_by(error):
             raise
-        duty.control.send(CannotStart(address_space.told(f"front end {duty.begin.index}")))
-        return CANNOT_START
+        return context.refuse(address_space.told(name))
     return 0
 
 
-async def _serve(duty: Duty) -> None:
-    control, begin = duty.control, duty.begin
+async def _serve(context: ChildContext) -> None:
+    control, begin = context.control, context.begin
     config = begin.config
     link = BridgeClient(max_frame_bytes=MAX_STEP_BYTES)
     model = read_served_model(config)
@@ -126,15 +120,15 @@ async def _serve(duty: Duty) -> None:
             certificates=allowed.certificates,
         )
         admin_address = await _listen_for_operators(admin, begin)
-        _keep_beating(duty.heartbeat)
+        _keep_beating(context.heartbeat)
         _report(control, Bound(addresses, frontend.model("").name, admin_address))
         gc.freeze()
         report = counts_report(control, frontend, observed.counts)
         reporting = asyncio.create_task(report.keep())
-        orders = Orders(control, link, report, duty.said)
-        num_left = await server.drain_and_stop(await orders.until_drain())
+        commands = SupervisorCommands(context, link, report)
+        num_left = await server.drain_and_stop(await commands.until_drain())
         _report(control, Drained(num_left))
-        await admin.stop(await orders.until_stop(num_left))
+        await admin.stop(await commands.until_stop(num_left))
         reporting.cancel()
         report.tell()
         link.close()
@@ -168,16 +162,14 @@ def _keep_beating(heartbeat: SharedHeartbeat) -> None:
     asyncio.get_running_loop().call_later(_BEAT_INTERVAL_S, _keep_beating, heartbeat)
 
 
-class Orders:
+class SupervisorCommands:
     """The supervisor's messages, read on the event loop."""
 
-    def __init__(
-        self, control: ControlChannel, link: BridgeClient, report: CountsReport | NoReport, said: list[ControlMessage]
-    ) -> None:
-        self._control = control
+    def __init__(self, context: ChildContext, link: BridgeClient, report: CountsReport | NoReport) -> None:
+        self._control = context.control
         self._link = link
         self._report = report
-        self._said = said
+        self._said = context.said
         self._news = asyncio.Event()
         #: One for all that wait for something of it: nothing is lost between them.
         self._messages = self._read()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from photon_grpc.bridge.control import CannotStart, ControlMessage
 from photon_grpc.errors import StartupError
 from photon_grpc.service import address_space
-from photon_grpc.service.child import Child, RestartDelay
+from photon_grpc.service.child import Child, ChildCommand
 
 log = logging.getLogger("photon_grpc")
 
@@ -24,31 +24,44 @@ class ChildCrashed(Exception):
     """A process ended before it ever worked; what it had to say is in the log."""
 
 
+class RestartDelay:
+    """Wait before the next start: 0.1 s, doubled each time up to 10 s; from 0.1 s again after a minute of life."""
+
+    def __init__(self, first_s: float = 0.1, longest_s: float = 10.0, forget_after_s: float = 60.0) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._forget_after_s = forget_after_s
+        self._next_s = first_s
+
+    def after(self, lived_s: float) -> float:
+        """Seconds to wait now that a child has ended that lived so long."""
+        if lived_s >= self._forget_after_s:
+            self._next_s = self._first_s
+        delay_s = self._next_s
+        self._next_s = min(2 * delay_s, self._longest_s)
+        return delay_s
+
+
 class ManagedProcess:
     """A place that a child fills; when it dies, the next one takes it."""
 
     def __init__(
         self,
-        name: str,
-        module: str,
-        stderr: int | None,
+        command: ChildCommand,
         *,
         on_start: Callable[[], None],
         on_message: Callable[[ControlMessage], None],
         on_end: Callable[[Child], None],
-        shared: tuple[int, ...] = (),
     ) -> None:
-        self.name = name
+        self.name = command.name
         #: Said by the owner once a child has worked: from then on every end is followed by a new start.
         self.has_worked = False
         self.child: Child | None = None
         self.num_starts = 0
-        self._module = module
-        self._stderr = stderr
+        self._command = command
         self._on_start = on_start
         self._on_message = on_message
         self._on_end = on_end
-        self._shared = shared
         self._backoff = RestartDelay()
 
     async def keep(self) -> None:
@@ -57,7 +70,7 @@ class ManagedProcess:
         while True:
             started_s = time.monotonic()
             try:
-                self.child = Child.start(self.name, self._module, self._stderr, self._shared)
+                self.child = Child.start(self._command)
             except OSError as error:
                 if not self.has_worked:
                     raise

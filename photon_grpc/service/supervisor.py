@@ -36,7 +36,7 @@ from photon_grpc.config.flags import ServeConfig
 from photon_grpc.core.frames import Facts
 from photon_grpc.errors import StartupError
 from photon_grpc.service.address_space import check_limit
-from photon_grpc.service.child import Child
+from photon_grpc.service.child import Child, ChildCommand
 from photon_grpc.service.frontend_drain import FrontendDrain
 from photon_grpc.service.listen import Listeners, UnixPath, admin_address, check_admin, check_distinct, plan_listeners
 from photon_grpc.service.log_pipe import LogPipe, PipeStream, log_to_stderr, own_stderr
@@ -96,13 +96,10 @@ class Supervisor:
         #: What each engine leaves to the next.
         self._flight = FlightRecord()
         self._engine = ManagedProcess(
-            "engine",
-            engine,
-            stderr,
+            ChildCommand("engine", engine, stderr, (self._flight.fd,)),
             on_start=self._engine_started,
             on_message=self._engine_said,
             on_end=self._engine_ended,
-            shared=(self._flight.fd,),
         )
         self._frontends = [self._frontend_process(index) for index in range(config.server.frontends)]
         drawn = sys.stderr if stderr is None else PipeStream(stderr, config.server.log_format)
@@ -202,9 +199,7 @@ class Supervisor:
 
     def _frontend_process(self, index: int) -> ManagedProcess:
         return ManagedProcess(
-            f"front end {index}",
-            self._frontend_module,
-            self._stderr,
+            ChildCommand(f"front end {index}", self._frontend_module, self._stderr),
             on_start=lambda: self._frontend_started(index),
             on_message=lambda message: self._frontend_said(index, message),
             on_end=lambda child: self._frontend_ended(index),

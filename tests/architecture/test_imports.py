@@ -24,11 +24,6 @@ MESSAGES_OF_A_VERB = "photon_grpc.cli.load_client"
 PROGRAMS_WITHOUT_TENSORS = ("photon_grpc.service.supervisor", "photon_grpc.service.frontend")
 
 
-@pytest.fixture(scope="module")
-def graph() -> grimp.ImportGraph:
-    return grimp.build_graph("photon_grpc", include_external_packages=True, exclude_type_checking_imports=True)
-
-
 def rooms() -> set[str]:
     """Names of the packages and modules directly below photon_grpc."""
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}

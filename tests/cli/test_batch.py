@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
 
 from photon_grpc.cli import main
+from photon_grpc.client import many
 from photon_grpc.client.message_type import find_message_type
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.client.described import NAME, descriptor_set
@@ -288,7 +290,7 @@ def test_ctrl_c_keeps_what_was_answered(tmp_path: Path, out: Path) -> None:
 def test_no_server_is_told_once_and_at_once(
     tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("photon_grpc.client.many.PATIENCE_S", 0.5)
+    monkeypatch.setattr(many, "PERSISTENT", replace(many.PERSISTENT, patience_s=0.5))
     source, target = write(tmp_path / "in.jsonl", "a", "b"), f"unix:{tmp_path}/no"
     assert main.main(["batch", source, str(out), "--target", target]) == 1
     assert out.read_text() == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -72,7 +73,7 @@ async def test_a_full_server_is_asked_until_it_has_room() -> None:
 async def test_a_refusal_without_a_reason_of_the_servers_is_asked_again_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(many, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(many, "PERSISTENT", replace(many.PERSISTENT, patience_s=0.05))
     proxy = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many connections")
     async with serving(FakeServer([proxy])) as fake, Client(fake.target, retries=0) as client:
         with pytest.raises(errors.Overloaded, match="too many connections"):

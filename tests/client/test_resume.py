@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from photon_grpc import errors
-from photon_grpc.client import Client, resume
+from photon_grpc.client import Client, retry_policy
 from photon_grpc.v1 import inference_pb2 as pb
 
 from .fake_server import FakeServer, Refusal, error_info, message, serving
@@ -105,15 +105,15 @@ async def test_what_would_fail_again_is_told(refusal: Refusal, expected: type[Ex
 async def test_the_deadline_holds_over_all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     script = [with_ids("a", 1, start=True), lost()], [lost("DRAINING")]
     async with serving(FakeServer(*script)) as fake, Client(fake.target, retries=0) as client:
-        # Each call after the first costs 25 s.
-        clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 25 * max(0, len(fake.requests) - 1))
-        monkeypatch.setattr(resume, "time", clock)
-        stream = client.stream("x", timeout=60)
+        # Each call after the first costs 15 s: the deadline ends before the patience of 60 s does.
+        clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 15 * max(0, len(fake.requests) - 1))
+        monkeypatch.setattr(retry_policy, "time", clock)
+        stream = client.stream("x", timeout=40)
         await anext(stream)
-        with pytest.raises(errors.DeadlinePassed, match="60 s have passed; the stream was cut off"):
+        with pytest.raises(errors.DeadlinePassed, match="40 s have passed; the stream was cut off"):
             await anext(stream)
     left_s = [request.scheduling.timeout.seconds for request in fake.requests]
-    assert len(left_s) == 4 and 60 >= left_s[1] > 35 >= left_s[2] > 10 >= left_s[3] > 0
+    assert len(left_s) == 4 and 40 >= left_s[1] > 25 >= left_s[2] > 10 >= left_s[3] > 0
 
 
 async def test_leaving_ends_the_wait_for_another_server() -> None:

@@ -105,11 +105,11 @@ def test_a_child_that_meets_it_says_so(
     module = work.partition(".")[0]
     control = Control()
 
-    def short(duty: object) -> None:
+    def short(context: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr(f"photon_grpc.service.{work}", short)
-    monkeypatch.setattr(f"photon_grpc.service.{module}.enter_child", lambda argv: duty_of(control))
+    monkeypatch.setattr(f"photon_grpc.service.{module}.enter_child", lambda argv: context_of(control))
     for name in ("_map_large_blocks", "log_to_stderr", "log_bare_lines"):
         monkeypatch.setattr(f"photon_grpc.service.{module}.{name}", lambda *_, **__: None, raising=False)
     monkeypatch.setattr("os._exit", end)
@@ -119,9 +119,9 @@ def test_a_child_that_meets_it_says_so(
     assert said.message.startswith(f"{process} needs more address space")  # type: ignore[attr-defined]
 
 
-def duty_of(control: Control) -> object:
+def context_of(control: Control) -> object:
     from photon_grpc.bridge.control import Begin
     from photon_grpc.config.flags import ServeConfig
-    from photon_grpc.service.child import Duty
+    from photon_grpc.service.child import ChildContext
 
-    return Duty(control, Begin(ServeConfig()), [], None, ())  # type: ignore[arg-type]
+    return ChildContext(control, Begin(ServeConfig()), [], None, ())  # type: ignore[arg-type]

@@ -20,7 +20,8 @@ from photon_grpc.bridge.flight_recorder import SharedFlightRecorder
 from photon_grpc.config.flags import ServeConfig, ServerConfig
 from photon_grpc.core.frames import Facts
 from photon_grpc.errors import ConfigError, StartupError
-from photon_grpc.service.child import Child, RestartDelay
+from photon_grpc.service.child import Child, ChildCommand
+from photon_grpc.service.managed_process import RestartDelay
 from photon_grpc.service.supervisor import Supervisor
 from tests.kv_plans import kv_plan
 
@@ -213,7 +214,7 @@ async def test_a_stopped_child_is_replaced(caplog, name):
 async def test_a_child_that_was_told_to_end_is_not_taken_for_one_that_hangs(caplog):
     """It says nothing while it leaves, and has its time for that."""
     caplog.set_level("INFO")
-    child = Child.start("engine", "stand_in_engine")
+    child = Child.start(ChildCommand("engine", "stand_in_engine"))
     child._watchdog.tick = lambda: "has made no progress"  # type: ignore[method-assign]
     ending = asyncio.create_task(child.end_within(0.5))
     await asyncio.sleep(0)

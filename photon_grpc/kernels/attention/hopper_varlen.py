@@ -109,11 +109,11 @@ def clear_tail(tiles, stage, valid, BN: gl.constexpr):
 
 
 @gluon_jit
-def produce(
-    cache, landed, ring, pages, BLOCK_SIZE: gl.constexpr, BN: gl.constexpr, NS: gl.constexpr,
-):  # fmt: skip
+def produce(cache, landed, ring, pages, BLOCK_SIZE: gl.constexpr):
     """The fetching warp."""
     ks, vs, k_ready, v_ready, k_free, v_free = ring
+    NS: gl.constexpr = ks.shape[0]
+    BN: gl.constexpr = ks.shape[1]
     table, k_row, v_rows, page_rows, steps, context = pages
     for j in range(steps):
         stage = j % NS
@@ -133,11 +133,12 @@ def produce(
 
 
 @gluon_jit
-def soften(scores, high, total, scale, key, position, MASKED: gl.constexpr):
+def soften(scores, before, scale, key, position, MASKED: gl.constexpr):
     """(weights, factor for what was summed before, new maximum in units of log2, new sum) of one tile of scores.
 
-    Key 0 is in the first tile and visible to all: no maximum is ever -inf behind it. `scale` > 0 includes log2(e).
+    before: maximum and sum so far. No maximum is -inf: key 0 is visible to all. `scale` > 0 includes log2(e).
     """
+    high, total = before
     if MASKED:
         scores = gl.where(key[None, :] <= position[:, None], scores, -float("inf"))
     top = gl.maximum(high, gl.max(scores, 1) * scale)
@@ -158,7 +159,7 @@ def step(
     scores = warpgroup_mma_wait(0, deps=[scores])
     mbarrier.arrive(k_free.index(stage), count=1)
     key = j * ks.shape[1] + number
-    weights, shrink, high, total = soften(scores, high, total, scale, key, position, MASKED)
+    weights, shrink, high, total = soften(scores, (high, total), scale, key, position, MASKED)
     acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
     weights = gl.convert_layout(weights.to(vs.dtype), gl.DotOperandLayout(0, acc.type.layout, 2))
     mbarrier.wait(v_ready.index(stage), j // NS & 1)
@@ -182,7 +183,7 @@ def ahead_step(
     scores = warpgroup_mma_wait(1, deps=[scores])
     mbarrier.arrive(k_free.index(stage), count=1)
     key = j * ks.shape[1] + number
-    new_weights, shrink, high, total = soften(scores, high, total, scale, key, position, MASKED)
+    new_weights, shrink, high, total = soften(scores, (high, total), scale, key, position, MASKED)
     acc = warpgroup_mma_wait(0, deps=[acc])
     mbarrier.arrive(v_free.index(older), count=1)
     acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
@@ -209,7 +210,7 @@ def attend_all(
         scores = warpgroup_mma(q, ks.index(0).permute([1, 0]), zero, use_acc=False, is_async=True)
         scores = warpgroup_mma_wait(0, deps=[scores])
         mbarrier.arrive(k_free.index(0), count=1)
-        first, _, high, total = soften(scores, high, total, scale, number, position, True)
+        first, _, high, total = soften(scores, (high, total), scale, number, position, True)
         weights = gl.convert_layout(first.to(vs.dtype), gl.DotOperandLayout(0, out_mma, 2))
         for j in range(1, full):
             acc, high, total, weights = ahead_step(
@@ -236,10 +237,9 @@ def attend_all(
 
 
 @gluon_jit
-def consume(
-    q, out, qs, ring, tile, GROUP_OF_WARPS: gl.constexpr, SHAPE: gl.constexpr, TILE: gl.constexpr
-):  # fmt: skip
-    """One group of four warps: pairs 64 · GROUP_OF_WARPS … of the tile."""
+def consume(queries, ring, tile, GROUP_OF_WARPS: gl.constexpr, SHAPE: gl.constexpr, TILE: gl.constexpr):
+    """One group of four warps: pairs 64 · GROUP_OF_WARPS … of the tile. queries: source, shared copy, results."""
+    q, qs, out = queries
     first_query, first, count, before, kv_head, q_stride, scale, full, steps = tile
     KV_HEADS: gl.constexpr = SHAPE.KV_HEADS
     GROUP: gl.constexpr = SHAPE.GROUP
@@ -323,9 +323,9 @@ def varlen_tile_kernel(
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (consume, (q, out, qs, ring, tile, 0, SHAPE, TILE)),
-                (consume, (q, out, qs, ring, tile, 1, SHAPE, TILE)),
-                (produce, (cache, landed, ring, pages, BLOCK_SIZE, BN, NS)),
+                (consume, ((q, qs, out), ring, tile, 0, SHAPE, TILE)),
+                (consume, ((q, qs, out), ring, tile, 1, SHAPE, TILE)),
+                (produce, (cache, landed, ring, pages, BLOCK_SIZE)),
             ],
             [4, 1],
             [TILE.CONSUMER_REGISTERS, TILE.PRODUCER_REGISTERS],
@@ -333,10 +333,10 @@ def varlen_tile_kernel(
     else:
         gl.warp_specialize(
             [
-                (consume, (q, out, qs, ring, tile, 0, SHAPE, TILE)),
-                (consume, (q, out, qs, ring, tile, 1, SHAPE, TILE)),
-                (consume, (q, out, qs, ring, tile, 2, SHAPE, TILE)),
-                (produce, (cache, landed, ring, pages, BLOCK_SIZE, BN, NS)),
+                (consume, ((q, qs, out), ring, tile, 0, SHAPE, TILE)),
+                (consume, ((q, qs, out), ring, tile, 1, SHAPE, TILE)),
+                (consume, ((q, qs, out), ring, tile, 2, SHAPE, TILE)),
+                (produce, (cache, landed, ring, pages, BLOCK_SIZE)),
             ],
             [4, 4, 1],
             [TILE.CONSUMER_REGISTERS, TILE.CONSUMER_REGISTERS, TILE.PRODUCER_REGISTERS],

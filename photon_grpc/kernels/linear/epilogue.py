@@ -4,12 +4,12 @@ values; store them as they are; or, of logits, keep the best of the tile.
 Gluon device functions over a tile [BN rows of W, BM rows of x] in float32, handed to `gemv_kernel` and `wgmma_kernel`
 in pairs:
 
-    ahead = load(y, operands, num_rows, P, TILE)            asked for before the product: arrives while it runs
-    store(tile, ahead, y, operands, num_rows, P, TILE)      rows of x from num_rows on store nothing
+    ahead = load(result, P, TILE)            asked for before the product: arrives while it runs
+    store(tile, ahead, result, P, TILE)      rows of x from num_rows on store nothing
 
-`operands` is a tuple of the pair's own. Sums arrive in the layout of their matrix product, where a thread's neighbours
-are far apart in memory; they are exchanged once, into `tile_layout`, and from there on every thread loads and stores up
-to eight neighbours at once.
+`result` is (y, operands, num_rows), where `operands` is a tuple of the pair's own. Sums arrive in the layout of their
+matrix product, where a thread's neighbours are far apart in memory; they are exchanged once, into `tile_layout`, and
+from there on every thread loads and stores up to eight neighbours at once.
 
 Row r of a tile of pairs is half (r % 16) // 8 of pair 8 · (r // 16) + r % 8. `tile_layout` keeps both halves in one
 thread, so that rotary and SwiGLU cost no exchange.
@@ -113,28 +113,31 @@ def output_indices(P: gl.constexpr, TILE: gl.constexpr):
 
 
 @gluon_jit
-def load_nothing(y, operands, num_rows, P: gl.constexpr, TILE: gl.constexpr):
+def load_nothing(result, P: gl.constexpr, TILE: gl.constexpr):
     """The sums are all that is stored."""
 
 
 @gluon_jit
-def load_residual(y, operands, num_rows, P: gl.constexpr, TILE: gl.constexpr):
+def load_residual(result, P: gl.constexpr, TILE: gl.constexpr):
     """y [BN, BM] float32."""
+    y, _, num_rows = result
     row, token = output_indices(P, TILE)
     return gl.load(y + token[None, :] * P.N + row[:, None], mask=(token < num_rows)[None, :], other=0.0).to(gl.float32)
 
 
 @gluon_jit
-def add_residual(tile, residual, y, operands, num_rows, P: gl.constexpr, TILE: gl.constexpr):
+def add_residual(tile, residual, result, P: gl.constexpr, TILE: gl.constexpr):
     """y = residual + tile."""
+    y, _, num_rows = result
     row, token = output_indices(P, TILE)
     to = y + token[None, :] * P.N + row[:, None]
     gl.store(to, (tile + residual).to(y.dtype.element_ty), mask=(token < num_rows)[None, :])
 
 
 @gluon_jit
-def store_swiglu(tile, ahead, y, operands, num_rows, P: gl.constexpr, TILE: gl.constexpr):
+def store_swiglu(tile, ahead, result, P: gl.constexpr, TILE: gl.constexpr):
     """y [num_rows, SPAN] = silu(gate) · up."""
+    y, _, num_rows = result
     row, token = output_indices(P, TILE)
     gate, up = split_pairs(tile, P, TILE)
     product = gate / (1.0 + gl.exp(-gate)) * up
@@ -143,8 +146,9 @@ def store_swiglu(tile, ahead, y, operands, num_rows, P: gl.constexpr, TILE: gl.c
 
 
 @gluon_jit
-def load_angles(y, operands, num_rows, P: gl.constexpr, TILE: gl.constexpr):
+def load_angles(result, P: gl.constexpr, TILE: gl.constexpr):
     """cos and sin [BN // 2, BM]; operands: Rotation, pages, elements of one block."""
+    _, operands, num_rows = result
     rotation = operands[0]
     row, token = output_indices(P, TILE)
     valid = (token < num_rows)[None, :]
@@ -155,9 +159,10 @@ def load_angles(y, operands, num_rows, P: gl.constexpr, TILE: gl.constexpr):
 
 
 @gluon_jit
-def store_heads(tile, angles, y, operands, num_rows, P: gl.constexpr, TILE: gl.constexpr):
+def store_heads(tile, angles, result, P: gl.constexpr, TILE: gl.constexpr):
     """Rotated queries to y [num_rows, Q_HEADS · D]; rotated keys and values as they are to their pages."""
     cos, sin = angles
+    y, operands, num_rows = result
     rotation, pages, block_stride = operands
     row, token = output_indices(P, TILE)
     valid = (token < num_rows)[None, :]
@@ -182,20 +187,22 @@ def store_heads(tile, angles, y, operands, num_rows, P: gl.constexpr, TILE: gl.c
 
 
 @gluon_jit
-def store_sums(tile, ahead, y, operands, num_rows, P: gl.constexpr, TILE: gl.constexpr):
+def store_sums(tile, ahead, result, P: gl.constexpr, TILE: gl.constexpr):
     """y [num_rows, N]."""
+    y, _, num_rows = result
     row, token = output_indices(P, TILE)
     to = y + token[None, :] * P.N + row[:, None]
     gl.store(to, tile.to(y.dtype.element_ty), mask=(token < num_rows)[None, :])
 
 
 @gluon_jit
-def store_best(logits, ahead, values, operands, num_rows, P: gl.constexpr, TILE: gl.constexpr):
+def store_best(logits, ahead, result, P: gl.constexpr, TILE: gl.constexpr):
     """Of every token: the best value of the tile and its id, and the highest logit (infinite where one is NaN), as
     `draw.py` has them.
 
     operands: SamplingMetadata, tops, ids.
     """
+    values, operands, num_rows = result
     metadata, tops, ids = operands
     BM: gl.constexpr = P.BM
     BN: gl.constexpr = TILE.BN

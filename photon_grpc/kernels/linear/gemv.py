@@ -79,7 +79,7 @@ def gemv_kernel(
         if s < STEPS:
             _fetch(xs.index(s), xp + s * KW * BK, real, x_last, s < STEPS - 1)
         async_copy.commit_group()
-    ahead = LOAD(y, operands, num_rows, P, TILE)
+    ahead = LOAD((y, operands, num_rows), P, TILE)
     acc = gl.zeros([KW, BN, BM], gl.float32, mma)
     squares = gl.zeros([KW, BM], gl.float32, gl.SliceLayout(1, right))
     for i in range(STEPS):
@@ -97,4 +97,4 @@ def gemv_kernel(
     if eps is not None:
         scale = gl.rsqrt(gl.sum(squares, 0) / K + eps)
         total = total * gl.convert_layout(scale, gl.SliceLayout(0, whole))[None, :]
-    STORE(add_bias(total, bias, P, TILE), ahead, y, operands, num_rows, P, TILE)
+    STORE(add_bias(total, bias, P, TILE), ahead, (y, operands, num_rows), P, TILE)

@@ -104,7 +104,7 @@ def wgmma_kernel(
     # Tiles that would take half of the registers are asked for when the product has left them.
     AHEAD: gl.constexpr = BM * BN <= KW * 1024
     if AHEAD:
-        ahead = LOAD(y, operands, num_rows, P, TILE)
+        ahead = LOAD((y, operands, num_rows), P, TILE)
     acc = gl.zeros([BN, BM], gl.float32, out)
     squares = gl.zeros([BM, BK], gl.float32, copy)
     for i in range(STEPS):
@@ -133,5 +133,5 @@ def wgmma_kernel(
             scale = gl.rsqrt(gl.convert_layout(total, gl.SliceLayout(0, whole)) / K + eps)
             y_tile = y_tile * scale[None, :]
         if not AHEAD:
-            ahead = LOAD(y, operands, num_rows, P, TILE)
-        STORE(add_bias(y_tile, bias, P, TILE), ahead, y, operands, num_rows, P, TILE)
+            ahead = LOAD((y, operands, num_rows), P, TILE)
+        STORE(add_bias(y_tile, bias, P, TILE), ahead, (y, operands, num_rows), P, TILE)

@@ -102,8 +102,9 @@ def load_heads(x, HEADS: tl.constexpr):
 
 
 @jit
-def normalised(first, second, bias, weight, scale, eps, HEADS: tl.constexpr):
-    """Both halves of the heads scaled, with bias, normalised; float32."""
+def normalised(first, second, bias, norm, scale, HEADS: tl.constexpr):
+    """Both halves of the heads scaled, with bias, normalised; float32. norm: weight or None, eps."""
+    weight, eps = norm
     first, second = first.to(tl.float32) * scale, second.to(tl.float32) * scale
     if bias is not None:
         added_first, added_second = load_heads(bias, HEADS)
@@ -157,12 +158,12 @@ def rotate_store_kernel(
         element = tl.arange(0, SIZES.HIDDEN_PAD)
         row = tl.load(h + token * SIZES.HIDDEN + element, mask=element < SIZES.HIDDEN, other=0.0).to(tl.float32)
         scale = tl.rsqrt(tl.sum(row * row, axis=0) / SIZES.HIDDEN + eps)
-    a, b = normalised(q_a, q_b, bias, norms[0], scale, eps, Q)
+    a, b = normalised(q_a, q_b, bias, (norms[0], eps), scale, Q)
     store_heads(q + token * (Q.COUNT * HEAD_DIM), a * c - b * s, b * c + a * s, HEAD_DIM, Q)
     keys = pages + (slot // SIZES.BLOCK_SIZE) * block_stride + (slot % SIZES.BLOCK_SIZE) * HEAD_DIM
-    a, b = normalised(k_a, k_b, bias, norms[1], scale, eps, K)
+    a, b = normalised(k_a, k_b, bias, (norms[1], eps), scale, K)
     store_heads(keys, a * c - b * s, b * c + a * s, SIZES.BLOCK_SIZE * HEAD_DIM, K)
-    a, b = normalised(v_a, v_b, bias, None, scale, eps, V)
+    a, b = normalised(v_a, v_b, bias, (None, eps), scale, V)
     store_heads(keys + K.COUNT * SIZES.BLOCK_SIZE * HEAD_DIM, a, b, SIZES.BLOCK_SIZE * HEAD_DIM, V)
 
 

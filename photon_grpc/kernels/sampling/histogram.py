@@ -236,8 +236,13 @@ def tally_kernel(rows, metadata, filters, search, SIZES: tl.constexpr):
 
 
 @jit
-def find_window(search, row, tops, best, rate, p, k, SIZES: tl.constexpr):
-    """The bin at whose end the running sum has reached the target, the sum at its beginning, and the target."""
+def find_window(search, row, tops, best, limits, SIZES: tl.constexpr):
+    """The bin at whose end the running sum has reached the target, the sum at its beginning, and the target.
+
+    limits: p, k.
+    """
+    p, k = limits
+    rate = tl.load(search.bins + row * 3 + 2)
     entry, bins = tl.arange(0, SIZES.SPLITS * 16), tl.arange(0, 16)
     tallies = search.tallies + row * search.num_splits * 16 + entry
     tally = tl.reshape(tl.load(tallies, mask=entry < search.num_splits * 16, other=0.0), [SIZES.SPLITS, 16])
@@ -271,7 +276,7 @@ def window_kernel(rows, metadata, filters, search, SIZES: tl.constexpr):
         least = least_of(filters, tl.load(metadata.slots + row), best, temperature, SIZES)
     first, last = tl.full([], 16.0, tl.float32), tl.full([], -1.0, tl.float32)
     if is_searched:
-        last, before, target = find_window(search, row, tops, best, tl.load(search.bins + row * 3 + 2), p, k, SIZES)
+        last, before, target = find_window(search, row, tops, best, (p, k), SIZES)
         has_all_before = by_count & (p < 1.0)
         first = tl.where(has_all_before, 0.0, last)
         tl.store(search.windows + row * 5 + 3, tl.where(has_all_before, 0.0, before))

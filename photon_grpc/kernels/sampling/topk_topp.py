@@ -89,8 +89,11 @@ def mass_of(logit, weight, bound):
 @jit
 def load(part, start, SIZE: tl.constexpr, SIZES: tl.constexpr):
     """[SIZE] logits, from each chunk's part of the list SIZE / SPLITS from `start` on; behind an end what no comparison
-    holds for."""
-    listed, counts = part
+    holds for.
+
+    part: the list, the length of each chunk's part, the longest of them, room for TILE elements.
+    """
+    listed, counts, _longest, _gathered = part
     inner = start + tl.arange(0, SIZE // SIZES.SPLITS)
     place = tl.arange(0, SIZES.SPLITS)[:, None] * SIZES.CHUNK + inner[None, :]
     entry = tl.load(listed + place, mask=inner[None, :] < counts[:, None], other=0x7FC0000000000000)
@@ -98,10 +101,10 @@ def load(part, start, SIZE: tl.constexpr, SIZES: tl.constexpr):
 
 
 @jit
-def number_and_mass(part, longest, bound, weighing, SIZES: tl.constexpr):
+def number_and_mass(part, bound, weighing, SIZES: tl.constexpr):
     """The number of elements of the list that are not below `bound`, and their mass."""
     number, mass = tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float32)
-    for start in range(0, longest, SIZES.STEP // SIZES.SPLITS):
+    for start in range(0, part[2], SIZES.STEP // SIZES.SPLITS):
         logit = load(part, start, SIZES.STEP, SIZES)
         number += tl.sum((logit >= bound).to(tl.float32), axis=0)
         mass += mass_of(logit, weight_of(logit, weighing), bound)
@@ -109,14 +112,16 @@ def number_and_mass(part, longest, bound, weighing, SIZES: tl.constexpr):
 
 
 @jit
-def narrow(part, longest, weighing, before, target, low, high, SIZES: tl.constexpr):
+def narrow(part, weighing, masses, ends, SIZES: tl.constexpr):
     """Halve low..high until it has at most TILE elements: the new low and high, and the mass above high with
-    `before`."""
+    `before`. masses and ends as of `find`."""
+    before, target = masses
+    low, high = ends
     not_below = tl.sum(part[1], axis=0).to(tl.float32)
     above, mass_above = tl.full([], 0.0, tl.float32), before
     while (low < high) & (not_below - above > SIZES.TILE):
         middle = high - ((high - low) >> 1)
-        number, mass = number_and_mass(part, longest, value_of(middle), weighing, SIZES)
+        number, mass = number_and_mass(part, value_of(middle), weighing, SIZES)
         if before + mass >= target:
             low, not_below = middle, number
         else:
@@ -125,8 +130,9 @@ def narrow(part, longest, weighing, before, target, low, high, SIZES: tl.constex
 
 
 @jit
-def gather(part, longest, low, high, gathered, SIZES: tl.constexpr):
-    """The elements of low..high, TILE of them at most, as a tile; by way of `gathered` [TILE]."""
+def gather(part, low, high, SIZES: tl.constexpr):
+    """The elements of low..high, TILE of them at most, as a tile."""
+    _listed, _counts, longest, gathered = part
     place = 0
     for start in range(0, longest, SIZES.STEP // SIZES.SPLITS):
         logit = load(part, start, SIZES.STEP, SIZES)
@@ -141,15 +147,17 @@ def gather(part, longest, low, high, gathered, SIZES: tl.constexpr):
 
 
 @jit
-def find(tile, part, longest, gathered, weighing, before, target, low, high, SIZES: tl.constexpr):
+def find(tile, part, weighing, masses, ends, SIZES: tl.constexpr):
     """The largest ordinal in low..high from which on the elements, with the mass `before` them, reach `target`; low
     does.
 
-    `tile` has all of the list, if it can.
+    `tile` has all of the list, if it can. masses: before, target. ends: low, high.
     """
-    if longest > SIZES.TILE // SIZES.SPLITS:
-        low, high, before = narrow(part, longest, weighing, before, target, low, high, SIZES)
-        tile = gather(part, longest, low, high, gathered, SIZES)
+    before, target = masses
+    low, high = ends
+    if part[2] > SIZES.TILE // SIZES.SPLITS:
+        low, high, before = narrow(part, weighing, masses, ends, SIZES)
+        tile = gather(part, low, high, SIZES)
     weight = weight_of(tile, weighing)
     while low < high:
         middle = high - ((high - low) >> 1)
@@ -168,12 +176,16 @@ def range_of(logit):
 
 
 @jit
-def search_list(part, gathered, best, rate, before, target, p, by_count, SIZES: tl.constexpr):
-    """The lowest logit that top-k and top-p keep, of a row that is searched."""
-    longest = tl.max(part[1], axis=0)
+def search_list(part, scale, masses, p, by_count, SIZES: tl.constexpr):
+    """The lowest logit that top-k and top-p keep, of a row that is searched.
+
+    scale: highest logit, 1.44 / temperature. masses: before, target.
+    """
+    best, rate = scale
+    before, target = masses
     tile = load(part, 0, SIZES.TILE, SIZES)
     low, high = range_of(tile)
-    for start in range(SIZES.TILE // SIZES.SPLITS, longest, SIZES.STEP // SIZES.SPLITS):
+    for start in range(SIZES.TILE // SIZES.SPLITS, part[2], SIZES.STEP // SIZES.SPLITS):
         lower, higher = range_of(load(part, start, SIZES.STEP, SIZES))
         low, high = tl.minimum(low, lower), tl.maximum(high, higher)
     # Nothing is listed where the target is 0.
@@ -182,11 +194,11 @@ def search_list(part, gathered, best, rate, before, target, p, by_count, SIZES: 
     for number in range(tl.where(by_count & (p < 1.0), 2, 1)):
         if number == 1:
             # What the k largest weigh; of those that equal the k-th, as many as make up k.
-            above, weight = number_and_mass(part, longest, value_of(low + 1), (best, rate, False), SIZES)
+            above, weight = number_and_mass(part, value_of(low + 1), (best, rate, False), SIZES)
             target = p * (weight + (target - above) * tl.exp2((value_of(low) - best) * rate))
             high = ordinal(best)
         weighing = best, rate, by_count & (number == 0)
-        low = find(tile, part, longest, gathered, weighing, before, target, low, high, SIZES)
+        low = find(tile, part, weighing, (before, target), (low, high), SIZES)
     return value_of(low)
 
 
@@ -203,13 +215,12 @@ def threshold_kernel(rows, metadata, filters, search, SIZES: tl.constexpr):
         if is_searched:
             split = tl.arange(0, SIZES.SPLITS)
             counts = search.num_within + row * search.num_splits + split
-            part = (
-                search.listed + row * search.num_splits * SIZES.CHUNK,
-                tl.load(counts, mask=split < search.num_splits, other=0),
-            )
-            before, target = tl.load(search.windows + row * 5 + 3), tl.load(search.windows + row * 5 + 4)
-            gathered, rate = search.gathered + row * SIZES.TILE, 1.4426950408889634 / temperature
-            found = search_list(part, gathered, best, rate, before, target, p, by_count, SIZES)
+            listed = search.listed + row * search.num_splits * SIZES.CHUNK
+            counts = tl.load(counts, mask=split < search.num_splits, other=0)
+            masses = tl.load(search.windows + row * 5 + 3), tl.load(search.windows + row * 5 + 4)
+            gathered, scale = search.gathered + row * SIZES.TILE, (best, 1.4426950408889634 / temperature)
+            part = (listed, counts, tl.max(counts, axis=0), gathered)
+            found = search_list(part, scale, masses, p, by_count, SIZES)
             threshold = tl.maximum(threshold, tl.div_rn(found, temperature))
         # The likeliest is always kept.
         threshold = tl.minimum(threshold, top)

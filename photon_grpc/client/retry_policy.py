@@ -1,0 +1,147 @@
+"""Failures of a request: which are worth another attempt, after what pause, and for how long."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from dataclasses import dataclass, field
+
+from photon_grpc.client.channel import MAX_RETRIES, SERVICE_CONFIG
+from photon_grpc.client.status import Unreachable
+from photon_grpc.errors import (
+    DeadlinePassed,
+    DuplicateRequestId,
+    Overloaded,
+    PhotonError,
+    QueueFull,
+    QueueTimeout,
+    QuotaExceeded,
+    Unavailable,
+)
+
+#: Of a call that brings none of its own.
+DEFAULT_TIMEOUT_S = 600.0
+
+#: Time without progress after which a request is given up.
+PATIENCE_S = 60.0
+
+#: Times a request that no server has read is sent on another stream: a server that evicts every new one is full.
+_MAX_REOPENED = 8
+
+#: The delays of gRPC's own retries hold for ours.
+_DELAYS = SERVICE_CONFIG["methodConfig"][0]["retryPolicy"]
+_FIRST_S = float(_DELAYS["initialBackoff"].removesuffix("s"))
+_LONGEST_S = float(_DELAYS["maxBackoff"].removesuffix("s"))
+_FACTOR = float(_DELAYS["backoffMultiplier"])
+
+#: Failures that may be over soon, or at another server. A lost server may still hold the id.
+_PASSING = (Unavailable, Overloaded, DuplicateRequestId)
+#: A server's own reasons, which end as other requests do. gRPC and proxies give none.
+_FULL = (QueueFull, QueueTimeout, QuotaExceeded)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """The failures that are tried again, after what pause, and for how long.
+
+    | failure | before output | after output has begun |
+    |---|---|---|
+    | Unavailable, Overloaded | `max_retries` times; with `is_after_grpc` lost connections alone | with `resumes` |
+    | QuotaExceeded without RetryInfo | no | no |
+    | DuplicateRequestId | no | with `resumes` |
+    | the stream was evicted while idle | 8 times, at once | with `resumes` |
+    | anything else | no | no |
+
+    Where it is tried again, this ends after `patience_s` without progress, and at the deadline of the request.
+    """
+
+    max_retries: float = MAX_RETRIES
+    resumes: bool = True
+    #: gRPC repeats the call until the headers of its answer have come; then the connection may still be lost.
+    is_after_grpc: bool = False
+    #: A server that says that it is full does not cost patience.
+    waits_for_room: bool = False
+    patience_s: float = PATIENCE_S
+    #: The deadline of a request that brings none of its own.
+    timeout_s: float = DEFAULT_TIMEOUT_S
+
+    def pause_s(self, error: PhotonError, attempt: int, stalled_s: float = 0.0, *, has_begun: bool) -> float | None:
+        """Return the pause after the failure of the attempt with this number, counted from 1 since there was progress;
+        None if there is to be no other. `stalled_s`: time since the first of these failures."""
+        if not self._may_pass(error) or not (self.resumes if has_begun else self._may_retry(error, attempt)):
+            return None
+        pause_s = _backoff_s(attempt) if has_begun or not error.is_left_to_caller else 0.0
+        if isinstance(error, Overloaded):
+            pause_s = max(pause_s, error.retry_after_s or _FIRST_S)
+        is_patient = stalled_s + pause_s <= self.patience_s or self.is_waiting_for_room(error)
+        return pause_s if is_patient else None
+
+    def timeout_of(self, own_s: float | None) -> float:
+        """Return the time that a request has, given its own timeout."""
+        return self.timeout_s if own_s is None else own_s
+
+    def is_waiting_for_room(self, error: PhotonError) -> bool:
+        """Return whether the server is there, but full, and its room is worth any wait."""
+        return self.waits_for_room and isinstance(error, _FULL)
+
+    def _may_pass(self, error: PhotonError) -> bool:
+        is_over_quota = isinstance(error, QuotaExceeded) and error.retry_after_s is None
+        return isinstance(error, _PASSING) and not is_over_quota
+
+    def _may_retry(self, error: PhotonError, attempt: int) -> bool:
+        if error.is_left_to_caller:
+            return attempt <= _MAX_REOPENED
+        is_ours = not self.is_after_grpc or (isinstance(error, Unreachable) and error.was_lost)
+        return is_ours and not isinstance(error, DuplicateRequestId) and attempt <= self.max_retries
+
+
+def _backoff_s(attempt: int) -> float:
+    """No pause at first, then growing ones, less up to a half by chance."""
+    if attempt == 1:
+        return 0.0
+    return min(_FIRST_S * _FACTOR ** min(attempt - 2, 32), _LONGEST_S) * random.uniform(0.5, 1.0)
+
+
+@dataclass(slots=True)
+class Attempts:
+    """The attempts of one request under a policy, until its deadline."""
+
+    policy: RetryPolicy
+    timeout_s: float = math.inf
+    #: Output has begun.
+    has_begun: bool = False
+    _asked_s: float = field(default_factory=lambda: time.monotonic())
+    #: Of the first failure since there was progress.
+    _failed_s: float | None = None
+    #: Failures since there was progress, by whether the stream was evicted while idle.
+    _num_failed: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
+
+    @property
+    def spent_s(self) -> float:
+        """Time since the request was made."""
+        return time.monotonic() - self._asked_s
+
+    def progress(self) -> None:
+        """Note progress: patience and pauses begin anew."""
+        self._failed_s = None
+        self._num_failed = {False: 0, True: 0}
+
+    def pause_s(self, error: PhotonError) -> float:
+        """Return the pause until the next attempt. Raise `error` if there is to be none."""
+        now_s = time.monotonic()
+        if self._failed_s is None or self.policy.is_waiting_for_room(error):
+            self._failed_s = now_s
+        self._num_failed[error.is_left_to_caller] += 1
+        attempt, stalled_s = self._num_failed[error.is_left_to_caller], now_s - self._failed_s
+        pause_s = self.policy.pause_s(error, attempt, stalled_s, has_begun=self.has_begun)
+        if pause_s is None:
+            raise error
+        return max(0.0, min(pause_s, self.timeout_s - self.spent_s))
+
+    def left_s(self, error: PhotonError) -> float:
+        """Return the time left for another attempt after `error`. Raise DeadlinePassed if there is none."""
+        left_s = self.timeout_s - self.spent_s
+        if left_s <= 0:
+            raise DeadlinePassed(f"{self.timeout_s:g} s have passed; the stream was cut off ({error})") from error
+        return left_s
