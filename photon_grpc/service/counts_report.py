@@ -9,7 +9,8 @@ from photon_grpc.bridge.control import ControlChannel, Counted
 from photon_grpc.core.counts import Counts
 from photon_grpc.core.generation import Usage
 from photon_grpc.core.stats import Load
-from photon_grpc.frontend.frontend import Frontend, State
+from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.frontend.readiness import State
 from photon_grpc.server.metrics import LATE, LOOP_LAG_S, UNBILLED_OUTPUT, UNBILLED_PROMPT
 
 #: What a front end has counted meanwhile goes with it if it is killed; its tokens are then counted as lost.
