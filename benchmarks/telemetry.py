@@ -21,7 +21,8 @@ from benchmarks.saved import add_save_flag, saved
 from photon_grpc.core.generation import Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.core.stats import Load
-from photon_grpc.frontend.record import Origin, RequestRecord
+from photon_grpc.frontend.ask import Origin
+from photon_grpc.frontend.record import RequestRecord
 from photon_grpc.server.load_report import LoadReports
 from photon_grpc.server.spans import RequestSpans
 

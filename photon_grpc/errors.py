@@ -45,7 +45,10 @@ a proxy's; the server itself gives one of a member. Status codes belong to `serv
 from __future__ import annotations
 
 import traceback
+from typing import Any
 
+#: A caller's retry delay where nothing tells how long something takes.
+RETRY_AFTER_S = 1.0
 #: Frames of a traceback that are told: where it began, where it ended.
 _FIRST_FRAMES = 4
 _LAST_FRAMES = 5
@@ -191,18 +194,31 @@ class Unavailable(PhotonError):
     """The server cannot serve now."""
 
     reason = "UNAVAILABLE"
+    #: What callers read, and when they may ask again, unless more is known.
+    text = "the server cannot serve now"
+    usual_retry_s: float | None = None
+
+    def __init__(self, message: str = "", **facts: Any) -> None:
+        facts.setdefault("retry_after_s", self.usual_retry_s)
+        super().__init__(message or self.text, **facts)
 
 
 class ModelLoading(Unavailable):
     reason = "MODEL_LOADING"
+    text = "the model is being loaded"
+    usual_retry_s = RETRY_AFTER_S
 
 
 class Draining(Unavailable):
     reason = "DRAINING"
+    text = "the server is draining"
+    usual_retry_s = RETRY_AFTER_S
 
 
 class EngineRestarting(Unavailable):
     reason = "ENGINE_RESTARTING"
+    text = "the engine is restarting"
+    usual_retry_s = RETRY_AFTER_S
 
 
 class EngineFailure(Unavailable):

@@ -3,7 +3,8 @@
     python protos/generate.py [--out DIR]
 
 Everything is written below DIR (the repository's root unless told): photon_grpc/v1/*_pb2.py, their typed .pyi files
-with the comments as docstrings, *_pb2_grpc.py, and docs/api.md. The files are kept in git, so that running the
+with the comments as docstrings, *_pb2_grpc.py, descriptors.binpb (of all services that are served, those of others
+included), and docs/api.md. The files are kept in git, so that running the
 service needs no generator; a test compares them with a fresh run, byte for byte. Needs the `dev` extra: the generator
 is held at the version whose stubs the oldest supported grpcio and protobuf accept.
 """
@@ -27,6 +28,7 @@ sys.path.insert(0, str(PROTOS.parent))
 from photon_grpc.server.features import ABSENT  # noqa: E402
 
 SOURCES = tuple(f"photon_grpc/v1/{name}.proto" for name in ("inference", "model", "admin"))
+THIRD_PARTY = PROTOS / "third_party"
 WELL_KNOWN = files("grpc_tools") / "_proto"
 PLUGINS = ("protoc-gen-mypy", "protoc-gen-mypy_grpc")
 
@@ -38,6 +40,13 @@ def compile_protos(*outputs: str) -> None:
     status = protoc.main(["protoc", f"-I{PROTOS}", f"-I{WELL_KNOWN}", *plugins, *outputs, *SOURCES])
     if status:
         raise RuntimeError(f"protoc ended with status {status}")
+
+
+def generate_descriptors(out: Path) -> None:
+    """Write `out`/photon_grpc/v1/descriptors.binpb: a FileDescriptorSet, each file after those that it imports."""
+    path = out / "photon_grpc" / "v1" / "descriptors.binpb"
+    standard = sorted(str(each.relative_to(THIRD_PARTY)) for each in THIRD_PARTY.rglob("*.proto"))
+    compile_protos(f"-I{THIRD_PARTY}", f"--descriptor_set_out={path}", "--include_imports", *standard)
 
 
 def generate_stubs(out: Path) -> None:
@@ -71,6 +80,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=PROTOS.parent, help="root to write below (the repository)")
     out: Path = parser.parse_args().out
     generate_stubs(out)
+    generate_descriptors(out)
     generate_reference(out)
     print(f"wrote {out / 'photon_grpc' / 'v1'} and {out / 'docs' / 'api.md'}")
 

@@ -14,12 +14,9 @@ from typing import cast
 
 from photon_grpc.bridge.codec import UP, FrameError, FrameReader, encode
 from photon_grpc.core.frames import Add, Down, Facts, Up
-from photon_grpc.errors import EngineRestarting, ModelLoading, QueueFull
+from photon_grpc.errors import RETRY_AFTER_S, EngineRestarting, ModelLoading, QueueFull
 
 log = logging.getLogger(__name__)
-
-#: A caller's retry delay while there is no engine.
-_RETRY_AFTER_S = 1.0
 
 
 class BridgeClient:
@@ -59,7 +56,7 @@ class BridgeClient:
                 f"{num_bytes} bytes wait for the engine to read them; the limit is {self._max_backlog_bytes}",
                 needed=num_bytes,
                 limit=self._max_backlog_bytes,
-                retry_after_s=_RETRY_AFTER_S,
+                retry_after_s=RETRY_AFTER_S,
             )
         self._epoch.write(encode(frame))
 
@@ -80,8 +77,8 @@ class BridgeClient:
 
     def _absence(self) -> EngineRestarting | ModelLoading:
         if self._had_engine:
-            return EngineRestarting("the engine is restarting", retry_after_s=_RETRY_AFTER_S)
-        return ModelLoading("the model is being loaded", retry_after_s=_RETRY_AFTER_S)
+            return EngineRestarting()
+        return ModelLoading()
 
     def _received(self, epoch: _Epoch, frames: list[Up]) -> None:
         for frame in frames:

@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.core.quotas import Quotas
 from photon_grpc.frontend.quotas import NO_SHARES, NoShares, Shares
-from photon_grpc.server.interceptors.api_keys import ApiKeyInterceptor
+from photon_grpc.server.interceptors.api_keys import ApiKeys
+from photon_grpc.server.interceptors.errors import NO_KEYS, Keys
 from photon_grpc.server.key_ring import KeyRing
 from photon_grpc.server.tls import Certificates
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Without keys: no link in the chain of interceptors, no quotas. Without certificates: clear text."""
+    """Without keys: all calls are let in, no quotas. Without certificates: clear text."""
 
-    interceptors: tuple[ApiKeyInterceptor, ...] = ()
+    keys: Keys = NO_KEYS
     shares: Shares | NoShares = NO_SHARES
     certificates: Certificates | None = None
 
@@ -33,7 +34,7 @@ async def access(config: ServerConfig) -> AsyncIterator[Access]:
         return
     watching = asyncio.create_task(keys.watch())
     try:
-        yield Access((ApiKeyInterceptor(keys, config.api_keys_exempt),), Shares(Quotas(keys.limits)), certificates)
+        yield Access(ApiKeys(keys, config.api_keys_exempt), Shares(Quotas(keys.limits)), certificates)
     finally:
         watching.cancel()
 

@@ -24,6 +24,7 @@ from photon_grpc.frontend.ask import (
     ConstraintAsk,
     IdsInput,
     Kind,
+    Origin,
     OutputAsk,
     SamplingAsk,
     SchedulingAsk,
@@ -86,7 +87,7 @@ def make_ask(
     stops = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
     return Ask(
         input=_input(prompt, chat, template_args_json, tools_json, tool_choice),
-        arrival_s=time.monotonic(),
+        origin=Origin(time.monotonic()),
         sampling=SamplingAsk(
             temperature=temperature,
             top_p=top_p,

@@ -8,9 +8,9 @@ from photon_grpc.config.api_keys import read_api_keys
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.core.counts import Counts
 from photon_grpc.frontend.record import RequestObserver
+from photon_grpc.server.interceptors.errors import NO_COUNTS, CallRules, Keys
 from photon_grpc.server.interceptors.failure_log import FailureLog
-from photon_grpc.server.interceptors.metrics import MetricsInterceptor
-from photon_grpc.server.metrics import KeyMetrics, RequestMetrics
+from photon_grpc.server.metrics import CallMetrics, KeyMetrics, RequestMetrics
 from photon_grpc.server.request_log import RequestLog
 
 
@@ -19,24 +19,24 @@ class Observation:
     """Without metrics and logs: none."""
 
     observers: tuple[RequestObserver, ...] = ()
-    #: Outermost in the chain of the server.
-    interceptors: tuple[MetricsInterceptor, ...] = ()
     #: None where nothing is counted.
     counts: Counts | None = None
     failures: FailureLog = field(default_factory=FailureLog)
+
+    def rules(self, replica_id: str, keys: Keys) -> CallRules:
+        """Return those of all calls of the replica."""
+        return CallRules(self.failures, replica_id, keys, CallMetrics(self.counts) if self.counts else NO_COUNTS)
 
 
 def observation(config: ServerConfig) -> Observation:
     """Raise ConfigError for a file of API keys that cannot be used."""
     counts = None
     observers: list[RequestObserver] = []
-    interceptors: tuple[MetricsInterceptor, ...] = ()
     if config.metrics_listen:
         counts = Counts()
         observers.append(RequestMetrics(counts))
-        interceptors = (MetricsInterceptor(counts),)
         if config.api_keys_file:
             observers.append(KeyMetrics(counts, (key.name for key in read_api_keys(config.api_keys_file))))
     if config.log_requests:
         observers.append(RequestLog())
-    return Observation(tuple(observers), interceptors, counts, FailureLog(has_requests=not config.log_requests))
+    return Observation(tuple(observers), counts, FailureLog(has_requests=not config.log_requests))

@@ -13,7 +13,17 @@ from photon_grpc.core.request import Request
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import InvalidRequest, KVCapacity, PromptTooLong, QueueFull
 
+MAX_REQUEST_ID_CHARS = 128
 _MAX_TOKENS = "stop.max_tokens"
+
+
+def check_request_id(request_id: str, field: str = "request_id") -> None:
+    """Raise InvalidRequest naming `field`."""
+    if len(request_id) > MAX_REQUEST_ID_CHARS:
+        message = f"{field}: has {len(request_id)} characters; {MAX_REQUEST_ID_CHARS} are allowed"
+        raise InvalidRequest(message, field=field, needed=len(request_id), limit=MAX_REQUEST_ID_CHARS)
+    if not (request_id.isascii() and request_id.isprintable()):
+        raise InvalidRequest(f"{field}: must be printable ASCII", field=field)
 
 
 def check_not_empty(request: Request) -> None:

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from photon_grpc.core.request import OwnerLimits
-from photon_grpc.errors import QuotaExceeded
+from photon_grpc.errors import RETRY_AFTER_S, QuotaExceeded
 
-_RETRY_AFTER_S = 1.0
 _MINUTE_S = 60.0
 #: So many owners are remembered at least.
 _LEAST_OWNERS = 64
@@ -62,7 +61,7 @@ class Quotas:
         running = self.num_running(owner)
         if limits is not None and limits.max_concurrent is not None and running >= limits.max_concurrent:
             message = f"{running} requests of this API key are running; the limit is {limits.max_concurrent}"
-            raise self._exceeded(message, _RETRY_AFTER_S, deadline_s, running + 1, limits.max_concurrent)
+            raise self._exceeded(message, RETRY_AFTER_S, deadline_s, running + 1, limits.max_concurrent)
 
     def check_tokens(self, owner: str, num_tokens: int, deadline_s: float | None) -> None:
         """Raise QuotaExceeded where the bucket does not hold so many."""

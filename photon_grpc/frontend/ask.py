@@ -5,12 +5,17 @@ Made for every call, hence msgspec.Structs: a frozen dataclass takes ten times a
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import Literal
 
 import msgspec
 
+from photon_grpc.errors import Cancelled, DeadlinePassed, InternalFailure, PhotonError
 from photon_grpc.frontend.tool_calls import CallForm
 
+#: Clients give up by their own clock, a little before the server's: `grpc-timeout` is rounded up by as much as 1 %.
+_EARLY_S, _EARLY_SHARE = 0.02, 0.01
 #: Of a constraint.
 Kind = Literal["json_schema", "json_object", "regex", "choices", "grammar", "protobuf", "tool_calls"]
 
@@ -119,7 +124,7 @@ class CacheAsk(msgspec.Struct, frozen=True):
 class SchedulingAsk(msgspec.Struct, frozen=True):
     priority: int = 0
     max_queue_duration_s: float | None = None
-    #: From arrival; what the field says. The call's own deadline is Ask.deadline_s.
+    #: From arrival; what the field says. The call's own deadline is in Origin.
     timeout_s: float | None = None
 
 
@@ -131,12 +136,47 @@ class StreamAsk(msgspec.Struct, frozen=True):
     is_whole: bool = False
 
 
-class Ask(msgspec.Struct, frozen=True):
-    """One Generate or StreamGenerate call. Times are CLOCK_MONOTONIC seconds."""
+class Origin(msgspec.Struct):
+    """Where a request comes from: known when it comes, but for its model, and its deadline where a field says an
+    earlier one. Times are CLOCK_MONOTONIC seconds."""
 
-    input: TextInput | IdsInput | ChatInput | None
     arrival_s: float
     request_id: str = ""
+    #: The name of the caller's API key: ids are unique per owner, prefixes shared within one.
+    owner: str = ""
+    #: "Generate", "StreamGenerate", "MultiplexGenerate"; empty in a program without a server.
+    method: str = ""
+    #: As it is served; empty for a name that is not.
+    model: str = ""
+    #: The earlier of the call's own and the field's.
+    deadline_s: float | None = None
+    #: The W3C header as it came, not validated.
+    traceparent: str = ""
+    #: Whose share it counts against while it is prepared: the API key, else the host that it came from.
+    caller: str = ""
+
+    def reason(self, error: BaseException | None) -> str:
+        """Return the reason of a request that ended by `error`; "" for None. A cancelled call has lost its caller, or
+        run out of time."""
+        if isinstance(error, PhotonError):
+            return error.reason
+        if isinstance(error, asyncio.CancelledError):
+            return DeadlinePassed.reason if is_out_of_time(self.arrival_s, self.deadline_s) else Cancelled.reason
+        return "" if error is None else InternalFailure.reason
+
+
+def is_out_of_time(arrival_s: float, deadline_s: float | None) -> bool:
+    """Return whether a call that ends now, unanswered, has reached its deadline."""
+    if deadline_s is None:
+        return False
+    return time.monotonic() >= deadline_s - _EARLY_S - _EARLY_SHARE * (deadline_s - arrival_s)
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """One request for generation."""
+
+    input: TextInput | IdsInput | ChatInput | None
+    origin: Origin
     model: str = ""
     sampling: SamplingAsk = SamplingAsk()
     stop: StopAsk = StopAsk()
@@ -144,17 +184,8 @@ class Ask(msgspec.Struct, frozen=True):
     cache: CacheAsk = CacheAsk()
     scheduling: SchedulingAsk = SchedulingAsk()
     stream: StreamAsk = StreamAsk()
-    #: The call's own deadline.
-    deadline_s: float | None = None
-    #: The caller's credential: ids are unique per owner, prefixes shared within one.
-    owner: str = ""
     #: Output ids that were produced elsewhere.
     continue_from: tuple[int, ...] = ()
     constraint: ConstraintAsk | None = None
     #: A retried call (grpc-previous-rpc-attempts): it takes the place of its earlier attempt.
     replaces: bool = False
-    #: For the record of the request (record.Origin).
-    method: str = ""
-    traceparent: str = ""
-    #: Whose share it counts against while it is prepared.
-    caller: str = ""

@@ -9,8 +9,6 @@ from photon_grpc.core.frames import Control, Reply, Verb
 from photon_grpc.core.ports import EngineLink
 from photon_grpc.errors import EngineRestarting
 
-_RETRY_AFTER_S = 1.0
-
 
 class Controls:
     """Belongs to one event loop."""
@@ -40,4 +38,4 @@ class Controls:
         """The engine is gone: whether it obeyed is not known."""
         for waiting in self._waiting.values():
             if not waiting.done():
-                waiting.set_exception(EngineRestarting("the engine was lost", retry_after_s=_RETRY_AFTER_S))
+                waiting.set_exception(EngineRestarting("the engine was lost"))

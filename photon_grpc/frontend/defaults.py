@@ -6,6 +6,7 @@ Every refusal names the field as the API spells it.
 from __future__ import annotations
 
 import math
+import time
 from typing import TypeVar
 
 import msgspec
@@ -16,12 +17,13 @@ from photon_grpc.core.admission import (
     check_kv,
     check_output,
     check_prompt,
+    check_request_id,
     max_output_tokens,
 )
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.request import FinishReason, Request, SamplingParams, StopParams
 from photon_grpc.core.scores import NO_SCORES, ScoreParams
-from photon_grpc.errors import FeatureNotSupported, InvalidRequest, PromptTooLong
+from photon_grpc.errors import DeadlinePassed, FeatureNotSupported, InvalidRequest, PromptTooLong
 from photon_grpc.frontend import constraint
 from photon_grpc.frontend.ask import (
     UNWRITTEN,
@@ -29,6 +31,7 @@ from photon_grpc.frontend.ask import (
     ChatInput,
     ConstraintAsk,
     IdsInput,
+    Origin,
     OutputAsk,
     SamplingAsk,
     StopAsk,
@@ -39,7 +42,6 @@ from photon_grpc.frontend.chat import check_json
 from photon_grpc.frontend.model import RequestLimits, ServedModel
 from photon_grpc.frontend.score_bounds import fitted
 
-_MAX_REQUEST_ID = 128
 _LEAST_REPETITION_PENALTY = 1e-3
 #: Characters of a session or a salt.
 _MAX_NAME = 256
@@ -49,8 +51,8 @@ _T = TypeVar("_T")
 
 def check(ask: Ask, model: ServedModel, facts: Facts, limits: RequestLimits) -> None:
     """Check what does not depend on the prompt's ids. Raise InvalidRequest, FeatureNotSupported, PromptTooLong."""
-    check_request_id(ask.request_id)
     check_input(ask.input, model, facts)
+    check_request_id(ask.origin.request_id)
     _check_name(ask.cache.session_id, "cache.session_id")
     _check_name(ask.cache.salt, "cache.salt")
     _check_sampling(ask.sampling, limits)
@@ -71,14 +73,20 @@ def check(ask: Ask, model: ServedModel, facts: Facts, limits: RequestLimits) -> 
         raise _invalid("scheduling.priority", f"must be an int32, is {ask.scheduling.priority}")
     if ask.scheduling.priority and not model.obeys_priority:
         raise _lacking("PRIORITY", "scheduling.priority", "the scheduling policy of this server knows no priorities")
+    _narrow_deadline(ask)
+    check_deadline(ask.origin)
 
 
-def check_request_id(request_id: str) -> None:
-    if len(request_id) > _MAX_REQUEST_ID:
-        message = f"has {len(request_id)} characters; {_MAX_REQUEST_ID} are allowed"
-        raise _invalid("request_id", message, needed=len(request_id), limit=_MAX_REQUEST_ID)
-    if not (request_id.isascii() and (request_id.isprintable())):
-        raise _invalid("request_id", "must be printable ASCII")
+def _narrow_deadline(ask: Ask) -> None:
+    """Make the origin's deadline the earlier of the call's and the field's."""
+    if ask.scheduling.timeout_s is not None:
+        own_s, call_s = ask.origin.arrival_s + ask.scheduling.timeout_s, ask.origin.deadline_s
+        ask.origin.deadline_s = own_s if call_s is None else min(own_s, call_s)
+
+
+def check_deadline(origin: Origin) -> None:
+    if origin.deadline_s is not None and origin.deadline_s <= time.monotonic():
+        raise DeadlinePassed("the deadline has passed")
 
 
 def _check_name(name: str, field: str) -> None:
@@ -119,31 +127,36 @@ def to_request(
 ) -> Request:
     """The concrete request for checked `ask`. `drawn_seed` is used where the caller set none.
 
-    Raise PromptTooLong (over the context), KVCapacity (over all KV blocks), InvalidRequest.
+    Raise PromptTooLong (over the context), KVCapacity (over all KV blocks), InvalidRequest, DeadlinePassed.
     """
+    check_deadline(ask.origin)
     field = input_field(ask.input)
     if not isinstance(ask.input, IdsInput):  # ids were checked as they came
         _check_encoded(prompt_ids, facts, field)
+    sampling, scores = _sampling(ask.sampling, model.defaults, drawn_seed), _scores(ask.output)
+    num_outputs = _or(ask.sampling.num_outputs, 1)
+    queue_deadline_s = _after(ask.origin.arrival_s, ask.scheduling.max_queue_duration_s)
+    time_limit_s = _after(ask.origin.arrival_s, ask.stop.max_duration_s)
     request = Request(
         request_id=request_id,
         prompt_ids=prompt_ids,
-        sampling=_sampling(ask.sampling, model.defaults, drawn_seed),
+        sampling=sampling,
         stop=_stop_of(ask, model, facts, len(prompt_ids), field),
-        arrival_s=ask.arrival_s,
-        owner=ask.owner,
-        num_outputs=_or(ask.sampling.num_outputs, 1),
+        arrival_s=ask.origin.arrival_s,
+        owner=ask.origin.owner,
+        num_outputs=num_outputs,
         priority=ask.scheduling.priority,
-        deadline_s=deadline_s(ask),
-        queue_deadline_s=_after(ask.arrival_s, ask.scheduling.max_queue_duration_s),
-        time_limit_s=_after(ask.arrival_s, ask.stop.max_duration_s),
+        deadline_s=ask.origin.deadline_s,
+        queue_deadline_s=queue_deadline_s,
+        time_limit_s=time_limit_s,
         # One owner's prefixes are not another's.
-        salt=f"{ask.owner}\0{ask.cache.salt}" if ask.owner else ask.cache.salt,
+        salt=f"{ask.origin.owner}\0{ask.cache.salt}" if ask.origin.owner else ask.cache.salt,
         bypass_prefix_cache=ask.cache.bypass_prefix_cache,
         session_id=ask.cache.session_id,
         replaces=ask.replaces,
         is_seed_drawn=ask.sampling.seed is None,
         continued_ids=ask.continue_from,
-        scores=_scores(ask.output),
+        scores=scores,
     )
     if request.scores is NO_SCORES:
         return request
@@ -160,14 +173,6 @@ def _check_encoded(prompt_ids: tuple[int, ...], facts: Facts, field: str) -> Non
         raise _invalid(field, "gives no tokens")
     check_ids(prompt_ids, facts.vocab_size, field)
     check_prompt(len(prompt_ids), facts.max_model_len, field)
-
-
-def deadline_s(ask: Ask) -> float | None:
-    """The earlier of the call's deadline and the field's."""
-    if ask.scheduling.timeout_s is None:
-        return ask.deadline_s
-    own_s = ask.arrival_s + ask.scheduling.timeout_s
-    return own_s if ask.deadline_s is None else min(own_s, ask.deadline_s)
 
 
 def input_field(input: TextInput | IdsInput | ChatInput | None) -> str:
@@ -204,8 +209,9 @@ def _check_penalties(ask: SamplingAsk) -> None:
 
 
 def _check_ids_drawn(ask: SamplingAsk, limits: RequestLimits, facts: Facts) -> None:
-    check_count(len(ask.logit_bias), limits.max_logit_bias, "sampling.logit_bias")
-    check_ids([token_id for token_id, _ in ask.logit_bias], facts.vocab_size, "sampling.logit_bias")
+    if ask.logit_bias:
+        check_count(len(ask.logit_bias), limits.max_logit_bias, "sampling.logit_bias")
+        check_ids([token_id for token_id, _ in ask.logit_bias], facts.vocab_size, "sampling.logit_bias")
     for token_id, bias in ask.logit_bias:
         if not -100 <= bias <= 100:
             raise _invalid(f"sampling.logit_bias[{token_id}]", f"must lie between -100 and 100, is {bias}")
@@ -227,14 +233,18 @@ def _check_stop(ask: StopAsk, limits: RequestLimits, facts: Facts) -> None:
             needed=ask.min_tokens,
             limit=ask.max_tokens,
         )
-    _check_stop_strings(ask.stop_strings, limits)
-    check_ids(ask.stop_token_ids, facts.vocab_size, "stop.stop_token_ids")
+    if ask.stop_strings:
+        _check_stop_strings(ask.stop_strings, limits)
+    if ask.stop_token_ids:
+        check_ids(ask.stop_token_ids, facts.vocab_size, "stop.stop_token_ids")
     _check_duration(ask.max_duration_s, "stop.max_duration")
 
 
 def _check_continuation(ask: Ask, facts: Facts) -> None:
+    if not ask.continue_from:
+        return
     check_ids(ask.continue_from, facts.vocab_size, _CONTINUE_FROM)
-    if ask.continue_from and _or(ask.sampling.num_outputs, 1) > 1:
+    if _or(ask.sampling.num_outputs, 1) > 1:
         raise _invalid("continue_from", f"one output can be continued; num_outputs is {ask.sampling.num_outputs}")
 
 
@@ -321,14 +331,14 @@ def _sampling(ask: SamplingAsk, defaults: SamplingAsk, drawn_seed: int) -> Sampl
 
 
 def _scores(ask: OutputAsk) -> ScoreParams:
-    if not ask.is_scored:
+    if ask.logprobs is ask.prompt_logprobs is ask.score_token_ids is None:
         return NO_SCORES
     return ScoreParams(_or(ask.logprobs, -1), _or(ask.prompt_logprobs, -1), ask.score_token_ids or ())
 
 
 def _stop(ask: StopAsk, model: ServedModel, facts: Facts, num_prompt: int, field: str) -> StopParams:
-    max_tokens = _max_tokens(ask.max_tokens, facts, num_prompt, field)
     min_tokens = _or(ask.min_tokens, 0)
+    max_tokens = _max_tokens(ask.max_tokens, facts, num_prompt, field)
     if min_tokens > max_tokens:
         message = f"{min_tokens} exceeds the {max_tokens} tokens that fit after the prompt"
         raise _invalid("stop.min_tokens", message, needed=min_tokens, limit=max_tokens)

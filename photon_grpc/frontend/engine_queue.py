@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 
 import msgspec
@@ -36,6 +37,15 @@ class EngineQueue:
         self._preparing: dict[str, dict[QueuePlace, None]] = {}
         self._num_preparing = 0
         self._num_preparing_tokens = 0
+
+    def preparing(self, ask: Ask, facts: Facts, num_of_owner: int, *, is_small: bool) -> AbstractContextManager[None]:
+        """Return the place of `ask` while its prompt is prepared. One that is not small has its place in the Encoder,
+        which bounds them. Raise QueueFull."""
+        num_tokens = estimate_tokens(ask, facts)
+        if is_small:
+            return self.place(num_tokens, facts, num_of_owner, ask.origin.caller)
+        self.check(num_tokens, facts, num_of_owner)
+        return nullcontext()
 
     def place(self, num_tokens: int, facts: Facts, num_of_owner: int = 0, caller: str = "") -> QueuePlace:
         """Return the place of a request for as long as its prompt, of about `num_tokens`, is prepared. Where there is
@@ -80,6 +90,8 @@ class EngineQueue:
         """
         if 0 < num_of_owner < self.load.longest_queue:
             return
+        if not (self.load.queued or self._sent or self._num_preparing):
+            return  # an empty queue takes any request
         check_queue(num_tokens, self._expected(), facts)
 
     def _expected(self, surplus: QueuePlace | None = None) -> Load:

@@ -17,11 +17,10 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from photon_grpc.errors import QueueFull
+from photon_grpc.errors import RETRY_AFTER_S, QueueFull
 
 T = TypeVar("T")
 
-_RETRY_AFTER_S = 1.0
 #: Of a caller's turns, one of so many is its oldest job's.
 _OLDEST_EVERY = 4
 #: What a job costs beside its bytes: a fork, a change of threads.
@@ -254,4 +253,4 @@ class _Lack:
     def error(self, what: str) -> QueueFull:
         unit = "bytes of " if self.is_in_bytes else ""
         message = f"{self.present} {unit}{what}; the limit is {self.limit}"
-        return QueueFull(message, needed=self.needed, limit=self.limit, retry_after_s=_RETRY_AFTER_S)
+        return QueueFull(message, needed=self.needed, limit=self.limit, retry_after_s=RETRY_AFTER_S)

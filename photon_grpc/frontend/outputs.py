@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from photon_grpc.core.request import Request
-from photon_grpc.frontend.ask import Ask
+from photon_grpc.core.scores import NO_SCORES
+from photon_grpc.frontend.ask import Ask, ChatInput
 from photon_grpc.frontend.detokenizer import Detokenizer
 from photon_grpc.frontend.fair_turns import FairTurns
 from photon_grpc.frontend.model import ServedModel
 from photon_grpc.frontend.output import Ending, OutputText
-from photon_grpc.frontend.scores import OutputScores
+from photon_grpc.frontend.scores import NO_OUTPUT_SCORES, OutputScores
 from photon_grpc.frontend.stop_strings import StopMatcher, StopStrings
 from photon_grpc.frontend.typed_output import TypedOutput
 
@@ -29,7 +30,7 @@ async def outputs_of(
     where one of them follows the end of the output, QueueFull."""
     outputs = tuple([_output(index, ask, request, model, stops) for index in range(request.num_outputs)])
     if request.continued_ids:
-        async with replays.turn(ask.caller, len(request.continued_ids)):
+        async with replays.turn(ask.origin.caller, len(request.continued_ids)):
             await _replay(outputs[0], request.continued_ids)
     return outputs
 
@@ -47,6 +48,8 @@ def replay_turns() -> FairTurns:
 
 def _output(index: int, ask: Ask, request: Request, model: ServedModel, stops: StopStrings | None) -> OutputText:
     wants_text = model.tokenizer is not None and ask.output.text is not False
+    is_chat = isinstance(ask.input, ChatInput)
+    scores = _scores(request, model)
     include_stop, stop = ask.stop.include_stop_in_text, request.stop
     kind: Callable[..., OutputText] = OutputText
     if ask.constraint is not None and ask.constraint.kind == "protobuf":
@@ -57,10 +60,16 @@ def _output(index: int, ask: Ask, request: Request, model: ServedModel, stops: S
         matcher=StopMatcher(stops, include_stop_in_text=include_stop) if stops is not None else None,
         wants_text=wants_text,
         wants_ids=ask.output.token_ids,
-        scores=OutputScores(request.scores.records, model.token_bytes),
-        parser=model.answer_parser(ask.input, request.prompt_ids) if wants_text else None,
+        scores=scores,
+        parser=model.answer_parser(ask.input, request.prompt_ids) if wants_text and is_chat else None,
         ending=Ending(frozenset(stop.eos_token_ids + stop.stop_token_ids), stop.min_tokens, include_stop),
     )
+
+
+def _scores(request: Request, model: ServedModel) -> OutputScores:
+    if request.scores is NO_SCORES:
+        return NO_OUTPUT_SCORES
+    return OutputScores(request.scores.records, model.token_bytes)
 
 
 def _detokenizer(ask: Ask, request: Request, model: ServedModel) -> Detokenizer | None:

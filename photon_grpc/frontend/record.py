@@ -5,7 +5,6 @@ Plain data without any text of a caller's or a model's. Costs something when a r
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Iterable
@@ -15,48 +14,13 @@ import msgspec
 
 from photon_grpc.core.generation import Usage
 from photon_grpc.core.request import FinishReason
-from photon_grpc.errors import Cancelled, DeadlinePassed, InternalFailure, PhotonError, frames_of
+from photon_grpc.errors import PhotonError, frames_of
+from photon_grpc.frontend.ask import Origin
 
 _LOG = logging.getLogger(__name__)
 
 NO_USAGE = Usage()
 _MAX_FIELD_CHARS = 200
-#: Clients give up by their own clock, a little before the server's: `grpc-timeout` is rounded up by as much as 1 %.
-_EARLY_S, _EARLY_SHARE = 0.02, 0.01
-
-
-class Origin(msgspec.Struct, frozen=True):
-    """Facts of a request that are known when it comes. Times are CLOCK_MONOTONIC seconds."""
-
-    arrival_s: float
-    request_id: str = ""
-    #: The name of the caller's API key.
-    owner: str = ""
-    #: "Generate", "StreamGenerate", "MultiplexGenerate"; empty in a program without a server.
-    method: str = ""
-    #: As it is served; empty for a name that is not.
-    model: str = ""
-    #: The call's own deadline.
-    deadline_s: float | None = None
-    #: The W3C header as it came, not validated.
-    traceparent: str = ""
-    #: Whose share it counts against while it is prepared: the API key, else the host that it came from.
-    caller: str = ""
-
-    def reason(self, error: BaseException | None) -> str:
-        """The reason of a request that ended by `error`; "" for None. A cancelled call has lost its caller, or run out
-        of time."""
-        if isinstance(error, PhotonError):
-            return error.reason
-        if isinstance(error, asyncio.CancelledError):
-            return DeadlinePassed.reason if self._is_out_of_time() else Cancelled.reason
-        return "" if error is None else InternalFailure.reason
-
-    def _is_out_of_time(self) -> bool:
-        if self.deadline_s is None:
-            return False
-        early_s = _EARLY_S + _EARLY_SHARE * (self.deadline_s - self.arrival_s)
-        return time.monotonic() >= self.deadline_s - early_s
 
 
 class RequestRecord(msgspec.Struct, frozen=True):

@@ -84,6 +84,10 @@ class OutputScores:
         self._parts = []
 
 
+#: Of outputs that ask for none.
+NO_OUTPUT_SCORES = OutputScores(0)
+
+
 class PromptScores:
     """Holds the packed scores of a prompt until all are there."""
 
@@ -105,6 +109,10 @@ class PromptScores:
         whole = msgspec.structs.replace(self._blank, records=b"".join(self._parts))
         self._parts = []
         return whole if len(whole) == self._num_positions else NOT_SCORED
+
+
+#: Of requests that ask for none.
+NO_PROMPT_SCORES = PromptScores((), 0)
 
 
 def joined(parts: Sequence[ScoredTokens]) -> ScoredTokens:

@@ -11,17 +11,27 @@ import time
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
+from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from photon_grpc.core.frames import Finished, Started
 from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.core.request import FinishReason
-from photon_grpc.errors import DeadlinePassed, EngineFailure, EngineRestarting, PhotonError
-from photon_grpc.frontend.ask import StreamAsk
+from photon_grpc.errors import RETRY_AFTER_S, DeadlinePassed, EngineFailure, EngineRestarting, PhotonError
+from photon_grpc.frontend.ask import Ask
 from photon_grpc.frontend.output import OutputText
-from photon_grpc.frontend.record import Origin, RequestRecord
+from photon_grpc.frontend.record import RequestRecord
 from photon_grpc.frontend.scores import NOT_SCORED, PromptScores
 from photon_grpc.frontend.turns import Turns
 from photon_grpc.frontend.update import OutputDelta, Update
+
+
+class Prompt(NamedTuple):
+    """What is computed before the first token."""
+
+    num_tokens: int
+    scores: PromptScores
 
 
 class TokenStream:
@@ -33,10 +43,8 @@ class TokenStream:
         start: Start,
         outputs: tuple[OutputText, ...],
         *,
-        num_prompt: int,
-        prompt_scores: PromptScores,
-        origin: Origin,
-        options: StreamAsk,
+        prompt: Prompt,
+        ask: Ask,
         turns: Turns,
         on_close: Callable[[TokenStream, RequestRecord], None],
     ) -> None:
@@ -46,11 +54,12 @@ class TokenStream:
         self.outputs = outputs
         #: Outputs that the engine may still have tokens for.
         self.num_running = len(outputs)
-        self._num_prompt = num_prompt
+        self._num_prompt = prompt.num_tokens
         #: Complete when the first of `outputs` has its first id.
-        self.prompt_scores = prompt_scores
-        self._origin = origin
-        self._arrival_s = origin.arrival_s
+        self.prompt_scores = prompt.scores
+        self._origin = ask.origin if ask.origin.request_id else replace(ask.origin, request_id=start.request_id)
+        self._arrival_s = ask.origin.arrival_s
+        options = ask.stream
         self._interval_s = options.min_interval_s
         self._max_tokens = options.max_tokens_per_message
         self._has_usage = options.continuous_usage
@@ -185,9 +194,9 @@ class TokenStream:
         """The engine is gone. A reader that has read nothing may ask again: what was gathered for it is dropped."""
         if self._is_whole or not self._has_sent:
             self.drop()
-            self.fail(EngineRestarting("the engine is restarting; nothing was sent yet", retry_after_s=1.0))
+            self.fail(EngineRestarting(f"{EngineRestarting.text}; nothing was sent yet"))
         else:
-            self.fail(EngineFailure("the engine was lost after output began", retry_after_s=1.0))
+            self.fail(EngineFailure("the engine was lost after output began", retry_after_s=RETRY_AFTER_S))
 
     def drop(self) -> None:
         for output in self.outputs:

@@ -11,12 +11,13 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from photon_grpc import __version__
-from photon_grpc.core.admission import check_count
+from photon_grpc.core.admission import MAX_REQUEST_ID_CHARS, check_count
 from photon_grpc.core.frames import Reply, Suspect, Verb
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import FeatureNotSupported, InvalidRequest
-from photon_grpc.frontend.frontend import Frontend, State
-from photon_grpc.server import metadata
+from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.frontend.readiness import State
+from photon_grpc.server.call import current
 from photon_grpc.server.metadata import Context
 from photon_grpc.server.places import AT_WORK, Places, silent_call
 from photon_grpc.v1 import admin_pb2 as pb
@@ -75,8 +76,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> None:
         asked_s = _seconds(request.min_interval, "min_interval", _MOST_INTERVAL_S)
         interval_s = max(asked_s, _LEAST_INTERVAL_S) if request.HasField("min_interval") else _DEFAULT_INTERVAL_S
-        with silent_call(self.places, metadata.holder()):
-            await metadata.send_initial_metadata(context)
+        with silent_call(self.places, current().caller):
+            await current().send_initial_metadata(context)
             await self._tell(interval_s, context)
 
     async def _tell(self, interval_s: float, context: Context) -> None:
@@ -92,7 +93,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 continue
 
     async def AbortRequests(self, request: pb.AbortRequestsRequest, context: Context) -> pb.AbortRequestsResponse:
-        request_ids = _names(request.request_ids, request.all, "request_ids", metadata.MAX_REQUEST_ID_CHARS)
+        request_ids = _names(request.request_ids, request.all, "request_ids", MAX_REQUEST_ID_CHARS)
         if not request_ids and not request.all:
             return pb.AbortRequestsResponse()
         reply = await self._ordered("abort_requests", request_ids)
@@ -100,7 +101,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         timeout_s = _seconds(request.timeout, "timeout", _MAX_DRAIN_S) if request.HasField("timeout") else None
-        with silent_call(self.places, metadata.holder()):
+        with silent_call(self.places, current().caller):
             self._drain(timeout_s)
             # A caller that goes away changes nothing for the others.
             return pb.DrainResponse(remaining_requests=await asyncio.shield(self._num_left))
@@ -130,7 +131,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     async def _ordered(self, verb: Verb, names: tuple[str, ...] = ()) -> Reply:
         """The engine's reply. Raise Unavailable, QueueFull."""
-        with self.places.take(metadata.holder(), AT_WORK):
+        with self.places.take(current().caller, AT_WORK):
             return await self._frontend.control(verb, names)
 
     def _on_state(self, state: State) -> None:

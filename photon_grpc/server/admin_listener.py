@@ -3,14 +3,15 @@ scope `admin`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 
 import grpc
 
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.server import addresses, reflection
 from photon_grpc.server.admin import AdminService
-from photon_grpc.server.interceptors.errors import ErrorInterceptor
+from photon_grpc.server.interceptors.errors import NO_KEYS, CallRules, Guard
 from photon_grpc.server.server import LAST_WORDS_S, transport_options
 from photon_grpc.server.tls import Certificates
 from photon_grpc.v1 import admin_pb2, admin_pb2_grpc
@@ -28,28 +29,25 @@ class AdminListener:
         frontend: Frontend,
         *,
         drain: Callable[[float | None], None],
-        replica_id: str = "",
-        observing: Sequence[grpc.aio.ServerInterceptor] = (),
-        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        rules: CallRules,
         certificates: Certificates | None = None,
     ) -> None:
-        """`interceptors` and `certificates` are for a port; see AdminService for `drain`, Server for the others."""
+        """The keys of `rules`, and `certificates`, are for a port; see AdminService for `drain`."""
         self._service = AdminService(frontend, drain)
         self._reflecting = reflection.places()
-        self._outermost = (*observing, ErrorInterceptor(replica_id, reading=(self._reflecting,)))
-        self._interceptors = interceptors
+        self._rules = rules
         self._certificates = certificates
         self._grpc: grpc.aio.Server | None = None
 
     async def start(self, address: str) -> str:
         """Listen; return the address bound. Raise ConfigError."""
-        is_port = not address.startswith("unix:")
-        interceptors = (*self._outermost, *(self._interceptors if is_port else ()))
+        rules = replace(self._rules, keys=NO_KEYS) if address.startswith("unix:") else self._rules
+        guard = Guard(rules, reading=(self._reflecting,))
         options = transport_options(_MAX_MESSAGE_BYTES, reuse_port=False)
-        server = grpc.aio.server(interceptors=interceptors, options=options)
+        server = grpc.aio.server(interceptors=(guard,), options=options)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(self._service, server)
         name = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
-        server.add_generic_rpc_handlers(reflection.handlers((name,), (admin_pb2,), self._reflecting))
+        server.add_generic_rpc_handlers(reflection.handlers((name,), self._reflecting))
         credentials = self._certificates.credentials() if self._certificates else None
         bound = addresses.bind(server, address, reuse_port=False, credentials=credentials, unix_mode=_SOCKET_MODE)
         await server.start()

@@ -21,6 +21,7 @@ from photon_grpc.frontend.ask import (
     ChatMessage,
     ConstraintAsk,
     IdsInput,
+    Origin,
     OutputAsk,
     SamplingAsk,
     SchedulingAsk,
@@ -30,7 +31,6 @@ from photon_grpc.frontend.ask import (
     ToolChoice,
 )
 from photon_grpc.frontend.model import ModelFacts
-from photon_grpc.frontend.record import Origin
 from photon_grpc.frontend.update import OutputDelta, OutputFinish, Result, Update
 from photon_grpc.server.features import refuse_empty
 from photon_grpc.v1 import inference_pb2 as pb
@@ -69,8 +69,7 @@ def ask_of(
     has = request.HasField
     return Ask(
         input=_input(request),
-        arrival_s=origin.arrival_s,
-        request_id=origin.request_id,
+        origin=origin,
         model=request.model,
         sampling=_sampling(request.sampling),
         stop=_stop(request.stop),
@@ -78,14 +77,9 @@ def ask_of(
         cache=_cache(request.cache) if has("cache") else _NO_CACHE,
         scheduling=_scheduling(request.scheduling) if has("scheduling") else _NO_SCHEDULING,
         stream=_stream(request.stream) if has("stream") else _NO_STREAM,
-        deadline_s=origin.deadline_s,
         constraint=_constraint(request.structured_output),
         replaces=replaces,
-        owner=origin.owner,
         continue_from=tuple(request.continue_from.ids),
-        method=origin.method,
-        traceparent=origin.traceparent,
-        caller=origin.caller,
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from photon_grpc.core.generation import Start
 from photon_grpc.frontend.update import Update
 from photon_grpc.server.responses import ResponseWriter
-from photon_grpc.server.status import request_error
 from photon_grpc.server.varint import varint
 from photon_grpc.v1 import inference_pb2 as pb
 
@@ -42,10 +41,9 @@ class ItemWriter:
         request_id = "" if response.sequence > 1 else self._request_id
         return _framed(pb.MultiplexItem(handle=self._handle, request_id=request_id, response=response))
 
-    def error(self, error: Exception) -> bytes:
+    def error(self, error: pb.RequestError) -> bytes:
         """The item of its failure."""
-        told = request_error(error, self._request_id)
-        return _framed(pb.MultiplexItem(handle=self._handle, request_id=self._request_id, error=told))
+        return _framed(pb.MultiplexItem(handle=self._handle, request_id=self._request_id, error=error))
 
 
 def _framed(item: pb.MultiplexItem) -> bytes:

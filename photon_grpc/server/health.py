@@ -1,8 +1,4 @@
-"""grpc.health.v1.Health: Check, Watch, List. "" is liveness, the inference service's name is readiness.
-
-The messages are built in a pool of their own, because grpcio-health-checking lacks those of List and a process may hold
-one definition of a proto file per pool only.
-"""
+"""grpc.health.v1.Health: Check, Watch, List. "" is liveness, the inference service's name is readiness."""
 
 from __future__ import annotations
 
@@ -10,15 +6,14 @@ import asyncio
 from typing import Any
 
 import grpc
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from grpc_health.v1 import health_pb2
 
-from photon_grpc.frontend.frontend import Frontend, State
-from photon_grpc.server import metadata
+from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.frontend.readiness import State
+from photon_grpc.server import descriptors
+from photon_grpc.server.call import current
 from photon_grpc.server.metadata import Context
 from photon_grpc.server.places import Places, silent_call
 
-SERVICE = "grpc.health.v1.Health"
 READINESS = "photon_grpc.v1.InferenceService"
 LIVENESS = ""
 #: Every connection of a client that asks for health has one open.
@@ -26,52 +21,14 @@ MAX_WATCHES = 4096
 #: gRPC's clients open one again at once.
 _LEAST_IDLE_S = 10.0
 
-_SERVING: int = health_pb2.HealthCheckResponse.SERVING
-_NOT_SERVING: int = health_pb2.HealthCheckResponse.NOT_SERVING
-_UNKNOWN_SERVICE: int = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+CheckRequest = descriptors.message_class("grpc.health.v1.HealthCheckRequest")
+CheckResponse = descriptors.message_class("grpc.health.v1.HealthCheckResponse")
+ListRequest = descriptors.message_class("grpc.health.v1.HealthListRequest")
+ListResponse = descriptors.message_class("grpc.health.v1.HealthListResponse")
 
-
-def file_proto() -> descriptor_pb2.FileDescriptorProto:
-    """health.proto with List, whether or not the installed package has it."""
-    file = descriptor_pb2.FileDescriptorProto()
-    health_pb2.DESCRIPTOR.CopyToProto(file)
-    if not any(method.name == "List" for method in file.service[0].method):
-        _add_list(file)
-    return file
-
-
-def _add_list(file: descriptor_pb2.FileDescriptorProto) -> None:
-    kinds = descriptor_pb2.FieldDescriptorProto
-    file.message_type.add(name="HealthListRequest")
-    response = file.message_type.add(name="HealthListResponse")
-    entry = response.nested_type.add(name="StatusesEntry", options=descriptor_pb2.MessageOptions(map_entry=True))
-    entry.field.add(name="key", number=1, label=kinds.LABEL_OPTIONAL, type=kinds.TYPE_STRING)
-    value = ".grpc.health.v1.HealthCheckResponse"
-    entry.field.add(name="value", number=2, label=kinds.LABEL_OPTIONAL, type=kinds.TYPE_MESSAGE, type_name=value)
-    statuses = ".grpc.health.v1.HealthListResponse.StatusesEntry"
-    response.field.add(
-        name="statuses", number=1, label=kinds.LABEL_REPEATED, type=kinds.TYPE_MESSAGE, type_name=statuses
-    )
-    package = ".grpc.health.v1"
-    file.service[0].method.add(
-        name="List", input_type=f"{package}.HealthListRequest", output_type=f"{package}.HealthListResponse"
-    )
-
-
-_pool = descriptor_pool.DescriptorPool()
-_pool.AddSerializedFile(file_proto().SerializeToString())
-DESCRIPTOR = _pool.FindFileByName(file_proto().name)
-
-
-def message_class(name: str) -> Any:
-    """The class of a message of health.proto, for example "HealthListResponse"."""
-    return message_factory.GetMessageClass(_pool.FindMessageTypeByName(f"grpc.health.v1.{name}"))
-
-
-CheckRequest = message_class("HealthCheckRequest")
-CheckResponse = message_class("HealthCheckResponse")
-ListRequest = message_class("HealthListRequest")
-ListResponse = message_class("HealthListResponse")
+_SERVING: int = CheckResponse.SERVING
+_NOT_SERVING: int = CheckResponse.NOT_SERVING
+_UNKNOWN_SERVICE: int = CheckResponse.SERVICE_UNKNOWN
 
 
 class HealthService:
@@ -97,7 +54,7 @@ class HealthService:
                 self.List, ListRequest.FromString, ListResponse.SerializeToString
             ),
         }
-        return grpc.method_handlers_generic_handler(SERVICE, methods)
+        return grpc.method_handlers_generic_handler(descriptors.HEALTH, methods)
 
     def withdraw(self) -> None:
         """Not ready any more, whatever the front end says."""
@@ -117,7 +74,7 @@ class HealthService:
 
     async def Watch(self, request: Any, context: Context) -> None:
         """Every status, when it changes. Raise QueueFull, IdleStreamEvicted."""
-        with silent_call(self.places, metadata.holder()):
+        with silent_call(self.places, current().caller):
             await self._tell(request, context)
 
     async def _tell(self, request: Any, context: Context) -> None:

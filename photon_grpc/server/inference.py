@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from msgspec.structs import replace
-
+from photon_grpc.core.admission import check_request_id
 from photon_grpc.errors import Draining, NotAllowed, PhotonError
-from photon_grpc.frontend.ask import Ask
-from photon_grpc.frontend.frontend import Frontend, State, WriteConstraint
-from photon_grpc.frontend.record import Origin
-from photon_grpc.server import codec, messages, metadata, scores
-from photon_grpc.server.interceptors.failure_log import FailureLog
+from photon_grpc.frontend.ask import Ask, Origin
+from photon_grpc.frontend.frontend import Frontend, WriteConstraint
+from photon_grpc.frontend.readiness import State
+from photon_grpc.server import codec, messages, scores
+from photon_grpc.server.call import Call, Failures, current
 from photon_grpc.server.interceptors.intake import Messages
 from photon_grpc.server.message_type import MessageTypes, WantedType
 from photon_grpc.server.metadata import Context
@@ -26,13 +25,12 @@ from photon_grpc.v1 import inference_pb2_grpc
 #: At a time; each may hold a message of the largest size while it arrives.
 MAX_MULTIPLEX_CALLS = 64
 _MULTIPLEX = "MultiplexGenerate"
-_RETRY_AFTER_S = 1.0
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     """Errors are raised, not mapped: the interceptor `errors` does that for all services."""
 
-    def __init__(self, frontend: Frontend, writer: StreamWriter, failures: FailureLog) -> None:
+    def __init__(self, frontend: Frontend, writer: StreamWriter, failures: Failures) -> None:
         self._frontend = frontend
         self._writer = writer
         self._failures = failures
@@ -43,7 +41,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._types = MessageTypes()
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
-        ask, typed = self._ask("Generate", request, context)
+        ask, typed = self._only_ask("Generate", request)
         del request  # megabytes, perhaps, for as long as it runs
         result = await self._frontend.generate(ask, _writer(typed))
         response = codec.generate_response(result)
@@ -51,13 +49,13 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             await scores.add_to_response(response, result)
         if typed is not None and typed.found is not None:
             await messages.add(response.outputs, result.outputs, typed.found)
-        await metadata.send_initial_metadata(context)
+        await current().send_initial_metadata(context)
         return response
 
     async def StreamGenerate(  # type: ignore[override]  # a coroutine that writes: cheaper than a generator
         self, request: pb.GenerateRequest, context: Context
     ) -> None:
-        ask, typed = self._ask("StreamGenerate", request, context)
+        ask, typed = self._only_ask("StreamGenerate", request)
         del request  # megabytes, perhaps, for as long as it runs
         stream = await self._frontend.stream(ask, _writer(typed))
         responses = ResponseWriter(typed.found if typed else None)
@@ -67,21 +65,22 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             async for update in stream:
                 message = responses.plain(update) or await responses.full(update, stream.start)
                 if responses.sequence == 1:
-                    await metadata.send_initial_metadata(context)
+                    await current().send_initial_metadata(context)
                 await self._writer.write(context, message)
 
     async def MultiplexGenerate(  # type: ignore[override]
         self, request_iterator: Messages, context: Context
     ) -> None:
         self._check_open()
-        call = MultiplexCall(partial(self._admit, context), partial(self._refuse, context), self._failures)
-        with self.places.take(metadata.holder(), call):
+        rpc = current()
+        call = MultiplexCall(partial(self._admit, rpc), partial(self._refuse, rpc), self._failures)
+        with self.places.take(rpc.caller, call):
             await self._answer(call, request_iterator, context)
 
     def _check_open(self) -> None:
         """Raise Draining."""
         if self._frontend.state is State.DRAINING:
-            raise Draining("the server is going away", retry_after_s=_RETRY_AFTER_S)
+            raise Draining()
 
     async def _answer(self, call: MultiplexCall, actions: Messages, context: Context) -> None:
         """Raise Draining, DeadlinePassed, IdleStreamEvicted."""
@@ -100,32 +99,42 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             for call in self._multiplexed:
                 call.drain()
 
-    async def _admit(self, context: Context, request: pb.GenerateRequest) -> Admitted:
+    async def _admit(self, call: Call, request: pb.GenerateRequest) -> Admitted:
         """One of many requests; the task that runs this is its own."""
+        origin = call.origin(_MULTIPLEX)
         try:
-            metadata.judge_again()
+            call.judge()
         except NotAllowed as error:
-            self._refuse(context, request.request_id, error)
+            self._refuse(call, request.request_id, error)
             raise
-        ask, typed = self._ask(_MULTIPLEX, request, context)
+        ask, typed = self._ask(request, origin, is_retry=call.is_retry)
         del request  # megabytes, perhaps, while its prompt is prepared
         stream = await self._frontend.stream(ask, _writer(typed))
         return Admitted(stream, typed.found if typed else None)
 
-    def _refuse(self, context: Context, request_id: str, error: PhotonError) -> None:
+    def _refuse(self, call: Call, request_id: str, error: PhotonError) -> None:
         """One of many requests, by its id already."""
-        self._frontend.refused(replace(metadata.origin(context, _MULTIPLEX), request_id=request_id), error)
+        origin = call.origin(_MULTIPLEX)
+        origin.request_id = request_id
+        self._frontend.refused(origin, error)
 
-    def _ask(self, method: str, request: pb.GenerateRequest, context: Context) -> tuple[Ask, WantedType | None]:
-        origin = metadata.origin(context, method)
-        metadata.set_request()
+    def _only_ask(self, method: str, request: pb.GenerateRequest) -> tuple[Ask, WantedType | None]:
+        """The one request of its call, which gets its id."""
+        call = current()
+        call.is_request = True
+        origin = call.origin(method)
+        ask = self._ask(request, origin, is_retry=call.is_retry)
+        call.request_id = origin.request_id
+        return ask
+
+    def _ask(self, request: pb.GenerateRequest, origin: Origin, *, is_retry: bool) -> tuple[Ask, WantedType | None]:
         try:
             if request.request_id:
-                metadata.rename_call(request.request_id, "request_id")
-                origin = replace(origin, request_id=request.request_id)
-            facts, replaces = self._frontend.model(request.model), metadata.is_retry()
-            origin = replace(origin, model=facts.name)
-            return codec.ask_of(request, facts, origin, replaces=replaces), self._typed(request, origin)
+                check_request_id(request.request_id)
+                origin.request_id = request.request_id
+            facts = self._frontend.model(request.model)
+            origin.model = facts.name
+            return codec.ask_of(request, facts, origin, replaces=is_retry), self._typed(request, origin)
         except BaseException as error:
             self._frontend.refused(origin, error)
             raise

@@ -17,12 +17,14 @@ from photon_grpc.core.frames import Facts
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import Unavailable
 from photon_grpc.frontend.frontend import Frontend
-from photon_grpc.server import metadata
+from photon_grpc.server import descriptors
+from photon_grpc.server.call import current
 from photon_grpc.server.metadata import Context
-from photon_grpc.server.orca import SERVICE, OrcaLoadReport, OrcaLoadReportRequest
 from photon_grpc.server.places import Places, silent_call
 from photon_grpc.server.writer import StreamWriter
 
+OrcaLoadReport = descriptors.message_class("xds.data.orca.v3.OrcaLoadReport")
+OrcaLoadReportRequest = descriptors.message_class("xds.service.orca.v3.OrcaLoadReportRequest")
 TRAILER = "endpoint-load-metrics-bin"
 
 #: Rates are averages over so many samples.
@@ -124,7 +126,7 @@ class OpenRcaService:
         method = grpc.unary_stream_rpc_method_handler(
             self.StreamCoreMetrics, OrcaLoadReportRequest.FromString, OrcaLoadReport.SerializeToString
         )
-        return grpc.method_handlers_generic_handler(SERVICE, {"StreamCoreMetrics": method})
+        return grpc.method_handlers_generic_handler(descriptors.LOAD_REPORTS, {"StreamCoreMetrics": method})
 
     def close(self) -> None:
         """End every stream; an open one would hold up the server's stop."""
@@ -132,8 +134,8 @@ class OpenRcaService:
 
     async def StreamCoreMetrics(self, request: Any, context: Context) -> None:
         """A report at once, then one every interval. Raise QueueFull, IdleStreamEvicted."""
-        with silent_call(self.places, metadata.holder()):
-            await metadata.send_initial_metadata(context)
+        with silent_call(self.places, current().caller):
+            await current().send_initial_metadata(context)
             await self._tell(_interval_s(request), context)
 
     async def _tell(self, interval_s: float, context: Context) -> None:

@@ -15,9 +15,8 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from photon_grpc.errors import InvalidConstraint, InvalidRequest
-from photon_grpc.frontend.ask import ConstraintAsk
+from photon_grpc.frontend.ask import ConstraintAsk, Origin
 from photon_grpc.frontend.fair_turns import FairTurns
-from photon_grpc.frontend.record import Origin
 from photon_grpc.frontend.shared_cache import SharedCache
 from photon_grpc.server.json_grammar import TooManyFields, write_json_grammar
 from photon_grpc.server.message_graph import FIELD, MAX_DEPTH, WELL_KNOWN_FILES, WELL_KNOWN_TYPES, MessageGraph, refused

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from photon_grpc.errors import InternalFailure, frames_of
 from photon_grpc.frontend.update import OutputDelta
-from photon_grpc.server.message_type import MessageType
 from photon_grpc.v1 import inference_pb2 as pb
+
+if TYPE_CHECKING:
+    from photon_grpc.server.message_type import MessageType
 
 _LOG = logging.getLogger(__name__)
 

@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from google.protobuf.descriptor import FileDescriptor
 
 from photon_grpc.core.counts import Labels
-from photon_grpc.server import health, orca, reflection
+from photon_grpc.server import descriptors
 from photon_grpc.v1 import admin_pb2, inference_pb2, model_pb2
 
-UNKNOWN = "unknown"
+
+class Method(NamedTuple):
+    #: "unknown" where the method is not served.
+    path: str
+    #: (type, service, method).
+    labels: Labels
 
 
-def labels(path: str) -> Labels:
-    """(type, service, method)."""
-    return _LABELS.get(path, (UNKNOWN,) * 3)
+UNKNOWN = Method("unknown", ("unknown",) * 3)
+MULTIPLEX = "/photon_grpc.v1.InferenceService/MultiplexGenerate"
 
 
-def name(path: str) -> str:
-    """The path itself where it is served."""
-    return path if path in _LABELS else UNKNOWN
+def of(path: str) -> Method:
+    return _METHODS.get(path, UNKNOWN)
 
 
-def _labels(*files: FileDescriptor) -> dict[str, Labels]:
-    return {
-        f"/{service.full_name}/{method.name}": (
-            _type(method.client_streaming, method.server_streaming),
-            service.full_name,
-            method.name,
-        )
+def _methods(*files: FileDescriptor) -> dict[str, Method]:
+    served = (
+        (service.full_name, method)
         for file in files
         for service in file.services_by_name.values()
         for method in service.methods
+    )
+    return {
+        (path := f"/{service}/{method.name}"): Method(
+            path, (_type(method.client_streaming, method.server_streaming), service, method.name)
+        )
+        for service, method in served
     }
 
 
@@ -40,8 +47,4 @@ def _type(client_streaming: bool, server_streaming: bool) -> str:
     return "server_stream" if server_streaming else "unary"
 
 
-_OURS = inference_pb2.DESCRIPTOR, model_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR
-_LABELS = _labels(*_OURS, health.DESCRIPTOR, orca.DESCRIPTOR) | {
-    f"/{service}/ServerReflectionInfo": ("bidi_stream", service, "ServerReflectionInfo")
-    for service in reflection.SERVICES
-}
+_METHODS = _methods(inference_pb2.DESCRIPTOR, model_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR, *descriptors.FILES)

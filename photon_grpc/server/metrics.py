@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from photon_grpc.core.counts import Counts, Metric
+from photon_grpc.core.counts import Counts, Labels, Metric
 from photon_grpc.core.generation import Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import (
@@ -140,6 +140,20 @@ class RequestMetrics:
             self._counts.add(CANCELLED)
         else:
             self._counts.add(FAILED if record.usage.output_tokens else REJECTED, record.reason)
+
+
+class CallMetrics:
+    """Counts calls by method and status: rate, errors, duration."""
+
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts
+
+    def started(self, labels: Labels) -> None:
+        self._counts.add(STARTED, *labels)
+
+    def ended(self, labels: Labels, code: str, duration_s: float) -> None:
+        self._counts.add(HANDLED, *labels, code)
+        self._counts.observe(HANDLING_S, duration_s, *labels)
 
 
 class KeyMetrics:

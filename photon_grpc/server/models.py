@@ -5,9 +5,11 @@ from __future__ import annotations
 from photon_grpc.core.admission import check_count
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.ask import ChatInput, SamplingAsk, TextInput
-from photon_grpc.frontend.frontend import Frontend, State
+from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.model import ModelFacts, RequestLimits
-from photon_grpc.server import codec, metadata
+from photon_grpc.frontend.readiness import State
+from photon_grpc.server import codec
+from photon_grpc.server.call import current
 from photon_grpc.server.metadata import Context
 from photon_grpc.v1 import inference_pb2, model_pb2_grpc
 from photon_grpc.v1 import model_pb2 as pb
@@ -36,26 +38,26 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
             models=[_model_message(facts, self._frontend.state) for facts in models[begin:end]],
             next_page_token=models[end].name if end < len(models) else "",
         )
-        await metadata.send_initial_metadata(context)
+        await current().send_initial_metadata(context)
         return response
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         facts = self._frontend.model(request.model)
         response = pb.GetModelResponse(model=_model_message(facts, self._frontend.state))
-        await metadata.send_initial_metadata(context)
+        await current().send_initial_metadata(context)
         return response
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         facts = self._frontend.model(request.model)
         codec.check_messages(request.chat, facts)
-        caller = metadata.caller(context)
+        caller = current().caller
         token_ids = await self._frontend.tokenize(request.model, _tokenize_input(request), caller)
         response = pb.TokenizeResponse(
             token_count=len(token_ids),
             token_ids=() if request.count_only else token_ids,
             max_context_tokens=facts.max_context_tokens,
         )
-        await metadata.send_initial_metadata(context)
+        await current().send_initial_metadata(context)
         return response
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
@@ -65,9 +67,9 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         check_count(len(request.token_ids.ids), facts.max_context_tokens, "token_ids.ids")
         token_ids = tuple(request.token_ids.ids)
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-        caller = metadata.caller(context)
+        caller = current().caller
         response = pb.DetokenizeResponse(text=await self._frontend.detokenize(request.model, token_ids, skip, caller))
-        await metadata.send_initial_metadata(context)
+        await current().send_initial_metadata(context)
         return response
 
 

@@ -13,27 +13,26 @@ from typing import NamedTuple
 
 import grpc
 
+from photon_grpc.core.admission import MAX_REQUEST_ID_CHARS, check_request_id
 from photon_grpc.errors import Cancelled, Draining, DuplicateRequestId, InternalFailure, InvalidRequest, PhotonError
 from photon_grpc.frontend.stream import TokenStream
 from photon_grpc.frontend.update import Update
-from photon_grpc.server import metadata
+from photon_grpc.server.call import Failures, current
 from photon_grpc.server.frames import ItemWriter
-from photon_grpc.server.interceptors.failure_log import FailureLog
 from photon_grpc.server.interceptors.intake import Messages
 from photon_grpc.server.message_type import MessageType
 from photon_grpc.server.metadata import Context
-from photon_grpc.server.status import call_status
+from photon_grpc.server.methods import MULTIPLEX
+from photon_grpc.server.status import call_status, request_error
 from photon_grpc.server.wire import first_request_id
 from photon_grpc.server.writer import StreamWriter
 from photon_grpc.v1 import inference_pb2 as pb
 
-METHOD = "/photon_grpc.v1.InferenceService/MultiplexGenerate"
 #: Requests with news that were not told yet: beyond them no action is read, so that a reader that takes nothing cannot
 #: have errors heaped up.
 MAX_UNTOLD = 1024
 #: A frame with so much is written, what is left goes into the next. Clients take 4 MiB unless told otherwise.
 MAX_FRAME_BYTES = 1 << 20
-_RETRY_AFTER_S = 1.0
 #: A write that takes longer waits for its reader.
 _STALLED_S = 10.0
 
@@ -58,7 +57,7 @@ class _Member:
 
     def __init__(self, call: MultiplexCall, handle: int, request_id: str) -> None:
         #: No more of it than may be valid: it is told, and logged.
-        self.request_id = request_id[: metadata.MAX_REQUEST_ID_CHARS]
+        self.request_id = request_id[:MAX_REQUEST_ID_CHARS]
         self.items = ItemWriter(handle, self.request_id)
         self.started_s = time.monotonic()
         #: Prepares and sends it to the engine.
@@ -88,7 +87,7 @@ class _Member:
 class MultiplexCall:
     """Reads in a task of its own, beside the task of the call, which writes."""
 
-    def __init__(self, admit: Admit, refuse: Refuse, failures: FailureLog) -> None:
+    def __init__(self, admit: Admit, refuse: Refuse, failures: Failures) -> None:
         self._admit = admit
         self._refuse = refuse
         self._failures = failures
@@ -132,7 +131,7 @@ class MultiplexCall:
             if not frame:
                 continue
             if not has_written:
-                await metadata.send_initial_metadata(context)
+                await current().send_initial_metadata(context)
                 has_written = True
             await writer.write(context, frame)
 
@@ -176,7 +175,7 @@ class MultiplexCall:
                 if self._is_half_closed:
                     return False
                 if self._is_draining:
-                    raise Draining("the server is going away", retry_after_s=_RETRY_AFTER_S)
+                    raise Draining()
             self._news.clear()
             await self._news.wait()
         return True
@@ -203,7 +202,7 @@ class MultiplexCall:
         stream, items = member.stream, member.items
         update = self._take(member, stream) if stream is not None and member.error is None else None
         if update is None or stream is None:
-            return b"" if member.error is None else items.error(member.error)
+            return b"" if member.error is None else items.error(request_error(member.error, member.request_id))
         item = items.plain(update)
         if item is not None:
             return item
@@ -212,7 +211,7 @@ class MultiplexCall:
         except InternalFailure as error:  # a message that cannot be made
             stream.close(error)
             self._end(member, error)
-            return items.error(error)
+            return items.error(request_error(error, member.request_id))
 
     def _take(self, member: _Member, stream: TokenStream) -> Update | None:
         """The news of it. Has itself called when there is more, forgets it at its end."""
@@ -280,7 +279,7 @@ class MultiplexCall:
         """Raise InvalidRequest, DuplicateRequestId."""
         if not request_id:
             raise InvalidRequest("request_id: a request of MultiplexGenerate must have one", field="request_id")
-        metadata.check_request_id(request_id, "request_id")
+        check_request_id(request_id, "request_id")
         if request_id in self._members:
             text = "request_id: a request of this stream with this id is in flight"
             raise DuplicateRequestId(text, field="request_id")
@@ -317,5 +316,5 @@ class MultiplexCall:
         if not isinstance(error, Cancelled):
             status = call_status(error, member.request_id)
             duration_s = time.monotonic() - member.started_s
-            self._failures.report(error, status, METHOD, duration_s, is_request=member.is_request)
+            self._failures.report(error, status, MULTIPLEX, duration_s, is_request=member.is_request)
         error.__traceback__ = error.__context__ = None  # their frames may hold megabytes of a message

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Protocol
 
-from photon_grpc.errors import IdleStreamEvicted, PhotonError, QueueFull
+from photon_grpc.errors import RETRY_AFTER_S, IdleStreamEvicted, PhotonError, QueueFull
 
 #: To a stream that is shed, idle or not.
 _FOR_MEMORY = "the call was ended because messages that arrive hold too much of the server's memory; open it again"
@@ -75,7 +75,7 @@ class Places:
         least_idle_s: float = 0.0,
         own_make_room: bool = True,
         oldest_first: bool = True,
-        retry_after_s: float = 1.0,
+        retry_after_s: float = RETRY_AFTER_S,
     ) -> None:
         """`what` is counted, as refusals say it. Between equals, and for one's own, a place is taken from what has been
         idle for `least_idle_s`: clients that come back at once would else take turns without end. Without

@@ -1,5 +1,5 @@
-"""Server reflection under both of its names: `v1alpha` for old clients, the same messages as `v1` for those that
-dropped it. Descriptors are as protoc writes them, with the names that fields have in JSON."""
+"""Server reflection under both of its names, with the same messages. Descriptors are as protoc writes them, with the
+names that fields have in JSON."""
 
 from __future__ import annotations
 
@@ -8,23 +8,16 @@ from typing import Any
 
 import grpc
 from google.protobuf import descriptor_pool
-from google.protobuf.descriptor_pb2 import (
-    DescriptorProto,
-    EnumDescriptorProto,
-    FieldDescriptorProto,
-    FileDescriptorProto,
-)
-from google.rpc import error_details_pb2
+from google.protobuf.descriptor_pb2 import DescriptorProto, EnumDescriptorProto, FileDescriptorProto
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from photon_grpc.server import health, metadata
+from photon_grpc.server import descriptors
+from photon_grpc.server.call import current
 from photon_grpc.server.interceptors.intake import Messages
 from photon_grpc.server.metadata import Context
 from photon_grpc.server.places import Places
 
-_V1ALPHA = reflection.SERVICE_NAME
-_V1 = "grpc.reflection.v1.ServerReflection"
-SERVICES = (_V1, _V1ALPHA)
+_DETAILS = "google/rpc/error_details.proto"
 #: At a time, of both versions; each may hold a message while it arrives.
 MAX_STREAMS = 64
 
@@ -33,16 +26,16 @@ def places() -> Places:
     return Places("reflection streams", MAX_STREAMS, oldest_first=False)
 
 
-def handlers(services: Sequence[str], modules: Sequence[Any], streams: Places) -> tuple[grpc.GenericRpcHandler, ...]:
-    """Handlers of both versions, which tell of `services` (full names, defined in `modules`) and of themselves."""
-    servicer = _Servicer((*services, *SERVICES), _files(modules), streams)
+def handlers(services: Sequence[str], streams: Places) -> tuple[grpc.GenericRpcHandler, ...]:
+    """Handlers of both versions, which tell of `services` (full names) and of themselves."""
+    servicer = _Servicer((*services, *descriptors.REFLECTION), _files(services), streams)
     method = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
         request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
         response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
     )
     methods = {"ServerReflectionInfo": method}
-    return tuple(grpc.method_handlers_generic_handler(name, methods) for name in SERVICES)
+    return tuple(grpc.method_handlers_generic_handler(name, methods) for name in descriptors.REFLECTION)
 
 
 class _Servicer(reflection.aio.ReflectionServicer):
@@ -61,7 +54,7 @@ class _Servicer(reflection.aio.ReflectionServicer):
         self, request_iterator: Messages, unused_context: Context
     ) -> AsyncIterator[Any]:
         """An answer to each message. Raise QueueFull; `request_iterator` ends the call where others need its place."""
-        with self._streams.take(metadata.holder(), request_iterator):
+        with self._streams.take(current().caller, request_iterator):
             async for answer in super().ServerReflectionInfo(request_iterator, unused_context):  # type: ignore[attr-defined]
                 yield answer
 
@@ -98,54 +91,14 @@ def _symbols_of_enums(scope: str, enums: Iterable[EnumDescriptorProto]) -> Itera
             yield from (f"{scope}.{value.name}", f"{scope}.{enum.name}.{value.name}")
 
 
-def _files(modules: Sequence[Any]) -> list[FileDescriptorProto]:
-    """Files of `modules`, of the services served everywhere, health included, and of a status's details, which clients
-    print by name. A file stands behind those that it imports."""
-    files: dict[str, FileDescriptorProto] = {}
-    for module in (*modules, reflection_pb2, error_details_pb2):
-        _add(files, module.DESCRIPTOR)
-    found = [*files.values(), _v1_file(files[reflection_pb2.DESCRIPTOR.name]), health.file_proto()]
-    for file in found:
-        _name_fields_in_json(file)
-    return found
-
-
-def _v1_file(v1alpha: FileDescriptorProto) -> FileDescriptorProto:
-    """grpc/reflection/v1/reflection.proto, which the package lacks: v1alpha's in another package."""
-    file = FileDescriptorProto()
-    file.CopyFrom(v1alpha)
-    file.name, file.package = "grpc/reflection/v1/reflection.proto", _V1.rpartition(".")[0]
-    old, new = f".{v1alpha.package}.", f".{file.package}."
-    for field in (field for message in file.message_type for field in message.field if field.type_name):
-        field.type_name = field.type_name.replace(old, new)
-    for method in file.service[0].method:
-        method.input_type = method.input_type.replace(old, new)
-        method.output_type = method.output_type.replace(old, new)
-    return file
-
-
-def _name_fields_in_json(file: FileDescriptorProto) -> None:
-    """Give every field its json_name. Generated code leaves it out, and grpcurl then writes names as the proto does."""
-    for field in (*file.extension, *(field for message in file.message_type for field in _fields_of(message))):
-        if not field.HasField("json_name"):
-            field.json_name = _json_name(field.name)
-
-
-def _fields_of(message: DescriptorProto) -> Iterator[FieldDescriptorProto]:
-    yield from (*message.field, *message.extension)
-    for nested in message.nested_type:
-        yield from _fields_of(nested)
-
-
-def _json_name(name: str) -> str:
-    """As protoc: top_p is topP."""
-    first, *others = name.split("_")
-    return first + "".join(other[:1].upper() + other[1:] for other in others)
-
-
-def _add(files: dict[str, FileDescriptorProto], file: Any) -> None:
-    if file.name not in files:
-        for dependency in file.dependencies:
-            _add(files, dependency)
-        files[file.name] = FileDescriptorProto()
-        file.CopyToProto(files[file.name])
+def _files(services: Sequence[str]) -> list[FileDescriptorProto]:
+    """Files of `services`, of the services served everywhere, health included, and of a status's details, which clients
+    print by name. A file stands after those that it imports."""
+    wanted = {descriptors.HEALTH, *descriptors.REFLECTION, *services}
+    names = {_DETAILS}
+    found = []
+    for file in reversed(descriptors.ALL):
+        if file.name in names or any(f"{file.package}.{service.name}" in wanted for service in file.service):
+            names.update(file.dependency)
+            found.append(file)
+    return found[::-1]

@@ -6,14 +6,18 @@ several times as much. https://protobuf.dev/programming-guides/encoding
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from photon_grpc.core.generation import Start
 from photon_grpc.frontend.answer import NO_ANSWER
 from photon_grpc.frontend.scores import NOT_SCORED
 from photon_grpc.frontend.update import OutputDelta, Update
 from photon_grpc.server import codec, messages, scores
-from photon_grpc.server.message_type import MessageType
 from photon_grpc.server.varint import varint
 from photon_grpc.v1 import inference_pb2 as pb
+
+if TYPE_CHECKING:
+    from photon_grpc.server.message_type import MessageType
 
 #: Tags: the field's number and its type, 0 for a varint, 2 for what has a length.
 _DELTAS, _SEQUENCE = b"\x12", b"\x28"  # StreamGenerateResponse

@@ -10,9 +10,9 @@ import grpc
 
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.frontend.frontend import Frontend
-from photon_grpc.server import addresses, health, metadata, orca, reflection
+from photon_grpc.server import addresses, descriptors, health, metadata, reflection
 from photon_grpc.server.inference import InferenceService
-from photon_grpc.server.interceptors.errors import ErrorInterceptor
+from photon_grpc.server.interceptors.errors import CallRules, Guard
 from photon_grpc.server.interceptors.failure_log import FailureLog
 from photon_grpc.server.load_report import LoadReports, OpenRcaService
 from photon_grpc.server.models import ModelService
@@ -33,8 +33,8 @@ _SETTINGS_TIMEOUT_MS = 10_000
 _SERVICES = (
     inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
     model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
-    health.SERVICE,
-    orca.SERVICE,
+    descriptors.HEALTH,
+    descriptors.LOAD_REPORTS,
 )
 
 
@@ -46,24 +46,19 @@ class Server:
         frontend: Frontend,
         *,
         config: ServerConfig,
-        replica_id: str = "",
-        failures: FailureLog | None = None,
-        observing: Sequence[grpc.aio.ServerInterceptor] = (),
-        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        rules: CallRules | None = None,
         certificates: Certificates | None = None,
         stall_limit_s: float = STALL_LIMIT_S,
     ) -> None:
-        """`replica_id`: for x-photon-replica. `observing` stand outside all others: they see how every call ends."""
+        """`rules` hold for every call; unset, all are let in and none is counted."""
         self._frontend = frontend
         self._config = config
         self._reports = LoadReports(frontend)
-        self._failures = failures or FailureLog()
+        rules = rules or CallRules(FailureLog())
         self._writer = StreamWriter(stall_limit_s)
-        self._inference = InferenceService(frontend, self._writer, self._failures)
+        self._inference = InferenceService(frontend, self._writer, rules.failures)
         self._reflecting = reflection.places()
-        reading = (self._reflecting, self._inference.places)
-        errors = ErrorInterceptor(replica_id, self._reports.trailers, self._failures, reading=reading)
-        self._interceptors = (*observing, errors, *interceptors)
+        self._guard = Guard(rules, self._reports.trailers, reading=(self._reflecting, self._inference.places))
         self._certificates = certificates
         self._health = health.HealthService(frontend)
         self._orca = OpenRcaService(self._reports, self._writer)
@@ -108,10 +103,10 @@ class Server:
 
     def _build(self, reuse_port: bool) -> grpc.aio.Server:
         options = (*transport_options(self._config.max_message_size, reuse_port), *age_options(self._config))
-        server = grpc.aio.server(interceptors=self._interceptors, options=options)
+        server = grpc.aio.server(interceptors=(self._guard,), options=options)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._inference, server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._frontend), server)
-        reflected = reflection.handlers(_SERVICES, (inference_pb2, model_pb2, orca), self._reflecting)
+        reflected = reflection.handlers(_SERVICES, self._reflecting)
         server.add_generic_rpc_handlers((self._health.handler(), self._orca.handler(), *reflected))
         return server
 

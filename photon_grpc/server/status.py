@@ -25,7 +25,6 @@ MAX_DETAILS_BYTES = 4096
 #: UTF-8 bytes of a status text; percent-encoding may triple them.
 MAX_TEXT_BYTES = 512
 _MAX_VALUE_BYTES = 256
-_DEFAULT_RETRY_S = 1.0
 _DETAILS_KEY = "grpc-status-details-bin"
 _PUSHBACK_KEY = "grpc-retry-pushback-ms"
 #: A negative pushback: gRPC does not try again.
@@ -150,7 +149,7 @@ def _packed(details: Iterable[Message]) -> list[Any]:
 
 
 def _retry_s(error: errors.PhotonError) -> float:
-    return _DEFAULT_RETRY_S if error.retry_after_s is None else max(error.retry_after_s, 0.0)
+    return errors.RETRY_AFTER_S if error.retry_after_s is None else max(error.retry_after_s, 0.0)
 
 
 def _cut(text: str, num_bytes: int) -> str:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from photon_grpc.errors import DeadlinePassed
-from photon_grpc.server.metadata import Context
+
+if TYPE_CHECKING:
+    from photon_grpc.server.metadata import Context
 
 
 class StreamWriter:

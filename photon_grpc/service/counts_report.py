@@ -8,7 +8,8 @@ import time
 from photon_grpc.bridge.control import ControlChannel, Counted
 from photon_grpc.core.counts import Counts
 from photon_grpc.core.stats import Load
-from photon_grpc.frontend.frontend import Frontend, State
+from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.frontend.readiness import State
 from photon_grpc.server.metrics import LOOP_LAG_S
 
 #: A front end that is killed takes with it what it has counted meanwhile.

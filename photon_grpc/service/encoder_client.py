@@ -49,7 +49,6 @@ _MAX_JOBS = 256
 _MAX_JOBS_BYTES = 2**27
 #: Ids of a long context take four bytes each; far above that.
 _MAX_ANSWER_BYTES = 2**28
-_RETRY_AFTER_S = 1.0
 #: Far above what a job's processor time may take beside others: what is silent for longer is stopped or hangs.
 _MAX_SILENCE_S = 60.0
 #: A job of no work: a process that lives answers it.
@@ -188,7 +187,7 @@ async def _check_alive(child: Child) -> None:
 
 
 def _restarting() -> EngineRestarting:
-    return EngineRestarting("the encoder is restarting; nothing was sent yet", retry_after_s=_RETRY_AFTER_S)
+    return EngineRestarting("the encoder is restarting; nothing was sent yet")
 
 
 def _texts(input: TextInput | ChatInput) -> Iterator[str]:

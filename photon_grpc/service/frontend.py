@@ -34,7 +34,8 @@ from photon_grpc.compose.served_model import read_served_model
 from photon_grpc.compose.tracing import tracing
 from photon_grpc.errors import ConfigError, StartupError
 from photon_grpc.frontend.encoder import ThreadEncoder
-from photon_grpc.frontend.frontend import Frontend, State
+from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.frontend.readiness import State
 from photon_grpc.frontend.record import Observers
 from photon_grpc.server import request_log
 from photon_grpc.server.admin_listener import AdminListener
@@ -90,6 +91,7 @@ async def _serve(context: ChildContext) -> None:
         observed = observation(config.server)
         replica_id = config.server.replica_id or _own_id()
         traced = stack.enter_context(tracing(config.server, replica_id))
+        rules = observed.rules(replica_id, allowed.keys)
         frontend = Frontend(
             link=link,
             model=model,
@@ -102,10 +104,7 @@ async def _serve(context: ChildContext) -> None:
         server = Server(
             frontend,
             config=config.server,
-            replica_id=replica_id,
-            failures=observed.failures,
-            observing=observed.interceptors,
-            interceptors=allowed.interceptors,
+            rules=rules,
             certificates=allowed.certificates,
         )
         addresses = await server.start(begin.addresses, reuse_port=begin.reuse_port)
@@ -114,9 +113,7 @@ async def _serve(context: ChildContext) -> None:
         admin = AdminListener(
             frontend,
             drain=lambda timeout_s: _report(control, DrainWanted(timeout_s)),
-            replica_id=replica_id,
-            observing=observed.interceptors,
-            interceptors=allowed.interceptors,
+            rules=rules,
             certificates=allowed.certificates,
         )
         admin_address = await _listen_for_operators(admin, begin)

@@ -15,7 +15,7 @@ from photon_grpc import LLM, demo
 from photon_grpc.core.batch import StepOutput
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import FeatureNotSupported, InvalidConstraint, InvalidRequest, PhotonError
-from photon_grpc.frontend.ask import Ask, ConstraintAsk, OutputAsk, SamplingAsk, StopAsk, TextInput
+from photon_grpc.frontend.ask import Ask, ConstraintAsk, Origin, OutputAsk, SamplingAsk, StopAsk, TextInput
 from photon_grpc.frontend.tokenizer import Tokenizer
 from photon_grpc.frontend.update import OutputDelta
 from photon_grpc.runner.model_runner import HeldBack
@@ -43,7 +43,7 @@ def crowded() -> Iterator[LLM]:
 def asked(number: int, constraint: ConstraintAsk | None, max_tokens: int = 40, **more: Any) -> Ask:
     return Ask(
         input=TextInput(f"{PROMPT}{number} "),
-        arrival_s=time.monotonic(),
+        origin=Origin(time.monotonic()),
         sampling=SamplingAsk(temperature=1.5, seed=number, num_outputs=more.pop("num_outputs", None)),
         stop=StopAsk(max_tokens=max_tokens, **more),
         output=OutputAsk(token_ids=True),

@@ -13,7 +13,7 @@ from photon_grpc.core.request import FinishReason
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import EngineRestarting
 from photon_grpc.frontend.answer import PLAIN, AnswerFormat
-from photon_grpc.frontend.ask import Ask, IdsInput, SamplingAsk, TextInput
+from photon_grpc.frontend.ask import Ask, IdsInput, Origin, SamplingAsk, TextInput
 from photon_grpc.frontend.chat import ChatTemplate
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
@@ -143,4 +143,6 @@ def frontend(
 
 def ask(text: str | tuple[int, ...] = "Hello", **changes: object) -> Ask:
     given = TextInput(text) if isinstance(text, str) else IdsInput(text)
-    return Ask(**({"input": given, "arrival_s": time.monotonic()} | changes))  # type: ignore[arg-type]
+    fields = {name: changes.pop(name) for name in Origin.__struct_fields__ if name != "model" and name in changes}
+    origin = Origin(**({"arrival_s": time.monotonic()} | fields))  # type: ignore[arg-type]
+    return Ask(**({"input": given, "origin": origin} | changes))  # type: ignore[arg-type]

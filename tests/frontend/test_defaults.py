@@ -20,6 +20,7 @@ from photon_grpc.errors import (
     PromptTooLong,
 )
 from photon_grpc.frontend.ask import (
+    Ask,
     CacheAsk,
     ChatInput,
     ChatMessage,
@@ -83,11 +84,15 @@ INVALID = [
 ]
 
 
+def come_now(asked: Ask) -> Ask:
+    return replace(asked, origin=replace(asked.origin, arrival_s=time.monotonic()))
+
+
 @pytest.mark.parametrize(("wrong", "field"), INVALID, ids=lambda value: value if isinstance(value, str) else "")
-async def test_a_wrong_field_is_named_and_costs_the_engine_nothing(wrong: object, field: str) -> None:
+async def test_a_wrong_field_is_named_and_costs_the_engine_nothing(wrong: Ask, field: str) -> None:
     with frontend(served(template="{{ messages[0].content }}")) as (front, link):
         with pytest.raises(InvalidRequest) as caught:
-            await front.stream(replace(wrong, arrival_s=time.monotonic()))
+            await front.stream(come_now(wrong))
         assert type(caught.value) is InvalidRequest
         assert caught.value.field == field
         assert link.sent == []
@@ -108,9 +113,9 @@ async def test_a_wrong_field_is_named_and_costs_the_engine_nothing(wrong: object
         ask((511,)),
     ],
 )
-async def test_the_borders_are_inside(fine: object) -> None:
+async def test_the_borders_are_inside(fine: Ask) -> None:
     with frontend() as (front, link):
-        await front.stream(replace(fine, arrival_s=time.monotonic()))
+        await front.stream(come_now(fine))
         assert len(link.adds) == 1
 
 
@@ -132,10 +137,10 @@ async def test_the_borders_are_inside(fine: object) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-async def test_what_cannot_be_served_is_refused(wrong: object, error: type[PhotonError], field: str) -> None:
+async def test_what_cannot_be_served_is_refused(wrong: Ask, error: type[PhotonError], field: str) -> None:
     with frontend() as (front, link):
         with pytest.raises(error) as caught:
-            await front.stream(replace(wrong, arrival_s=time.monotonic()))
+            await front.stream(come_now(wrong))
         assert caught.value.field == field
         assert link.sent == []
         if error in (PromptTooLong, KVCapacity):

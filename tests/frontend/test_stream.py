@@ -22,7 +22,8 @@ from photon_grpc.errors import (
     PromptTooLong,
 )
 from photon_grpc.frontend.ask import OutputAsk, SamplingAsk, StopAsk, StreamAsk, TextInput
-from photon_grpc.frontend.frontend import Frontend, State
+from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.frontend.readiness import State
 from photon_grpc.frontend.stream import TokenStream
 from photon_grpc.frontend.update import Update
 from tests.frontend.fake_engine import FACTS, FakeLink, ask, done, frontend, served

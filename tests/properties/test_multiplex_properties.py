@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from photon_grpc.core.generation import Start, Usage
 from photon_grpc.core.request import FinishReason
-from photon_grpc.frontend.ask import Ask, IdsInput, OutputAsk, SamplingAsk, StopAsk
+from photon_grpc.frontend.ask import Ask, IdsInput, Origin, OutputAsk, SamplingAsk, StopAsk
 from photon_grpc.frontend.update import OutputDelta, Update
 from photon_grpc.server import codec
 from photon_grpc.server.frames import ItemWriter
@@ -108,8 +108,7 @@ def test_merged_or_not_every_request_is_told_the_same(events: list[tuple[str, An
 def ask(request_id: str) -> Ask:
     return Ask(
         IdsInput((70,)),
-        arrival_s=0.0,
-        request_id=request_id,
+        Origin(0.0, request_id),
         sampling=SamplingAsk(temperature=0.0),
         stop=StopAsk(max_tokens=90, ignore_eos=True),
         output=OutputAsk(token_ids=True),

@@ -16,10 +16,10 @@ from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import Draining, ModelNotFound
-from photon_grpc.frontend.ask import Ask, ChatInput, ConstraintAsk, SamplingAsk, TextInput
-from photon_grpc.frontend.frontend import State, WriteConstraint
+from photon_grpc.frontend.ask import Ask, ChatInput, ConstraintAsk, Origin, SamplingAsk, TextInput
+from photon_grpc.frontend.frontend import WriteConstraint
 from photon_grpc.frontend.model import ModelFacts, RequestLimits
-from photon_grpc.frontend.record import Origin
+from photon_grpc.frontend.readiness import State
 from photon_grpc.frontend.update import OutputDelta, OutputFinish, Result, Update
 from photon_grpc.server.server import Server
 from photon_grpc.v1 import inference_pb2 as pb
@@ -90,7 +90,7 @@ class FakeStream:
 
 def start_of(ask: Ask) -> Start:
     prompt = (5, 6) if ask.output.prompt_token_ids else ()
-    return Start(ask.request_id, ask.model or "demo", ask.sampling.seed or 7, 1_700_000_000.25, prompt)
+    return Start(ask.origin.request_id, ask.model or "demo", ask.sampling.seed or 7, 1_700_000_000.25, prompt)
 
 
 async def for_ever() -> None:

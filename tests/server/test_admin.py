@@ -19,13 +19,14 @@ from photon_grpc.core.counts import Counts
 from photon_grpc.core.frames import Suspect
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import ConfigError, EngineRestarting
-from photon_grpc.frontend.frontend import State
+from photon_grpc.frontend.readiness import State
 from photon_grpc.server.admin_listener import AdminListener
 from photon_grpc.server.features import ABSENT
-from photon_grpc.server.interceptors.api_keys import ApiKeyInterceptor
-from photon_grpc.server.interceptors.metrics import MetricsInterceptor
+from photon_grpc.server.interceptors.api_keys import ApiKeys
+from photon_grpc.server.interceptors.errors import CallRules
+from photon_grpc.server.interceptors.failure_log import FailureLog
 from photon_grpc.server.key_ring import KeyRing
-from photon_grpc.server.metrics import HANDLED
+from photon_grpc.server.metrics import HANDLED, CallMetrics
 from photon_grpc.v1 import admin_pb2 as pb
 from photon_grpc.v1 import admin_pb2_grpc
 from tests.frontend.fake_engine import FACTS
@@ -49,7 +50,7 @@ class Operated:
 async def operated(address: str, **options: Any) -> AsyncIterator[Operated]:
     frontend = FakeFrontend()
     drains: list[float | None] = []
-    listener = AdminListener(frontend, drain=drains.append, **options)  # type: ignore[arg-type]
+    listener = AdminListener(frontend, drain=drains.append, **({"rules": CallRules(FailureLog())} | options))  # type: ignore[arg-type]
     made = Operated(frontend, listener, await listener.start(address))
     made.drains = drains
     try:
@@ -99,7 +100,7 @@ async def test_a_socket_file_that_a_dead_server_left_is_replaced_and_a_live_one_
 async def test_a_port_wants_a_key_with_the_scope(tmp_path: Path) -> None:
     ring = KeyRing(str(write_keys(tmp_path / "keys.toml")))
     async with (
-        operated("127.0.0.1:0", interceptors=(ApiKeyInterceptor(ring, ("health",)),)) as replica,
+        operated("127.0.0.1:0", rules=CallRules(FailureLog(), keys=ApiKeys(ring, ("health",)))) as replica,
         grpc.aio.insecure_channel(replica.address) as channel,
     ):
         for method in METHODS:
@@ -116,8 +117,7 @@ async def test_operators_calls_are_counted_by_method_and_status(tmp_path: Path) 
     async with (
         operated(
             "127.0.0.1:0",
-            observing=(MetricsInterceptor(counts),),
-            interceptors=(ApiKeyInterceptor(ring, ("health",)),),
+            rules=CallRules(FailureLog(), keys=ApiKeys(ring, ("health",)), counts=CallMetrics(counts)),
         ) as replica,
         grpc.aio.insecure_channel(replica.address) as channel,
     ):

@@ -18,8 +18,10 @@ from grpc_health.v1 import health_pb2
 from photon_grpc.config.api_keys import read_api_keys
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.errors import ConfigError, QuotaExceeded
-from photon_grpc.server import health, key_ring, orca, reflection
-from photon_grpc.server.interceptors.api_keys import ApiKeyInterceptor
+from photon_grpc.server import descriptors, key_ring
+from photon_grpc.server.interceptors.api_keys import ApiKeys
+from photon_grpc.server.interceptors.errors import CallRules
+from photon_grpc.server.interceptors.failure_log import FailureLog
 from photon_grpc.server.key_ring import KeyRing
 from photon_grpc.v1 import inference_pb2, inference_pb2_grpc, model_pb2
 from tests.attack import http2
@@ -28,7 +30,7 @@ from tests.server.fake_frontend import ASK, GENERATE, STREAM_GENERATE, FakeFront
 from tests.server.keys import ALL, SECRETS, bearer, block, write_keys
 
 UNAUTHENTICATED, DENIED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
-CHECK = f"/{health.SERVICE}/Check"
+CHECK = f"/{descriptors.HEALTH}/Check"
 
 
 def methods_of(*services: object) -> dict[str, str]:
@@ -41,9 +43,9 @@ MODELS = model_pb2.DESCRIPTOR.services_by_name["ModelService"]
 SCOPED = methods_of(INFERENCE, MODELS)
 SERVED = [
     *SCOPED,
-    *(f"/{service}/ServerReflectionInfo" for service in reflection.SERVICES),
-    f"/{orca.SERVICE}/StreamCoreMetrics",
-    *(f"/{health.SERVICE}/{name}" for name in ("Check", "Watch", "List")),
+    *(f"/{service}/ServerReflectionInfo" for service in descriptors.REFLECTION),
+    f"/{descriptors.LOAD_REPORTS}/StreamCoreMetrics",
+    *(f"/{descriptors.HEALTH}/{name}" for name in ("Check", "Watch", "List")),
 ]
 UNKNOWN = [
     "/photon_grpc.v1.InferenceService/Nothing",
@@ -73,7 +75,7 @@ def exempt() -> tuple[str, ...]:
 
 @pytest.fixture
 async def address(frontend: FakeFrontend, ring: KeyRing, exempt: tuple[str, ...]) -> AsyncIterator[str]:
-    async with serving(frontend, interceptors=(ApiKeyInterceptor(ring, exempt),)) as bound:
+    async with serving(frontend, rules=CallRules(FailureLog(), keys=ApiKeys(ring, exempt))) as bound:
         yield bound
 
 
@@ -133,7 +135,7 @@ async def test_a_key_with_the_scope_is_let_in(channel: grpc.aio.Channel, fronten
     sent = bearer(SECRETS[name])
     await raw(channel, GENERATE)(ASK.SerializeToString(), metadata=sent)
     [_ async for _ in raw(channel, STREAM_GENERATE, stream=True)(ASK.SerializeToString(), metadata=sent)]
-    assert [ask.owner for ask in frontend.asks] == [name, name]
+    assert [ask.origin.owner for ask in frontend.asks] == [name, name]
 
 
 async def test_every_request_of_a_shared_stream_has_the_owner_of_its_call(
@@ -145,7 +147,7 @@ async def test_every_request_of_a_shared_stream_has_the_owner_of_its_call(
         await call.write(inference_pb2.MultiplexGenerateRequest(generate=asked))
     await until(lambda: len(frontend.asks) == 2)
     call.cancel()
-    assert [(ask.request_id, ask.owner) for ask in frontend.asks] == [("a", "gen"), ("b", "gen")]
+    assert [(ask.origin.request_id, ask.origin.owner) for ask in frontend.asks] == [("a", "gen"), ("b", "gen")]
 
 
 async def test_the_scheme_is_read_in_any_case(channel: grpc.aio.Channel, frontend: FakeFrontend) -> None:
@@ -185,7 +187,7 @@ async def test_exempt_services_need_no_key_and_others_do(channel: grpc.aio.Chann
     checked = await raw(channel, CHECK)(b"")
     assert health_pb2.HealthCheckResponse.FromString(checked).status == health_pb2.HealthCheckResponse.SERVING
     await raw(channel, CHECK)(b"", metadata=bearer("guess"))
-    call = channel.stream_stream(f"/{reflection.SERVICES[0]}/ServerReflectionInfo")(iter([b"\x3a\x01*"]))
+    call = channel.stream_stream(f"/{descriptors.REFLECTION[0]}/ServerReflectionInfo")(iter([b"\x3a\x01*"]))
     if "reflection" in exempt:
         assert [answer async for answer in call]
     else:

@@ -161,7 +161,7 @@ async def test_a_call_at_the_limit_of_a_drain(service: Service, phase: str, meth
         await until(lambda: service.frontend.state.value == "draining")
         service.encoder.may_begin.set()
     code, text = await caller
-    assert (code, "going away" in text) == (grpc.StatusCode.UNAVAILABLE, True)
+    assert (code, "draining" in text) == (grpc.StatusCode.UNAVAILABLE, True)
     await stopping
     assert service.link.aborted == aborted_in(phase)
 

@@ -15,7 +15,7 @@ import pytest
 from photon_grpc import errors
 from photon_grpc.compose.observation import observation
 from photon_grpc.config.flags import ServerConfig
-from photon_grpc.server.interceptors.api_keys import ApiKeyInterceptor
+from photon_grpc.server.interceptors.api_keys import ApiKeys
 from photon_grpc.server.interceptors.failure_log import FailureLog
 from photon_grpc.server.key_ring import KeyRing
 from photon_grpc.server.server import Server
@@ -137,9 +137,7 @@ async def test_beside_a_log_of_requests_a_failed_call_that_is_no_request_has_its
     server = Server(
         frontend,  # type: ignore[arg-type]
         config=config,
-        failures=told.failures,
-        observing=told.interceptors,
-        interceptors=(ApiKeyInterceptor(keys, ()),),
+        rules=told.rules("", ApiKeys(keys, ())),
     )
     server._inference.places.limit = 1
     (address,) = await server.start(("127.0.0.1:0",), reuse_port=False)

@@ -13,7 +13,8 @@ import grpc
 import pytest
 
 from photon_grpc import errors
-from photon_grpc.server.interceptors.errors import ErrorInterceptor
+from photon_grpc.server.interceptors.errors import CallRules, Guard
+from photon_grpc.server.interceptors.failure_log import FailureLog
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
 from tests.server.failing import failure, info_of, trailer
@@ -141,6 +142,15 @@ async def test_a_refusal_that_comes_after_the_call_was_over_is_no_crash() -> Non
         async def read(self) -> bytes:
             return b""
 
+        def time_remaining(self) -> None:
+            return None
+
+        def peer(self) -> str:
+            return "unix:"
+
+        def code(self) -> None:
+            return None
+
         async def abort(self, *status: object) -> NoReturn:
             raise grpc.aio.InternalError("Failed execute_batch")
 
@@ -150,7 +160,7 @@ async def test_a_refusal_that_comes_after_the_call_was_over_is_no_crash() -> Non
     async def continuation(details: object) -> Any:
         return grpc.unary_unary_rpc_method_handler(refuse)
 
-    handler = await ErrorInterceptor("replica").intercept_service(
+    handler = await Guard(CallRules(FailureLog())).intercept_service(
         continuation, SimpleNamespace(method="/s/m", invocation_metadata=())
     )
     with pytest.raises(asyncio.CancelledError):
@@ -176,7 +186,8 @@ async def test_a_bad_request_id_is_named(inference: Stub, given: str) -> None:
 
 async def test_a_bad_header_id_is_named(inference: Stub) -> None:
     error = await failure(inference.StreamGenerate(ASK, metadata=(("x-request-id", "y" * 129),)))
-    assert (error.code(), info_of(error).metadata["field"]) == (grpc.StatusCode.INVALID_ARGUMENT, "x-request-id")
+    facts = {"field": "x-request-id", "needed": "129", "limit": "128"}
+    assert (error.code(), dict(info_of(error).metadata)) == (grpc.StatusCode.INVALID_ARGUMENT, facts)
 
 
 async def test_an_unknown_method_is_unimplemented(channel: grpc.aio.Channel) -> None:

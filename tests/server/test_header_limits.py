@@ -12,7 +12,9 @@ import grpc
 import pytest
 
 from photon_grpc.server import metadata
-from photon_grpc.server.interceptors.api_keys import ApiKeyInterceptor
+from photon_grpc.server.interceptors.api_keys import ApiKeys
+from photon_grpc.server.interceptors.errors import CallRules
+from photon_grpc.server.interceptors.failure_log import FailureLog
 from photon_grpc.server.key_ring import KeyRing
 from photon_grpc.v1 import inference_pb2_grpc
 from tests.attack import http2
@@ -64,7 +66,7 @@ async def test_who_acknowledges_nothing_and_floods_is_hung_up_on(
 
 async def test_a_flood_needs_no_key(tmp_path: Path) -> None:
     keys = KeyRing(str(write_keys(tmp_path / "keys.toml")))
-    async with serving(FakeFrontend(), interceptors=(ApiKeyInterceptor(keys, ()),)) as address:
+    async with serving(FakeFrontend(), rules=CallRules(FailureLog(), keys=ApiKeys(keys, ()))) as address:
         with ThreadPoolExecutor(2) as threads, connected(address) as connection:
             loop = asyncio.get_running_loop()
             flooding = loop.run_in_executor(threads, flood, connection, GENERATE, *LARGE)
@@ -116,9 +118,9 @@ async def test_who_acknowledges_keeps_its_connection(address: str, headers: byte
 def test_headers_are_counted_as_http2_does() -> None:
     """As many as gRPC leaves of a call that it refuses."""
     full = [("n" * 100, "v" * (2 * metadata.MAX_BYTES - 132))]
-    assert metadata.take(full) and metadata.take(None)
-    assert not metadata.take([*full, ("", "")])
-    assert not metadata.take([("x", "")] * (2 * metadata.MAX_BYTES // 33 + 1))
+    assert metadata.headers_of(full) is not None and metadata.headers_of(None) == {}
+    assert metadata.headers_of([*full, ("", "")]) is None
+    assert metadata.headers_of([("x", "")] * (2 * metadata.MAX_BYTES // 33 + 1)) is None
 
 
 async def test_more_calls_than_seats_and_queue_run_on_one_connection() -> None:

@@ -60,7 +60,7 @@ async def test_the_field_wins_over_the_header(
     metadata = (("x-request-id", header),) if header is not None else ()
     call = getattr(inference, method)(pb.GenerateRequest(text="hi", request_id=field), metadata=metadata)
     await answered(call)
-    assert frontend.asks[0].request_id == expected
+    assert frontend.asks[0].origin.request_id == expected
     assert dict(await call.initial_metadata())["x-request-id"] == expected
 
 
@@ -68,7 +68,7 @@ async def test_a_call_without_id_gets_one_of_its_own(inference: Stub, frontend: 
     responses = [await inference.Generate(ASK) for _ in range(3)]
     given = {response.request_id for response in responses}
     assert len(given) == 3
-    assert {ask.request_id for ask in frontend.asks} == given
+    assert {ask.origin.request_id for ask in frontend.asks} == given
     assert all(given)
 
 
@@ -105,13 +105,13 @@ async def test_the_calls_deadline_is_told_and_closes_the_stream(
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     await asyncio.wait_for(frontend.streams[0].closed.wait(), 10)
     ask = frontend.asks[0]
-    assert begin_s < ask.deadline_s <= time.monotonic() + 0.3
-    assert begin_s <= ask.arrival_s <= time.monotonic()
+    assert begin_s < ask.origin.deadline_s <= time.monotonic() + 0.3
+    assert begin_s <= ask.origin.arrival_s <= time.monotonic()
 
 
 async def test_a_call_without_deadline_has_none(inference: Stub, frontend: FakeFrontend) -> None:
     await inference.Generate(ASK)
-    assert frontend.asks[0].deadline_s is None
+    assert frontend.asks[0].origin.deadline_s is None
     assert frontend.asks[0].replaces is False
 
 
@@ -137,7 +137,7 @@ async def test_gRPC_itself_retries_what_is_unavailable(address: str, frontend: F
     async with grpc.aio.insecure_channel(address, options=(("grpc.service_config", json.dumps(config)),)) as channel:
         call = getattr(inference_pb2_grpc.InferenceServiceStub(channel), method)
         await answered(call(pb.GenerateRequest(text="hi", request_id="same")))
-    assert [ask.request_id for ask in frontend.asks] == ["same"] * 4
+    assert [ask.origin.request_id for ask in frontend.asks] == ["same"] * 4
     assert [ask.replaces for ask in frontend.asks] == [False, True, True, True]
 
 

@@ -20,9 +20,11 @@ from photon_grpc.config.resolve import resolve
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import ConfigError, ModelLoading
 from photon_grpc.server import load_report
-from photon_grpc.server.interceptors.api_keys import ApiKeyInterceptor
+from photon_grpc.server.interceptors.api_keys import ApiKeys
+from photon_grpc.server.interceptors.errors import CallRules
+from photon_grpc.server.interceptors.failure_log import FailureLog
 from photon_grpc.server.key_ring import KeyRing
-from photon_grpc.server.orca import OrcaLoadReport, OrcaLoadReportRequest
+from photon_grpc.server.load_report import OrcaLoadReport, OrcaLoadReportRequest
 from photon_grpc.server.server import Server
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
@@ -225,7 +227,7 @@ async def test_who_has_no_key_is_not_told_the_load(tmp_path: Path, frontend: Fak
     frontend.load = BUSY
     ring = KeyRing(str(write_keys(tmp_path / "keys.toml")))
     async with (
-        serving(frontend, interceptors=(ApiKeyInterceptor(ring, ("health",)),)) as address,
+        serving(frontend, rules=CallRules(FailureLog(), keys=ApiKeys(ring, ("health",)))) as address,
         grpc.aio.insecure_channel(address) as channel,
     ):
         for path in (GENERATE, METHOD, "/grpc.health.v1.Health/Check"):
@@ -237,14 +239,17 @@ async def test_who_has_no_key_is_not_told_the_load(tmp_path: Path, frontend: Fak
         assert OrcaLoadReport.FromString(await any_key.read()).application_utilization == 0.75
         any_key.cancel()
     async with (
-        serving(frontend, interceptors=(ApiKeyInterceptor(ring, ("load-reports",)),)) as address,
+        serving(frontend, rules=CallRules(FailureLog(), keys=ApiKeys(ring, ("load-reports",)))) as address,
         grpc.aio.insecure_channel(address) as channel,
     ):
         assert (await metrics_stream(channel).read()).application_utilization == 0.75
 
 
 async def test_the_replica_is_named_with_the_first_message_or_the_end(frontend: FakeFrontend) -> None:
-    async with serving(frontend, replica_id="pod-7") as address, grpc.aio.insecure_channel(address) as channel:
+    async with (
+        serving(frontend, rules=CallRules(FailureLog(), "pod-7")) as address,
+        grpc.aio.insecure_channel(address) as channel,
+    ):
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         for call in (stub.Generate(ASK), stub.StreamGenerate(ASK)):
             assert dict(await call.initial_metadata())["x-photon-replica"] == "pod-7"
@@ -275,7 +280,7 @@ async def two_servers() -> AsyncIterator[tuple[list[FakeFrontend], list[str]]]:
     async with AsyncExitStack() as stack:
         frontends = [FakeFrontend(), FakeFrontend()]
         addresses = [
-            await stack.enter_async_context(serving(each, replica_id=str(number)))
+            await stack.enter_async_context(serving(each, rules=CallRules(FailureLog(), str(number))))
             for number, each in enumerate(frontends)
         ]
         yield frontends, addresses

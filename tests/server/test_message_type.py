@@ -20,7 +20,7 @@ from google.protobuf.json_format import ParseError
 from photon_grpc.core.constraint import Constraint
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import InternalFailure, InvalidConstraint, InvalidRequest
-from photon_grpc.frontend.record import Origin
+from photon_grpc.frontend.ask import Origin
 from photon_grpc.frontend.update import OutputDelta, OutputFinish
 from photon_grpc.server import message_type, messages
 from photon_grpc.server.message_type import MessageType, MessageTypes, read_message_type

@@ -22,11 +22,13 @@ from photon_grpc.core.generation import Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import PhotonError, QueueFull, RequestError, Unavailable
-from photon_grpc.frontend.record import Origin, RequestRecord
+from photon_grpc.frontend.ask import Origin
+from photon_grpc.frontend.record import RequestRecord
 from photon_grpc.server import methods, metrics
 from photon_grpc.server.exposition import Snapshot
-from photon_grpc.server.interceptors.metrics import MetricsInterceptor
-from photon_grpc.server.metrics import KeyMetrics, RequestMetrics
+from photon_grpc.server.interceptors.errors import CallRules, Guard
+from photon_grpc.server.interceptors.failure_log import FailureLog
+from photon_grpc.server.metrics import CallMetrics, KeyMetrics, RequestMetrics
 from photon_grpc.server.request_log import LOGGER, RequestLog
 from photon_grpc.v1 import inference_pb2_grpc
 from tests.frontend.fake_engine import FACTS
@@ -130,7 +132,7 @@ def test_a_scraper_that_asks_for_nonsense_gets_the_page(accept: str) -> None:
 async def test_calls_are_counted_by_method_and_status() -> None:
     frontend, counts = FakeFrontend(), Counts()
     async with (
-        serving(frontend, observing=(MetricsInterceptor(counts),)) as address,
+        serving(frontend, rules=CallRules(FailureLog(), counts=CallMetrics(counts))) as address,
         grpc.aio.insecure_channel(address) as channel,
     ):
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
@@ -171,13 +173,13 @@ async def test_calls_are_counted_by_method_and_status() -> None:
 async def test_whatever_path_callers_write_is_one_label() -> None:
     counts = Counts()
     async with (
-        serving(FakeFrontend(), observing=(MetricsInterceptor(counts),)) as address,
+        serving(FakeFrontend(), rules=CallRules(FailureLog(), counts=CallMetrics(counts))) as address,
         grpc.aio.insecure_channel(address) as channel,
     ):
         for path in ("/a/b", f"/{SERVICE}/Nope", f"/{SERVICE}", "//", f"/{SERVICE}/Generate/", "/x.Y/Z"):
             with pytest.raises(grpc.aio.AioRpcError):
                 await raw(channel, path)(b"")
-    interceptor = MetricsInterceptor(counts)
+    interceptor = Guard(CallRules(FailureLog(), counts=CallMetrics(counts)))
 
     async def nothing(details: Any) -> None:
         return None
@@ -231,7 +233,7 @@ def test_all_of_a_record_stands_in_its_line(caplog: pytest.LogCaptureFixture) ->
 
 def test_load_reports_on_a_stream_have_labels_of_their_own() -> None:
     service = "xds.service.orca.v3.OpenRcaService"
-    assert methods.labels(f"/{service}/StreamCoreMetrics") == ("server_stream", service, "StreamCoreMetrics")
+    assert methods.of(f"/{service}/StreamCoreMetrics").labels == ("server_stream", service, "StreamCoreMetrics")
 
 
 def test_labels_are_of_a_closed_set() -> None:

@@ -27,8 +27,9 @@ from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.prompt import Prepared
 from photon_grpc.frontend.quotas import Shares
-from photon_grpc.server import inference, multiplex
-from photon_grpc.server.interceptors.api_keys import ApiKeyInterceptor
+from photon_grpc.server import inference, methods, multiplex
+from photon_grpc.server.interceptors.api_keys import ApiKeys
+from photon_grpc.server.interceptors.errors import CallRules
 from photon_grpc.server.interceptors.failure_log import FailureLog
 from photon_grpc.server.key_ring import KeyRing
 from photon_grpc.server.multiplex import MultiplexCall
@@ -461,7 +462,7 @@ async def test_a_bad_item_ends_neither_the_stream_nor_a_neighbour(service: Servi
     bad, request_id, expected, field = BAD[kind]
     caller = Caller(service.stub)
     caller.call = service.channel.stream_stream(
-        multiplex.METHOD,
+        methods.MULTIPLEX,
         request_serializer=lambda given: given if isinstance(given, bytes) else given.SerializeToString(),
         response_deserializer=pb.MultiplexGenerateResponse.FromString,
     )()
@@ -698,7 +699,7 @@ async def test_a_drain_lets_running_requests_finish_and_then_ends_the_stream(ser
     await until(lambda: caller.errors() == [("new", "DRAINING")])
     service.link.step((1, TOKEN), finished=(done(1),))
     assert await caller.call.code() is Code.UNAVAILABLE
-    assert "going away" in await caller.call.details()
+    assert "draining" in await caller.call.details()
     status = status_pb2.Status.FromString(dict(await caller.call.trailing_metadata())["grpc-status-details-bin"])
     assert any(detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR) for detail in status.details)
     assert caller.num_finished() == 1
@@ -718,9 +719,9 @@ async def test_requests_are_their_keys_and_within_its_quota(tmp_path: Path) -> N
     another request."""
     keys = write_keys(tmp_path / "keys.toml", block("a", "secret-a", max_concurrent=2), block("b", "secret-b"))
     ring, link = KeyRing(str(keys)), RoomyLink()
-    guards = (ApiKeyInterceptor(ring, ("none",)),)
+    rules = CallRules(FailureLog(), keys=ApiKeys(ring, ("none",)))
     with frontend(link=link, shares=Shares(Quotas(ring.limits))) as (front, _):
-        async with serving(front, interceptors=guards) as address, grpc.aio.insecure_channel(address) as channel:  # type: ignore[arg-type]
+        async with serving(front, rules=rules) as address, grpc.aio.insecure_channel(address) as channel:  # type: ignore[arg-type]
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
             callers = [Caller(stub, metadata=bearer(secret)).read() for secret in ("secret-a", "secret-b")]
             for number, request_id in enumerate(("one", "two")):

@@ -18,13 +18,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.errors import IdleStreamEvicted, PhotonError, QueueFull
 from photon_grpc.frontend.fair_turns import FairTurns
-from photon_grpc.server import admin, health, inference, load_report, orca, reflection
+from photon_grpc.server import admin, descriptors, health, inference, load_report, reflection
 from photon_grpc.server.admin_listener import AdminListener
 from photon_grpc.server.held_memory import HeldMemory
 from photon_grpc.server.interceptors import intake
-from photon_grpc.server.interceptors.api_keys import ApiKeyInterceptor
+from photon_grpc.server.interceptors.api_keys import ApiKeys
+from photon_grpc.server.interceptors.errors import CallRules
+from photon_grpc.server.interceptors.failure_log import FailureLog
 from photon_grpc.server.key_ring import KeyRing
-from photon_grpc.server.orca import OrcaLoadReport, OrcaLoadReportRequest
+from photon_grpc.server.load_report import OrcaLoadReport, OrcaLoadReportRequest
 from photon_grpc.server.places import AT_WORK, Places, SharedTurns, WaitingPlaces, silent_call
 from photon_grpc.server.server import Server
 from photon_grpc.service import encoder_client, http_endpoint
@@ -202,10 +204,11 @@ class Stage:
 @contextlib.asynccontextmanager
 async def staged(path: Path) -> AsyncIterator[Stage]:
     keys = (block("first", "secret of the first"), block("second", "secret of the second"))
-    allowing = (ApiKeyInterceptor(KeyRing(str(write_keys(path / "keys.toml", *keys))), ("none",)),)
+    ring = KeyRing(str(write_keys(path / "keys.toml", *keys)))
+    rules = CallRules(FailureLog(), keys=ApiKeys(ring, ("none",)))
     frontend: Any = FakeFrontend()
-    server = Server(frontend, config=ServerConfig(), interceptors=allowing)
-    operators = AdminListener(frontend, drain=lambda timeout_s: None, interceptors=allowing)
+    server = Server(frontend, config=ServerConfig(), rules=rules)
+    operators = AdminListener(frontend, drain=lambda timeout_s: None, rules=rules)
     (address,) = await server.start(("127.0.0.1:0",), reuse_port=False)
     stage = Stage(server, operators, address, await operators.start("127.0.0.1:0"))
     try:
@@ -241,7 +244,9 @@ async def asked(call: Any) -> Any:
 
 async def load_reports(stage: Stage) -> None:
     method = stage.channel.unary_stream(
-        f"/{orca.SERVICE}/StreamCoreMetrics", OrcaLoadReportRequest.SerializeToString, OrcaLoadReport.FromString
+        f"/{descriptors.LOAD_REPORTS}/StreamCoreMetrics",
+        OrcaLoadReportRequest.SerializeToString,
+        OrcaLoadReport.FromString,
     )
     await streams_make_room(stage.server._orca.places, lambda key: method(OrcaLoadReportRequest(), metadata=key), told)
 
@@ -252,7 +257,7 @@ async def watches(stage: Stage) -> None:
 
 
 async def reflected(stage: Stage) -> None:
-    method = stage.channel.stream_stream(f"/{reflection.SERVICES[0]}/ServerReflectionInfo")
+    method = stage.channel.stream_stream(f"/{descriptors.REFLECTION[0]}/ServerReflectionInfo")
     listing = b"\x3a\x01*"
 
     async def question() -> AsyncIterator[bytes]:
@@ -295,7 +300,7 @@ async def streams_make_room(
 async def received(stage: Stage) -> None:
     method = stage.channel.stream_unary(GENERATE)
     held = [method(silence(), metadata=FIRST) for _ in range(2 * intake.MAX_RECEIVING)]
-    turns = stage.server._interceptors[0]._intake._turns
+    turns = stage.server._guard._intake._turns
     await until(lambda: turns.waiting.size > 0)
     for _ in range(3):
         assert await stage.inference.Generate(ASK, metadata=SECOND)
@@ -488,7 +493,7 @@ async def test_where_memory_runs_out_silent_streams_end_and_calls_are_answered(
     monkeypatch.setattr(intake, "HeldMemory", lambda: HeldMemory(lambda: held_bytes))
     async with serving(FakeFrontend()) as address, grpc.aio.insecure_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        reflecting = channel.stream_stream(f"/{reflection.SERVICES[0]}/ServerReflectionInfo")(silence())
+        reflecting = channel.stream_stream(f"/{descriptors.REFLECTION[0]}/ServerReflectionInfo")(silence())
         shared = stub.MultiplexGenerate()
         await asyncio.sleep(0.05)
         held_bytes = 2 * intake.MAX_HELD_BYTES

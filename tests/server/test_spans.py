@@ -21,7 +21,8 @@ from photon_grpc.core.frames import Failed
 from photon_grpc.core.generation import Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import ConfigError, NumericFailure
-from photon_grpc.frontend.record import Origin, RequestRecord
+from photon_grpc.frontend.ask import Origin
+from photon_grpc.frontend.record import RequestRecord
 from photon_grpc.server import spans as spans_module
 from photon_grpc.server.spans import RequestSpans
 from photon_grpc.v1 import inference_pb2_grpc

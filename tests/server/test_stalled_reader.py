@@ -20,7 +20,9 @@ from photon_grpc.engine.engine import Engine
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.quotas import Shares
-from photon_grpc.server.interceptors.api_keys import ApiKeyInterceptor
+from photon_grpc.server.interceptors.api_keys import ApiKeys
+from photon_grpc.server.interceptors.errors import CallRules
+from photon_grpc.server.interceptors.failure_log import FailureLog
 from photon_grpc.server.key_ring import KeyRing
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
@@ -61,8 +63,8 @@ async def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         encoder = ThreadEncoder(served(), pool)
         frontend = Frontend(link=client, model=served(), encoder=encoder, shares=Shares(Quotas(ring.limits)))
         running = asyncio.create_task(asyncio.to_thread(engine.run))
-        guards = (ApiKeyInterceptor(ring, ("none",)),)
-        async with serving(frontend, interceptors=guards, stall_limit_s=STALL_LIMIT_S) as address:  # type: ignore[arg-type]
+        rules = CallRules(FailureLog(), keys=ApiKeys(ring, ("none",)))
+        async with serving(frontend, rules=rules, stall_limit_s=STALL_LIMIT_S) as address:  # type: ignore[arg-type]
             yield Service(address, frontend, harness)
         host.close()
         await running

@@ -14,7 +14,8 @@ import pytest
 
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.errors import QueueFull, QuotaExceeded
-from photon_grpc.server import message_type, metadata
+from photon_grpc.server import message_type
+from photon_grpc.server.call import Call
 from photon_grpc.server.message_type import MessageType
 from photon_grpc.server.multiplex import MultiplexCall
 from photon_grpc.server.server import Server
@@ -31,9 +32,9 @@ class Readers:
         self.begun: list[str] = []
         self.num_requests = 0
         self._turns = threading.Semaphore(0)
-        self._read, self._origin = message_type.read_message_type, metadata.origin
+        self._read, self._origin = message_type.read_message_type, Call.origin
         monkeypatch.setattr(message_type, "read_message_type", self._wait_and_read)
-        monkeypatch.setattr(metadata, "origin", self._count)
+        monkeypatch.setattr(Call, "origin", lambda *call: self._count(*call))
         self._close = MultiplexCall.close
         monkeypatch.setattr(MultiplexCall, "close", lambda call: self._closed(call))
         self.is_closed = asyncio.Event()

@@ -1,21 +1,19 @@
 """Lets calls in by their API key, `authorization: Bearer KEY`: denied by default, whatever the method and its path.
 
-A call is judged before its message is received. A refusal is raised where the call is answered, not where it is
-intercepted: there gRPC would end it without details.
+A call is judged before its message is received.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
-from typing import Any
 
 import grpc
 
 from photon_grpc.config.api_keys import ApiKey
-from photon_grpc.errors import InvalidCredentials, MissingCredentials, NotAllowed, ScopeRequired
-from photon_grpc.server import health, metadata, orca, reflection
-from photon_grpc.server.interceptors.errors import MethodHandler
+from photon_grpc.errors import InvalidCredentials, MissingCredentials, ScopeRequired
+from photon_grpc.server import descriptors
+from photon_grpc.server.call import Call
 from photon_grpc.server.key_ring import KeyRing
 from photon_grpc.v1 import admin_pb2, inference_pb2, model_pb2
 
@@ -29,46 +27,35 @@ _SCOPES = {
     inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name: "generate",
     model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name: "models",
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name: "admin",
-    health.SERVICE: _NO_SCOPE,
-    orca.SERVICE: _NO_SCOPE,
-    **dict.fromkeys(reflection.SERVICES, _NO_SCOPE),
+    **dict.fromkeys((descriptors.HEALTH, descriptors.LOAD_REPORTS, *descriptors.REFLECTION), _NO_SCOPE),
 }
 _SCOPE_OF_OTHERS = "admin"
 
 #: --api-keys-exempt -> the services that need no key then.
 _EXEMPTIONS = {
-    "health": (health.SERVICE,),
-    "reflection": reflection.SERVICES,
-    "load-reports": (orca.SERVICE,),
+    "health": (descriptors.HEALTH,),
+    "reflection": descriptors.REFLECTION,
+    "load-reports": (descriptors.LOAD_REPORTS,),
     "none": (),
 }
 
 
-class ApiKeyInterceptor(grpc.aio.ServerInterceptor):
-    """Stands inside ErrorInterceptor, which tells a refusal."""
+class ApiKeys:
+    """Lets calls in for the guard."""
 
     def __init__(self, keys: KeyRing, exempt: Iterable[str]) -> None:
         """`exempt`: values of --api-keys-exempt."""
         self._keys = keys
         self._exempt = frozenset(service for name in exempt for service in _EXEMPTIONS[name])
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[MethodHandler | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> MethodHandler | None:
-        handler = await continuation(handler_call_details)
-        service = handler_call_details.method.removeprefix("/").rpartition("/")[0]
-        if handler is not None and service in self._exempt:
-            return handler
-        scope = _NO_SCOPE if handler is None else _SCOPES.get(service, _SCOPE_OF_OTHERS)
-        judge = partial(self._judged, handler_call_details, scope)
-        try:
-            key = judge()
-        except NotAllowed as error:
-            return _refusing(error)
-        metadata.set_owner(key.name, judge)
-        return handler
+    def admit(self, call: Call, details: grpc.HandlerCallDetails, *, is_served: bool) -> None:
+        """Note whose the call is. Raise MissingCredentials, InvalidCredentials, ScopeRequired."""
+        service = details.method.removeprefix("/").rpartition("/")[0]
+        if is_served and service in self._exempt:
+            return
+        scope = _SCOPES.get(service, _SCOPE_OF_OTHERS) if is_served else _NO_SCOPE
+        call.judge = partial(self._judged, details, scope)
+        call.owner = self._judged(details, scope).name
 
     def _judged(self, details: grpc.HandlerCallDetails, scope: str) -> ApiKey:
         """Raise MissingCredentials, InvalidCredentials, ScopeRequired."""
@@ -92,10 +79,3 @@ class ApiKeyInterceptor(grpc.aio.ServerInterceptor):
 def _check_scope(key: ApiKey, scope: str) -> None:
     if scope != _NO_SCOPE and scope not in key.scopes:
         raise ScopeRequired(f"this method needs the scope {scope!r}; the key has {', '.join(sorted(key.scopes))}")
-
-
-def _refusing(error: NotAllowed) -> MethodHandler:
-    async def refuse(messages: Any, context: metadata.Context) -> None:
-        raise error
-
-    return grpc.stream_stream_rpc_method_handler(refuse)

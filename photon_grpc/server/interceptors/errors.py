@@ -1,5 +1,5 @@
-"""Outermost: names the call, parses its messages, and ends every failed call with one `abort` that carries details and
-trailers.
+"""Outermost: every call from its headers to its end. Lets it in, receives and parses its messages, has it answered,
+and ends a failed one with one `abort` that carries details and trailers.
 
 Parsing happens here because grpc.aio deserialises before any handler runs and answers UNKNOWN for bytes that are no
 message. Nothing that a caller wrote is logged, and no text of an unforeseen exception leaves the process: it may quote
@@ -12,149 +12,182 @@ import asyncio
 import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 import grpc
 
+from photon_grpc.core.counts import Labels
 from photon_grpc.errors import NotAllowed
-from photon_grpc.server import metadata, methods, multiplex
-from photon_grpc.server.interceptors.failure_log import FailureLog
-from photon_grpc.server.interceptors.intake import Fail, Intake, Parse
+from photon_grpc.frontend.ask import is_out_of_time
+from photon_grpc.server import metadata, methods
+from photon_grpc.server.call import Call, CallCounts, Ending, Failures, Trailers, begin_call, current
+from photon_grpc.server.interceptors.intake import Intake
 from photon_grpc.server.metadata import Context
 from photon_grpc.server.places import Places
-from photon_grpc.server.status import CallStatus, call_status
 
 MethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-#: Awaits what a method is given: its one message, or all of them as a stream.
-Read = Callable[[AsyncIterator[bytes], Context, Fail], Awaitable[Any]]
-Respond = Callable[[Fail], Awaitable[Any]]
-#: Awaits a call, and ends it.
-Guard = Callable[[Context, Respond], Awaitable[Any]]
-Trailers = tuple[tuple[str, str | bytes], ...]
 
-#: The load is told to callers of these services, whom the API keys have let in; health checks need no key.
-_TOLD_THE_LOAD = "/photon_grpc.v1."
+#: In a stream of requests; reflection asks for names.
+MAX_STREAMED_BYTES = 64 * 1024
+#: Of methods that take prompts: as in a call with one message.
+_MAX_BYTES = {methods.MULTIPLEX: 2**31}
+
+
+class Keys(Protocol):
+    def admit(self, call: Call, details: grpc.HandlerCallDetails, *, is_served: bool) -> None:
+        """Note whose the call is. Raise NotAllowed."""
+
+
+class _NoKeys:
+    """Lets every call in."""
+
+    def admit(self, call: Call, details: grpc.HandlerCallDetails, *, is_served: bool) -> None:
+        pass
+
+
+NO_KEYS = _NoKeys()
+
+
+class _NoCounts:
+    """Counts nothing."""
+
+    def started(self, labels: Labels) -> None:
+        pass
+
+    def ended(self, labels: Labels, code: str, duration_s: float) -> None:
+        pass
+
+
+NO_COUNTS = _NoCounts()
+
+
+@dataclass(frozen=True, slots=True)
+class CallRules:
+    """What the calls of all listeners of a replica have in common."""
+
+    failures: Failures
+    #: For x-photon-replica.
+    replica_id: str = ""
+    keys: Keys = NO_KEYS
+    counts: CallCounts = NO_COUNTS
 
 
 def no_trailers() -> Trailers:
     return ()
 
 
-class _Ending(NamedTuple):
-    """Endings of one method's calls."""
-
-    #: Its path, or "unknown".
-    method: str
-    failures: FailureLog
-    replica_id: str
-    #: Of every call, beside its replica and those of a failure.
-    trailers: Callable[[], Trailers]
-
-    @property
-    def replica(self) -> tuple[str, str]:
-        return metadata.REPLICA_KEY, self.replica_id
-
-
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps every method of every service, whatever its shape."""
+class Guard(grpc.aio.ServerInterceptor):
+    """Wraps every method of every service, whatever its streaming."""
 
     def __init__(
-        self,
-        replica_id: str,
-        load_report: Callable[[], Trailers] = no_trailers,
-        failures: FailureLog | None = None,
-        *,
-        reading: Sequence[Places] = (),
+        self, rules: CallRules, load_report: Callable[[], Trailers] = no_trailers, reading: Sequence[Places] = ()
     ) -> None:
         """`load_report`: trailers of the calls of our own services. `reading`: places of streams of requests."""
-        self._replica_id = replica_id
-        self._load_report = load_report
-        self._failures = failures or FailureLog()
+        self._keys = rules.keys
+        self._counts = rules.counts
+        self._ending = Ending(rules.replica_id, rules.failures, load_report)
         self._intake = Intake(reading)
-        #: Method -> the handler of its last call, guarded: the same at every call but one that is refused within.
-        self._guarded: dict[str, tuple[MethodHandler, MethodHandler]] = {}
+        #: By path, as they are served.
+        self._methods: dict[str, MethodHandler] = {}
+        self._refusing = self._guarded(grpc.stream_stream_rpc_method_handler(_refuse), methods.UNKNOWN.path)
+        #: Of every call that brings too many headers, whatever its method.
+        self._oversized = self._guarded(
+            grpc.stream_stream_rpc_method_handler(metadata.refuse_oversized), methods.UNKNOWN.path
+        )
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[MethodHandler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> MethodHandler | None:
-        method = methods.name(handler_call_details.method)
-        taken = metadata.take(handler_call_details.invocation_metadata)
-        handler = await continuation(handler_call_details) if taken else _OVERSIZED
+        path = handler_call_details.method
+        headers = metadata.headers_of(handler_call_details.invocation_metadata)
+        call = Call(path, self._ending, headers)
+        begin_call(call)
+        self._counts.started(call.method.labels)
+        if headers is None:
+            return self._oversized
+        handler = await continuation(handler_call_details)
+        try:
+            self._keys.admit(call, handler_call_details, is_served=handler is not None)
+        except NotAllowed as error:
+            # Raised where the call is answered: here gRPC would end it without details.
+            call.refusal = error
+            return self._refusing
         if handler is None:
+            self._counts.ended(call.method.labels, grpc.StatusCode.UNIMPLEMENTED.name, 0.0)
             return None
-        known, guarded = self._guarded.get(method, (None, None))
-        if guarded is None or known is not handler:
-            trailers = self._load_report if method.startswith(_TOLD_THE_LOAD) else no_trailers
-            guarded = _guarded(handler, _Ending(method, self._failures, self._replica_id, trailers), self._intake)
-            self._guarded[method] = handler, guarded
-        return guarded
+        return self._methods.get(path) or self._methods.setdefault(path, self._guarded(handler, path))
+
+    def _guarded(self, handler: Any, path: str) -> MethodHandler:
+        """The same method to callers; to gRPC one that reads its messages itself, also where it is only one."""
+        answer = _Method(handler, self._intake, self._counts, _MAX_BYTES.get(path, MAX_STREAMED_BYTES)).answer
+        if handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(answer, None, _serializer(handler.response_serializer))
+        return grpc.stream_unary_rpc_method_handler(answer, None, handler.response_serializer)
 
 
-#: Of every call that brings too many headers, whatever its method.
-_OVERSIZED: MethodHandler = grpc.stream_stream_rpc_method_handler(metadata.refuse_oversized)
+class _Method:
+    """A method as it is served: the steps of a call, in their order."""
+
+    def __init__(self, handler: Any, intake: Intake, counts: CallCounts, max_bytes: int) -> None:
+        """`max_bytes`: of a message in a stream of requests."""
+        self._behavior = _behavior(handler)
+        self._parse = handler.request_deserializer or _as_it_is
+        self._takes_stream = handler.request_streaming
+        self._intake = intake
+        self._counts = counts
+        self._max_bytes = max_bytes
+
+    async def answer(self, messages: Any, context: Context) -> Any:
+        call, code = current(), grpc.StatusCode.UNKNOWN
+        try:
+            response = await self._answer(call, context)
+            code = _set_code(context) or grpc.StatusCode.OK
+            return response
+        except asyncio.CancelledError:
+            is_late = is_out_of_time(call.started_s, call.deadline_s)
+            code = grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED
+            raise
+        except grpc.aio.BaseError:  # an `abort`
+            code = _set_code(context) or code
+            raise
+        finally:
+            self._counts.ended(call.method.labels, code.name, time.monotonic() - call.started_s)
+
+    async def _answer(self, call: Call, context: Context) -> Any:
+        try:
+            call.begin(context)
+            if self._takes_stream:
+                request = self._intake.messages(call, self._parse, self._max_bytes)
+            else:
+                request = await self._intake.message(call, self._parse)
+            response = self._behavior(request, context)
+            del request  # megabytes, perhaps
+            response = await response
+            if call.ending is not None:
+                context.set_trailing_metadata(call.ending.trailers(call.method.path))
+            return response
+        except grpc.aio.InternalError:
+            raise asyncio.CancelledError from None
+        except grpc.aio.BaseError:
+            # Ended by an `abort` already.
+            raise
+        except Exception as error:
+            await call.fail(error)
 
 
-def _guarded(handler: Any, ending: _Ending, intake: Intake) -> MethodHandler:
-    """The same method to callers; to gRPC one that reads its messages itself, also where it is only one."""
-    parse = _parser(handler.request_deserializer)
-    guard = partial(_guard, ending)
-    read = _stream_reader(ending.method, parse, intake) if handler.request_streaming else _message_reader(parse, intake)
-    if handler.response_streaming:
-        wrapped = _responding_stream(handler, guard, read)
-        return grpc.stream_stream_rpc_method_handler(wrapped, None, _serializer(handler.response_serializer))
-    return grpc.stream_unary_rpc_method_handler(
-        _responding_once(handler, guard, read), None, handler.response_serializer
-    )
+async def _refuse(messages: Any, context: Context) -> NoReturn:
+    raise current().refusal or NotAllowed("the call is not let in")
 
 
-def _message_reader(parse: Parse, intake: Intake) -> Read:
-    async def read(messages: AsyncIterator[bytes], context: Context, fail: Fail) -> Any:
-        return await intake.message(context, parse, fail)
-
-    return read
-
-
-#: In a stream of requests; reflection asks for names.
-MAX_STREAMED_BYTES = 64 * 1024
-#: Of methods that take prompts: as in a call with one message.
-_MAX_BYTES = {multiplex.METHOD: 2**31}
-
-
-def _stream_reader(method: str, parse: Parse, intake: Intake) -> Read:
-    max_bytes = _MAX_BYTES.get(method, MAX_STREAMED_BYTES)
-
-    async def read(messages: AsyncIterator[bytes], context: Context, fail: Fail) -> Any:
-        return intake.messages(context, parse, max_bytes, fail)
-
-    return read
-
-
-def _responding_once(handler: Any, guard: Guard, read: Read) -> Callable[[Any, Context], Awaitable[Any]]:
-    behavior = handler.stream_unary if handler.request_streaming else handler.unary_unary
-
-    async def call(messages: Any, context: Context) -> Any:
-        async def answer(fail: Fail) -> Any:
-            return await behavior(await read(messages, context, fail), context)
-
-        return await guard(context, answer)
-
-    return call
-
-
-def _responding_stream(handler: Any, guard: Guard, read: Read) -> Callable[[Any, Context], Awaitable[None]]:
-    behavior = handler.stream_stream if handler.request_streaming else handler.unary_stream
-    writes = behavior if inspect.iscoroutinefunction(behavior) else _writing(behavior)
-
-    async def call(messages: Any, context: Context) -> None:
-        async def answer(fail: Fail) -> None:
-            await writes(await read(messages, context, fail), context)
-
-        await guard(context, answer)
-
-    return call
+def _behavior(handler: Any) -> Callable[[Any, Context], Awaitable[Any]]:
+    """What answers a call: a coroutine function, which writes where the method streams."""
+    if not handler.response_streaming:
+        return handler.stream_unary or handler.unary_unary  # type: ignore[no-any-return]
+    behavior = handler.stream_stream or handler.unary_stream
+    return behavior if inspect.iscoroutinefunction(behavior) else _writing(behavior)
 
 
 def _writing(generate: Callable[[Any, Context], AsyncIterator[Any]]) -> Callable[[Any, Context], Awaitable[None]]:
@@ -167,48 +200,15 @@ def _writing(generate: Callable[[Any, Context], AsyncIterator[Any]]) -> Callable
     return call
 
 
-async def _guard(ending: _Ending, context: Context, answer: Respond) -> Any:
-    fail = partial(_fail, ending, context, time.monotonic())
-    try:
-        metadata.set_holder(context)
-        metadata.name_call(ending.replica_id)
-        response = await answer(fail)
-        context.set_trailing_metadata((ending.replica, *ending.trailers()))
-        return response
-    except grpc.aio.InternalError:
-        raise asyncio.CancelledError from None
-    except grpc.aio.BaseError:
-        # Ended by an `abort` already.
-        raise
-    except Exception as error:
-        await fail(error)
-
-
-async def _fail(ending: _Ending, context: Context, started_s: float, error: Exception) -> None:
-    status = call_status(error, metadata.request_id())
-    duration_s, is_request = time.monotonic() - started_s, metadata.is_request()
-    ending.failures.report(error, status, ending.method, duration_s, is_request=is_request)
-    # The frames it went through may hold megabytes of a message, and `abort` raises what refers in a circle to itself
-    # and to this.
-    error.__traceback__ = error.__context__ = None
-    # `abort` drops trailers that were set before.
-    load = () if isinstance(error, NotAllowed) else ending.trailers()
-    await _end(context, status, (*status.trailers, ending.replica, *load))
-
-
-async def _end(context: Context, status: CallStatus, trailers: Trailers) -> None:
-    try:
-        await context.abort(status.code, status.text, trailers)
-    except grpc.aio.InternalError:
-        # The call is over for its client (deadline, cancel). gRPC takes that for a crash of ours and prints a page,
-        # unless it sees this.
-        raise asyncio.CancelledError from None
-
-
 def _serializer(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
     """Bytes are messages that their method has written itself."""
     return lambda message: message if type(message) is bytes else serialize(message)
 
 
-def _parser(deserializer: Callable[[bytes], Any] | None) -> Parse:
-    return deserializer if deserializer is not None else lambda message: message
+def _as_it_is(message: bytes) -> bytes:
+    return message
+
+
+def _set_code(context: Context) -> grpc.StatusCode | None:
+    """The status that a method has set; None: none, whatever the stubs say."""
+    return context.code()

@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from photon_grpc.errors import InvalidRequest, MalformedMessage, PhotonError, QueueFull
-from photon_grpc.server import metadata
+from photon_grpc.errors import RETRY_AFTER_S, InvalidRequest, MalformedMessage, PhotonError, QueueFull
+from photon_grpc.server.call import Call
 from photon_grpc.server.held_memory import HeldMemory, give_back_freed
-from photon_grpc.server.metadata import Context
 from photon_grpc.server.places import Places, SharedTurns, WaitingPlaces
 from photon_grpc.server.wire import count_fields
 
@@ -47,19 +44,8 @@ _LOOKS_OF_AN_END = 3
 _GRACE_S = 1.0
 _LOOK_INTERVAL_S = 0.05
 _MIN_LOOKS = 2
-_RETRY_AFTER_S = 1.0
 
 Parse = Callable[[bytes], Any]
-#: Ends a call with an error, told as any other.
-Fail = Callable[[Exception], Awaitable[None]]
-
-
-@dataclass(slots=True)
-class _Receiving:
-    owner: str
-    end: Callable[[PhotonError], None]
-    #: Times it was seen while others waited. Not by a clock: a late loop receives late.
-    num_looks: int = 0
 
 
 class Intake:
@@ -78,18 +64,19 @@ class Intake:
         self._max_receiving = max_receiving
         self._turns = SharedTurns(
             max_receiving,
-            WaitingPlaces("calls that wait to send their message", MAX_WAITING, retry_after_s=_RETRY_AFTER_S),
+            WaitingPlaces("calls that wait to send their message", MAX_WAITING, retry_after_s=RETRY_AFTER_S),
             num_reserved=max_receiving // _RESERVED_SHARE,
             is_newest_first=True,
         )
-        self._receiving: dict[Context, _Receiving] = {}
+        #: Times that a call was seen receiving while others waited. Not by a clock: a late loop receives late.
+        self._receiving: dict[Call, int] = {}
         self._unparsed = SharedTurns(
             1,
             WaitingPlaces(
                 "bytes of messages that wait to be parsed",
                 max_unparsed_bytes,
                 own_make_room=False,
-                retry_after_s=_RETRY_AFTER_S,
+                retry_after_s=RETRY_AFTER_S,
             ),
         )
         self._thread = ThreadPoolExecutor(1, "parse")
@@ -101,46 +88,50 @@ class Intake:
         self._look: asyncio.TimerHandle | None = None
         self._ends: set[asyncio.Task[None]] = set()
 
-    async def message(self, context: Context, parse: Parse, fail: Fail) -> Any:
+    async def message(self, call: Call, parse: Parse) -> Any:
         """The call's one message. Raise MalformedMessage (also where there is none), InvalidRequest (too many fields),
         QueueFull."""
-        received = await self._receive(context, fail)
+        received = await self._receive(call)
         if received is grpc.aio.EOF:
             # A cancelled call ends so too; its task is about to be told.
             await asyncio.sleep(0)
             raise MalformedMessage("the call has no message, or ends within it")
-        return await self.parse(received, parse)
+        return await self.parse(call.caller, received, parse)
 
-    def messages(self, context: Context, parse: Parse, max_bytes: int, fail: Fail) -> Messages:
+    def messages(self, call: Call, parse: Parse, max_bytes: int) -> Messages:
         """Those of a stream of requests. As long as it is read it may hold one of the largest that gRPC lets in: it is
         to have a place among `reading`."""
         self._look_later()
-        return Messages(context, _Reading(self, parse, max_bytes), _CutOff(fail, self._ends))
+        return Messages(call, self, parse, max_bytes)
 
-    async def parse(self, message: bytes, parse: Parse) -> Any:
-        return parsed(message, parse) if len(message) <= _SMALL_BYTES else await self._parse_beside(message, parse)
-
-    async def _receive(self, context: Context, fail: Fail) -> Any:
-        owner = metadata.holder()
-        self._look_later()
-        await self._turns.take(owner, connection=context.peer())
-        self._receiving[context] = _Receiving(owner, _CutOff(fail, self._ends))
-        try:
-            # Never cancelled from here: gRPC would go on writing to memory that is gone. To cut it off, the call is
-            # ended.
-            return await context.read()
-        finally:
-            self._receiving.pop(context, None)
-            self._turns.give_back(owner)
-
-    async def _parse_beside(self, message: bytes, parse: Parse) -> Any:
-        """In the one thread that does this, so that not several hold the interpreter for long, one after another."""
-        owner = metadata.holder()
+    async def parse(self, owner: str, message: bytes, parse: Parse) -> Any:
+        """In the one thread that does this where it is large, so that not several hold the interpreter for long, one
+        after another."""
+        if len(message) <= _SMALL_BYTES:
+            return parsed(message, parse)
         await self._unparsed.take(owner, len(message))
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, _counted_and_parsed, message, parse)
         finally:
             self._unparsed.give_back(owner)
+
+    def cut_off(self, call: Call, error: PhotonError) -> None:
+        """End a call from outside its task, which reads."""
+        task = asyncio.get_running_loop().create_task(_end(call, error))
+        self._ends.add(task)
+        task.add_done_callback(self._ends.discard)
+
+    async def _receive(self, call: Call) -> Any:
+        self._look_later()
+        await self._turns.take(call.caller, connection=call.peer)
+        self._receiving[call] = 0
+        try:
+            # Never cancelled from here: gRPC would go on writing to memory that is gone. To cut it off, the call is
+            # ended.
+            return await call.context.read()
+        finally:
+            self._receiving.pop(call, None)
+            self._turns.give_back(call.caller)
 
     # Of the timer, which runs while anything is received.
 
@@ -164,16 +155,16 @@ class Intake:
 
     def _cut_off_the_slow(self) -> None:
         """Bound the time of a receiver while others wait: one that sends a byte a second would shut them out."""
-        for context, call in tuple(self._receiving.items()):
-            num_waiting = self._num_waiting_for(call.owner)
+        for call in tuple(self._receiving):
+            num_waiting = self._num_waiting_for(call.caller)
             if not num_waiting:
                 continue
             grace_s = _GRACE_S * self._max_receiving / (self._max_receiving + num_waiting)
-            call.num_looks += 1
-            if call.num_looks > max(grace_s / _LOOK_INTERVAL_S, _MIN_LOOKS):
-                del self._receiving[context]
+            self._receiving[call] += 1
+            if self._receiving[call] > max(grace_s / _LOOK_INTERVAL_S, _MIN_LOOKS):
+                del self._receiving[call]
                 message = f"others wait to send; this message took more than {grace_s:.2f} s to arrive"
-                call.end(QueueFull(message, retry_after_s=_RETRY_AFTER_S))
+                self.cut_off(call, QueueFull(message, retry_after_s=RETRY_AFTER_S))
 
     def _num_waiting_for(self, owner: str) -> int:
         """Calls that wait for a turn that `owner` has: its own, and those of owners that have fewer."""
@@ -206,32 +197,9 @@ class Intake:
             self._thread.submit(give_back_freed)
 
 
-class _CutOff:
-    """Ends a call from outside its task, which reads."""
-
-    def __init__(self, fail: Fail, running: set[asyncio.Task[None]]) -> None:
-        self._fail = fail
-        #: Of the call's own task.
-        self._variables = contextvars.copy_context()
-        self._running = running
-
-    def __call__(self, error: PhotonError) -> None:
-        task = asyncio.get_running_loop().create_task(self._end(error), context=self._variables)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-
-    async def _end(self, error: PhotonError) -> None:
-        with contextlib.suppress(grpc.aio.BaseError, asyncio.CancelledError):
-            await self._fail(error)
-
-
-@dataclass(slots=True)
-class _Reading:
-    """Rules for the messages of one stream of requests."""
-
-    intake: Intake
-    parse: Parse
-    max_bytes: int
+async def _end(call: Call, error: PhotonError) -> None:
+    with contextlib.suppress(grpc.aio.BaseError, asyncio.CancelledError):
+        await call.fail(error)
 
 
 class Messages:
@@ -241,10 +209,12 @@ class Messages:
     #: Has a request's id in it.
     _NUM_BEGINNING_BYTES = 256
 
-    def __init__(self, context: Context, reading: _Reading, end: Callable[[PhotonError], None]) -> None:
-        self._context = context
-        self._reading = reading
-        self._end = end
+    def __init__(self, call: Call, intake: Intake, parse: Parse, max_bytes: int) -> None:
+        """`max_bytes`: of one of them."""
+        self._call = call
+        self._intake = intake
+        self._parse = parse
+        self._max_bytes = max_bytes
         #: Since when the next message is awaited.
         self._since_s: float | None = time.monotonic()
         #: Of the newest message.
@@ -255,7 +225,7 @@ class Messages:
 
     def evict(self, error: PhotonError) -> None:
         """The next message is none: the end."""
-        self._end(error)
+        self._intake.cut_off(self._call, error)
 
     def __aiter__(self) -> Messages:
         return self
@@ -263,16 +233,15 @@ class Messages:
     async def __anext__(self) -> Any:
         """Raise MalformedMessage, InvalidRequest (too large, too many fields), QueueFull."""
         self._since_s = time.monotonic()
-        message = await self._context.read()
+        message = await self._call.context.read()
         self._since_s = None
         if message is grpc.aio.EOF:
             raise StopAsyncIteration
         self.beginning = message[: self._NUM_BEGINNING_BYTES]
-        max_bytes = self._reading.max_bytes
-        if len(message) > max_bytes:
-            text = f"the message has {len(message)} bytes; {max_bytes} are allowed in this stream of requests"
-            raise InvalidRequest(text, needed=len(message), limit=max_bytes)
-        return await self._reading.intake.parse(message, self._reading.parse)
+        if len(message) > self._max_bytes:
+            text = f"the message has {len(message)} bytes; {self._max_bytes} are allowed in this stream of requests"
+            raise InvalidRequest(text, needed=len(message), limit=self._max_bytes)
+        return await self._intake.parse(self._call.caller, message, self._parse)
 
 
 def parsed(message: bytes, parse: Parse) -> Any:
