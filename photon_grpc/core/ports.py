@@ -109,7 +109,7 @@ class Heartbeat(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EnginePorts:
-    """What an engine is joined to: its end of the bridge, and who watches its loop."""
+    """The engine's end of the bridge, and the watcher of its loop."""
 
     inbox: Inbox
     outbox: Outbox
