@@ -76,7 +76,7 @@ def read_rope(config: RopeKeys) -> RopeSpec:
     if kind not in NEEDED:
         problem = f"is {shown(kind)}, which is not supported; known are {', '.join(NEEDED)}"
         raise refusal(CONFIG_FILE, f"{name}.{key}", problem)
-    numbers = {key: _given(rope, key, name) for key in NEEDED[kind]}
+    numbers: dict[str, Any] = {key: _given(rope, key, name) for key in NEEDED[kind]}
     if kind != "llama3":
         return RopeSpec(theta, kind, **numbers)
     low, high = numbers["low_freq_factor"], numbers["high_freq_factor"]
