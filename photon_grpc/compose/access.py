@@ -11,7 +11,7 @@ from photon_grpc.config.flags import ServerConfig
 from photon_grpc.core.quotas import Quotas
 from photon_grpc.frontend.quotas import NO_SHARES, NoShares, Shares
 from photon_grpc.server.interceptors.api_keys import ApiKeys
-from photon_grpc.server.interceptors.errors import NO_KEYS, Keys
+from photon_grpc.server.interceptors.errors import NO_KEYS, KeyCheck
 from photon_grpc.server.key_ring import KeyRing
 from photon_grpc.server.tls import Certificates
 
@@ -20,7 +20,7 @@ from photon_grpc.server.tls import Certificates
 class Access:
     """Without keys: all calls are let in, no quotas. Without certificates: clear text."""
 
-    keys: Keys = NO_KEYS
+    keys: KeyCheck = NO_KEYS
     shares: Shares | NoShares = NO_SHARES
     certificates: Certificates | None = None
 

@@ -8,7 +8,7 @@ from photon_grpc.config.api_keys import read_api_keys
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.core.counts import Counts
 from photon_grpc.frontend.record import RequestObserver
-from photon_grpc.server.interceptors.errors import NO_COUNTS, CallRules, Keys
+from photon_grpc.server.interceptors.errors import NO_COUNTS, CallRules, KeyCheck
 from photon_grpc.server.interceptors.failure_log import FailureLog
 from photon_grpc.server.metrics import CallMetrics, KeyMetrics, RequestMetrics
 from photon_grpc.server.request_log import RequestLog
@@ -23,7 +23,7 @@ class Observation:
     counts: Counts | None = None
     failures: FailureLog = field(default_factory=FailureLog)
 
-    def rules(self, replica_id: str, keys: Keys) -> CallRules:
+    def rules(self, replica_id: str, keys: KeyCheck) -> CallRules:
         """Return those of all calls of the replica."""
         return CallRules(self.failures, replica_id, keys, CallMetrics(self.counts) if self.counts else NO_COUNTS)
 

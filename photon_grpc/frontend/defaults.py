@@ -331,7 +331,7 @@ def _sampling(ask: SamplingAsk, defaults: SamplingAsk, drawn_seed: int) -> Sampl
 
 
 def _scores(ask: OutputAsk) -> ScoreParams:
-    if ask.logprobs is ask.prompt_logprobs is ask.score_token_ids is None:
+    if ask.logprobs is None and ask.prompt_logprobs is None and ask.score_token_ids is None:
         return NO_SCORES
     return ScoreParams(_or(ask.logprobs, -1), _or(ask.prompt_logprobs, -1), ask.score_token_ids or ())
 

@@ -28,7 +28,7 @@ from photon_grpc.frontend.update import OutputDelta, Update
 
 
 class Prompt(NamedTuple):
-    """What is computed before the first token."""
+    """The prompt of a request, as it is billed and scored."""
 
     num_tokens: int
     scores: PromptScores

@@ -26,7 +26,7 @@ _REPORTS_LOAD = "/photon_grpc.v1."
 Trailers = tuple[tuple[str, str | bytes], ...]
 
 
-class Failures(Protocol):
+class CallFailures(Protocol):
     """A log of calls that fail."""
 
     def report(
@@ -42,11 +42,11 @@ class CallCounts(Protocol):
     def ended(self, labels: Labels, code: str, duration_s: float) -> None: ...
 
 
-class Ending(NamedTuple):
-    """What every call of a server ends with."""
+class CallEnding(NamedTuple):
+    """The log and the trailers that the calls of a server end with."""
 
     replica_id: str
-    failures: Failures
+    failures: CallFailures
     #: The trailers that report the load.
     load_report: Callable[[], Trailers]
 
@@ -69,7 +69,7 @@ class Call:
 
     context: Context
 
-    def __init__(self, path: str, ending: Ending | None = None, headers: Mapping[str, str | bytes] | None = None):
+    def __init__(self, path: str, ending: CallEnding | None = None, headers: Mapping[str, str | bytes] | None = None):
         self.method = methods.of(path)
         self.ending = ending
         #: The last value of every header; gRPC copies them anew whenever it is asked.

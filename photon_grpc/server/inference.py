@@ -11,7 +11,7 @@ from photon_grpc.frontend.ask import Ask, Origin
 from photon_grpc.frontend.frontend import Frontend, WriteConstraint
 from photon_grpc.frontend.readiness import State
 from photon_grpc.server import codec, messages, scores
-from photon_grpc.server.call import Call, Failures, current
+from photon_grpc.server.call import Call, CallFailures, current
 from photon_grpc.server.interceptors.intake import Messages
 from photon_grpc.server.message_type import MessageTypes, WantedType
 from photon_grpc.server.metadata import Context
@@ -30,7 +30,7 @@ _MULTIPLEX = "MultiplexGenerate"
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     """Errors are raised, not mapped: the interceptor `errors` does that for all services."""
 
-    def __init__(self, frontend: Frontend, writer: StreamWriter, failures: Failures) -> None:
+    def __init__(self, frontend: Frontend, writer: StreamWriter, failures: CallFailures) -> None:
         self._frontend = frontend
         self._writer = writer
         self._failures = failures

@@ -17,7 +17,7 @@ from photon_grpc.core.admission import MAX_REQUEST_ID_CHARS, check_request_id
 from photon_grpc.errors import Cancelled, Draining, DuplicateRequestId, InternalFailure, InvalidRequest, PhotonError
 from photon_grpc.frontend.stream import TokenStream
 from photon_grpc.frontend.update import Update
-from photon_grpc.server.call import Failures, current
+from photon_grpc.server.call import CallFailures, current
 from photon_grpc.server.frames import ItemWriter
 from photon_grpc.server.interceptors.intake import Messages
 from photon_grpc.server.message_type import MessageType
@@ -87,7 +87,7 @@ class _Member:
 class MultiplexCall:
     """Reads in a task of its own, beside the task of the call, which writes."""
 
-    def __init__(self, admit: Admit, refuse: Refuse, failures: Failures) -> None:
+    def __init__(self, admit: Admit, refuse: Refuse, failures: CallFailures) -> None:
         self._admit = admit
         self._refuse = refuse
         self._failures = failures

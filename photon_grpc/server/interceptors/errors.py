@@ -21,7 +21,7 @@ from photon_grpc.core.counts import Labels
 from photon_grpc.errors import NotAllowed
 from photon_grpc.frontend.ask import is_out_of_time
 from photon_grpc.server import metadata, methods
-from photon_grpc.server.call import Call, CallCounts, Ending, Failures, Trailers, begin_call, current
+from photon_grpc.server.call import Call, CallCounts, CallEnding, CallFailures, Trailers, begin_call, current
 from photon_grpc.server.interceptors.intake import Intake
 from photon_grpc.server.metadata import Context
 from photon_grpc.server.places import Places
@@ -34,7 +34,7 @@ MAX_STREAMED_BYTES = 64 * 1024
 _MAX_BYTES = {methods.MULTIPLEX: 2**31}
 
 
-class Keys(Protocol):
+class KeyCheck(Protocol):
     def admit(self, call: Call, details: grpc.HandlerCallDetails, *, is_served: bool) -> None:
         """Note whose the call is. Raise NotAllowed."""
 
@@ -64,12 +64,12 @@ NO_COUNTS = _NoCounts()
 
 @dataclass(frozen=True, slots=True)
 class CallRules:
-    """What the calls of all listeners of a replica have in common."""
+    """Rules for the calls of all listeners of a replica."""
 
-    failures: Failures
+    failures: CallFailures
     #: For x-photon-replica.
     replica_id: str = ""
-    keys: Keys = NO_KEYS
+    keys: KeyCheck = NO_KEYS
     counts: CallCounts = NO_COUNTS
 
 
@@ -86,7 +86,7 @@ class Guard(grpc.aio.ServerInterceptor):
         """`load_report`: trailers of the calls of our own services. `reading`: places of streams of requests."""
         self._keys = rules.keys
         self._counts = rules.counts
-        self._ending = Ending(rules.replica_id, rules.failures, load_report)
+        self._ending = CallEnding(rules.replica_id, rules.failures, load_report)
         self._intake = Intake(reading)
         #: By path, as they are served.
         self._methods: dict[str, MethodHandler] = {}
@@ -183,7 +183,7 @@ async def _refuse(messages: Any, context: Context) -> NoReturn:
 
 
 def _behavior(handler: Any) -> Callable[[Any, Context], Awaitable[Any]]:
-    """What answers a call: a coroutine function, which writes where the method streams."""
+    """Return the coroutine function that answers a call; it writes where the method streams."""
     if not handler.response_streaming:
         return handler.stream_unary or handler.unary_unary  # type: ignore[no-any-return]
     behavior = handler.stream_stream or handler.unary_stream
