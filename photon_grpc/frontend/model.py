@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from photon_grpc.config.model_dir import TOKENIZER_FILE, ModelConfig
+from photon_grpc.core.fields import NEUTRAL
 from photon_grpc.core.frames import Facts
 from photon_grpc.frontend import constraint
 from photon_grpc.frontend.answer import PLAIN, AnswerFormat, AnswerParser
@@ -171,16 +172,8 @@ class ServedModel:
 
     def _sampling_defaults(self) -> SamplingAsk:
         """generation_config's values, then the neutral ones."""
-        mine = self.defaults
-        return SamplingAsk(
-            temperature=1.0 if mine.temperature is None else mine.temperature,
-            top_p=1.0 if mine.top_p is None else mine.top_p,
-            top_k=-1 if mine.top_k is None else mine.top_k,
-            min_p=0.0 if mine.min_p is None else mine.min_p,
-            repetition_penalty=1.0 if mine.repetition_penalty is None else mine.repetition_penalty,
-            presence_penalty=0.0,
-            frequency_penalty=0.0,
-        )
+        given = {name: getattr(self.defaults, name) for name in NEUTRAL}
+        return SamplingAsk(**{name: NEUTRAL[name] if value is None else value for name, value in given.items()})
 
     def _features(self, has_grammars: bool) -> tuple[str, ...]:
         features = ["TEXT"] if self.tokenizer is not None else []
@@ -201,13 +194,7 @@ class ServedModel:
 
 
 def _defaults(model_config: ModelConfig) -> SamplingAsk:
-    given = model_config.generation
-    # transformers writes 0 for "off".
-    top_k = -1 if given.top_k is not None and given.top_k < 1 else given.top_k
-    return SamplingAsk(
-        temperature=given.temperature,
-        top_p=given.top_p,
-        top_k=top_k,
-        min_p=given.min_p,
-        repetition_penalty=given.repetition_penalty,
-    )
+    given = {name: getattr(model_config.generation, name, None) for name in NEUTRAL}
+    if given["top_k"] is not None and given["top_k"] < 1:
+        given["top_k"] = NEUTRAL["top_k"]  # transformers writes 0 for "off"
+    return SamplingAsk(**given)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import cast
+from typing import Any, cast
 
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from photon_grpc.core.admission import check_count, check_prompt
+from photon_grpc.core.fields import FIELDS, fields_of
 from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.answer import NO_ANSWER
@@ -35,18 +38,11 @@ from photon_grpc.frontend.update import OutputDelta, OutputFinish, Result, Updat
 from photon_grpc.server.features import refuse_empty
 from photon_grpc.v1 import inference_pb2 as pb
 
-#: Of messages that are not set, as most are: reading their fields one by one would tell nothing else.
-_NO_OUTPUT, _NO_SCHEDULING, _NO_STREAM, _NO_CACHE = OutputAsk(), SchedulingAsk(), StreamAsk(), CacheAsk()
 #: Of one conversation: some 10 ms to make them into plain data.
 _MAX_MESSAGES = 4096
 #: google.protobuf.Duration ends here: 10,000 years.
 _MAX_DURATION_S = 315_576_000_000
-_DURATIONS = (
-    ("stop", "max_duration"),
-    ("scheduling", "max_queue_duration"),
-    ("scheduling", "timeout"),
-    ("stream", "min_interval"),
-)
+_DURATIONS = tuple((field.group, field.name) for field in FIELDS.values() if field.unit == "s")
 
 
 # --- message → Ask ---------------------------------------------------------------------------------------------------
@@ -72,12 +68,7 @@ def ask_of(
         arrival_s=origin.arrival_s,
         request_id=origin.request_id,
         model=request.model,
-        sampling=_sampling(request.sampling),
-        stop=_stop(request.stop),
-        output=_output(request.output) if has("output") else _NO_OUTPUT,
-        cache=_cache(request.cache) if has("cache") else _NO_CACHE,
-        scheduling=_scheduling(request.scheduling) if has("scheduling") else _NO_SCHEDULING,
-        stream=_stream(request.stream) if has("stream") else _NO_STREAM,
+        **{group: reader.read(getattr(request, group)) for group, reader in _READERS.items() if has(group)},
         deadline_s=origin.deadline_s,
         constraint=_constraint(request.structured_output),
         replaces=replaces,
@@ -98,13 +89,11 @@ def _check_counts(request: pb.GenerateRequest, facts: ModelFacts) -> None:
     """Refuse a list before it becomes objects: 32 MiB hold ten million of them, which would block the event loop."""
     check_prompt(len(request.token_ids.ids), facts.max_context_tokens, "token_ids.ids")
     check_messages(request.chat, facts)
-    check_count(len(request.continue_from.ids), facts.max_context_tokens, "continue_from.ids")
-    check_count(len(request.stop.stop_strings), facts.limits.max_stop_strings, "stop.stop_strings")
-    check_count(len(request.stop.stop_token_ids), facts.vocab_size, "stop.stop_token_ids")
-    check_count(len(request.output.score_token_ids.ids), facts.limits.max_logprobs, "output.score_token_ids.ids")
-    check_count(len(request.sampling.logit_bias), facts.limits.max_logit_bias, "sampling.logit_bias")
-    allowed = request.sampling.allowed_token_ids.ids
-    check_count(len(allowed), facts.vocab_size, "sampling.allowed_token_ids.ids")
+    for group, name, is_message, path, limit in _LISTS:
+        message = getattr(request, group) if group else request
+        listed = getattr(message, name).ids if is_message else getattr(message, name)
+        if listed:
+            check_count(len(listed), getattr(facts if hasattr(facts, limit) else facts.limits, limit), path)
 
 
 def _input(request: pb.GenerateRequest) -> TextInput | IdsInput | ChatInput | None:
@@ -135,45 +124,52 @@ def _tool_choice(choice: pb.ToolChoice) -> ToolChoice:
     return ToolChoice(choice.name if choice.WhichOneof("choice") == "name" else None)
 
 
-def _sampling(sampling: pb.SamplingParams) -> SamplingAsk:
-    has = sampling.HasField
-    return SamplingAsk(
-        temperature=sampling.temperature if has("temperature") else None,
-        top_p=sampling.top_p if has("top_p") else None,
-        top_k=sampling.top_k if has("top_k") else None,
-        min_p=sampling.min_p if has("min_p") else None,
-        repetition_penalty=sampling.repetition_penalty if has("repetition_penalty") else None,
-        presence_penalty=sampling.presence_penalty if has("presence_penalty") else None,
-        frequency_penalty=sampling.frequency_penalty if has("frequency_penalty") else None,
-        logit_bias=tuple(sorted(sampling.logit_bias.items())),
-        allowed_token_ids=tuple(sampling.allowed_token_ids.ids) if has("allowed_token_ids") else None,
-        seed=sampling.seed if has("seed") else None,
-        num_outputs=sampling.num_outputs if has("num_outputs") else None,
-    )
+class _Reader:
+    """Reads the message of one group of options into its struct: each field that is set, as it is declared."""
+
+    def __init__(self, group: str, struct: Callable[..., Any]) -> None:
+        self._struct = struct
+        in_proto = _message_of(group).fields_by_name
+        self._columns = {
+            in_proto[field.name].number: (field.attribute, _plain_of(in_proto[field.name]))
+            for field in fields_of(group)
+        }
+
+    def read(self, message: Message) -> Any:
+        """The struct of `message`."""
+        values = {}
+        for field, value in message.ListFields():
+            name, plain = self._columns[field.number]
+            values[name] = value if plain is None else plain(value)
+        return self._struct(**values)
 
 
-def _stop(stop: pb.StopParams) -> StopAsk:
-    return StopAsk(
-        max_tokens=stop.max_tokens if stop.HasField("max_tokens") else None,
-        min_tokens=stop.min_tokens if stop.HasField("min_tokens") else None,
-        stop_strings=tuple(stop.stop_strings),
-        stop_token_ids=tuple(stop.stop_token_ids),
-        ignore_eos=stop.ignore_eos,
-        include_stop_in_text=stop.include_stop_in_text,
-        max_duration_s=_seconds(stop.max_duration) if stop.HasField("max_duration") else None,
-    )
+def _message_of(group: str) -> Descriptor:
+    """The message that holds a group of options; GenerateRequest holds those of none."""
+    whole: Descriptor = pb.GenerateRequest.DESCRIPTOR
+    return whole.fields_by_name[group].message_type if group else whole
 
 
-def _output(output: pb.OutputOptions) -> OutputAsk:
-    return OutputAsk(
-        text=output.text if output.HasField("text") else None,
-        token_ids=output.token_ids,
-        prompt_token_ids=output.prompt_token_ids,
-        skip_special_tokens=output.skip_special_tokens if output.HasField("skip_special_tokens") else True,
-        logprobs=output.logprobs if output.HasField("logprobs") else None,
-        prompt_logprobs=output.prompt_logprobs if output.HasField("prompt_logprobs") else None,
-        score_token_ids=tuple(output.score_token_ids.ids) if output.HasField("score_token_ids") else None,
-    )
+def _plain_of(field: FieldDescriptor) -> Callable[[Any], Any] | None:
+    """Return the function that makes plain data of a field's value; None: the value is plain."""
+    match field.message_type:
+        case None:
+            return tuple if field.is_repeated else None
+        case pb.TokenIds.DESCRIPTOR:
+            return lambda listed: tuple(listed.ids)
+        case Duration.DESCRIPTOR:
+            return _seconds
+        case _:  # a map
+            return lambda values: tuple(sorted(values.items()))
+
+
+#: Group, name, whether it is in a TokenIds, path and limit of every list that has a limit.
+_LISTS = [
+    (each.group, each.name, is_message, f"{each.path}.ids" if is_message else each.path, each.max_items)
+    for each in FIELDS.values()
+    if each.max_items
+    for is_message in [_message_of(each.group).fields_by_name[each.name].message_type is pb.TokenIds.DESCRIPTOR]
+]
 
 
 def _constraint(wanted: pb.StructuredOutput) -> ConstraintAsk | None:
@@ -194,29 +190,18 @@ def _constraint(wanted: pb.StructuredOutput) -> ConstraintAsk | None:
             return None
 
 
-def _cache(cache: pb.CacheOptions) -> CacheAsk:
-    return CacheAsk(cache.session_id, cache.salt, cache.bypass_prefix_cache)
-
-
-def _scheduling(scheduling: pb.SchedulingOptions) -> SchedulingAsk:
-    has = scheduling.HasField
-    return SchedulingAsk(
-        priority=scheduling.priority,
-        max_queue_duration_s=_seconds(scheduling.max_queue_duration) if has("max_queue_duration") else None,
-        timeout_s=_seconds(scheduling.timeout) if has("timeout") else None,
-    )
-
-
-def _stream(stream: pb.StreamOptions) -> StreamAsk:
-    return StreamAsk(
-        min_interval_s=_seconds(stream.min_interval),
-        max_tokens_per_message=stream.max_tokens_per_message if stream.HasField("max_tokens_per_message") else None,
-        continuous_usage=stream.continuous_usage,
-    )
-
-
 def _seconds(duration: Duration) -> float:
     return duration.seconds + duration.nanos * 1e-9
+
+
+_READERS = {
+    "sampling": _Reader("sampling", SamplingAsk),
+    "stop": _Reader("stop", StopAsk),
+    "output": _Reader("output", OutputAsk),
+    "cache": _Reader("cache", CacheAsk),
+    "scheduling": _Reader("scheduling", SchedulingAsk),
+    "stream": _Reader("stream", StreamAsk),
+}
 
 
 def _check_durations(request: Message) -> None:
