@@ -74,7 +74,7 @@ class SamplingOptions(TypedDict, total=False):
             help="Add X to the logit of this token",
             metavar="ID=X",
             bounds=Bounds(-100, 100),
-            max_items="max_logit_bias",
+            max_items="limits.max_logit_bias",
             default=(),
         ),
     ]
@@ -101,7 +101,7 @@ class StopOptions(TypedDict, total=False):
     min_tokens: Annotated[int, Field(help="Tokens to produce before an end or a stop may come.", bounds=Bounds(0))]
     stop_strings: Annotated[
         Sequence[str],
-        Field(help="End before this text appears", flag="--stop", max_items="max_stop_strings", default=()),
+        Field(help="End before this text appears", flag="--stop", max_items="limits.max_stop_strings", default=()),
     ]
     stop_token_ids: Annotated[
         Sequence[int],
@@ -156,7 +156,7 @@ class OutputOptions(TypedDict, total=False):
     prompt_logprobs: Annotated[int, Field(help="As --logprobs, of the prompt.", bounds=Bounds(0, "max_logprobs"))]
     score_token_ids: Annotated[
         Sequence[int],
-        Field(help="Show how likely this token was", flag="--score-token-id", max_items="max_logprobs"),
+        Field(help="Show how likely this token was", flag="--score-token-id", max_items="limits.max_logprobs"),
     ]
     skip_special_tokens: Annotated[
         bool, Field(help="Special tokens are part of the text.", flag="--keep-special-tokens", default=True)
@@ -311,7 +311,7 @@ def fields_of(group: str) -> tuple[Field, ...]:
 
 
 #: What each sampling parameter has where neither caller nor model sets it; all but the seed, which is drawn.
-NEUTRAL: Mapping[str, Any] = {field.name: field.neutral for field in FIELDS.values() if field.neutral is not None}
+NEUTRAL: dict[str, Any] = {field.name: field.neutral for field in FIELDS.values() if field.neutral is not None}
 
 
 def ask_columns(group: str) -> list[tuple[str, Any, Any]]:

@@ -36,7 +36,7 @@ _PENALTIES = [(field.name, field.neutral) for field in fields_of("sampling") if 
 _Sampling: Any = msgspec.defstruct("_Sampling", _SAMPLING, frozen=True, array_like=True, gc=False)
 
 
-class SamplingParams(_Sampling, frozen=True, array_like=True, gc=False):  # type: ignore[misc]
+class SamplingParams(_Sampling):  # type: ignore[misc]
     """Parameters of a draw, as `core.fields` declares them. Every value is concrete; the defaults are neutral.
 
     Noise is keyed by (seed, output index, generated position, token id). `logit_bias` holds (id, added to its raw

@@ -57,15 +57,15 @@ def _columns(group: str) -> Any:
     return msgspec.defstruct(f"_{group.title()}", ask_columns(group), frozen=True)
 
 
-class SamplingAsk(_columns("sampling"), frozen=True):  # type: ignore[misc]
+class SamplingAsk(_columns("sampling")):  # type: ignore[misc]
     """`logit_bias` holds (id, bias), each id once; of `allowed_token_ids` None is all."""
 
 
-class StopAsk(_columns("stop"), frozen=True):  # type: ignore[misc]
+class StopAsk(_columns("stop")):  # type: ignore[misc]
     pass
 
 
-class OutputAsk(_columns("output"), frozen=True):  # type: ignore[misc]
+class OutputAsk(_columns("output")):  # type: ignore[misc]
     """`text` is None where the model decides: it is sent if there is a tokenizer."""
 
     @property
@@ -91,15 +91,15 @@ class ConstraintAsk(msgspec.Struct, frozen=True):
 UNWRITTEN = ConstraintAsk("protobuf")
 
 
-class CacheAsk(_columns("cache"), frozen=True):  # type: ignore[misc]
+class CacheAsk(_columns("cache")):  # type: ignore[misc]
     pass
 
 
-class SchedulingAsk(_columns("scheduling"), frozen=True):  # type: ignore[misc]
+class SchedulingAsk(_columns("scheduling")):  # type: ignore[misc]
     """`timeout_s` counts from arrival; the call's own deadline is Ask.deadline_s."""
 
 
-class StreamAsk(_columns("stream"), frozen=True):  # type: ignore[misc]
+class StreamAsk(_columns("stream")):  # type: ignore[misc]
     #: The reader passes nothing on before the end: of a lost engine's output nothing has been sent.
     is_whole: bool = False
 

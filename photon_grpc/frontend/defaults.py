@@ -5,7 +5,8 @@ Every refusal names the field as the API spells it.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,7 +18,8 @@ from photon_grpc.core.admission import (
     check_prompt,
     max_output_tokens,
 )
-from photon_grpc.core.fields import FIELDS, NEUTRAL, fields_of
+from photon_grpc.core.field import compiled
+from photon_grpc.core.fields import FIELDS, NEUTRAL
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.request import FinishReason, Request, SamplingParams, StopParams
 from photon_grpc.core.scores import NO_SCORES, ScoreParams
@@ -38,11 +40,17 @@ from photon_grpc.frontend.chat import check_json
 from photon_grpc.frontend.model import RequestLimits, ServedModel
 from photon_grpc.frontend.score_bounds import fitted
 
-#: Options that are checked by what they declare, by their group in an Ask.
-_BOUNDED = {
-    group: tuple(field for field in fields_of(group) if (field.bounds and not field.max_items) or field.max_chars)
-    for group in ("cache", "sampling", "stop", "output", "stream", "scheduling")
-}
+#: Options of which a value alone, and limits of the model, say whether it is allowed.
+_CHECKED = [field for field in FIELDS.values() if field.is_checked and field.group]
+_are_allowed = compiled("ask, limits", " and ".join(field.condition(f"ask.{field.group}") for field in _CHECKED))
+#: SamplingParams of a SamplingAsk, the model's values, and what has neither a neutral value nor one of the model.
+_parameters = compiled(
+    "ask, defaults, seed, logit_bias, allowed_token_ids",
+    "make({}, seed=seed, logit_bias=logit_bias, allowed_token_ids=allowed_token_ids)".format(
+        ", ".join(f"{name}=defaults[{name!r}] if ask.{name} is None else ask.{name}" for name in NEUTRAL)
+    ),
+    make=SamplingParams,
+)
 _CONTINUE_FROM = "continue_from.ids"
 _T = TypeVar("_T")
 
@@ -150,7 +158,7 @@ def deadline_s(ask: Ask) -> float | None:
     """The earlier of the call's deadline and the field's."""
     if ask.scheduling.timeout_s is None:
         return ask.deadline_s
-    own_s = ask.arrival_s + ask.scheduling.timeout_s
+    own_s: float = ask.arrival_s + ask.scheduling.timeout_s
     return own_s if ask.deadline_s is None else min(own_s, ask.deadline_s)
 
 
@@ -161,12 +169,12 @@ def input_field(input: TextInput | IdsInput | ChatInput | None) -> str:
 
 
 def _check_values(ask: Ask, limits: RequestLimits) -> None:
-    for group, fields in _BOUNDED.items():
-        values = getattr(ask, group)
-        for field in fields:
-            value = getattr(values, field.attribute)
-            if value is not None:
-                field.check(value, limits)
+    if _are_allowed(ask, limits):
+        return
+    for field in _CHECKED:
+        value = getattr(getattr(ask, field.group), field.attribute)
+        if value is not None:
+            field.check(value, limits)
 
 
 def _check_ids_drawn(ask: SamplingAsk, limits: RequestLimits, facts: Facts) -> None:
@@ -249,15 +257,10 @@ def _check_text_wanted(ask: Ask, model: ServedModel) -> None:
         raise _lacking("TEXT", "stop.stop_strings", "this model has no tokenizer")
 
 
-def _sampling(ask: SamplingAsk, defaults: SamplingAsk, drawn_seed: int) -> SamplingParams:
-    values = {name: _or(getattr(ask, name), getattr(defaults, name)) for name in NEUTRAL}
-    given = {name: value for name, value in values.items() if value is not None}
-    return SamplingParams(
-        **given,
-        seed=_or(ask.seed, drawn_seed),
-        logit_bias=ask.logit_bias,
-        allowed_token_ids=tuple(dict.fromkeys(ask.allowed_token_ids or ())),
-    )
+def _sampling(ask: SamplingAsk, defaults: Mapping[str, Any], drawn_seed: int) -> SamplingParams:
+    allowed = tuple(dict.fromkeys(ask.allowed_token_ids or ()))
+    made: SamplingParams = _parameters(ask, defaults, _or(ask.seed, drawn_seed), ask.logit_bias, allowed)
+    return made
 
 
 def _scores(ask: OutputAsk) -> ScoreParams:

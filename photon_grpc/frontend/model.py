@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from photon_grpc.config.model_dir import TOKENIZER_FILE, ModelConfig
 from photon_grpc.core.fields import NEUTRAL
@@ -71,7 +72,8 @@ class ServedModel:
     template: ChatTemplate | None = None
     #: How it writes its answers, by its template.
     answers: AnswerFormat = PLAIN
-    defaults: SamplingAsk = field(default_factory=SamplingAsk)
+    #: What unset sampling parameters have: generation_config's values, then the neutral ones.
+    defaults: Mapping[str, Any] = field(default_factory=lambda: NEUTRAL)
     revision: str = ""
     dtype: str = ""
     max_message_bytes: int = 2**25
@@ -125,7 +127,7 @@ class ServedModel:
             max_context_tokens=self.max_context_tokens if engine is None else engine.max_model_len,
             vocab_size=self.vocab_size if engine is None else engine.vocab_size,
             eos_token_ids=self.eos_token_ids,
-            default_sampling=self._sampling_defaults(),
+            default_sampling=SamplingAsk(**self.defaults),
             features=self._features(self.tokenizer is not None if engine is None else engine.has_grammars),
             limits=RequestLimits(
                 max_num_outputs=min(MAX_NUM_OUTPUTS, max_num_seqs),
@@ -170,11 +172,6 @@ class ServedModel:
             return ""
         return self.tokenizer.decode(prompt_ids[-_PROMPT_END:], skip_special_tokens=False)
 
-    def _sampling_defaults(self) -> SamplingAsk:
-        """generation_config's values, then the neutral ones."""
-        given = {name: getattr(self.defaults, name) for name in NEUTRAL}
-        return SamplingAsk(**{name: NEUTRAL[name] if value is None else value for name, value in given.items()})
-
     def _features(self, has_grammars: bool) -> tuple[str, ...]:
         features = ["TEXT"] if self.tokenizer is not None else []
         if self.template is not None:
@@ -193,8 +190,8 @@ class ServedModel:
         return tuple(features)
 
 
-def _defaults(model_config: ModelConfig) -> SamplingAsk:
+def _defaults(model_config: ModelConfig) -> Mapping[str, Any]:
     given = {name: getattr(model_config.generation, name, None) for name in NEUTRAL}
     if given["top_k"] is not None and given["top_k"] < 1:
-        given["top_k"] = NEUTRAL["top_k"]  # transformers writes 0 for "off"
-    return SamplingAsk(**given)
+        given["top_k"] = None  # transformers writes 0 for "off"
+    return NEUTRAL | {name: value for name, value in given.items() if value is not None}

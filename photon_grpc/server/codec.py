@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from photon_grpc.core.admission import check_count, check_prompt
+from photon_grpc.core.field import Field, compiled
 from photon_grpc.core.fields import FIELDS, fields_of
 from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.errors import InvalidRequest
@@ -38,6 +39,8 @@ from photon_grpc.frontend.update import OutputDelta, OutputFinish, Result, Updat
 from photon_grpc.server.features import refuse_empty
 from photon_grpc.v1 import inference_pb2 as pb
 
+#: Of messages that are not set, as most are: reading their fields one by one would tell nothing else.
+_NO_OUTPUT, _NO_SCHEDULING, _NO_STREAM, _NO_CACHE = OutputAsk(), SchedulingAsk(), StreamAsk(), CacheAsk()
 #: Of one conversation: some 10 ms to make them into plain data.
 _MAX_MESSAGES = 4096
 #: google.protobuf.Duration ends here: 10,000 years.
@@ -68,7 +71,12 @@ def ask_of(
         arrival_s=origin.arrival_s,
         request_id=origin.request_id,
         model=request.model,
-        **{group: reader.read(getattr(request, group)) for group, reader in _READERS.items() if has(group)},
+        sampling=_sampling(request.sampling),
+        stop=_stop(request.stop),
+        output=_output(request.output) if has("output") else _NO_OUTPUT,
+        cache=_cache(request.cache) if has("cache") else _NO_CACHE,
+        scheduling=_scheduling(request.scheduling) if has("scheduling") else _NO_SCHEDULING,
+        stream=_stream(request.stream) if has("stream") else _NO_STREAM,
         deadline_s=origin.deadline_s,
         constraint=_constraint(request.structured_output),
         replaces=replaces,
@@ -89,11 +97,7 @@ def _check_counts(request: pb.GenerateRequest, facts: ModelFacts) -> None:
     """Refuse a list before it becomes objects: 32 MiB hold ten million of them, which would block the event loop."""
     check_prompt(len(request.token_ids.ids), facts.max_context_tokens, "token_ids.ids")
     check_messages(request.chat, facts)
-    for group, name, is_message, path, limit in _LISTS:
-        message = getattr(request, group) if group else request
-        listed = getattr(message, name).ids if is_message else getattr(message, name)
-        if listed:
-            check_count(len(listed), getattr(facts if hasattr(facts, limit) else facts.limits, limit), path)
+    _check_lists(request, facts)
 
 
 def _input(request: pb.GenerateRequest) -> TextInput | IdsInput | ChatInput | None:
@@ -124,52 +128,47 @@ def _tool_choice(choice: pb.ToolChoice) -> ToolChoice:
     return ToolChoice(choice.name if choice.WhichOneof("choice") == "name" else None)
 
 
-class _Reader:
-    """Reads the message of one group of options into its struct: each field that is set, as it is declared."""
+def _reader(group: str, struct: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Return the function that makes a `struct` of the message that holds a group of options."""
+    in_proto = _message_of(group).fields_by_name
+    columns = ", ".join(f"{field.attribute}={_expression(in_proto[field.name], field)}" for field in fields_of(group))
+    # The condition binds `has` first.
+    source = f"struct({columns}) if (has := message.HasField) else None"
+    return compiled("message", source, struct=struct, seconds=_seconds)
 
-    def __init__(self, group: str, struct: Callable[..., Any]) -> None:
-        self._struct = struct
-        in_proto = _message_of(group).fields_by_name
-        self._columns = {
-            in_proto[field.name].number: (field.attribute, _plain_of(in_proto[field.name]))
-            for field in fields_of(group)
-        }
 
-    def read(self, message: Message) -> Any:
-        """The struct of `message`."""
-        values = {}
-        for field, value in message.ListFields():
-            name, plain = self._columns[field.number]
-            values[name] = value if plain is None else plain(value)
-        return self._struct(**values)
+def _expression(field: FieldDescriptor, declared: Field) -> str:
+    """The value of a field of `message` in an Ask, as Python source."""
+    value = f"message.{field.name}"
+    match field.message_type:
+        case None:
+            plain = f"tuple({value})" if field.is_repeated else value
+        case pb.TokenIds.DESCRIPTOR:
+            plain = f"tuple({value}.ids)"
+        case Duration.DESCRIPTOR:
+            plain = f"seconds({value})"
+        case _:  # a map
+            plain = f"tuple(sorted({value}.items()))"
+    return f"{plain} if has({field.name!r}) else {declared.default!r}" if field.has_presence else plain
 
 
 def _message_of(group: str) -> Descriptor:
     """The message that holds a group of options; GenerateRequest holds those of none."""
     whole: Descriptor = pb.GenerateRequest.DESCRIPTOR
-    return whole.fields_by_name[group].message_type if group else whole
+    return cast("Descriptor", whole.fields_by_name[group].message_type) if group else whole
 
 
-def _plain_of(field: FieldDescriptor) -> Callable[[Any], Any] | None:
-    """Return the function that makes plain data of a field's value; None: the value is plain."""
-    match field.message_type:
-        case None:
-            return tuple if field.is_repeated else None
-        case pb.TokenIds.DESCRIPTOR:
-            return lambda listed: tuple(listed.ids)
-        case Duration.DESCRIPTOR:
-            return _seconds
-        case _:  # a map
-            return lambda values: tuple(sorted(values.items()))
+def _count_check(field: Field) -> str:
+    """The check of a list's length, as Python source."""
+    path = field.path
+    if _message_of(field.group).fields_by_name[field.name].message_type is pb.TokenIds.DESCRIPTOR:
+        path += ".ids"
+    return f"check(len(request.{path}), facts.{field.max_items}, {path!r})"
 
 
-#: Group, name, whether it is in a TokenIds, path and limit of every list that has a limit.
-_LISTS = [
-    (each.group, each.name, is_message, f"{each.path}.ids" if is_message else each.path, each.max_items)
-    for each in FIELDS.values()
-    if each.max_items
-    for is_message in [_message_of(each.group).fields_by_name[each.name].message_type is pb.TokenIds.DESCRIPTOR]
-]
+_check_lists = compiled(
+    "request, facts", ", ".join(_count_check(field) for field in FIELDS.values() if field.max_items), check=check_count
+)
 
 
 def _constraint(wanted: pb.StructuredOutput) -> ConstraintAsk | None:
@@ -194,14 +193,12 @@ def _seconds(duration: Duration) -> float:
     return duration.seconds + duration.nanos * 1e-9
 
 
-_READERS = {
-    "sampling": _Reader("sampling", SamplingAsk),
-    "stop": _Reader("stop", StopAsk),
-    "output": _Reader("output", OutputAsk),
-    "cache": _Reader("cache", CacheAsk),
-    "scheduling": _Reader("scheduling", SchedulingAsk),
-    "stream": _Reader("stream", StreamAsk),
-}
+_sampling = _reader("sampling", SamplingAsk)
+_stop = _reader("stop", StopAsk)
+_output = _reader("output", OutputAsk)
+_cache = _reader("cache", CacheAsk)
+_scheduling = _reader("scheduling", SchedulingAsk)
+_stream = _reader("stream", StreamAsk)
 
 
 def _check_durations(request: Message) -> None:
