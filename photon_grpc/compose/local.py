@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import ValidationError, convert, structs
+
 from photon_grpc.client.options import check_options, plain, write_options, write_prompt
 from photon_grpc.compose.console import bar_of
-from photon_grpc.compose.message_type import given_object, message_of, object_of
+from photon_grpc.compose.message_type import given_object, message_of, object_of, typed_ask
 from photon_grpc.compose.program import Program
 from photon_grpc.config.download import fetch_model
 from photon_grpc.config.resolve import resolve_program
 from photon_grpc.config.settings import in_keywords
-from photon_grpc.core.fields import FIELDS
+from photon_grpc.core.fields import FIELDS, fields_of
 from photon_grpc.core.generation import Prompt, TokenScore, ToolCall
 from photon_grpc.core.object_type import ObjectType, object_type_of
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import InvalidRequest, StartupError
-from photon_grpc.frontend.ask import Ask
+from photon_grpc.frontend.ask import Ask, IdsInput
+from photon_grpc.frontend.model import ModelFacts
+from photon_grpc.frontend.record import Origin
 from photon_grpc.frontend.update import OutputDelta, Result
+from photon_grpc.server import codec
 from photon_grpc.v1 import inference_pb2 as pb
 
 #: Those of a request that have a meaning without a service.
 _OPTIONS = frozenset(field.name for field in FIELDS.values() if field.is_for_llm)
+#: Those that say how a prompt is read.
+_OF_PROMPT = frozenset({"parse_special_tokens", *(field.name for field in fields_of("chat"))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +142,13 @@ class LLM:
         given = {"token_ids": True, **options}
         if isinstance(stops := given.get("stop_strings"), str):
             given["stop_strings"] = [stops]
-        read = self._program.reader()
-        return [read(_request(name, prompt, bool(chat), given)) for name, prompt in prompts]
+        of_prompt = {name: given.pop(name) for name in [*given] if name in _OF_PROMPT}
+        # What all prompts share is written and read once.
+        write_options(shared := pb.GenerateRequest(), given)
+        facts = self._program.model_facts()
+        ask = typed_ask(codec.ask_of(shared, facts, Origin(time.monotonic())), shared.structured_output)
+        inputs = (_input(name, prompt, bool(chat), of_prompt, facts) for name, prompt in prompts)
+        return [structs.replace(ask, input=each) for each in inputs]
 
     def _deltas(self, ask: Ask) -> Iterator[OutputDelta]:
         # Its frame refers to this LLM, which a stream that is being read keeps open.
@@ -175,12 +188,22 @@ def _listed(prompts: Any) -> list[tuple[str, Any]]:
     return [(f"prompts[{index}]", prompt) for index, prompt in enumerate(listed)]
 
 
-def _request(name: str, prompt: Any, chat: bool, options: Mapping[str, Any]) -> Any:
-    """The request of a client with this prompt, which errors call `name`."""
+def _input(name: str, prompt: Any, chat: bool, options: Mapping[str, Any], facts: ModelFacts) -> Any:
+    """The input that the server reads in a client's request with this prompt, which errors call `name`, and options of
+    the prompt."""
+    if not (chat or options or isinstance(prompt, str)):
+        # By way of a request 2,048 ids take 200 µs, this way 50.
+        with suppress(ValidationError):
+            return IdsInput(convert(prompt, tuple[int, ...]))
+    return codec.input_of(_request(name, prompt, chat, options), facts)
+
+
+def _request(name: str, prompt: Any, chat: bool, options: Mapping[str, Any]) -> pb.GenerateRequest:
     if chat and isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
+    request = pb.GenerateRequest()
     try:
-        write_prompt(request := pb.GenerateRequest(), prompt)
+        write_prompt(request, prompt)
     except (InvalidRequest, TypeError) as error:
         raise InvalidRequest(f"{name}: {error}", field=name) from None
     if chat and request.WhichOneof("input") != "chat":

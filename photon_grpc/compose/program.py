@@ -15,7 +15,6 @@ import os
 import queue
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -24,7 +23,6 @@ from typing import Any, TypeVar
 from photon_grpc.bridge.heartbeat import NoHeartbeat
 from photon_grpc.bridge.local import LocalClient
 from photon_grpc.compose.console import LoadingDisplay
-from photon_grpc.compose.message_type import typed_ask
 from photon_grpc.compose.served_model import read_served_model
 from photon_grpc.compose.threads import limit_threads
 from photon_grpc.config.flags import ServeConfig
@@ -33,11 +31,9 @@ from photon_grpc.errors import Closed, QueueFull
 from photon_grpc.frontend.ask import Ask
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
-from photon_grpc.frontend.record import Origin
+from photon_grpc.frontend.model import ModelFacts
 from photon_grpc.frontend.stream import TokenStream
 from photon_grpc.frontend.update import OutputDelta, Result, Update
-from photon_grpc.server import codec
-from photon_grpc.v1 import inference_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -117,15 +113,9 @@ class Program:
         finally:
             future.cancel()
 
-    def reader(self) -> Callable[[pb.GenerateRequest], Ask]:
-        """Return what makes an Ask of a request, as the server does. Raise PhotonError there."""
-        facts = self._frontend.model("")
-
-        def read(request: pb.GenerateRequest) -> Ask:
-            ask = codec.ask_of(request, facts, Origin(time.monotonic()))
-            return typed_ask(ask, request.structured_output)
-
-        return read
+    def model_facts(self) -> ModelFacts:
+        """The model as callers are told of it."""
+        return self._frontend.model("")
 
     async def generate(self, asks: Sequence[Ask], advance: Callable[[], None]) -> list[Result]:
         """All of them; never more at a time than may wait. The first failure aborts the others."""

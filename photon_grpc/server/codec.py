@@ -63,11 +63,11 @@ def ask_of(
     Raise InvalidRequest for an invalid Duration and for lists that are too long.
     """
     refuse_empty(request)
-    _check_counts(request, facts)
+    _check_lists(request, facts)
     _check_durations(request)
     has = request.HasField
     return Ask(
-        input=_input(request),
+        input=input_of(request, facts),
         arrival_s=origin.arrival_s,
         request_id=origin.request_id,
         model=request.model,
@@ -81,7 +81,7 @@ def ask_of(
         constraint=_constraint(request.structured_output),
         replaces=replaces,
         owner=origin.owner,
-        continue_from=tuple(request.continue_from.ids),
+        continue_from=tuple(request.continue_from.ids[:]),
         method=origin.method,
         traceparent=origin.traceparent,
         caller=origin.caller,
@@ -93,20 +93,17 @@ def check_messages(chat: pb.ChatInput, facts: ModelFacts) -> None:
     check_count(len(chat.messages), min(facts.max_context_tokens, _MAX_MESSAGES), "chat.messages")
 
 
-def _check_counts(request: pb.GenerateRequest, facts: ModelFacts) -> None:
-    """Refuse a list before it becomes objects: 32 MiB hold ten million of them, which would block the event loop."""
-    check_prompt(len(request.token_ids.ids), facts.max_context_tokens, "token_ids.ids")
-    check_messages(request.chat, facts)
-    _check_lists(request, facts)
-
-
-def _input(request: pb.GenerateRequest) -> TextInput | IdsInput | ChatInput | None:
+def input_of(request: pb.GenerateRequest, facts: ModelFacts) -> TextInput | IdsInput | ChatInput | None:
+    """The input in `request`. Raise InvalidRequest for one that is too long, before it becomes objects: 32 MiB hold ten
+    million of them, which would block the event loop."""
     match request.WhichOneof("input"):
         case "text":
             return TextInput(request.text, parse_special_tokens=request.parse_special_tokens)
         case "token_ids":
-            return IdsInput(tuple(request.token_ids.ids))
+            check_prompt(len(request.token_ids.ids), facts.max_context_tokens, "token_ids.ids")
+            return IdsInput(tuple(request.token_ids.ids[:]))  # a slice is a list, which is read faster
         case "chat":
+            check_messages(request.chat, facts)
             return chat_of(request.chat)
         case _:
             return None
@@ -142,9 +139,9 @@ def _expression(field: FieldDescriptor, declared: Field) -> str:
     value = f"message.{field.name}"
     match field.message_type:
         case None:
-            plain = f"tuple({value})" if field.is_repeated else value
+            plain = f"tuple({value}[:])" if field.is_repeated else value
         case pb.TokenIds.DESCRIPTOR:
-            plain = f"tuple({value}.ids)"
+            plain = f"tuple({value}.ids[:])"
         case Duration.DESCRIPTOR:
             plain = f"seconds({value})"
         case _:  # a map
@@ -166,6 +163,7 @@ def _count_check(field: Field) -> str:
     return f"check(len(request.{path}), facts.{field.max_items}, {path!r})"
 
 
+#: Refuses lists that are too long, before they become objects.
 _check_lists = compiled(
     "request, facts", ", ".join(_count_check(field) for field in FIELDS.values() if field.max_items), check=check_count
 )
