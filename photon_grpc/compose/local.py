@@ -204,8 +204,10 @@ def _request(name: str, prompt: Any, chat: bool, options: Mapping[str, Any]) -> 
     request = pb.GenerateRequest()
     try:
         write_prompt(request, prompt)
-    except (InvalidRequest, TypeError) as error:
+    except InvalidRequest as error:
         raise InvalidRequest(f"{name}: {error}", field=name) from None
+    except TypeError:
+        raise InvalidRequest(f"{name}: must be one prompt, is a list of lists or of texts", field=name) from None
     if chat and request.WhichOneof("input") != "chat":
         raise InvalidRequest(f"{name}: a chat is a text or a list of messages", field=name)
     write_options(request, options)
