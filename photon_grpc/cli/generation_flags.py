@@ -1,5 +1,7 @@
-"""Flags of a generation, which `generate`, `chat` and `batch` share: one for every option of a request that declares
-help. Unset ones are left to the model's defaults."""
+"""Flags of `generate`, `chat` and `batch`: one for every option of a request that declares help.
+
+Unset ones are left to the model's defaults.
+"""
 
 from __future__ import annotations
 
@@ -72,18 +74,18 @@ class _Ids(click.ParamType):  # type: ignore[type-arg]
 
 
 def _number(field: Field) -> click.ParamType:  # type: ignore[type-arg]
-    """The numbers that a flag takes: those that are allowed, as far as they are known without the model."""
+    """Return the type of the numbers that are allowed, as far as that is known without the model."""
     bounds = field.bounds
     if bounds is None or bounds.off is not None or bounds.least < -_LARGE:
         return click.INT if field.kind is int else click.FLOAT
     most = bounds.most if isinstance(bounds.most, int) and bounds.most < _LARGE else None
     kind = click.IntRange if field.kind is int else click.FloatRange
     least = int(bounds.least) if bounds.least == int(bounds.least) else bounds.least
-    return kind(least, most, min_open=bounds.is_open)  # type: ignore[arg-type,no-any-return]
+    return kind(least, most, min_open=bounds.is_open)  # type: ignore[arg-type]
 
 
 def _type_of(field: Field) -> Any:
-    """What a flag takes, one at a time where it is repeatable."""
+    """Return the type of a flag's value, or of one of its values where it is repeatable."""
     by_metavar = {"FILE": _TextFile(), "FILE MESSAGE": (_BinaryFile(), str), "ID=X": _Bias(), "ID,…": _Ids()}
     if field.metavar in by_metavar:
         return by_metavar[field.metavar]
@@ -108,7 +110,7 @@ def _flag(field: Field) -> Callable[[F], F]:
 
 
 def _flags(verbs: str) -> list[Callable[[F], F]]:
-    """The flags that these verbs have in common, and no others."""
+    """Return the flags of exactly these verbs."""
     return [
         _flag(field)
         for group in ("", "stop", "sampling", "structured_output", "output", "cache", "scheduling", "chat")

@@ -33,7 +33,7 @@ def build_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateRequ
 
 
 def write_options(request: pb.GenerateRequest, options: Mapping[str, Any]) -> None:
-    """Into a request that has its prompt. Raise as `build_request`."""
+    """Write options into a request that has its prompt. Raise as `build_request`."""
     object_type = object_type_of(options)
     for name, value in options.items():
         if value is None:
@@ -62,7 +62,7 @@ def check_options(options: Mapping[str, Any], known: Collection[str]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """The Python value that an array or number of numpy or torch gives; any other value as it is."""
+    """Return the Python value of an array or number of numpy or torch, and any other value as it is."""
     is_array = hasattr(value, "tolist") and not isinstance(value, type | memoryview)
     return value.tolist() if is_array else value
 
@@ -114,8 +114,11 @@ def write_field(message: Message, name: str, value: Any, path: str = "") -> None
 
 
 def _check_kind(target: Any, value: Any) -> None:
-    """Raise TypeError for what protobuf would take for something else: a bool for a number and a number for a bool,
-    bytes for text, the characters of a text or the keys of a mapping for a list."""
+    """Raise TypeError for a value that protobuf would take for something else.
+
+    It takes a bool for a number and a number for a bool, bytes for text, and the characters of a text or the keys of a
+    mapping for a list.
+    """
     if isinstance(target, str):
         if not isinstance(value, str):
             raise TypeError(f"this field is a text, not {type(value).__name__}")
@@ -132,7 +135,7 @@ def _check_kind(target: Any, value: Any) -> None:
 
 
 def group_of(name: str) -> str:
-    """The message of GenerateRequest that holds an option; "" for its own fields. Raise TypeError."""
+    """Return the message of GenerateRequest that holds an option; "" for its own fields. Raise TypeError."""
     field = FIELDS.get(name)
     if field is None:
         raise TypeError(unknown_option(name, FIELDS))

@@ -135,8 +135,10 @@ class LLM:
         self._program.close()
 
     def _asks(self, prompts: Sequence[tuple[str, Any]], chat: bool, options: Mapping[str, Any]) -> list[Ask]:
-        """What the server would make of these prompts, each with what to call it. Raise InvalidRequest, TypeError for
-        an option that there is none of."""
+        """Return what the server would make of each prompt, given with its name in errors.
+
+        Raise InvalidRequest; TypeError for an unknown option.
+        """
         _check_switch("chat", chat)
         check_options(options, _OPTIONS)
         given = {"token_ids": True, **options}
@@ -173,7 +175,7 @@ def _in_keywords() -> Iterator[None]:
 
 
 def _listed(prompts: Any) -> list[tuple[str, Any]]:
-    """Each with what to call it."""
+    """Name each prompt for errors."""
     if isinstance(prompts, str):
         return [("prompts", prompts)]
     listed = plain(prompts)
@@ -189,8 +191,10 @@ def _listed(prompts: Any) -> list[tuple[str, Any]]:
 
 
 def _input(name: str, prompt: Any, chat: bool, options: Mapping[str, Any], facts: ModelFacts) -> Any:
-    """The input that the server reads in a client's request with this prompt, which errors call `name`, and options of
-    the prompt."""
+    """Return the input that the server would read in a client's request with this prompt and options of it.
+
+    Errors call the prompt `name`.
+    """
     if not (chat or options or isinstance(prompt, str)):
         # By way of a request 2,048 ids take 200 µs, this way 50.
         with suppress(ValidationError):

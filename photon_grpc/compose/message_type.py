@@ -17,7 +17,7 @@ from photon_grpc.v1 import inference_pb2 as pb
 
 
 def typed_ask(ask: Ask, wanted: pb.StructuredOutput) -> Ask:
-    """`ask` with the grammar of its message type, where it wants one. Raise InvalidConstraint."""
+    """Add the grammar of the message type that is wanted, if one is. Raise InvalidConstraint."""
     if ask.constraint is not UNWRITTEN:
         return ask
     described = wanted.protobuf

@@ -114,7 +114,7 @@ class Program:
             future.cancel()
 
     def model_facts(self) -> ModelFacts:
-        """The model as callers are told of it."""
+        """Return the model as callers see it."""
         return self._frontend.model("")
 
     async def generate(self, asks: Sequence[Ask], advance: Callable[[], None]) -> list[Result]:

@@ -1,4 +1,4 @@
-"""What is declared of one option of a request: its bounds with their error texts, its defaults, its flag.
+"""The declaration of one option of a request: its bounds with their error texts, its defaults, its flag.
 
 Standard library only: the client installs without msgspec.
 """
@@ -17,7 +17,7 @@ ALL_VERBS, CONVERSATIONS, ANSWERS, ONE_REQUEST = "generate chat batch", "generat
 
 
 def compiled(parameters: str, expression: str, **names: Any) -> Callable[..., Any]:
-    """Return a function of an expression that is written from declarations: a loop over them takes twice as long."""
+    """Compile an expression that was written from declarations: a loop over them takes twice as long."""
     function: Callable[..., Any] = eval(f"lambda {parameters}: ({expression})", {"inf": math.inf, **names})
     return function
 
@@ -35,20 +35,20 @@ class Bounds:
     off: int | None = None
 
     def holds(self, value: float, most: float) -> bool:
-        """`most` is the number that `self.most` stands for."""
+        """Return whether a value is in the range; `most` is the number that `self.most` stands for."""
         if value == self.off:
             return True
         is_enough = self.least < value if self.is_open else self.least <= value
         return is_enough and value <= most and value != math.inf
 
     def condition(self, value: str) -> str:
-        """`holds`, as an expression of `value`, an expression itself, and `limits`."""
+        """Write `holds` as an expression of `limits` and of `value`, which is an expression itself."""
         most = f"limits.{self.most}" if isinstance(self.most, str) else self.most
         within = f"{self.least} {'<' if self.is_open else '<='} {value} {'<' if most == math.inf else '<='} {most}"
         return within if self.off is None else f"({value} == {self.off} or {within})"
 
     def rule(self, most: float) -> str:
-        """What a value must satisfy, for an error message."""
+        """Say what a value must be, for an error message."""
         least = _shown(self.least)
         if self.off is not None:
             return f"be {self.off} (off) or lie between {least} and {_shown(most)}"
@@ -94,7 +94,7 @@ class Field:
 
     @property
     def path(self) -> str:
-        """As the API spells it."""
+        """The name of the field in errors, as the API spells it."""
         return f"{self.group}.{self.name}" if self.group else self.name
 
     @property
@@ -111,7 +111,7 @@ class Field:
 
     @property
     def empty(self) -> Any:
-        """Its value in a Request where there is neither a value nor a neutral one."""
+        """The value in a Request if there is neither a given nor a neutral one."""
         return () if get_origin(self.kind) else self.kind()
 
     @property
@@ -120,7 +120,7 @@ class Field:
         return (self.bounds is not None and not self.max_items) or self.max_chars > 0
 
     def condition(self, values: str) -> str:
-        """What `check` lets through, as an expression of `values`, an expression itself, and `limits`."""
+        """Write `check` as an expression of `limits` and of `values`, which is an expression itself."""
         value = f"{values}.{self.attribute}"
         if self.bounds is None:
             return f"len({value}) <= {self.max_chars}"

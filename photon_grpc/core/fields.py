@@ -202,7 +202,7 @@ class StreamOptions(TypedDict, total=False):
 
 
 class ChatOptions(TypedDict, total=False):
-    """Of a chat, beside its messages."""
+    """Options of a chat."""
 
     template_args_json: Annotated[
         str,
@@ -235,7 +235,7 @@ class ChatOptions(TypedDict, total=False):
 
 
 class RequestOptions(TypedDict, total=False):
-    """Of the request as a whole."""
+    """Options of the request as a whole."""
 
     model: Annotated[str, Field(help="A model that it serves; unset: its default.", metavar="NAME", is_for_llm=False)]
     request_id: Annotated[
@@ -274,8 +274,10 @@ class Options(
     ChatOptions,
     total=False,
 ):
-    """Options of a generation. Unset means the model's defaults. docs/api.md says what each means; durations are
-    seconds."""
+    """Options of a generation; durations are seconds, and unset means the model's default.
+
+    docs/api.md says what each means.
+    """
 
 
 _GROUPS: dict[str, Any] = {
@@ -306,7 +308,7 @@ FIELDS: Mapping[str, Field] = {
 
 
 def fields_of(group: str) -> tuple[Field, ...]:
-    """The options that stand in a message of GenerateRequest."""
+    """Return the options in one message of GenerateRequest."""
     return tuple(field for field in FIELDS.values() if field.group == group)
 
 
@@ -315,7 +317,7 @@ NEUTRAL: dict[str, Any] = {field.name: field.neutral for field in FIELDS.values(
 
 
 def ask_columns(group: str) -> list[tuple[str, Any, Any]]:
-    """Name, type and default of an Ask's fields: unset is None where it differs from every value."""
+    """List name, type and default of the fields of an Ask: unset is None where it differs from every value."""
     return [
         (field.attribute, field.stored_kind | None if field.default is None else field.stored_kind, field.default)
         for field in fields_of(group)

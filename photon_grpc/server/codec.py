@@ -94,8 +94,11 @@ def check_messages(chat: pb.ChatInput, facts: ModelFacts) -> None:
 
 
 def input_of(request: pb.GenerateRequest, facts: ModelFacts) -> TextInput | IdsInput | ChatInput | None:
-    """The input in `request`. Raise InvalidRequest for one that is too long, before it becomes objects: 32 MiB hold ten
-    million of them, which would block the event loop."""
+    """Read the input of `request`; None if there is none.
+
+    Raise PromptTooLong, InvalidRequest for a long one before it becomes objects: 32 MiB hold ten million of them, which
+    would block the event loop.
+    """
     match request.WhichOneof("input"):
         case "text":
             return TextInput(request.text, parse_special_tokens=request.parse_special_tokens)
@@ -135,7 +138,7 @@ def _reader(group: str, struct: Callable[..., Any]) -> Callable[[Any], Any]:
 
 
 def _expression(field: FieldDescriptor, declared: Field) -> str:
-    """The value of a field of `message` in an Ask, as Python source."""
+    """Write the value of a field of `message` in an Ask as Python source."""
     value = f"message.{field.name}"
     match field.message_type:
         case None:
@@ -150,13 +153,13 @@ def _expression(field: FieldDescriptor, declared: Field) -> str:
 
 
 def _message_of(group: str) -> Descriptor:
-    """The message that holds a group of options; GenerateRequest holds those of none."""
+    """Return the type of the message that holds a group of options; "" is GenerateRequest."""
     whole: Descriptor = pb.GenerateRequest.DESCRIPTOR
     return cast("Descriptor", whole.fields_by_name[group].message_type) if group else whole
 
 
 def _count_check(field: Field) -> str:
-    """The check of a list's length, as Python source."""
+    """Write the check of a list's length as Python source."""
     path = field.path
     if _message_of(field.group).fields_by_name[field.name].message_type is pb.TokenIds.DESCRIPTOR:
         path += ".ids"
