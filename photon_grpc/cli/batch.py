@@ -26,12 +26,13 @@ from photon_grpc.client.many import persist, unordered
 from photon_grpc.client.message_type import write_message_type
 from photon_grpc.client.retry_policy import PATIENCE_S
 from photon_grpc.compose.console import bar_of
+from photon_grpc.core.fields import fields_of
 from photon_grpc.errors import ConfigError, InvalidRequest, NotAllowed, RequestError
 from photon_grpc.v1 import inference_pb2
 
 _DIGEST_CHARS = 16
 #: Options that decide when a request runs, not what it is answered: a run may go on with others.
-_NOT_OF_ANSWERS = {"session_id", "salt", "bypass_prefix_cache", "priority", "max_queue_duration", "timeout"}
+_NOT_OF_ANSWERS = {field.name for field in (*fields_of("cache"), *fields_of("scheduling"))}
 #: Of a line of the output, for one that was not finished.
 _BEGIN = b'{"line": '
 _INSTEAD = "name another file, or overwrite it with --overwrite"

@@ -1,17 +1,23 @@
-"""Flags of a generation, which `generate`, `chat` and `batch` share: one for every field of a request that can be told
-on a command line. Unset ones are left to the model's defaults."""
+"""Flags of `generate`, `chat` and `batch`: one for every option of a request that declares help.
+
+Unset ones are left to the model's defaults.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, get_origin
 
 import click
 
 from photon_grpc.cli.connection import with_target
+from photon_grpc.core.field import ALL_VERBS, ANSWERS, CONVERSATIONS, ONE_REQUEST, Field
+from photon_grpc.core.fields import fields_of
 from photon_grpc.errors import ConfigError, InvalidRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
+#: Bounds beyond it are those of the wire, which say nothing to a user.
+_LARGE = 2**31 - 1
 
 
 class _TextFile(click.ParamType[str]):
@@ -67,136 +73,74 @@ class _Ids(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r} is not ID,ID,…, for example 5,17,3", param, ctx)
 
 
-_ID = click.IntRange(0)
-_COUNT = click.IntRange(1)
-_SECONDS = click.FloatRange(0, min_open=True)
-_TEXT_FILE = _TextFile()
+def _number(field: Field) -> click.ParamType:  # type: ignore[type-arg]
+    """Return the type of the numbers that are allowed, as far as that is known without the model."""
+    bounds = field.bounds
+    if bounds is None or bounds.off is not None or bounds.least < -_LARGE:
+        return click.INT if field.kind is int else click.FLOAT
+    most = bounds.most if isinstance(bounds.most, int) and bounds.most < _LARGE else None
+    kind = click.IntRange if field.kind is int else click.FloatRange
+    least = int(bounds.least) if bounds.least == int(bounds.least) else bounds.least
+    return kind(least, most, min_open=bounds.is_open)  # type: ignore[arg-type]
 
 
-def _one(name: str, kind: Any, metavar: str, help: str, *field: str) -> Callable[[F], F]:
-    """A flag of one value; `field`: the option of a generation, where it has another name."""
-    return click.option(name, *field, type=kind, metavar=metavar, help=help)
+def _type_of(field: Field) -> Any:
+    """Return the type of a flag's value, or of one of its values where it is repeatable."""
+    by_metavar = {"FILE": _TextFile(), "FILE MESSAGE": (_BinaryFile(), str), "ID=X": _Bias(), "ID,…": _Ids()}
+    if field.metavar in by_metavar:
+        return by_metavar[field.metavar]
+    if field.kind in (int, float):
+        return _number(field)
+    return click.IntRange(0) if field.kind == Sequence[int] else str
 
 
-def _many(name: str, field: str, kind: Any, metavar: str, help: str) -> Callable[[F], F]:
-    return click.option(name, field, type=kind, multiple=True, metavar=metavar, help=f"{help}; repeatable.")
+def _metavar(field: Field) -> str:
+    if field.metavar or field.unit:
+        return field.metavar or "SECONDS"
+    return {int: "N", float: "X", Sequence[int]: "ID"}.get(field.kind, "TEXT")
 
 
-def _switch(name: str, help: str, *field: str, value: bool = True) -> Callable[[F], F]:
-    return click.option(name, *field, is_flag=True, flag_value=value, default=None, help=help)
+def _flag(field: Field) -> Callable[[F], F]:
+    name = field.flag or "--" + field.name.replace("_", "-")
+    if field.kind is bool:
+        return click.option(name, field.name, is_flag=True, flag_value=not field.default, default=None, help=field.help)
+    is_list = get_origin(field.kind) in (Sequence, Mapping) and field.metavar != "ID,…"
+    text = f"{field.help}; repeatable." if is_list else field.help
+    return click.option(name, field.name, type=_type_of(field), metavar=_metavar(field), multiple=is_list, help=text)
 
 
-_SAMPLING = (
-    _one("--temperature", click.FloatRange(0), "X", "0 is greedy."),
-    _one("--top-p", float, "X", "Draw from the likeliest tokens with this share of probability."),
-    _one("--top-k", int, "N", "Draw from this many of the likeliest tokens; -1: from all."),
-    _one("--min-p", click.FloatRange(0, 1), "X", "Draw from tokens at least this likely relative to the likeliest."),
-    _one(
-        "--repetition-penalty",
-        click.FloatRange(0, min_open=True),
-        "X",
-        "Divide logits of tokens in prompt or output; 1: leave them.",
-    ),
-    _one("--presence-penalty", click.FloatRange(-2, 2), "X", "Take from tokens in the output."),
-    _one("--frequency-penalty", click.FloatRange(-2, 2), "X", "The same each time they stand there."),
-    _many("--logit-bias", "logit_bias", _Bias(), "ID=X", "Add X to the logit of this token"),
-    _many("--allowed-token-id", "allowed_token_ids", _ID, "ID", "Draw from these tokens alone"),
-    _one("--seed", int, "N", "Draw with the noise of this seed; unset: of one that the server draws."),
-)
-
-_STOPS = (
-    _one("--max-tokens", _COUNT, "N", "Tokens to produce at most; unset: what the context holds."),
-    _one("--min-tokens", click.IntRange(0), "N", "Tokens to produce before an end or a stop may come."),
-    _many("--stop", "stop_strings", str, "TEXT", "End before this text appears"),
-    _many("--stop-token-id", "stop_token_ids", _ID, "ID", "End when this token is drawn"),
-    _switch("--ignore-eos", "The model's end of text is a token like others: go on behind it."),
-    _switch("--include-stop-in-text", "Show what the output ended at, too."),
-    _one("--max-duration", _SECONDS, "SECONDS", "End after so long and keep what was produced."),
-)
-
-_CONSTRAINTS = (
-    _one("--json-schema", _TEXT_FILE, "FILE", "The output is JSON that validates against this JSON Schema."),
-    _switch("--json-object", "The output is a JSON object."),
-    _one("--regex", str, "REGEX", "The output matches this regular expression as a whole."),
-    _many("--choice", "choices", str, "TEXT", "The output is one of these"),
-    _one("--grammar", _TEXT_FILE, "FILE", "The output is a sentence of this Lark or EBNF grammar."),
-    _one(
-        "--protobuf",
-        (_BinaryFile(), str),
-        "FILE MESSAGE",
-        "The output is JSON of this message, which the file, a serialized FileDescriptorSet, describes.",
-    ),
-)
-
-_OUTPUT = (
-    _one("--logprobs", click.IntRange(0), "N", "Show how likely each token was, and the N likeliest."),
-    _many("--score-token-id", "score_token_ids", _ID, "ID", "Show how likely this token was"),
-    _one("--prompt-logprobs", click.IntRange(0), "N", "As --logprobs, of the prompt."),
-    _switch("--keep-special-tokens", "Special tokens are part of the text.", "skip_special_tokens", value=False),
-)
-
-_SERVICE = (
-    _one("--salt", str, "TEXT", "Share cached prefixes only with requests of the same salt."),
-    _switch("--bypass-prefix-cache", "Neither read nor write the server's prefix cache."),
-    _one("--priority", int, "N", "Higher runs first."),
-    _one("--max-queue-duration", _SECONDS, "SECONDS", "Give up when waiting for a place takes longer."),
-    _one("--timeout", _SECONDS, "SECONDS", "Give up after so long."),
-)
-
-_GENERATION = (
-    with_target,
-    _one("--model", str, "NAME", "A model that it serves; unset: its default."),
-    *(*_STOPS, *_SAMPLING, *_CONSTRAINTS, *_OUTPUT, *_SERVICE),
-)
-
-_CHAT_INPUT = (
-    _one("--tools", _TEXT_FILE, "FILE", "Tool definitions: a JSON array (implies a chat).", "tools_json"),
-    _one("--tool-choice", str, "CHOICE", "required: the output calls tools; or the name of the one that it calls."),
-    _one(
-        "--template-args",
-        str,
-        "JSON",
-        "Variables for the chat template (implies a chat): '{\"enable_thinking\": false}'.",
-        "template_args_json",
-    ),
-    _one("--session-id", str, "NAME", "Keep the prompt in the server's prefix cache for longer."),
-)
-
-_ANSWER = (
-    _one("--num-outputs", _COUNT, "N", "Independent outputs of the one prompt."),
-    _switch("--token-ids", "JSON holds the ids of the output, too."),
-    _switch("--parse-special-tokens", "Spellings of special tokens in the prompt are those tokens."),
-)
-
-_ONE_REQUEST = (
-    _switch("--prompt-token-ids", "JSON holds the ids of the prompt, too."),
-    _one("--continue-from", _Ids(), "ID,…", "Go on behind these tokens of an output, which are not shown again."),
-    _one("--request-id", str, "ID", "The request's name in the server's log and traces."),
-)
+def _flags(verbs: str) -> list[Callable[[F], F]]:
+    """Return the flags of exactly these verbs."""
+    return [
+        _flag(field)
+        for group in ("", "stop", "sampling", "structured_output", "output", "cache", "scheduling", "chat")
+        for field in fields_of(group)
+        if field.help and field.verbs == verbs
+    ]
 
 
 def with_generation(function: F) -> F:
     """Flags of all verbs that generate."""
-    return _with(_GENERATION, function)
+    return _with([with_target, *_flags(ALL_VERBS)], function)
 
 
 def with_chat_input(function: F) -> F:
     """Flags of verbs that generate one answer after the other."""
-    return _with(_CHAT_INPUT, function)
+    return _with(_flags(CONVERSATIONS), function)
 
 
 def with_answer(function: F) -> F:
     """Flags of verbs whose answers can be read by programs."""
-    return _with(_ANSWER, function)
+    return _with(_flags(ANSWERS), function)
 
 
 def with_one_request(function: F) -> F:
     """Flags that make sense for a single request."""
-    return _with(_ONE_REQUEST, function)
+    return _with(_flags(ONE_REQUEST), function)
 
 
-def _with(options: tuple[Callable[[F], F], ...], function: F) -> F:
-    for option in reversed(options):
+def _with(options: Iterable[Callable[[F], F]], function: F) -> F:
+    for option in reversed([*options]):
         function = option(function)
     return function
 
@@ -206,8 +150,8 @@ def to_options(flags: dict[str, Any]) -> Any:
     options = {name: value for name, value in flags.items() if value is not None and value != ()}
     if "logit_bias" in options:
         options["logit_bias"] = dict(options["logit_bias"])
-    if "protobuf" in options:
-        options["message_type"] = _message_type(*options.pop("protobuf"))
+    if "message_type" in options:
+        options["message_type"] = _message_type(*options["message_type"])
     return options
 
 

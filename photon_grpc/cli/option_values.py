@@ -9,10 +9,11 @@ from typing import Any, get_type_hints
 
 from photon_grpc.client import Options
 from photon_grpc.client.message_type import find_message_type
+from photon_grpc.core.fields import fields_of
 from photon_grpc.core.option_names import our_name
 
 #: Options that say what an output must be; a request has one of them.
-CONSTRAINTS = frozenset({"json_schema", "json_object", "regex", "choices", "grammar", "message_type", "tool_choice"})
+CONSTRAINTS = frozenset({"tool_choice", *(field.name for field in fields_of("structured_output"))})
 #: Values of theirs that ask for none.
 _NO_CONSTRAINT = (None, False, "auto")
 _TYPES: Mapping[str, Any] = get_type_hints(Options)

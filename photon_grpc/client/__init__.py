@@ -14,11 +14,11 @@ from photon_grpc.client.generation import Delta, Finish, Generation, Output
 from photon_grpc.client.message_type import MessageMismatch
 from photon_grpc.client.model import Model
 from photon_grpc.client.multiplex import Multiplex
-from photon_grpc.client.options import Options
 from photon_grpc.client.status import Unreachable
 from photon_grpc.client.stream import Stream
 from photon_grpc.client.sync import SyncClient, SyncMultiplex, SyncStream
 from photon_grpc.client.tools import read_tool_message, tools_json
+from photon_grpc.core.fields import Options
 from photon_grpc.core.generation import Candidate, Prompt, Start, Timing, TokenScore, ToolCall, Usage
 
 __all__ = [

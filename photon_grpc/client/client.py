@@ -22,13 +22,14 @@ from photon_grpc.client.many import CONCURRENCY, check, hedged, ordered, persist
 from photon_grpc.client.message_type import M
 from photon_grpc.client.model import Model, read_model
 from photon_grpc.client.multiplex import Multiplex, MultiplexGenerateCall
-from photon_grpc.client.options import Options, build_request, write_prompt
+from photon_grpc.client.options import build_request, write_prompt
 from photon_grpc.client.resume import ResumingCall
 from photon_grpc.client.retry_policy import DEFAULT_TIMEOUT_S, RetryPolicy
 from photon_grpc.client.status import Unreachable, to_error
 from photon_grpc.client.stream import MessageCall, Stream
 from photon_grpc.client.trace_context import Metadata, with_trace_context
 from photon_grpc.client.typed import growing_messages, message_of
+from photon_grpc.core.fields import Options
 from photon_grpc.core.generation import Prompt
 from photon_grpc.errors import DeadlinePassed, ModelLoading, PhotonError
 from photon_grpc.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc

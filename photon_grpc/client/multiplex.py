@@ -13,11 +13,12 @@ import grpc.aio
 
 from photon_grpc.client.answer_types import answer_types
 from photon_grpc.client.generation import Generation, read_generation
-from photon_grpc.client.options import Options, build_request
+from photon_grpc.client.options import build_request
 from photon_grpc.client.resume import ResumingCall
 from photon_grpc.client.retry_policy import RetryPolicy
 from photon_grpc.client.status import Unreachable, item_error, to_error
 from photon_grpc.client.stream import MessageCall, Stream
+from photon_grpc.core.fields import Options
 from photon_grpc.core.generation import Prompt
 from photon_grpc.errors import DeadlinePassed, Draining, DuplicateRequestId, InvalidRequest, PhotonError
 from photon_grpc.v1 import inference_pb2 as pb

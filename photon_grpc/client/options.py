@@ -4,86 +4,23 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
-from functools import cache
-from typing import Any, TypedDict, cast
+from typing import Any, cast
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from photon_grpc.client.message_type import write_message_type
+from photon_grpc.core.fields import FIELDS
 from photon_grpc.core.generation import Prompt
 from photon_grpc.core.object_type import object_type_of
 from photon_grpc.core.option_names import unknown_option
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.v1 import inference_pb2 as pb
 
-
-class Options(TypedDict, total=False):
-    """Unset means the model's defaults. docs/api.md says what each means; durations are seconds."""
-
-    model: str
-    request_id: str
-    parse_special_tokens: bool
-    continue_from: Sequence[int]
-    # SamplingParams
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    seed: int
-    logit_bias: Mapping[int, float]
-    allowed_token_ids: Sequence[int]
-    num_outputs: int
-    # StopParams
-    max_tokens: int
-    min_tokens: int
-    stop_strings: Sequence[str]
-    stop_token_ids: Sequence[int]
-    ignore_eos: bool
-    include_stop_in_text: bool
-    max_duration: float
-    # StructuredOutput: one of them; json_schema may be a Pydantic model class or a dataclass, message_type is a
-    # generated class, for `protobuf`
-    json_schema: str | Mapping[str, Any] | type
-    json_object: bool
-    regex: str
-    choices: Sequence[str]
-    grammar: str
-    message_type: type[Message]
-    # OutputOptions: what comes back, not the prompt
-    text: bool
-    token_ids: bool
-    prompt_token_ids: bool
-    logprobs: int
-    prompt_logprobs: int
-    score_token_ids: Sequence[int]
-    skip_special_tokens: bool
-    # CacheOptions
-    session_id: str
-    salt: str
-    bypass_prefix_cache: bool
-    # SchedulingOptions; timeout is the deadline of the call, too
-    priority: int
-    max_queue_duration: float
-    timeout: float
-    # StreamOptions
-    min_interval: float
-    max_tokens_per_message: int
-    continuous_usage: bool
-    # ChatInput, beside the messages
-    template_args_json: str
-    tools_json: str
-    #: "auto" (unset), "required" or the name of the tool that is called.
-    tool_choice: str
-    add_generation_prompt: bool
-
-
-_GROUPS = ("sampling", "stop", "structured_output", "output", "cache", "scheduling", "stream", "chat")
+#: These have entries, too, but none of the kinds that a list in a request has.
+_NO_LISTS = (bytes, bytearray, memoryview, Mapping)
 
 
 def build_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateRequest:
@@ -91,30 +28,51 @@ def build_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateRequ
     list of prompts."""
     request = pb.GenerateRequest()
     write_prompt(request, prompt)
+    write_options(request, options)
+    return request
+
+
+def write_options(request: pb.GenerateRequest, options: Mapping[str, Any]) -> None:
+    """Write options into a request that has its prompt. Raise as `build_request`."""
     object_type = object_type_of(options)
     for name, value in options.items():
         if value is None:
             continue
         if name == "json_schema" and object_type is not None:
             value = object_type.schema
-        if group_of(name) == "structured_output":
-            _write_constraint(request.structured_output, name, value)
-            continue
-        group = group_of(name)
-        if group == "chat" and request.WhichOneof("input") != "chat":
-            raise InvalidRequest(f"{name} needs a chat: a list of messages as the prompt", field=f"chat.{name}")
-        if name == "tool_choice":
-            _write_tool_choice(request.chat, value)
-        else:
-            write_field(getattr(request, group) if group else request, name, value, group)
-    return request
+        _write_option(request, name, plain(value))
+
+
+def _write_option(request: pb.GenerateRequest, name: str, value: Any) -> None:
+    group = group_of(name)
+    if group == "structured_output":
+        _write_constraint(request.structured_output, name, value)
+    elif group == "chat" and request.WhichOneof("input") != "chat":
+        raise InvalidRequest(f"{name} needs a chat: a list of messages as the prompt", field=f"chat.{name}")
+    elif name == "tool_choice":
+        _write_tool_choice(request.chat, value)
+    else:
+        write_field(getattr(request, group) if group else request, name, value, group)
+
+
+def check_options(options: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise TypeError for an option that is none of `known`."""
+    for name in options.keys() - known:
+        raise TypeError(f"{unknown_option(name, known)}; there are {', '.join(sorted(known))}")
+
+
+def plain(value: Any) -> Any:
+    """Return the Python value of an array or number of numpy or torch, and any other value as it is."""
+    is_array = hasattr(value, "tolist") and not isinstance(value, type | memoryview)
+    return value.tolist() if is_array else value
 
 
 def write_prompt(request: Any, prompt: Prompt) -> None:
     """Into the `input` of a GenerateRequest or TokenizeRequest. Raise InvalidRequest; TypeError for several prompts."""
+    prompt = plain(prompt)
     if isinstance(prompt, str):
         write_field(request, "text", prompt)
-    elif isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+    elif isinstance(prompt, _NO_LISTS) or not isinstance(prompt, Sequence):
         raise InvalidRequest(
             f"the prompt is text, token ids or a list of chat messages, not {type(prompt).__name__}", field="input"
         )
@@ -131,13 +89,14 @@ def write_prompt(request: Any, prompt: Prompt) -> None:
 
 
 def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, bytes)
+    return isinstance(value, Sequence) and not isinstance(value, _NO_LISTS)
 
 
 def write_field(message: Message, name: str, value: Any, path: str = "") -> None:
     """Set one field from its Python value; None leaves it unset. Raise InvalidRequest."""
     target = getattr(message, name)
     try:
+        _check_kind(target, value)
         if isinstance(target, Duration):
             target.FromTimedelta(timedelta(seconds=value))
         elif isinstance(target, pb.TokenIds):
@@ -146,11 +105,7 @@ def write_field(message: Message, name: str, value: Any, path: str = "") -> None
         elif hasattr(target, "update"):
             target.update(value)
         elif hasattr(target, "extend"):
-            if isinstance(value, str):
-                raise TypeError("one string, not a list of them")
             target.extend(value)
-        elif isinstance(value, bool) and not isinstance(target, bool):
-            raise TypeError("this field is not a boolean")
         else:
             setattr(message, name, value)
     except (TypeError, ValueError, OverflowError, AttributeError) as problem:
@@ -158,19 +113,33 @@ def write_field(message: Message, name: str, value: Any, path: str = "") -> None
         raise InvalidRequest(f"{field}: {reprlib.repr(value)} does not fit ({problem})", field=field) from problem
 
 
-@cache
+def _check_kind(target: Any, value: Any) -> None:
+    """Raise TypeError for a value that protobuf would take for something else.
+
+    It takes a bool for a number and a number for a bool, bytes for text, and the characters of a text or the keys of a
+    mapping for a list.
+    """
+    if isinstance(target, str):
+        if not isinstance(value, str):
+            raise TypeError(f"this field is a text, not {type(value).__name__}")
+    elif isinstance(target, bool | int | float | Duration):
+        if isinstance(value, bool) != isinstance(target, bool):
+            raise TypeError("this field is a boolean" if isinstance(target, bool) else "this field is not a boolean")
+    elif not hasattr(target, "update"):
+        if isinstance(value, str):
+            raise TypeError("one string, not a list of them")
+        if isinstance(value, _NO_LISTS):
+            raise TypeError(f"{type(value).__name__}, not a list")
+        if bool in set(map(type, value)):
+            raise TypeError("a list with booleans")
+
+
 def group_of(name: str) -> str:
-    """The message of GenerateRequest that holds an option; "" for its own fields. Raise TypeError."""
-    if name not in Options.__annotations__:
-        raise TypeError(unknown_option(name, Options.__annotations__))
-    fields = pb.GenerateRequest.DESCRIPTOR.fields_by_name
-    if name == "message_type":
-        return "structured_output"
-    for group in _GROUPS:
-        message = fields[group].message_type
-        if message is not None and name in message.fields_by_name:
-            return group
-    return ""
+    """Return the message of GenerateRequest that holds an option; "" for its own fields. Raise TypeError."""
+    field = FIELDS.get(name)
+    if field is None:
+        raise TypeError(unknown_option(name, FIELDS))
+    return field.group
 
 
 def _write_constraint(target: pb.StructuredOutput, name: str, value: Any) -> None:
@@ -180,6 +149,8 @@ def _write_constraint(target: pb.StructuredOutput, name: str, value: Any) -> Non
     if name == "message_type":
         write_message_type(target.protobuf, value)
     elif name == "json_object":
+        if not isinstance(value, bool):
+            raise InvalidRequest(f"{path}: {reprlib.repr(value)} is not a boolean", field=path)
         if value:
             target.json_object.SetInParent()
     elif name == "choices":
@@ -206,6 +177,8 @@ def _json(schema: Mapping[str, Any], path: str) -> str:
 def _write_chat_message(target: pb.ChatMessage, message: Mapping[str, Any], path: str) -> None:
     if not isinstance(message, Mapping):
         raise InvalidRequest(f"{path} is not a message but {type(message).__name__}", field=path)
+    if "role" not in message:
+        raise InvalidRequest(f"{path} has no role", field=f"{path}.role")
     for key, value in message.items():
         if key not in pb.ChatMessage.DESCRIPTOR.fields_by_name:
             known = ", ".join(pb.ChatMessage.DESCRIPTOR.fields_by_name)

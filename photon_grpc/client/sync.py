@@ -19,9 +19,9 @@ from photon_grpc.client.many import CONCURRENCY
 from photon_grpc.client.message_type import M
 from photon_grpc.client.model import Model
 from photon_grpc.client.multiplex import Multiplex
-from photon_grpc.client.options import Options
 from photon_grpc.client.retry_policy import DEFAULT_TIMEOUT_S
 from photon_grpc.client.stream import Stream
+from photon_grpc.core.fields import Options
 from photon_grpc.core.generation import Prompt, Start, Timing, Usage
 from photon_grpc.errors import Closed
 

@@ -31,6 +31,7 @@ from photon_grpc.errors import Closed, QueueFull
 from photon_grpc.frontend.ask import Ask
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.frontend.model import ModelFacts
 from photon_grpc.frontend.stream import TokenStream
 from photon_grpc.frontend.update import OutputDelta, Result, Update
 
@@ -111,6 +112,10 @@ class Program:
             _result(item)
         finally:
             future.cancel()
+
+    def model_facts(self) -> ModelFacts:
+        """Return the model as callers see it."""
+        return self._frontend.model("")
 
     async def generate(self, asks: Sequence[Ask], advance: Callable[[], None]) -> list[Result]:
         """All of them; never more at a time than may wait. The first failure aborts the others."""

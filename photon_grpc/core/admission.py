@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from photon_grpc.core.fields import FIELDS
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.request import Request
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import InvalidRequest, KVCapacity, PromptTooLong, QueueFull
 
-MAX_REQUEST_ID_CHARS = 128
+MAX_REQUEST_ID_CHARS = FIELDS["request_id"].max_chars
 _MAX_TOKENS = "stop.max_tokens"
 
 

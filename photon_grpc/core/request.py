@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 import msgspec
 
 from photon_grpc.core.constraint import Constraint
+from photon_grpc.core.fields import fields_of
 from photon_grpc.core.scores import NO_SCORES, ScoreParams
 
 
@@ -24,41 +26,35 @@ class FinishReason(IntEnum):
     ABORTED = 8
 
 
-class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Parameters of a draw. Every value is concrete; the defaults here are neutral."""
+_SAMPLING = [
+    (field.name, field.stored_kind, field.empty if field.neutral is None else field.neutral)
+    for field in fields_of("sampling")
+    if field.name != "num_outputs"  # the Request's
+]
+_FILTERS = [(field.name, field.neutral) for field in fields_of("sampling") if field.effect == "filter"]
+_PENALTIES = [(field.name, field.neutral) for field in fields_of("sampling") if field.effect == "penalty"]
+_Sampling: Any = msgspec.defstruct("_Sampling", _SAMPLING, frozen=True, array_like=True, gc=False)
 
-    #: 0 is greedy.
-    temperature: float = 1.0
-    #: Keep the smallest set of tokens whose probability reaches this. 1 keeps all.
-    top_p: float = 1.0
-    #: Keep this many of the likeliest tokens. -1 keeps all.
-    top_k: int = -1
-    #: Keep tokens at least this likely relative to the likeliest. 0 keeps all.
-    min_p: float = 0.0
-    #: uint64. Noise is keyed by (seed, output index, generated position, token id).
-    seed: int = 0
-    #: Divides positive logits of ids in prompt or output, multiplies the others. 1 changes none.
-    repetition_penalty: float = 1.0
-    #: Taken from logits of ids in the output: once, and as often as they stand there.
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    #: (id, added to its raw logit), each id once.
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    #: Only these may be drawn; () is all.
-    allowed_token_ids: tuple[int, ...] = ()
+
+class SamplingParams(_Sampling):  # type: ignore[misc]
+    """Parameters of a draw, as `core.fields` declares them. Every value is concrete; the defaults are neutral.
+
+    Noise is keyed by (seed, output index, generated position, token id). `logit_bias` holds (id, added to its raw
+    logit), each id once; `allowed_token_ids` only may be drawn, () is all.
+    """
 
     @property
     def is_greedy(self) -> bool:
         """Of such a row the runner knows temperature 0."""
-        return self.temperature < 1e-5
+        return bool(self.temperature < 1e-5)
 
     @property
     def is_filtered(self) -> bool:
-        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+        return any(getattr(self, name) != neutral for name, neutral in _FILTERS)
 
     @property
     def is_penalised(self) -> bool:
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        return any(getattr(self, name) != neutral for name, neutral in _PENALTIES)
 
 
 class StopParams(msgspec.Struct, frozen=True, array_like=True):

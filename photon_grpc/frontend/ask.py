@@ -1,16 +1,18 @@
 """A caller's request, unchecked: unset options are None.
 
-Made for every call, hence msgspec.Structs: a frozen dataclass takes ten times as long to make.
+Made for every call, hence msgspec.Structs: a frozen dataclass takes ten times as long to make. Options have the fields
+that `core.fields` declares, durations with their unit.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
+from photon_grpc.core.fields import ask_columns
 from photon_grpc.errors import Cancelled, DeadlinePassed, InternalFailure, PhotonError
 from photon_grpc.frontend.tool_calls import CallForm
 
@@ -56,41 +58,20 @@ class ChatInput(msgspec.Struct, frozen=True):
     tool_choice: ToolChoice | None = None
 
 
-class SamplingAsk(msgspec.Struct, frozen=True):
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
-    #: (id, bias), each id once.
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    #: None: all.
-    allowed_token_ids: tuple[int, ...] | None = None
-    num_outputs: int | None = None
+def _columns(group: str) -> Any:
+    return msgspec.defstruct(f"_{group.title()}", ask_columns(group), frozen=True)
 
 
-class StopAsk(msgspec.Struct, frozen=True):
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    stop_strings: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    include_stop_in_text: bool = False
-    max_duration_s: float | None = None
+class SamplingAsk(_columns("sampling")):  # type: ignore[misc]
+    """`logit_bias` holds (id, bias), each id once; of `allowed_token_ids` None is all."""
 
 
-class OutputAsk(msgspec.Struct, frozen=True):
-    #: None: where the model has a tokenizer.
-    text: bool | None = None
-    token_ids: bool = False
-    prompt_token_ids: bool = False
-    skip_special_tokens: bool = True
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    score_token_ids: tuple[int, ...] | None = None
+class StopAsk(_columns("stop")):  # type: ignore[misc]
+    pass
+
+
+class OutputAsk(_columns("output")):  # type: ignore[misc]
+    """`text` is None where the model decides: it is sent if there is a tokenizer."""
 
     @property
     def is_scored(self) -> bool:
@@ -115,23 +96,15 @@ class ConstraintAsk(msgspec.Struct, frozen=True):
 UNWRITTEN = ConstraintAsk("protobuf")
 
 
-class CacheAsk(msgspec.Struct, frozen=True):
-    session_id: str = ""
-    salt: str = ""
-    bypass_prefix_cache: bool = False
+class CacheAsk(_columns("cache")):  # type: ignore[misc]
+    pass
 
 
-class SchedulingAsk(msgspec.Struct, frozen=True):
-    priority: int = 0
-    max_queue_duration_s: float | None = None
-    #: From arrival; what the field says. The call's own deadline is in Origin.
-    timeout_s: float | None = None
+class SchedulingAsk(_columns("scheduling")):  # type: ignore[misc]
+    """`timeout_s` counts from arrival; the call's own deadline is in Origin."""
 
 
-class StreamAsk(msgspec.Struct, frozen=True):
-    min_interval_s: float = 0.0
-    max_tokens_per_message: int | None = None
-    continuous_usage: bool = False
+class StreamAsk(_columns("stream")):  # type: ignore[misc]
     #: The reader passes nothing on before the end: of a lost engine's output nothing has been sent.
     is_whole: bool = False
 

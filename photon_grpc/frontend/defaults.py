@@ -5,9 +5,9 @@ Every refusal names the field as the API spells it.
 
 from __future__ import annotations
 
-import math
 import time
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,6 +20,8 @@ from photon_grpc.core.admission import (
     check_request_id,
     max_output_tokens,
 )
+from photon_grpc.core.field import compiled
+from photon_grpc.core.fields import FIELDS, NEUTRAL
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.request import FinishReason, Request, SamplingParams, StopParams
 from photon_grpc.core.scores import NO_SCORES, ScoreParams
@@ -35,16 +37,23 @@ from photon_grpc.frontend.ask import (
     OutputAsk,
     SamplingAsk,
     StopAsk,
-    StreamAsk,
     TextInput,
 )
 from photon_grpc.frontend.chat import check_json
 from photon_grpc.frontend.model import RequestLimits, ServedModel
 from photon_grpc.frontend.score_bounds import fitted
 
-_LEAST_REPETITION_PENALTY = 1e-3
-#: Characters of a session or a salt.
-_MAX_NAME = 256
+#: Options of which a value alone, and limits of the model, say whether it is allowed.
+_CHECKED = [field for field in FIELDS.values() if field.is_checked and field.group]
+_are_allowed = compiled("ask, limits", " and ".join(field.condition(f"ask.{field.group}") for field in _CHECKED))
+#: SamplingParams of a SamplingAsk, the model's values, and what has neither a neutral value nor one of the model.
+_parameters = compiled(
+    "ask, defaults, seed, logit_bias, allowed_token_ids",
+    "make({}, seed=seed, logit_bias=logit_bias, allowed_token_ids=allowed_token_ids)".format(
+        ", ".join(f"{name}=defaults[{name!r}] if ask.{name} is None else ask.{name}" for name in NEUTRAL)
+    ),
+    make=SamplingParams,
+)
 _CONTINUE_FROM = "continue_from.ids"
 _T = TypeVar("_T")
 
@@ -53,10 +62,7 @@ def check(ask: Ask, model: ServedModel, facts: Facts, limits: RequestLimits) -> 
     """Check what does not depend on the prompt's ids. Raise InvalidRequest, FeatureNotSupported, PromptTooLong."""
     check_input(ask.input, model, facts)
     check_request_id(ask.origin.request_id)
-    _check_name(ask.cache.session_id, "cache.session_id")
-    _check_name(ask.cache.salt, "cache.salt")
-    _check_sampling(ask.sampling, limits)
-    _check_penalties(ask.sampling)
+    _check_values(ask, limits)
     _check_ids_drawn(ask.sampling, limits, facts)
     _check_stop(ask.stop, limits, facts)
     _check_continuation(ask, facts)
@@ -66,11 +72,6 @@ def check(ask: Ask, model: ServedModel, facts: Facts, limits: RequestLimits) -> 
         _check_constraint(ask.constraint, model, facts, limits)
     if isinstance(ask.input, ChatInput) and ask.input.tool_choice is not None:
         _check_tool_choice(ask.input, ask.constraint, model, facts)
-    _check_stream(ask.stream)
-    _check_duration(ask.scheduling.max_queue_duration_s, "scheduling.max_queue_duration")
-    _check_duration(ask.scheduling.timeout_s, "scheduling.timeout")
-    if not -(2**31) <= ask.scheduling.priority < 2**31:
-        raise _invalid("scheduling.priority", f"must be an int32, is {ask.scheduling.priority}")
     if ask.scheduling.priority and not model.obeys_priority:
         raise _lacking("PRIORITY", "scheduling.priority", "the scheduling policy of this server knows no priorities")
     _narrow_deadline(ask)
@@ -87,12 +88,6 @@ def _narrow_deadline(ask: Ask) -> None:
 def check_deadline(origin: Origin) -> None:
     if origin.deadline_s is not None and origin.deadline_s <= time.monotonic():
         raise DeadlinePassed("the deadline has passed")
-
-
-def _check_name(name: str, field: str) -> None:
-    if len(name) > _MAX_NAME:
-        message = f"has {len(name)} characters; {_MAX_NAME} are allowed"
-        raise _invalid(field, message, needed=len(name), limit=_MAX_NAME)
 
 
 def check_input(input: TextInput | IdsInput | ChatInput | None, model: ServedModel, facts: Facts) -> None:
@@ -181,40 +176,20 @@ def input_field(input: TextInput | IdsInput | ChatInput | None) -> str:
     return "text" if isinstance(input, TextInput) else "chat"
 
 
-def _check_sampling(ask: SamplingAsk, limits: RequestLimits) -> None:
-    if ask.temperature is not None and not 0 <= ask.temperature < math.inf:
-        raise _invalid("sampling.temperature", f"must be finite and at least 0, is {ask.temperature}")
-    if ask.top_p is not None and not 0 < ask.top_p <= 1:
-        raise _invalid("sampling.top_p", f"must be above 0 and at most 1, is {ask.top_p}")
-    if ask.top_k is not None and not (ask.top_k == -1 or 1 <= ask.top_k < 2**31):
-        raise _invalid("sampling.top_k", f"must be -1 (off) or at least 1, is {ask.top_k}")
-    if ask.min_p is not None and not 0 <= ask.min_p <= 1:
-        raise _invalid("sampling.min_p", f"must lie between 0 and 1, is {ask.min_p}")
-    if ask.seed is not None and not 0 <= ask.seed < 2**64:
-        raise _invalid("sampling.seed", f"must be a uint64, is {ask.seed}")
-    if ask.num_outputs is not None and not 1 <= ask.num_outputs <= limits.max_num_outputs:
-        message = f"must lie between 1 and {limits.max_num_outputs}, is {ask.num_outputs}"
-        raise _invalid("sampling.num_outputs", message, needed=ask.num_outputs, limit=limits.max_num_outputs)
-
-
-def _check_penalties(ask: SamplingAsk) -> None:
-    penalty = ask.repetition_penalty
-    if penalty is not None and not _LEAST_REPETITION_PENALTY <= penalty <= 1 / _LEAST_REPETITION_PENALTY:
-        bounds = f"{_LEAST_REPETITION_PENALTY:g} and {1 / _LEAST_REPETITION_PENALTY:g}"
-        raise _invalid("sampling.repetition_penalty", f"must be above 0, between {bounds}, is {penalty}")
-    for name in ("presence_penalty", "frequency_penalty"):
-        penalty = getattr(ask, name)
-        if penalty is not None and not -2 <= penalty <= 2:
-            raise _invalid(f"sampling.{name}", f"must lie between -2 and 2, is {penalty}")
+def _check_values(ask: Ask, limits: RequestLimits) -> None:
+    if _are_allowed(ask, limits):
+        return
+    for field in _CHECKED:
+        value = getattr(getattr(ask, field.group), field.attribute)
+        if value is not None:
+            field.check(value, limits)
 
 
 def _check_ids_drawn(ask: SamplingAsk, limits: RequestLimits, facts: Facts) -> None:
     if ask.logit_bias:
         check_count(len(ask.logit_bias), limits.max_logit_bias, "sampling.logit_bias")
         check_ids([token_id for token_id, _ in ask.logit_bias], facts.vocab_size, "sampling.logit_bias")
-    for token_id, bias in ask.logit_bias:
-        if not -100 <= bias <= 100:
-            raise _invalid(f"sampling.logit_bias[{token_id}]", f"must lie between -100 and 100, is {bias}")
+        FIELDS["logit_bias"].check_each(ask.logit_bias)
     if ask.allowed_token_ids is not None:
         if not ask.allowed_token_ids:
             raise _invalid("sampling.allowed_token_ids", "must not be empty; unset allows all")
@@ -222,10 +197,6 @@ def _check_ids_drawn(ask: SamplingAsk, limits: RequestLimits, facts: Facts) -> N
 
 
 def _check_stop(ask: StopAsk, limits: RequestLimits, facts: Facts) -> None:
-    if ask.max_tokens is not None and ask.max_tokens < 1:
-        raise _invalid("stop.max_tokens", f"must be at least 1, is {ask.max_tokens}")
-    if ask.min_tokens is not None and ask.min_tokens < 0:
-        raise _invalid("stop.min_tokens", f"must be at least 0, is {ask.min_tokens}")
     if ask.max_tokens is not None and ask.min_tokens is not None and ask.min_tokens > ask.max_tokens:
         raise _invalid(
             "stop.min_tokens",
@@ -237,7 +208,6 @@ def _check_stop(ask: StopAsk, limits: RequestLimits, facts: Facts) -> None:
         _check_stop_strings(ask.stop_strings, limits)
     if ask.stop_token_ids:
         check_ids(ask.stop_token_ids, facts.vocab_size, "stop.stop_token_ids")
-    _check_duration(ask.max_duration_s, "stop.max_duration")
 
 
 def _check_continuation(ask: Ask, facts: Facts) -> None:
@@ -285,10 +255,6 @@ def _check_stop_strings(texts: tuple[str, ...], limits: RequestLimits) -> None:
 
 
 def _check_scores(ask: OutputAsk, limits: RequestLimits, facts: Facts) -> None:
-    for field, best in (("output.logprobs", ask.logprobs), ("output.prompt_logprobs", ask.prompt_logprobs)):
-        if best is not None and not 0 <= best <= limits.max_logprobs:
-            message = f"must lie between 0 and {limits.max_logprobs}, is {best}"
-            raise _invalid(field, message, needed=best, limit=limits.max_logprobs)
     if ask.score_token_ids is not None:
         field = "output.score_token_ids.ids"
         if not ask.score_token_ids:
@@ -304,30 +270,10 @@ def _check_text_wanted(ask: Ask, model: ServedModel) -> None:
         raise _lacking("TEXT", "stop.stop_strings", "this model has no tokenizer")
 
 
-def _check_stream(ask: StreamAsk) -> None:
-    _check_duration(ask.min_interval_s, "stream.min_interval")
-    if ask.max_tokens_per_message is not None and ask.max_tokens_per_message < 1:
-        raise _invalid("stream.max_tokens_per_message", f"must be at least 1, is {ask.max_tokens_per_message}")
-
-
-def _check_duration(value_s: float | None, field: str) -> None:
-    if value_s is not None and not 0 <= value_s < math.inf:
-        raise _invalid(field, f"must be at least 0 s, is {value_s:g} s")
-
-
-def _sampling(ask: SamplingAsk, defaults: SamplingAsk, drawn_seed: int) -> SamplingParams:
-    return SamplingParams(
-        temperature=_or(ask.temperature, _or(defaults.temperature, 1.0)),
-        top_p=_or(ask.top_p, _or(defaults.top_p, 1.0)),
-        top_k=_or(ask.top_k, _or(defaults.top_k, -1)),
-        min_p=_or(ask.min_p, _or(defaults.min_p, 0.0)),
-        seed=_or(ask.seed, drawn_seed),
-        repetition_penalty=_or(ask.repetition_penalty, _or(defaults.repetition_penalty, 1.0)),
-        presence_penalty=_or(ask.presence_penalty, 0.0),
-        frequency_penalty=_or(ask.frequency_penalty, 0.0),
-        logit_bias=ask.logit_bias,
-        allowed_token_ids=tuple(dict.fromkeys(ask.allowed_token_ids or ())),
-    )
+def _sampling(ask: SamplingAsk, defaults: Mapping[str, Any], drawn_seed: int) -> SamplingParams:
+    allowed = tuple(dict.fromkeys(ask.allowed_token_ids or ()))
+    made: SamplingParams = _parameters(ask, defaults, _or(ask.seed, drawn_seed), ask.logit_bias, allowed)
+    return made
 
 
 def _scores(ask: OutputAsk) -> ScoreParams:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from photon_grpc.config.model_dir import TOKENIZER_FILE, ModelConfig
+from photon_grpc.core.fields import NEUTRAL
 from photon_grpc.core.frames import Facts
 from photon_grpc.frontend import constraint
 from photon_grpc.frontend.answer import PLAIN, AnswerFormat, AnswerParser
@@ -70,7 +72,8 @@ class ServedModel:
     template: ChatTemplate | None = None
     #: How it writes its answers, by its template.
     answers: AnswerFormat = PLAIN
-    defaults: SamplingAsk = field(default_factory=SamplingAsk)
+    #: What unset sampling parameters have: generation_config's values, then the neutral ones.
+    defaults: Mapping[str, Any] = field(default_factory=lambda: NEUTRAL)
     revision: str = ""
     dtype: str = ""
     max_message_bytes: int = 2**25
@@ -124,7 +127,7 @@ class ServedModel:
             max_context_tokens=self.max_context_tokens if engine is None else engine.max_model_len,
             vocab_size=self.vocab_size if engine is None else engine.vocab_size,
             eos_token_ids=self.eos_token_ids,
-            default_sampling=self._sampling_defaults(),
+            default_sampling=SamplingAsk(**self.defaults),
             features=self._features(self.tokenizer is not None if engine is None else engine.has_grammars),
             limits=RequestLimits(
                 max_num_outputs=min(MAX_NUM_OUTPUTS, max_num_seqs),
@@ -169,19 +172,6 @@ class ServedModel:
             return ""
         return self.tokenizer.decode(prompt_ids[-_PROMPT_END:], skip_special_tokens=False)
 
-    def _sampling_defaults(self) -> SamplingAsk:
-        """generation_config's values, then the neutral ones."""
-        mine = self.defaults
-        return SamplingAsk(
-            temperature=1.0 if mine.temperature is None else mine.temperature,
-            top_p=1.0 if mine.top_p is None else mine.top_p,
-            top_k=-1 if mine.top_k is None else mine.top_k,
-            min_p=0.0 if mine.min_p is None else mine.min_p,
-            repetition_penalty=1.0 if mine.repetition_penalty is None else mine.repetition_penalty,
-            presence_penalty=0.0,
-            frequency_penalty=0.0,
-        )
-
     def _features(self, has_grammars: bool) -> tuple[str, ...]:
         features = ["TEXT"] if self.tokenizer is not None else []
         if self.template is not None:
@@ -200,14 +190,8 @@ class ServedModel:
         return tuple(features)
 
 
-def _defaults(model_config: ModelConfig) -> SamplingAsk:
-    given = model_config.generation
-    # transformers writes 0 for "off".
-    top_k = -1 if given.top_k is not None and given.top_k < 1 else given.top_k
-    return SamplingAsk(
-        temperature=given.temperature,
-        top_p=given.top_p,
-        top_k=top_k,
-        min_p=given.min_p,
-        repetition_penalty=given.repetition_penalty,
-    )
+def _defaults(model_config: ModelConfig) -> Mapping[str, Any]:
+    given = {name: getattr(model_config.generation, name, None) for name in NEUTRAL}
+    if given["top_k"] is not None and given["top_k"] < 1:
+        given["top_k"] = None  # transformers writes 0 for "off"
+    return NEUTRAL | {name: value for name, value in given.items() if value is not None}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import cast
+from typing import Any, cast
 
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from photon_grpc.core.admission import check_count, check_prompt
+from photon_grpc.core.field import Field, compiled
+from photon_grpc.core.fields import FIELDS, fields_of
 from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.answer import NO_ANSWER
@@ -41,12 +45,7 @@ _NO_OUTPUT, _NO_SCHEDULING, _NO_STREAM, _NO_CACHE = OutputAsk(), SchedulingAsk()
 _MAX_MESSAGES = 4096
 #: google.protobuf.Duration ends here: 10,000 years.
 _MAX_DURATION_S = 315_576_000_000
-_DURATIONS = (
-    ("stop", "max_duration"),
-    ("scheduling", "max_queue_duration"),
-    ("scheduling", "timeout"),
-    ("stream", "min_interval"),
-)
+_DURATIONS = tuple((field.group, field.name) for field in FIELDS.values() if field.unit == "s")
 
 
 # --- message → Ask ---------------------------------------------------------------------------------------------------
@@ -64,11 +63,11 @@ def ask_of(
     Raise InvalidRequest for an invalid Duration and for lists that are too long.
     """
     refuse_empty(request)
-    _check_counts(request, facts)
+    _check_lists(request, facts)
     _check_durations(request)
     has = request.HasField
     return Ask(
-        input=_input(request),
+        input=input_of(request, facts),
         origin=origin,
         model=request.model,
         sampling=_sampling(request.sampling),
@@ -79,7 +78,7 @@ def ask_of(
         stream=_stream(request.stream) if has("stream") else _NO_STREAM,
         constraint=_constraint(request.structured_output),
         replaces=replaces,
-        continue_from=tuple(request.continue_from.ids),
+        continue_from=tuple(request.continue_from.ids[:]),
     )
 
 
@@ -88,26 +87,20 @@ def check_messages(chat: pb.ChatInput, facts: ModelFacts) -> None:
     check_count(len(chat.messages), min(facts.max_context_tokens, _MAX_MESSAGES), "chat.messages")
 
 
-def _check_counts(request: pb.GenerateRequest, facts: ModelFacts) -> None:
-    """Refuse a list before it becomes objects: 32 MiB hold ten million of them, which would block the event loop."""
-    check_prompt(len(request.token_ids.ids), facts.max_context_tokens, "token_ids.ids")
-    check_messages(request.chat, facts)
-    check_count(len(request.continue_from.ids), facts.max_context_tokens, "continue_from.ids")
-    check_count(len(request.stop.stop_strings), facts.limits.max_stop_strings, "stop.stop_strings")
-    check_count(len(request.stop.stop_token_ids), facts.vocab_size, "stop.stop_token_ids")
-    check_count(len(request.output.score_token_ids.ids), facts.limits.max_logprobs, "output.score_token_ids.ids")
-    check_count(len(request.sampling.logit_bias), facts.limits.max_logit_bias, "sampling.logit_bias")
-    allowed = request.sampling.allowed_token_ids.ids
-    check_count(len(allowed), facts.vocab_size, "sampling.allowed_token_ids.ids")
+def input_of(request: pb.GenerateRequest, facts: ModelFacts) -> TextInput | IdsInput | ChatInput | None:
+    """Read the input of `request`; None if there is none.
 
-
-def _input(request: pb.GenerateRequest) -> TextInput | IdsInput | ChatInput | None:
+    Raise PromptTooLong, InvalidRequest for a long one before it becomes objects: 32 MiB hold ten million of them, which
+    would block the event loop.
+    """
     match request.WhichOneof("input"):
         case "text":
             return TextInput(request.text, parse_special_tokens=request.parse_special_tokens)
         case "token_ids":
-            return IdsInput(tuple(request.token_ids.ids))
+            check_prompt(len(request.token_ids.ids), facts.max_context_tokens, "token_ids.ids")
+            return IdsInput(tuple(request.token_ids.ids[:]))  # a slice is a list, which is read faster
         case "chat":
+            check_messages(request.chat, facts)
             return chat_of(request.chat)
         case _:
             return None
@@ -129,45 +122,48 @@ def _tool_choice(choice: pb.ToolChoice) -> ToolChoice:
     return ToolChoice(choice.name if choice.WhichOneof("choice") == "name" else None)
 
 
-def _sampling(sampling: pb.SamplingParams) -> SamplingAsk:
-    has = sampling.HasField
-    return SamplingAsk(
-        temperature=sampling.temperature if has("temperature") else None,
-        top_p=sampling.top_p if has("top_p") else None,
-        top_k=sampling.top_k if has("top_k") else None,
-        min_p=sampling.min_p if has("min_p") else None,
-        repetition_penalty=sampling.repetition_penalty if has("repetition_penalty") else None,
-        presence_penalty=sampling.presence_penalty if has("presence_penalty") else None,
-        frequency_penalty=sampling.frequency_penalty if has("frequency_penalty") else None,
-        logit_bias=tuple(sorted(sampling.logit_bias.items())),
-        allowed_token_ids=tuple(sampling.allowed_token_ids.ids) if has("allowed_token_ids") else None,
-        seed=sampling.seed if has("seed") else None,
-        num_outputs=sampling.num_outputs if has("num_outputs") else None,
-    )
+def _reader(group: str, struct: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Return the function that makes a `struct` of the message that holds a group of options."""
+    in_proto = _message_of(group).fields_by_name
+    columns = ", ".join(f"{field.attribute}={_expression(in_proto[field.name], field)}" for field in fields_of(group))
+    # The condition binds `has` first.
+    source = f"struct({columns}) if (has := message.HasField) else None"
+    return compiled("message", source, struct=struct, seconds=_seconds)
 
 
-def _stop(stop: pb.StopParams) -> StopAsk:
-    return StopAsk(
-        max_tokens=stop.max_tokens if stop.HasField("max_tokens") else None,
-        min_tokens=stop.min_tokens if stop.HasField("min_tokens") else None,
-        stop_strings=tuple(stop.stop_strings),
-        stop_token_ids=tuple(stop.stop_token_ids),
-        ignore_eos=stop.ignore_eos,
-        include_stop_in_text=stop.include_stop_in_text,
-        max_duration_s=_seconds(stop.max_duration) if stop.HasField("max_duration") else None,
-    )
+def _expression(field: FieldDescriptor, declared: Field) -> str:
+    """Write the value of a field of `message` in an Ask as Python source."""
+    value = f"message.{field.name}"
+    match field.message_type:
+        case None:
+            plain = f"tuple({value}[:])" if field.is_repeated else value
+        case pb.TokenIds.DESCRIPTOR:
+            plain = f"tuple({value}.ids[:])"
+        case Duration.DESCRIPTOR:
+            plain = f"seconds({value})"
+        case _:  # a map
+            plain = f"tuple(sorted({value}.items()))"
+    return f"{plain} if has({field.name!r}) else {declared.default!r}" if field.has_presence else plain
 
 
-def _output(output: pb.OutputOptions) -> OutputAsk:
-    return OutputAsk(
-        text=output.text if output.HasField("text") else None,
-        token_ids=output.token_ids,
-        prompt_token_ids=output.prompt_token_ids,
-        skip_special_tokens=output.skip_special_tokens if output.HasField("skip_special_tokens") else True,
-        logprobs=output.logprobs if output.HasField("logprobs") else None,
-        prompt_logprobs=output.prompt_logprobs if output.HasField("prompt_logprobs") else None,
-        score_token_ids=tuple(output.score_token_ids.ids) if output.HasField("score_token_ids") else None,
-    )
+def _message_of(group: str) -> Descriptor:
+    """Return the type of the message that holds a group of options; "" is GenerateRequest."""
+    whole: Descriptor = pb.GenerateRequest.DESCRIPTOR
+    return cast("Descriptor", whole.fields_by_name[group].message_type) if group else whole
+
+
+def _count_check(field: Field) -> str:
+    """Write the check of a list's length as Python source."""
+    path = field.path
+    if _message_of(field.group).fields_by_name[field.name].message_type is pb.TokenIds.DESCRIPTOR:
+        path += ".ids"
+    return f"check(len(request.{path}), facts.{field.max_items}, {path!r})"
+
+
+#: Refuses lists that are too long, before they become objects.
+_check_lists = compiled(
+    "request, facts", ", ".join(_count_check(field) for field in FIELDS.values() if field.max_items), check=check_count
+)
 
 
 def _constraint(wanted: pb.StructuredOutput) -> ConstraintAsk | None:
@@ -188,29 +184,16 @@ def _constraint(wanted: pb.StructuredOutput) -> ConstraintAsk | None:
             return None
 
 
-def _cache(cache: pb.CacheOptions) -> CacheAsk:
-    return CacheAsk(cache.session_id, cache.salt, cache.bypass_prefix_cache)
-
-
-def _scheduling(scheduling: pb.SchedulingOptions) -> SchedulingAsk:
-    has = scheduling.HasField
-    return SchedulingAsk(
-        priority=scheduling.priority,
-        max_queue_duration_s=_seconds(scheduling.max_queue_duration) if has("max_queue_duration") else None,
-        timeout_s=_seconds(scheduling.timeout) if has("timeout") else None,
-    )
-
-
-def _stream(stream: pb.StreamOptions) -> StreamAsk:
-    return StreamAsk(
-        min_interval_s=_seconds(stream.min_interval),
-        max_tokens_per_message=stream.max_tokens_per_message if stream.HasField("max_tokens_per_message") else None,
-        continuous_usage=stream.continuous_usage,
-    )
-
-
 def _seconds(duration: Duration) -> float:
     return duration.seconds + duration.nanos * 1e-9
+
+
+_sampling = _reader("sampling", SamplingAsk)
+_stop = _reader("stop", StopAsk)
+_output = _reader("output", OutputAsk)
+_cache = _reader("cache", CacheAsk)
+_scheduling = _reader("scheduling", SchedulingAsk)
+_stream = _reader("stream", StreamAsk)
 
 
 def _check_durations(request: Message) -> None:

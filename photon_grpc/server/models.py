@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from photon_grpc.core.admission import check_count
+from photon_grpc.core.fields import NEUTRAL
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.ask import ChatInput, SamplingAsk, TextInput
 from photon_grpc.frontend.frontend import Frontend
@@ -118,17 +119,7 @@ def _model_message(facts: ModelFacts, state: State) -> pb.Model:
 
 
 def _sampling_message(sampling: SamplingAsk) -> inference_pb2.SamplingParams:
-    return inference_pb2.SamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        seed=sampling.seed,
-        num_outputs=sampling.num_outputs,
-    )
+    return inference_pb2.SamplingParams(**{name: getattr(sampling, name) for name in NEUTRAL})
 
 
 def _limits_message(limits: RequestLimits) -> pb.Limits:

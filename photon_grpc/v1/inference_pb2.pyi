@@ -372,7 +372,7 @@ class SamplingParams(_message.Message):
     min_p: _builtins.float
     """In [0, 1]. Neutral: 0."""
     repetition_penalty: _builtins.float
-    """Over prompt and output, above 0. Neutral: 1."""
+    """Over prompt and output, in [0.001, 1000]. Neutral: 1."""
     presence_penalty: _builtins.float
     """Over output, in [-2, 2]. Neutral: 0."""
     frequency_penalty: _builtins.float

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from photon_grpc.client.options import Options, build_request, group_of
+from photon_grpc.client.options import build_request, group_of
+from photon_grpc.core.fields import Options
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.v1 import inference_pb2 as pb
 

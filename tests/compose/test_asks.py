@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from photon_grpc import LLM
 from photon_grpc.client import Options
-from photon_grpc.compose.asks import ask_for, asks_for
+from photon_grpc.compose.local import _listed
 from photon_grpc.config.settings import settings
 from photon_grpc.core.frames import Add
 from photon_grpc.errors import ConfigError, InvalidRequest, PhotonError
-from photon_grpc.frontend.ask import ChatMessage, ToolChoice
+from photon_grpc.frontend.ask import Ask, ChatMessage, ToolChoice
 from tests.service.tiny import write_tiny_model
 
 INTEGERS = (
@@ -35,7 +35,10 @@ INTEGERS = (
 )
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 NUMBERS = ("temperature", "top_p", "min_p", "max_duration")
-SWITCHES = ("chat", "ignore_eos", "include_stop_in_text", "skip_special_tokens", "bypass_prefix_cache", "json_object")
+SWITCHES = (
+    *("chat", "ignore_eos", "include_stop_in_text", "skip_special_tokens", "bypass_prefix_cache", "json_object"),
+    *("parse_special_tokens", "add_generation_prompt"),
+)
 
 BIASES: tuple[dict[int, float], ...] = (
     *({-1: 1.0}, {2**64: 1.0}, {1: 101.0}, {1: math.nan}),
@@ -98,7 +101,6 @@ IMPOSSIBLE: list[tuple[str, object]] = [
 ]
 WRONG_PROMPTS = [None, 5, 2.5, True, *NEVER, [1.5], [True], [None], ["a", 1], [[1]], np.array([1.5]), {"role": "user"}]
 WRONG_CHATS = [
-    [{"role": "user"}],
     [{"content": "a"}],
     [{}],
     [{"role": "user", "content": None}],
@@ -137,18 +139,29 @@ def sent(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[Add]:
     return frames
 
 
-def test_every_option_is_in_the_table() -> None:
+def asks_for(llm: LLM, prompts: Any, options: dict[str, Any]) -> list[Ask]:
+    """What the engine would be asked; `chat` is one of the options here."""
+    others = {name: value for name, value in options.items() if name != "chat"}
+    return llm._asks(_listed(prompts), options.get("chat", False), others)
+
+
+def ask_for(llm: LLM, prompt: Any, options: dict[str, Any]) -> Ask:
+    (ask,) = asks_for(llm, [prompt], options)
+    return ask
+
+
+def test_every_option_is_in_the_table(llm: LLM) -> None:
     with pytest.raises(TypeError) as caught:
-        ask_for("a", {"": 1})
+        ask_for(llm, "a", {"": 1})
     known = str(caught.value).rpartition("there are ")[2].split(", ")
     assert sorted(WRONG.keys() - {"chat"}) == known
 
 
-def test_a_name_of_another_api_is_told_as_ours() -> None:
+def test_a_name_of_another_api_is_told_as_ours(llm: LLM) -> None:
     with pytest.raises(TypeError, match="stop= is called stop_strings= here; there are allowed_token_ids, "):
-        ask_for("a", {"stop": "b"})
+        ask_for(llm, "a", {"stop": "b"})
     with pytest.raises(TypeError, match=r"the model is that of LLM\(model\)"):
-        asks_for(["a"], {"model": "b"})
+        asks_for(llm, ["a"], {"model": "b"})
 
 
 def wrong_for(name: str) -> list[object]:
@@ -158,12 +171,12 @@ def wrong_for(name: str) -> list[object]:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_value_of_a_wrong_type_is_refused_by_the_name_of_its_option(name: str) -> None:
+def test_a_value_of_a_wrong_type_is_refused_by_the_name_of_its_option(llm: LLM, name: str) -> None:
     for value in wrong_for(name):
         for ask, prompt in ((ask_for, "a"), (asks_for, ["a"])):
-            with pytest.raises(InvalidRequest, match=f"^{name}[^\\n]*$") as caught:
-                ask(prompt, {name: value})
-            assert caught.value.field.startswith(name)
+            with pytest.raises(InvalidRequest, match=rf"^([a-z_]+\.)?{name}[^\n]*$") as caught:
+                ask(llm, prompt, {name: value})
+            assert name in caught.value.field.split(".")
 
 
 def refusals(llm: LLM, prompt: object, options: dict[str, object]) -> list[PhotonError]:
@@ -206,48 +219,50 @@ anything = st.recursive(
 
 
 @given(name=st.sampled_from(sorted(WRONG)), value=anything, prompt=anything)
-def test_whatever_is_given_is_an_ask_or_one_kind_of_error(name: str, value: object, prompt: object) -> None:
+def test_whatever_is_given_is_an_ask_or_one_kind_of_error(llm: LLM, name: str, value: object, prompt: object) -> None:
     for ask, asked in ((ask_for, prompt), (asks_for, prompt), (ask_for, "a")):
         try:
-            ask(asked, {name: value})
+            ask(llm, asked, {name: value})
         except InvalidRequest as error:
             assert error.field
 
 
-def test_numbers_and_lists_of_numpy_and_torch_are_numbers_and_lists() -> None:
+def test_numbers_and_lists_of_numpy_and_torch_are_numbers_and_lists(llm: LLM) -> None:
     numpy = {"max_tokens": np.int64(3), "temperature": np.float32(0.5), "top_p": np.int8(1), "ignore_eos": np.True_}
-    asked = ask_for(np.array([1, 2]), {**numpy, "stop_token_ids": torch.tensor([3]), "stop_strings": np.array(["a"])})
+    asked = ask_for(
+        llm, np.array([1, 2]), {**numpy, "stop_token_ids": torch.tensor([3]), "stop_strings": np.array(["a"])}
+    )
     assert asked.input.token_ids == (1, 2)  # type: ignore[union-attr]
     assert (asked.stop.max_tokens, asked.sampling.temperature, asked.sampling.top_p) == (3, 0.5, 1.0)
     assert (asked.stop.ignore_eos, asked.stop.stop_token_ids, asked.stop.stop_strings) == (True, (3,), ("a",))
     assert {type(asked.stop.max_tokens), type(asked.stop.stop_token_ids[0])} == {int}
     for prompts in (np.array([[1, 2]]), [np.array([1, 2])], [[np.int64(1), 2]], ([1, 2],), [range(1, 3)]):
-        assert [ask.input.token_ids for ask in asks_for(prompts, {})] == [(1, 2)]  # type: ignore[union-attr]
+        assert [ask.input.token_ids for ask in asks_for(llm, prompts, {})] == [(1, 2)]  # type: ignore[union-attr]
 
 
 def test_every_option_has_the_name_that_the_client_gives_it() -> None:
     assert WRONG.keys() - {"chat"} <= Options.__annotations__.keys()
 
 
-def test_none_is_unset_for_every_option() -> None:
-    unset, default = ask_for("a", dict.fromkeys(WRONG)), ask_for("a", {})
+def test_none_is_unset_for_every_option(llm: LLM) -> None:
+    unset, default = ask_for(llm, "a", dict.fromkeys(WRONG)), ask_for(llm, "a", {})
     assert (unset.sampling, unset.stop, unset.output) == (default.sampling, default.stop, default.output)
 
 
-def test_a_conversation_takes_any_mapping() -> None:
+def test_a_conversation_takes_any_mapping(llm: LLM) -> None:
     turn = {"role": "user", "content": "a"}
-    asked = ask_for([turn, types.MappingProxyType(turn)], {"chat": True})
+    asked = ask_for(llm, [turn, types.MappingProxyType(turn)], {"chat": True})
     assert asked.input.messages == (ChatMessage("user", "a"),) * 2  # type: ignore[union-attr]
-    tools = ask_for("a", {"chat": True, "tools_json": "[]", "template_args_json": "{}"}).input
+    tools = ask_for(llm, "a", {"chat": True, "tools_json": "[]", "template_args_json": "{}"}).input
     assert (tools.tools_json, tools.template_args_json) == ("[]", "{}")  # type: ignore[union-attr]
     choices = {"required": ToolChoice(), "auto": None, "": ToolChoice(""), "weather": ToolChoice("weather")}
     for choice, wanted in choices.items():
-        assert ask_for("a", {"chat": True, "tool_choice": choice}).input.tool_choice == wanted  # type: ignore[union-attr]
+        assert ask_for(llm, "a", {"chat": True, "tool_choice": choice}).input.tool_choice == wanted  # type: ignore[union-attr]
     for name in ("tools_json", "template_args_json", "tool_choice"):
-        with pytest.raises(InvalidRequest, match="is for a chat") as refused:
-            ask_for("a", {name: "[]"})
-        assert refused.value.field == name
-    assert asks_for(["a"], {"chat": True})[0].input.messages == (ChatMessage("user", "a"),)  # type: ignore[union-attr]
+        with pytest.raises(InvalidRequest, match="needs a chat") as refused:
+            ask_for(llm, "a", {name: "[]"})
+        assert refused.value.field == f"chat.{name}"
+    assert asks_for(llm, ["a"], {"chat": True})[0].input.messages == (ChatMessage("user", "a"),)  # type: ignore[union-attr]
 
 
 SERVER_ONLY = [setting for setting in settings() if setting.section == "server"]

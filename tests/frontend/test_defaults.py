@@ -8,6 +8,7 @@ import time
 import pytest
 from msgspec.structs import replace
 
+from photon_grpc.core.fields import NEUTRAL as NEUTRAL_VALUES
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import (
     DeadlinePassed,
@@ -178,7 +179,7 @@ async def test_max_tokens_is_the_rest_of_the_context_where_blocks_are_plenty() -
 
 
 async def test_unset_sampling_comes_from_the_model_then_is_neutral() -> None:
-    with frontend(served(defaults=SamplingAsk(temperature=0.6, top_k=20))) as (front, link):
+    with frontend(served(defaults=NEUTRAL_VALUES | {"temperature": 0.6, "top_k": 20})) as (front, link):
         await front.stream(ask())
         await front.stream(ask(sampling=SamplingAsk(temperature=0.0, top_k=-1, top_p=0.5, min_p=0.1, seed=7)))
         first, second = (add.request.sampling for add in link.adds)

@@ -20,7 +20,7 @@ PROMPTS = ("def fib(n):\n    ", "class Stack:\n", "import os\n", "x", "for i in 
 ids = st.sampled_from(FREQUENT_IDS) | st.integers(0, 2000)
 prompts = st.sampled_from(PROMPTS) | st.lists(ids, min_size=1, max_size=40)
 
-#: Option of `make_ask` -> its values; None: it is left out. Half of the requests have neither end nor ban, as those of
+#: Option of `LLM` -> its values; None: it is left out. Half of the requests have neither end nor ban, as those of
 #: benchmarks.
 OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     "max_tokens": st.integers(1, 10),

@@ -3,20 +3,21 @@ request alone."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 
 from photon_grpc import LLM
-from photon_grpc.compose.asks import make_ask
+from photon_grpc.core.fields import FIELDS
 from tests.properties.drawn_requests import OPTIONS, complete, drawn_requests, together, unshrunk
 
 #: Constraints: tests/compose/test_structured_output.py and test_typed_output.py; of chats: test_answers.py.
 ELSEWHERE = {
     *("json_schema", "json_object", "regex", "choices", "grammar", "message_type"),
-    *("tools_json", "tool_choice", "template_args_json"),
+    *("tools_json", "tool_choice", "template_args_json", "add_generation_prompt"),
+    # Of the prompt alone.
+    "parse_special_tokens",
 }
 
 
@@ -33,7 +34,7 @@ def crowded(request: pytest.FixtureRequest) -> Iterator[LLM]:
 
 
 def test_every_option_of_a_request_is_drawn() -> None:
-    assert OPTIONS.keys() == inspect.signature(make_ask).parameters.keys() - {"prompt", "chat", *ELSEWHERE}
+    assert OPTIONS.keys() == {name for name, field in FIELDS.items() if field.is_for_llm} - ELSEWHERE
 
 
 @given(drawn_requests)

@@ -617,7 +617,7 @@ type SamplingParams struct {
 	TopK *int32 `protobuf:"varint,3,opt,name=top_k,json=topK,proto3,oneof" json:"top_k,omitempty"`
 	// In [0, 1]. Neutral: 0.
 	MinP *float32 `protobuf:"fixed32,4,opt,name=min_p,json=minP,proto3,oneof" json:"min_p,omitempty"`
-	// Over prompt and output, above 0. Neutral: 1.
+	// Over prompt and output, in [0.001, 1000]. Neutral: 1.
 	RepetitionPenalty *float32 `protobuf:"fixed32,5,opt,name=repetition_penalty,json=repetitionPenalty,proto3,oneof" json:"repetition_penalty,omitempty"`
 	// Over output, in [-2, 2]. Neutral: 0.
 	PresencePenalty *float32 `protobuf:"fixed32,6,opt,name=presence_penalty,json=presencePenalty,proto3,oneof" json:"presence_penalty,omitempty"`

@@ -1,0 +1,157 @@
+"""The declaration of one option of a request: its bounds with their error texts, its defaults, its flag.
+
+Standard library only: the client installs without msgspec.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args, get_origin
+
+from photon_grpc.errors import InvalidRequest
+
+#: Which verbs of the terminal have a flag: all that generate, or some of them.
+ALL_VERBS, CONVERSATIONS, ANSWERS, ONE_REQUEST = "generate chat batch", "generate chat", "generate batch", "generate"
+
+
+def compiled(parameters: str, expression: str, **names: Any) -> Callable[..., Any]:
+    """Compile an expression that was written from declarations: a loop over them takes twice as long."""
+    function: Callable[..., Any] = eval(f"lambda {parameters}: ({expression})", {"inf": math.inf, **names})
+    return function
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """A range of numbers."""
+
+    least: float
+    #: A str is the name of a limit of the model (frontend.model.RequestLimits).
+    most: float | str = math.inf
+    #: `least` itself is not allowed.
+    is_open: bool = False
+    #: Allowed as well: the value that turns the option off.
+    off: int | None = None
+
+    def holds(self, value: float, most: float) -> bool:
+        """Return whether a value is in the range; `most` is the number that `self.most` stands for."""
+        if value == self.off:
+            return True
+        is_enough = self.least < value if self.is_open else self.least <= value
+        return is_enough and value <= most and value != math.inf
+
+    def condition(self, value: str) -> str:
+        """Write `holds` as an expression of `limits` and of `value`, which is an expression itself."""
+        most = f"limits.{self.most}" if isinstance(self.most, str) else self.most
+        within = f"{self.least} {'<' if self.is_open else '<='} {value} {'<' if most == math.inf else '<='} {most}"
+        return within if self.off is None else f"({value} == {self.off} or {within})"
+
+    def rule(self, most: float) -> str:
+        """Say what a value must be, for an error message."""
+        least = _shown(self.least)
+        if self.off is not None:
+            return f"be {self.off} (off) or lie between {least} and {_shown(most)}"
+        if most == math.inf:
+            return f"be finite and at least {least}" if isinstance(self.least, float) else f"be at least {least}"
+        return (
+            f"be above {least} and at most {_shown(most)}"
+            if self.is_open
+            else f"lie between {least} and {_shown(most)}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One option of a request."""
+
+    #: For a flag of the terminal; empty: there is none.
+    help: str = ""
+    #: Of the number, or of each number in a map.
+    bounds: Bounds | None = None
+    max_chars: int = 0
+    #: The limit of a list's entries, as an attribute of frontend.model.ModelFacts.
+    max_items: str = ""
+    #: What a request has where neither caller nor model sets the option. None: decided elsewhere.
+    neutral: Any = None
+    #: The value of an unset option in an Ask.
+    default: Any = None
+    #: Whether the option says something to `LLM`, which has no wire and serves one model.
+    is_for_llm: bool = True
+    #: What a sampling parameter does to logits, unless it is neutral: "filter", "penalty".
+    effect: str = ""
+    #: Of the number; a Duration in the protos.
+    unit: str = ""
+    #: Where it is not the option's name.
+    flag: str = ""
+    metavar: str = ""
+    verbs: str = ALL_VERBS
+    # Filled in from the declaration.
+    name: str = ""
+    #: The message of GenerateRequest that holds it; empty: GenerateRequest itself.
+    group: str = ""
+    kind: Any = None
+
+    @property
+    def path(self) -> str:
+        """The name of the field in errors, as the API spells it."""
+        return f"{self.group}.{self.name}" if self.group else self.name
+
+    @property
+    def attribute(self) -> str:
+        """The name in an Ask, which has units."""
+        return f"{self.name}_{self.unit}" if self.unit else self.name
+
+    @property
+    def stored_kind(self) -> Any:
+        """The type of a set value in an Ask or a Request: immutable."""
+        if get_origin(self.kind) is Sequence:
+            return tuple[(*get_args(self.kind), ...)]  # type: ignore[misc]
+        return tuple[tuple[get_args(self.kind)], ...] if get_origin(self.kind) is Mapping else self.kind  # type: ignore[misc]
+
+    @property
+    def empty(self) -> Any:
+        """The value in a Request if there is neither a given nor a neutral one."""
+        return () if get_origin(self.kind) else self.kind()
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether `check` looks at it; the numbers of a map are for `check_each`."""
+        return (self.bounds is not None and not self.max_items) or self.max_chars > 0
+
+    def condition(self, values: str) -> str:
+        """Write `check` as an expression of `limits` and of `values`, which is an expression itself."""
+        value = f"{values}.{self.attribute}"
+        if self.bounds is None:
+            return f"len({value}) <= {self.max_chars}"
+        return f"({value} is None or {self.bounds.condition(value)})"
+
+    def check(self, value: Any, limits: object = None) -> None:
+        """Check a number or a text. `limits` has those that bounds name; None: they are not checked.
+
+        Raise InvalidRequest.
+        """
+        if self.bounds is not None:
+            self._check_number(value, limits)
+        elif self.max_chars and len(value) > self.max_chars:
+            message = f"{self.path}: has {len(value)} characters; {self.max_chars} are allowed"
+            raise InvalidRequest(message, field=self.path, needed=len(value), limit=self.max_chars)
+
+    def _check_number(self, value: float, limits: object, at: str = "") -> None:
+        bounds: Any = self.bounds
+        is_named = isinstance(bounds.most, str)
+        most = getattr(limits, bounds.most, math.inf) if is_named else bounds.most
+        if not bounds.holds(value, most):
+            unit = f" {self.unit}" if self.unit else ""
+            message = f"{self.path}{at}: must {bounds.rule(most)}{unit}, is {value}{unit}"
+            numbers: Any = {"needed": value, "limit": most} if is_named and most != math.inf else {}
+            raise InvalidRequest(message, field=f"{self.path}{at}", **numbers)
+
+    def check_each(self, pairs: Sequence[tuple[int, float]]) -> None:
+        """Check the numbers of a map. Raise InvalidRequest."""
+        for key, value in pairs:
+            self._check_number(value, None, f"[{key}]")
+
+
+def _shown(number: float) -> str:
+    return f"{number:g}" if isinstance(number, float) else str(number)

@@ -1,0 +1,324 @@
+"""The options of a request, each declared once: type, bounds, what unset means, and how a command line spells it.
+
+The codec, the checks, the structs of a request, the keywords of clients and of `LLM`, and the flags of the terminal are
+made from these declarations; tests hold the protos equal to them. Standard library only: the client installs without
+msgspec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, TypedDict, get_type_hints
+
+from photon_grpc.core.field import ANSWERS, CONVERSATIONS, ONE_REQUEST, Bounds, Field
+
+
+class SamplingOptions(TypedDict, total=False):
+    """How a token is chosen."""
+
+    temperature: Annotated[float, Field(help="0 is greedy.", bounds=Bounds(0.0), neutral=1.0)]
+    top_p: Annotated[
+        float,
+        Field(
+            help="Draw from the likeliest tokens with this share of probability.",
+            bounds=Bounds(0, 1, is_open=True),
+            neutral=1.0,
+            effect="filter",
+        ),
+    ]
+    top_k: Annotated[
+        int,
+        Field(
+            help="Draw from this many of the likeliest tokens; -1: from all.",
+            bounds=Bounds(1, 2**31 - 1, off=-1),
+            neutral=-1,
+            effect="filter",
+        ),
+    ]
+    min_p: Annotated[
+        float,
+        Field(
+            help="Draw from tokens at least this likely relative to the likeliest.",
+            bounds=Bounds(0, 1),
+            neutral=0.0,
+            effect="filter",
+        ),
+    ]
+    repetition_penalty: Annotated[
+        float,
+        Field(
+            help="Divide logits of tokens in prompt or output; 1: leave them.",
+            bounds=Bounds(0.001, 1000),
+            neutral=1.0,
+            effect="penalty",
+        ),
+    ]
+    presence_penalty: Annotated[
+        float, Field(help="Take from tokens in the output.", bounds=Bounds(-2, 2), neutral=0.0, effect="penalty")
+    ]
+    frequency_penalty: Annotated[
+        float,
+        Field(help="The same each time they stand there.", bounds=Bounds(-2, 2), neutral=0.0, effect="penalty"),
+    ]
+    seed: Annotated[
+        int,
+        Field(
+            help="Draw with the noise of this seed; unset: of one that the server draws.",
+            bounds=Bounds(0, 2**64 - 1),
+        ),
+    ]
+    logit_bias: Annotated[
+        Mapping[int, float],
+        Field(
+            help="Add X to the logit of this token",
+            metavar="ID=X",
+            bounds=Bounds(-100, 100),
+            max_items="limits.max_logit_bias",
+            default=(),
+        ),
+    ]
+    allowed_token_ids: Annotated[
+        Sequence[int],
+        Field(help="Draw from these tokens alone", flag="--allowed-token-id", max_items="vocab_size"),
+    ]
+    num_outputs: Annotated[
+        int,
+        Field(
+            help="Independent outputs of the one prompt.",
+            bounds=Bounds(1, "max_num_outputs"),
+            verbs=ANSWERS,
+        ),
+    ]
+
+
+class StopOptions(TypedDict, total=False):
+    """When an output ends."""
+
+    max_tokens: Annotated[
+        int, Field(help="Tokens to produce at most; unset: what the context holds.", bounds=Bounds(1))
+    ]
+    min_tokens: Annotated[int, Field(help="Tokens to produce before an end or a stop may come.", bounds=Bounds(0))]
+    stop_strings: Annotated[
+        Sequence[str],
+        Field(help="End before this text appears", flag="--stop", max_items="limits.max_stop_strings", default=()),
+    ]
+    stop_token_ids: Annotated[
+        Sequence[int],
+        Field(help="End when this token is drawn", flag="--stop-token-id", max_items="vocab_size", default=()),
+    ]
+    ignore_eos: Annotated[
+        bool, Field(help="The model's end of text is a token like others: go on behind it.", default=False)
+    ]
+    include_stop_in_text: Annotated[bool, Field(help="Show what the output ended at, too.", default=False)]
+    max_duration: Annotated[
+        float, Field(help="End after so long and keep what was produced.", bounds=Bounds(0.0), unit="s")
+    ]
+
+
+class ConstraintOptions(TypedDict, total=False):
+    """What an output must look like: one of them."""
+
+    #: May be a Pydantic model class or a dataclass.
+    json_schema: Annotated[
+        str | Mapping[str, Any] | type,
+        Field(help="The output is JSON that validates against this JSON Schema.", metavar="FILE"),
+    ]
+    json_object: Annotated[bool, Field(help="The output is a JSON object.")]
+    regex: Annotated[str, Field(help="The output matches this regular expression as a whole.", metavar="REGEX")]
+    choices: Annotated[Sequence[str], Field(help="The output is one of these", flag="--choice")]
+    grammar: Annotated[str, Field(help="The output is a sentence of this Lark or EBNF grammar.", metavar="FILE")]
+    #: A generated class, for `protobuf`.
+    message_type: Annotated[
+        type[Any],
+        Field(
+            help="The output is JSON of this message, which the file, a serialized FileDescriptorSet, describes.",
+            flag="--protobuf",
+            metavar="FILE MESSAGE",
+        ),
+    ]
+
+
+class OutputOptions(TypedDict, total=False):
+    """What comes back, not the prompt."""
+
+    text: Annotated[bool, Field(is_for_llm=False)]
+    token_ids: Annotated[
+        bool, Field(help="JSON holds the ids of the output, too.", default=False, is_for_llm=False, verbs=ANSWERS)
+    ]
+    prompt_token_ids: Annotated[
+        bool, Field(help="JSON holds the ids of the prompt, too.", default=False, is_for_llm=False, verbs=ONE_REQUEST)
+    ]
+    logprobs: Annotated[
+        int,
+        Field(help="Show how likely each token was, and the N likeliest.", bounds=Bounds(0, "max_logprobs")),
+    ]
+    prompt_logprobs: Annotated[int, Field(help="As --logprobs, of the prompt.", bounds=Bounds(0, "max_logprobs"))]
+    score_token_ids: Annotated[
+        Sequence[int],
+        Field(help="Show how likely this token was", flag="--score-token-id", max_items="limits.max_logprobs"),
+    ]
+    skip_special_tokens: Annotated[
+        bool, Field(help="Special tokens are part of the text.", flag="--keep-special-tokens", default=True)
+    ]
+
+
+class CacheOptions(TypedDict, total=False):
+    """How the prefix cache may be used."""
+
+    session_id: Annotated[
+        str,
+        Field(
+            help="Keep the prompt in the server's prefix cache for longer.",
+            metavar="NAME",
+            max_chars=256,
+            default="",
+            verbs=CONVERSATIONS,
+        ),
+    ]
+    salt: Annotated[
+        str, Field(help="Share cached prefixes only with requests of the same salt.", max_chars=256, default="")
+    ]
+    bypass_prefix_cache: Annotated[bool, Field(help="Neither read nor write the server's prefix cache.", default=False)]
+
+
+class SchedulingOptions(TypedDict, total=False):
+    """When the request runs; timeout is the deadline of the call, too."""
+
+    priority: Annotated[int, Field(help="Higher runs first.", bounds=Bounds(-(2**31), 2**31 - 1), default=0)]
+    max_queue_duration: Annotated[
+        float,
+        Field(help="Give up when waiting for a place takes longer.", bounds=Bounds(0.0), unit="s", is_for_llm=False),
+    ]
+    timeout: Annotated[float, Field(help="Give up after so long.", bounds=Bounds(0.0), unit="s", is_for_llm=False)]
+
+
+class StreamOptions(TypedDict, total=False):
+    """How tokens gather into messages."""
+
+    min_interval: Annotated[float, Field(bounds=Bounds(0.0), unit="s", default=0.0, is_for_llm=False)]
+    max_tokens_per_message: Annotated[int, Field(bounds=Bounds(1), is_for_llm=False)]
+    continuous_usage: Annotated[bool, Field(default=False, is_for_llm=False)]
+
+
+class ChatOptions(TypedDict, total=False):
+    """Options of a chat."""
+
+    template_args_json: Annotated[
+        str,
+        Field(
+            help="Variables for the chat template (implies a chat): '{\"enable_thinking\": false}'.",
+            flag="--template-args",
+            metavar="JSON",
+            verbs=CONVERSATIONS,
+        ),
+    ]
+    tools_json: Annotated[
+        str,
+        Field(
+            help="Tool definitions: a JSON array (implies a chat).",
+            flag="--tools",
+            metavar="FILE",
+            verbs=CONVERSATIONS,
+        ),
+    ]
+    #: "auto" (unset), "required" or the name of the tool that is called.
+    tool_choice: Annotated[
+        str,
+        Field(
+            help="required: the output calls tools; or the name of the one that it calls.",
+            metavar="CHOICE",
+            verbs=CONVERSATIONS,
+        ),
+    ]
+    add_generation_prompt: Annotated[bool, Field(default=True)]
+
+
+class RequestOptions(TypedDict, total=False):
+    """Options of the request as a whole."""
+
+    model: Annotated[str, Field(help="A model that it serves; unset: its default.", metavar="NAME", is_for_llm=False)]
+    request_id: Annotated[
+        str,
+        Field(
+            help="The request's name in the server's log and traces.",
+            metavar="ID",
+            max_chars=128,
+            is_for_llm=False,
+            verbs=ONE_REQUEST,
+        ),
+    ]
+    parse_special_tokens: Annotated[
+        bool, Field(help="Spellings of special tokens in the prompt are those tokens.", verbs=ANSWERS)
+    ]
+    continue_from: Annotated[
+        Sequence[int],
+        Field(
+            help="Go on behind these tokens of an output, which are not shown again.",
+            metavar="ID,…",
+            max_items="max_context_tokens",
+            verbs=ONE_REQUEST,
+        ),
+    ]
+
+
+class Options(
+    RequestOptions,
+    SamplingOptions,
+    StopOptions,
+    ConstraintOptions,
+    OutputOptions,
+    CacheOptions,
+    SchedulingOptions,
+    StreamOptions,
+    ChatOptions,
+    total=False,
+):
+    """Options of a generation; durations are seconds, and unset means the model's default.
+
+    docs/api.md says what each means.
+    """
+
+
+_GROUPS: dict[str, Any] = {
+    "": RequestOptions,
+    "sampling": SamplingOptions,
+    "stop": StopOptions,
+    "structured_output": ConstraintOptions,
+    "output": OutputOptions,
+    "cache": CacheOptions,
+    "scheduling": SchedulingOptions,
+    "stream": StreamOptions,
+    "chat": ChatOptions,
+}
+
+
+def _declared(group: str, options: Any) -> dict[str, Field]:
+    hints = get_type_hints(options, include_extras=True)
+    return {
+        name: replace(hint.__metadata__[0], name=name, group=group, kind=hint.__origin__)
+        for name, hint in hints.items()
+    }
+
+
+#: By their names, which no two groups share.
+FIELDS: Mapping[str, Field] = {
+    name: field for group, options in _GROUPS.items() for name, field in _declared(group, options).items()
+}
+
+
+def fields_of(group: str) -> tuple[Field, ...]:
+    """Return the options in one message of GenerateRequest."""
+    return tuple(field for field in FIELDS.values() if field.group == group)
+
+
+#: What each sampling parameter has where neither caller nor model sets it; all but the seed, which is drawn.
+NEUTRAL: dict[str, Any] = {field.name: field.neutral for field in FIELDS.values() if field.neutral is not None}
+
+
+def ask_columns(group: str) -> list[tuple[str, Any, Any]]:
+    """List name, type and default of the fields of an Ask: unset is None where it differs from every value."""
+    return [
+        (field.attribute, field.stored_kind | None if field.default is None else field.stored_kind, field.default)
+        for field in fields_of(group)
+    ]

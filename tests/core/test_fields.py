@@ -1,0 +1,115 @@
+"""Options are declared once; the protos and the plain code beside them say the same."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+
+from photon_grpc.config.model_dir import GenerationDefaults
+from photon_grpc.core.field import Field
+from photon_grpc.core.fields import FIELDS, NEUTRAL, fields_of
+from photon_grpc.core.request import SamplingParams
+from photon_grpc.errors import InvalidRequest
+from photon_grpc.frontend.model import RequestLimits
+from photon_grpc.runner.slot_table import _Numbers
+from photon_grpc.v1 import inference_pb2 as pb
+
+PROTO = Path(__file__).parents[2] / "protos/photon_grpc/v1/inference.proto"
+#: The options that the protos spell in another way.
+IN_PROTO = {"message_type": "protobuf"}
+CHECKED = [field for field in FIELDS.values() if field.is_checked]
+
+
+def comment_of(field: Field) -> str:
+    """What the proto says of an option."""
+    name = IN_PROTO.get(field.name, field.name)
+    found = re.search(rf"((?:  +//[^\n]*\n)+) +[^\n/]* {name} = \d+;", PROTO.read_text())
+    assert found, name
+    return " ".join(found[1].replace("//", " ").split())
+
+
+def proto_field(field: Field) -> FieldDescriptor:
+    whole = pb.GenerateRequest.DESCRIPTOR
+    message = whole.fields_by_name[field.group].message_type if field.group else whole
+    assert message is not None
+    return message.fields_by_name[IN_PROTO.get(field.name, field.name)]
+
+
+@pytest.mark.parametrize("field", FIELDS.values(), ids=lambda field: field.name)
+def test_a_proto_field_can_be_unset_where_the_declaration_has_no_default(field: Field) -> None:
+    in_proto = proto_field(field)
+    if field.group not in ("", "structured_output", "chat"):
+        is_unset_something = field.default is None or bool(field.default) or field.unit != ""
+        assert in_proto.has_presence == is_unset_something
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_the_protos_name_the_neutral_values_and_the_bounds(name: str) -> None:
+    field, comment = FIELDS[name], comment_of(FIELDS[name])
+    assert f"Neutral: {field.neutral:g}" in comment
+    assert getattr(SamplingParams(), name) == field.neutral
+    bounds = field.bounds
+    assert bounds is not None
+    if bounds.off is not None:
+        assert f"{bounds.off} is off, else at least {bounds.least}" in comment
+    elif bounds.most == math.inf:
+        assert f"At least {bounds.least:g}." in comment
+    else:
+        interval = f"in {'(' if bounds.is_open else '['}{bounds.least}, {bounds.most}]"
+        assert interval in comment.lower()
+
+
+@pytest.mark.parametrize("field", CHECKED, ids=lambda field: field.name)
+def test_the_condition_that_is_compiled_is_the_check(field: Field) -> None:
+    class Values:
+        pass
+
+    limits = RequestLimits()
+    numbers = (
+        -math.inf,
+        -101,
+        -2.5,
+        -2,
+        -1,
+        -1e-9,
+        0,
+        1e-9,
+        5e-4,
+        0.5,
+        1,
+        2,
+        20,
+        64,
+        999,
+        2e4,
+        2**31,
+        2**64,
+        math.inf,
+        math.nan,
+    )
+    values = numbers if field.bounds else ("", "x" * field.max_chars, "x" * (field.max_chars + 1))
+    for value in values:
+        setattr(Values, field.attribute, value)
+        is_allowed = eval(field.condition("values"), {"values": Values, "limits": limits, "inf": math.inf})
+        try:
+            field.check(value, limits)
+        except InvalidRequest as error:
+            assert not is_allowed and error.field == field.path
+            assert str(value) in str(error) or str(field.max_chars) in str(error)
+        else:
+            assert is_allowed
+
+
+def test_every_number_of_a_draw_has_a_column_in_the_slot_table() -> None:
+    numbers = {field.name for field in fields_of("sampling") if field.kind in (int, float)} - {"num_outputs"}
+    assert numbers <= set(_Numbers._fields)
+    assert set(SamplingParams.__struct_fields__) == {field.name for field in fields_of("sampling")} - {"num_outputs"}
+
+
+def test_the_defaults_of_a_model_are_parameters_of_a_request() -> None:
+    others = {"do_sample", "bos_token_id", "eos_token_id"}
+    assert GenerationDefaults.__annotations__.keys() - others <= NEUTRAL.keys()
