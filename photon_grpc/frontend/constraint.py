@@ -81,7 +81,7 @@ def write_grammar(ask: ConstraintAsk) -> Constraint:
         calls = write_calls(read_tools(ask.text, *ask.choices), ask.form, _CALL_OPTIONS, is_one=bool(ask.choices))
         return Constraint("tool_calls", _grammar("lark_grammar", msgspec.json.encode(calls)))
     if ask.kind == "protobuf":
-        return Constraint("protobuf", _grammar("lark_grammar", msgspec.json.encode(ask.text)), ask.has_maps)
+        return Constraint("protobuf", _grammar("lark_grammar", msgspec.json.encode(ask.text)))
     grammar = with_schemas(_checked(_lark(ask.text)), exact_schema)
     return Constraint("lark", _grammar("lark_grammar", msgspec.json.encode(grammar)))
 
