@@ -11,7 +11,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from photon_grpc.core.constraint import Constraint
 from photon_grpc.errors import InvalidConstraint, InvalidRequest
 from photon_grpc.frontend.ask import ConstraintAsk
-from photon_grpc.frontend.exact_schema import exact_schema
+from photon_grpc.frontend.json_schema import exact_schema
 from photon_grpc.frontend.lark_schemas import TEXT, with_schemas
 from photon_grpc.frontend.tool_grammar import FIELD as TOOLS
 from photon_grpc.frontend.tool_grammar import read_tools, write_calls
