@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, TypeVar
 
 from google.protobuf import (
@@ -17,7 +18,7 @@ from google.protobuf import (
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.json_format import Parse
+from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
@@ -93,9 +94,17 @@ def cut_off(name: str, text: str, finish_reason: str) -> MessageMismatch:
     return MessageMismatch(told, text=text, finish_reason=finish_reason)
 
 
-def parse_message(json: bytes | str, message_type: type[M]) -> M:
-    """The message of an output's whole JSON. Raise ParseError."""
-    return Parse(json, message_type())
+def parse_message(text: bytes | str, message_type: type[M]) -> M:
+    """Return the message of its JSON. Raise ParseError.
+
+    A key that a map has twice keeps its last value, as in the server's messages; protobuf's Parse would refuse it.
+    """
+    try:
+        return ParseDict(json.loads(text), message_type())
+    except ParseError:
+        raise
+    except Exception as error:  # as Parse does: JSON that is not an object fails in many ways
+        raise ParseError(f"{type(error).__name__}: {error}") from error
 
 
 def _no_message_type(problem: str) -> InvalidRequest:

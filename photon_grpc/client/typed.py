@@ -66,7 +66,7 @@ class _Growing(Generic[M]):
         except ParseError:
             # A required field may still be missing.
             return None
-        # Nothing is taken back: one that says more is larger.
+        # One that says more is larger. One that says less has just begun a key of a map anew.
         before_bytes, self._num_bytes = self._num_bytes, message.ByteSize()
         return message if self._num_bytes > before_bytes else None
 

@@ -15,8 +15,6 @@ class Constraint(msgspec.Struct, frozen=True, array_like=True):
     kind: Literal["json_schema", "regex", "lark", "protobuf", "tool_calls"]
     #: As llguidance reads it: a JSON object with one grammar in its list.
     grammar: str
-    #: It is of JSON without white space, and no object may have a key twice.
-    has_unique_keys: bool = False
     #: Of what it means: equal for grammars that differ in annotations and the order of keys only.
     digest: bytes = b""
     #: No output of the model that it is meant for has fewer.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
-from functools import cache, partial
+from functools import cache
 from math import log2
 from typing import cast
 
@@ -24,7 +24,6 @@ from photon_grpc.engine.lexers import CompiledGrammar, Lexer, LexerCache
 from photon_grpc.engine.matcher import GuidanceMatcher, address
 from photon_grpc.engine.preparation import Beginning, FurtherLexer, Walk, Workshop
 from photon_grpc.engine.special_tokens import rename_special_tokens
-from photon_grpc.engine.unique_keys import KeyTokens
 from photon_grpc.engine.worker import Worker
 
 _LOG = logging.getLogger(__name__)
@@ -59,8 +58,7 @@ class GuidanceGrammars:
         max_bytes: int | None = None,
     ) -> None:
         self._worker = Worker(wake)
-        sizes = () if max_bytes is None else (max_bytes,)
-        self.cache = LexerCache(cache(partial(KeyTokens, tokenizer)), *sizes)
+        self.cache = LexerCache() if max_bytes is None else LexerCache(max_bytes)
         self._shop = Workshop(tokenizer, self.cache)
         #: By the number of their threads, a power of two or all.
         self._executor = cache(llguidance.LLExecutor)

@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable
 from weakref import WeakSet
 
 import llguidance
 
 from photon_grpc.core.constraint import MAX_LEXER_STATES, Constraint, told
-from photon_grpc.engine.unique_keys import KeyTokens
 from photon_grpc.engine.worker import Job
 
 #: States of a lexer that is shared at first.
@@ -84,13 +82,11 @@ class CompiledGrammar:
     Args:
         owner: of the requests.
         constraint: is compiled.
-        key_tokens: of the vocabulary; the first call takes long.
     """
 
     __slots__ = (
         "__weakref__",
         "constraint",
-        "key_tokens",
         "lexers",
         "max_states",
         "num_bytes",
@@ -100,10 +96,9 @@ class CompiledGrammar:
         "problem",
     )
 
-    def __init__(self, owner: str, constraint: Constraint, key_tokens: Callable[[], KeyTokens]) -> None:
+    def __init__(self, owner: str, constraint: Constraint) -> None:
         self.owner = owner
         self.constraint = constraint
-        self.key_tokens = key_tokens
         self.lexers: list[Lexer] = []
         #: Lexers that it has or that are being made.
         self.num_wanted = 1
@@ -139,18 +134,11 @@ class LexerCache:
     """Grammars that were asked for lately, and the memory of all lexers. Safe from the loop and the worker's thread.
 
     Args:
-        key_tokens: as CompiledGrammar.
         max_bytes: of all lexers.
         max_unused_bytes: of lexers that no output uses.
     """
 
-    def __init__(
-        self,
-        key_tokens: Callable[[], KeyTokens],
-        max_bytes: int = _MAX_BYTES,
-        max_unused_bytes: int = _MAX_UNUSED_BYTES,
-    ) -> None:
-        self._key_tokens = key_tokens
+    def __init__(self, max_bytes: int = _MAX_BYTES, max_unused_bytes: int = _MAX_UNUSED_BYTES) -> None:
         self._max_bytes = max_bytes
         self._max_unused_bytes = min(max_unused_bytes, max_bytes)
         self._lock = threading.RLock()
@@ -169,7 +157,7 @@ class LexerCache:
         with self._lock:
             grammar = self._kept.get(key)
             if grammar is None:
-                grammar = CompiledGrammar(owner, constraint, self._key_tokens)
+                grammar = CompiledGrammar(owner, constraint)
                 if not is_kept:
                     return grammar
                 self._kept[key] = grammar
@@ -271,8 +259,6 @@ def compile_lexer(grammar: CompiledGrammar, tokenizer: llguidance.LLTokenizer, m
         matcher = llguidance.LLMatcher(tokenizer, grammar.constraint.grammar, log_level=0, limits=limits)
         # The lexer learns the beginning here.
         matcher.deep_copy().compute_bitmask()
-        if grammar.constraint.has_unique_keys:
-            grammar.key_tokens()
     except BaseException as error:  # a panic of the library is no Exception
         return f"cannot be compiled ({type(error).__name__})"
     return told(matcher.get_error()) if matcher.is_error() else Lexer(matcher, grammar, max_states)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
 import llguidance
@@ -12,7 +11,6 @@ from photon_grpc.core.constraint import told
 from photon_grpc.engine.ends import Ends
 from photon_grpc.engine.grammar import MatcherLost
 from photon_grpc.engine.lexers import CompiledGrammar, Lexer
-from photon_grpc.engine.unique_keys import KeyState, after
 from photon_grpc.errors import InvalidConstraint
 
 #: In the library's words where a lexer has failed: by its limits, by a panic, and by one of a matcher that shares it.
@@ -120,49 +118,6 @@ class GuidanceMatcher:
             if not self.lexer.fails_as_alone(words):
                 raise MatcherLost(words)
         raise InvalidConstraint(f"{field}: too complex to go on: {words}", field=field)
-
-
-class UniqueKeysMatcher(GuidanceMatcher):
-    """The state of one output whose JSON objects have no key twice."""
-
-    __slots__ = ("_key_tokens", "_states")
-
-    def __init__(self, grammar: CompiledGrammar, lexer: Lexer, ends: Ends) -> None:
-        super().__init__(grammar, lexer, ends)
-        self.signs = ()
-        self._key_tokens = grammar.key_tokens
-        #: At the beginning and behind every token.
-        self._states = [KeyState()]
-
-    def correct(self, mask: memoryview) -> None:
-        super().correct(mask)
-        self._key_tokens().forbid(self._states[-1], mask)
-
-    def accept(self, token_id: int) -> bool:
-        return self._move(token_id, super().accept)
-
-    def advance(self, token_id: int) -> bool:
-        return self._move(token_id, super().advance)
-
-    def follow(self, token_id: int, walker: Walker) -> bool:
-        return self._move(token_id, lambda token_id: GuidanceMatcher.follow(self, token_id, walker))
-
-    def _move(self, token_id: int, move: Callable[[int], bool]) -> bool:
-        state = after(self._states[-1], self._key_tokens().bytes[token_id])
-        if state is None or not move(token_id):
-            return False
-        self._states.append(state)
-        return True
-
-    def roll_back(self, num_tokens: int) -> None:
-        super().roll_back(num_tokens)
-        del self._states[len(self._states) - num_tokens :]
-
-
-def matcher_of(grammar: CompiledGrammar, lexer: Lexer, ends: Ends) -> GuidanceMatcher:
-    """A matcher at the beginning."""
-    kind = UniqueKeysMatcher if grammar.constraint.has_unique_keys else GuidanceMatcher
-    return kind(grammar, lexer, ends)
 
 
 def address(mask: memoryview) -> int:

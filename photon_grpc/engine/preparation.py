@@ -24,7 +24,7 @@ from photon_grpc.engine.lexers import (
     compile_lexer,
     lexer_bytes,
 )
-from photon_grpc.engine.matcher import GuidanceMatcher, Walker, matcher_of
+from photon_grpc.engine.matcher import GuidanceMatcher, Walker
 from photon_grpc.engine.worker import Job, Progress
 from photon_grpc.errors import InvalidConstraint, InvalidRequest
 
@@ -110,7 +110,7 @@ class Beginning(Job):
             field = grammar.constraint.field
             raise InvalidConstraint(f"{field}: {grammar.problem}", field=field)
         self._lexer.users.discard(self)
-        return [matcher_of(grammar, grammar.least_used() or self._lexer, self._ends) for _ in range(num)]
+        return [GuidanceMatcher(grammar, grammar.least_used() or self._lexer, self._ends) for _ in range(num)]
 
     def cancel(self) -> None:
         """As engine.grammar.Preparation."""
@@ -207,7 +207,7 @@ class Walk(Job):
         if isinstance(lexer, str):
             field = grammar.constraint.field
             raise InvalidConstraint(f"{field}: {lexer}", field=field)
-        self._matcher = matcher_of(grammar, lexer, self._shop.ends(self._request))
+        self._matcher = GuidanceMatcher(grammar, lexer, self._shop.ends(self._request))
         return True
 
     def _walk_a_piece(self) -> Progress:

@@ -86,8 +86,6 @@ class ConstraintAsk(msgspec.Struct, frozen=True):
     text: str = ""
     #: Of tool_calls the name of the one that is called; none: any.
     choices: tuple[str, ...] = ()
-    #: Of protobuf: objects take keys that the grammar does not list.
-    has_maps: bool = False
     #: Of tool_calls.
     form: CallForm | None = None
 

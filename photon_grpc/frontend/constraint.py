@@ -11,7 +11,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from photon_grpc.core.constraint import Constraint
 from photon_grpc.errors import InvalidConstraint, InvalidRequest
 from photon_grpc.frontend.ask import ConstraintAsk
-from photon_grpc.frontend.exact_schema import exact_schema
+from photon_grpc.frontend.json_schema import exact_schema
 from photon_grpc.frontend.lark_schemas import TEXT, with_schemas
 from photon_grpc.frontend.tool_grammar import FIELD as TOOLS
 from photon_grpc.frontend.tool_grammar import read_tools, write_calls
@@ -81,7 +81,7 @@ def write_grammar(ask: ConstraintAsk) -> Constraint:
         calls = write_calls(read_tools(ask.text, *ask.choices), ask.form, _CALL_OPTIONS, is_one=bool(ask.choices))
         return Constraint("tool_calls", _grammar("lark_grammar", msgspec.json.encode(calls)))
     if ask.kind == "protobuf":
-        return Constraint("protobuf", _grammar("lark_grammar", msgspec.json.encode(ask.text)), ask.has_maps)
+        return Constraint("protobuf", _grammar("lark_grammar", msgspec.json.encode(ask.text)))
     grammar = with_schemas(_checked(_lark(ask.text)), exact_schema)
     return Constraint("lark", _grammar("lark_grammar", msgspec.json.encode(grammar)))
 

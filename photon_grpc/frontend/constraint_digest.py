@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from photon_grpc.frontend.ask import ConstraintAsk
-from photon_grpc.frontend.schema_nodes import schemas_of
+from photon_grpc.frontend.json_schema import schemas_of
 from photon_grpc.frontend.tool_grammar import read_tools
 
 #: Keywords of a schema that say nothing of what satisfies it.

@@ -7,7 +7,6 @@ has, is compiled there by the same limits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -19,9 +18,8 @@ from photon_grpc.errors import InvalidConstraint
 from photon_grpc.frontend.ask import ConstraintAsk
 from photon_grpc.frontend.constraint import field_of, write_grammar
 from photon_grpc.frontend.constraint_digest import digest_of
-from photon_grpc.frontend.control_characters import holds_unwritable
+from photon_grpc.frontend.json_schema import children, problem_of
 from photon_grpc.frontend.lark_schemas import lark_schemas
-from photon_grpc.frontend.rounded_numbers import clashing_steps, rounded_number
 from photon_grpc.frontend.tool_grammar import read_tools
 
 #: Bytes of the walk: enough for what grows with every step to meet its limit.
@@ -33,9 +31,6 @@ _MAX_LOOKED_AT = 64
 _MAX_LOOKED_INTO = 32 * 1024
 #: In words of an option that no caller has.
 _ONE_OF = "Enable 'coerce_one_of' option"
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SINGLE = ("items", "additionalProperties", "additionalItems")
 
 
 def try_out(ask: ConstraintAsk) -> Constraint:
@@ -83,24 +78,15 @@ def _walk(matcher: llguidance.LLMatcher) -> str:
 def _unwritable(ask: ConstraintAsk) -> str:
     """Return the reason that the library would write something else; empty where it would not."""
     if ask.kind == "json_schema":
-        return _changed(ask.text)
+        return problem_of(ask.text)
     if ask.kind == "grammar":
-        return next(filter(None, map(_changed, lark_schemas(ask.text))), "")
+        return next(filter(None, map(problem_of, lark_schemas(ask.text))), "")
     if ask.kind == "tool_calls":
         for tool in read_tools(ask.text, *ask.choices):
-            problem = _changed(msgspec.json.encode(tool.schema).decode())
+            problem = problem_of(msgspec.json.encode(tool.schema).decode())
             if problem:
                 return f"the parameters of the {tool.label}: {problem}"
     return ""
-
-
-def _changed(schema: str) -> str:
-    if holds_unwritable(schema):
-        return r"of control characters only \b \f \n \r \t can be written"
-    number = rounded_number(schema)
-    if number is not None:
-        return f"{number} would be rounded: constants and bounds are read as floats of 64 bits"
-    return clashing_steps(schema) or ""
 
 
 def _told(ask: ConstraintAsk, problem: str) -> str:
@@ -137,9 +123,10 @@ def _pointer(schema: str, problem: str) -> str:
     if not isinstance(root, dict):
         return ""
     shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
-    pointer, node, left = "", root, _MAX_LOOKED_AT
+    pointer, left = "", _MAX_LOOKED_AT
+    node: Any = root
     while True:
-        for step, child in _children(node):
+        for step, child in [(step, child) for step, child in children(node) if isinstance(child, dict | bool)]:
             left -= 1
             if left < 0:
                 return pointer
@@ -149,18 +136,3 @@ def _pointer(schema: str, problem: str) -> str:
                 break
         else:
             return pointer
-
-
-def _children(schema: Any) -> Iterator[tuple[str, Any]]:
-    """Subschemas with the end of their pointers."""
-    if not isinstance(schema, dict):
-        return
-    for keyword, value in schema.items():
-        if keyword in _MAPS and isinstance(value, dict):
-            for name, child in value.items():
-                yield f"/{keyword}/{name.replace('~', '~0').replace('/', '~1')}", child
-        elif keyword in _LISTS and isinstance(value, list):
-            for number, child in enumerate(value):
-                yield f"/{keyword}/{number}", child
-        elif keyword in _SINGLE:
-            yield f"/{keyword}", value

@@ -10,6 +10,7 @@ import msgspec
 
 from photon_grpc.errors import PhotonError
 from photon_grpc.frontend.ask import ConstraintAsk
+from photon_grpc.frontend.json_schema import referred
 from photon_grpc.frontend.least_chars import least_chars
 from photon_grpc.frontend.tool_grammar import read_tools
 
@@ -101,10 +102,7 @@ class _Lengths:
             return _ANY
         if reference not in self._referred:
             self._referred[reference] = _ANY
-            schema = self._root
-            for name in reference[2:].split("/"):
-                schema = schema.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(schema, dict) else None
-            self._referred[reference] = self.least(schema, depth + 1)
+            self._referred[reference] = self.least(referred(self._root, reference), depth + 1)
         return self._referred[reference]
 
     def _least_of_types(self, schema: dict[str, Any], depth: int) -> int:

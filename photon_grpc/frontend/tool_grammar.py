@@ -11,7 +11,7 @@ import msgspec
 
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend import reasoning
-from photon_grpc.frontend.exact_schema import exact_schema
+from photon_grpc.frontend.json_schema import exact_schema
 from photon_grpc.frontend.tool_calls import CallForm
 
 FIELD = "chat.tools_json"

@@ -2,7 +2,7 @@
 
 Narrower than proto3 JSON, so that this holds: fields stand in the order of their declaration, each at most once, and of
 a oneof one; nothing is `null` that need not be; enum values are names; no number leaves its type; an escaped surrogate
-has its other half. That no object has a key twice no grammar can say: the engine sees to it where `has_maps` is true.
+has its other half. No grammar can say that a map has no key twice: the parser keeps the last value of such a key.
 https://protobuf.dev/programming-guides/json
 """
 
@@ -68,13 +68,11 @@ _TERMINALS = {
     "TIMESTAMP": f'"{_DATE}T{_TIME}{_FRACTION}Z"',
     "DURATION": f'"-?((0|{_positive(315_575_999_999)}){_FRACTION}|315576000000)s"',
     "FIELD_MASK": f'"({_PATH}(,{_PATH})*)?"',
-    # Each character in one way, so that keys that differ in their letters differ; integers of few enough digits that
-    # the engine finds another key when one is taken.
-    "STRING_KEY": rf'"({_UNESCAPED}|\\["\\bfnrt])*":',
-    "SIGNED32_KEY": '"(0|-?[1-9][0-9]{0,8})":',
-    "UNSIGNED32_KEY": '"(0|[1-9][0-9]{0,8})":',
-    "SIGNED64_KEY": '"(0|-?[1-9][0-9]{0,17})":',
-    "UNSIGNED64_KEY": '"(0|[1-9][0-9]{0,17})":',
+    "STRING_KEY": f'"({_UNESCAPED}|{_ESCAPED})*":',
+    "INT32_KEY": f'"({_INT32})":',
+    "UINT32_KEY": f'"({_UINT32})":',
+    "INT64_KEY": f'"({_INT64})":',
+    "UINT64_KEY": f'"({_UINT64})":',
 }
 _F = FieldDescriptor
 _SCALARS = {
@@ -87,13 +85,6 @@ _SCALARS = {
     **dict.fromkeys((_F.TYPE_UINT32, _F.TYPE_FIXED32), "UINT32"),
     **dict.fromkeys((_F.TYPE_INT64, _F.TYPE_SINT64, _F.TYPE_SFIXED64), "INT64"),
     **dict.fromkeys((_F.TYPE_UINT64, _F.TYPE_FIXED64), "UINT64"),
-}
-_KEYS = {
-    "STRING": "STRING_KEY",
-    "INT32": "SIGNED32_KEY",
-    "UINT32": "UNSIGNED32_KEY",
-    "INT64": "SIGNED64_KEY",
-    "UINT64": "UNSIGNED64_KEY",
 }
 
 
@@ -115,8 +106,6 @@ class JsonGrammar:
         #: Messages whose rules are to be written: name, type, depth.
         self._open: list[tuple[str, Descriptor, int]] = []
         self._num_fields = 0
-        #: Whether an object in it takes keys that the grammar does not list.
-        self.has_maps = False
         self._rules["start"] = self._message(graph.root, depth)
         while self._open:
             self._write_message(*self._open.pop())
@@ -188,7 +177,7 @@ class JsonGrammar:
         if not value:
             return ""
         if key.type != _F.TYPE_BOOL:
-            return self._object(_KEYS[_SCALARS[key.type]], value)
+            return self._object(f"{_SCALARS[key.type]}_KEY", value)
         name, is_new = self._name("b", value)
         if is_new:
             false, true = '"false":', '"true":'
@@ -199,7 +188,6 @@ class JsonGrammar:
         return name
 
     def _object(self, key: str, value: str) -> str:
-        self.has_maps = True
         name, is_new = self._name("o", key, value)
         if is_new:
             pair = f"{self._terminal(key)} {value}"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.json_format import Parse
+from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
@@ -46,18 +47,17 @@ class MessageType:
     message_class: type[Message]
     #: In Lark.
     grammar: str
-    #: Whether objects take keys that the grammar does not list.
-    has_maps: bool
 
     @property
     def constraint(self) -> ConstraintAsk:
-        return ConstraintAsk("protobuf", self.grammar, has_maps=self.has_maps)
+        return ConstraintAsk("protobuf", self.grammar)
 
-    def parse(self, json: str) -> Message:
-        """Raise google.protobuf.json_format.ParseError."""
-        message = self.message_class()
-        Parse(json, message)
-        return message
+    def parse(self, text: str) -> Message:
+        """Return the message of its JSON. Raise ValueError, google.protobuf.json_format.ParseError.
+
+        A key that a map has twice keeps its last value; protobuf's Parse would refuse it.
+        """
+        return ParseDict(json.loads(text), self.message_class())
 
 
 class MessageTypes:
@@ -151,12 +151,12 @@ def read_message_type(files: bytes, name: str) -> MessageType:
         raise InvalidConstraint(f"{_NAME_FIELD}: the set has no message {name[:200]!r}", field=_NAME_FIELD) from None
     graph = MessageGraph(root, pool)
     try:
-        grammar = write_json_grammar(graph)
+        grammar = write_json_grammar(graph).text
     except TooManyFields:
         problem = f"{root.full_name} requires too many fields within one another, to a depth of"
         needed = graph.least_depth(root)
         raise refused(f"{problem} {needed}; {MAX_DEPTH} are allowed", needed=needed, limit=MAX_DEPTH) from None
-    return MessageType(root.full_name, GetMessageClass(root), grammar.text, grammar.has_maps)
+    return MessageType(root.full_name, GetMessageClass(root), grammar)
 
 
 def _check(files: bytes, name: str) -> None:

@@ -135,6 +135,17 @@ async def test_a_message_fills_while_it_is_written() -> None:
     assert fake.requests[0].stop.max_tokens == 9
 
 
+async def test_a_message_fills_on_when_a_map_has_a_key_twice() -> None:
+    text = '{"logitBias":{"5":1,"5":2,"7":3,"7":4},"seed":"9"}'
+    whole = pb.SamplingParams(logit_bias={5: 2, 7: 4}, seed=9)
+    pieces = [message(text[at : at + 3], start=at == 0) for at in range(0, len(text), 3)]
+    last = message("", finish=pb.FINISH_REASON_EOS)
+    last.deltas[0].message.Pack(whole)
+    async with serving(FakeServer([*pieces, last])) as fake, Client(fake.target) as client:
+        seen = [each async for each in client.stream_messages("x", pb.SamplingParams)]
+    assert seen[-1] == whole and seen[-2].logit_bias[7] and all(each.ByteSize() for each in seen)
+
+
 async def test_a_long_text_is_told_as_it_grows_by_a_share() -> None:
     """And so is parsed a number of times that does not grow with its length."""
     whole = json.dumps({"name": "x" * 20_000})
@@ -188,6 +199,11 @@ def test_well_known_types_are_described_as_their_json() -> None:
 def test_a_call_is_read_as_its_message() -> None:
     call = ToolCall(0, "Model", '{"name": "a", "maxContextTokens": 5}')
     assert read_tool_message(call, pb.Usage, model_pb2.Model) == model_pb2.Model(name="a", max_context_tokens=5)
+    twice = ToolCall(0, "SamplingParams", '{"logitBias": {"5": 1, "5": 2}}')
+    assert read_tool_message(twice, pb.SamplingParams) == pb.SamplingParams(logit_bias={5: 2})
+    for wrong in ('["name"]', "5", "null", '{"name"', "[" * 100_000):
+        with pytest.raises(MessageMismatch, match="the arguments of Model are not a message of its type"):
+            read_tool_message(ToolCall(0, "Model", wrong), model_pb2.Model)
     with pytest.raises(MessageMismatch, match="the call is of 'Model', not of Usage"):
         read_tool_message(call, pb.Usage)
     with pytest.raises(MessageMismatch, match="the arguments of Model are not a message of its type"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import grpc
 import pydantic
 import pytest
 from google.protobuf.any_pb2 import Any as Any_
-from google.protobuf.json_format import Parse
+from google.protobuf.json_format import Parse, ParseDict, ParseError
 from google.protobuf.message import Message
 from google.protobuf.wrappers_pb2 import Int32Value
 
@@ -28,7 +29,7 @@ from photon_grpc.server.message_type import read_message_type
 from photon_grpc.server.server import Server
 from photon_grpc.v1 import inference_pb2, inference_pb2_grpc
 from tests.compose import drawn_messages
-from tests.compose.test_structured_output import COMPLETE, PROMPT, answers, asked, reason
+from tests.compose.test_structured_output import COMPLETE, PROMPT, TOKENIZER, answers, asked, reason
 from tests.server.described import enum, file, message, serialized
 
 #: Outputs of random types; the long form: NUM_TYPED_OUTPUTS=10000, ten minutes.
@@ -131,6 +132,23 @@ def test_an_output_that_goes_on_gives_the_whole_message_and_a_cut_one_none(targe
             assert typed(client, LEDGER, seed=seed, max_tokens=cut).message is None
             rest = typed(client, LEDGER, seed=seed, max_tokens=40, continue_from=whole.token_ids[:cut])
             assert rest.message == whole.message
+
+
+def test_a_key_that_a_map_has_twice_keeps_its_last_value(llm: LLM, target: str) -> None:
+    """What an output begins with is given: the key 7 three times, of which the text has every one."""
+    begun = '{"count":3,"color":"RED","days":{"7":false,"8":false,"7":false,"7":true'
+    ids = TOKENIZER.encode(begun, add_special_tokens=False)
+    options: dict[str, Any] = {"message_type": LEDGER, "temperature": 1.5, "max_tokens": 60, "continue_from": ids}
+    with SyncClient(target) as client:
+        found = client.generate(PROMPT, seed=1, token_ids=True, **options)
+        *_, last = client.stream(PROMPT, seed=1, **options)
+    text = TOKENIZER.decode([*ids, *found.token_ids])
+    assert text.startswith(begun) and found.message.days[7] is True and found.message.days[8] is False
+    assert found.message == last.message == ParseDict(json.loads(text), LEDGER())
+    with pytest.raises(ParseError, match="duplicate key"):
+        Parse(text, LEDGER())
+    (here,) = llm.generate(PROMPT, seed=1, **options)
+    assert here.message == found.message
 
 
 def test_a_token_that_ends_an_output_is_no_part_of_its_message(target: str) -> None:

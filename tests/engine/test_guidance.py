@@ -206,17 +206,6 @@ def test_tokens_taken_as_a_whole_are_those_that_are_walked_one_by_one(compiled: 
     assert len(lengths) > 3, "the end of a string forbids long tokens, one after another"
 
 
-def test_a_key_that_is_there_is_taken_from_masks_of_a_step(compiled: Compiled) -> None:
-    anything = write_grammar(ConstraintAsk("json_object"))
-    constraint = Constraint(anything.kind, anything.grammar, has_unique_keys=True)
-    matchers = {0: compiled.matcher(constraint), 1: compiled.matcher(constraint)}
-    for matcher, text in zip(matchers.values(), ('{"ab":1,"ab', '{"ac":1,"ab'), strict=True):
-        assert all(matcher.advance(id) for letter in text for id in ids(letter))
-    masks, (quote,) = memoryview(bytearray(2 * MASK_BYTES)), ids('"')
-    assert compiled.grammars.filler(matchers, MASK_BYTES).fill(masks) == {}
-    assert quote not in bits(masks[:MASK_BYTES]) and quote in bits(masks[MASK_BYTES:])
-
-
 @pytest.mark.parametrize("drawn", ["class", "x"])
 def test_an_id_that_may_not_follow_ends_what_advances_by_it(compiled: Compiled, drawn: str) -> None:
     matcher = compiled.matcher(regex("def x"))
@@ -241,15 +230,14 @@ def test_many_are_filled_as_each_alone() -> None:
 
 
 def every_kind() -> list[Constraint]:
-    """Those that may end here and there, that name the vocabulary's end, with forced text, and with unique keys."""
+    """Those that may end here and there, that name the vocabulary's end, and with forced text."""
     named = f"start: /[a-z]+/ <[{EOS[0]}]> /[a-z]+/"
     schema = {"type": "array", "items": {"type": "string", "maxLength": 3}, "minItems": 1}
-    anything = write_grammar(ConstraintAsk("json_object"))
     return [
         *map(regex, ("(ab)*", ".{0,9}", "[0-9]+(,[0-9]+)*", "(forced text)+")),
         Constraint("lark", json.dumps({"grammars": [{"lark_grammar": named}]})),
         write_grammar(ConstraintAsk("json_schema", json.dumps(schema))),
-        Constraint(anything.kind, anything.grammar, has_unique_keys=True),
+        write_grammar(ConstraintAsk("json_object")),
     ]
 
 
@@ -668,7 +656,7 @@ def test_a_lexer_that_fails_within_a_token_loses_its_matchers_and_refuses_no_id(
     assert VOCABULARY is not None
     words = [token for token in range(VOCABULARY.vocab_size) if VOCABULARY.decode_bytes([token]).isalpha()]
     for max_states in range(40, 1_000, 31):
-        grammar = CompiledGrammar("", FORGETFUL, dict)  # type: ignore[arg-type]
+        grammar = CompiledGrammar("", FORGETFUL)
         lexer = preparation.compile_lexer(grammar, VOCABULARY, max_states)
         if isinstance(lexer, str):
             continue
@@ -692,11 +680,11 @@ class Wanting(Job):
 
 def room(num: float) -> tuple[LexerCache, Callable[[str], Lexer]]:
     """Memory for so many lexers, and what takes a part of it."""
-    cache = LexerCache(dict, int(num * ROOM))  # type: ignore[arg-type]
+    cache = LexerCache(int(num * ROOM))
     assert VOCABULARY is not None
 
     def take(owner: str) -> Lexer:
-        grammar = CompiledGrammar(owner, regex("a+"), dict)  # type: ignore[arg-type]
+        grammar = CompiledGrammar(owner, regex("a+"))
         lexer = preparation.compile_lexer(grammar, VOCABULARY, FIRST_LEXER_STATES)
         assert isinstance(lexer, Lexer)
         cache.added(lexer)

@@ -9,8 +9,8 @@ import pytest
 
 from photon_grpc.errors import InvalidConstraint
 from photon_grpc.frontend.ask import ConstraintAsk
-from photon_grpc.frontend.control_characters import holds_unwritable
 from photon_grpc.frontend.grammar_trial import try_out
+from photon_grpc.frontend.json_schema import problem_of
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,6 @@ def test_other_schemas_are_taken(schema: dict[str, Any]) -> None:
     try_out(ConstraintAsk("json_schema", json.dumps(schema)))
 
 
-@pytest.mark.parametrize("text", ['{"const": 1e400, "pattern": "\\\\x01"}', '{"a": "\\\\x01"', '"\\\\v"'])
+@pytest.mark.parametrize("text", ['{"a": "\\\\x01"', '"\\\\v"'])
 def test_what_cannot_be_read_is_left_to_the_compiler(text: str) -> None:
-    assert not holds_unwritable(text)
+    assert not problem_of(text)

@@ -17,8 +17,8 @@ import llguidance
 import pytest
 
 from photon_grpc.frontend.ask import ConstraintAsk
-from photon_grpc.frontend.formats import exact_formats
 from photon_grpc.frontend.grammar_trial import byte_tokenizer, try_out
+from photon_grpc.frontend.json_schema import exact_schema
 from tests.frontend.outputs import Outputs
 
 
@@ -188,4 +188,4 @@ def test_what_is_no_format_stays() -> None:
         '{"const": {"format":"date"}}',
         '{"format',
     ):
-        assert exact_formats(text) == text
+        assert exact_schema(text) == text

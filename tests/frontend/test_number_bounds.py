@@ -14,8 +14,7 @@ import pytest
 
 from photon_grpc.errors import InvalidConstraint
 from photon_grpc.frontend.ask import ConstraintAsk
-from photon_grpc.frontend.number_bounds import exact_bounds
-from photon_grpc.frontend.rounded_numbers import clashing_steps
+from photon_grpc.frontend.json_schema import exact_schema, problem_of
 from photon_grpc.frontend.tool_calls import CallForm, CallSyntax
 from tests.frontend.outputs import Outputs
 
@@ -138,14 +137,14 @@ def test_what_needs_no_change_stays() -> None:
         '{"exclusiveMinimum": "4"}',
         '{"const": 12345678901}',
     ):
-        assert exact_bounds(text) == text
+        assert exact_schema(text) == text
     for schema in (
         {"exclusiveMinimum": True},
         {"properties": {"exclusiveMinimum": {"type": "null"}}},
         {"maximum": 10**400},
     ):
         text = json.dumps(schema)
-        assert json.loads(exact_bounds(text)) == schema
+        assert json.loads(exact_schema(text)) == schema
 
 
 def test_multiples_whose_product_overflows_are_refused() -> None:
@@ -153,10 +152,10 @@ def test_multiples_whose_product_overflows_are_refused() -> None:
     with pytest.raises(InvalidConstraint, match="multipleOf 1E-10 and 3 cannot be combined"):
         Outputs.of_schema({"type": "number", "allOf": [{"multipleOf": 3}, {"multipleOf": 1e-10}]})
     large, larger = {"type": "integer", "multipleOf": 65536}, {"type": "integer", "multipleOf": 65537}
-    assert clashing_steps(json.dumps({"allOf": [large, larger]}))
-    assert clashing_steps(json.dumps({"$ref": "#/$defs/n", "multipleOf": 65537, "$defs": {"n": large}}))
-    assert clashing_steps(json.dumps({"type": "object", "properties": {"x": large, "y": larger}})) is None
-    assert clashing_steps(json.dumps({"allOf": [large, {"multipleOf": 65535}]})) is None
+    for schema in ({"allOf": [large, larger]}, {"$ref": "#/$defs/n", "multipleOf": 65537, "$defs": {"n": large}}):
+        assert "multipleOf 65536 and 65537 cannot be combined" in problem_of(json.dumps(schema))
+    assert not problem_of(json.dumps({"type": "object", "properties": {"x": large, "y": larger}}))
+    assert not problem_of(json.dumps({"allOf": [large, {"multipleOf": 65535}]}))
 
 
 def test_multiples_within_bounds() -> None:

@@ -11,7 +11,7 @@ import pytest
 from photon_grpc.errors import InvalidConstraint
 from photon_grpc.frontend.ask import ConstraintAsk
 from photon_grpc.frontend.grammar_trial import byte_tokenizer, try_out
-from photon_grpc.frontend.one_of import as_any_of
+from photon_grpc.frontend.json_schema import exact_schema
 
 CAT, DOG = {"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}
 
@@ -84,18 +84,18 @@ def test_what_may_satisfy_two_is_refused(other: dict[str, Any]) -> None:
 
 def test_an_integer_is_a_number() -> None:
     one_of = [{"$ref": "#/$defs/Number"}, {"type": "integer"}]
-    assert "anyOf" not in as_any_of(json.dumps({"oneOf": one_of, "$defs": {"Number": DEFS["Number"]}}))
+    assert "anyOf" not in exact_schema(json.dumps({"oneOf": one_of, "$defs": {"Number": DEFS["Number"]}}))
 
 
 def test_values_are_no_schemas() -> None:
     schema = json.dumps({"const": {"oneOf": [CAT, DOG]}, "$defs": DEFS | {"Dog": animal({"const": "dog"})}})
-    assert as_any_of(schema) == schema
+    assert exact_schema(schema) == schema
     for text in ('{"oneOf": "$ref"', '{"oneOf": [{"$ref": 1}, 3, {"$ref": "#/$defs/~"}]}'):
-        assert as_any_of(text) == text
+        assert exact_schema(text) == text
 
 
 def test_references_that_start_elsewhere_are_not_followed() -> None:
     schema = {"oneOf": [CAT, {"$ref": "#/$defs/Number"}], "$defs": {"Cat": DEFS["Cat"], "Number": DEFS["Number"]}}
-    assert "anyOf" in as_any_of(json.dumps({"$id": "https://example.com/a", **schema}))
+    assert "anyOf" in exact_schema(json.dumps({"$id": "https://example.com/a", **schema}))
     within = json.dumps({"items": {"$id": "https://example.com/a", **schema}})
-    assert as_any_of(within) == within
+    assert exact_schema(within) == within

@@ -12,7 +12,7 @@ import pytest
 
 from photon_grpc.frontend.ask import ConstraintAsk
 from photon_grpc.frontend.grammar_trial import byte_tokenizer, try_out
-from photon_grpc.frontend.patterns import exact_classes
+from photon_grpc.frontend.json_schema import exact_schema
 
 TEXTS = ('a"b', "a\\b", "a\nb", "ab", "-", "]", "a]", "^", "<", "'", "a-", "é", "\t")
 
@@ -56,9 +56,9 @@ def test_patterns_of_names_and_of_schemas_within() -> None:
 
 def test_what_is_no_pattern_stays() -> None:
     kept = {"const": {"pattern": "[^a]"}, "enum": ["[^a]"], "description": "[^a]"}
-    assert json.loads(exact_classes(json.dumps(kept))) == kept
-    assert json.loads(exact_classes(json.dumps({"properties": {"pattern": {"pattern": "[^a]"}}}))) == {
+    assert json.loads(exact_schema(json.dumps(kept))) == kept
+    assert json.loads(exact_schema(json.dumps({"properties": {"pattern": {"pattern": "[^a]"}}}))) == {
         "properties": {"pattern": {"pattern": r"[^\x01a]"}}
     }
     for text in ("", '{"pattern": "[^a]', "true", '{"pattern": ["[^a]"]}'):
-        assert exact_classes(text).replace(" ", "") == text.replace(" ", "")
+        assert exact_schema(text).replace(" ", "") == text.replace(" ", "")

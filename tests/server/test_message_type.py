@@ -15,7 +15,7 @@ import llguidance
 import pytest
 from google.protobuf import struct_pb2, timestamp_pb2
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
-from google.protobuf.json_format import ParseError
+from google.protobuf.json_format import Parse, ParseDict, ParseError
 
 from photon_grpc.core.constraint import Constraint
 from photon_grpc.core.request import FinishReason
@@ -71,9 +71,10 @@ def of_field(text: str, *, syntax: str = "proto3") -> MessageType:
         ("v: .acme.Color", '"RED"', '"BLUE" 1 "red" null'),
         ("v: .acme.Inner", '{} {"id":1}', '{"id":1,"id":2} {"x":1} {"id":null} null'),
         ("v: repeated bool", "[] [true] [true,false]", "[null] [true,] {}"),
-        ("v: map string bool", '{} {"":true} {"a":true,"b":false}', '{"a":null} {a:true} {"\\u0061":true}'),
+        ("v: map string bool", '{} {"":true} {"a":true,"b":false}', '{"a":null} {a:true} {"\\ud83d":true}'),
         ("v: map bool int32", '{"true":1} {"false":1,"true":2}', '{"true":1,"true":2} {"true":1,"false":2} {"no":1}'),
-        ("v: map uint32 .acme.Inner", '{"7":{}}', '{"-7":{}} {"07":{}} {7:{}} {"1234567890":{}}'),
+        ("v: map int64 bool", '{"-9223372036854775808":true}', '{"9223372036854775808":true} {"-0":true} {5:true}'),
+        ("v: map uint32 .acme.Inner", '{"7":{}} {"4294967295":{}}', '{"-7":{}} {"07":{}} {7:{}} {"4294967296":{}}'),
         ("v: .google.protobuf.Timestamp", '"2024-02-28T23:59:59Z" "0001-01-01T00:00:00.000000001Z"', '"2024-02-29T00:00:00Z" "0000-01-01T00:00:00Z" "2024-13-01T00:00:00Z" "2024-01-01T24:00:00Z"'),  # noqa: E501
         ("v: .google.protobuf.Duration", '"0s" "-1.500s" "315576000000s"', '"315576000001s" "315576000000.5s" "1" "1.5s" "--1s"'),  # noqa: E501
         ("v: .google.protobuf.FieldMask", '"" "a" "fooBar.baz,x1"', '"a_b" "A" "a," ".a"'),
@@ -96,6 +97,31 @@ def test_values_are_those_that_protobuf_parses_and_are_of_the_type(field: str, g
         assert made.message_class.FromString(parsed.SerializeToString()) is not None
     for value in bad.split():
         assert not takes(made, f'{{"v":{value}}}'), value
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "plain"),
+    [
+        ("v: map string int32", '{"a":1,"b":2,"a":3}', '{"a":3,"b":2}'),
+        ("v: map string int32", r'{"a":1,"\u0061":2,"\ud83d\ude00":3,"😀":4}', '{"a":2,"😀":4}'),
+        ("v: map sfixed64 bool", '{"-5":true,"5":true,"-5":false}', '{"-5":false,"5":true}'),
+        ("v: map bool string", '{"false":"a","true":"b"}', '{"false":"a","true":"b"}'),
+        ("v: map string .acme.Inner", '{"a":{"id":1},"a":{}}', '{"a":{}}'),
+        ("v: map string .google.protobuf.Struct", '{"a":{"b":1,"b":2},"c":{},"c":{"b":[{"d":1,"d":"x"}]}}',
+         '{"a":{"b":2},"c":{"b":[{"d":"x"}]}}'),
+        ("v: map string .google.protobuf.Value", '{"a":[1],"a":null}', '{"a":null}'),
+        ("v: .google.protobuf.Struct", '{"a":{"b":1},"a":{"c":-0.5e-7}}', '{"a":{"c":-5e-8}}'),
+        ("v: repeated .google.protobuf.Struct", '[{"a":1},{"a":2,"a":3}]', '[{"a":1},{"a":3}]'),
+        ("v: map string double", '{"a":1e289,"a":1e-290}', '{"a":1e-290}'),
+    ],
+)  # fmt: skip
+def test_a_key_that_a_map_has_twice_keeps_its_last_value(field: str, text: str, plain: str) -> None:
+    """`plain` has each key once; protobuf's own parser takes it."""
+    made = of_field(field)
+    twice, once = f'{{"v":{text}}}', f'{{"v":{plain}}}'
+    assert takes(made, twice)
+    assert made.parse(twice) == Parse(once, made.message_class())
+    assert made.parse(twice) == ParseDict(json.loads(twice), made.message_class())
 
 
 def test_fields_stand_in_order_each_once_and_of_a_oneof_one() -> None:
@@ -398,14 +424,16 @@ async def test_empty_and_too_long_fields_are_named() -> None:
 def test_what_is_no_json_of_the_type_is_a_parse_error() -> None:
     made = read_message_type(serialized(file()), struct_pb2.Struct.DESCRIPTOR.full_name)
     with pytest.raises(ParseError):
-        made.parse('{"a":1,"a":2}')
+        made.parse("[]")
+    with pytest.raises(ValueError, match="delimiter"):
+        made.parse('{"a":1')
 
 
 async def test_a_complete_output_that_is_no_message_is_our_defect_and_is_not_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     made = read_message_type(serialized(file()), "google.protobuf.Struct")
-    for text in (b'{"secret":1,"secret":2}', b'{"secret' * 1000):
+    for text in (b'{"secret":1,"secret"', b'{"secret' * 1000):
         delta = OutputDelta(0, finish=OutputFinish(FinishReason.EOS, message_json=text))
         with pytest.raises(InternalFailure) as caught:
             await messages.add([pb.Output()], [delta], made)

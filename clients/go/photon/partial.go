@@ -1,6 +1,7 @@
 package photon
 
 import (
+	"encoding/json"
 	"strings"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -15,6 +16,21 @@ func partialJSON(text string, message protoreflect.MessageDescriptor) string {
 		return "{}"
 	}
 	return string(p.out)
+}
+
+// lastKeyWins writes JSON anew with each key of an object once, with its last value: protojson refuses to read a key twice.
+func lastKeyWins(text string) []byte {
+	decoder := json.NewDecoder(strings.NewReader(text))
+	decoder.UseNumber()
+	var value any
+	if decoder.Decode(&value) != nil || decoder.More() {
+		return []byte(text)
+	}
+	once, err := json.Marshal(value)
+	if err != nil {
+		return []byte(text)
+	}
+	return once
 }
 
 // progress says how much of a value is there.

@@ -59,6 +59,27 @@ func TestEveryBeginningOfAMessageIsAMessage(t *testing.T) {
 	}
 }
 
+func TestAMapThatHasAKeyTwiceKeepsItsLastValue(t *testing.T) {
+	const text = `{"logitBias":{"5":1,"7":0.5,"5":2},"seed":"9223372036854775809"}`
+	want := &pb.SamplingParams{LogitBias: map[uint32]float32{5: 2, 7: 0.5}, Seed: proto.Uint64(1<<63 + 1)}
+	call := ToolCall{Name: "SamplingParams", ArgumentsJSON: text}
+	if got, err := ToolCallAs[*pb.SamplingParams](call); err != nil || !proto.Equal(got, want) {
+		t.Errorf("the call is %v, %v", got, err)
+	}
+	for n := range len(text) {
+		got := &pb.SamplingParams{}
+		known := partialJSON(text[:n], got.ProtoReflect().Descriptor())
+		if err := partialMessages.Unmarshal(lastKeyWins(known), got); err != nil {
+			t.Errorf("%q: %v", text[:n], err)
+		}
+	}
+	for _, wrong := range []string{`{"seed":"9"} 5`, `{"seed"`, "", "[]"} {
+		if _, err := ToolCallAs[*pb.SamplingParams](ToolCall{ArgumentsJSON: wrong}); err == nil {
+			t.Errorf("%q is read", wrong)
+		}
+	}
+}
+
 func TestAStringGrowsWithItsText(t *testing.T) {
 	text := `{"number":"No. 17","items":[{"name":"chair","cents":"49`
 	got := partialJSON(text, (&acmev1.Invoice{}).ProtoReflect().Descriptor())

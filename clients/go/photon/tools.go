@@ -41,7 +41,7 @@ func WithTools(tools ...Tool) Option {
 func ToolCallAs[T proto.Message](call ToolCall) (T, error) {
 	message := newMessage[T]()
 	options := protojson.UnmarshalOptions{DiscardUnknown: true}
-	if err := options.Unmarshal([]byte(call.ArgumentsJSON), message); err != nil {
+	if err := options.Unmarshal(lastKeyWins(call.ArgumentsJSON), message); err != nil {
 		return message, mismatch("arguments of %q: %v", call.Name, err)
 	}
 	return message, nil

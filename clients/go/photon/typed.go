@@ -33,6 +33,7 @@ func GenerateAs[T proto.Message](ctx context.Context, caller Caller, prompt Prom
 
 // StreamAs gives the message of a generation as it is filled: values that are whole, strings as far as they are written,
 // long ones by shares, each time in a message of its own. The last is the whole one, unless an error stands beside it.
+// A key that a map is given twice has its last value.
 func StreamAs[T proto.Message](ctx context.Context, caller Caller, prompt Prompt, options ...Option) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		var whole Output
@@ -58,7 +59,7 @@ func StreamAs[T proto.Message](ctx context.Context, caller Caller, prompt Prompt
 			parsed = len(whole.Text)
 			message := newMessage[T]()
 			known := partialJSON(whole.Text, message.ProtoReflect().Descriptor())
-			if known == last || partialMessages.Unmarshal([]byte(known), message) != nil {
+			if known == last || partialMessages.Unmarshal(lastKeyWins(known), message) != nil {
 				continue
 			}
 			if last = known; !yield(message, nil) {

@@ -7,6 +7,7 @@ import com.acme.v1.Invoice;
 import com.acme.v1.Money;
 import com.google.protobuf.Timestamp;
 import com.google.protobuf.util.JsonFormat;
+import java.util.Map;
 import org.junit.jupiter.api.Test;
 
 /** Every beginning of a message's JSON is a message that has no more than the whole. */
@@ -53,6 +54,17 @@ class PartialJsonTest {
     assertEquals(0, read(partial).getItems(0).getPrice().getCents());
     partial.append("90\"");
     assertEquals(4990, read(partial).getItems(0).getPrice().getCents());
+  }
+
+  @Test
+  void aMapThatHasAKeyTwiceKeepsItsLastValue() throws Exception {
+    var json = "{\"labels\":{\"a\":\"1\",\"b\":\"2\",\"a\":\"3\"}}";
+    var partial = new PartialJson(Invoice.getDescriptor());
+    for (var character : json.split("")) {
+      partial.append(character);
+      read(partial);
+    }
+    assertEquals(Map.of("a", "3", "b", "2"), read(partial).getLabelsMap());
   }
 
   private static void assertBegins(Invoice partial) {

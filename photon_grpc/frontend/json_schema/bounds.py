@@ -1,58 +1,45 @@
-"""Bounds of numbers that an output keeps, for a compiler that lets some of them through.
+"""Bounds of numbers that an output keeps, for a library that lets some of them through.
 
 Its expression of `> 4, < 4.001` has a `4`, that of `>= -0.5, < 0` a `-0`, and it adds 1 to an exclusive bound of
 integers as floats do, which at 2^53 changes nothing. It is right about inclusive bounds that it reads as they are
-(exact_numbers.py), and about exclusive ones on the far side of 0. Any other becomes the next number within that has 15
+(numbers.py), and about exclusive ones on the far side of 0. Any other becomes the next number within that has 15
 digits: nearer ones are left out, and among them those that a float of 64 bits would take for the bound itself.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from decimal import ROUND_CEILING, Decimal
-from typing import Any, TypeGuard
+from typing import Any
 
-from photon_grpc.frontend.exact_numbers import MAX_DIGITS, as_read, decimal, is_plain, load, may_be_rounded
-from photon_grpc.frontend.schema_nodes import schemas_of
+from photon_grpc.frontend.json_schema.nodes import Node
+from photon_grpc.frontend.json_schema.numbers import MAX_DIGITS, as_read, decimal, is_number, is_plain
 
-#: Digits behind the point at most: the compiler's expressions nest with every one.
+#: Digits behind the point at most: the library's expressions nest with every one.
 _MAX_PLACES = 60
 #: The first number above 0.
 _LEAST = Decimal("1e-15")
-#: The compiler refuses bounds from 2^63 on.
+#: The library refuses bounds from 2^63 on.
 _TOO_LARGE = 1e300
 #: The bound, its exclusive form, and the way to what is within.
 _BOUNDS = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))
 
 
-def exact_bounds(schema: str) -> str:
-    """The schema, a JSON text, with such bounds. As it is where there is none to change, or no JSON."""
-    if '"exclusiveM' not in schema and not may_be_rounded(schema):
-        return schema
-    try:
-        root = load(schema)
-    except (ValueError, RecursionError):  # the compiler says what is wrong with it
-        return schema
-    num_changed = sum([_changed(node) for node in schemas_of(root)])
-    return json.dumps(root) if num_changed or may_be_rounded(schema) else schema
-
-
-def _changed(node: dict[str, Any]) -> bool:
-    """Changes its bounds; return whether there was a reason to."""
+def exact_bounds(node: Node, _: Any) -> bool:
+    """Change the bounds of a schema; return whether there was a reason to."""
     return sum([_narrowed(node, *bound) for bound in _BOUNDS]) > 0
 
 
-def _narrowed(node: dict[str, Any], inclusive: str, exclusive: str, way: int) -> bool:
+def _narrowed(node: Node, inclusive: str, exclusive: str, way: int) -> bool:
     given, strict = node.get(inclusive), node.get(exclusive)
-    if strict is True and _is_number(given):  # as draft 4 has it
+    if strict is True and is_number(given, _TOO_LARGE):  # as draft 4 has it
         given, strict = None, given
     is_integer = node.get("type") == "integer"
-    bounds = [_within(given, False, is_integer, way)] if _is_number(given) else []
+    bounds = [_within(given, False, is_integer, way)] if is_number(given, _TOO_LARGE) else []
     new = {}
-    if _is_number(strict) and _is_left_out(strict, way):
+    if is_number(strict, _TOO_LARGE) and _is_left_out(strict, way):
         new[exclusive] = strict
-    elif _is_number(strict):
+    elif is_number(strict, _TOO_LARGE):
         bounds.append(_within(strict, True, is_integer, way))
     if bounds:
         new[inclusive] = max(bounds, key=lambda number: way * number)
@@ -65,14 +52,9 @@ def _narrowed(node: dict[str, Any], inclusive: str, exclusive: str, way: int) ->
 
 
 def _is_left_out(bound: float, way: int) -> bool:
-    """Return whether the compiler leaves this exclusive bound out: one that what is within is nearer to 0 than."""
+    """Return whether the library leaves this exclusive bound out: one that what is within is nearer to 0 than."""
     number = decimal(bound)
     return number.adjusted() < MAX_DIGITS and way * bound < 0 and is_plain(number)
-
-
-def _is_number(value: Any) -> TypeGuard[float]:
-    """Return whether it is one that the compiler takes for a bound, or might."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _TOO_LARGE
 
 
 def _within(given: float, is_exclusive: bool, is_integer: bool, way: int) -> float:

@@ -1,37 +1,26 @@
-"""`oneOf` of schemas that are referred to, for a compiler that looks for what tells them apart in the list alone.
+"""`oneOf` of schemas that are referred to, for a library that looks for what tells them apart in the list alone.
 
 Where the schemas exclude each other, `oneOf` and `anyOf` mean the same.
 """
 
 from __future__ import annotations
 
-import json
 from itertools import combinations
 from typing import Any
 
-from photon_grpc.frontend.schema_nodes import schemas_of
+from photon_grpc.frontend.json_schema.nodes import Node, referred
 
 #: References to references that are followed.
 _MAX_REFERENCES = 16
 
 
-def as_any_of(schema: str) -> str:
-    """The schema, a JSON text, with `anyOf` for `oneOf` where that refers to schemas of which no value satisfies two:
-    by their types, or by the value of a property that they require. As it is where there is none, or no JSON."""
-    if '"oneOf"' not in schema or '"$ref"' not in schema:
-        return schema
-    try:
-        root = json.loads(schema)
-    except (ValueError, RecursionError):  # the compiler says what is wrong with it
-        return schema
-    if schema.count('"$id"') > (isinstance(root, dict) and "$id" in root):  # from which references within it start
-        return schema
-    num_changed = 0
-    for node in schemas_of(root):
-        if "anyOf" not in node and _is_exclusive(node.get("oneOf"), root):
-            node["anyOf"] = node.pop("oneOf")
-            num_changed += 1
-    return json.dumps(root) if num_changed else schema
+def as_any_of(node: Node, root: Any) -> bool:
+    """Write `anyOf` for `oneOf` where that refers to schemas of which no value satisfies two: by their types, or by the
+    value of a property that they require."""
+    if "anyOf" in node or not _is_exclusive(node.get("oneOf"), root):
+        return False
+    node["anyOf"] = node.pop("oneOf")
+    return True
 
 
 def _is_exclusive(schemas: Any, root: Any) -> bool:
@@ -41,23 +30,18 @@ def _is_exclusive(schemas: Any, root: Any) -> bool:
     return all(_exclude(one, other, root) for one, other in combinations(resolved, 2))
 
 
-def _resolved(schema: Any, root: Any) -> dict[str, Any]:
+def _resolved(schema: Any, root: Any) -> Node:
     """The schema that is referred to; an empty one where that is not in `root`."""
     for _ in range(_MAX_REFERENCES):
         if not isinstance(schema, dict):
             return {}
-        reference = schema.get("$ref")
-        if reference is None:
+        if "$ref" not in schema:
             return schema
-        if not isinstance(reference, str) or not reference.startswith("#/"):
-            return {}
-        schema = root
-        for name in reference[2:].split("/"):
-            schema = schema.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(schema, dict) else None
+        schema = referred(root, schema["$ref"])
     return {}
 
 
-def _exclude(one: dict[str, Any], other: dict[str, Any], root: Any) -> bool:
+def _exclude(one: Node, other: Node, root: Any) -> bool:
     """Return whether it is plain that no value satisfies both."""
     kinds = [_kinds(each) for each in (one, other)]
     if all(kinds) and kinds[0].isdisjoint(kinds[1]):
@@ -71,7 +55,7 @@ def _exclude(one: dict[str, Any], other: dict[str, Any], root: Any) -> bool:
     return False
 
 
-def _kinds(schema: dict[str, Any]) -> set[str]:
+def _kinds(schema: Node) -> set[str]:
     """Types of its values; empty where that is not said."""
     kinds = schema.get("type")
     kinds = [kinds] if isinstance(kinds, str) else kinds
@@ -80,7 +64,7 @@ def _kinds(schema: dict[str, Any]) -> set[str]:
     return {"number" if kind == "integer" else kind for kind in kinds}
 
 
-def _names(schema: dict[str, Any]) -> set[str]:
+def _names(schema: Node) -> set[str]:
     """Properties that must be there."""
     required, properties = schema.get("required"), schema.get("properties")
     if not isinstance(required, list) or not isinstance(properties, dict):
@@ -88,7 +72,7 @@ def _names(schema: dict[str, Any]) -> set[str]:
     return {name for name in required if isinstance(name, str)} & properties.keys()
 
 
-def _values(schema: dict[str, Any]) -> list[Any]:
+def _values(schema: Node) -> list[Any]:
     """All that satisfy it; empty where they are not listed."""
     listed = schema.get("enum")
     return [schema["const"]] if "const" in schema else listed if isinstance(listed, list) else []
