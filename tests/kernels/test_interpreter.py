@@ -13,6 +13,8 @@ from hypothesis import settings
 pytest.importorskip("triton")
 
 
+# A minute of computing in one process, which is five on a machine that is busy.
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="already inside the interpreter")
 def test_kernels_equal_their_references_in_the_interpreter() -> None:
     here = Path(__file__).parent
