@@ -2,7 +2,8 @@
 #
 #   make run     the service on 127.0.0.1:50051 with the embedded model, one generation, then a server until Ctrl-C
 #   make demo    the same on a free port, and ends after the generation
-#   make test    the whole test suite that needs no GPU
+#   make test    the tests that every change must pass: about eight minutes on two cores
+#   make test-all  every test that needs no GPU, with all examples of hypothesis: about 25 minutes on two cores
 #   make attack  the attacks of that suite in their long form, on a service of their own: minutes, and a table of figures
 #   make soak    mixed traffic for half an hour, and what it left
 #
@@ -17,10 +18,17 @@ BIN := $(VENV)/bin
 ARGS ?=
 PIP_ARGS ?=
 PYTHON ?=
+# How many processes run tests, each a file at a time. Most of them wait for services that they have started, so there is
+# one more than there are cores; each takes up to 2 GB with its services.
+WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); [ $$cores -lt 6 ] && echo $$((cores + 1)) || echo 6)
+IN_PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 
+# Of hundreds of processes that tests start, the first compiles what all import.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
-.PHONY: help run demo setup setup-dev test test-gpu attack audit soak bench protos lint format clients clean
+.PHONY: help run demo setup setup-dev test test-all test-gpu attack audit soak bench protos lint format clients clean
 
 help:
 	@sed -n 's/^#  *\(make .*\)/  \1/p' Makefile
@@ -32,8 +40,14 @@ run: setup
 demo: setup
 	@exec $(BIN)/photon-grpc run --once $(ARGS)
 
+# With the linters what .ci/run runs.
 test: setup-dev
-	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+	$(BIN)/python -m pytest -m "not gpu and not full" --hypothesis-profile=quick $(IN_PARALLEL) $(ARGS)
+
+test-all: setup-dev
+	@echo "── Every test that needs no GPU: about 25 minutes on two cores; compiling Go's and Java's clients for the first"
+	@echo "   time adds about five."
+	$(BIN)/python -m pytest -m "not gpu" $(IN_PARALLEL) $(ARGS)
 
 test-gpu: setup-dev
 	$(BIN)/python -m pytest -m gpu $(ARGS)

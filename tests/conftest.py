@@ -1,9 +1,13 @@
-"""What every test relies on: one thread for tensors, no network, no deadline for hypothesis, GPU tests only on GPUs."""
+"""What every test relies on: one thread for tensors, no network, no deadline for hypothesis, GPU tests only on GPUs.
+
+Also the order of the files where several run at a time, and the CPU seconds that a run took.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +22,16 @@ from hypothesis import HealthCheck, settings
 # How long an example takes says how busy the machine is, not whether the code is right.
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.register_profile("untimed", UNTIMED)
+# For `make test`: a quarter of the examples (tests/examples.py scales those that tests name themselves).
+QUICK = settings(UNTIMED, max_examples=25)
+settings.register_profile("quick", QUICK)
 # The same examples every time, for a gate: a change is judged by what it changed. Everybody else's runs search on.
-settings.register_profile("same", UNTIMED, derandomize=True)
+settings.register_profile("same", QUICK, derandomize=True)
 settings.load_profile("untimed")
+
+# Folders by how long their longest files take: what begins last must be short, or the others wait for it.
+LONGEST_FIRST = ("kernels", "service", "attack", "clients", "runner", "properties", "models", "cli", "compose", "demo")
+_CPU_S = pytest.StashKey[float]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,17 +39,54 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--attack", choices=("short", "long"), default="short", help="how large the attacks are")
     parser.addoption("--soak", type=float, metavar="SECONDS", help="how long mixed traffic lasts")
     parser.addoption("--attack-figures", type=Path, metavar="PATH", help="write what they did to PATH (.md or .json)")
+    parser.addoption("--cpu-budget", type=float, metavar="SECONDS", help="fail if the run takes more CPU time")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `gpu` where there is no CUDA device; torch is imported only if there are such tests."""
+    """Put the longest files first, and skip tests marked `gpu` where there is no CUDA device; torch is imported only if
+    there are such tests."""
+    items.sort(key=_rank)
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if on_gpu and not has_cuda():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
+def _rank(item: pytest.Item) -> int:
+    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
+
+
 def has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_CPU_S] = 0.0
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Count what a process of pytest-xdist took."""
+    node.config.stash[_CPU_S] += node.workeroutput.get("cpu_s", 0.0)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Count what this process took, with the processes that it started and waited for; fail where that is too much."""
+    config = session.config
+    config.stash[_CPU_S] += sum(os.times()[:4])
+    if (output := getattr(config, "workeroutput", None)) is not None:
+        output["cpu_s"] = config.stash[_CPU_S]
+    elif (budget_s := config.getoption("--cpu-budget")) and config.stash[_CPU_S] > budget_s:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Tell the CPU time of the run: unlike the time on the clock it does not depend on what else the machine does."""
+    took_s, budget_s = config.stash[_CPU_S], config.getoption("--cpu-budget")
+    terminalreporter.write_line(f"{took_s:.0f} CPU seconds" + (f" of {budget_s:.0f}" if budget_s else ""))
+    if budget_s and took_s > budget_s:
+        terminalreporter.write_line("That is too much: --durations=40 shows what takes the time.", red=True)

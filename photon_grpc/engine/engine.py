@@ -74,8 +74,8 @@ class Engine:
         #: Knows how long steps take; `compose` tells it of those before the first request.
         self.pace = scheduler.deadlines.pace
         self._timers = Timers()
-        self._stats = EngineStats()
-        self._bulletin = Bulletin(self._stats, scheduler, ports.outbox, ports.load_interval_s)
+        self.stats = EngineStats()
+        self._bulletin = Bulletin(self.stats, scheduler, ports.outbox, ports.load_interval_s)
         self._facts = facts
         self._admission = AdmissionControl(scheduler, facts, quotas)
         self._launched: deque[Launched] = deque()
@@ -208,7 +208,7 @@ class Engine:
 
     def _check(self, request: Request, report: StepFrameBuilder) -> None:
         """Raises RequestError. In a full queue, requests of the owner with most of it make room for another's."""
-        load = self._stats.load(self.scheduler)
+        load = self.stats.load(self.scheduler)
         try:
             self._admission.check(request, load)
         except QueueFull:
@@ -219,7 +219,7 @@ class Engine:
             message = "the queue is full, and this API key has most of what waits; another's request took the place"
             for seq in given:
                 self._fail(seq, QueueFull(message, retry_after_s=load.retry_after_s), report)
-            self._admission.check(request, self._stats.load(self.scheduler))
+            self._admission.check(request, self.stats.load(self.scheduler))
 
     def _check_deadline(self, seq: Sequence) -> None:
         """Raises DeadlineUnreachable."""
@@ -241,7 +241,7 @@ class Engine:
                 self.scheduler.deadlines.output_ended(finished.num_generated)
 
     def _abort(self, frontend: int, abort: Abort) -> None:
-        count = self._stats.stopped if abort.by_stop_string else self._stats.cancelled
+        count = self.stats.stopped if abort.by_stop_string else self.stats.cancelled
         for handle in abort.handles:
             seq = self._admission.find(frontend, handle)
             if seq is not None:
@@ -295,7 +295,7 @@ class Engine:
             # A sibling waits for its leader's prompt: with its leader in a seat, it is served.
             is_served = any(each and each.first_scheduled_s is not None for each in (seq, seq.leader))
             if not is_served and seq.status is not Status.FINISHED:
-                retry_after_s = self._stats.load(self.scheduler).retry_after_s
+                retry_after_s = self.stats.load(self.scheduler).retry_after_s
                 message = "the request waited longer than max_queue_duration"
                 self._fail(seq, QueueTimeout(message, retry_after_s=retry_after_s), report)
 
@@ -319,19 +319,19 @@ class Engine:
         self.pace.stepped(launched.num_tokens, output.duration_s)
         self.scheduler.settle(output, report)
         self._trace.settled(output)
-        self._stats.stepped(output)
+        self.stats.stepped(output)
         self._bulletin.changed()
 
     def _send(self, report: StepFrameBuilder) -> None:
         if report.ended:
             self._forget_ended(report)
             self._learn_lengths(report)
-        self._stats.count(report)
+        self.stats.count(report)
         self._trace.turned(report, self.scheduler)
         self._timers.sweep(len(self._admission))
         if report.columns:
             self._bulletin.changed()
-            load = self._stats.load(self.scheduler)
-            for frontend, frame in report.frames(self._stats.steps, load):
+            load = self.stats.load(self.scheduler)
+            for frontend, frame in report.frames(self.stats.steps, load):
                 self._outbox.send(frontend, frame)
         self._bulletin.tell(time.monotonic())

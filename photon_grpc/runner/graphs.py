@@ -58,7 +58,7 @@ class GraphLaunch:
         context_len = torch.zeros(step.max_rows, dtype=torch.int32, device=step.table.device)
         self._rows = Rows(*self._columns, context_len)
         #: Each leaves the hidden states of the rows' last tokens.
-        self._bodies: dict[StepShape, Replay[torch.Tensor] | None] = {}
+        self.bodies: dict[StepShape, Replay[torch.Tensor] | None] = {}
         self._tails: dict[tuple[int, SamplingLevel], Callable[[], SampledTokens]] = {}
         #: Slots of the decode step that `_rows` holds; () where it holds something else.
         self._slots: tuple[int, ...] = ()
@@ -94,9 +94,9 @@ class GraphLaunch:
 
     def _body(self, shape: StepShape) -> Replay[torch.Tensor] | None:
         """None where the shape could not be captured: its batches run eagerly."""
-        if shape not in self._bodies:
-            self._bodies[shape] = self._capture_body(shape)
-        return self._bodies[shape]
+        if shape not in self.bodies:
+            self.bodies[shape] = self._capture_body(shape)
+        return self.bodies[shape]
 
     def _capture_body(self, shape: StepShape) -> Replay[torch.Tensor] | None:
         out = None

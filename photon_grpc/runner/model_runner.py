@@ -44,19 +44,19 @@ class ModelRunner:
 
     def __init__(self, launch: Launch, table: SlotTable, cache: KVCache, *, depth: int) -> None:
         self.depth = depth
-        self._launch_body = launch
-        self._table = table
-        self._cache = cache
+        self.launch_body = launch
+        self.table = table
+        self.cache = cache
         self._poisoned = PoisonedSlots()
         self._is_held_back = False
 
     @property
     def num_blocks(self) -> int:
-        return self._cache.num_blocks
+        return self.cache.num_blocks
 
     @property
     def kv(self) -> KVPlan:
-        return self._cache.plan
+        return self.cache.plan
 
     @torch.inference_mode()
     def submit(self, batch: Batch) -> Pending:
@@ -75,11 +75,11 @@ class ModelRunner:
     def _launch(self, batch: Batch) -> Pending:
         start_s = time.perf_counter()
         try:
-            self._table.apply(batch)
-            self._cache.copy(batch.copies)
+            self.table.apply(batch)
+            self.cache.copy(batch.copies)
             if not batch.slots:
                 return Landed(StepOutput(batch.step, ()))
-            tail = self._launch_body(batch)
+            tail = self.launch_body(batch)
             if not batch.masked:
                 return self._sent(batch, tail(), start_s)
         except torch.AcceleratorError:
@@ -87,7 +87,7 @@ class ModelRunner:
         except Exception:
             return self._failed(batch)
         finally:
-            self._table.advance(batch)
+            self.table.advance(batch)
         self._is_held_back = True
         return HeldBack(partial(self._sample, batch, tail, start_s))
 
@@ -95,7 +95,7 @@ class ModelRunner:
     def _sample(self, batch: Batch, tail: Tail, start_s: float, masks: memoryview) -> Pending:
         self._is_held_back = False
         try:
-            self._table.mask(masks)
+            self.table.mask(masks)
             return self._sent(batch, tail(), start_s)
         except torch.AcceleratorError:
             raise
@@ -105,7 +105,7 @@ class ModelRunner:
     def _sent(self, batch: Batch, drawn: StepTensors, start_s: float) -> Pending:
         """On its way from a device; on a CPU it is computed."""
         ids, scores = drawn.sampled
-        records = output_records(scores, batch, self._table.scored), drawn.prompts
+        records = output_records(scores, batch, self.table.scored), drawn.prompts
         if ids.device.type == "cuda":
             return InFlight(batch, ids, drawn.rows, records, start_s)
         return Landed(_output(batch, ids, drawn.rows, records, time.perf_counter() - start_s))
@@ -113,14 +113,14 @@ class ModelRunner:
     def _failed(self, batch: Batch) -> Pending:
         """Of an exception that is being handled. Raise torch.AcceleratorError where the device is lost: a launch of
         Triton's tells that by a RuntimeError."""
-        wait_for(self._table.device)
+        wait_for(self.table.device)
         _LOG.exception("step %d failed", batch.step)
         self._poisoned.failed(batch)
         return Landed(_all_faulty(batch))
 
     def close(self) -> None:
         """Wait for what was launched."""
-        wait_for(self._table.device)
+        wait_for(self.table.device)
 
 
 def wait_for(device: torch.device) -> None:

@@ -87,9 +87,9 @@ class EncoderProcess:
         finally:
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)
-            if self._child is not None:
-                self._child.kill()
-                self._child.close()
+            if self.child is not None:
+                self.child.kill()
+                self.child.close()
 
     async def prepare(
         self, input: TextInput | IdsInput | ChatInput, stop_strings: tuple[str, ...], max_tokens: int, caller: str = ""
@@ -127,7 +127,7 @@ class EncoderProcess:
         """Cancelling it ends the work. Raise PhotonError."""
         async with self._turns.turn(caller, num_bytes):
             await self._is_up.wait()
-            child = self._child
+            child = self.child
             if child is None:
                 raise RuntimeError("an encoder is up and is none")
             try:
@@ -149,12 +149,12 @@ class EncoderProcess:
         return answer
 
     @property
-    def _child(self) -> Child | None:
+    def child(self) -> Child | None:
         return self._process.child
 
     def _started(self) -> None:
-        if self._child is not None:
-            self._child.tell(self._begin)
+        if self.child is not None:
+            self.child.tell(self._begin)
             self._is_up.set()
 
 

@@ -9,6 +9,7 @@ from benchmarks import energy, long_context, overhead, step_options
 from benchmarks.engine import loaded
 
 
+@pytest.mark.full
 def test_the_embedded_model_brings_every_token_asked_for() -> None:
     with loaded("demo", ["--device", "cpu", "--num-blocks", "64"]) as work:
         seconds = work.run([[1, 2, 3], [4, 5]], [4, 2])
@@ -18,6 +19,7 @@ def test_the_embedded_model_brings_every_token_asked_for() -> None:
         assert work.run([[1, 2, 3]], [1]) > 0 and work.num_tokens == 1
 
 
+@pytest.mark.full
 def test_steps_of_a_long_context_are_those_that_brought_every_row_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_context, "NUM_STEPS", 4)
     with loaded("demo", ["--device", "cpu", "--num-blocks", "64"]) as work:
@@ -44,6 +46,7 @@ def test_a_step_of_the_engine_alone_takes_time() -> None:
         "temperature, everything",
     ],
 )
+@pytest.mark.full
 def test_steps_of_every_option_take_time(name: str) -> None:
     with loaded("demo", ["--device", "cpu", "--num-blocks", "64"], has_tokenizer=True) as work, torch.inference_mode():
         step_options.prefill(work, num_rows=2, num_steps=3)

@@ -14,6 +14,7 @@ from photon_grpc.frontend.grammar_trial import try_out
 from photon_grpc.server.message_type import read_message_type
 
 
+@pytest.mark.full
 def test_schemas_are_new_each_of_two_hundred_lines_and_compile() -> None:
     schemas = [grammars.schema(number) for number in range(20)]
     assert len(set(schemas)) == len(schemas)
@@ -22,6 +23,7 @@ def test_schemas_are_new_each_of_two_hundred_lines_and_compile() -> None:
         try_out(ConstraintAsk("json_schema", schema))
 
 
+@pytest.mark.full
 def test_small_ones_are_new_of_every_kind_and_compile() -> None:
     made = [grammars.small(number) for number in range(80)]
     assert len({each.SerializeToString() for each in made}) == len(made)
@@ -38,6 +40,7 @@ def test_small_ones_are_new_of_every_kind_and_compile() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_every_part_is_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammars, "NUM_BESIDE", 4)
     monkeypatch.setattr(grammars, "_TOLD_S", 0.1)

@@ -66,6 +66,7 @@ def test_a_share_is_one_column_of_another() -> None:
 
 
 @pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.full
 def test_every_picture_is_drawn_from_its_table_and_shown_beside_it(name: str, tmp_path: Path) -> None:
     table = RESULTS / f"{PICTURES[name].table}.md"
     assert f"({name}.svg)" in table.read_text(encoding="utf-8")

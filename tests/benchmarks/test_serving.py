@@ -11,7 +11,7 @@ from benchmarks.service import serving
 from photon_grpc import demo
 from photon_grpc.cli.load import Session
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 
 def short(sessions: list[Session]) -> list[Session]:

@@ -31,6 +31,7 @@ def small_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release, "PROMPTS", ("def fib(n):",))
 
 
+@pytest.mark.full
 def test_a_corpus_becomes_models_figures_and_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held_out = {PACKAGES: [HELD_OUT], STDLIB: [HELD_OUT]}
     write(Corpus("3.11", 1, 1, [(LEARNT, ["<|bos|>x = 1\n<|eos|>"])], held_out), tmp_path / "corpus.xz")

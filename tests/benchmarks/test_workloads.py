@@ -21,6 +21,7 @@ TINY = {
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.full
 def test_transformers_finds_every_weight_that_the_floor_counts(
     is_tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -48,6 +49,7 @@ def test_a_shape_is_made_for_the_contexts_asked_for(asked: int, found: int, tmp_
 
 
 @pytest.mark.parametrize("name", ["qwen2.5-0.5b", "qwen3-0.6b"])
+@pytest.mark.full
 def test_every_family_is_written_whole(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     transformers = pytest.importorskip("transformers")
     monkeypatch.setitem(workloads.SHAPES, "tiny", workloads.SHAPES[name] | TINY)

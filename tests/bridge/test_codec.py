@@ -11,6 +11,7 @@ from photon_grpc.core.frames import Abort, Add, Control, Facts, Failed, Finished
 from photon_grpc.core.request import FinishReason, Request, SamplingParams, StopParams
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import QueueFull
+from tests.examples import examples
 from tests.kv_plans import kv_plan
 
 MAX_BYTES = max_frame_bytes(32 * 1024 * 1024)
@@ -51,7 +52,7 @@ def test_what_goes_in_comes_out(frames, decoder):
     assert not reader.is_partial
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.lists(st.sampled_from(range(len(DOWNS))), max_size=40), st.data())
 def test_any_cut_of_the_bytes_gives_the_same_frames(choice, data):
     sent = [DOWNS[i] for i in choice]
@@ -99,7 +100,7 @@ def test_bytes_that_are_no_frame_are_an_error_that_says_so(data, text):
         FrameReader(DOWN, max_bytes=MAX_BYTES).feed(data)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(st.binary(max_size=200))
 def test_garbage_is_a_frame_error_or_nothing(data):
     reader = FrameReader(UP, max_bytes=1000)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from photon_grpc.bridge.control import CannotStart, ControlChannel, Link, LoadingProgress, Stop
+from tests.examples import examples
 
 #: Letters of a message; none: a Link with a socket. Some are longer than any buffer here.
 MESSAGES = st.lists(st.one_of(st.none(), st.integers(0, 300), st.integers(0, 60_000)), min_size=1, max_size=30)
@@ -69,7 +70,7 @@ class Reading:
 
 
 @given(MESSAGES, STALLS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_an_event_loop_sends_the_rest_when_there_is_room(messages, stalls):
     """As the supervisor does, and a front end."""
 
@@ -90,7 +91,7 @@ def test_an_event_loop_sends_the_rest_when_there_is_room(messages, stalls):
 
 
 @given(MESSAGES, STALLS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_one_who_may_wait_sends_all_of_it(messages, stalls):
     """As the engine does while it loads."""
     with channels() as (sender, receiver):

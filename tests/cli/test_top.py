@@ -58,7 +58,7 @@ class Admin:
         self._is_up, self._is_over = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self._thread.start()
-        self._is_up.wait(20)
+        self._is_up.wait(120)
 
     def stop(self) -> None:
         self._is_over.set()
@@ -161,7 +161,7 @@ class Screen:
         except OSError:  # how Linux tells the end of a terminal
             pass
         os.close(self._ours)
-        return self.process.wait(20)
+        return self.process.wait(120)
 
 
 @contextmanager

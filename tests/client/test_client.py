@@ -256,7 +256,7 @@ async def test_timeout_ends_the_call_and_travels_as_a_field() -> None:
         await client.wait_until_ready(60)
         with pytest.raises(errors.DeadlinePassed, match=r"^the deadline has passed$"):
             await client.generate("x", timeout=0.2)
-        await asyncio.wait_for(fake.ended.wait(), 10)
+        await asyncio.wait_for(fake.ended.wait(), 120)
     assert fake.requests[0].scheduling.timeout.ToMilliseconds() == 200
 
 
@@ -278,7 +278,7 @@ async def test_leaving_early_ends_the_request_on_the_server(leave: str) -> None:
                 await reading
             stream.cancel()
         del stream
-        await asyncio.wait_for(fake.ended.wait(), 10)
+        await asyncio.wait_for(fake.ended.wait(), 120)
 
 
 async def test_readiness_is_waited_for() -> None:
@@ -316,13 +316,13 @@ class Silent(FakeServer):
 async def test_every_question_has_a_deadline(ask: Any) -> None:
     async with serving(Silent()) as fake, Client(fake.target, timeout=0.1) as client:
         with pytest.raises(errors.DeadlinePassed):
-            await asyncio.wait_for(ask(client), 10)
+            await asyncio.wait_for(ask(client), 120)
 
 
 async def test_waiting_for_a_silent_server_ends() -> None:
     async with serving(Silent()) as fake, Client(fake.target) as client:
         with pytest.raises(Unreachable):
-            await asyncio.wait_for(client.wait_until_ready(0.2), 10)
+            await asyncio.wait_for(client.wait_until_ready(0.2), 120)
 
 
 async def test_models_are_gathered_over_pages() -> None:

@@ -20,6 +20,7 @@ from photon_grpc.client.partial_json import PartialJson
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import model_pb2
+from tests.examples import examples
 
 from .described import NAME, descriptor_set
 from .fake_server import FakeServer, message, serving, serving_in_a_thread
@@ -32,7 +33,7 @@ leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, 
 values = st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.dictionaries(st.text(), values), st.booleans(), st.integers(1, 5))
 def test_what_is_known_is_json_at_any_time(value: Any, ascii_only: bool, size: int) -> None:
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=ascii_only)

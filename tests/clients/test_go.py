@@ -54,6 +54,7 @@ def passed(done: subprocess.CompletedProcess[str]) -> str:
     return done.stdout
 
 
+@pytest.mark.full
 def test_go_tests_pass_raced_and_none_is_skipped(target: str) -> None:
     need(GO)
     race = ["-race"] if shutil.which("gcc") else []
@@ -63,12 +64,14 @@ def test_go_tests_pass_raced_and_none_is_skipped(target: str) -> None:
     assert "--- SKIP" not in output
 
 
+@pytest.mark.full
 def test_vet_and_gofmt_find_nothing() -> None:
     need(GO)
     passed(go("vet", "./..."))
     assert subprocess.run(["gofmt", "-l", "."], cwd=GO, capture_output=True, text=True).stdout == ""
 
 
+@pytest.mark.full
 def test_staticcheck_finds_nothing(tmp_path: Path) -> None:
     need(GO)
     need(GO / "tools")
@@ -77,6 +80,7 @@ def test_staticcheck_finds_nothing(tmp_path: Path) -> None:
     passed(subprocess.run([str(tool), "./..."], cwd=GO, capture_output=True, text=True))
 
 
+@pytest.mark.full
 def test_stubs_made_anew_are_those_in_git(tmp_path: Path) -> None:
     need(GO / "tools")
     if not (shutil.which("buf") or (Path(sys.executable).parent / "buf").exists()):
@@ -89,6 +93,7 @@ def test_stubs_made_anew_are_those_in_git(tmp_path: Path) -> None:
     assert [str(name) for name in sorted(made) if (GO / name).read_bytes() != (tmp_path / name).read_bytes()] == []
 
 
+@pytest.mark.full
 def test_the_module_builds_in_another_ones_directory(tmp_path: Path) -> None:
     """The program of the README, by its commands, as a user who has no access to the repository's host builds it."""
     need(GO)
@@ -106,7 +111,11 @@ def test_the_module_builds_in_another_ones_directory(tmp_path: Path) -> None:
     assert "opentelemetry" not in (tmp_path / "go.mod").read_text()
 
 
-@pytest.mark.parametrize("name", PROMISED)
+#: The first one shows that the client compiles and is served; the others are in `make test-all`.
+EXAMPLES = [pytest.param(name, marks=pytest.mark.full if name != "generate" else ()) for name in PROMISED]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs(name: str, target: str) -> None:
     need(GO)
     output = passed(go("run", f"./examples/{name}", target))

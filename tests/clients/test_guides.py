@@ -25,6 +25,7 @@ def commands() -> list[str]:
 
 
 @pytest.mark.parametrize("command", commands())
+@pytest.mark.full
 def test_a_command_works(command: str, target: str) -> None:
     if shutil.which(tool := command.split()[0]) is None:
         pytest.skip(f"no {tool}")
@@ -54,6 +55,7 @@ def programs() -> list[str]:
 
 
 @pytest.mark.parametrize("program", programs())
+@pytest.mark.full
 def test_a_python_program_works(program: str, target: str) -> None:
     aimed = program.replace(ADDRESS, target).replace("SyncClient()", f'SyncClient("{target}")')
     done = subprocess.run([sys.executable, "-c", aimed], capture_output=True, text=True)

@@ -56,6 +56,7 @@ def installed() -> None:
     maven("-q", "-DskipTests", "install")
 
 
+@pytest.mark.full
 def test_java_tests_pass_and_none_is_skipped() -> None:
     if shutil.which("openssl") is None:
         pytest.skip("no openssl, which makes the certificates")
@@ -65,7 +66,11 @@ def test_java_tests_pass_and_none_is_skipped() -> None:
     assert totals, output[-8000:]
 
 
-@pytest.mark.parametrize("name", PROMISED)
+#: The first one shows that the client compiles and is served; the others are in `make test-all`.
+EXAMPLES = [pytest.param(name, marks=pytest.mark.full if name != "Generate" else ()) for name in PROMISED]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_of_another_project_runs(name: str, target: str) -> None:
     installed()
     arguments = (f"-Dexec.mainClass={name}", f"-Dexec.args={target}")
@@ -74,6 +79,7 @@ def test_an_example_of_another_project_runs(name: str, target: str) -> None:
         assert promise in output, output
 
 
+@pytest.mark.full
 def test_the_program_of_the_readme_is_built_by_its_pom_and_runs(tmp_path: Path, target: str) -> None:
     installed()
     readme = (JAVA / "README.md").read_text()

@@ -40,6 +40,7 @@ async def loop(client: Client) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.full
 def test_examples_and_calls_are_typed(tmp_path: Path) -> None:
     """With the cache of `make lint`: seconds, where that has run."""
     (tmp_path / "calls.py").write_text(TYPES)

@@ -20,6 +20,7 @@ from photon_grpc.config.model_dir import FAMILIES, ModelConfig, read_model_dir
 from photon_grpc.config.model_json import ArchitectureJson, ConfigJson, GenerationDefaults, TokenizerJson
 from photon_grpc.config.rope import RopeJson, RopeSpec
 from photon_grpc.errors import ModelLoadError
+from tests.examples import examples
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -461,7 +462,7 @@ READ_KEYS = [
 ]
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(keys=st.dictionaries(st.sampled_from(READ_KEYS), JSON, max_size=3), tokenizer=JSON, generation=JSON)
 def test_any_json_gives_a_sound_card_or_a_short_refusal(
     tmp_path_factory: pytest.TempPathFactory, keys: dict[str, Any], tokenizer: Any, generation: Any
@@ -482,7 +483,7 @@ def test_any_json_gives_a_sound_card_or_a_short_refusal(
     assert all(0 <= token < found.vocab_size for token in found.eos_token_ids)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(content=st.binary(max_size=64))
 def test_any_bytes_are_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "bytes"

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from photon_grpc.core.object_type import object_type_of
 from photon_grpc.errors import InvalidRequest
+from tests.examples import examples
 
 
 class Color(enum.Enum):
@@ -101,7 +102,7 @@ def schema(cls: type) -> Any:
     return json.loads(object_type.schema)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(everything)
 def test_an_object_is_read_from_the_json_that_pydantic_writes_of_it(whole: Everything) -> None:
     text = pydantic.TypeAdapter(Everything).dump_json(whole, exclude={"made"}).decode()

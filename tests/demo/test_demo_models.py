@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from photon_grpc.demo import DRAFT, TARGET
+from tests.examples import examples
 
 MAX_BYTES = 16_000_000
 # Written for this test, in the style of what was learnt; in no file of it.
@@ -111,7 +112,7 @@ def _shared_tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(TARGET / "tokenizer.json"))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(text=st.text(max_size=200))
 def test_every_text_survives_the_tokenizer(text: str):
     ids = _shared_tokenizer().encode(text, add_special_tokens=False).ids

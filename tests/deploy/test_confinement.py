@@ -43,6 +43,7 @@ def confined() -> Iterator[RunningService]:
         yield service
 
 
+@pytest.mark.full
 def test_it_serves_and_says_what_it_goes_without(confined: RunningService) -> None:
     (address,) = confined.wait_ready()
     with client(address) as call:
@@ -51,6 +52,7 @@ def test_it_serves_and_says_what_it_goes_without(confined: RunningService) -> No
     assert confined.end() == 0
 
 
+@pytest.mark.full
 def test_doctor_tells_all_and_a_model_in_no_home_is_a_line() -> None:
     def said(*words: str) -> tuple[int, str]:
         command = [*CONFINED, sys.executable, "-m", "photon_grpc", *words]

@@ -18,6 +18,7 @@ from photon_grpc.engine.pace import Pace
 from photon_grpc.errors import DeadlineUnreachable
 from tests.engine.harness import Harness, Setting
 from tests.engine.tables import END, Table
+from tests.examples import examples
 
 PROMPT = list(range(80))
 #: May end an output, so that its length is not sure.
@@ -176,7 +177,7 @@ TABLES = (
 LEAST = (3, 0)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.integers(1, 500), st.integers(1, 12), IDS, st.integers(0, 12), st.sampled_from([None, 0, 1]))
 def test_no_output_is_shorter_than_what_is_taken_to_be_sure(
     prompt: int, max_tokens: int, stop: tuple[int, ...], num_given: int, table: int | None

@@ -123,7 +123,7 @@ def test_overlap_computes_one_token_past_the_end_and_never_delivers_it() -> None
     h.run()
     assert h.outcomes[handle].ids == expected[: end + 1]
     assert h.outcomes[handle].finished.reason is FinishReason.STOP_TOKEN
-    assert h.engine._stats.load(h.scheduler).overrun_tokens == 1
+    assert h.engine.stats.load(h.scheduler).overrun_tokens == 1
 
 
 def test_max_tokens_wastes_no_row() -> None:
@@ -464,7 +464,7 @@ def test_a_request_for_nothing_is_refused(
     h.run()
     failed = h.outcomes[0].failed
     assert (failed.reason, failed.field, failed.needed, failed.limit) == ("INVALID_REQUEST", field, 0, 1)
-    assert h.idle() and h.engine._stats.load(h.scheduler).failed == 1
+    assert h.idle() and h.engine.stats.load(h.scheduler).failed == 1
 
 
 def test_a_request_has_left_the_queue_when_its_first_output_runs(clock: Clock) -> None:
@@ -555,7 +555,7 @@ def test_the_best_rank_never_gives_way_and_its_prompt_is_counted_once() -> None:
     h.run()
     counts = [h.outcomes[handle].num_preemptions for handle in (best, *others)]
     assert counts[0] == 0 and sum(counts) == h.scheduler.num_preemptions > 0
-    assert h.engine._stats.load(h.scheduler).prompt_tokens == 15
+    assert h.engine.stats.load(h.scheduler).prompt_tokens == 15
 
 
 def test_the_queue_is_bounded_by_prompt_tokens_but_an_empty_one_takes_any() -> None:

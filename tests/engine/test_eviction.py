@@ -48,7 +48,7 @@ def test_hits_of_sessions_are_counted() -> None:
     for _ in range(3):
         num_cached(h, PROMPT, session_id="mine")
     num_cached(h, PROMPT)
-    load = h.engine._stats.load(h.scheduler)
+    load = h.engine.stats.load(h.scheduler)
     assert (load.cached_prompt_tokens, load.session_cached_prompt_tokens) == (48, 32)
 
 

@@ -127,7 +127,7 @@ def test_a_front_end_that_asked_nothing_hears_of_the_requests_of_another() -> No
 
 def test_rates_are_those_of_work_and_the_queue_s_drain_is_remembered() -> None:
     h = Harness(Setting(max_num_seqs=1))
-    stats = h.engine._stats
+    stats = h.engine.stats
     for _ in range(4):
         h.add([1, 2], 3)
     for _ in range(4):

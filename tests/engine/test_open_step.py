@@ -91,7 +91,7 @@ def test_an_end_among_kept_drafts_ends_the_output_there(depth: int) -> None:
     h.run()
     assert h.outcomes[handle].ids == expected[: end + 1]
     assert h.outcomes[handle].finished.reason is FinishReason.STOP_TOKEN
-    load = h.engine._stats.load(h.scheduler)
+    load = h.engine.stats.load(h.scheduler)
     assert load.output_tokens == end + 1
     assert load.overrun_tokens == h.runner.num_kept + len(h.runner.batches) - load.output_tokens
 
@@ -203,7 +203,7 @@ def test_a_request_whose_grammar_is_compiled_is_parked_until_the_event(depth: in
     other = h.add([3], 6)
     h.run()
     assert h.outcomes[other].ids == complete([3], 6)
-    assert not h.outcomes[slow].ids and h.engine._stats.load(h.scheduler).queued == 3
+    assert not h.outcomes[slow].ids and h.engine.stats.load(h.scheduler).queued == 3
     assert h.post.waits[-1] is None, "the engine sleeps"
     h.abort(gone, slow)
     h.grammars.compiling.clear()

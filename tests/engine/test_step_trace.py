@@ -177,7 +177,7 @@ def test_a_disk_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.
     goes_on = threading.Event()
     file = TraceFile(str(tmp_path / "steps.jsonl"))
     file.begin({})
-    file.put((lambda: goes_on.wait(20) and {},))
+    file.put((lambda: goes_on.wait(120) and {},))
     for number in range(50):
         file.put((numbered, number))
     goes_on.set()

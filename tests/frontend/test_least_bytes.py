@@ -18,6 +18,7 @@ from photon_grpc.frontend.encoder import Grammar, TryOut, perform
 from photon_grpc.frontend.least_bytes import least_bytes
 from photon_grpc.frontend.least_chars import least_chars
 from photon_grpc.frontend.tool_calls import CallForm, CallSyntax
+from tests.examples import examples
 from tests.frontend.fake_engine import served
 from tests.frontend.outputs import Outputs
 
@@ -70,7 +71,7 @@ def composed(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.recursive(LEAVES, composed, max_leaves=4))
 def test_no_output_of_a_schema_is_shorter(schema: Any) -> None:
     ask = schema_ask(schema)
@@ -133,7 +134,7 @@ def test_expressions_that_are_not_plain(pattern: str) -> None:
     assert least_chars(pattern) == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.recursive(
         st.sampled_from(["a", "[bc]", r"\d", "."]),

@@ -59,7 +59,7 @@ def sleeping_before(function: Callable[..., Any], draw: random.Random) -> Callab
 
 def make_late(runner: Any, draw: random.Random) -> None:
     """The device sleeps before changes, copies, bodies and tails, and before ids are read."""
-    launch = runner._launch_body
+    launch = runner.launch_body
 
     def late(batch: Batch) -> Tail:
         sleep(draw)
@@ -73,8 +73,8 @@ def make_late(runner: Any, draw: random.Random) -> None:
 
         return late_tail
 
-    runner._launch_body = late
-    for owner, name in ((runner._table, "apply"), (runner._cache, "copy")):
+    runner.launch_body = late
+    for owner, name in ((runner.table, "apply"), (runner.cache, "copy")):
         setattr(owner, name, sleeping_before(getattr(owner, name), draw))
 
 

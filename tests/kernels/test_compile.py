@@ -6,6 +6,7 @@ Needs Triton and its ptxas, no GPU. The compile-time arguments are those of the 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
@@ -114,11 +115,24 @@ def typed(kind: Any) -> Any:
 
 def ptxas_report(ptx: str) -> tuple[int, int]:
     """Registers a thread, and bytes spilled."""
-    ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
-    command = [str(ptxas), "-v", "--gpu-name", "sm_90a", "-", "-o", os.devnull]
-    report = subprocess.run(command, input=ptx, capture_output=True, text=True, check=True).stderr
+    report = kept_report(ptx)
     spilled = sum(int(size) for size in re.findall(r"(\d+) bytes spill", report))
     return int(re.search(r"Used (\d+) registers", report)[1]), spilled
+
+
+def kept_report(ptx: str) -> str:
+    """What ptxas says, kept beside Triton's kernels as these are: by the hash of what it is made of."""
+    from triton.runtime.cache import get_cache_manager
+
+    ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    made_of = f"{triton.__version__} {ptx}"
+    cache = get_cache_manager(hashlib.sha256(made_of.encode()).hexdigest())
+    if kept := cache.get_file("ptxas.txt"):
+        return Path(kept).read_text()
+    command = [str(ptxas), "-v", "--gpu-name", "sm_90a", "-", "-o", os.devnull]
+    report = subprocess.run(command, input=ptx, capture_output=True, text=True, check=True).stderr
+    cache.put(report, "ptxas.txt", binary=False)
+    return report
 
 
 def check(built: Compiled, instruction: str = "", max_spilled_bytes: int = 0) -> None:

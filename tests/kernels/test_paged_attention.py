@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from photon_grpc.kernels import select
 from photon_grpc.kernels.attention import write_kv
 from photon_grpc.kernels.attention.torch_attention import MAX_GATHER_BYTES, GatherPlan
+from tests.examples import examples
 from tests.kernels.paged import PagedBatch, Shape, attend, expected, paged_batch, tolerance
 
 kernels = select("torch", "cpu")
@@ -34,7 +35,7 @@ rows = st.lists(st.tuples(st.sampled_from([1, 1, 1, 2, 5, 33, 70]), st.integers(
 windows = st.sampled_from([0, 0, 1, 5, 32, 40, 100])
 
 
-@settings(max_examples=90)
+@settings(max_examples=examples(90))
 @given(shapes, rows, st.integers(0, 99), windows)
 def test_any_mix_of_rows_equals_dense_attention(
     shape: Shape, rows: list[tuple[int, int]], seed: int, window: int

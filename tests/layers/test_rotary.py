@@ -16,6 +16,7 @@ from photon_grpc.config.rope import RopeKeys, RopeSpec, read_rope
 from photon_grpc.kernels import select
 from photon_grpc.layers.context import GroupContext, StepContext
 from photon_grpc.layers.rotary import RotaryEmbedding, inverse_frequencies
+from tests.examples import examples
 
 THETA = st.sampled_from([10000.0, 500000.0, 1e6, 75.5])
 FACTOR = st.floats(1.0, 64.0)
@@ -50,7 +51,7 @@ def theirs(head_dim: int, keys: dict[str, Any]) -> LlamaRotaryEmbedding:
     return LlamaRotaryEmbedding(config)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     rope=KINDS, head_dim=st.sampled_from([16, 20, 64, 80, 128]), spelling=st.sampled_from(["5", "rope_type", "type"])
 )

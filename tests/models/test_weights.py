@@ -23,6 +23,7 @@ from photon_grpc.layers.leaf import Part, Target
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.unquantized import Unquantized
 from photon_grpc.models import Decoder, build, dummy, load
+from tests.examples import examples
 from tests.models import reference
 
 SINGLE = "model.safetensors"
@@ -329,7 +330,7 @@ def victim(saved: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(shutil.copytree(saved("qwen2"), tmp_path_factory.mktemp("victim") / "model"))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(data=st.data())
 def test_no_change_of_header_bytes_gets_past_as_anything_but_a_load_error(
     victim: Path, saved: Any, data: st.DataObject

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from photon_grpc import LLM
 from photon_grpc.core.generation import TokenScore, ToolCall
+from tests.examples import examples
 
 #: What the embedded model likes to say: as stop ids these end outputs, and where they are banned it is seen.
 FREQUENT_IDS = (206, 284, 584, 95, 587, 10, 228, 15, 947, 21, 386, 335, 294, 85, 350, 598, 564, 291, 19, 16, 1, 551)
@@ -116,7 +117,7 @@ def _drawn(prompt: str | list[int], **options: Any) -> DrawnRequest:
 
 drawn_requests = st.lists(st.builds(_drawn, prompts, **OPTIONS), min_size=5, max_size=8)
 #: What is left in a slot comes from examples before, so a smaller one would say nothing.
-unshrunk = settings(max_examples=12, phases=(Phase.generate,))
+unshrunk = settings(max_examples=examples(12), phases=(Phase.generate,))
 
 
 def complete(llm: LLM, one: DrawnRequest) -> list[Output]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.engine.fakes import complete
 from tests.engine.harness import Harness, Setting
+from tests.examples import examples
 
 settings_of = st.builds(
     Setting,
@@ -52,7 +53,7 @@ def most_held(setting: Setting, num_tokens: int) -> int:
 
 
 @given(settings_of, requests, st.integers(0, 7), st.integers(0, 3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_what_is_admitted_ends_and_nothing_is_refused_that_fits(
     setting: Setting, asked: list[tuple[list[int], int, int, int, bool]], which: int, spare: int
 ) -> None:

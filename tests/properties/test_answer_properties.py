@@ -18,6 +18,7 @@ from photon_grpc.frontend.output import OutputText
 from photon_grpc.frontend.stop_strings import StopMatcher, StopStrings
 from photon_grpc.frontend.tokenizer import Tokenizer
 from photon_grpc.frontend.update import OutputDelta
+from tests.examples import examples
 from tests.frontend.answer_templates import QWEN3
 from tests.frontend.small_tokenizers import definition
 from tests.frontend.test_answer import MALFORMED
@@ -74,7 +75,7 @@ def read(calls: tuple[ToolCall, ...]) -> list[dict[str, Any]]:
     return [{"name": call.name, "arguments": json.loads(call.arguments_json)} for call in calls]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(
     thoughts=st.none() | st.lists(WORDS.filter(lambda word: word != "<think>"), max_size=5).map("".join),
     pieces=st.lists(st.one_of(TEXTS, CALLS, WRONG), max_size=5),
@@ -89,7 +90,7 @@ def test_what_was_written_is_read_however_it_is_cut(thoughts: str | None, pieces
     assert (answer.reasoning, answer.content, read(answer.tool_calls)) == (thoughts or "", content, calls)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(text=st.lists(st.one_of(WORDS, WRONG, st.just("<tool_call>")), max_size=12).map("".join), cut=st.integers(1, 5))
 def test_messages_cannot_change_the_parts(text: str, cut: int) -> None:
     assert parts([text[at : at + cut] for at in range(0, len(text), cut)]) == parts([text])
@@ -117,7 +118,7 @@ def deltas(output: OutputText, ids: tuple[int, ...]) -> list[OutputDelta]:
     return [*told, output.take()]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(pieces=st.lists(st.one_of(TEXTS, CALLS, st.just("STOP")), max_size=3), reasons=st.booleans())
 def test_a_continued_output_has_the_rest(pieces: list[Any], reasons: bool) -> None:
     text = ("<think>é\n</think>" if reasons else "") + written(pieces)[0]

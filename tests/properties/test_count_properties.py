@@ -23,6 +23,7 @@ from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.record import Observers, RequestRecord
 from photon_grpc.frontend.stream import TokenStream
 from tests.engine.harness import Harness, Setting, windows
+from tests.examples import examples
 from tests.frontend.fake_engine import FakeLink, ask, served
 
 #: The fake runner draws among 97 ids, each a character: an output of thirty tokens meets one of these nine times in
@@ -143,7 +144,7 @@ async def play(h: Harness, requests: list[tuple[int, int, int, bool, int, int | 
     ),
     st.lists(asked, min_size=1, max_size=10),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_usage_over_all_streams_is_what_the_engine_counted(setting: Setting, requests: list) -> None:
     h = Harness(setting)
     ledger, _ = asyncio.run(play(h, requests))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Reference
 
 from photon_grpc.frontend.tokenizer import Tokenizer
+from tests.examples import examples
 from tests.frontend.small_tokenizers import TEXT, definition
 
 EXACT = ("byte_level", "qwen_like", "metaspace_unigram", "wordpiece")
@@ -27,7 +28,7 @@ def released(kind: str, ids: list[int], skip: bool, prompt: tuple[int, ...] = ()
 
 
 @pytest.mark.parametrize("kind", EXACT)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(data=st.data(), skip=st.booleans())
 def test_pieces_join_to_what_the_library_decodes(kind: str, data: st.DataObject, skip: bool) -> None:
     size = pair(kind)[1].get_vocab_size()
@@ -39,7 +40,7 @@ def test_pieces_join_to_what_the_library_decodes(kind: str, data: st.DataObject,
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "qwen_like", "llama2_like"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.binary(max_size=24))
 def test_any_bytes_become_what_python_decodes(kind: str, data: bytes) -> None:
     """One id per byte: characters come whole, what is invalid becomes U+FFFD at once, what is unfinished at the end one

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from photon_grpc.core.frames import Abort, Control, StepFrame
 from tests.engine.harness import Harness, Setting, windows
+from tests.examples import examples
 
 settings_of = st.builds(
     Setting,
@@ -42,7 +43,7 @@ drains = st.lists(
 
 
 @given(settings_of, drains)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_every_output_ends_once_in_whatever_order_things_come(setting: Setting, happenings) -> None:  # type: ignore[no-untyped-def]
     h = Harness(setting)
     num_outputs: dict[int, int] = {}

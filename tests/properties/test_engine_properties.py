@@ -14,6 +14,7 @@ from photon_grpc.core.sequence import Sequence, Status
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
 from tests.engine.fakes import complete
 from tests.engine.harness import Harness, Setting, windows
+from tests.examples import examples
 
 settings_of = st.builds(
     Setting,
@@ -42,7 +43,7 @@ events = st.lists(st.tuples(st.integers(0, 6), st.none() | st.integers(0, 13)), 
 
 
 @given(settings_of, requests, events)
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 def test_output_equals_the_request_alone_under_any_setting_order_and_abort(setting: Setting, asked, happenings) -> None:  # type: ignore[no-untyped-def]
     h = Harness(setting)
     handles: list[int] = []
@@ -75,7 +76,7 @@ def test_output_equals_the_request_alone_under_any_setting_order_and_abort(setti
 
 
 @given(settings_of, requests, st.dictionaries(st.integers(1, 30), st.integers(0, 6), max_size=4))
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 def test_failed_steps_never_poison_those_that_come_after(setting: Setting, asked, bad_steps) -> None:  # type: ignore[no-untyped-def]
     h = Harness(setting)
     h.runner.fail_steps = bad_steps
@@ -128,7 +129,7 @@ def lives_of(h: Harness, asked: list[Any], pauses: list[int]) -> list[Life]:
 
 
 @given(settings_of, requests, st.lists(st.integers(0, 6), min_size=14, max_size=14))
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_static_seats_nobody_new_before_all_that_were_there_have_ended(setting: Setting, asked, pauses) -> None:  # type: ignore[no-untyped-def]
     lives = lives_of(Harness(replace(setting, policy="static")), asked, pauses)
     batch: list[Life] = []

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from photon_grpc.core.request import OwnerLimits
 from photon_grpc.engine.scheduler import fair_queue
 from tests.engine.harness import Harness, Setting
+from tests.examples import examples
 
 #: Of one request.
 MAX_PROMPT, MAX_TOKENS = 24, 16
@@ -79,7 +80,7 @@ class Books:
 
 
 @given(settings_of, owners)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_owners_with_requests_waiting_get_tokens_in_proportion_to_their_weights(
     setting: Setting, wants: list[tuple[int, list[tuple[int, int]]]]
 ) -> None:
@@ -107,7 +108,7 @@ def test_owners_with_requests_waiting_get_tokens_in_proportion_to_their_weights(
 
 
 @given(settings_of, sizes)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_one_owner_is_served_in_the_order_of_the_policy_alone(setting: Setting, asked: list[tuple[int, int]]) -> None:
     """Which request runs in which step is the same; arrivals and priorities are drawn from the sizes."""
 
@@ -127,7 +128,7 @@ def test_one_owner_is_served_in_the_order_of_the_policy_alone(setting: Setting, 
 
 
 @given(st.integers(1, 6), st.integers(20, 60), st.integers(0, 30))
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_who_comes_beside_a_flood_is_the_next_to_be_seated(num_seats: int, flood: int, steps: int) -> None:
     h = Harness(Setting(max_num_seqs=num_seats, fair=True))
     books = Books(h)
@@ -193,7 +194,7 @@ comings = st.lists(
 
 
 @given(settings_of, comings, st.lists(st.sampled_from([1, 2, 4]), min_size=6, max_size=6))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_owners_that_are_forgotten_are_served_as_if_they_were_remembered(
     setting: Setting, comings: list[Come], weights: list[int]
 ) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from photon_grpc.core.frames import Control
 from tests.engine.fakes import complete
 from tests.engine.harness import Harness, Setting, windows
+from tests.examples import examples
 
 settings_of = st.builds(
     Setting,
@@ -45,7 +46,7 @@ asks = st.lists(
     st.dictionaries(st.integers(1, 25), st.integers(0, 3), max_size=3),
 )
 @example(Setting(block_size=2, max_num_batched_tokens=1), [([0, 0, 0], 1, 1, 0, "")], {3: 0}, {1: 0})
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_faults_resets_and_departures_change_nobody_elses_output(setting, asked, bad_steps, bad_rows) -> None:  # type: ignore[no-untyped-def]
     h = Harness(setting)
     h.runner.misses = cycle((0, 0, 0, 1, 0))

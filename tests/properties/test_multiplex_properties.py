@@ -18,6 +18,7 @@ from photon_grpc.server.frames import ItemWriter
 from photon_grpc.server.interceptors.failure_log import FailureLog
 from photon_grpc.server.multiplex import Admitted, MultiplexCall
 from photon_grpc.v1 import inference_pb2 as pb
+from tests.examples import examples
 from tests.frontend.fake_engine import FakeLink, done, frontend, served
 
 NUM_REQUESTS = 3
@@ -88,7 +89,7 @@ def whole_text(ids: list[int]) -> str:
     return "".join([detokenizer.push(id) for id in ids]) + detokenizer.finish()
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(EVENTS)
 def test_merged_or_not_every_request_is_told_the_same(events: list[tuple[str, Any]]) -> None:
     async def play() -> None:

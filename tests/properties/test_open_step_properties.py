@@ -15,6 +15,7 @@ from tests.engine import scored
 from tests.engine.fakes import complete
 from tests.engine.harness import Harness, Setting, windows
 from tests.engine.tables import END, NUM_CLASSES, Table
+from tests.examples import examples
 
 settings_of = st.builds(
     Setting,
@@ -206,7 +207,7 @@ class Story:
 
 
 @given(settings_of, st.lists(asks, min_size=1, max_size=10), misses)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_drafts_and_masks_change_no_output_and_leave_nothing_behind(
     setting: Setting, many: list[Ask], misses: list[int]
 ) -> None:
@@ -226,7 +227,7 @@ def test_drafts_and_masks_change_no_output_and_leave_nothing_behind(
     steps_that_fail,
     st.sets(st.integers(1, 25), max_size=2),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_steps_that_fail_change_no_output_of_those_behind_them(
     setting: Setting, many: list[Ask], misses: list[int], bodies: dict[int, int], tails: set[int]
 ) -> None:

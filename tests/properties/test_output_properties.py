@@ -13,6 +13,7 @@ from photon_grpc.core.request import FinishReason
 from photon_grpc.frontend.output import Ending, OutputText
 from photon_grpc.frontend.stop_strings import StopMatcher, StopStrings
 from photon_grpc.frontend.tokenizer import Tokenizer
+from tests.examples import examples
 from tests.frontend.small_tokenizers import definition
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -48,7 +49,7 @@ def expected(ids: list[int], stops: list[str], min_tokens: int, skip: bool) -> t
     return pair()[1].decode(ids, skip_special_tokens=skip), None, len(ids)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.data(), skip=st.booleans(), min_tokens=st.integers(0, 6))
 def test_text_stop_and_count(data: st.DataObject, skip: bool, min_tokens: int) -> None:
     ids = data.draw(st.lists(st.integers(0, pair()[1].get_vocab_size() - 1), min_size=1, max_size=20))

@@ -13,6 +13,7 @@ from photon_grpc.core.ports import Pending
 from photon_grpc.core.sequence import Sequence
 from tests.engine.fakes import complete
 from tests.engine.harness import Harness, Setting, windows
+from tests.examples import examples
 
 
 class Died(Exception):
@@ -123,7 +124,7 @@ asks = st.lists(
 
 
 @given(settings_of, asks)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_every_poison_costs_two_deaths_at_most_and_nobody_else_his_output(setting, drawn) -> None:  # type: ignore[no-untyped-def]
     asked = [
         Asked([number, *range(length)], max_tokens, num_outputs, fatal_at, continues and num_outputs == 1)

@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from photon_grpc.frontend.stop_strings import StopMatcher, StopStrings
+from tests.examples import examples
 
 PIECES = st.lists(st.text("abc", min_size=0, max_size=4), max_size=14)
 STOPS = st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=4)
@@ -38,7 +39,7 @@ def run(pieces: list[str], stops: list[str], min_tokens: int, include: bool) -> 
     return "".join(released), None, len(pieces), released
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=examples(800), deadline=None)
 @given(pieces=PIECES, stops=STOPS, min_tokens=st.integers(0, 8), include=st.booleans())
 @example(pieces=["a", "b", "c"], stops=["abc", "bc", "c"], min_tokens=0, include=False)
 @example(pieces=["aab", "aab", "c"], stops=["aabaac"], min_tokens=0, include=False)
@@ -47,7 +48,7 @@ def test_equals_a_search_over_the_whole(pieces: list[str], stops: list[str], min
     assert (text, stop, num_tokens) == oracle(pieces, stops, min_tokens, include)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(pieces=PIECES, stops=STOPS)
 def test_holds_back_exactly_what_could_begin_a_stop_string(pieces: list[str], stops: list[str]) -> None:
     matcher = StopMatcher(StopStrings(tuple(stops)))
@@ -61,7 +62,7 @@ def test_holds_back_exactly_what_could_begin_a_stop_string(pieces: list[str], st
         assert released == text[: len(text) - longest]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(text=st.text("ab", max_size=30), stops=STOPS, cuts=st.lists(st.integers(0, 30), max_size=5))
 def test_cutting_the_text_elsewhere_changes_nothing(text: str, stops: list[str], cuts: list[int]) -> None:
     borders = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]

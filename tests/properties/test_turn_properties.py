@@ -13,6 +13,7 @@ from photon_grpc.engine.arrivals import MAX_FRAMES, MAX_IDS
 from photon_grpc.engine.engine import Engine
 from tests.engine.harness import Harness, Setting
 from tests.engine.tables import Table, TableMatcher
+from tests.examples import examples
 
 #: Anything but the end may follow, for ever.
 ANYTHING = Table(({0: 0, 1: 0, 2: 0, 3: 0},), frozenset())
@@ -67,7 +68,7 @@ class Turns(Harness):
 
 
 @given(st.lists(pieces, min_size=1, max_size=8))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_a_turn_takes_in_a_bounded_share(many: list[tuple[str, int, int]]) -> None:
     turns, put = Turns(), 0
     for kind, count, num_ids in many:

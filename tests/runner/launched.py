@@ -13,7 +13,7 @@ from photon_grpc.runner.step import Step
 
 def launch_of(runner: ModelRunner) -> Any:
     """How it launches, whatever shares out the threads: an EagerLaunch or a GraphLaunch."""
-    launch = runner._launch_body
+    launch = runner.launch_body
     return getattr(launch, "_launch", launch)
 
 

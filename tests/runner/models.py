@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -53,6 +55,10 @@ _ALL = FAMILIES | {
     )
 }
 
+#: Directories of models that were made, until this process ends.
+_KEPT = ExitStack()
+atexit.register(_KEPT.close)
+
 
 @cache
 def model(family: str) -> tuple[Path, torch.nn.Module]:
@@ -60,7 +66,7 @@ def model(family: str) -> tuple[Path, torch.nn.Module]:
     config, cls, more = _ALL[family]
     torch.manual_seed(17)
     reference = cls(config(**_SHAPE, **more)).eval()
-    directory = Path(mkdtemp(prefix=f"photon-{family}-"))
+    directory = Path(_KEPT.enter_context(TemporaryDirectory(prefix=f"photon-{family}-")))
     reference.save_pretrained(directory)
     return directory, reference
 

@@ -33,10 +33,10 @@ def check(replayed: ModelRunner, eager: ModelRunner, shape: StepShape, level: st
     batch, admissions = short_of(shape, level)
     state: list[torch.Tensor] = []
     for runner in (replayed, eager):
-        for column in columns(runner._table):
+        for column in columns(runner.table):
             column.zero_()
         runner.submit(Batch(0, (), (), (), left=tuple(range(1, NUM_SEQS + 1)), admissions=admissions)).result()
-        pages, table = runner._cache.pages, runner._table
+        pages, table = runner.cache.pages, runner.table
         generator = torch.Generator().manual_seed(7)
         pages[1:] = torch.randn(pages[1:].shape, generator=generator).to(pages)
         pages[0] = torch.nan
@@ -45,7 +45,7 @@ def check(replayed: ModelRunner, eager: ModelRunner, shape: StepShape, level: st
         state = [pages.clone(), *(column.clone() for column in columns(table))]
     mine, theirs = (runner.submit(batch).result() for runner in (replayed, eager))
     assert (mine.ids, mine.faults) == (theirs.ids, {})
-    cells, expected = replayed._cache.pages, eager._cache.pages
+    cells, expected = replayed.cache.pages, eager.cache.pages
     written = torch.zeros(cells.shape[0], cells.shape[4], dtype=torch.bool)
     block_size = cells.shape[4]
     for admission, count in zip(admissions, batch.counts, strict=True):
@@ -55,7 +55,7 @@ def check(replayed: ModelRunner, eager: ModelRunner, shape: StepShape, level: st
     at = written[1:].to(cells.device)
     torch.testing.assert_close(seen[at], wanted[at], rtol=1e-4, atol=1e-3)
     assert torch.equal(bits(seen[~at]), bits(before[~at]))
-    for column, other, old in zip(columns(replayed._table), columns(eager._table), state[1:], strict=True):
+    for column, other, old in zip(columns(replayed.table), columns(eager.table), state[1:], strict=True):
         assert torch.equal(bits(column)[1:], bits(other)[1:])
         assert torch.equal(bits(column)[len(batch.slots) + 1 :], bits(old)[len(batch.slots) + 1 :])
 

@@ -66,7 +66,7 @@ def outputs_of(runner: ModelRunner, kind: str, garbage: random.Random | None) ->
     outputs = [_ids(runner, Batch(1, (1,), (5,), (1,), admissions=(first,)))]
     if garbage is not None:
         for slot in range(2, NUM_SEQS + 1):
-            poison(runner._table, slot, garbage)
+            poison(runner.table, slot, garbage)
     newcomers = tuple(_admission(slot, tenant) for slot, tenant in enumerate(TENANTS[kind], 2))
     slots, ones = tuple(range(1, NUM_SEQS + 1)), (1,) * NUM_SEQS
     outputs.append(

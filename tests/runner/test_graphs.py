@@ -95,7 +95,7 @@ def test_replayed_output_equals_transformers(family: str) -> None:
     asked = prompts(8)
     served = Replayed(family=family)
     assert served.complete(asked, 24) == [greedy(reference, prompt, 24) for prompt in asked]
-    assert {shape.kind for shape in served.launch._bodies} == {"decode", "mixed"}
+    assert {shape.kind for shape in served.launch.bodies} == {"decode", "mixed"}
 
 
 def test_a_prompt_alone_is_replayed_in_a_shape_of_one_row() -> None:
@@ -104,7 +104,7 @@ def test_a_prompt_alone_is_replayed_in_a_shape_of_one_row() -> None:
     for length in (2, 5, 31, 32, 33, 70):
         prompt = [7 + (3 * token + length) % 90 for token in range(length)]
         assert served.complete([prompt], 3) == [greedy(reference, prompt, 3)]
-    assert {shape.num_tokens for shape in served.launch._bodies if shape.num_rows == 1} == {1, 32, 64}
+    assert {shape.num_tokens for shape in served.launch.bodies if shape.num_rows == 1} == {1, 32, 64}
 
 
 def test_long_chunks_beside_many_rows_are_replayed_too() -> None:
@@ -112,7 +112,7 @@ def test_long_chunks_beside_many_rows_are_replayed_too() -> None:
     asked = prompts(9, tuple(range(5, 28)))
     served = Replayed(num_seqs=24, budget=200)
     assert served.complete(asked, 8) == [greedy(reference, prompt, 8) for prompt in asked]
-    assert any(shape.num_rows == 64 and shape.kind == "mixed" for shape in served.launch._bodies)
+    assert any(shape.num_rows == 64 and shape.kind == "mixed" for shape in served.launch.bodies)
 
 
 def test_drawn_ids_are_those_of_the_eager_step() -> None:
@@ -142,7 +142,7 @@ def test_surplus_rows_change_nothing_but_block_0(num_rows: int) -> None:
     before = cache.pages.clone()
     output = runner.submit(Batch(2, slots, ones, ones)).result()
     bucket = next(b for b in DECODE_BUCKETS if b >= num_rows)
-    assert decode_shape(bucket) in launch._bodies and (bucket > num_rows or num_rows == 1)
+    assert decode_shape(bucket) in launch.bodies and (bucket > num_rows or num_rows == 1)
     assert len(output.ids) == num_rows and not output.faults
     changed = (cache.pages.nan_to_num(7.0) != before.nan_to_num(7.0)).flatten(1).any(1).nonzero().flatten().tolist()
     assert set(changed) <= {0, *slots}
@@ -165,8 +165,8 @@ def test_surplus_tokens_of_a_mixed_step_change_nothing_but_block_0(num_rows: int
     # All but the end of a prompt, then the rows that decode: 9 and 23 tokens of 32.
     batch = Batch(2, (num_rows, *decoding), (8, *ones), (0, *ones), admissions=admissions[-1:])
     output = runner.submit(batch).result()
-    assert StepShape("mixed", 32, 16) in launch._bodies and not output.faults
-    assert runner._table.num_computed.tolist() == [0, *(4 for _ in decoding), 8] + [0] * (16 - num_rows)
+    assert StepShape("mixed", 32, 16) in launch.bodies and not output.faults
+    assert runner.table.num_computed.tolist() == [0, *(4 for _ in decoding), 8] + [0] * (16 - num_rows)
     is_old = before.isfinite()
     assert torch.equal(cache.pages[1:][is_old[1:]], before[1:][is_old[1:]])
     written = (cache.pages.isfinite() & ~is_old).flatten(1, 3)[..., 0].any(1)
@@ -183,12 +183,12 @@ def admission(slot: int, ids: tuple[int, ...], num_prompt: int | None = None) ->
 def same_as_eager(runner: ModelRunner, batches: list[Batch]) -> None:
     """Each batch gives the ids of a runner that launches operation by operation, and leaves the same behind."""
     cache = KVCache(KVPlan(loaded().kv_groups, BLOCK_SIZE), 100, torch.device("cpu"))
-    eager = eager_runner(loaded(), cache, max_num_seqs=runner._table.num_computed.shape[0] - 1)
+    eager = eager_runner(loaded(), cache, max_num_seqs=runner.table.num_computed.shape[0] - 1)
     for batch in batches:
         mine, theirs = (each.submit(batch).result() for each in (runner, eager))
         assert (mine.ids, mine.faults) == (theirs.ids, {})
-    assert torch.equal(runner._table.num_computed, eager._table.num_computed)
-    assert torch.equal(runner._table.token_ids[1:], eager._table.token_ids[1:])
+    assert torch.equal(runner.table.num_computed, eager.table.num_computed)
+    assert torch.equal(runner.table.token_ids[1:], eager.table.token_ids[1:])
 
 
 def test_slots_are_sent_again_behind_a_mixed_step() -> None:
@@ -205,7 +205,7 @@ def test_slots_are_sent_again_behind_a_mixed_step() -> None:
             Batch(0, (3, 1), (1, 1), (1, 1)),
         ],
     )
-    assert set(launch._bodies) == {StepShape("mixed", 32, 16), decode_shape(16), decode_shape(2)}
+    assert set(launch.bodies) == {StepShape("mixed", 32, 16), decode_shape(16), decode_shape(2)}
 
 
 def test_slots_are_sent_again_behind_a_capture_that_failed() -> None:
@@ -222,7 +222,7 @@ def test_slots_are_sent_again_behind_a_capture_that_failed() -> None:
 
     launch._capture = refuse_decode_steps_of_one
     same_as_eager(runner, [Batch(0, (1, 2), (3, 3), (1, 1), admissions=admissions), both, one, both])
-    assert launch._bodies[decode_shape(1)] is None and launch._bodies[decode_shape(2)]
+    assert launch.bodies[decode_shape(1)] is None and launch.bodies[decode_shape(2)]
 
 
 @torch.inference_mode()
@@ -231,7 +231,7 @@ def test_slots_are_sent_again_behind_a_step_that_could_not_send_them() -> None:
     admissions = tuple(admission(slot, (slot, 5, 9)) for slot in (1, 2, 3))
     both, other = Batch(0, (1, 2), (1, 1), (1, 1)), Batch(0, (3, 2), (1, 1), (1, 1))
     same_as_eager(runner, [Batch(0, (1, 2, 3), (3, 3, 3), (1, 1, 1), admissions=admissions), both])
-    table = runner._table
+    table = runner.table
     to_device, table.to_device = table.to_device, lambda *_: 1 / 0  # type: ignore[method-assign,assignment,return-value]
     with pytest.raises(ZeroDivisionError):
         launch(other)()
@@ -253,10 +253,10 @@ def test_a_prompt_of_one_token_and_a_chunk_of_one_are_no_decode_steps() -> None:
             Batch(0, (2,), (1,), (1,)),
         ],
     )
-    assert set(launch._bodies) == {StepShape("mixed", 32, 16), decode_shape(16), decode_shape(1)}
+    assert set(launch.bodies) == {StepShape("mixed", 32, 16), decode_shape(16), decode_shape(1)}
     # One that is admitted may need a key that another row of its step writes.
     runner.submit(Batch(0, (1, 3), (1, 1), (1, 1), admissions=(admission(3, (8,)),)))
-    assert decode_shape(2) not in launch._bodies
+    assert decode_shape(2) not in launch.bodies
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_what_cannot_be_captured_is_computed_eagerly() -> None:
     served.launch._capture = refuse  # type: ignore[assignment]
     asked = prompts(8)
     assert served.complete(asked, 6) == [greedy(reference, prompt, 6) for prompt in asked]
-    assert set(served.launch._bodies.values()) == {None}
+    assert set(served.launch.bodies.values()) == {None}
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 8, 16, 17, 64, 65, 256, 512, 600])

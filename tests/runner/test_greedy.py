@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from photon_grpc.config.flags import CacheConfig, SchedulerConfig
 from photon_grpc.errors import ConfigError
+from tests.examples import examples
 from tests.runner.models import FAMILIES, WINDOWED, greedy, model
 from tests.runner.served import Served
 
@@ -28,24 +30,24 @@ def prompts(seed: int, lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
 def test_64_tokens_of_unequal_prompts_equal_transformers(family: str, block_size: int) -> None:
     directory, reference = model(family)
     asked = prompts(block_size)
-    expected = [greedy(reference, prompt, 64) for prompt in asked]
+    greedily = [greedy(reference, prompt, 64) for prompt in asked]
     cache = CacheConfig(block_size=block_size, num_blocks=NUM_GROUPS[family] * 1024 // block_size)
     for depth in (0, 1):
         scheduler = SchedulerConfig(max_num_batched_tokens=24, async_depth=depth)
-        assert Served(directory, cache=cache, scheduler=scheduler).complete(asked, 64) == expected
+        assert Served(directory, cache=cache, scheduler=scheduler).complete(asked, 64) == greedily
     alone = Served(directory, cache=cache)
-    assert [alone.complete([prompt], 64)[0] for prompt in asked] == expected
+    assert [alone.complete([prompt], 64)[0] for prompt in asked] == greedily
 
 
-def _expected(family: str) -> tuple[list[list[int]], list[list[int]]]:
+COMMON = prompts(1, (20,))[0]
+ASKED = [*prompts(2), COMMON + [1, 2], COMMON + [3], COMMON + [1, 2]]
+
+
+@functools.cache
+def expected(family: str = "llama") -> list[list[int]]:
+    """What the reference continues each of ASKED with."""
     _, reference = model(family)
-    common = prompts(1, (20,))[0]
-    asked = [*prompts(2), common + [1, 2], common + [3], common + [1, 2]]
-    return asked, [greedy(reference, prompt, 12) for prompt in asked]
-
-
-ASKED, EXPECTED = _expected("llama")
-_, EXPECTED_WINDOWED = _expected(WINDOWED)
+    return [greedy(reference, prompt, 12) for prompt in ASKED]
 
 
 @given(
@@ -67,7 +69,7 @@ _, EXPECTED_WINDOWED = _expected(WINDOWED)
     order=st.permutations(range(len(ASKED))),
     pauses=st.lists(st.integers(0, 4), min_size=len(ASKED), max_size=len(ASKED)),
 )
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_no_setting_and_no_order_changes_what_is_said(
     cache: CacheConfig, scheduler: SchedulerConfig, order: list[int], pauses: list[int]
 ) -> None:
@@ -79,7 +81,7 @@ def test_no_setting_and_no_order_changes_what_is_said(
             if served.post.inbox or served.engine.scheduler.live.has_work():
                 served.step()
     served.run()
-    assert {number: served.outputs[handle].ids for number, handle in handles.items()} == dict(enumerate(EXPECTED))
+    assert {number: served.outputs[handle].ids for number, handle in handles.items()} == dict(enumerate(expected()))
     pool = served.engine.scheduler.pool
     assert pool.num_owned == pool.num_limbo == 0
 
@@ -88,7 +90,7 @@ def test_a_storm_of_preemptions_changes_nothing() -> None:
     served = Served(
         model("llama")[0], cache=CacheConfig(block_size=4, num_blocks=15), scheduler=SchedulerConfig(max_num_seqs=8)
     )
-    assert served.complete(ASKED, 12) == EXPECTED
+    assert served.complete(ASKED, 12) == expected()
     assert served.engine.scheduler.num_preemptions > 0
 
 
@@ -130,12 +132,12 @@ def test_a_context_that_only_windows_make_room_for_equals_transformers(depth: in
         async_depth=st.integers(0, 1),
     ),
 )
-@settings(max_examples=6)
+@settings(max_examples=examples(6))
 def test_no_setting_changes_what_a_model_with_windows_says(cache: CacheConfig, scheduler: SchedulerConfig) -> None:
     served = Served(model(WINDOWED)[0], cache=cache, scheduler=scheduler)
-    assert served.complete(ASKED, 12) == EXPECTED_WINDOWED
+    assert served.complete(ASKED, 12) == expected(WINDOWED)
     # Asked again, what is found of the prefixes is enough for every window.
-    assert served.complete(ASKED, 12) == EXPECTED_WINDOWED
+    assert served.complete(ASKED, 12) == expected(WINDOWED)
     pool = served.engine.scheduler.pool
     assert pool.num_owned == pool.num_limbo == 0
 
@@ -154,4 +156,4 @@ def test_outputs_of_one_request_are_those_of_separate_ones() -> None:
     served = Served(model("llama")[0], cache=CacheConfig(block_size=8, num_blocks=60))
     handle = served.add(ASKED[2], 12, num_outputs=3)
     served.run()
-    assert [served.outputs[handle + index].ids for index in range(3)] == [EXPECTED[2]] * 3
+    assert [served.outputs[handle + index].ids for index in range(3)] == [expected()[2]] * 3

@@ -39,4 +39,4 @@ def test_padding_and_free_slots_change_nothing(shape: StepShape) -> None:
     replayed, eager = runners()
     for level in LEVELS if shape.kind == "decode" else LEVELS[shape.num_tokens // 32 % 3 :][:1]:
         check(replayed, eager, shape, level)
-    assert shape in replayed._launch_body._bodies  # type: ignore[attr-defined]
+    assert shape in replayed.launch_body.bodies  # type: ignore[attr-defined]

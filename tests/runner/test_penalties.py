@@ -80,7 +80,7 @@ def test_a_seat_is_left_clean(served: Served) -> None:
     plain = served.complete(PROMPTS, 8)
     served.complete(PROMPTS * 2, 8, sampling=WAYS["all"])
     assert served.complete(PROMPTS, 8) == plain
-    table = served.assembled.runner._table
+    table = served.assembled.runner.table
     assert not table.shaped
 
 

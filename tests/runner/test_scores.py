@@ -227,7 +227,7 @@ def test_rows_behind_one_whose_step_failed_keep_their_scores(
     params = ScoreParams(logprobs=2, prompt_logprobs=1)
     lost = Batch(1, (1,), (3,), (1,), admissions=(admission(1, prompt_of(1), GREEDY, params),))
     with monkeypatch.context() as patched:
-        patched.setattr(runner._table, "apply", lambda batch: 1 / 0)
+        patched.setattr(runner.table, "apply", lambda batch: 1 / 0)
         assert set(runner.submit(lost).result().faults) == {0}
     entered = admission(2, LONG[:9], GREEDY, params), admission(3, prompt_of(3), GREEDY, params)
     output = runner.submit(

@@ -48,7 +48,7 @@ def test_a_token_is_drawn_at_every_level_before_the_first_request() -> None:
     assert met == list(reversed(SamplingLevel))
     asked = prompts(1)
     assert served.complete(asked, 12) == [greedy(reference, prompt, 12) for prompt in asked]
-    assert not (runner._table.filtered or runner._table.banned or runner._table.scored)  # type: ignore[attr-defined]
+    assert not (runner.table.filtered or runner.table.banned or runner.table.scored)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_step_that_cannot_be_computed_ends_the_start() -> None:
     def no_memory(batch: object) -> None:
         raise RuntimeError("no memory")
 
-    runner._launch_body = no_memory  # type: ignore[assignment]
+    runner.launch_body = no_memory  # type: ignore[assignment]
     with pytest.raises(ConfigError, match="1 sequences and 1 tokens"):
         warm_up(runner)
     with pytest.raises(ConfigError, match="--max-num-batched-tokens"):
@@ -124,7 +124,7 @@ def test_a_runner_that_is_let_go_leaves_no_tensors_to_the_collector() -> None:
     gc.disable()
     try:
         served = Served(model("llama")[0])
-        table = weakref.ref(served.assembled.runner._table)
+        table = weakref.ref(served.assembled.runner.table)
         del served
         assert table() is None
     finally:

@@ -46,7 +46,7 @@ async def test_a_stream_counts_its_messages_and_starts_and_ends_once(inference: 
 
 async def test_a_finished_stream_is_closed(inference: Stub, frontend: FakeFrontend) -> None:
     await drained(inference.StreamGenerate(ASK))
-    await asyncio.wait_for(frontend.streams[0].closed.wait(), 10)
+    await asyncio.wait_for(frontend.streams[0].closed.wait(), 120)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -79,7 +79,7 @@ async def test_cancelling_closes_the_stream(inference: Stub, frontend: FakeFront
     reading = asyncio.create_task(answered(call))
     await until(lambda: bool(frontend.streams))
     call.cancel()
-    await asyncio.wait_for(frontend.streams[0].closed.wait(), 10)
+    await asyncio.wait_for(frontend.streams[0].closed.wait(), 120)
     with pytest.raises(asyncio.CancelledError):
         await reading
 
@@ -90,7 +90,7 @@ async def test_losing_the_connection_closes_the_stream(address: str, frontend: F
     call = inference_pb2_grpc.InferenceServiceStub(channel).StreamGenerate(ASK)
     assert (await call.read()).sequence == 1
     await channel.close()
-    await asyncio.wait_for(frontend.streams[0].closed.wait(), 10)
+    await asyncio.wait_for(frontend.streams[0].closed.wait(), 120)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -103,7 +103,7 @@ async def test_the_calls_deadline_is_told_and_closes_the_stream(
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await answered(getattr(inference, method)(ASK, timeout=0.3))
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    await asyncio.wait_for(frontend.streams[0].closed.wait(), 10)
+    await asyncio.wait_for(frontend.streams[0].closed.wait(), 120)
     ask = frontend.asks[0]
     assert begin_s < ask.origin.deadline_s <= time.monotonic() + 0.3
     assert begin_s <= ask.origin.arrival_s <= time.monotonic()

@@ -129,7 +129,7 @@ async def test_slow_senders_do_not_shut_others_out(
             error = await failure(call)
             assert (error.code(), info_of(error).reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
             assert trailer(error, "x-request-id")
-    assert not made._receiving and made._turns.num_free == 2
+    assert not made._receiving and made.turns.num_free == 2
 
 
 async def test_the_newest_is_received_first(small_intake: Callable[..., intake.Intake]) -> None:
@@ -138,29 +138,29 @@ async def test_the_newest_is_received_first(small_intake: Callable[..., intake.I
     order: list[int] = []
 
     async def receive(number: int) -> None:
-        await made._turns.take("a")
+        await made.turns.take("a")
         order.append(number)
-        made._turns.give_back("a")
+        made.turns.give_back("a")
 
-    await made._turns.take("a")
+    await made.turns.take("a")
     tasks = [asyncio.create_task(receive(number)) for number in range(5)]
     await asyncio.sleep(0)
     tasks[3].cancel()
-    made._turns.give_back("a")
+    made.turns.give_back("a")
     await asyncio.gather(*tasks, return_exceptions=True)
     assert order == [4, 2, 1, 0]
-    assert made._turns.num_free == 1
+    assert made.turns.num_free == 1
 
 
 async def test_a_cancelled_call_gives_its_place_back(small_intake: Callable[..., intake.Intake]) -> None:
     made = small_intake(max_receiving=1)
     async with serving(FakeFrontend()) as address, grpc.aio.insecure_channel(address) as channel:
         calls = [channel.stream_unary(GENERATE)(nothing(for_ever=True)) for _ in range(3)]
-        await until(lambda: made._turns.waiting.size == 2)
+        await until(lambda: made.turns.waiting.size == 2)
         for call in calls:
             call.cancel()
         await asyncio.wait_for(inference_pb2_grpc.InferenceServiceStub(channel).Generate(ASK), 30)
-    assert made._turns.num_free == 1 and not made._turns.owners_waiting() and not made._receiving
+    assert made.turns.num_free == 1 and not made.turns.owners_waiting() and not made._receiving
 
 
 @pytest.mark.parametrize("outcome", ["OK", "refused", "malformed"])
@@ -211,19 +211,19 @@ async def test_a_connection_that_opens_calls_without_end_shuts_out_its_own_alone
 
     async def receive(connection: str, number: int) -> None:
         owner = connection if by_host else "one host"
-        await made._turns.take(owner, connection=connection)
+        await made.turns.take(owner, connection=connection)
         order.append(f"{connection}{number}")
-        made._turns.give_back(owner)
+        made.turns.give_back(owner)
 
-    await made._turns.take("a")
+    await made.turns.take("a")
     tasks = [asyncio.create_task(receive("a", number)) for number in range(4)]
     await asyncio.sleep(0)
     tasks += [asyncio.create_task(receive("b", number)) for number in range(2)]
     await asyncio.sleep(0)
-    made._turns.give_back("a")
+    made.turns.give_back("a")
     await asyncio.gather(*tasks)
     assert order == ["a3", "b1", "a2", "b0", "a1", "a0"]
-    assert made._turns.num_free == 1 and not made._turns.owners_waiting() and not made._turns.waiting.size
+    assert made.turns.num_free == 1 and not made.turns.owners_waiting() and not made.turns.waiting.size
 
 
 async def test_of_too_many_calls_that_wait_the_oldest_of_a_connection_is_refused(
@@ -231,18 +231,18 @@ async def test_of_too_many_calls_that_wait_the_oldest_of_a_connection_is_refused
 ) -> None:
     monkeypatch.setattr(intake, "MAX_WAITING", 2)
     made = small_intake(max_receiving=1)
-    await made._turns.take("a")
-    tasks = [asyncio.create_task(made._turns.take("b")) for _ in range(3)]
+    await made.turns.take("a")
+    tasks = [asyncio.create_task(made.turns.take("b")) for _ in range(3)]
     with pytest.raises(QueueFull) as refused:
         await tasks[0]
     assert (refused.value.needed, refused.value.limit) == (3, 2)
     assert not tasks[1].done() and not tasks[2].done()
-    made._turns.give_back("a")
+    made.turns.give_back("a")
     await tasks[2]
-    made._turns.give_back("b")
+    made.turns.give_back("b")
     await tasks[1]
-    made._turns.give_back("b")
-    assert made._turns.num_free == 1 and not made._turns.waiting.size
+    made.turns.give_back("b")
+    assert made.turns.num_free == 1 and not made.turns.waiting.size
 
 
 async def test_calls_without_a_message_leave_others_served(address: str) -> None:

@@ -344,7 +344,7 @@ async def test_actions_are_read_while_frames_are_written(service: Service) -> No
 
     task = asyncio.create_task(speak())
     await caller.generate("late")
-    await asyncio.wait_for(service.link.added(2), 10)
+    await asyncio.wait_for(service.link.added(2), 120)
     await caller.cancel("loud")
     await until(lambda: bool(caller.errors()))
     speaking = False
@@ -703,7 +703,7 @@ async def test_a_drain_lets_running_requests_finish_and_then_ends_the_stream(ser
     status = status_pb2.Status.FromString(dict(await caller.call.trailing_metadata())["grpc-status-details-bin"])
     assert any(detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR) for detail in status.details)
     assert caller.num_finished() == 1
-    await asyncio.wait_for(stopping, 10)
+    await asyncio.wait_for(stopping, 120)
 
 
 async def test_at_the_limit_of_a_drain_every_request_is_told(service: Service) -> None:

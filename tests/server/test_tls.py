@@ -72,7 +72,7 @@ async def answers(address: str, credentials: grpc.ChannelCredentials | None) -> 
         channel = grpc.aio.secure_channel(address, credentials, options)
     async with channel:
         try:
-            await raw(channel, GENERATE)(ASK.SerializeToString(), timeout=20)
+            await raw(channel, GENERATE)(ASK.SerializeToString(), timeout=120)
         except grpc.aio.AioRpcError as error:
             assert error.code() is grpc.StatusCode.UNAVAILABLE
             return False

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from photon_grpc.errors import InvalidRequest, MalformedMessage
 from photon_grpc.server.wire import count_fields
 from photon_grpc.v1 import inference_pb2 as pb
+from tests.examples import examples
 
 DESCRIPTOR = pb.GenerateRequest.DESCRIPTOR
 _LENGTH, _GROUP = 2, 3
@@ -73,7 +74,7 @@ def mutated(draw: st.DrawFn) -> bytes:
     return data
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(MESSAGES.map(lambda message: message.SerializeToString()) | mutated() | st.binary(max_size=40))
 @example(b"\x0b" * 99 + b"\x0c" * 99)
 @example(b"\x0b" * 100 + b"\x0c" * 100)

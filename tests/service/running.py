@@ -146,7 +146,7 @@ class Client:
     def health(self, service: str) -> int | None:
         """None where nobody answers."""
         try:
-            return self._health.Check(health_pb2.HealthCheckRequest(service=service), timeout=10).status
+            return self._health.Check(health_pb2.HealthCheckRequest(service=service), timeout=60).status
         except grpc.RpcError:
             return None
 

@@ -58,7 +58,7 @@ def asked(max_tokens: int, request_id: str = "") -> pb.GenerateRequest:
 
 def refusal(stub: Any, request_id: str) -> str:
     with pytest.raises(grpc.RpcError) as refused:
-        stub.Generate(asked(1, request_id), metadata=bearer("secret"), timeout=20)
+        stub.Generate(asked(1, request_id), metadata=bearer("secret"), timeout=120)
     return reason_of(refused.value)
 
 
@@ -123,9 +123,9 @@ def test_a_pod_ends_in_order_and_what_runs_finishes(tmp_path: Path) -> None:
         deleting.start()
         assert next(watch).status == NOT_SERVING
         with pytest.raises(grpc.RpcError) as refused:
-            inference.Generate(asked(1), timeout=20)
+            inference.Generate(asked(1), timeout=120)
         assert_draining(refused.value)
-        alive = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
+        alive = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=120)
         assert alive.status == SERVING
         assert idle.rest() == []
         assert (idle.call.code(), reason_of(idle.call)) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")

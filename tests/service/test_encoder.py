@@ -55,8 +55,8 @@ async def running_encoder() -> AsyncIterator[EncoderProcess]:
 
 
 def forks(encoder: EncoderProcess) -> list[int]:
-    assert encoder._child is not None
-    pid = encoder._child.pid
+    assert encoder.child is not None
+    pid = encoder.child.pid
     return [int(fork) for fork in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
@@ -97,8 +97,8 @@ async def test_everything_is_as_in_a_thread(encoder: EncoderProcess) -> None:
 async def test_small_inputs_do_not_wait_for_the_process(encoder: EncoderProcess) -> None:
     long = asyncio.create_task(encoder.encode(LONG, 2**30))
     await until(lambda: bool(forks(encoder)))
-    assert encoder._child is not None
-    os.kill(encoder._child.pid, signal.SIGSTOP)
+    assert encoder.child is not None
+    os.kill(encoder.child.pid, signal.SIGSTOP)
     for text in ("hello", "x" * 32 * 1024):
         assert await encoder.encode(TextInput(text), 2**20) == MODEL.tokenizer.encode(text)
     assert not long.done()
@@ -108,7 +108,7 @@ async def test_small_inputs_do_not_wait_for_the_process(encoder: EncoderProcess)
 async def test_work_ends_with_its_call_and_the_process_stays(encoder: EncoderProcess) -> None:
     text = TextInput("word " * 10_000)
     expected = await encoder.encode(text, 2**20)
-    pid = encoder._child.pid
+    pid = encoder.child.pid
     for _ in range(3):
         call = asyncio.create_task(encoder.encode(LONG, 2**30))
         await until(lambda: bool(forks(encoder)))
@@ -117,7 +117,7 @@ async def test_work_ends_with_its_call_and_the_process_stays(encoder: EncoderPro
         with pytest.raises(asyncio.CancelledError):
             await call
         assert await encoder.encode(text, 2**20) == expected
-    assert encoder._child.pid == pid
+    assert encoder.child.pid == pid
 
 
 async def test_work_that_takes_too_long_is_refused_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,26 +161,26 @@ async def test_a_killed_process_fails_what_it_did_and_is_replaced(encoder: Encod
     call = asyncio.create_task(encoder.encode(LONG, 2**30))
     await until(lambda: bool(forks(encoder)))
     (fork,) = forks(encoder)
-    killed = encoder._child.pid
+    killed = encoder.child.pid
     os.kill(killed, signal.SIGKILL)
     with pytest.raises(EngineRestarting):
         await call
     assert await encoder.encode(TextInput("a" * 40_000), 2**20)
-    assert encoder._child.pid != killed
+    assert encoder.child.pid != killed
     await until(lambda: not Path(f"/proc/{fork}/mem").exists() or _is_zombie(fork))
 
 
 async def test_a_stopped_process_is_replaced(encoder: EncoderProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     text = TextInput("a" * 40_000)
     ids = await encoder.encode(text, 2**20)
-    assert encoder._child is not None
-    stopped = encoder._child.pid
+    assert encoder.child is not None
+    stopped = encoder.child.pid
     os.kill(stopped, signal.SIGSTOP)
     with monkeypatch.context() as patch:
         patch.setattr("photon_grpc.service.encoder_client._MAX_SILENCE_S", 0.5)
         with pytest.raises(EngineRestarting):
             await encoder.encode(text, 2**20)
-    await until(lambda: encoder._child is not None and encoder._child.pid != stopped)
+    await until(lambda: encoder.child is not None and encoder.child.pid != stopped)
     assert await encoder.encode(text, 2**20) == ids
 
 
@@ -256,13 +256,13 @@ BOMBS = {
 async def test_constraints_that_break_a_compiler_are_refused_and_the_process_stays(encoder: EncoderProcess) -> None:
     answer = await encoder.try_out(ConstraintAsk("regex", "a+"))
     assert answer.kind == "regex"
-    child = encoder._child
+    child = encoder.child
     for name, bomb in BOMBS.items():
         with pytest.raises(InvalidConstraint) as caught:
             await encoder.try_out(bomb)
         assert caught.value.field == constraint.field_of(bomb), name
         assert len(caught.value.message) < 800
-    assert encoder._child is child
+    assert encoder.child is child
     assert await encoder.try_out(ConstraintAsk("regex", "a+")) == answer
 
 

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import grpc
@@ -134,14 +133,13 @@ def test_a_stopped_engine_fails_what_runs_and_is_replaced(service, call):
     next(stream)
     engine = service.children()["engine"]
     os.kill(engine, signal.SIGSTOP)
-    stopped_s = time.monotonic()
     with pytest.raises(grpc.RpcError) as failure:
         list(stream)
     assert failure.value.code() == grpc.StatusCode.UNAVAILABLE
     assert reason_of(failure.value) == "ENGINE_FAILURE"
     assert call.health(READINESS) == NOT_SERVING
-    # Five are allowed.
-    assert time.monotonic() - stopped_s < 10.0
+    # The five seconds that it is allowed were counted in ticks; the deadline of the call is a hundred.
+    assert any("5.0 s were allowed" in line for line in service.lines), service.lines
     service.wait_ready(times + 1)
     assert call.generate().usage.output_tokens == 4
     assert not is_alive(engine)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 
 from photon_grpc import LLM
 from photon_grpc.client import Client
+from tests.examples import examples
 from tests.properties.drawn_requests import DrawnRequest, Output, complete, drawn_requests, scored, unshrunk
 from tests.service.running import serving
 
@@ -44,6 +45,6 @@ async def together(address: str, many: list[DrawnRequest]) -> list[list[Output]]
 
 
 @given(drawn_requests)
-@settings(unshrunk, max_examples=12, derandomize=True)
+@settings(unshrunk, max_examples=examples(12), derandomize=True)
 def test_what_a_server_says_is_what_the_request_gets_alone(address: str, alone: LLM, many: list[DrawnRequest]) -> None:
     assert asyncio.run(together(address, many)) == [complete(alone, one) for one in many]

@@ -62,7 +62,7 @@ class Intake:
         """`reading`: places of streams of requests; where memory is needed, the first that can gives it."""
         self._reading = reading
         self._max_receiving = max_receiving
-        self._turns = SharedTurns(
+        self.turns = SharedTurns(
             max_receiving,
             WaitingPlaces("calls that wait to send their message", MAX_WAITING, retry_after_s=RETRY_AFTER_S),
             num_reserved=max_receiving // _RESERVED_SHARE,
@@ -123,7 +123,7 @@ class Intake:
 
     async def _receive(self, call: Call) -> Any:
         self._look_later()
-        await self._turns.take(call.caller, connection=call.peer)
+        await self.turns.take(call.caller, connection=call.peer)
         self._receiving[call] = 0
         try:
             # Never cancelled from here: gRPC would go on writing to memory that is gone. To cut it off, the call is
@@ -131,7 +131,7 @@ class Intake:
             return await call.context.read()
         finally:
             self._receiving.pop(call, None)
-            self._turns.give_back(call.caller)
+            self.turns.give_back(call.caller)
 
     # Of the timer, which runs while anything is received.
 
@@ -150,7 +150,7 @@ class Intake:
         self._is_much_held = num_bytes > MAX_HELD_BYTES // 2
         self._keep_within(num_bytes)
         self._give_back(num_bytes)
-        if self._receiving or self._turns.owners_waiting() or any(places.size for places in self._reading):
+        if self._receiving or self.turns.owners_waiting() or any(places.size for places in self._reading):
             self._look_later()
 
     def _cut_off_the_slow(self) -> None:
@@ -168,15 +168,15 @@ class Intake:
 
     def _num_waiting_for(self, owner: str) -> int:
         """Calls that wait for a turn that `owner` has: its own, and those of owners that have fewer."""
-        turns, num_held = self._turns, self._turns.held[owner]
+        turns, num_held = self.turns, self.turns.held[owner]
         claiming = [each for each in turns.owners_waiting() if each == owner or turns.held[each] < num_held]
         return sum(map(turns.num_waiting, claiming))
 
     def _keep_within(self, num_bytes: int) -> None:
         """MAX_HELD_BYTES."""
         surplus = num_bytes - MAX_HELD_BYTES
-        self._turns.is_scarce = surplus > 0
-        self._turns.call()
+        self.turns.is_scarce = surplus > 0
+        self.turns.call()
         self._num_looks_to_wait -= self._num_looks_to_wait > 0
         if surplus > 0 and not self._num_looks_to_wait:
             self._num_looks_to_wait = _LOOKS_OF_AN_END

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from photon_grpc.kernels import select
 from photon_grpc.kernels.attention import triton_decode
+from tests.examples import examples
 from tests.kernels.paged import PagedBatch, Shape, attend, expected, paged_batch, tolerance
 
 TRITON = select("triton", "cpu")
@@ -54,7 +55,7 @@ def test_shares_of_a_window_merge(splits: int) -> None:
     check(batch, out)
 
 
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(
     st.sampled_from([8, 16, 64]),
     st.lists(st.tuples(st.sampled_from([1, 1, 2, 9, 35]), st.integers(0, 80)), min_size=1, max_size=4),

@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 
 from photon_grpc.kernels.sampling import draw, draw_kept, topk_topp
 from photon_grpc.kernels.sampling.histogram import Filters, SearchSizes
+from tests.examples import examples
 from tests.kernels.drawing import filters_of, metadata_of, thresholds
 
 
@@ -72,7 +73,7 @@ def row_of(seed: int, num_columns: int, width: float, banned: float, steps: int)
     return row.masked_fill(torch.rand(num_columns, generator=generator) < banned, -torch.inf)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(
     seed=st.integers(0, 10000),
     num_columns=st.sampled_from([1, 31, 64, 130]),

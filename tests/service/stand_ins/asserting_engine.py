@@ -19,7 +19,7 @@ _submit = ModelRunner.submit
 
 def submit_behind_an_assert(runner: ModelRunner, batch: Batch) -> Pending:
     if any(admission.ids[: admission.num_prompt] == _POISON for admission in batch.admissions):
-        device = runner._table.device
+        device = runner.table.device
         torch.zeros(4, device=device)[torch.tensor([1 << 20], device=device)]
     return _submit(runner, batch)
 
