@@ -31,15 +31,15 @@ from benchmarks.saved import add_save_flag, saved
 from benchmarks.service import write_tokenizer
 from photon_grpc.bridge.codec import MAX_STEP_BYTES, UP, FrameReader, encode
 from photon_grpc.core.frames import Add, Down, Facts, StepFrame, Up
-from photon_grpc.core.scores import RECORD
+from photon_grpc.core.logprobs import RECORD
 from photon_grpc.core.stats import Load
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.frontend.input.tokenizer import Tokenizer
 from photon_grpc.frontend.model import ServedModel
-from photon_grpc.frontend.tokenizer import Tokenizer
 from photon_grpc.server.inference import InferenceService
-from photon_grpc.server.interceptors.failure_log import FailureLog
-from photon_grpc.server.writer import StreamWriter
+from photon_grpc.server.observe.failure_log import FailureLog
+from photon_grpc.server.wire.writer import StreamWriter
 from photon_grpc.v1 import inference_pb2 as pb
 
 _VOCAB_SIZE = 128256

@@ -35,7 +35,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks import service, traffic, workloads
 from benchmarks.memory import resident_mib
 from benchmarks.saved import add_save_flag, saved
-from photon_grpc.cli.load import Percentiles, Session, Turn, Workload, latencies_of, run_load, summarize
+from photon_grpc.cli.load.load import Percentiles, Session, Turn, Workload, latencies_of, run_load, summarize
 from photon_grpc.v1 import inference_pb2, inference_pb2_grpc
 
 NUM_LINES, NUM_BESIDE = 200, 100

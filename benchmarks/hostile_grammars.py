@@ -29,11 +29,11 @@ from benchmarks import service
 from benchmarks.memory import resident_mib
 from benchmarks.saved import add_save_flag, saved
 from photon_grpc import demo
-from photon_grpc.cli.load import Percentiles
+from photon_grpc.cli.load.load import Percentiles
 from photon_grpc.config.model_dir import read_model_dir
-from photon_grpc.engine.guidance import read_vocabulary
-from photon_grpc.frontend.ask import ConstraintAsk
-from photon_grpc.frontend.constraint import write_grammar
+from photon_grpc.core.ask import ConstraintAsk
+from photon_grpc.engine.constraints.guidance import read_vocabulary
+from photon_grpc.frontend.constraints.constraint import write_grammar
 from photon_grpc.v1 import inference_pb2, inference_pb2_grpc
 
 PARTS = ("continuation", "limits")

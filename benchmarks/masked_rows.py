@@ -15,14 +15,14 @@ import torch
 
 from benchmarks.engine import Work
 from photon_grpc.compose.threads import available_cores
+from photon_grpc.core.ask import ConstraintAsk
 from photon_grpc.core.batch import Batch, StepOutput
 from photon_grpc.core.ports import Pending
 from photon_grpc.core.request import Request, SamplingParams, StopParams
 from photon_grpc.core.sequence import Sequence
-from photon_grpc.engine.grammar import ConstrainedOutputs
-from photon_grpc.engine.guidance import GuidanceGrammars
-from photon_grpc.frontend.ask import ConstraintAsk
-from photon_grpc.frontend.constraint import write_grammar
+from photon_grpc.engine.constraints.grammar import ConstrainedOutputs
+from photon_grpc.engine.constraints.guidance import GuidanceGrammars
+from photon_grpc.frontend.constraints.constraint import write_grammar
 from photon_grpc.runner.upload import host_memory
 
 _TEXT, _DATE = {"type": "string", "maxLength": 40}, {"type": "string", "format": "date"}

@@ -32,7 +32,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from benchmarks import workloads
 from benchmarks.saved import add_save_flag, saved
 from benchmarks.service import engine_cpu_s, frontend_cpu_s, serving
-from photon_grpc.cli.load import Percentiles, RequestResult, Session, Turn, Workload, run_load, summarize
+from photon_grpc.cli.load.load import Percentiles, RequestResult, Session, Turn, Workload, run_load, summarize
 from photon_grpc.v1 import inference_pb2, inference_pb2_grpc
 
 SEATS, QUEUE = 8, 32

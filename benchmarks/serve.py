@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from benchmarks import traffic, workloads
 from benchmarks.saved import add_save_flag, saved
 from benchmarks.service import frontend_cpu_s, model_flags, serving, vocab_size
-from photon_grpc.cli.load import Percentiles, RequestResult, Session, Summary, Workload, run_load, summarize
+from photon_grpc.cli.load.load import Percentiles, RequestResult, Session, Summary, Workload, run_load, summarize
 
 #: tok/s of vLLM 0.24.0 on one H200, measured apart from this run: its gRPC (ids only) and its Rust HTTP server.
 VLLM_1B = {1: (660, 765), 16: (8_100, 9_800), 64: (21_600, 29_000), 256: (40_000, 57_000)}

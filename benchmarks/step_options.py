@@ -27,8 +27,8 @@ from benchmarks.engine import Work, loaded
 from benchmarks.masked_rows import DrawnMasks, NoMasks, OpenMasks, UnboundedMasks, WrittenMasks
 from benchmarks.saved import add_save_flag, saved
 from photon_grpc.core.batch import Admission, Batch
+from photon_grpc.core.logprobs import NO_SCORES, RECORD, ScoreParams
 from photon_grpc.core.request import SamplingParams
-from photon_grpc.core.scores import NO_SCORES, RECORD, ScoreParams
 
 GREEDY, DRAWN, TOP_P = SamplingParams(0.0), SamplingParams(0.8, seed=1), SamplingParams(0.8, top_p=0.95, seed=1)
 # Logits of dummy weights are normal with deviation 0.9 (0.02 · √hidden_size). Over 0.8 such rows are nearly flat; over

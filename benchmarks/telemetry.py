@@ -18,13 +18,13 @@ from typing import Any, cast
 
 from benchmarks import overhead
 from benchmarks.saved import add_save_flag, saved
+from photon_grpc.core.ask import Origin
 from photon_grpc.core.generation import Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.core.stats import Load
-from photon_grpc.frontend.ask import Origin
 from photon_grpc.frontend.record import RequestRecord
-from photon_grpc.server.load_report import LoadReports
-from photon_grpc.server.spans import RequestSpans
+from photon_grpc.server.observe.spans import RequestSpans
+from photon_grpc.server.standard.load_report import LoadReports
 
 _ORIGIN = Origin(
     0.0, "r", "team", "Generate", "demo", traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks import workloads
-from photon_grpc.cli.load import Session, Turn
+from photon_grpc.cli.load.load import Session, Turn
 
 ARRIVALS_S = 15.0
 #: Streams of one run lie within so many numbers.

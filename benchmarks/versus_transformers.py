@@ -26,7 +26,7 @@ from benchmarks import workloads
 from benchmarks.saved import add_save_flag, saved
 from benchmarks.service import serving
 from photon_grpc import demo
-from photon_grpc.cli.load import Session, Turn, Workload, run_load, summarize
+from photon_grpc.cli.load.load import Session, Turn, Workload, run_load, summarize
 
 PROMPT_TOKENS = 64
 

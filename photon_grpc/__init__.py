@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from photon_grpc.compose.local import LLM
+    from photon_grpc.compose.llm import LLM
 
 __version__ = "0.1.0"
 
@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
         from importlib import import_module
 
         try:
-            return import_module("photon_grpc.compose.local").LLM
+            return import_module("photon_grpc.compose.llm").LLM
         except ModuleNotFoundError as error:
             raise ImportError(
                 f"LLM needs {error.name}: pip install '.[serve]' in the clone", name=error.name

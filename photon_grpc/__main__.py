@@ -37,7 +37,7 @@ def _run() -> int:
 
 
 def _is_of_memory(error: BaseException) -> bool:
-    """Return whether it says that no memory is left, without importing service/address_space.py: little is left."""
+    """Return whether it reports a lack of memory, without importing address_space.py, which takes some."""
     signs = ("start new thread", "failed to map", "llocate memory")
     return isinstance(error, MemoryError) or any(sign in str(error) for sign in signs)
 

@@ -25,7 +25,7 @@ PROTOS = Path(__file__).resolve().parent
 # The tree that this file stands in, also where another one is installed.
 sys.path.insert(0, str(PROTOS.parent))
 
-from photon_grpc.server.features import ABSENT  # noqa: E402
+from photon_grpc.server.wire.features import ABSENT  # noqa: E402
 
 SOURCES = tuple(f"photon_grpc/v1/{name}.proto" for name in ("inference", "model", "admin"))
 THIRD_PARTY = PROTOS / "third_party"

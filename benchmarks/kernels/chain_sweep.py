@@ -24,10 +24,10 @@ from benchmarks.kernels.layer_chains import Steps, decoders, num_layers
 from benchmarks.kernels.sweep import SWEPT, projections
 from benchmarks.kernels.timing import needs_gpu
 from benchmarks.shapes import SHAPES
+from photon_grpc.kernels.lang.precompile import Job, launches_collected, run_in_forks
 from photon_grpc.kernels.linear import cost
 from photon_grpc.kernels.linear.cost import Product
 from photon_grpc.kernels.linear.tiles import Tile
-from photon_grpc.kernels.precompile import Job, launches_collected, run_in_forks
 from photon_grpc.layers.gemm import End
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.unquantized import Unquantized, product_of

@@ -11,7 +11,7 @@ import torch
 from benchmarks.kernels.timing import Shape, measure_us, num_copies, print_report_header, report, shapes
 from photon_grpc.kernels import AttentionMetadata, DependentChain, Kernels, embed
 from photon_grpc.kernels.attention import gluon_decode
-from photon_grpc.kernels.gluon import can_fuse
+from photon_grpc.kernels.lang.gluon import can_fuse
 
 READ_BYTES_PER_SECOND = 4.5e12
 ROWS = (1, 8, 32, 48, 64, 96, 128, 192, 256, 384, 512)

@@ -13,8 +13,8 @@ import torch
 from benchmarks.kernels.timing import measure_us, num_copies, print_report_header, report
 from photon_grpc.kernels import TORCH, Kernels
 from photon_grpc.kernels.sampling import topk_topp
-from photon_grpc.kernels.sampling.draw import SamplingMetadata
 from photon_grpc.kernels.sampling.histogram import Filters
+from photon_grpc.kernels.sampling.sample import SamplingMetadata
 
 TEMPERATURE = 0.8
 # top_k, top_p, min_p, and the standard deviation: the flatter, the more tokens a nucleus has.

@@ -22,7 +22,7 @@ from benchmarks.saved import add_save_flag, saved
 from benchmarks.shapes import SHAPES
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.kernels import AttentionMetadata, select
-from photon_grpc.kernels.sampling.draw import SamplingMetadata
+from photon_grpc.kernels.sampling.sample import SamplingMetadata
 from photon_grpc.layers.context import StepContext
 from photon_grpc.models import Decoder, build, dummy
 from photon_grpc.models.fused import fuse

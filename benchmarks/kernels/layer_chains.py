@@ -25,8 +25,8 @@ from benchmarks.saved import add_save_flag, saved
 from benchmarks.shapes import HELD_OUT, SHAPES, Config, layer_bytes, layer_kv_bytes
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.kernels import AttentionMetadata, select
+from photon_grpc.kernels.lang.precompile import Job, launches_collected, run_in_forks
 from photon_grpc.kernels.linear.tiles import Tile
-from photon_grpc.kernels.precompile import Job, launches_collected, run_in_forks
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.gemm import End
 from photon_grpc.layers.linear import Linear

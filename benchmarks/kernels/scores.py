@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.kernels.timing import measure_us, num_copies, print_report_header, report
 from photon_grpc.kernels import Kernels
-from photon_grpc.kernels.sampling.scores import MAX_GIVEN, ScoreMetadata
+from photon_grpc.kernels.sampling.logprobs import MAX_GIVEN, ScoreMetadata
 
 #: The best and the given ids of every row.
 CASES = ((0, 0), (5, 0), (20, 0), (20, MAX_GIVEN))

@@ -24,14 +24,14 @@ import torch
 from benchmarks.kernels.timing import measure_us, needs_gpu
 from benchmarks.shapes import HELD_OUT, SHAPES, Config
 from photon_grpc.kernels import swiglu
+from photon_grpc.kernels.lang.precompile import launches_collected, run_in_forks
 from photon_grpc.kernels.linear import cost, fused_linear, head, tiles
 from photon_grpc.kernels.linear.cost import End
 from photon_grpc.kernels.linear.fused_linear import Affine
 from photon_grpc.kernels.linear.tiles import Tile
-from photon_grpc.kernels.precompile import launches_collected, run_in_forks
 from photon_grpc.kernels.rotary import rotate_store
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput, Rotation
-from photon_grpc.kernels.sampling import draw
+from photon_grpc.kernels.sampling import sample as draw
 
 SWEPT = (
     "3b", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b", "qwen2.5-32b", "qwen3-0.6b", "qwen3-4b", "qwen3-8b", "70b/8",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from photon_grpc.kernels.gluon import can_fuse
+from photon_grpc.kernels.lang.gluon import can_fuse
 
 # What one H200 reached: torch's copy kernel (read + write), a bf16 product of 8192³.
 BYTES_PER_SECOND = 4.28e12

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from photon_grpc.cli.connection import connection
-from photon_grpc.cli.option_values import no_option, read_bias, set_option
-from photon_grpc.cli.terminal import remark, to_base64
+from photon_grpc.cli.terminal.connection import connection
+from photon_grpc.cli.terminal.option_values import no_option, read_bias, set_option
+from photon_grpc.cli.terminal.terminal import remark, to_base64
 from photon_grpc.client import Client, Generation, Options, Prompt, Unreachable
 from photon_grpc.client.many import persist, unordered
 from photon_grpc.client.message_type import write_message_type

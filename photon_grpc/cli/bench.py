@@ -15,9 +15,9 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from photon_grpc.cli.bench_report import check_plot, report, write_plot
-from photon_grpc.cli.connection import connection
-from photon_grpc.cli.load import RequestResult, Session, Turn, Workload, latencies_of, run_load, summarize
+from photon_grpc.cli.load.load import RequestResult, Session, Turn, Workload, latencies_of, run_load, summarize
+from photon_grpc.cli.load.report import check_plot, report, write_plot
+from photon_grpc.cli.terminal.connection import connection
 from photon_grpc.client import Client, Model
 from photon_grpc.errors import ConfigError, FeatureNotSupported, PromptTooLong
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from photon_grpc.cli.connection import with_target
+from photon_grpc.cli.terminal.connection import with_target
 
 
 @click.command()

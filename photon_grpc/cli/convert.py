@@ -71,7 +71,7 @@ def _write(directory: Path, original: Any) -> int:
 
 
 def _check_ids(written: Path, original: Any, sentencepiece_model: Path) -> None:
-    from photon_grpc.frontend.tokenizer import Tokenizer
+    from photon_grpc.frontend.input.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.from_file(written)
     pieces = _pieces(sentencepiece_model)

@@ -33,7 +33,7 @@ from photon_grpc.config.resolve import Resolved, check_model, is_model_id, model
 from photon_grpc.config.settings import sections
 from photon_grpc.errors import ConfigError, PhotonError, StartupError
 from photon_grpc.server.addresses import check
-from photon_grpc.service.address_space import check_limit
+from photon_grpc.service.processes.address_space import check_limit
 
 EXTRA = "pip install '.[serve]' in the clone"
 
@@ -300,10 +300,10 @@ def _directory_problem(model: ModelFlags) -> list[str]:
 
 
 def ask_start(config: ServeConfig) -> list[str]:
-    """The reasons of `service/check_start.py`, in a process of its own: torch takes seconds, and would stay."""
+    """Return the reasons of `service/processes/check_start.py`, run in its own process, so that torch is not kept."""
     import msgspec
 
-    command = [sys.executable, "-m", "photon_grpc.service.check_start"]
+    command = [sys.executable, "-m", "photon_grpc.service.processes.check_start"]
     asked = msgspec.json.encode(config)
     try:
         done = subprocess.run(command, input=asked, stdout=subprocess.PIPE, timeout=_TORCH_TIMEOUT_S, check=True)

@@ -20,12 +20,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from photon_grpc.cli.connection import connection
-from photon_grpc.cli.terminal import write_text
+from photon_grpc.cli.terminal.connection import connection
+from photon_grpc.cli.terminal.terminal import write_text
 from photon_grpc.client import Client, Options, Unreachable
 from photon_grpc.config.resolve import split_address
 from photon_grpc.errors import ConfigError
-from photon_grpc.service.signals import END_SIGNALS, IDLE_SIGNALS
+from photon_grpc.service.processes.signals import END_SIGNALS, IDLE_SIGNALS
 
 T = TypeVar("T")
 

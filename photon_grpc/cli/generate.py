@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from photon_grpc.cli.generation_flags import (
+from photon_grpc.cli.terminal.generation_flags import (
     to_options,
     with_answer,
     with_chat_input,
@@ -35,7 +35,7 @@ from photon_grpc.errors import ConfigError
 def generate(prompt: str, target: str, as_chat: bool, system: str | None, as_json: bool, **options: Any) -> None:
     """Stream text that continues PROMPT ('-': from stdin, but for its last line end). Ctrl-C ends the request on the
     server, too."""
-    from photon_grpc.cli import terminal
+    from photon_grpc.cli.terminal import terminal
 
     text = prompt
     if prompt == "-":
@@ -57,7 +57,7 @@ def generate(prompt: str, target: str, as_chat: bool, system: str | None, as_jso
 @click.option("--system", default="", metavar="TEXT", help="Instructions before the conversation.")
 def chat(target: str, system: str, **options: Any) -> None:
     """Talk with the served model; /help says what else can be typed."""
-    from photon_grpc.cli import conversation
+    from photon_grpc.cli.terminal import conversation
 
     with reading_stdin():
         conversation.chat(target, to_options(options), system)

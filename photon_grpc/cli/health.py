@@ -6,7 +6,7 @@ import asyncio
 
 import click
 
-from photon_grpc.cli.connection import with_target
+from photon_grpc.cli.terminal.connection import with_target
 
 #: On top of the wait, for an answer that is under way at its end.
 _ANSWER_S = 1.0
@@ -29,7 +29,7 @@ def health(target: str, timeout_s: float) -> None:
 
 
 async def _wait(target: str, timeout_s: float) -> None:
-    from photon_grpc.cli.connection import tls_credentials
+    from photon_grpc.cli.terminal.connection import tls_credentials
     from photon_grpc.client import Client, Unreachable
 
     async with Client(target, credentials=tls_credentials(), retries=0) as client:

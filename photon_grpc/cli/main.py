@@ -15,13 +15,13 @@ import click
 
 from photon_grpc import __version__
 from photon_grpc.cli.bench_flags import bench
-from photon_grpc.cli.connection import advice_on_reaching
 from photon_grpc.cli.convert import convert
 from photon_grpc.cli.generate import batch, chat, generate
 from photon_grpc.cli.health import health
 from photon_grpc.cli.keys import keys
 from photon_grpc.cli.quarantine import quarantine
 from photon_grpc.cli.serve import doctor, run, serve
+from photon_grpc.cli.terminal.connection import advice_on_reaching
 from photon_grpc.cli.top import top
 from photon_grpc.cli.trace import trace
 from photon_grpc.config.resolve import CLIENT_VARIABLES

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from photon_grpc.cli.connection import admin_connection, check_target, only_admin_service, with_admin_target, with_tls
+from photon_grpc.cli.terminal.connection import (
+    admin_connection,
+    check_target,
+    only_admin_service,
+    with_admin_target,
+    with_tls,
+)
 from photon_grpc.errors import ConfigError
 
 if TYPE_CHECKING:

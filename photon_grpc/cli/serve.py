@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from photon_grpc.cli.server_libraries import need_server
-from photon_grpc.cli.settings_flags import EPILOG, SettingsCommand, as_flags, resolve_flags, warn
+from photon_grpc.cli.terminal.settings_flags import EPILOG, SettingsCommand, as_flags, resolve_flags, warn
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.config.resolve import open_to_the_network
-from photon_grpc.service.log_lines import JsonStream
+from photon_grpc.service.logs.log_lines import JsonStream
 
 
 @click.command(cls=SettingsCommand, epilog=EPILOG)
@@ -37,8 +37,8 @@ def run(once: bool, **given: Any) -> int:
     """Serve, stream one generation to the terminal, and keep serving until Ctrl-C."""
     config = resolve_flags(given).config
     need_server()
-    from photon_grpc.cli.connection import TLS_CA
     from photon_grpc.cli.first_run import choose_address, first_run
+    from photon_grpc.cli.terminal.connection import TLS_CA
 
     if config.server.tls_cert:
         # Calls itself: believes its own certificate, unless told whom else.

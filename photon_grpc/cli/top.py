@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from photon_grpc.cli.connection import check_target, only_admin_service, with_admin_target, with_tls
+from photon_grpc.cli.terminal.connection import check_target, only_admin_service, with_admin_target, with_tls
 from photon_grpc.errors import ConfigError
 
 
@@ -26,7 +26,7 @@ from photon_grpc.errors import ConfigError
 @with_tls
 def top(target: str | None, interval_s: float, once: bool) -> None:
     """Show a server's load live: requests, KV blocks, tokens per second, cache hits, steps. Ctrl-C leaves."""
-    from photon_grpc.cli.watching import look, watch
+    from photon_grpc.cli.terminal.watching import look, watch
 
     target = check_target(target) if target else only_admin_service()
     if once:

@@ -24,20 +24,20 @@ from photon_grpc.engine.blocks.allocation import AllocationPolicy, GrowOnDemand
 from photon_grpc.engine.blocks.block_pool import BlockPool
 from photon_grpc.engine.blocks.contiguous import ReserveContext
 from photon_grpc.engine.blocks.prefix_index import NoPrefixIndex, PrefixIndex, RadixIndex
+from photon_grpc.engine.constraints.grammar import ConstrainedOutputs, Grammars, MaskMemory, NoGrammars
+from photon_grpc.engine.constraints.guidance import GuidanceGrammars, read_vocabulary
 from photon_grpc.engine.engine import Engine
-from photon_grpc.engine.grammar import ConstrainedOutputs, Grammars, MaskMemory, NoGrammars
-from photon_grpc.engine.guidance import GuidanceGrammars, read_vocabulary
-from photon_grpc.engine.quarantine import Quarantine
 from photon_grpc.engine.quotas import NO_QUOTAS, NoQuotas, SharedQuotas
 from photon_grpc.engine.scheduler.chunking import Chunked, Whole
 from photon_grpc.engine.scheduler.drafting import NoDrafting
 from photon_grpc.engine.scheduler.policy import POLICIES, FairShare, Policy
+from photon_grpc.engine.scheduler.quarantine import Quarantine
 from photon_grpc.engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from photon_grpc.engine.step_trace import JsonlStepTrace, NoStepTrace, StepTrace
 from photon_grpc.engine.trace_file import TraceFile, check_trace_file
 from photon_grpc.errors import ConfigError, ModelLoadError, NumericFailure
 from photon_grpc.kernels import TORCH, Kernels, select
-from photon_grpc.kernels.precompile import hash_compiler_ahead
+from photon_grpc.kernels.lang.precompile import hash_compiler_ahead
 from photon_grpc.models import build, weights
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.models.fused import fuse, num_fused

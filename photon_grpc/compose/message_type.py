@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from photon_grpc.client.answer_types import given, parsed
 from photon_grpc.client.message_type import parse_message
+from photon_grpc.core.ask import UNWRITTEN, Ask, ConstraintAsk
 from photon_grpc.core.object_type import ObjectType
-from photon_grpc.frontend.ask import UNWRITTEN, Ask, ConstraintAsk
-from photon_grpc.frontend.update import OutputDelta
-from photon_grpc.server.message_type import read_message_type
+from photon_grpc.frontend.output.update import OutputDelta
+from photon_grpc.server.typed.message_type import read_message_type
 from photon_grpc.v1 import inference_pb2 as pb
 
 

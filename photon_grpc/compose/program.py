@@ -26,14 +26,14 @@ from photon_grpc.compose.console import LoadingDisplay
 from photon_grpc.compose.served_model import read_served_model
 from photon_grpc.compose.threads import limit_threads
 from photon_grpc.config.flags import ServeConfig
+from photon_grpc.core.ask import Ask
 from photon_grpc.core.ports import EnginePorts
 from photon_grpc.errors import Closed, QueueFull
-from photon_grpc.frontend.ask import Ask
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.model import ModelFacts
+from photon_grpc.frontend.output.update import OutputDelta, Result, Update
 from photon_grpc.frontend.stream import TokenStream
-from photon_grpc.frontend.update import OutputDelta, Result, Update
 
 log = logging.getLogger(__name__)
 

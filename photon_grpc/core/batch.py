@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from photon_grpc.core.fault import Fault
+from photon_grpc.core.logprobs import NO_SCORES, ScoreParams
 from photon_grpc.core.request import SamplingParams
-from photon_grpc.core.scores import NO_SCORES, ScoreParams
 from photon_grpc.errors import InvalidConstraint, NumericFailure
 
 #: A runner's answer in place of an id: the logits hold NaN or +infinity; every logit is -infinity, after bans and

@@ -9,7 +9,7 @@ import msgspec
 
 from photon_grpc.core.constraint import Constraint
 from photon_grpc.core.fields import fields_of
-from photon_grpc.core.scores import NO_SCORES, ScoreParams
+from photon_grpc.core.logprobs import NO_SCORES, ScoreParams
 
 
 class FinishReason(IntEnum):

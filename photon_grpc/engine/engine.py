@@ -16,10 +16,10 @@ from photon_grpc.core.request import FinishReason, Request
 from photon_grpc.core.sequence import Sequence, Status
 from photon_grpc.engine.admission import AdmissionControl
 from photon_grpc.engine.arrivals import Arrivals
-from photon_grpc.engine.bulletin import Bulletin
-from photon_grpc.engine.deadline import check_deadline
+from photon_grpc.engine.broadcaster import Bulletin
 from photon_grpc.engine.engine_stats import EngineStats
 from photon_grpc.engine.quotas import NO_QUOTAS, NoQuotas
+from photon_grpc.engine.scheduler.deadline import check_deadline
 from photon_grpc.engine.scheduler.scheduler import Scheduler
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
 from photon_grpc.engine.scheduler.timers import Due, Timers

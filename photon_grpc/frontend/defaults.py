@@ -20,14 +20,7 @@ from photon_grpc.core.admission import (
     check_request_id,
     max_output_tokens,
 )
-from photon_grpc.core.field import compiled
-from photon_grpc.core.fields import FIELDS, NEUTRAL
-from photon_grpc.core.frames import Facts
-from photon_grpc.core.request import FinishReason, Request, SamplingParams, StopParams
-from photon_grpc.core.scores import NO_SCORES, ScoreParams
-from photon_grpc.errors import DeadlinePassed, FeatureNotSupported, InvalidRequest, PromptTooLong
-from photon_grpc.frontend import constraint
-from photon_grpc.frontend.ask import (
+from photon_grpc.core.ask import (
     UNWRITTEN,
     Ask,
     ChatInput,
@@ -39,9 +32,16 @@ from photon_grpc.frontend.ask import (
     StopAsk,
     TextInput,
 )
-from photon_grpc.frontend.chat import check_json
+from photon_grpc.core.field import compiled
+from photon_grpc.core.fields import FIELDS, NEUTRAL
+from photon_grpc.core.frames import Facts
+from photon_grpc.core.logprobs import NO_SCORES, ScoreParams
+from photon_grpc.core.request import FinishReason, Request, SamplingParams, StopParams
+from photon_grpc.errors import DeadlinePassed, FeatureNotSupported, InvalidRequest, PromptTooLong
+from photon_grpc.frontend.constraints import constraint
+from photon_grpc.frontend.input.chat import check_json
+from photon_grpc.frontend.logprob_bounds import fitted
 from photon_grpc.frontend.model import RequestLimits, ServedModel
-from photon_grpc.frontend.score_bounds import fitted
 
 #: Options of which a value alone, and limits of the model, say whether it is allowed.
 _CHECKED = [field for field in FIELDS.values() if field.is_checked and field.group]

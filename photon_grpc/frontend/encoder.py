@@ -12,16 +12,16 @@ from typing import Protocol
 
 import msgspec
 
+from photon_grpc.core.ask import ChatInput, ConstraintAsk, IdsInput, TextInput
 from photon_grpc.core.constraint import Constraint
 from photon_grpc.core.fault import Fault
 from photon_grpc.errors import InternalFailure, InvalidConstraint, InvalidRequest, PhotonError, frames_of
-from photon_grpc.frontend.ask import ChatInput, ConstraintAsk, IdsInput, TextInput
-from photon_grpc.frontend.constraint import field_of as constraint_field
+from photon_grpc.frontend.constraints.constraint import field_of as constraint_field
+from photon_grpc.frontend.constraints.least_bytes import least_bytes
+from photon_grpc.frontend.constraints.trial import try_out
 from photon_grpc.frontend.fair_turns import FairTurns
-from photon_grpc.frontend.grammar_trial import try_out
-from photon_grpc.frontend.least_bytes import least_bytes
+from photon_grpc.frontend.input.prompt import Prepared, prepare
 from photon_grpc.frontend.model import ServedModel
-from photon_grpc.frontend.prompt import Prepared, prepare
 
 #: Limits of an input for the front end's threads: some 40 ms of one core.
 _SMALL_BYTES = 32 * 1024

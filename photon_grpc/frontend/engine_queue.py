@@ -10,10 +10,10 @@ from types import TracebackType
 import msgspec
 
 from photon_grpc.core.admission import check_queue
+from photon_grpc.core.ask import Ask, ChatInput, IdsInput, TextInput
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import QueueFull
-from photon_grpc.frontend.ask import Ask, ChatInput, IdsInput, TextInput
 
 #: A guess of the tokens in a text that is not tokenized yet; for English it is about right.
 _CHARS_PER_TOKEN = 4

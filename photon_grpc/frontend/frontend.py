@@ -16,11 +16,12 @@ from functools import lru_cache, partial
 from msgspec.structs import replace
 
 from photon_grpc.core.admission import check_ids
+from photon_grpc.core.ask import Ask, ChatInput, ConstraintAsk, Origin, StreamAsk, TextInput
 from photon_grpc.core.frames import Abort, Add, Facts, Reply, StepFrame, Up, Verb
 from photon_grpc.core.generation import Start
+from photon_grpc.core.logprobs import NO_SCORES
 from photon_grpc.core.ports import EngineLink
 from photon_grpc.core.request import NO_LIMITS, Request
-from photon_grpc.core.scores import NO_SCORES
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import (
     Draining,
@@ -31,23 +32,22 @@ from photon_grpc.errors import (
     Unavailable,
 )
 from photon_grpc.frontend import defaults
-from photon_grpc.frontend.ask import Ask, ChatInput, ConstraintAsk, Origin, StreamAsk, TextInput
-from photon_grpc.frontend.constraint import check_constraint
+from photon_grpc.frontend.constraints.constraint import check_constraint
 from photon_grpc.frontend.controls import Controls
 from photon_grpc.frontend.encoder import Encoder, is_small
 from photon_grpc.frontend.engine_queue import EngineQueue
 from photon_grpc.frontend.live_streams import LiveStreams
 from photon_grpc.frontend.model import ModelFacts, ServedModel
-from photon_grpc.frontend.output import OutputText
+from photon_grpc.frontend.output.logprobs import NO_PROMPT_SCORES, PromptScores
+from photon_grpc.frontend.output.output import OutputText
+from photon_grpc.frontend.output.update import Result, gathered
 from photon_grpc.frontend.outputs import outputs_of, replay_turns
 from photon_grpc.frontend.quotas import NO_SHARES, NoShares, Share, Shares
 from photon_grpc.frontend.readiness import Readiness, State
 from photon_grpc.frontend.record import NO_OBSERVERS, Observers, RequestRecord, refused
-from photon_grpc.frontend.scores import NO_PROMPT_SCORES, PromptScores
 from photon_grpc.frontend.stream import Prompt, TokenStream
 from photon_grpc.frontend.tried_constraints import TriedConstraints
 from photon_grpc.frontend.turns import Turns
-from photon_grpc.frontend.update import Result, gathered
 
 _LOG = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from photon_grpc.core.frames import Abort, StepFrame
 from photon_grpc.errors import InternalFailure, frames_of
-from photon_grpc.frontend.output import OutputText
+from photon_grpc.frontend.output.output import OutputText
 from photon_grpc.frontend.stream import TokenStream
 
 _LOG = logging.getLogger(__name__)

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from photon_grpc.config.model_dir import TOKENIZER_FILE, ModelConfig
+from photon_grpc.core.ask import ChatInput, ConstraintAsk, IdsInput, SamplingAsk, TextInput
 from photon_grpc.core.fields import NEUTRAL
 from photon_grpc.core.frames import Facts
-from photon_grpc.frontend import constraint
-from photon_grpc.frontend.answer import PLAIN, AnswerFormat, AnswerParser
-from photon_grpc.frontend.ask import ChatInput, ConstraintAsk, IdsInput, SamplingAsk, TextInput
-from photon_grpc.frontend.chat import ChatTemplate
-from photon_grpc.frontend.scores import no_bytes
-from photon_grpc.frontend.tokenizer import Tokenizer
+from photon_grpc.frontend.constraints import constraint
+from photon_grpc.frontend.input.chat import ChatTemplate
+from photon_grpc.frontend.input.tokenizer import Tokenizer
+from photon_grpc.frontend.output.answer import PLAIN, AnswerFormat, AnswerParser
+from photon_grpc.frontend.output.logprobs import no_bytes
 
 MAX_NUM_OUTPUTS = 64
 MAX_LOGPROBS = 20

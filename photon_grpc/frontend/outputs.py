@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from photon_grpc.core.ask import Ask, ChatInput
+from photon_grpc.core.logprobs import NO_SCORES
 from photon_grpc.core.request import Request
-from photon_grpc.core.scores import NO_SCORES
-from photon_grpc.frontend.ask import Ask, ChatInput
-from photon_grpc.frontend.detokenizer import Detokenizer
 from photon_grpc.frontend.fair_turns import FairTurns
 from photon_grpc.frontend.model import ServedModel
-from photon_grpc.frontend.output import Ending, OutputText
-from photon_grpc.frontend.scores import NO_OUTPUT_SCORES, OutputScores
-from photon_grpc.frontend.stop_strings import StopMatcher, StopStrings
-from photon_grpc.frontend.typed_output import TypedOutput
+from photon_grpc.frontend.output.detokenizer import Detokenizer
+from photon_grpc.frontend.output.logprobs import NO_OUTPUT_SCORES, OutputScores
+from photon_grpc.frontend.output.output import Ending, OutputText
+from photon_grpc.frontend.output.stop_strings import StopMatcher, StopStrings
+from photon_grpc.frontend.output.typed_output import TypedOutput
 
 #: Ids that are replayed before other calls get their turn: about 2 ms.
 _REPLAY_SLICE = 1024

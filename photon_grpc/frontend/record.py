@@ -12,10 +12,10 @@ from typing import Protocol
 
 import msgspec
 
+from photon_grpc.core.ask import Origin
 from photon_grpc.core.generation import Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import PhotonError, frames_of
-from photon_grpc.frontend.ask import Origin
 
 _LOG = logging.getLogger(__name__)
 

@@ -15,16 +15,16 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from photon_grpc.core.ask import Ask
 from photon_grpc.core.frames import Finished, Started
 from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import RETRY_AFTER_S, DeadlinePassed, EngineFailure, EngineRestarting, PhotonError
-from photon_grpc.frontend.ask import Ask
-from photon_grpc.frontend.output import OutputText
+from photon_grpc.frontend.output.logprobs import NOT_SCORED, PromptScores
+from photon_grpc.frontend.output.output import OutputText
+from photon_grpc.frontend.output.update import OutputDelta, Update
 from photon_grpc.frontend.record import RequestRecord
-from photon_grpc.frontend.scores import NOT_SCORED, PromptScores
 from photon_grpc.frontend.turns import Turns
-from photon_grpc.frontend.update import OutputDelta, Update
 
 
 class Prompt(NamedTuple):

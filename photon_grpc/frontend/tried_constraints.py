@@ -7,8 +7,8 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 
+from photon_grpc.core.ask import ConstraintAsk
 from photon_grpc.core.constraint import Constraint
-from photon_grpc.frontend.ask import ConstraintAsk
 from photon_grpc.frontend.encoder import Encoder
 from photon_grpc.frontend.shared_cache import SharedCache
 

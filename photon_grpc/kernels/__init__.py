@@ -17,9 +17,13 @@ import torch
 from photon_grpc.kernels import rms_norm, slot_state, swiglu
 from photon_grpc.kernels.attention.dispatch import DependentChain, GroupAttention, dispatch, torch_backend
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
-from photon_grpc.kernels.jit import INTERPRETED, triton
+from photon_grpc.kernels.lang.jit import INTERPRETED, triton
 from photon_grpc.kernels.rotary import rotary
-from photon_grpc.kernels.sampling import draw, draw_kept, histogram, penalties, scores, shape
+from photon_grpc.kernels.sampling import histogram, penalties
+from photon_grpc.kernels.sampling import logprobs as scores
+from photon_grpc.kernels.sampling import process_logits as shape
+from photon_grpc.kernels.sampling import sample as draw
+from photon_grpc.kernels.sampling import sample_filtered as draw_kept
 
 KernelKind = Literal["auto", "torch", "triton"]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from photon_grpc.kernels.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
-from photon_grpc.kernels.jit import cdiv, jit, launches, tl
+from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
+from photon_grpc.kernels.lang.jit import cdiv, jit, launches, tl
 
 
 def reference(table: torch.Tensor, token_ids: torch.Tensor, h: torch.Tensor) -> None:

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from photon_grpc.kernels.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
-from photon_grpc.kernels.jit import cdiv, jit, launches, next_power_of_2, tl
+from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
+from photon_grpc.kernels.lang.jit import cdiv, jit, launches, next_power_of_2, tl
 
 
 def reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -25,7 +25,7 @@ from photon_grpc.kernels.linear.fused_linear import Affine, add_launch, qkv_laun
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.kernels.rotary import rotate_store
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput, Norms
-from photon_grpc.kernels.sampling.draw import SamplingMetadata
+from photon_grpc.kernels.sampling.sample import SamplingMetadata
 from photon_grpc.layers.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def library_logits(linear: Linear, end: End, x: torch.Tensor) -> torch.Tensor:
 
 
 def tiled_draw(linear: Linear, tile: Tile, end: End, x: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
-    """int64 [R]: an id for each row of x, as `kernels/sampling/draw.py` draws it; the logits are never written."""
+    """int64 [R]: an id for each row of x, as `kernels/sampling/sample.py` draws it; the logits are never written."""
     return head.draw_launch(x, linear.weight, metadata, tile)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from photon_grpc.kernels.linear import tiles
-from photon_grpc.kernels.sampling.draw import SamplingMetadata
+from photon_grpc.kernels.sampling.sample import SamplingMetadata
 from photon_grpc.layers.embedding import Embedding
 from photon_grpc.layers.gemm import End, Gemm, bucket
 from photon_grpc.layers.leaf import Target
@@ -58,7 +58,7 @@ class LMHead(Linear):
         return self(x, None).float() if gemm is None else gemm(x)
 
     def draw(self, x: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
-        """[R, hidden_size] -> int64 [R]: an id for each row, as `kernels/sampling/draw.py` draws it from the logits."""
+        """Sample an id for each row as `kernels/sampling/sample.py` does: [R, hidden_size] -> int64 [R]."""
         gemm = self._draws.get(bucket(x.shape[0]))
         return self._draw(self.logits(x), metadata) if gemm is None else gemm(x, metadata)
 

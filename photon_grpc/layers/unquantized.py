@@ -8,7 +8,7 @@ from functools import cache, partial
 import torch
 from torch.nn import functional as F
 
-from photon_grpc.kernels.gluon import can_fuse
+from photon_grpc.kernels.lang.gluon import can_fuse
 from photon_grpc.kernels.linear import cost, tiles
 from photon_grpc.kernels.linear.cost import Device, Product
 from photon_grpc.kernels.linear.tiles import Tile

@@ -8,7 +8,7 @@ import torch
 
 from photon_grpc.core.kv import KVGroup, kv_groups, place
 from photon_grpc.kernels import AttentionMetadata, Kernels
-from photon_grpc.kernels.sampling.draw import SamplingMetadata
+from photon_grpc.kernels.sampling.sample import SamplingMetadata
 from photon_grpc.layers.attention import Attention
 from photon_grpc.layers.chain import Chain
 from photon_grpc.layers.context import GroupContext, StepContext
@@ -143,7 +143,7 @@ class Decoder:
         return self.head.logits(hidden)
 
     def draw(self, hidden: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
-        """int64 [R]: an id for each row of `hidden`, as `kernels/sampling/draw.py` draws it from their logits."""
+        """int64 [R]: an id for each row of `hidden`, as `kernels/sampling/sample.py` draws it from their logits."""
         return self.head.draw(hidden, metadata)
 
     def leaves(self) -> Iterator[Leaf]:

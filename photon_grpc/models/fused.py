@@ -18,7 +18,7 @@ import torch
 
 from photon_grpc.core.kv import PageFormat
 from photon_grpc.kernels import embed
-from photon_grpc.kernels.gluon import can_fuse
+from photon_grpc.kernels.lang.gluon import can_fuse
 from photon_grpc.kernels.linear import tiles
 from photon_grpc.layers.attention import Attention
 from photon_grpc.layers.chain import Chain

@@ -14,7 +14,7 @@ import torch
 
 from photon_grpc.core.batch import Batch
 from photon_grpc.kernels import Kernels
-from photon_grpc.kernels.sampling.draw import SamplingMetadata
+from photon_grpc.kernels.sampling.sample import SamplingMetadata
 from photon_grpc.runner.slot_table import SlotTable
 
 
@@ -52,8 +52,7 @@ class SamplingLevel(IntEnum):
 
 
 class SampledTokens(NamedTuple):
-    """ids: int64 [R]. scores: int32 [R, MAX_RECORDS, 3], as `kernels/sampling/scores.py` has them; None at a level that
-    is not scored."""
+    """ids: int64 [R]. scores: int32 [R, MAX_RECORDS, 3] as in `kernels/sampling/logprobs.py`, or None."""
 
     ids: torch.Tensor
     scores: torch.Tensor | None = None

@@ -15,12 +15,12 @@ import torch
 
 from photon_grpc.core.batch import Admission, Batch
 from photon_grpc.core.kv import KVPlan
-from photon_grpc.core.scores import ScoreParams
+from photon_grpc.core.logprobs import ScoreParams
 from photon_grpc.kernels.sampling.bitmask import Constraints
 from photon_grpc.kernels.sampling.histogram import Filters
+from photon_grpc.kernels.sampling.logprobs import MAX_GIVEN, ScoreMetadata
 from photon_grpc.kernels.sampling.penalties import MAX_BIASES, Penalties, counted
-from photon_grpc.kernels.sampling.scores import MAX_GIVEN, ScoreMetadata
-from photon_grpc.kernels.sampling.shape import Shaping
+from photon_grpc.kernels.sampling.process_logits import Shaping
 from photon_grpc.kernels.slot_state import SlotState
 from photon_grpc.runner.upload import Numbers, SideCopy, array_to_device, to_device
 

@@ -5,7 +5,7 @@
 On CUDA: the largest step is computed, and what memory it leaves is the KV cache (`runner`); graphs are captured
 (`graphs.py`); steps that no graph has are computed (`warm_up.py`). The first kernel on this way that Triton has not in
 its cache interrupts it for a dry run, which goes the same way on objects of its own and finds every kernel that is
-missing; they are compiled side by side (`kernels/precompile.py`).
+missing; they are compiled side by side (`kernels/lang/precompile.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from photon_grpc.config.sizes import Sizes
 from photon_grpc.core.kv import KVPlan
 from photon_grpc.errors import ConfigError
 from photon_grpc.kernels import TORCH
-from photon_grpc.kernels.precompile import precompile_on_demand
+from photon_grpc.kernels.lang.precompile import precompile_on_demand
 from photon_grpc.models.decoder import Decoder
 from photon_grpc.runner.build import eager_runner, graph_runner
 from photon_grpc.runner.graphs import Capture

@@ -19,8 +19,8 @@ from photon_grpc.kernels import AttentionMetadata, Kernels
 from photon_grpc.kernels.slot_state import Inputs
 from photon_grpc.layers.context import StepContext
 from photon_grpc.models.decoder import Decoder
+from photon_grpc.runner.logprob_records import NO_RECORDS, PromptScorer, ScoreRecords
 from photon_grpc.runner.sampler import SampledTokens, Sampler, SamplingLevel
-from photon_grpc.runner.score_records import NO_RECORDS, PromptScorer, ScoreRecords
 from photon_grpc.runner.slot_table import SlotTable
 
 

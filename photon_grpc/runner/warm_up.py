@@ -13,8 +13,8 @@ from msgspec import structs
 from photon_grpc.config.sizes import Sizes
 from photon_grpc.core.batch import Admission, Batch
 from photon_grpc.core.kv import KVPlan
+from photon_grpc.core.logprobs import ScoreParams
 from photon_grpc.core.request import SamplingParams
-from photon_grpc.core.scores import ScoreParams
 from photon_grpc.errors import ConfigError, NumericFailure
 from photon_grpc.models.decoder import Decoder, DecoderLayer
 from photon_grpc.runner.buckets import DECODE_BUCKETS, LONG_BUCKETS

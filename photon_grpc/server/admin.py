@@ -17,9 +17,9 @@ from photon_grpc.core.stats import Load
 from photon_grpc.errors import FeatureNotSupported, InvalidRequest
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.readiness import State
-from photon_grpc.server.call import current
-from photon_grpc.server.metadata import Context
-from photon_grpc.server.places import AT_WORK, Places, silent_call
+from photon_grpc.server.calls.call import current
+from photon_grpc.server.calls.metadata import Context
+from photon_grpc.server.calls.places import AT_WORK, Places, silent_call
 from photon_grpc.v1 import admin_pb2 as pb
 from photon_grpc.v1 import admin_pb2_grpc
 

@@ -9,10 +9,11 @@ from dataclasses import replace
 import grpc
 
 from photon_grpc.frontend.frontend import Frontend
-from photon_grpc.server import addresses, reflection
+from photon_grpc.server import addresses
 from photon_grpc.server.admin import AdminService
-from photon_grpc.server.interceptors.errors import NO_KEYS, CallRules, Guard
+from photon_grpc.server.calls.guard import NO_KEYS, CallRules, Guard
 from photon_grpc.server.server import LAST_WORDS_S, transport_options
+from photon_grpc.server.standard import reflection
 from photon_grpc.server.tls import Certificates
 from photon_grpc.v1 import admin_pb2, admin_pb2_grpc
 

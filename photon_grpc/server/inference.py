@@ -6,19 +6,20 @@ import asyncio
 from functools import partial
 
 from photon_grpc.core.admission import check_request_id
+from photon_grpc.core.ask import Ask, Origin
 from photon_grpc.errors import Draining, NotAllowed, PhotonError
-from photon_grpc.frontend.ask import Ask, Origin
 from photon_grpc.frontend.frontend import Frontend, WriteConstraint
 from photon_grpc.frontend.readiness import State
-from photon_grpc.server import codec, messages, scores
-from photon_grpc.server.call import Call, CallFailures, current
-from photon_grpc.server.interceptors.intake import Messages
-from photon_grpc.server.message_type import MessageTypes, WantedType
-from photon_grpc.server.metadata import Context
+from photon_grpc.server.calls.call import Call, CallFailures, current
+from photon_grpc.server.calls.metadata import Context
+from photon_grpc.server.calls.places import Places
+from photon_grpc.server.calls.receiver import Messages
 from photon_grpc.server.multiplex import Admitted, MultiplexCall
-from photon_grpc.server.places import Places
-from photon_grpc.server.responses import ResponseWriter
-from photon_grpc.server.writer import StreamWriter
+from photon_grpc.server.typed.message_type import MessageTypes, WantedType
+from photon_grpc.server.wire import codec, messages
+from photon_grpc.server.wire import logprobs as scores
+from photon_grpc.server.wire.responses import ResponseWriter
+from photon_grpc.server.wire.writer import StreamWriter
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
 

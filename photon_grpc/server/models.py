@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from photon_grpc.core.admission import check_count
+from photon_grpc.core.ask import ChatInput, SamplingAsk, TextInput
 from photon_grpc.core.fields import NEUTRAL
 from photon_grpc.errors import InvalidRequest
-from photon_grpc.frontend.ask import ChatInput, SamplingAsk, TextInput
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.model import ModelFacts, RequestLimits
 from photon_grpc.frontend.readiness import State
-from photon_grpc.server import codec
-from photon_grpc.server.call import current
-from photon_grpc.server.metadata import Context
+from photon_grpc.server.calls.call import current
+from photon_grpc.server.calls.metadata import Context
+from photon_grpc.server.wire import codec
 from photon_grpc.v1 import inference_pb2, model_pb2_grpc
 from photon_grpc.v1 import model_pb2 as pb
 

@@ -15,17 +15,17 @@ import grpc
 
 from photon_grpc.core.admission import MAX_REQUEST_ID_CHARS, check_request_id
 from photon_grpc.errors import Cancelled, Draining, DuplicateRequestId, InternalFailure, InvalidRequest, PhotonError
+from photon_grpc.frontend.output.update import Update
 from photon_grpc.frontend.stream import TokenStream
-from photon_grpc.frontend.update import Update
-from photon_grpc.server.call import CallFailures, current
-from photon_grpc.server.frames import ItemWriter
-from photon_grpc.server.interceptors.intake import Messages
-from photon_grpc.server.message_type import MessageType
-from photon_grpc.server.metadata import Context
-from photon_grpc.server.methods import MULTIPLEX
-from photon_grpc.server.status import call_status, request_error
-from photon_grpc.server.wire import first_request_id
-from photon_grpc.server.writer import StreamWriter
+from photon_grpc.server.calls.call import CallFailures, current
+from photon_grpc.server.calls.metadata import Context
+from photon_grpc.server.calls.methods import MULTIPLEX
+from photon_grpc.server.calls.receiver import Messages
+from photon_grpc.server.calls.status import call_status, request_error
+from photon_grpc.server.typed.message_type import MessageType
+from photon_grpc.server.wire.fields import first_request_id
+from photon_grpc.server.wire.frames import ItemWriter
+from photon_grpc.server.wire.writer import StreamWriter
 from photon_grpc.v1 import inference_pb2 as pb
 
 #: Requests with news that were not told yet: beyond them no action is read, so that a reader that takes nothing cannot

@@ -10,14 +10,17 @@ import grpc
 
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.frontend.frontend import Frontend
-from photon_grpc.server import addresses, descriptors, health, metadata, reflection
+from photon_grpc.server import addresses
+from photon_grpc.server.calls import metadata
+from photon_grpc.server.calls.guard import CallRules, Guard
 from photon_grpc.server.inference import InferenceService
-from photon_grpc.server.interceptors.errors import CallRules, Guard
-from photon_grpc.server.interceptors.failure_log import FailureLog
-from photon_grpc.server.load_report import LoadReports, OpenRcaService
 from photon_grpc.server.models import ModelService
+from photon_grpc.server.observe.failure_log import FailureLog
+from photon_grpc.server.standard import health, reflection
+from photon_grpc.server.standard.load_report import LoadReports, OpenRcaService
 from photon_grpc.server.tls import Certificates
-from photon_grpc.server.writer import StreamWriter
+from photon_grpc.server.wire import descriptors
+from photon_grpc.server.wire.writer import StreamWriter
 from photon_grpc.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc
 
 #: A reader that takes nothing for so long is cut off.

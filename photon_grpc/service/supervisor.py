@@ -35,14 +35,21 @@ from photon_grpc.compose.console import LoadingDisplay, ready_line
 from photon_grpc.config.flags import ServeConfig
 from photon_grpc.core.frames import Facts
 from photon_grpc.errors import StartupError
-from photon_grpc.service.address_space import check_limit
-from photon_grpc.service.child import Child, ChildCommand
-from photon_grpc.service.frontend_drain import FrontendDrain
-from photon_grpc.service.listen import Listeners, UnixPath, admin_address, check_admin, check_distinct, plan_listeners
-from photon_grpc.service.log_pipe import LogPipe, PipeStream, log_to_stderr, own_stderr
-from photon_grpc.service.managed_process import ChildCrashed, ManagedProcess
-from photon_grpc.service.service_metrics import NoMetrics, Served, ServiceMetrics
-from photon_grpc.service.signals import END_SIGNALS, IDLE_SIGNALS
+from photon_grpc.service.endpoints.listen import (
+    Listeners,
+    UnixPath,
+    admin_address,
+    check_admin,
+    check_distinct,
+    plan_listeners,
+)
+from photon_grpc.service.endpoints.service_metrics import NoMetrics, Served, ServiceMetrics
+from photon_grpc.service.logs.log_pipe import LogPipe, PipeStream, log_to_stderr, own_stderr
+from photon_grpc.service.processes.address_space import check_limit
+from photon_grpc.service.processes.child import Child, ChildCommand
+from photon_grpc.service.processes.frontend_drain import FrontendDrain
+from photon_grpc.service.processes.managed_process import ChildCrashed, ManagedProcess
+from photon_grpc.service.processes.signals import END_SIGNALS, IDLE_SIGNALS
 
 log = logging.getLogger("photon_grpc")
 
@@ -85,8 +92,8 @@ class Supervisor:
         self,
         config: ServeConfig,
         *,
-        engine: str = "photon_grpc.service.engine",
-        frontend: str = "photon_grpc.service.frontend",
+        engine: str = "photon_grpc.service.processes.engine",
+        frontend: str = "photon_grpc.service.processes.frontend",
         stderr: int | None = None,
     ) -> None:
         self._config = config
@@ -363,6 +370,6 @@ def _service_metrics(address: str, served: Callable[[], Served]) -> ServiceMetri
     if not address:
         return NoMetrics()
     # Not without need: it takes a third of a second.
-    from photon_grpc.service.metrics_endpoint import MetricsEndpoint
+    from photon_grpc.service.endpoints.metrics import MetricsEndpoint
 
     return MetricsEndpoint(address, served)

@@ -113,7 +113,7 @@ def test_gate_lets_pass(source: str) -> None:
 
 
 #: Processes of the load generator agree by it on a moment to begin; `top` shows how long ago a server says it started.
-WALL_CLOCKS = {"cli/load.py", "cli/load_client.py", "cli/watching.py"}
+WALL_CLOCKS = {"cli/load/load.py", "cli/load/load_client.py", "cli/terminal/watching.py"}
 
 
 def reckonings(source: str) -> Iterator[str]:

@@ -19,9 +19,9 @@ NO_TENSORS = {"server", "gateway", "client", "frontend", "bridge", "engine", "co
 ON_THE_WIRE = {"server", "gateway", "client", "v1"}
 ABOVE_THE_WIRE = {"cli", "service", "compose", "__main__"}
 # Loads a server with ready-made messages: the one place above that speaks them.
-MESSAGES_OF_A_VERB = "photon_grpc.cli.load_client"
+MESSAGES_OF_A_VERB = "photon_grpc.cli.load.load_client"
 # Programs of processes that must start fast and survive the engine: supervisor and front end.
-PROGRAMS_WITHOUT_TENSORS = ("photon_grpc.service.supervisor", "photon_grpc.service.frontend")
+PROGRAMS_WITHOUT_TENSORS = ("photon_grpc.service.supervisor", "photon_grpc.service.processes.frontend")
 
 
 def rooms() -> set[str]:

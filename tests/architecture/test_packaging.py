@@ -96,7 +96,7 @@ def distributions_of(name: str) -> set[str]:
 
 def test_every_import_is_a_declared_dependency() -> None:
     known = {canonicalize_name(Requirement(line).name) for line in needed_to_run()}
-    # Comes with torch's CUDA wheels; kernels/jit.py does without.
+    # Comes with torch's CUDA wheels; kernels/lang/jit.py does without.
     known.add("triton")
     for path in sorted((ROOT / "photon_grpc").rglob("*.py")):
         strangers = {name for name in third_party_imports(path) if not distributions_of(name) & known}

@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from photon_grpc.client import Client
-from photon_grpc.server.load_report import OrcaLoadReport, OrcaLoadReportRequest
+from photon_grpc.server.standard.load_report import OrcaLoadReport, OrcaLoadReportRequest
 from tests.attack import http2
 from tests.attack.figures import Figures
 from tests.attack.http2 import ACK, DATA, SETTINGS, WINDOW_UPDATE, Connection, frame

@@ -9,9 +9,9 @@ import pytest
 from benchmarks import grammars
 from benchmarks.service import free_address, processes, serving
 from photon_grpc import demo
-from photon_grpc.frontend.ask import ConstraintAsk
-from photon_grpc.frontend.grammar_trial import try_out
-from photon_grpc.server.message_type import read_message_type
+from photon_grpc.core.ask import ConstraintAsk
+from photon_grpc.frontend.constraints.trial import try_out
+from photon_grpc.server.typed.message_type import read_message_type
 
 
 @pytest.mark.full

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import serve, traffic
 from benchmarks.service import serving
 from photon_grpc import demo
-from photon_grpc.cli.load import Session
+from photon_grpc.cli.load.load import Session
 
 pytestmark = [pytest.mark.slow, pytest.mark.full]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import traffic, workloads
-from photon_grpc.cli.load import Session
+from photon_grpc.cli.load.load import Session
 
 
 def prompts(sessions: list[Session]) -> list[tuple[int, ...]]:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from photon_grpc.cli import main
 from photon_grpc.cli.bench import BenchOptions, plan
-from photon_grpc.cli.bench_report import bars
-from photon_grpc.cli.load import Percentiles, RequestResult, Session, Turn, Workload, run_load, summarize
+from photon_grpc.cli.load.load import Percentiles, RequestResult, Session, Turn, Workload, run_load, summarize
+from photon_grpc.cli.load.report import bars
 from photon_grpc.client import Model
 from photon_grpc.errors import InternalFailure, PromptTooLong
 from photon_grpc.v1 import inference_pb2 as pb

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from photon_grpc import demo
-from photon_grpc.frontend.tokenizer import Tokenizer
+from photon_grpc.frontend.input.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("sentencepiece") is None, reason="needs sentencepiece")
 

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from photon_grpc.cli import doctor, main
-from photon_grpc.cli.settings_flags import as_flags
+from photon_grpc.cli.terminal.settings_flags import as_flags
 from photon_grpc.compose.access import access
 from photon_grpc.compose.assemble import assemble
 from photon_grpc.config.resolve import resolve
 from photon_grpc.config.settings import settings
 from photon_grpc.errors import ConfigError
-from photon_grpc.service import check_start
+from photon_grpc.service.processes import check_start
 from tests.server.certificates import Authority
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")
@@ -78,7 +78,7 @@ def problems(refused: dict[str, dict[str, Any]], environment: dict[str, str]) ->
         # Another test of this process may have imported it, and what imports it.
         for name in [each for each in sys.modules if each.partition(".")[0] == "opentelemetry"]:
             patch.delitem(sys.modules, name)
-        patch.delitem(sys.modules, "photon_grpc.server.spans", raising=False)
+        patch.delitem(sys.modules, "photon_grpc.server.observe.spans", raising=False)
         patch.syspath_prepend(environment["PYTHONPATH"].partition(os.pathsep)[0])
         patch.setattr(doctor, "ask_torch", lambda: None)
         patch.setattr(doctor, "ask_start", check_start.reasons)

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from photon_grpc.cli import main
-from photon_grpc.cli.connection import TLS_CA, TLS_CERT, TLS_KEY
 from photon_grpc.cli.main import cli
+from photon_grpc.cli.terminal.connection import TLS_CA, TLS_CERT, TLS_KEY
 from photon_grpc.config.resolve import resolve
 from photon_grpc.config.settings import settings
-from photon_grpc.service import check_start
+from photon_grpc.service.processes import check_start
 from tests.client.fake_server import serving_in_a_thread
 
 NOTHING = "/no/such/file"

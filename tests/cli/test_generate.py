@@ -18,8 +18,8 @@ from google.protobuf.json_format import Parse
 
 from photon_grpc.cli import main
 from photon_grpc.cli.generate import generate
-from photon_grpc.cli.printable import printable
-from photon_grpc.cli.terminal import Stopwatch
+from photon_grpc.cli.terminal.printable import printable
+from photon_grpc.cli.terminal.terminal import Stopwatch
 from photon_grpc.client import Options, Timing, Usage
 from photon_grpc.client.message_type import find_message_type
 from photon_grpc.v1 import inference_pb2 as pb

@@ -14,9 +14,10 @@ import click
 import pytest
 
 from photon_grpc import __version__, demo
-from photon_grpc.cli import doctor, main, serve, server_libraries, settings_flags
+from photon_grpc.cli import doctor, main, serve, server_libraries
+from photon_grpc.cli.terminal import settings_flags
 from photon_grpc.config.settings import Setting, sections, settings
-from photon_grpc.service import check_start
+from photon_grpc.service.processes import check_start
 
 
 @pytest.fixture(autouse=True)
@@ -251,9 +252,9 @@ def test_flags_survive_the_way_to_another_process(served: list[object]) -> None:
         ("import photon_grpc.cli.main", ["grpc", "torch", "rich", "google"]),
         ("from photon_grpc.cli.main import main; main(['serve', '--help'])", ["grpc", "torch", "rich"]),
         ("from photon_grpc.cli.main import main; main(['doctor'])", ["torch", "transformers"]),
-        ("import photon_grpc.client, photon_grpc.cli.terminal", ["torch", "numpy", "msgspec", "tokenizers"]),
+        ("import photon_grpc.client, photon_grpc.cli.terminal.terminal", ["torch", "numpy", "msgspec", "tokenizers"]),
         (
-            "import photon_grpc.cli.bench, photon_grpc.cli.load_client",
+            "import photon_grpc.cli.bench, photon_grpc.cli.load.load_client",
             ["torch", "numpy", "msgspec", "tokenizers", "rich"],
         ),
         ("import photon_grpc.cli.doctor, photon_grpc.cli.first_run", ["torch", "numpy", "msgspec"]),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from photon_grpc.cli import main
-from photon_grpc.cli.connection import check_target
+from photon_grpc.cli.terminal.connection import check_target
 from photon_grpc.errors import ConfigError
 
 
@@ -60,7 +60,7 @@ def test_of_several_servers_each_is_shown_with_its_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ours, gone = f"unix:/tmp/photon-grpc-{os.getpid()}.sock", "unix:/tmp/photon-grpc-9999999999.sock"
-    monkeypatch.setattr("photon_grpc.service.listen.admin_sockets", lambda: (ours, gone))
+    monkeypatch.setattr("photon_grpc.service.endpoints.listen.admin_sockets", lambda: (ours, gone))
     assert main.main(["top", "--once"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert "several servers" in lines[0]

@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from photon_grpc.cli import main
-from photon_grpc.cli.connection import TLS_CA, TLS_CERT, TLS_KEY
+from photon_grpc.cli.terminal.connection import TLS_CA, TLS_CERT, TLS_KEY
 from photon_grpc.server.tls import Certificates
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.cli.test_top import Admin

@@ -21,12 +21,12 @@ import pytest
 from rich.console import Console
 
 from photon_grpc.cli.main import main
-from photon_grpc.cli.watching import View
+from photon_grpc.cli.terminal.watching import View
 from photon_grpc.client.admin import LoadSample, Replica
 from photon_grpc.core.stats import Load
 from photon_grpc.server.admin_listener import AdminListener
 from photon_grpc.server.tls import Certificates
-from photon_grpc.service.listen import admin_sockets
+from photon_grpc.service.endpoints.listen import admin_sockets
 from tests.client.fake_server import serving_in_a_thread
 from tests.server.fake_frontend import FakeFrontend
 

@@ -22,7 +22,7 @@ from photon_grpc.errors import (
     KVCapacity,
     PhotonError,
 )
-from photon_grpc.server.places import Places
+from photon_grpc.server.calls.places import Places
 from photon_grpc.server.server import Server
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.frontend.fake_engine import FakeLink, done, frontend

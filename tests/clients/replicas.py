@@ -63,7 +63,8 @@ def target_of(running: list[Replica]) -> str:
 
 
 def fork_for_each_line() -> None:
-    from photon_grpc.compose import assemble, local  # noqa: F401  what takes long
+    from photon_grpc.compose import assemble  # noqa: F401  what takes long
+    from photon_grpc.compose import llm as local  # noqa: F401  what takes long
 
     assert "grpc" not in sys.modules, "gRPC does not survive a fork"
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -74,7 +75,7 @@ def fork_for_each_line() -> None:
 
 def serve(address: str) -> None:
     """Until it is killed, or its parent is."""
-    from photon_grpc.compose.local import LLM
+    from photon_grpc.compose.llm import LLM
     from photon_grpc.config.flags import ServerConfig
     from photon_grpc.server.server import Server
 

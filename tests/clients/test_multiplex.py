@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from photon_grpc.cli.load import Session, Turn, Workload, run_load
+from photon_grpc.cli.load.load import Session, Turn, Workload, run_load
 from photon_grpc.client import Client, Generation
 
 REQUESTS: list[tuple[Any, dict[str, Any]]] = [

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from photon_grpc.frontend.ask import ConstraintAsk
+from photon_grpc.core.ask import ConstraintAsk
 
 Check = Callable[[str], bool]
 

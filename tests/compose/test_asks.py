@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from photon_grpc import LLM
 from photon_grpc.client import Options
-from photon_grpc.compose.local import _listed
+from photon_grpc.compose.llm import _listed
 from photon_grpc.config.settings import settings
+from photon_grpc.core.ask import Ask, ChatMessage, ToolChoice
 from photon_grpc.core.frames import Add
 from photon_grpc.errors import ConfigError, InvalidRequest, PhotonError
-from photon_grpc.frontend.ask import Ask, ChatMessage, ToolChoice
 from tests.service.tiny import write_tiny_model
 
 INTEGERS = (

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from photon_grpc import LLM, demo
+from photon_grpc.core.ask import Ask, ConstraintAsk, Origin, OutputAsk, SamplingAsk, StopAsk, TextInput
 from photon_grpc.core.batch import StepOutput
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import FeatureNotSupported, InvalidConstraint, InvalidRequest, PhotonError
-from photon_grpc.frontend.ask import Ask, ConstraintAsk, Origin, OutputAsk, SamplingAsk, StopAsk, TextInput
-from photon_grpc.frontend.tokenizer import Tokenizer
-from photon_grpc.frontend.update import OutputDelta
+from photon_grpc.frontend.input.tokenizer import Tokenizer
+from photon_grpc.frontend.output.update import OutputDelta
 from photon_grpc.runner.model_runner import HeldBack
 from tests.compose.drawn_constraints import draw
 from tests.service.tiny import write_tiny_model

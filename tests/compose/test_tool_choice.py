@@ -12,7 +12,7 @@ import pytest
 
 from photon_grpc import LLM, demo
 from photon_grpc.client import Client, Generation, SyncClient, ToolCall
-from photon_grpc.compose.local import Completion
+from photon_grpc.compose.llm import Completion
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import FeatureNotSupported, InvalidConstraint, InvalidRequest, PhotonError
 from tests.frontend.answer_templates import DEEPSEEK, LLAMA3, QWEN3

@@ -25,8 +25,8 @@ from photon_grpc.client.options import build_request
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import InvalidConstraint, InvalidRequest
-from photon_grpc.server.message_type import read_message_type
 from photon_grpc.server.server import Server
+from photon_grpc.server.typed.message_type import read_message_type
 from photon_grpc.v1 import inference_pb2, inference_pb2_grpc
 from tests.compose import drawn_messages
 from tests.compose.test_structured_output import COMPLETE, PROMPT, TOKENIZER, answers, asked, reason

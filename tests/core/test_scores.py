@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from photon_grpc.core.scores import NO_SCORES, RECORD, ScoreParams
+from photon_grpc.core.logprobs import NO_SCORES, RECORD, ScoreParams
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from photon_grpc.server import metrics
+from photon_grpc.server.observe import metrics
 from tests.deploy.manifests import DEPLOY, base, containers, read
 from tests.docs.test_metrics_documents import NAMES
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from photon_grpc.core.ask import ConstraintAsk
 from photon_grpc.errors import InvalidConstraint
-from photon_grpc.frontend.ask import ConstraintAsk
-from photon_grpc.frontend.grammar_trial import try_out
+from photon_grpc.frontend.constraints.trial import try_out
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 #: An argument that the keyword takes, and what must stand beside it to mean anything.

@@ -19,8 +19,8 @@ from photon_grpc.core.batch import FAULTS, NAN_LOGITS, NOTHING_TO_DRAW, Admissio
 from photon_grpc.core.fault import Fault
 from photon_grpc.core.frames import Down, Up
 from photon_grpc.core.kv import KVPlan
+from photon_grpc.core.logprobs import NO_SCORES
 from photon_grpc.core.ports import Event, Pending
-from photon_grpc.core.scores import NO_SCORES
 from photon_grpc.core.stats import Load
 from photon_grpc.runner.poisoned_slots import PoisonedSlots, SoundRows
 from tests.engine import scored

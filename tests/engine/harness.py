@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 
 from photon_grpc.core.fault import Fault
 from photon_grpc.core.frames import Abort, Add, Facts, Finished, StepFrame
+from photon_grpc.core.logprobs import RECORD
 from photon_grpc.core.ports import EnginePorts
 from photon_grpc.core.request import Request, SamplingParams, StopParams
-from photon_grpc.core.scores import RECORD
 from photon_grpc.engine.blocks.allocation import GrowOnDemand
 from photon_grpc.engine.blocks.block_pool import BlockPool
 from photon_grpc.engine.blocks.contiguous import ReserveContext
 from photon_grpc.engine.blocks.prefix_index import NoPrefixIndex, RadixIndex
+from photon_grpc.engine.constraints.grammar import ConstrainedOutputs
 from photon_grpc.engine.engine import Engine
-from photon_grpc.engine.grammar import ConstrainedOutputs
-from photon_grpc.engine.quarantine import Quarantine
 from photon_grpc.engine.quotas import NO_QUOTAS, NoQuotas
 from photon_grpc.engine.scheduler.chunking import Chunked, Whole
 from photon_grpc.engine.scheduler.policy import POLICIES, FairShare
+from photon_grpc.engine.scheduler.quarantine import Quarantine
 from photon_grpc.engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from tests.engine.fakes import VOCAB, FakeBridge, FakeRecorder, FakeRunner
 from tests.engine.tables import Table, TableGrammars

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from math import exp, log
 
-from photon_grpc.core.scores import RECORD, ScoreParams
+from photon_grpc.core.logprobs import RECORD, ScoreParams
 
 VOCAB = 97
 

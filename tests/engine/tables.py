@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from photon_grpc.core.ports import Event
 from photon_grpc.core.request import Request
-from photon_grpc.engine.grammar import Matcher, MatcherLost
+from photon_grpc.engine.constraints.grammar import Matcher, MatcherLost
 from photon_grpc.errors import InvalidRequest
 
 #: The id that ends an output where its state may be the last; every other id moves on by what is left of it.

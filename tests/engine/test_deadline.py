@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from photon_grpc.core.constraint import Constraint
 from photon_grpc.core.frames import Add
 from photon_grpc.core.request import Request, SamplingParams, StopParams
-from photon_grpc.engine.deadline import check_deadline, least_drawn
-from photon_grpc.engine.pace import Pace
+from photon_grpc.engine.scheduler.deadline import check_deadline, least_drawn
+from photon_grpc.engine.scheduler.pace import Pace
 from photon_grpc.errors import DeadlineUnreachable
 from tests.engine.harness import Harness, Setting
 from tests.engine.tables import END, Table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from photon_grpc.engine.ends import Ends
+from photon_grpc.engine.constraints.ends import Ends
 
 NUM_IDS = 32
 

@@ -10,7 +10,7 @@ import pytest
 from photon_grpc.core.batch import Batch
 from photon_grpc.core.request import Request, SamplingParams, StopParams
 from photon_grpc.core.sequence import Sequence
-from photon_grpc.engine.grammar import ConstrainedOutputs, MaskMemory, Matcher
+from photon_grpc.engine.constraints.grammar import ConstrainedOutputs, MaskMemory, Matcher
 from tests.engine.fakes import MASK_BYTES, VOCAB
 from tests.engine.tables import END, OneByOne, Panic, Table, TableGrammars
 

@@ -23,22 +23,22 @@ from tokenizers import Tokenizer as Tokenizers
 
 from photon_grpc import demo
 from photon_grpc.config.model_dir import TOKENIZER_FILE, read_model_dir
+from photon_grpc.core.ask import ConstraintAsk
 from photon_grpc.core.batch import Batch
 from photon_grpc.core.constraint import Constraint
 from photon_grpc.core.ports import Event
 from photon_grpc.core.request import Request, SamplingParams, StopParams
 from photon_grpc.core.sequence import Sequence
-from photon_grpc.engine import preparation
-from photon_grpc.engine.grammar import ConstrainedOutputs, MatcherLost, NoGrammars
-from photon_grpc.engine.guidance import GuidanceGrammars, read_vocabulary
-from photon_grpc.engine.lexers import FIRST_LEXER_STATES, CompiledGrammar, Lexer, LexerCache, lexer_bytes
-from photon_grpc.engine.matcher import GuidanceMatcher
-from photon_grpc.engine.preparation import Beginning, Walk
-from photon_grpc.engine.worker import Job, JobQueue, Progress, Worker
+from photon_grpc.engine.constraints import preparation
+from photon_grpc.engine.constraints.grammar import ConstrainedOutputs, MatcherLost, NoGrammars
+from photon_grpc.engine.constraints.guidance import GuidanceGrammars, read_vocabulary
+from photon_grpc.engine.constraints.lexers import FIRST_LEXER_STATES, CompiledGrammar, Lexer, LexerCache, lexer_bytes
+from photon_grpc.engine.constraints.matcher import GuidanceMatcher
+from photon_grpc.engine.constraints.preparation import Beginning, Walk
+from photon_grpc.engine.constraints.worker import Job, JobQueue, Progress, Worker
 from photon_grpc.errors import FeatureNotSupported, InvalidConstraint, InvalidRequest
-from photon_grpc.frontend.ask import ConstraintAsk
-from photon_grpc.frontend.constraint import write_grammar
-from photon_grpc.frontend.tokenizer import Tokenizer
+from photon_grpc.frontend.constraints.constraint import write_grammar
+from photon_grpc.frontend.input.tokenizer import Tokenizer
 from tests.frontend.small_tokenizers import definition
 
 CARD = read_model_dir(demo.TARGET)

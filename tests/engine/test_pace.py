@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from photon_grpc.core.batch import Batch, StepOutput
-from photon_grpc.engine.pace import Pace
+from photon_grpc.engine.scheduler.pace import Pace
 from tests.engine.fakes import Landed
 from tests.engine.harness import Harness, Setting
 

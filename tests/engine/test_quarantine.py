@@ -10,8 +10,8 @@ from photon_grpc.core.batch import Batch
 from photon_grpc.core.frames import Control, Reply
 from photon_grpc.core.ports import Pending
 from photon_grpc.core.request import Request, SamplingParams, StopParams
-from photon_grpc.engine import quarantine
-from photon_grpc.engine.quarantine import Quarantine, fingerprint
+from photon_grpc.engine.scheduler import quarantine
+from photon_grpc.engine.scheduler.quarantine import Quarantine, fingerprint
 from photon_grpc.errors import RequestQuarantined
 from tests.engine.fakes import FakeRecorder, complete
 from tests.engine.harness import Harness, Setting

@@ -7,8 +7,8 @@ from itertools import cycle
 import pytest
 
 from photon_grpc.core.frames import StepFrame
+from photon_grpc.core.logprobs import RECORD, ScoreParams
 from photon_grpc.core.request import FinishReason
-from photon_grpc.core.scores import RECORD, ScoreParams
 from tests.engine import scored
 from tests.engine.fakes import complete
 from tests.engine.harness import Harness, Setting

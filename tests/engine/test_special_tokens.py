@@ -6,7 +6,7 @@ import llguidance
 import pytest
 from tokenizers import Tokenizer
 
-from photon_grpc.engine.special_tokens import rename_special_tokens
+from photon_grpc.engine.constraints.special_tokens import rename_special_tokens
 from tests.frontend.small_tokenizers import TEXT, definition
 
 

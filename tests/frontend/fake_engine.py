@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+from photon_grpc.core.ask import Ask, IdsInput, Origin, SamplingAsk, TextInput
 from photon_grpc.core.frames import Abort, Add, Down, Facts, Failed, Finished, Started, StepFrame, Up
 from photon_grpc.core.request import FinishReason
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import EngineRestarting
-from photon_grpc.frontend.answer import PLAIN, AnswerFormat
-from photon_grpc.frontend.ask import Ask, IdsInput, Origin, SamplingAsk, TextInput
-from photon_grpc.frontend.chat import ChatTemplate
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.frontend.input.chat import ChatTemplate
+from photon_grpc.frontend.input.tokenizer import Tokenizer
 from photon_grpc.frontend.model import ServedModel
+from photon_grpc.frontend.output.answer import PLAIN, AnswerFormat
 from photon_grpc.frontend.quotas import NO_SHARES, NoShares, Shares
-from photon_grpc.frontend.tokenizer import Tokenizer
 from tests.frontend.small_tokenizers import definition
 from tests.kv_plans import kv_plan
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import llguidance
 
-from photon_grpc.frontend.ask import ConstraintAsk
-from photon_grpc.frontend.grammar_trial import byte_tokenizer, try_out
+from photon_grpc.core.ask import ConstraintAsk
+from photon_grpc.frontend.constraints.trial import byte_tokenizer, try_out
 
 
 class Outputs:

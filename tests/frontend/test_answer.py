@@ -8,10 +8,11 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
+from photon_grpc.core.ask import ChatInput, ChatMessage
+from photon_grpc.core.call_form import BARE, TAGGED
 from photon_grpc.core.generation import ToolCall
-from photon_grpc.frontend.answer import PLAIN, Answer, AnswerFormat, AnswerParser, joined_answer
-from photon_grpc.frontend.ask import ChatInput, ChatMessage
-from photon_grpc.frontend.tool_calls import BARE, MAX_CALL_CHARS, MAX_CALL_DEPTH, TAGGED
+from photon_grpc.frontend.output.answer import PLAIN, Answer, AnswerFormat, AnswerParser, joined_answer
+from photon_grpc.frontend.output.tool_calls import MAX_CALL_CHARS, MAX_CALL_DEPTH
 from tests.frontend import test_chat
 from tests.frontend.answer_templates import DEEPSEEK, LLAMA3, QWEN3
 

@@ -10,11 +10,11 @@ import pytest
 from tokenizers import Tokenizer as Reference
 from transformers import PreTrainedTokenizerFast
 
+from photon_grpc.core.ask import ChatInput, ChatMessage
 from photon_grpc.errors import InvalidRequest, InvalidTemplate, ModelLoadError, PromptTooLong
-from photon_grpc.frontend.ask import ChatInput, ChatMessage
-from photon_grpc.frontend.chat import ChatTemplate, check_json
-from photon_grpc.frontend.prompt import encode
-from photon_grpc.frontend.tokenizer import Tokenizer
+from photon_grpc.frontend.input.chat import ChatTemplate, check_json
+from photon_grpc.frontend.input.prompt import encode
+from photon_grpc.frontend.input.tokenizer import Tokenizer
 from tests.frontend.small_tokenizers import definition
 
 LLAMA3 = """{{- bos_token }}
@@ -297,7 +297,7 @@ def test_no_stand_in_is_a_part_of_what_marks_special_tokens(monkeypatch: pytest.
     tokenizer, template, _ = pieces("qwen_like")
     drawn = iter([ord(char) - 0xF0000 for char in tokenizer._sign] + list(range(100)))
     expected = encode(ChatInput((ChatMessage("user", "a < b"),)), tokenizer, template, 4096)
-    monkeypatch.setattr("photon_grpc.frontend.markers.secrets.randbelow", lambda _: next(drawn))
+    monkeypatch.setattr("photon_grpc.frontend.input.markers.secrets.randbelow", lambda _: next(drawn))
     assert encode(ChatInput((ChatMessage("user", "a < b"),)), tokenizer, template, 4096) == expected
     risky = ChatInput((ChatMessage("user", "<|im_end|>"),))
     assert (

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from photon_grpc.frontend.ask import ConstraintAsk
-from photon_grpc.frontend.grammar_trial import try_out
+from photon_grpc.core.ask import ConstraintAsk
+from photon_grpc.frontend.constraints.trial import try_out
 
 SCHEMA = {
     "type": "object",

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from photon_grpc.core.ask import ConstraintAsk
 from photon_grpc.errors import InvalidConstraint
-from photon_grpc.frontend.ask import ConstraintAsk
-from photon_grpc.frontend.grammar_trial import try_out
-from photon_grpc.frontend.json_schema import problem_of
+from photon_grpc.frontend.constraints.json_schema import problem_of
+from photon_grpc.frontend.constraints.trial import try_out
 
 
 @pytest.mark.parametrize(

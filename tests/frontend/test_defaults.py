@@ -8,6 +8,18 @@ import time
 import pytest
 from msgspec.structs import replace
 
+from photon_grpc.core.ask import (
+    Ask,
+    CacheAsk,
+    ChatInput,
+    ChatMessage,
+    OutputAsk,
+    SamplingAsk,
+    SchedulingAsk,
+    StopAsk,
+    StreamAsk,
+    TextInput,
+)
 from photon_grpc.core.fields import NEUTRAL as NEUTRAL_VALUES
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import (
@@ -19,18 +31,6 @@ from photon_grpc.errors import (
     ModelNotFound,
     PhotonError,
     PromptTooLong,
-)
-from photon_grpc.frontend.ask import (
-    Ask,
-    CacheAsk,
-    ChatInput,
-    ChatMessage,
-    OutputAsk,
-    SamplingAsk,
-    SchedulingAsk,
-    StopAsk,
-    StreamAsk,
-    TextInput,
 )
 from tests.frontend.fake_engine import FACTS, FEATURES, NEUTRAL, FakeLink, ask, frontend, served
 

@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
+from photon_grpc.core.ask import ChatInput, ChatMessage
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import PromptTooLong, QueueFull
-from photon_grpc.frontend.ask import ChatInput, ChatMessage
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.engine_queue import EngineQueue, estimate_tokens
 from photon_grpc.frontend.frontend import Frontend

@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
+from photon_grpc.core.ask import ConstraintAsk, TextInput
 from photon_grpc.errors import QueueFull
-from photon_grpc.frontend.ask import ConstraintAsk, TextInput
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.fair_turns import FairTurns
-from photon_grpc.frontend.output import OutputText
+from photon_grpc.frontend.output.output import OutputText
 from photon_grpc.frontend.tried_constraints import TriedConstraints
 from tests.frontend.fake_engine import FACTS, FakeLink, ask, frontend, served
 

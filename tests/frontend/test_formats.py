@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 import llguidance
 import pytest
 
-from photon_grpc.frontend.ask import ConstraintAsk
-from photon_grpc.frontend.grammar_trial import byte_tokenizer, try_out
-from photon_grpc.frontend.json_schema import exact_schema
+from photon_grpc.core.ask import ConstraintAsk
+from photon_grpc.frontend.constraints.json_schema import exact_schema
+from photon_grpc.frontend.constraints.trial import byte_tokenizer, try_out
 from tests.frontend.outputs import Outputs
 
 

@@ -10,8 +10,15 @@ import llguidance
 import pytest
 
 from photon_grpc.errors import InvalidConstraint
-from photon_grpc.frontend.grammar_trial import byte_tokenizer
-from photon_grpc.frontend.json_schema import REFUSALS, REWRITES, children, exact_schema, problem_of, schemas_of
+from photon_grpc.frontend.constraints.json_schema import (
+    REFUSALS,
+    REWRITES,
+    children,
+    exact_schema,
+    problem_of,
+    schemas_of,
+)
+from photon_grpc.frontend.constraints.trial import byte_tokenizer
 from tests.frontend.outputs import Outputs
 
 #: Names of compensations, each with schemas and texts that the library takes although they are not valid.

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from photon_grpc.core.ask import ConstraintAsk
+from photon_grpc.core.call_form import CallForm, CallSyntax
 from photon_grpc.errors import InvalidConstraint
-from photon_grpc.frontend.ask import ConstraintAsk
+from photon_grpc.frontend.constraints.least_bytes import least_bytes
+from photon_grpc.frontend.constraints.least_chars import least_chars
 from photon_grpc.frontend.encoder import Grammar, TryOut, perform
-from photon_grpc.frontend.least_bytes import least_bytes
-from photon_grpc.frontend.least_chars import least_chars
-from photon_grpc.frontend.tool_calls import CallForm, CallSyntax
 from tests.examples import examples
 from tests.frontend.fake_engine import served
 from tests.frontend.outputs import Outputs

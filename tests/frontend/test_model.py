@@ -13,10 +13,10 @@ from msgspec import structs
 
 from photon_grpc.config.model_dir import ModelConfig, read_model_dir
 from photon_grpc.config.model_json import GenerationDefaults
+from photon_grpc.core.ask import ChatInput, ChatMessage
 from photon_grpc.errors import ModelLoadError
-from photon_grpc.frontend.ask import ChatInput, ChatMessage
+from photon_grpc.frontend.input.prompt import encode
 from photon_grpc.frontend.model import ServedModel
-from photon_grpc.frontend.prompt import encode
 from tests.frontend.fake_engine import FACTS, FEATURES, NEUTRAL
 from tests.frontend.small_tokenizers import definition
 from tests.frontend.test_chat import LLAMA3

@@ -12,10 +12,10 @@ from itertools import combinations, product
 
 import pytest
 
+from photon_grpc.core.ask import ConstraintAsk
+from photon_grpc.core.call_form import CallForm, CallSyntax
 from photon_grpc.errors import InvalidConstraint
-from photon_grpc.frontend.ask import ConstraintAsk
-from photon_grpc.frontend.json_schema import exact_schema, problem_of
-from photon_grpc.frontend.tool_calls import CallForm, CallSyntax
+from photon_grpc.frontend.constraints.json_schema import exact_schema, problem_of
 from tests.frontend.outputs import Outputs
 
 BOUNDS = ("-100", "-4.001", "-4", "-0.5", "0", "0.1", "0.30000000000000004", "1", "4", "4.001", "9007199254740992")

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from photon_grpc.core.ask import StopAsk
 from photon_grpc.core.quotas import Quotas
 from photon_grpc.core.request import FinishReason, OwnerLimits
 from photon_grpc.errors import EngineRestarting, PromptTooLong, QuotaExceeded
-from photon_grpc.frontend.ask import StopAsk
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.quotas import Shares
 from tests.frontend.fake_engine import FakeLink, ask, done, frontend

@@ -7,18 +7,18 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from photon_grpc.core.ask import OutputAsk, SamplingAsk, StopAsk
 from photon_grpc.core.generation import Candidate, TokenScore
+from photon_grpc.core.logprobs import RECORD, ScoreParams
 from photon_grpc.core.request import FinishReason
-from photon_grpc.core.scores import RECORD, ScoreParams
 from photon_grpc.errors import EngineRestarting, InvalidRequest
-from photon_grpc.frontend.ask import OutputAsk, SamplingAsk, StopAsk
 from photon_grpc.frontend.frontend import Frontend
-from photon_grpc.frontend.output import OutputText
-from photon_grpc.frontend.score_bounds import BYTES_PER_ID, BYTES_PER_OUTPUT
-from photon_grpc.frontend.scores import OutputScores
+from photon_grpc.frontend.input.tokenizer import Tokenizer
+from photon_grpc.frontend.logprob_bounds import BYTES_PER_ID, BYTES_PER_OUTPUT
+from photon_grpc.frontend.output.logprobs import OutputScores
+from photon_grpc.frontend.output.output import OutputText
+from photon_grpc.frontend.output.update import Update
 from photon_grpc.frontend.stream import TokenStream
-from photon_grpc.frontend.tokenizer import Tokenizer
-from photon_grpc.frontend.update import Update
 from tests.frontend.fake_engine import FakeLink, ask, done, frontend, served
 from tests.frontend.small_tokenizers import KINDS, definition
 

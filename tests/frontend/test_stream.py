@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from photon_grpc.core.ask import OutputAsk, SamplingAsk, StopAsk, StreamAsk, TextInput
 from photon_grpc.core.frames import Failed, Started
 from photon_grpc.core.generation import Usage
 from photon_grpc.core.request import FinishReason
@@ -21,11 +22,10 @@ from photon_grpc.errors import (
     NumericFailure,
     PromptTooLong,
 )
-from photon_grpc.frontend.ask import OutputAsk, SamplingAsk, StopAsk, StreamAsk, TextInput
 from photon_grpc.frontend.frontend import Frontend
+from photon_grpc.frontend.output.update import Update
 from photon_grpc.frontend.readiness import State
 from photon_grpc.frontend.stream import TokenStream
-from photon_grpc.frontend.update import Update
 from tests.frontend.fake_engine import FACTS, FakeLink, ask, done, frontend, served
 
 MODEL = served()

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer as Reference
 from transformers import PreTrainedTokenizerFast
 
 from photon_grpc.errors import InvalidRequest, ModelLoadError, PromptTooLong
-from photon_grpc.frontend.markers import Disguise
-from photon_grpc.frontend.tokenizer import Tokenizer
+from photon_grpc.frontend.input.markers import Disguise
+from photon_grpc.frontend.input.tokenizer import Tokenizer
 from tests.frontend.small_tokenizers import KINDS, definition
 
 INNOCENT = [

@@ -10,14 +10,14 @@ import msgspec
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
+from photon_grpc.core.ask import ChatInput, ChatMessage, ConstraintAsk
+from photon_grpc.core.call_form import BARE, TAGGED, CallForm
 from photon_grpc.core.constraint import Constraint
 from photon_grpc.core.generation import ToolCall
 from photon_grpc.errors import InvalidConstraint, InvalidRequest
-from photon_grpc.frontend.answer import Answer, AnswerFormat
-from photon_grpc.frontend.ask import ChatInput, ChatMessage, ConstraintAsk
+from photon_grpc.frontend.constraints.trial import byte_tokenizer, try_out
 from photon_grpc.frontend.encoder import ANSWER, JOB, TryOut, perform
-from photon_grpc.frontend.grammar_trial import byte_tokenizer, try_out
-from photon_grpc.frontend.tool_calls import BARE, TAGGED, CallForm
+from photon_grpc.frontend.output.answer import Answer, AnswerFormat
 from tests.frontend.answer_templates import DEEPSEEK, LLAMA3, QWEN3
 from tests.frontend.fake_engine import served
 from tests.frontend.small_tokenizers import definition

@@ -8,10 +8,10 @@ import tracemalloc
 
 import pytest
 
+from photon_grpc.core.ask import ConstraintAsk
 from photon_grpc.core.constraint import Constraint
 from photon_grpc.errors import InvalidConstraint
-from photon_grpc.frontend.ask import ConstraintAsk
-from photon_grpc.frontend.constraint import write_grammar
+from photon_grpc.frontend.constraints.constraint import write_grammar
 from photon_grpc.frontend.tried_constraints import TriedConstraints
 
 

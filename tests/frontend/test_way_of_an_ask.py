@@ -7,8 +7,8 @@ from pathlib import Path
 from types import FrameType
 
 import photon_grpc
+from photon_grpc.core.ask import StopAsk
 from photon_grpc.core.frames import Down
-from photon_grpc.frontend.ask import StopAsk
 from tests.frontend.fake_engine import FakeLink, ask, done, frontend
 
 ROOT = str(Path(photon_grpc.__file__).parent)

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM
 
 from photon_grpc import demo
 from photon_grpc.config.flags import CacheConfig, SchedulerConfig
+from photon_grpc.core.ask import ConstraintAsk
+from photon_grpc.core.logprobs import NO_SCORES, RECORD, ScoreParams
 from photon_grpc.core.request import SamplingParams
-from photon_grpc.core.scores import NO_SCORES, RECORD, ScoreParams
-from photon_grpc.frontend.ask import ConstraintAsk
-from photon_grpc.frontend.constraint import write_grammar
+from photon_grpc.frontend.constraints.constraint import write_grammar
 from tests.runner.served import Output, Served
 
 pytestmark = pytest.mark.gpu

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 _LAUNCH = (
     "import asyncio, sys\n"
     "from photon_grpc.config.resolve import resolve\n"
-    "from photon_grpc.service.log_pipe import log_to_stderr\n"
+    "from photon_grpc.service.logs.log_pipe import log_to_stderr\n"
     "from photon_grpc.service.supervisor import Supervisor\n"
     "given = dict(model=sys.argv[1], load_format='dummy', device='cuda', listen=['127.0.0.1:0'], num_blocks=2048)\n"
     "config = resolve(given | dict(max_num_seqs=8), {}).config\n"

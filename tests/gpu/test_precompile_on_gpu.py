@@ -46,7 +46,7 @@ def test_an_empty_cache_is_filled_by_a_dry_run(tmp_path: Path) -> None:
 # What no step before the start has met, in a cache that has nothing.
 UNFORESEEN = """
 import torch
-from photon_grpc.kernels.jit import BEFORE_COMPILATION
+from photon_grpc.kernels.lang.jit import BEFORE_COMPILATION
 from photon_grpc.kernels.swiglu import launch
 
 told = []

@@ -8,9 +8,9 @@ import torch
 
 from photon_grpc.config.flags import CacheConfig, SchedulerConfig
 from photon_grpc.core.batch import Batch, StepOutput
+from photon_grpc.core.logprobs import RECORD, ScoreParams
 from photon_grpc.core.ports import Pending
-from photon_grpc.core.scores import RECORD, ScoreParams
-from photon_grpc.kernels.sampling import scores
+from photon_grpc.kernels.sampling import logprobs as scores
 from photon_grpc.runner.model_runner import ModelRunner
 from tests.gpu.test_waits_on_gpu import waiting_is_an_error
 from tests.kernels.scored import asking

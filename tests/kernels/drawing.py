@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from photon_grpc.kernels.jit import jit, tl
+from photon_grpc.kernels.lang.jit import jit, tl
 from photon_grpc.kernels.sampling import topk_topp
-from photon_grpc.kernels.sampling.draw import SamplingMetadata
 from photon_grpc.kernels.sampling.histogram import Filters
 from photon_grpc.kernels.sampling.noise import gumbel
+from photon_grpc.kernels.sampling.sample import SamplingMetadata
 
 
 def metadata_of(temperature: torch.Tensor) -> SamplingMetadata:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from photon_grpc.kernels.sampling.scores import MAX_BEST, MAX_GIVEN, ScoreMetadata
+from photon_grpc.kernels.sampling.logprobs import MAX_BEST, MAX_GIVEN, ScoreMetadata
 
 #: (id, logprob, rank)
 Record = tuple[int, float, int]

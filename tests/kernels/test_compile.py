@@ -22,11 +22,15 @@ from photon_grpc.kernels import rms_norm, swiglu
 from photon_grpc.kernels.attention import online_softmax, triton_decode, triton_varlen, write_kv
 from photon_grpc.kernels.rotary import rotary, rotate_store
 from photon_grpc.kernels.rotary.rotate_store import Rotation
-from photon_grpc.kernels.sampling import bitmask, draw, draw_kept, histogram, penalties, scores, shape, topk_topp
-from photon_grpc.kernels.sampling.draw import SamplingMetadata, TileBest
+from photon_grpc.kernels.sampling import bitmask, histogram, penalties, topk_topp
+from photon_grpc.kernels.sampling import logprobs as scores
+from photon_grpc.kernels.sampling import process_logits as shape
+from photon_grpc.kernels.sampling import sample as draw
+from photon_grpc.kernels.sampling import sample_filtered as draw_kept
 from photon_grpc.kernels.sampling.histogram import Filters, LogitRows, Search
-from photon_grpc.kernels.sampling.scores import ScoreMetadata, TileScores
-from photon_grpc.kernels.sampling.shape import Shaping
+from photon_grpc.kernels.sampling.logprobs import ScoreMetadata, TileScores
+from photon_grpc.kernels.sampling.process_logits import Shaping
+from photon_grpc.kernels.sampling.sample import SamplingMetadata, TileBest
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs the compiler")

@@ -24,7 +24,7 @@ from photon_grpc.kernels.linear.gemv import gemv_kernel
 from photon_grpc.kernels.linear.tiles import HeadSplit, Problem, Tile
 from photon_grpc.kernels.linear.wgmma import wgmma_kernel
 from photon_grpc.kernels.rotary.rotate_store import Rotation
-from photon_grpc.kernels.sampling.draw import SamplingMetadata
+from photon_grpc.kernels.sampling.sample import SamplingMetadata
 from tests.kernels.test_compile import (
     MODELS,
     Compiled,

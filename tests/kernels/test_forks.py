@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from photon_grpc.kernels.precompile import run_in_forks
+from photon_grpc.kernels.lang.precompile import run_in_forks
 
 
 def test_every_job_is_done_once_and_in_another_process(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_worker_that_dies_takes_only_its_job(tmp_path: Path) -> None:
 ORPHANS = """
 import os, sys, time
 from pathlib import Path
-from photon_grpc.kernels.precompile import run_in_forks
+from photon_grpc.kernels.lang.precompile import run_in_forks
 
 def job(number):
     def run():

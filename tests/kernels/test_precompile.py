@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from photon_grpc.kernels import precompile
-from photon_grpc.kernels.gluon import gl, gluon_jit
-from photon_grpc.kernels.jit import BEFORE_COMPILATION, DRY_RUN, Launchable, jit, once, tl
-from photon_grpc.kernels.precompile import (
+from photon_grpc.kernels.lang import precompile
+from photon_grpc.kernels.lang.gluon import gl, gluon_jit
+from photon_grpc.kernels.lang.jit import BEFORE_COMPILATION, DRY_RUN, Launchable, jit, once, tl
+from photon_grpc.kernels.lang.precompile import (
     at_first_compilation,
     launches_collected,
     precompile_on_demand,

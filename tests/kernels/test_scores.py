@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from photon_grpc.kernels.sampling import scores
+from photon_grpc.kernels.sampling import logprobs as scores
 from tests.kernels.scored import asking, assert_equal_records, sorted_scores
 
 

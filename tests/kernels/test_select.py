@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from photon_grpc.kernels import TORCH, TRITON, select
-from photon_grpc.kernels.jit import triton
+from photon_grpc.kernels.lang.jit import triton
 
 
 def test_a_cpu_gets_the_references() -> None:

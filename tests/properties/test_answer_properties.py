@@ -10,14 +10,14 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from photon_grpc.core.ask import ChatInput, ChatMessage
 from photon_grpc.core.generation import ToolCall
 from photon_grpc.core.request import FinishReason
-from photon_grpc.frontend.answer import Answer, AnswerFormat, joined_answer
-from photon_grpc.frontend.ask import ChatInput, ChatMessage
-from photon_grpc.frontend.output import OutputText
-from photon_grpc.frontend.stop_strings import StopMatcher, StopStrings
-from photon_grpc.frontend.tokenizer import Tokenizer
-from photon_grpc.frontend.update import OutputDelta
+from photon_grpc.frontend.input.tokenizer import Tokenizer
+from photon_grpc.frontend.output.answer import Answer, AnswerFormat, joined_answer
+from photon_grpc.frontend.output.output import OutputText
+from photon_grpc.frontend.output.stop_strings import StopMatcher, StopStrings
+from photon_grpc.frontend.output.update import OutputDelta
 from tests.examples import examples
 from tests.frontend.answer_templates import QWEN3
 from tests.frontend.small_tokenizers import definition

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from photon_grpc.bridge.local import LocalClient
+from photon_grpc.core.ask import SamplingAsk, StopAsk
 from photon_grpc.core.frames import Down
 from photon_grpc.core.ports import EngineLink, EnginePorts
 from photon_grpc.core.request import FinishReason
 from photon_grpc.core.stats import Load
 from photon_grpc.engine.engine import Engine
-from photon_grpc.frontend.ask import SamplingAsk, StopAsk
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.record import Observers, RequestRecord

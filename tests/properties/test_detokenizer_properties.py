@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Reference
 
-from photon_grpc.frontend.tokenizer import Tokenizer
+from photon_grpc.frontend.input.tokenizer import Tokenizer
 from tests.examples import examples
 from tests.frontend.small_tokenizers import TEXT, definition
 

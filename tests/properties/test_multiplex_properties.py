@@ -9,14 +9,14 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from photon_grpc.core.ask import Ask, IdsInput, Origin, OutputAsk, SamplingAsk, StopAsk
 from photon_grpc.core.generation import Start, Usage
 from photon_grpc.core.request import FinishReason
-from photon_grpc.frontend.ask import Ask, IdsInput, Origin, OutputAsk, SamplingAsk, StopAsk
-from photon_grpc.frontend.update import OutputDelta, Update
-from photon_grpc.server import codec
-from photon_grpc.server.frames import ItemWriter
-from photon_grpc.server.interceptors.failure_log import FailureLog
+from photon_grpc.frontend.output.update import OutputDelta, Update
 from photon_grpc.server.multiplex import Admitted, MultiplexCall
+from photon_grpc.server.observe.failure_log import FailureLog
+from photon_grpc.server.wire import codec
+from photon_grpc.server.wire.frames import ItemWriter
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.examples import examples
 from tests.frontend.fake_engine import FakeLink, done, frontend, served

@@ -9,8 +9,8 @@ from itertools import cycle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from photon_grpc.core.logprobs import NO_SCORES, ScoreParams
 from photon_grpc.core.ports import Event
-from photon_grpc.core.scores import NO_SCORES, ScoreParams
 from tests.engine import scored
 from tests.engine.fakes import complete
 from tests.engine.harness import Harness, Setting, windows

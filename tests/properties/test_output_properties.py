@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Reference
 
 from photon_grpc.core.request import FinishReason
-from photon_grpc.frontend.output import Ending, OutputText
-from photon_grpc.frontend.stop_strings import StopMatcher, StopStrings
-from photon_grpc.frontend.tokenizer import Tokenizer
+from photon_grpc.frontend.input.tokenizer import Tokenizer
+from photon_grpc.frontend.output.output import Ending, OutputText
+from photon_grpc.frontend.output.stop_strings import StopMatcher, StopStrings
 from tests.examples import examples
 from tests.frontend.small_tokenizers import definition
 

@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from photon_grpc.core.generation import Start, Usage
+from photon_grpc.core.logprobs import RECORD
 from photon_grpc.core.request import FinishReason
-from photon_grpc.core.scores import RECORD
-from photon_grpc.frontend.answer import Answer
-from photon_grpc.frontend.scores import NOT_SCORED, ScoredTokens
-from photon_grpc.frontend.update import OutputDelta, OutputFinish, Result, Update
-from photon_grpc.server import codec, scores
-from photon_grpc.server.responses import ResponseWriter
+from photon_grpc.frontend.output.answer import Answer
+from photon_grpc.frontend.output.logprobs import NOT_SCORED, ScoredTokens
+from photon_grpc.frontend.output.update import OutputDelta, OutputFinish, Result, Update
+from photon_grpc.server.wire import codec
+from photon_grpc.server.wire import logprobs as scores
+from photon_grpc.server.wire.responses import ResponseWriter
 from photon_grpc.v1 import inference_pb2 as pb
 
 START = Start("id", "demo", 7, 0.0)

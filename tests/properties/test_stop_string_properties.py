@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from photon_grpc.frontend.stop_strings import StopMatcher, StopStrings
+from photon_grpc.frontend.output.stop_strings import StopMatcher, StopStrings
 from tests.examples import examples
 
 PIECES = st.lists(st.text("abc", min_size=0, max_size=4), max_size=14)

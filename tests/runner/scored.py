@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from photon_grpc.core.batch import Admission, Batch
+from photon_grpc.core.logprobs import NO_SCORES, ScoreParams
 from photon_grpc.core.request import SamplingParams
-from photon_grpc.core.scores import NO_SCORES, ScoreParams
 
 GREEDY = SamplingParams(temperature=0.0)
 #: Of slots 1, 2, …; every level of drawing, and rows without scores among them.

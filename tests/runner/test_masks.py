@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from photon_grpc.config.flags import CacheConfig, SchedulerConfig
 from photon_grpc.core.batch import NAN_LOGITS, NOTHING_TO_DRAW, Admission, Batch
 from photon_grpc.core.request import FinishReason, SamplingParams
-from photon_grpc.engine.grammar import ConstrainedOutputs
+from photon_grpc.engine.constraints.grammar import ConstrainedOutputs
 from photon_grpc.errors import InternalFailure, InvalidConstraint, NumericFailure
 from photon_grpc.runner.build import eager_runner
 from photon_grpc.runner.model_runner import ModelRunner

@@ -10,8 +10,9 @@ from photon_grpc.config.flags import SchedulerConfig
 from photon_grpc.core.batch import NAN_LOGITS, NOTHING_TO_DRAW, Admission, Batch
 from photon_grpc.core.request import FinishReason, SamplingParams
 from photon_grpc.kernels import select
-from photon_grpc.kernels.sampling import draw, draw_kept
-from photon_grpc.kernels.sampling.draw import INVALID
+from photon_grpc.kernels.sampling import sample as draw
+from photon_grpc.kernels.sampling import sample_filtered as draw_kept
+from photon_grpc.kernels.sampling.sample import INVALID
 from photon_grpc.kernels.sampling.topk_topp import reference as cutoff
 from photon_grpc.runner.sampler import Sampler, SamplingLevel
 from photon_grpc.runner.slot_table import SlotTable

@@ -10,11 +10,11 @@ import torch
 
 from photon_grpc.config.flags import CacheConfig, SchedulerConfig
 from photon_grpc.core.batch import NAN_LOGITS, Admission, Batch, StepOutput
+from photon_grpc.core.logprobs import NO_SCORES, RECORD, ScoreParams
 from photon_grpc.core.request import SamplingParams
-from photon_grpc.core.scores import NO_SCORES, RECORD, ScoreParams
 from photon_grpc.frontend.model import MAX_LOGPROBS
-from photon_grpc.kernels.sampling.scores import MAX_BEST, MAX_GIVEN
-from photon_grpc.runner import score_records
+from photon_grpc.kernels.sampling.logprobs import MAX_BEST, MAX_GIVEN
+from photon_grpc.runner import logprob_records as score_records
 from photon_grpc.runner.build import eager_runner
 from photon_grpc.runner.model_runner import ModelRunner
 from tests.runner.launched import poison_first_row, step_of

@@ -11,16 +11,16 @@ from typing import Any
 import grpc
 
 from photon_grpc.config.flags import ServerConfig
+from photon_grpc.core.ask import Ask, ChatInput, ConstraintAsk, Origin, SamplingAsk, TextInput
 from photon_grpc.core.frames import Reply, Suspect
 from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import Draining, ModelNotFound
-from photon_grpc.frontend.ask import Ask, ChatInput, ConstraintAsk, Origin, SamplingAsk, TextInput
 from photon_grpc.frontend.frontend import WriteConstraint
 from photon_grpc.frontend.model import ModelFacts, RequestLimits
+from photon_grpc.frontend.output.update import OutputDelta, OutputFinish, Result, Update
 from photon_grpc.frontend.readiness import State
-from photon_grpc.frontend.update import OutputDelta, OutputFinish, Result, Update
 from photon_grpc.server.server import Server
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.frontend.fake_engine import FACTS

@@ -6,7 +6,7 @@ import asyncio
 import struct
 from typing import Any
 
-from photon_grpc.server.load_report import OrcaLoadReport
+from photon_grpc.server.standard.load_report import OrcaLoadReport
 from tests.attack.http2 import HEADERS, SETTINGS, connected, frame, grpc_message
 
 KEY = b"endpoint-load-metrics-bin"

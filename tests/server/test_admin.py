@@ -21,12 +21,12 @@ from photon_grpc.core.stats import Load
 from photon_grpc.errors import ConfigError, EngineRestarting
 from photon_grpc.frontend.readiness import State
 from photon_grpc.server.admin_listener import AdminListener
-from photon_grpc.server.features import ABSENT
-from photon_grpc.server.interceptors.api_keys import ApiKeys
-from photon_grpc.server.interceptors.errors import CallRules
-from photon_grpc.server.interceptors.failure_log import FailureLog
-from photon_grpc.server.key_ring import KeyRing
-from photon_grpc.server.metrics import HANDLED, CallMetrics
+from photon_grpc.server.calls.api_keys import ApiKeys
+from photon_grpc.server.calls.guard import CallRules
+from photon_grpc.server.calls.key_ring import KeyRing
+from photon_grpc.server.observe.failure_log import FailureLog
+from photon_grpc.server.observe.metrics import HANDLED, CallMetrics
+from photon_grpc.server.wire.features import ABSENT
 from photon_grpc.v1 import admin_pb2 as pb
 from photon_grpc.v1 import admin_pb2_grpc
 from tests.frontend.fake_engine import FACTS

@@ -15,10 +15,10 @@ from photon_grpc.client import Client, Delta, Generation, ToolCall
 from photon_grpc.client.generation import read_delta
 from photon_grpc.client.options import build_request
 from photon_grpc.config.flags import ServerConfig
-from photon_grpc.frontend import constraint
+from photon_grpc.frontend.constraints import constraint
 from photon_grpc.frontend.frontend import Frontend
-from photon_grpc.server.features import ABSENT, Feature
 from photon_grpc.server.server import Server
+from photon_grpc.server.wire.features import ABSENT, Feature
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
 from tests.frontend.answer_templates import DEEPSEEK, LLAMA3, QWEN3

@@ -18,11 +18,12 @@ from grpc_health.v1 import health_pb2
 from photon_grpc.config.api_keys import read_api_keys
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.errors import ConfigError, QuotaExceeded
-from photon_grpc.server import descriptors, key_ring
-from photon_grpc.server.interceptors.api_keys import ApiKeys
-from photon_grpc.server.interceptors.errors import CallRules
-from photon_grpc.server.interceptors.failure_log import FailureLog
-from photon_grpc.server.key_ring import KeyRing
+from photon_grpc.server.calls import key_ring
+from photon_grpc.server.calls.api_keys import ApiKeys
+from photon_grpc.server.calls.guard import CallRules
+from photon_grpc.server.calls.key_ring import KeyRing
+from photon_grpc.server.observe.failure_log import FailureLog
+from photon_grpc.server.wire import descriptors
 from photon_grpc.v1 import inference_pb2, inference_pb2_grpc, model_pb2
 from tests.attack import http2
 from tests.server.failing import failure, info_of, status_of, trailer

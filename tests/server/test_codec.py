@@ -8,12 +8,12 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
+from photon_grpc.core.ask import Ask, ChatInput, ChatMessage, IdsInput, Origin, TextInput, ToolChoice
 from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import InvalidRequest, PromptTooLong
-from photon_grpc.frontend.ask import Ask, ChatInput, ChatMessage, IdsInput, Origin, TextInput, ToolChoice
-from photon_grpc.frontend.update import OutputDelta, OutputFinish, Result, Update
-from photon_grpc.server import codec
+from photon_grpc.frontend.output.update import OutputDelta, OutputFinish, Result, Update
+from photon_grpc.server.wire import codec
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.server.fake_frontend import facts
 

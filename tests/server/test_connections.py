@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from photon_grpc.server.connections import hang_up
+from photon_grpc.server.calls.connections import hang_up
 
 Pair = tuple[socket.socket, socket.socket]
 

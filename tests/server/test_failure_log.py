@@ -15,11 +15,11 @@ import pytest
 from photon_grpc import errors
 from photon_grpc.compose.observation import observation
 from photon_grpc.config.flags import ServerConfig
-from photon_grpc.server.interceptors.api_keys import ApiKeys
-from photon_grpc.server.interceptors.failure_log import FailureLog
-from photon_grpc.server.key_ring import KeyRing
+from photon_grpc.server.calls.api_keys import ApiKeys
+from photon_grpc.server.calls.key_ring import KeyRing
+from photon_grpc.server.calls.status import call_status
+from photon_grpc.server.observe.failure_log import FailureLog
 from photon_grpc.server.server import Server
-from photon_grpc.server.status import call_status
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc, model_pb2, model_pb2_grpc
 from tests.server.failing import failure

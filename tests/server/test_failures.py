@@ -13,8 +13,8 @@ import grpc
 import pytest
 
 from photon_grpc import errors
-from photon_grpc.server.interceptors.errors import CallRules, Guard
-from photon_grpc.server.interceptors.failure_log import FailureLog
+from photon_grpc.server.calls.guard import CallRules, Guard
+from photon_grpc.server.observe.failure_log import FailureLog
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
 from tests.server.failing import failure, info_of, trailer

@@ -8,8 +8,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.frontend.readiness import State
-from photon_grpc.server import health
 from photon_grpc.server.server import Server
+from photon_grpc.server.standard import health
 from tests.server.failing import failure
 from tests.server.fake_frontend import FakeFrontend, raw
 

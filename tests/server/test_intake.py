@@ -13,7 +13,8 @@ import grpc
 import pytest
 
 from photon_grpc.errors import QueueFull
-from photon_grpc.server.interceptors import errors, intake
+from photon_grpc.server.calls import guard as errors
+from photon_grpc.server.calls import receiver as intake
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
 from tests.attack import http2

@@ -19,13 +19,13 @@ from photon_grpc import errors
 from photon_grpc.config.resolve import resolve
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import ConfigError, ModelLoading
-from photon_grpc.server import load_report
-from photon_grpc.server.interceptors.api_keys import ApiKeys
-from photon_grpc.server.interceptors.errors import CallRules
-from photon_grpc.server.interceptors.failure_log import FailureLog
-from photon_grpc.server.key_ring import KeyRing
-from photon_grpc.server.load_report import OrcaLoadReport, OrcaLoadReportRequest
+from photon_grpc.server.calls.api_keys import ApiKeys
+from photon_grpc.server.calls.guard import CallRules
+from photon_grpc.server.calls.key_ring import KeyRing
+from photon_grpc.server.observe.failure_log import FailureLog
 from photon_grpc.server.server import Server
+from photon_grpc.server.standard import load_report
+from photon_grpc.server.standard.load_report import OrcaLoadReport, OrcaLoadReportRequest
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
 from tests.frontend.fake_engine import FACTS

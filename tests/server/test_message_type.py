@@ -17,13 +17,14 @@ from google.protobuf import struct_pb2, timestamp_pb2
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.json_format import Parse, ParseDict, ParseError
 
+from photon_grpc.core.ask import Origin
 from photon_grpc.core.constraint import Constraint
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import InternalFailure, InvalidConstraint, InvalidRequest
-from photon_grpc.frontend.ask import Origin
-from photon_grpc.frontend.update import OutputDelta, OutputFinish
-from photon_grpc.server import message_type, messages
-from photon_grpc.server.message_type import MessageType, MessageTypes, read_message_type
+from photon_grpc.frontend.output.update import OutputDelta, OutputFinish
+from photon_grpc.server.typed import message_type
+from photon_grpc.server.typed.message_type import MessageType, MessageTypes, read_message_type
+from photon_grpc.server.wire import messages
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.server.described import add_field, enum, file, message, serialized
 

@@ -17,19 +17,20 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from photon_grpc.compose.observation import observation
 from photon_grpc.config.flags import ServerConfig
+from photon_grpc.core.ask import Origin
 from photon_grpc.core.counts import Counts, Sums
 from photon_grpc.core.generation import Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.core.stats import Load
 from photon_grpc.errors import PhotonError, QueueFull, RequestError, Unavailable
-from photon_grpc.frontend.ask import Origin
 from photon_grpc.frontend.record import RequestRecord
-from photon_grpc.server import methods, metrics
-from photon_grpc.server.exposition import Snapshot
-from photon_grpc.server.interceptors.errors import CallRules, Guard
-from photon_grpc.server.interceptors.failure_log import FailureLog
-from photon_grpc.server.metrics import CallMetrics, KeyMetrics, RequestMetrics
-from photon_grpc.server.request_log import LOGGER, RequestLog
+from photon_grpc.server.calls import methods
+from photon_grpc.server.calls.guard import CallRules, Guard
+from photon_grpc.server.observe import metrics
+from photon_grpc.server.observe.exposition import Snapshot
+from photon_grpc.server.observe.failure_log import FailureLog
+from photon_grpc.server.observe.metrics import CallMetrics, KeyMetrics, RequestMetrics
+from photon_grpc.server.observe.request_log import LOGGER, RequestLog
 from photon_grpc.v1 import inference_pb2_grpc
 from tests.frontend.fake_engine import FACTS
 from tests.server.fake_frontend import ASK, FakeFrontend, for_ever, raw, serving, until

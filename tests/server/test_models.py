@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from photon_grpc.frontend.ask import ChatInput, ChatMessage, SamplingAsk, TextInput
+from photon_grpc.core.ask import ChatInput, ChatMessage, SamplingAsk, TextInput
 from photon_grpc.frontend.readiness import State
 from photon_grpc.v1 import inference_pb2 as ipb
 from photon_grpc.v1 import model_pb2 as pb

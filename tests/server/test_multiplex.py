@@ -25,14 +25,15 @@ from photon_grpc.core.quotas import Quotas
 from photon_grpc.errors import KVCapacity, ModelLoading
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
-from photon_grpc.frontend.prompt import Prepared
+from photon_grpc.frontend.input.prompt import Prepared
 from photon_grpc.frontend.quotas import Shares
-from photon_grpc.server import inference, methods, multiplex
-from photon_grpc.server.interceptors.api_keys import ApiKeys
-from photon_grpc.server.interceptors.errors import CallRules
-from photon_grpc.server.interceptors.failure_log import FailureLog
-from photon_grpc.server.key_ring import KeyRing
+from photon_grpc.server import inference, multiplex
+from photon_grpc.server.calls import methods
+from photon_grpc.server.calls.api_keys import ApiKeys
+from photon_grpc.server.calls.guard import CallRules
+from photon_grpc.server.calls.key_ring import KeyRing
 from photon_grpc.server.multiplex import MultiplexCall
+from photon_grpc.server.observe.failure_log import FailureLog
 from photon_grpc.server.server import Server
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc

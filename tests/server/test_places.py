@@ -18,19 +18,22 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.errors import IdleStreamEvicted, PhotonError, QueueFull
 from photon_grpc.frontend.fair_turns import FairTurns
-from photon_grpc.server import admin, descriptors, health, inference, load_report, reflection
+from photon_grpc.server import admin, inference
 from photon_grpc.server.admin_listener import AdminListener
-from photon_grpc.server.held_memory import HeldMemory
-from photon_grpc.server.interceptors import intake
-from photon_grpc.server.interceptors.api_keys import ApiKeys
-from photon_grpc.server.interceptors.errors import CallRules
-from photon_grpc.server.interceptors.failure_log import FailureLog
-from photon_grpc.server.key_ring import KeyRing
-from photon_grpc.server.load_report import OrcaLoadReport, OrcaLoadReportRequest
-from photon_grpc.server.places import AT_WORK, Places, SharedTurns, WaitingPlaces, silent_call
+from photon_grpc.server.calls import receiver as intake
+from photon_grpc.server.calls.api_keys import ApiKeys
+from photon_grpc.server.calls.guard import CallRules
+from photon_grpc.server.calls.held_memory import HeldMemory
+from photon_grpc.server.calls.key_ring import KeyRing
+from photon_grpc.server.calls.places import AT_WORK, Places, SharedTurns, WaitingPlaces, silent_call
+from photon_grpc.server.observe.failure_log import FailureLog
 from photon_grpc.server.server import Server
-from photon_grpc.service import encoder_client, http_endpoint
-from photon_grpc.service.http_endpoint import HttpEndpoint, Page
+from photon_grpc.server.standard import health, load_report, reflection
+from photon_grpc.server.standard.load_report import OrcaLoadReport, OrcaLoadReportRequest
+from photon_grpc.server.wire import descriptors
+from photon_grpc.service.endpoints import http as http_endpoint
+from photon_grpc.service.endpoints.http import HttpEndpoint, Page
+from photon_grpc.service.processes import encoder_client
 from photon_grpc.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.server.failing import failure, info_of, trailer

@@ -9,15 +9,15 @@ import pytest
 from photon_grpc.client import Client
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.core.generation import Start
+from photon_grpc.core.logprobs import RECORD
 from photon_grpc.core.request import FinishReason
-from photon_grpc.core.scores import RECORD
 from photon_grpc.errors import InvalidRequest
-from photon_grpc.frontend.score_bounds import BYTES_PER_ID
-from photon_grpc.frontend.scores import NOT_SCORED, ScoredTokens
-from photon_grpc.frontend.update import OutputDelta, Result, Update
-from photon_grpc.server import codec
-from photon_grpc.server import scores as score_messages
+from photon_grpc.frontend.logprob_bounds import BYTES_PER_ID
+from photon_grpc.frontend.output.logprobs import NOT_SCORED, ScoredTokens
+from photon_grpc.frontend.output.update import OutputDelta, Result, Update
 from photon_grpc.server.server import Server
+from photon_grpc.server.wire import codec
+from photon_grpc.server.wire import logprobs as score_messages
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.frontend.fake_engine import FACTS, done, frontend, served
 

@@ -11,9 +11,9 @@ import pytest
 
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.errors import ConfigError, Draining
-from photon_grpc.frontend.update import OutputDelta, Update
-from photon_grpc.server import health
+from photon_grpc.frontend.output.update import OutputDelta, Update
 from photon_grpc.server.server import Server
+from photon_grpc.server.standard import health
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
 from tests.server.failing import failure, info_of

@@ -17,14 +17,14 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from photon_grpc.compose.tracing import tracing
 from photon_grpc.config.resolve import resolve
+from photon_grpc.core.ask import Origin
 from photon_grpc.core.frames import Failed
 from photon_grpc.core.generation import Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import ConfigError, NumericFailure
-from photon_grpc.frontend.ask import Origin
 from photon_grpc.frontend.record import RequestRecord
-from photon_grpc.server import spans as spans_module
-from photon_grpc.server.spans import RequestSpans
+from photon_grpc.server.observe import spans as spans_module
+from photon_grpc.server.observe.spans import RequestSpans
 from photon_grpc.v1 import inference_pb2_grpc
 from tests.frontend.fake_engine import done
 from tests.server.test_records import SECRET, TOKEN, TRACEPARENT, Service
@@ -252,7 +252,7 @@ def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     config = resolve({"otlp_endpoint": "http://collector:4317"}, {}).config.server
-    monkeypatch.setitem(sys.modules, "photon_grpc.server.spans", None)
+    monkeypatch.setitem(sys.modules, "photon_grpc.server.observe.spans", None)
     with pytest.raises(ConfigError, match=r"pip install '.\[otel\]'"), tracing(config, "pod-7"):
         pass
 

@@ -20,10 +20,10 @@ from photon_grpc.engine.engine import Engine
 from photon_grpc.frontend.encoder import ThreadEncoder
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.quotas import Shares
-from photon_grpc.server.interceptors.api_keys import ApiKeys
-from photon_grpc.server.interceptors.errors import CallRules
-from photon_grpc.server.interceptors.failure_log import FailureLog
-from photon_grpc.server.key_ring import KeyRing
+from photon_grpc.server.calls.api_keys import ApiKeys
+from photon_grpc.server.calls.guard import CallRules
+from photon_grpc.server.calls.key_ring import KeyRing
+from photon_grpc.server.observe.failure_log import FailureLog
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
 from tests.attack.http2 import connected, grpc_message

@@ -7,7 +7,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from photon_grpc import errors
-from photon_grpc.server.status import DOMAIN, MAX_DETAILS_BYTES, CallStatus, bounded, call_status
+from photon_grpc.server.calls.status import DOMAIN, MAX_DETAILS_BYTES, CallStatus, bounded, call_status
 
 Code = grpc.StatusCode
 

@@ -14,11 +14,11 @@ import pytest
 
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.errors import QueueFull, QuotaExceeded
-from photon_grpc.server import message_type
-from photon_grpc.server.call import Call
-from photon_grpc.server.message_type import MessageType
+from photon_grpc.server.calls.call import Call
 from photon_grpc.server.multiplex import MultiplexCall
 from photon_grpc.server.server import Server
+from photon_grpc.server.typed import message_type
+from photon_grpc.server.typed.message_type import MessageType
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1.inference_pb2_grpc import InferenceServiceStub
 from tests.server.described import file, message, serialized

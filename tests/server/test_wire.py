@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from photon_grpc.errors import InvalidRequest, MalformedMessage
-from photon_grpc.server.wire import count_fields
+from photon_grpc.server.wire.fields import count_fields
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.examples import examples
 

@@ -13,9 +13,9 @@ import sys
 import pytest
 
 from photon_grpc.errors import StartupError
-from photon_grpc.service import address_space
-from photon_grpc.service.engine import main as engine_main
-from photon_grpc.service.frontend import main as frontend_main
+from photon_grpc.service.processes import address_space
+from photon_grpc.service.processes.engine import main as engine_main
+from photon_grpc.service.processes.frontend import main as frontend_main
 from tests.service.running import ROOT
 
 LIMITED = 1300 * 2**20
@@ -122,6 +122,6 @@ def test_a_child_that_meets_it_says_so(
 def context_of(control: Control) -> object:
     from photon_grpc.bridge.control import Begin
     from photon_grpc.config.flags import ServeConfig
-    from photon_grpc.service.child import ChildContext
+    from photon_grpc.service.processes.child import ChildContext
 
     return ChildContext(control, Begin(ServeConfig()), [], None, ())  # type: ignore[arg-type]

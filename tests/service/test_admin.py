@@ -16,7 +16,7 @@ import pytest
 
 from photon_grpc.bridge.control import Begin, CannotStart
 from photon_grpc.config.flags import ModelFlags, ServeConfig, ServerConfig
-from photon_grpc.service.child import CANNOT_START, Child, ChildCommand
+from photon_grpc.service.processes.child import CANNOT_START, Child, ChildCommand
 from photon_grpc.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from photon_grpc.v1 import inference_pb2 as pb
 from tests.service.running import RunningService, serving, wait_until
@@ -84,7 +84,7 @@ async def test_an_address_that_is_taken_while_a_front_end_starts_is_named_and_no
         config = ServeConfig(
             model=ModelFlags(model=str(write_tiny_model(tmp_path / "tiny"))), server=ServerConfig(admin_listen=taken)
         )
-        child = Child.start(ChildCommand("front end 0", "photon_grpc.service.frontend", said.fileno()))
+        child = Child.start(ChildCommand("front end 0", "photon_grpc.service.processes.frontend", said.fileno()))
         child.tell(Begin(config, 0, ("127.0.0.1:0",), admin=taken))
         told = [message async for message in child.messages()]
         assert await child.ended() == CANNOT_START

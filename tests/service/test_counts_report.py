@@ -9,8 +9,8 @@ from typing import Any
 
 from photon_grpc.core.counts import Counts
 from photon_grpc.core.stats import Load
-from photon_grpc.server.metrics import LOOP_LAG_S
-from photon_grpc.service.counts_report import CountsReport
+from photon_grpc.server.observe.metrics import LOOP_LAG_S
+from photon_grpc.service.processes.counts_report import CountsReport
 
 
 async def test_what_holds_the_event_loop_up_is_seen() -> None:

@@ -19,13 +19,13 @@ import pytest
 from photon_grpc.bridge.control import Begin
 from photon_grpc.compose.served_model import read_served_model
 from photon_grpc.config.flags import ServeConfig
+from photon_grpc.core.ask import ChatInput, ChatMessage, ConstraintAsk, TextInput
+from photon_grpc.core.call_form import TAGGED, CallForm
 from photon_grpc.errors import EngineRestarting, InvalidConstraint, InvalidRequest, PhotonError
-from photon_grpc.frontend import constraint
-from photon_grpc.frontend.ask import ChatInput, ChatMessage, ConstraintAsk, TextInput
+from photon_grpc.frontend.constraints import constraint
 from photon_grpc.frontend.encoder import EncodeText, ThreadEncoder
-from photon_grpc.frontend.tool_calls import TAGGED, CallForm
-from photon_grpc.service import encoder as encoder_process
-from photon_grpc.service.encoder_client import EncoderProcess
+from photon_grpc.service.processes import encoder as encoder_process
+from photon_grpc.service.processes.encoder_client import EncoderProcess
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +38,7 @@ LONG = TextInput(" " * 16 * MiB)
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STAND_INS), str(ROOT)]))
-    monkeypatch.setattr("photon_grpc.service.encoder_client._MODULE", "stand_in_encoder")
+    monkeypatch.setattr("photon_grpc.service.processes.encoder_client._MODULE", "stand_in_encoder")
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_work_that_takes_too_long_ends_where_the_refusal_reaches_no_one(monkeypa
 async def test_work_that_needs_too_much_memory_is_refused_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The library ends its process where memory is short."""
     monkeypatch.setenv("STAND_IN_MEMORY_BYTES", str(96 * MiB))
-    monkeypatch.setattr("photon_grpc.service.encoder_client.max_memory_bytes", lambda num_bytes: 96 * MiB)
+    monkeypatch.setattr("photon_grpc.service.processes.encoder_client.max_memory_bytes", lambda num_bytes: 96 * MiB)
     async with running_encoder() as encoder:
         for input, field in ((LONG, "text"), (ChatInput((ChatMessage("user", "ab" * 4 * MiB),)), "chat")):
             with pytest.raises(InvalidRequest, match="more than 96 MiB") as caught:
@@ -177,7 +177,7 @@ async def test_a_stopped_process_is_replaced(encoder: EncoderProcess, monkeypatc
     stopped = encoder.child.pid
     os.kill(stopped, signal.SIGSTOP)
     with monkeypatch.context() as patch:
-        patch.setattr("photon_grpc.service.encoder_client._MAX_SILENCE_S", 0.5)
+        patch.setattr("photon_grpc.service.processes.encoder_client._MAX_SILENCE_S", 0.5)
         with pytest.raises(EngineRestarting):
             await encoder.encode(text, 2**20)
     await until(lambda: encoder.child is not None and encoder.child.pid != stopped)

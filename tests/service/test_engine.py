@@ -8,7 +8,7 @@ import sys
 PROGRAM = """
 import atexit, time
 from types import SimpleNamespace
-from photon_grpc.service import engine
+from photon_grpc.service.processes import engine
 
 def run(*args):
     raise error

@@ -10,7 +10,7 @@ from http import HTTPStatus
 import pytest
 
 from photon_grpc.errors import ConfigError
-from photon_grpc.service.http_endpoint import MAX_CONNECTIONS, HttpEndpoint, Page
+from photon_grpc.service.endpoints.http import MAX_CONNECTIONS, HttpEndpoint, Page
 
 LARGE = b"x" * (64 << 20)
 

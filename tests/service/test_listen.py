@@ -6,7 +6,7 @@ import pytest
 
 from photon_grpc.config.flags import ServerConfig
 from photon_grpc.errors import ConfigError
-from photon_grpc.service.listen import UnixPath, check_distinct, plan_listeners
+from photon_grpc.service.endpoints.listen import UnixPath, check_distinct, plan_listeners
 
 
 def listening(port: int = 0, *, shared: bool) -> socket.socket:

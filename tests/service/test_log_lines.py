@@ -11,8 +11,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from photon_grpc.service.log_lines import ForeignLines, JsonStream, formatter
-from photon_grpc.service.log_pipe import LogPipe, log_bare_lines, log_to_stderr
+from photon_grpc.service.logs.log_lines import ForeignLines, JsonStream, formatter
+from photon_grpc.service.logs.log_pipe import LogPipe, log_bare_lines, log_to_stderr
 
 
 def record(text: str, *, level: int = logging.INFO, **extra: object) -> logging.LogRecord:

@@ -12,9 +12,9 @@ import threading
 
 import pytest
 
-from photon_grpc.service import log_pipe
-from photon_grpc.service.log_lines import formatter
-from photon_grpc.service.log_pipe import LogLines, LogPipe, PipeStream, log_bare_lines, log_to_stderr
+from photon_grpc.service.logs import log_pipe
+from photon_grpc.service.logs.log_lines import formatter
+from photon_grpc.service.logs.log_pipe import LogLines, LogPipe, PipeStream, log_bare_lines, log_to_stderr
 
 
 @pytest.fixture(autouse=True)

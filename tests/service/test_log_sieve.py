@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from photon_grpc.service import log_sieve
-from photon_grpc.service.log_sieve import LogSieve
+from photon_grpc.service.logs import log_sieve
+from photon_grpc.service.logs.log_sieve import LogSieve
 
 PLACE = "hpack_encoder.cc:618"
 OURS = "10:00:16 front end 0: WARNING it says E1123 09:58:59.174679 1 x.cc:1] within\n"

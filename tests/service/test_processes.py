@@ -70,8 +70,8 @@ def test_a_service_generates_and_each_process_has_only_what_is_its_own(service, 
 @pytest.mark.parametrize(
     ("module", "foreign"),
     [
-        ("photon_grpc.service.frontend", {"torch", "transformers", "triton", "numpy"}),
-        ("photon_grpc.service.encoder", {"torch", "transformers", "triton", "numpy", "grpc", "google"}),
+        ("photon_grpc.service.processes.frontend", {"torch", "transformers", "triton", "numpy"}),
+        ("photon_grpc.service.processes.encoder", {"torch", "transformers", "triton", "numpy", "grpc", "google"}),
         (
             "photon_grpc.service.supervisor",
             {"torch", "transformers", "triton", "numpy", "grpc", "google", "tokenizers"},

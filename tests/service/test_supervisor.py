@@ -20,8 +20,8 @@ from photon_grpc.bridge.flight_recorder import SharedFlightRecorder
 from photon_grpc.config.flags import ServeConfig, ServerConfig
 from photon_grpc.core.frames import Facts
 from photon_grpc.errors import ConfigError, StartupError
-from photon_grpc.service.child import Child, ChildCommand
-from photon_grpc.service.managed_process import RestartDelay
+from photon_grpc.service.processes.child import Child, ChildCommand
+from photon_grpc.service.processes.managed_process import RestartDelay
 from photon_grpc.service.supervisor import Supervisor
 from tests.kv_plans import kv_plan
 

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from photon_grpc.server.load_report import OrcaLoadReport, OrcaLoadReportRequest
+from photon_grpc.server.standard.load_report import OrcaLoadReport, OrcaLoadReportRequest
 from photon_grpc.v1 import inference_pb2 as pb
 from photon_grpc.v1 import inference_pb2_grpc
 from tests.cli.test_trace import check_counts, events_of, tracks_of

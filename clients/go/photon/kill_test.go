@@ -127,7 +127,7 @@ func (r *replica) kill(signal syscall.Signal) {
 func (r *replica) killFrontend() {
 	r.t.Helper()
 	pid := strconv.Itoa(r.command.Process.Pid)
-	found, err := exec.Command("pgrep", "-P", pid, "-f", "photon_grpc.service.frontend").Output()
+	found, err := exec.Command("pgrep", "-P", pid, "-f", "photon_grpc.service.processes.frontend").Output()
 	if err != nil {
 		r.t.Fatal("no front end of ", pid, ": ", err)
 	}

@@ -11,7 +11,7 @@ from photon_grpc.core.request import FinishReason
 from photon_grpc.core.sequence import Rank, Sequence, Status
 from photon_grpc.engine.blocks.block_pool import BlockPool
 from photon_grpc.engine.blocks.fences import Limbo
-from photon_grpc.engine.grammar import ConstrainedOutputs, MatcherLost
+from photon_grpc.engine.constraints.grammar import ConstrainedOutputs, MatcherLost
 from photon_grpc.engine.scheduler.parking import Parking
 from photon_grpc.engine.scheduler.prompt_scoring import PromptScoring
 from photon_grpc.engine.scheduler.queue import WaitingQueue

@@ -15,17 +15,17 @@ from itertools import chain, islice, repeat
 
 from photon_grpc.core.batch import Batch, StepOutput
 from photon_grpc.core.fault import Fault
-from photon_grpc.core.scores import RECORD
+from photon_grpc.core.logprobs import RECORD
 from photon_grpc.core.sequence import Sequence, Status
 from photon_grpc.engine.blocks.block_pool import BlockPool
-from photon_grpc.engine.deadline import Deadlines
-from photon_grpc.engine.grammar import ConstrainedOutputs, MatcherLost, NoGrammars, nothing_to_draw
-from photon_grpc.engine.quarantine import NoQuarantine, Quarantine
+from photon_grpc.engine.constraints.grammar import ConstrainedOutputs, MatcherLost, NoGrammars, nothing_to_draw
 from photon_grpc.engine.scheduler.batch_builder import BatchBuilder
 from photon_grpc.engine.scheduler.chunking import Chunked, Chunking
+from photon_grpc.engine.scheduler.deadline import Deadlines
 from photon_grpc.engine.scheduler.drafting import Drafting, NoDrafting
 from photon_grpc.engine.scheduler.live_sequences import LiveSequences, end_reason
 from photon_grpc.engine.scheduler.policy import Policy
+from photon_grpc.engine.scheduler.quarantine import NoQuarantine, Quarantine
 from photon_grpc.engine.scheduler.seating import Seating
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
 from photon_grpc.engine.scheduler.trial import Trial

@@ -9,12 +9,12 @@ from photon_grpc.core.fault import Fault
 from photon_grpc.core.request import Request
 from photon_grpc.core.sequence import Sequence
 from photon_grpc.engine.blocks.block_pool import BlockPool
-from photon_grpc.engine.deadline import Deadlines
-from photon_grpc.engine.quarantine import NoQuarantine, Quarantine
 from photon_grpc.engine.scheduler.batch_builder import BatchBuilder
 from photon_grpc.engine.scheduler.chunking import Chunking
+from photon_grpc.engine.scheduler.deadline import Deadlines
 from photon_grpc.engine.scheduler.live_sequences import LiveSequences
 from photon_grpc.engine.scheduler.policy import Policy
+from photon_grpc.engine.scheduler.quarantine import NoQuarantine, Quarantine
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
 
 

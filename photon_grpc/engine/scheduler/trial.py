@@ -11,8 +11,8 @@ from collections.abc import Callable
 from photon_grpc.core.ports import Event
 from photon_grpc.core.request import FinishReason
 from photon_grpc.core.sequence import Sequence
-from photon_grpc.engine.quarantine import NoQuarantine, Quarantine
 from photon_grpc.engine.scheduler.batch_builder import BatchBuilder
+from photon_grpc.engine.scheduler.quarantine import NoQuarantine, Quarantine
 
 _CUT_OFF = (FinishReason.UNSPECIFIED, FinishReason.ABORTED)
 

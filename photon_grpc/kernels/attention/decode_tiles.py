@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from photon_grpc.kernels.jit import num_multiprocessors, num_shared_bytes
+from photon_grpc.kernels.lang.jit import num_multiprocessors, num_shared_bytes
 
 MAX_SPLITS = 32
 #: Bytes of a multiprocessor's shared memory that the driver takes for each program.

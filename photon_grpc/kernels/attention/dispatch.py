@@ -35,8 +35,8 @@ from photon_grpc.kernels.attention import (
 )
 from photon_grpc.kernels.attention.gluon_decode import DependentChain
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
-from photon_grpc.kernels.gluon import can_fuse
-from photon_grpc.kernels.jit import launches, num_multiprocessors
+from photon_grpc.kernels.lang.gluon import can_fuse
+from photon_grpc.kernels.lang.jit import launches, num_multiprocessors
 
 #: Steps of more rows of one query than this attend as mixed batches do.
 MAX_DECODE_ROWS = 4096

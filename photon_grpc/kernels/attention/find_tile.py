@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from photon_grpc.kernels.jit import jit, tl
+from photon_grpc.kernels.lang.jit import jit, tl
 
 
 @jit

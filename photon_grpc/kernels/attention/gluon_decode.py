@@ -30,10 +30,10 @@ from typing import NamedTuple
 
 import torch
 
+from photon_grpc.kernels.attention.combine_splits import join_shares
 from photon_grpc.kernels.attention.decode_tiles import choose, limits_of
-from photon_grpc.kernels.attention.join_shares import join_shares
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
-from photon_grpc.kernels.gluon import (
+from photon_grpc.kernels.lang.gluon import (
     async_copy,
     gdc_launch_dependents,
     gdc_wait,

@@ -24,7 +24,7 @@ import torch
 from photon_grpc.kernels.attention.find_tile import find_tile
 from photon_grpc.kernels.attention.gluon_decode import shape
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
-from photon_grpc.kernels.gluon import (
+from photon_grpc.kernels.lang.gluon import (
     TensorDescriptor,
     constexpr_function,
     fence_async_shared,
@@ -35,7 +35,7 @@ from photon_grpc.kernels.gluon import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from photon_grpc.kernels.jit import once
+from photon_grpc.kernels.lang.jit import once
 
 #: Pairs of one consumer: the rows of one wgmma.
 CONSUMER_PAIRS = 64

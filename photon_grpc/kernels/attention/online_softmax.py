@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from photon_grpc.kernels.jit import jit, next_power_of_2, tl
+from photon_grpc.kernels.lang.jit import jit, next_power_of_2, tl
 
 
 @jit

@@ -20,7 +20,7 @@ import torch
 
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.attention.online_softmax import attend, key_offsets, shape
-from photon_grpc.kernels.jit import cdiv, jit, next_power_of_2, tl
+from photon_grpc.kernels.lang.jit import cdiv, jit, next_power_of_2, tl
 
 MAX_SPLITS = 16
 #: Keys of a step of a program.

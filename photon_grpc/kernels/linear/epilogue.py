@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from photon_grpc.kernels.gluon import constexpr_function, gl, gluon_jit
+from photon_grpc.kernels.lang.gluon import constexpr_function, gl, gluon_jit
 from photon_grpc.kernels.sampling.noise import gumbel
 
 

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from photon_grpc.kernels.gluon import has_dependent_launch
-from photon_grpc.kernels.jit import launches
+from photon_grpc.kernels.lang.gluon import has_dependent_launch
+from photon_grpc.kernels.lang.jit import launches
 from photon_grpc.kernels.linear import epilogue
 from photon_grpc.kernels.linear.gemv import gemv_kernel
 from photon_grpc.kernels.linear.tiles import HeadSplit, Problem, Tile, bucket, holds_heads

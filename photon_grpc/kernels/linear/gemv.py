@@ -10,7 +10,7 @@ serves both.
 
 from __future__ import annotations
 
-from photon_grpc.kernels.gluon import async_copy, gdc_launch_dependents, gdc_wait, gl, gluon_jit, mma_v2
+from photon_grpc.kernels.lang.gluon import async_copy, gdc_launch_dependents, gdc_wait, gl, gluon_jit, mma_v2
 from photon_grpc.kernels.linear.epilogue import add_bias, tile_layout, tile_rows
 
 

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import torch
 
-from photon_grpc.kernels.jit import launches
+from photon_grpc.kernels.lang.jit import launches
 from photon_grpc.kernels.linear import epilogue
 from photon_grpc.kernels.linear.fused_linear import Affine, Fusion, launch
 from photon_grpc.kernels.linear.tiles import Tile
-from photon_grpc.kernels.sampling import draw
-from photon_grpc.kernels.sampling.draw import SamplingMetadata
+from photon_grpc.kernels.sampling import sample as draw
+from photon_grpc.kernels.sampling.sample import SamplingMetadata
 
 LOGITS = Fusion(epilogue.load_nothing, epilogue.store_sums, guard=True)
 

@@ -8,7 +8,7 @@ and the last to arrive adds them all in the order of their numbers: the result i
 
 from __future__ import annotations
 
-from photon_grpc.kernels.gluon import (
+from photon_grpc.kernels.lang.gluon import (
     async_copy,
     fence_async_shared,
     gdc_launch_dependents,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from photon_grpc.kernels.jit import jit, tl
+from photon_grpc.kernels.lang.jit import jit, tl
 
 
 class Constraints(NamedTuple):

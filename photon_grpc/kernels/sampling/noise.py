@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from photon_grpc.kernels.jit import jit, tl
+from photon_grpc.kernels.lang.jit import jit, tl
 
 MULTIPLIER_A = 0xD2511F53
 MULTIPLIER_B = 0xCD9E8D57

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from photon_grpc.kernels.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
-from photon_grpc.kernels.jit import jit, launches, tl
+from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
+from photon_grpc.kernels.lang.jit import jit, launches, tl
 
 #: Ids of one request that may have a bias.
 MAX_BIASES = 1024

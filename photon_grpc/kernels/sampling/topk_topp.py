@@ -24,8 +24,7 @@ from typing import Any
 
 import torch
 
-from photon_grpc.kernels.jit import cdiv, jit, next_power_of_2, tl
-from photon_grpc.kernels.sampling.draw import SamplingMetadata
+from photon_grpc.kernels.lang.jit import cdiv, jit, next_power_of_2, tl
 from photon_grpc.kernels.sampling.histogram import (
     Filters,
     LogitRows,
@@ -38,6 +37,7 @@ from photon_grpc.kernels.sampling.histogram import (
     tally_kernel,
     window_kernel,
 )
+from photon_grpc.kernels.sampling.sample import SamplingMetadata
 
 #: Of every launch; SPLITS and LANES follow from them.
 SIZES = SearchSizes()

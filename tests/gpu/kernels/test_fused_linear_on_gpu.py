@@ -13,7 +13,7 @@ from photon_grpc.kernels.linear import head, tiles
 from photon_grpc.kernels.linear.fused_linear import add_launch, qkv_launch, swiglu_launch
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput
-from photon_grpc.kernels.sampling import draw
+from photon_grpc.kernels.sampling import sample as draw
 from tests.kernels.fused import EPS, LAYER, Problem, Sizes, assert_near
 
 pytestmark = pytest.mark.gpu

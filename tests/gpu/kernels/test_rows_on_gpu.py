@@ -10,7 +10,9 @@ import torch
 
 from photon_grpc.kernels import TORCH, TRITON
 from photon_grpc.kernels.attention import write_kv
-from photon_grpc.kernels.sampling import draw, draw_kept, noise, topk_topp
+from photon_grpc.kernels.sampling import noise, topk_topp
+from photon_grpc.kernels.sampling import sample as draw
+from photon_grpc.kernels.sampling import sample_filtered as draw_kept
 from photon_grpc.kernels.sampling.histogram import Filters
 from tests.kernels.drawing import filters_of, metadata_of, noise_of, thresholds
 

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from photon_grpc.kernels.sampling import draw, penalties, shape
+from photon_grpc.kernels.sampling import penalties
+from photon_grpc.kernels.sampling import process_logits as shape
+from photon_grpc.kernels.sampling import sample as draw
 from photon_grpc.kernels.sampling.bitmask import Constraints
 from photon_grpc.kernels.sampling.penalties import MAX_BIASES, Penalties
-from photon_grpc.kernels.sampling.shape import Shaping
+from photon_grpc.kernels.sampling.process_logits import Shaping
 
 pytestmark = pytest.mark.gpu
 each_size = pytest.mark.parametrize("num_rows", [1, 8, 64, 256])

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from photon_grpc.kernels import slot_state
-from photon_grpc.kernels.sampling import bitmask, draw, penalties, shape
+from photon_grpc.kernels.sampling import bitmask, penalties
+from photon_grpc.kernels.sampling import process_logits as shape
+from photon_grpc.kernels.sampling import sample as draw
 
 
 def rows() -> draw.SamplingMetadata:

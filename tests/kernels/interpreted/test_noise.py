@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from photon_grpc.kernels.jit import jit, tl
+from photon_grpc.kernels.lang.jit import jit, tl
 from photon_grpc.kernels.sampling import noise
 from photon_grpc.kernels.sampling.noise import philox_word
 from tests.kernels.drawing import noise_of

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from photon_grpc.kernels.sampling import scores
+from photon_grpc.kernels.sampling import logprobs as scores
 from tests.kernels.scored import asking, assert_equal_records, sorted_scores
 
 

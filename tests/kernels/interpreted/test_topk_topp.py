@@ -10,7 +10,9 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 
-from photon_grpc.kernels.sampling import draw, draw_kept, topk_topp
+from photon_grpc.kernels.sampling import sample as draw
+from photon_grpc.kernels.sampling import sample_filtered as draw_kept
+from photon_grpc.kernels.sampling import topk_topp
 from photon_grpc.kernels.sampling.histogram import Filters, SearchSizes
 from tests.examples import examples
 from tests.kernels.drawing import filters_of, metadata_of, thresholds

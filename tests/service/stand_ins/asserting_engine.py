@@ -11,7 +11,7 @@ import torch
 from photon_grpc.core.batch import Batch
 from photon_grpc.core.ports import Pending
 from photon_grpc.runner.model_runner import ModelRunner
-from photon_grpc.service import engine
+from photon_grpc.service.processes import engine
 
 _POISON = tuple(map(int, os.environ["ASSERT_BY"].split()))
 _submit = ModelRunner.submit

@@ -14,7 +14,7 @@ from photon_grpc.core.batch import Batch
 from photon_grpc.core.ports import Pending
 from photon_grpc.runner.model_runner import ModelRunner
 from photon_grpc.runner.slot_table import SlotTable
-from photon_grpc.service import engine
+from photon_grpc.service.processes import engine
 
 
 def admits(batch: Batch, name: str) -> bool:

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from photon_grpc.service import encoder
+from photon_grpc.service.processes import encoder
 
 encoder.MAX_CPU_S = float(os.environ.get("STAND_IN_CPU_S", encoder.MAX_CPU_S))
 encoder.MAX_MEMORY_BYTES = encoder.MAX_SMALL_MEMORY_BYTES = int(

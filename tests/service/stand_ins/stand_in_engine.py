@@ -10,7 +10,7 @@ from photon_grpc.bridge.control import CannotStart, LoadingProgress, Ready
 from photon_grpc.bridge.flight_recorder import SharedFlightRecorder
 from photon_grpc.bridge.host import BridgeHost
 from photon_grpc.core.frames import Facts
-from photon_grpc.service.child import CANNOT_START, enter_child
+from photon_grpc.service.processes.child import CANNOT_START, enter_child
 from tests.kv_plans import kv_plan
 
 FACTS = Facts(128, 256, kv_plan(16), 8, 4, 64, 16, 1024, "cpu", "float32", kernels="torch")

@@ -8,7 +8,7 @@ import time
 from photon_grpc.bridge.client import BridgeClient
 from photon_grpc.bridge.control import Bound, CannotStart, Counted, Drain, Drained, Link, Serving, Stop
 from photon_grpc.core.stats import Load
-from photon_grpc.service.child import CANNOT_START, enter_child
+from photon_grpc.service.processes.child import CANNOT_START, enter_child
 
 #: Silence allowed.
 ALLOWED_S = float(os.environ.get("STAND_IN_FRONTEND_ALLOWED_S", "1.0"))

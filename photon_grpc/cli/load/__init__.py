@@ -1,0 +1,1 @@
+"""A load generator, and the report of its run."""

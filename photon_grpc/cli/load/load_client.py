@@ -1,0 +1,190 @@
+"""One client process of a load. `load.py` starts it as `python -m photon_grpc.cli.load.load_client` and sends it the
+requests and their times on stdin.
+
+It works on the stubs, not on the client library: a message costs it 40 µs, and it must not be what is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import AsyncIterable
+from itertools import pairwise
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from photon_grpc.cli.load.load import RequestResult, Session, Turn, Workload, as_json
+from photon_grpc.cli.terminal.connection import key_metadata, tls_credentials
+from photon_grpc.client.channel import open_channel
+from photon_grpc.client.multiplex import Multiplex
+from photon_grpc.client.retry_policy import DEFAULT_TIMEOUT_S, RetryPolicy
+from photon_grpc.client.status import to_error
+from photon_grpc.errors import PhotonError
+from photon_grpc.v1 import inference_pb2, inference_pb2_grpc
+
+_CONNECT_TIMEOUT_S = 30.0
+
+
+def read_load(text: str) -> Workload:
+    given = json.loads(text)
+    sessions = [
+        Session([Turn(**turn) for turn in session["turns"]], session["start_s"], session["keeps_history"])
+        for session in given["sessions"]
+    ]
+    return Workload(**given | {"sessions": sessions})
+
+
+class LoadClient:
+    """Plays the sessions of a load over one connection."""
+
+    def __init__(self, load: Workload, channel: grpc.aio.Channel) -> None:
+        self._load = load
+        self._stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        self._multiplex = None
+        if load.multiplex:
+            self._multiplex = Multiplex(
+                lambda: self._stub.MultiplexGenerate(metadata=key_metadata()), load.target, RetryPolicy()
+            )
+        self._waiting = enumerate(load.sessions)
+        self._zero_s = 0.0
+
+    async def play(self, start_at_s: float) -> None:
+        """Until every session has ended."""
+        self._zero_s = time.perf_counter() + start_at_s - time.time()
+        places = self._load.concurrency or len(self._load.sessions)
+        async with self._multiplex or contextlib.nullcontext():
+            await asyncio.gather(*(self._place() for _ in range(places)))
+
+    async def _place(self) -> None:
+        """One session after another, in their order, none before its time."""
+        for number, session in self._waiting:
+            await asyncio.sleep(max(0.0, self._zero_s + session.start_s - time.perf_counter()))
+            await self._session(number, session)
+
+    async def _session(self, number: int, session: Session) -> None:
+        history: list[int] | None = [] if session.keeps_history else None
+        for index, turn in enumerate(session.turns):
+            request = self._request(turn, history)
+            planned_s = session.start_s if index == 0 and self._load.concurrency is None else None
+            answer = await self._ask(request, number, index, planned_s, history)
+            say(json.dumps(answer, default=as_json))
+            if history is not None and answer.reason:
+                return
+
+    def _request(self, turn: Turn, history: list[int] | None) -> inference_pb2.GenerateRequest:
+        load, request = self._load, inference_pb2.GenerateRequest(model=self._load.model)
+        if isinstance(turn.prompt, str):
+            request.text = turn.prompt
+        elif history is None:
+            request.token_ids.ids.extend(turn.prompt)
+        else:
+            history.extend(turn.prompt)
+            request.token_ids.ids.extend(history)
+            request.output.token_ids = True
+        request.sampling.temperature = 0.0
+        request.stop.max_tokens = turn.output_tokens
+        request.stop.ignore_eos = True
+        request.cache.salt = load.salt
+        request.cache.bypass_prefix_cache = load.bypass_prefix_cache
+        if load.logprobs is not None:
+            request.output.logprobs = load.logprobs
+        if not load.text:
+            request.output.text = False
+            request.output.token_ids = True
+        return request
+
+    async def _ask(
+        self,
+        request: inference_pb2.GenerateRequest,
+        session: int,
+        turn: int,
+        planned_s: float | None,
+        history: list[int] | None,
+    ) -> RequestResult:
+        times: list[float] = []
+        usage, failure = inference_pb2.Usage(), ("", "")
+        sent = time.perf_counter()
+        try:
+            async for message in self._call(request):
+                times.append(time.perf_counter())
+                if history is not None:
+                    for delta in message.deltas:
+                        history.extend(delta.token_ids)
+                if message.HasField("usage"):
+                    usage = message.usage
+        except grpc.aio.AioRpcError as error:
+            problem = to_error(error, self._load.target)
+            failure = (problem.reason, str(problem))
+        except PhotonError as problem:
+            failure = (problem.reason, str(problem))
+        ended = time.perf_counter()
+        sent_s = sent - self._zero_s
+        return RequestResult(
+            session=session,
+            turn=turn,
+            sent_s=sent_s,
+            late_s=0.0 if planned_s is None else max(0.0, sent_s - planned_s),
+            first_s=times[0] - sent if times else None,
+            gaps_s=[round(after - before, 7) for before, after in pairwise(times)],
+            total_s=ended - sent,
+            prompt_tokens=usage.prompt_tokens,
+            cached_prompt_tokens=usage.cached_prompt_tokens,
+            output_tokens=usage.output_tokens,
+            reason=failure[0],
+            message=failure[1],
+        )
+
+    def _call(self, request: inference_pb2.GenerateRequest) -> AsyncIterable[inference_pb2.StreamGenerateResponse]:
+        timeout_s = self._load.timeout_s
+        if self._multiplex is None:
+            return self._stub.StreamGenerate(request, timeout=timeout_s, metadata=key_metadata())
+        return self._multiplex.ask(request, DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s)
+
+
+async def run() -> None:
+    load = read_load(sys.stdin.readline())
+    async with open_channel(load.target, credentials=tls_credentials(), retries=0) as channel:
+        # Without a server every request fails with the reason.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(channel.channel_ready(), _CONNECT_TIMEOUT_S)
+        client = LoadClient(load, channel)
+        gc.collect()
+        gc.freeze()
+        say("ready")
+        start_at_s = json.loads(await asyncio.to_thread(sys.stdin.readline))
+        threading.Thread(target=_die_with_the_parent, daemon=True).start()
+        await client.play(start_at_s)
+    say("done")
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _die_with_the_parent() -> None:
+    """Its end of stdin closes at the latest when it is gone."""
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
+def _runner() -> Any:
+    """uvloop costs less for each message, where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.Runner()
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
+
+
+if __name__ == "__main__":
+    with _runner() as runner:
+        runner.run(run())

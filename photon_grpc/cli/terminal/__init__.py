@@ -1,0 +1,1 @@
+"""Flags, texts and pictures of a terminal."""

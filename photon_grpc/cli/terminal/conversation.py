@@ -1,0 +1,208 @@
+"""`chat`: a conversation with the served model, through the gRPC client. Answers go to stdout, everything about them to
+stderr."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from photon_grpc.cli.terminal.connection import connection
+from photon_grpc.cli.terminal.logprob_lines import Scores
+from photon_grpc.cli.terminal.option_values import check_name, read_option, set_option
+from photon_grpc.cli.terminal.printable import printable
+from photon_grpc.cli.terminal.terminal import Stopwatch, Thoughts, Written, remark
+from photon_grpc.client import Delta, Options, SyncClient, ToolCall
+from photon_grpc.errors import PhotonError
+
+HINT = "/help says what can be typed, Ctrl-D leaves"
+_MAX_SHOWN_CHARS = 60
+
+
+@dataclass(slots=True)
+class ChatAnswer:
+    """The first output of a turn, with which the conversation goes on: what it has said so far."""
+
+    texts: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+
+    def add(self, delta: Delta) -> None:
+        if delta.index == 0:
+            self.texts.append(delta.text)
+            self.calls.extend(delta.tool_calls)
+
+    def message(self) -> dict[str, str]:
+        """For the turns after it."""
+        made = {"role": "assistant", "content": "".join(self.texts)}
+        return made | ({"tool_calls_json": _calls_json(self.calls)} if self.calls else {})
+
+
+class Chat:
+    """A conversation: what was said, and the commands that begin with a slash."""
+
+    def __init__(self, client: SyncClient, options: Options, system: str = "", *, has_parts: bool = False) -> None:
+        """`has_parts`: answers come in parts. Reasoning is shown, but is no part of the conversation."""
+        self._client = client
+        self._options = options
+        self._has_parts = has_parts
+        self.system = system
+        self.history: list[dict[str, str]] = []
+
+    def run(self, lines: Iterable[str]) -> None:
+        """Answer line after line until there is none, or /quit. Ctrl-C stops the answer at hand."""
+        for line in lines:
+            text = line.strip()
+            if text in ("/quit", "/exit"):
+                return
+            if text.startswith("/"):
+                self._obey(*text.partition(" ")[::2])
+            elif text:
+                self._answer(text)
+
+    # Commands.
+
+    def _obey(self, verb: str, rest: str) -> None:
+        _, _, command = COMMANDS.get(verb, ("", "", None))
+        if command is None:
+            near = difflib.get_close_matches(verb, COMMANDS, n=1)
+            remark(f"there is no {verb}" + (f"; did you mean {near[0]}?" if near else "; /help lists what there is"))
+        else:
+            command(self, rest.strip())
+
+    def help(self, _rest: str) -> None:
+        width = max(len(usage) for usage, _, _ in COMMANDS.values())
+        for usage, told, _ in COMMANDS.values():
+            remark(f"{usage:{width}}  {told}")
+        remark("Ctrl-C stops an answer; Alt-Enter begins a new line; several lines can be pasted at once")
+
+    def reset(self, _rest: str) -> None:
+        self.history.clear()
+        remark("the conversation is forgotten")
+
+    def instruct(self, text: str) -> None:
+        self.system = text
+        remark("the instructions are " + (repr(text) if text else "none"))
+
+    def set(self, text: str) -> None:
+        name, _, value = text.partition(" ")
+        options: dict[str, Any] = self._options  # type: ignore[assignment]
+        try:
+            if name and value:
+                set_option(options, name, read_option(name, value.strip()))
+            elif name:
+                options.pop(check_name(name), None)
+        except (ValueError, PhotonError) as error:
+            remark(str(error))
+        shown = [f"{name} {_shown(value)}" for name, value in options.items() if name != "session_id"]
+        remark(" · ".join(shown) or "all options are the model's own")
+
+    def answer_call(self, text: str) -> None:
+        if "tool_calls_json" in (self.history[-1] if self.history else {}):
+            self._answer(text, "tool")
+        else:
+            remark("no call waits for an answer")
+
+    def save(self, path: str) -> None:
+        if not path:
+            remark("/save takes a file's name")
+            return
+        try:
+            text = json.dumps(self._messages(), ensure_ascii=False, indent=1)
+            Path(path).expanduser().write_text(text + "\n", encoding="utf-8")
+            remark(f"{len(self._messages())} messages in {path}")
+        except (OSError, RuntimeError) as error:
+            remark(f"not saved: {error}")
+
+    # Answers.
+
+    def _answer(self, text: str, role: str = "user") -> None:
+        self.history.append({"role": role, "content": text})
+        answer = ChatAnswer()
+        try:
+            self._stream(answer)
+        except KeyboardInterrupt:
+            remark("stopped")
+        except PhotonError as error:
+            remark(f"{error.reason}: {error}" + (" (/reset makes room)" if error.reason == "PROMPT_TOO_LONG" else ""))
+        if answer.texts:
+            self.history.append(answer.message())
+        else:
+            self.history.pop()
+
+    def _stream(self, answer: ChatAnswer) -> None:
+        stopwatch, written, scores, reason = Stopwatch(), Written(sys.stdout), Scores(), ""
+        thoughts = Thoughts(sys.stderr)
+        with self._client.stream(self._messages(), **self._options) as stream:
+            try:
+                for delta in stream:
+                    stopwatch.message()
+                    spoken = thoughts.add(delta) if self._has_parts else delta
+                    written.add(spoken)
+                    scores.add(delta)
+                    answer.add(spoken)
+                    reason = delta.finish.reason if delta.finish else reason
+            finally:
+                thoughts.end()
+                written.end()
+        for call in answer.calls:
+            remark(printable(f"call {call.name} {call.arguments_json} (/tool TEXT answers it)"))
+        scores.print(stream.start, sys.stderr)
+        remark(stopwatch.summary(stream.usage, stream.timing, reason))
+
+    def _messages(self) -> list[dict[str, str]]:
+        opening = [{"role": "system", "content": self.system}] if self.system else []
+        return [*opening, *self.history]
+
+
+#: By the word: how it is written, what it does, and its method; /quit has none.
+COMMANDS: dict[str, tuple[str, str, Callable[[Chat, str], None] | None]] = {
+    "/reset": ("/reset", "forgets the conversation", Chat.reset),
+    "/system": ("/system TEXT", "sets the instructions; without TEXT there are none", Chat.instruct),
+    "/tool": ("/tool TEXT", "answers a call of the model's, where there are --tools", Chat.answer_call),
+    "/set": (
+        "/set NAME VALUE",
+        'sets an option: /set temperature 0.2, /set choices ["yes", "no"]; without VALUE back to the model\'s; '
+        "alone: shows them",
+        Chat.set,
+    ),
+    "/save": ("/save FILE", "writes the conversation as JSON: a list of messages", Chat.save),
+    "/help": ("/help", "lists these commands", Chat.help),
+    "/quit": ("/quit", "leaves; so does Ctrl-D", None),
+}
+
+
+def chat(target: str, options: Options, system: str = "") -> None:
+    """Converse with the user at the terminal, or with the lines of stdin. Raise PhotonError where no server answers."""
+    with SyncClient(target, **connection()) as client:
+        model = client.model(options.get("model", ""))
+        remark(f"{model.name} at {target} · {HINT}")
+        # Each turn begins with all turns before it: the server is to keep them.
+        session: Options = {"session_id": uuid.uuid4().hex, **options}
+        has_parts = not {"REASONING", "TOOL_CALLS"}.isdisjoint(model.features)
+        Chat(client, session, system, has_parts=has_parts).run(_lines())
+
+
+def _lines() -> Iterator[str]:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return iter(sys.stdin)
+    from photon_grpc.cli.terminal.typed_lines import typed_lines
+
+    return typed_lines(COMMANDS)
+
+
+def _calls_json(calls: list[ToolCall]) -> str:
+    """As chat templates read them."""
+    functions = [f'{{"name":{json.dumps(call.name)},"arguments":{call.arguments_json}}}' for call in calls]
+    return "[" + ",".join(f'{{"type":"function","function":{each}}}' for each in functions) + "]"
+
+
+def _shown(value: Any) -> str:
+    """A value in a line of options."""
+    message_type = getattr(value, "DESCRIPTOR", None)
+    text = message_type.full_name if message_type else " ".join(str(value).split())
+    return printable(text) if len(text) <= _MAX_SHOWN_CHARS else f"{printable(text[:_MAX_SHOWN_CHARS])}…"

@@ -1,0 +1,165 @@
+"""Flags of `generate`, `chat` and `batch`: one for every option of a request that declares help.
+
+Unset ones are left to the model's defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, get_origin
+
+import click
+
+from photon_grpc.cli.terminal.connection import with_target
+from photon_grpc.core.field import ALL_VERBS, ANSWERS, CONVERSATIONS, ONE_REQUEST, Field
+from photon_grpc.core.fields import fields_of
+from photon_grpc.errors import ConfigError, InvalidRequest
+
+F = TypeVar("F", bound=Callable[..., Any])
+#: Bounds beyond it are those of the wire, which say nothing to a user.
+_LARGE = 2**31 - 1
+
+
+class _TextFile(click.ParamType[str]):
+    """A file's text; '-' is stdin."""
+
+    name = "file"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> str:
+        try:
+            with click.open_file(value, encoding="utf-8") as file:
+                return str(file.read())
+        except OSError as error:
+            self.fail(f"{value}: {error.strerror}", parameter, context)
+        except UnicodeDecodeError as error:
+            self.fail(f"{value}: {error}", parameter, context)
+
+
+class _BinaryFile(click.ParamType[bytes]):
+    """A file's bytes; '-' is stdin."""
+
+    name = "file"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> bytes:
+        try:
+            with click.open_file(value, "rb") as file:
+                return bytes(file.read())
+        except OSError as error:
+            self.fail(f"{value}: {error.strerror}", parameter, context)
+
+
+class _Bias(click.ParamType):  # type: ignore[type-arg]
+    """ID=X."""
+
+    name = "bias"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, float]:
+        token_id, _, bias = str(value).partition("=")
+        try:
+            return int(token_id), float(bias)
+        except ValueError:
+            self.fail(f"{value!r} is not ID=X, for example 42=-1.5", param, ctx)
+
+
+class _Ids(click.ParamType):  # type: ignore[type-arg]
+    """ID,ID,…"""
+
+    name = "ids"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        try:
+            return [int(each) for each in str(value).split(",")]
+        except ValueError:
+            self.fail(f"{value!r} is not ID,ID,…, for example 5,17,3", param, ctx)
+
+
+def _number(field: Field) -> click.ParamType:  # type: ignore[type-arg]
+    """Return the type of the numbers that are allowed, as far as that is known without the model."""
+    bounds = field.bounds
+    if bounds is None or bounds.off is not None or bounds.least < -_LARGE:
+        return click.INT if field.kind is int else click.FLOAT
+    most = bounds.most if isinstance(bounds.most, int) and bounds.most < _LARGE else None
+    kind = click.IntRange if field.kind is int else click.FloatRange
+    least = int(bounds.least) if bounds.least == int(bounds.least) else bounds.least
+    return kind(least, most, min_open=bounds.is_open)  # type: ignore[arg-type]
+
+
+def _type_of(field: Field) -> Any:
+    """Return the type of a flag's value, or of one of its values where it is repeatable."""
+    by_metavar = {"FILE": _TextFile(), "FILE MESSAGE": (_BinaryFile(), str), "ID=X": _Bias(), "ID,…": _Ids()}
+    if field.metavar in by_metavar:
+        return by_metavar[field.metavar]
+    if field.kind in (int, float):
+        return _number(field)
+    return click.IntRange(0) if field.kind == Sequence[int] else str
+
+
+def _metavar(field: Field) -> str:
+    if field.metavar or field.unit:
+        return field.metavar or "SECONDS"
+    return {int: "N", float: "X", Sequence[int]: "ID"}.get(field.kind, "TEXT")
+
+
+def _flag(field: Field) -> Callable[[F], F]:
+    name = field.flag or "--" + field.name.replace("_", "-")
+    if field.kind is bool:
+        return click.option(name, field.name, is_flag=True, flag_value=not field.default, default=None, help=field.help)
+    is_list = get_origin(field.kind) in (Sequence, Mapping) and field.metavar != "ID,…"
+    text = f"{field.help}; repeatable." if is_list else field.help
+    return click.option(name, field.name, type=_type_of(field), metavar=_metavar(field), multiple=is_list, help=text)
+
+
+def _flags(verbs: str) -> list[Callable[[F], F]]:
+    """Return the flags of exactly these verbs."""
+    return [
+        _flag(field)
+        for group in ("", "stop", "sampling", "structured_output", "output", "cache", "scheduling", "chat")
+        for field in fields_of(group)
+        if field.help and field.verbs == verbs
+    ]
+
+
+def with_generation(function: F) -> F:
+    """Flags of all verbs that generate."""
+    return _with([with_target, *_flags(ALL_VERBS)], function)
+
+
+def with_chat_input(function: F) -> F:
+    """Flags of verbs that generate one answer after the other."""
+    return _with(_flags(CONVERSATIONS), function)
+
+
+def with_answer(function: F) -> F:
+    """Flags of verbs whose answers can be read by programs."""
+    return _with(_flags(ANSWERS), function)
+
+
+def with_one_request(function: F) -> F:
+    """Flags that make sense for a single request."""
+    return _with(_flags(ONE_REQUEST), function)
+
+
+def _with(options: Iterable[Callable[[F], F]], function: F) -> F:
+    for option in reversed([*options]):
+        function = option(function)
+    return function
+
+
+def to_options(flags: dict[str, Any]) -> Any:
+    """Options of the client's calls: flags that were given, by the fields' names. Raise ConfigError."""
+    options = {name: value for name, value in flags.items() if value is not None and value != ()}
+    if "logit_bias" in options:
+        options["logit_bias"] = dict(options["logit_bias"])
+    if "message_type" in options:
+        options["message_type"] = _message_type(*options["message_type"])
+    return options
+
+
+def _message_type(descriptor_set: bytes, name: str) -> Any:
+    from photon_grpc.client.message_type import find_message_type
+
+    try:
+        return find_message_type(descriptor_set, name)
+    except InvalidRequest as error:
+        problem = str(error).removeprefix("message_type: ")
+        raise ConfigError(f"--protobuf: {problem}", field="--protobuf") from None

@@ -1,0 +1,184 @@
+"""A server's load on the screen: what `top` shows."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterable
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from photon_grpc.cli.terminal.connection import admin_connection
+from photon_grpc.client.admin import AdminClient, LoadSample, Replica
+
+#: Looks that are remembered.
+_NUM_REMEMBERED = 60
+_LEVELS = " ▁▂▃▄▅▆▇█"
+_BAR_WIDTH = 32
+_OWNED, _CACHED, _FREE, _OTHER = "blue", "cyan", "bright_black", "yellow"
+
+
+class View:
+    """The last looks, and how they are shown."""
+
+    def __init__(self, target: str, replica: Replica) -> None:
+        self._target = target
+        self._replica = replica
+        self._looks: deque[LoadSample] = deque(maxlen=_NUM_REMEMBERED)
+
+    def look(self, sample: LoadSample) -> None:
+        self._looks.append(sample)
+
+    def render(self) -> RenderableType:
+        """The screen, after at least one look."""
+        load, looks = self._looks[-1], self._looks
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim", no_wrap=True, min_width=len("tokens/s out"))
+        table.add_column(style="bold", no_wrap=True, min_width=9, justify="right")
+        table.add_column(no_wrap=True)
+        out, into = load.output_tokens_per_s, load.prompt_tokens_per_s
+        for row in (
+            ("running", f"{load.running:,}", self._of_seats(load)),
+            ("queued", f"{load.queued:,}", self._in_queue(load)),
+            ("tokens/s out", f"{out:,.0f}", self._spark(look.output_tokens_per_s for look in looks)),
+            ("tokens/s in", f"{into:,.0f}", self._spark(look.prompt_tokens_per_s for look in looks)),
+            ("step", f"{_step_s(load) * 1000:,.1f} ms", self._spark(_step_s(look) for look in looks)),
+            ("cache hits", f"{load.prefix_cache_hit_rate:.0%}", Text("of all prompt tokens", "dim")),
+            ("preemptions", f"{load.num_preemptions:,}", self._preempted()),
+            ("KV blocks", f"{self._used(load):.0%}", self._blocks(load)),
+        ):
+            table.add_row(*row)
+        return Group(self._heading(), "", table, self._key(load))
+
+    def _heading(self) -> Text:
+        replica = self._replica
+        restarts = f" · engine restarted {replica.num_restarts} times" if replica.num_restarts else ""
+        up = _duration(time.time() - replica.start_time_s)
+        text = f"[bold]photon-grpc {escape(replica.version)}[/] · {escape(replica.device)} · up {up}{restarts}"
+        return Text.from_markup(f"{text}\n[dim]{escape(self._target)}[/]")
+
+    def _of_seats(self, load: LoadSample) -> Text:
+        bar = _bar(((load.running, "green"), (self._replica.max_running - load.running, _FREE)))
+        return bar.append(f" of {self._replica.max_running:,}", "dim")
+
+    def _in_queue(self, load: LoadSample) -> Text:
+        line = self._spark(look.queued for look in self._looks)
+        return line.append(f" {load.queued_prompt_tokens:,} prompt tokens", "dim")
+
+    def _preempted(self) -> Text:
+        since = self._looks[-1].num_preemptions - self._looks[0].num_preemptions
+        return Text(f"{since:,} of them lately", "dim") if since > 0 else Text("")
+
+    def _used(self, load: LoadSample) -> float:
+        return load.owned_blocks / max(self._replica.total_blocks, 1)
+
+    def _blocks(self, load: LoadSample) -> Text:
+        other = self._replica.total_blocks - load.owned_blocks - load.cached_blocks - load.free_blocks
+        return _bar(
+            (
+                (load.owned_blocks, _OWNED),
+                (max(other, 0), _OTHER),
+                (load.cached_blocks, _CACHED),
+                (load.free_blocks, _FREE),
+            )
+        )
+
+    def _key(self, load: LoadSample) -> Text:
+        line = Text("  ")
+        for style, text in (
+            (_OWNED, f"{load.owned_blocks:,} owned"),
+            (_CACHED, f"{load.cached_blocks:,} cached"),
+            (_FREE, f"{load.free_blocks:,} free"),
+        ):
+            line.append("■ ", style).append(f"{text}   ", "dim")
+        return line.append(f"of {self._replica.total_blocks:,}, {self._replica.block_size} tokens each", "dim")
+
+    def _spark(self, values: Iterable[float]) -> Text:
+        """The last looks, the newest at the right; its top is the largest of them."""
+        if len(self._looks) < 2:
+            return Text()
+        newest = list(values)[-_BAR_WIDTH:]
+        top = max(newest) or 1.0
+        levels = [_LEVELS[round(value / top * (len(_LEVELS) - 1))] for value in newest]
+        return Text("".join(levels).rjust(_BAR_WIDTH), "green")
+
+
+async def look(target: str) -> None:
+    """Print one. Raise PhotonError."""
+    async with AdminClient(target, **admin_connection(target)) as client:
+        view = View(target, await client.replica())
+        async for sample in client.watch_load(1.0):
+            view.look(sample)
+            break
+    Console(highlight=False).print(view.render(), soft_wrap=True)
+
+
+async def watch(target: str, interval_s: float) -> None:
+    """Show the load until the server ends. Raise PhotonError."""
+    async with AdminClient(target, **admin_connection(target)) as client:
+        view = View(target, await client.replica())
+        newest = Newest(client, interval_s)
+        reading = asyncio.create_task(newest.read())
+        try:
+            await newest.first()
+            with Live(console=Console(highlight=False), auto_refresh=False, screen=False) as live:
+                while not reading.done():
+                    view.look(newest.sample)
+                    live.update(view.render(), refresh=True)
+                    await asyncio.wait((reading,), timeout=interval_s)
+            await reading
+        finally:
+            reading.cancel()
+
+
+class Newest:
+    """The newest sample: nothing comes while nothing changes, and time goes on."""
+
+    def __init__(self, client: AdminClient, interval_s: float) -> None:
+        self.sample = LoadSample()
+        self._client = client
+        self._interval_s = interval_s
+        self._has_come = asyncio.Event()
+
+    async def read(self) -> None:
+        try:
+            async for sample in self._client.watch_load(self._interval_s):
+                self.sample = sample
+                self._has_come.set()
+        finally:
+            self._has_come.set()
+
+    async def first(self) -> None:
+        await self._has_come.wait()
+
+
+def _step_s(load: LoadSample) -> float:
+    """0 at rest, where the last step is long over."""
+    return load.step_s if load.running else 0.0
+
+
+def _bar(parts: Iterable[tuple[int, str]]) -> Text:
+    """Draw a bar of parts; a part above 0 is seen."""
+    shown = [(count, style) for count, style in parts if count > 0]
+    total = sum(count for count, _ in shown) or 1
+    widths = [max(round(count / total * _BAR_WIDTH), 1) for count, _ in shown]
+    if widths:
+        widths[widths.index(max(widths))] += _BAR_WIDTH - sum(widths)
+    bar = Text()
+    for (_, style), width in zip(shown, widths, strict=True):
+        bar.append("█" * width if style != _FREE else "░" * width, style)
+    return bar
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(int(max(seconds, 0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

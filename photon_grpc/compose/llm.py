@@ -1,0 +1,252 @@
+"""`LLM`: the same front end and engine as the service has, in one program and without the wire."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import ValidationError, convert, structs
+
+from photon_grpc.client.options import check_options, plain, write_options, write_prompt
+from photon_grpc.compose.console import bar_of
+from photon_grpc.compose.message_type import given_object, message_of, object_of, typed_ask
+from photon_grpc.compose.program import Program
+from photon_grpc.config.download import fetch_model
+from photon_grpc.config.resolve import resolve_program
+from photon_grpc.config.settings import in_keywords
+from photon_grpc.core.ask import Ask, IdsInput, Origin
+from photon_grpc.core.fields import FIELDS, fields_of
+from photon_grpc.core.generation import Prompt, TokenScore, ToolCall
+from photon_grpc.core.object_type import ObjectType, object_type_of
+from photon_grpc.core.request import FinishReason
+from photon_grpc.errors import InvalidRequest, StartupError
+from photon_grpc.frontend.model import ModelFacts
+from photon_grpc.frontend.output.update import OutputDelta, Result
+from photon_grpc.server.wire import codec
+from photon_grpc.v1 import inference_pb2 as pb
+
+#: Those of a request that have a meaning without a service.
+_OPTIONS = frozenset(field.name for field in FIELDS.values() if field.is_for_llm)
+#: Those that say how a prompt is read.
+_OF_PROMPT = frozenset({"parse_special_tokens", *(field.name for field in fields_of("chat"))})
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One output of one prompt."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    #: Index into the prompts, and into that prompt's num_outputs.
+    prompt_index: int
+    output_index: int
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    #: From arrival to the first token and to the last one.
+    first_token_s: float
+    total_s: float
+    #: One for each id, with `logprobs` or `score_token_ids`.
+    scores: tuple[TokenScore, ...] = ()
+    #: One for each id of the prompt, with `prompt_logprobs`.
+    prompt_scores: tuple[TokenScore, ...] = ()
+    #: With `chat`, where the chat template has marks for reasoning or calls: the parts of the text.
+    reasoning: str = ""
+    content: str = ""
+    #: With `tools_json`.
+    tool_calls: tuple[ToolCall, ...] = ()
+    #: With `message_type`, where the output is complete: of that class.
+    message: Any = None
+    _parsed: Any = field(default=None, repr=False)
+
+    @property
+    def parsed(self) -> Any:
+        """With a class as `json_schema`, an object of it; else None. Raise MessageMismatch where the output was cut off
+        or the class refuses it."""
+        return None if self._parsed is None else given_object(self._parsed)
+
+
+class LLM:
+    """A model in this program.
+
+    >>> with LLM() as llm:
+    ...     print(llm.generate("def fib(n):", max_tokens=32, temperature=0)[0].text)
+
+    `model` is a directory or an id to download (unset: the embedded model); every flag of `serve` that is not the
+    server's own is a keyword: `LLM(model, max_num_seqs=8, dtype="bfloat16")`. Raises StartupError when a flag or the
+    directory is wrong.
+    """
+
+    def __init__(self, model: str | os.PathLike[str] = "", **flags: Any) -> None:
+        with _in_keywords():
+            config = resolve_program({"model": None if model == "" else model, **flags}, os.environ).config
+            self._program = Program(fetch_model(config))
+        # At the end of the interpreter, too.
+        weakref.finalize(self, self._program.close)
+
+    def generate(
+        self,
+        prompts: str | Sequence[Prompt],
+        *,
+        chat: bool = False,
+        show_progress: bool | None = None,
+        **options: Any,
+    ) -> list[Completion]:
+        """Complete all prompts, as many at a time as the engine takes; in the order of the prompts, `num_outputs`
+        each.
+
+        `prompts` is one text, or a sequence of texts, of sequences of ids, or with `chat` of texts (the user's message)
+        or conversations. `options` are those of `photon_grpc.client.Options` that mean something without a service.
+        `show_progress`: unset, a bar on a terminal when there are several prompts. Raise PhotonError for the first
+        prompt that is refused (the others are aborted), InvalidRequest for a value of a wrong type, TypeError for an
+        option that there is none of.
+        """
+        _check_switch("show_progress", show_progress)
+        asks = self._asks(_listed(prompts), chat, options)
+        message_type, object_type = options.get("message_type"), object_type_of(options)
+        with bar_of("prompts", len(asks), _has_use(asks) if show_progress is None else show_progress) as advance:
+            results = self._program.wait(self._program.generate(asks, advance))
+        return [
+            each
+            for index, result in enumerate(results)
+            for each in _completions(index, result, message_type, object_type)
+        ]
+
+    def stream(self, prompt: Prompt, *, chat: bool = False, **options: Any) -> Iterator[OutputDelta]:
+        """Yield deltas as they are generated: `for delta in llm.stream("def "): print(delta.text, end="")`.
+
+        Leaving the loop aborts the rest. Options as for `generate`; raises PhotonError.
+        """
+        (ask,) = self._asks([("prompt", prompt)], chat, options)
+        return self._deltas(ask)
+
+    def close(self) -> None:
+        """End the engine and give back its memory. Calls and streams in flight, and all that come, raise Closed.
+
+        Safe from any thread, from a loop over `stream` and from a signal handler; may be called again.
+        """
+        self._program.close()
+
+    def _asks(self, prompts: Sequence[tuple[str, Any]], chat: bool, options: Mapping[str, Any]) -> list[Ask]:
+        """Return what the server would make of each prompt, given with its name in errors.
+
+        Raise InvalidRequest; TypeError for an unknown option.
+        """
+        _check_switch("chat", chat)
+        check_options(options, _OPTIONS)
+        given = {"token_ids": True, **options}
+        if isinstance(stops := given.get("stop_strings"), str):
+            given["stop_strings"] = [stops]
+        of_prompt = {name: given.pop(name) for name in [*given] if name in _OF_PROMPT}
+        # What all prompts share is written and read once.
+        write_options(shared := pb.GenerateRequest(), given)
+        facts = self._program.model_facts()
+        ask = typed_ask(codec.ask_of(shared, facts, Origin(time.monotonic())), shared.structured_output)
+        inputs = (_input(name, prompt, bool(chat), of_prompt, facts) for name, prompt in prompts)
+        return [structs.replace(ask, input=each) for each in inputs]
+
+    def _deltas(self, ask: Ask) -> Iterator[OutputDelta]:
+        # Its frame refers to this LLM, which a stream that is being read keeps open.
+        yield from self._program.iterate(self._program.stream(ask))
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+@contextmanager
+def _in_keywords() -> Iterator[None]:
+    """A StartupError names its keywords, and not the flags of `serve`."""
+    try:
+        yield
+    except StartupError as error:
+        error.message, error.field = in_keywords(error.message), in_keywords(error.field)
+        error.args = (error.message,)
+        raise
+
+
+def _listed(prompts: Any) -> list[tuple[str, Any]]:
+    """Name each prompt for errors."""
+    if isinstance(prompts, str):
+        return [("prompts", prompts)]
+    listed = plain(prompts)
+    if not isinstance(listed, Sequence) or isinstance(listed, bytes | bytearray | memoryview):
+        raise InvalidRequest(
+            f"prompts: must be a text or a list of prompts, is {type(prompts).__name__}", field="prompts"
+        )
+    if len(listed) and isinstance(plain(listed[0]), int | float):
+        raise InvalidRequest("one prompt of ids is a list within the list: [[1, 2, 3]]", field="prompts")
+    if len(listed) and isinstance(listed[0], Mapping):
+        raise InvalidRequest("one conversation is a list within the list: [[{...}, {...}]]", field="prompts")
+    return [(f"prompts[{index}]", prompt) for index, prompt in enumerate(listed)]
+
+
+def _input(name: str, prompt: Any, chat: bool, options: Mapping[str, Any], facts: ModelFacts) -> Any:
+    """Return the input that the server would read in a client's request with this prompt and options of it.
+
+    Errors call the prompt `name`.
+    """
+    if not (chat or options or isinstance(prompt, str)):
+        # By way of a request 2,048 ids take 200 µs, this way 50.
+        with suppress(ValidationError):
+            return IdsInput(convert(prompt, tuple[int, ...]))
+    return codec.input_of(_request(name, prompt, chat, options), facts)
+
+
+def _request(name: str, prompt: Any, chat: bool, options: Mapping[str, Any]) -> pb.GenerateRequest:
+    if chat and isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    request = pb.GenerateRequest()
+    try:
+        write_prompt(request, prompt)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{name}: {error}", field=name) from None
+    except TypeError:
+        raise InvalidRequest(f"{name}: must be one prompt, is a list of lists or of texts", field=name) from None
+    if chat and request.WhichOneof("input") != "chat":
+        raise InvalidRequest(f"{name}: a chat is a text or a list of messages", field=name)
+    write_options(request, options)
+    return request
+
+
+def _check_switch(name: str, value: Any) -> None:
+    if not isinstance(plain(value), bool | None):
+        raise InvalidRequest(f"{name}: must be True or False, is {value!r}", field=name)
+
+
+def _has_use(asks: Sequence[Ask]) -> bool:
+    """Return whether a progress bar is worth drawing."""
+    return len(asks) > 1 and sys.stderr.isatty()
+
+
+def _completions(
+    prompt_index: int, result: Result, message_type: type | None, object_type: ObjectType | None
+) -> Iterator[Completion]:
+    prompt_scores = tuple(result.prompt_scores)
+    for output in result.outputs:
+        yield Completion(
+            text=output.text,
+            token_ids=output.token_ids,
+            finish_reason=output.finish.reason if output.finish else FinishReason.UNSPECIFIED,
+            prompt_index=prompt_index,
+            output_index=output.index,
+            prompt_tokens=result.usage.prompt_tokens,
+            cached_prompt_tokens=result.usage.cached_prompt_tokens,
+            first_token_s=result.timing.first_token_s,
+            total_s=result.timing.total_s,
+            scores=tuple(output.scores),
+            prompt_scores=prompt_scores,
+            reasoning=output.reasoning,
+            content=output.content,
+            tool_calls=output.tool_calls,
+            message=message_of(output, message_type) if message_type is not None else None,
+            _parsed=object_of(output, object_type) if object_type is not None else None,
+        )

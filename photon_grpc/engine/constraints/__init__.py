@@ -1,0 +1,1 @@
+"""Which ids a constrained output may continue with."""

@@ -1,0 +1,190 @@
+"""Grammars of llguidance: prepared beside the loop and kept for those who ask for the same; masks of many rows at once.
+
+Matchers of one compilation share its lexer under a lock, and in parallel would only wait for each other: a grammar that
+many rows obey is compiled again as more requests ask for it, until each thread that fills masks has a lexer of it,
+eight at most.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from functools import cache
+from math import log2
+from typing import cast
+
+import llguidance
+
+from photon_grpc.config.model_dir import TOKENIZER_FILE, ModelConfig
+from photon_grpc.core.ports import Event
+from photon_grpc.core.request import Request
+from photon_grpc.engine.constraints.grammar import Matcher, MatcherLost
+from photon_grpc.engine.constraints.lexers import CompiledGrammar, Lexer, LexerCache
+from photon_grpc.engine.constraints.matcher import GuidanceMatcher, address
+from photon_grpc.engine.constraints.preparation import Beginning, FurtherLexer, Walk, Workshop
+from photon_grpc.engine.constraints.special_tokens import rename_special_tokens
+from photon_grpc.engine.constraints.worker import Worker
+
+_LOG = logging.getLogger(__name__)
+
+#: Lexers of one grammar: sixteen fill 64 masks no sooner, and each learns for itself.
+_MAX_LEXERS = 8
+#: Tokens that a mask takes as a whole where all of them may follow: white space, and text within a JSON string of up to
+#: so many characters. The library walks the others one by one; its own steps, 10 and 30, leave it more to walk near the
+#: end of a string that has one.
+_TEXT = r'[^"\\\x00-\x1F\x7F]'
+_SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{_TEXT}{{1,{most}}}" for most in (6, 10, 16, 30)), f"{_TEXT}+"]
+
+#: A state, and the number of the mask that it fills.
+_Row = tuple[llguidance.LLMatcher, int]
+
+
+class GuidanceGrammars:
+    """Grammars of the engine's requests.
+
+    Args:
+        tokenizer: its vocabulary is the model's.
+        wake: says that a job is done, from any thread (core.ports.Inbox.wake).
+        num_threads: that fill masks.
+        max_bytes: of lexers, by what they may take; None: 1 GiB.
+    """
+
+    def __init__(
+        self,
+        tokenizer: llguidance.LLTokenizer,
+        wake: Callable[[Event], None],
+        num_threads: int,
+        max_bytes: int | None = None,
+    ) -> None:
+        self._worker = Worker(wake)
+        self.cache = LexerCache() if max_bytes is None else LexerCache(max_bytes)
+        self._shop = Workshop(tokenizer, self.cache)
+        #: By the number of their threads, a power of two or all.
+        self._executor = cache(llguidance.LLExecutor)
+        self._num_threads = num_threads
+
+    def prepare(self, request: Request, ids: tuple[int, ...], is_anew: bool) -> Beginning | Walk | None:
+        """As engine.grammar.Grammars."""
+        if request.constraint is None:
+            return None
+        is_walked = bool(is_anew or ids)
+        # A walk compiles a lexer of its own, which nobody else may use.
+        grammar = self.cache.grammar(request.owner, request.constraint, is_kept=not is_walked)
+        job: Beginning | Walk
+        if is_walked:
+            job = Walk(self._shop, grammar, request, ids, is_anew)
+        else:
+            job = Beginning(self._shop, grammar, request)
+            self._spread(grammar)
+        if job.awaits() is not None:
+            self._worker.submit(job)
+        return job
+
+    def filler(self, matchers: Mapping[int, Matcher], mask_bytes: int) -> ParallelFiller:
+        """As engine.grammar.Grammars."""
+        mine = cast(Mapping[int, GuidanceMatcher], matchers)
+        columns = _by_lexer(mine)
+        num_rows: defaultdict[CompiledGrammar, int] = defaultdict(int)
+        for column in columns:
+            num_rows[mine[column[0][1]].grammar] += len(column)
+        for grammar, num in num_rows.items():
+            grammar.num_rows = num
+        return ParallelFiller(mine, mask_bytes, *self._parts(columns))
+
+    def _parts(self, columns: Collection[list[_Row]]) -> tuple[llguidance.LLExecutor, list[list[_Row]]]:
+        """Lists that are filled one after another, each by these threads: all rows at once, those of a lexer side by
+        side, since a thread takes a stretch of the list and two of them seldom meet under one lock then. More threads
+        than the longest of the lexers' rows leave room for would wait for each other: the nearest power of two. Where
+        there is nothing to share out, rows by themselves, which are filled in the thread that asks."""
+        rows = [row for column in columns for row in column]
+        num_parallel = 1 << round(log2(len(rows) / max(map(len, columns)))) if rows else 1
+        if min(num_parallel, self._num_threads) == 1:
+            return self._executor(1), [[row] for row in rows]
+        return self._executor(min(num_parallel, self._num_threads)), [rows]
+
+    def _spread(self, grammar: CompiledGrammar) -> None:
+        """Have a grammar with fewer lexers than rows compiled once more, for requests that come later."""
+        is_being_made = grammar.num_wanted > len(grammar.lexers)
+        if is_being_made or grammar.num_wanted >= min(grammar.num_rows, self._num_threads, _MAX_LEXERS):
+            return
+        if self.cache.has_spare_room(grammar.next_lexer_bytes):
+            grammar.num_wanted += 1
+            self._worker.submit_spare(FurtherLexer(self._shop, grammar))
+
+
+class ParallelFiller:
+    """Fills masks of the same matchers, in parallel.
+
+    Args:
+        matchers: by the numbers of their masks.
+        mask_bytes: of one mask.
+        threads: fill them.
+        parts: all rows, in lists that are filled one after another.
+    """
+
+    def __init__(
+        self,
+        matchers: Mapping[int, GuidanceMatcher],
+        mask_bytes: int,
+        threads: llguidance.LLExecutor,
+        parts: list[list[_Row]],
+    ) -> None:
+        self._matchers = matchers
+        self._mask_bytes = mask_bytes
+        self._threads = threads
+        self._parts = parts
+        #: Masks that are always corrected; of the others the bytes and bits that say whether they must be. Their states
+        #: know, too, but asking each costs more: other threads have just written there.
+        self._corrected = [at for at, matcher in matchers.items() if not matcher.signs]
+        self._signs = [
+            (at, at * mask_bytes + byte, bits) for at, matcher in matchers.items() for byte, bits in matcher.signs
+        ]
+
+    def fill(self, masks: memoryview) -> dict[int, BaseException]:
+        """As engine.grammar.MaskFiller."""
+        size = self._mask_bytes
+        start, num_masks = address(masks), len(masks) // size
+        for part in self._parts:
+            self._threads.unsafe_compute_mask_ptr(part, start, size, num_masks)
+        failures: dict[int, BaseException] = {}
+        for at in {*self._corrected, *[at for at, byte, bits in self._signs if masks[byte] & bits]}:
+            try:
+                self._matchers[at].correct(masks[at * size : (at + 1) * size])
+            except BaseException as error:
+                # Its frames would hold the lexer until the collector comes.
+                failures[at] = error.with_traceback(None) if isinstance(error, MatcherLost) else error
+        if failures:
+            self._add_those_beside(failures)
+        return failures
+
+    def _add_those_beside(self, failures: dict[int, BaseException]) -> None:
+        """A lexer that failed during this step may have been asked, after its failure, whether an output may end: no
+        matcher that shares it is believed."""
+        spent = {self._matchers[at].lexer for at, error in failures.items() if isinstance(error, MatcherLost)}
+        for at, matcher in self._matchers.items():
+            if matcher.lexer in spent and at not in failures:
+                failures[at] = MatcherLost("a matcher beside it spent the lexer they share")
+
+
+def read_vocabulary(model_config: ModelConfig) -> llguidance.LLTokenizer | None:
+    """The vocabulary of a model; None where it has no tokenizer, or none that gives every token its bytes. The
+    interpreter's lock is held meanwhile: 1.3 to 1.7 s of CPU for 128,000 tokens on a loaded machine."""
+    if not model_config.has_tokenizer:
+        return None
+    try:
+        text, special_ids = rename_special_tokens((model_config.path / TOKENIZER_FILE).read_bytes())
+        # A model without an end is given one that is no text: otherwise the library takes id 0.
+        ends = list(model_config.eos_token_ids) or special_ids[:1] or None
+        return llguidance.LLTokenizer(text, n_vocab=model_config.vocab_size, eos_token=ends, slices=_SLICES)
+    except Exception as error:
+        _LOG.warning("outputs cannot be constrained: %s is not for grammars: %s", TOKENIZER_FILE, error)
+        return None
+
+
+def _by_lexer(matchers: Mapping[int, GuidanceMatcher]) -> Collection[list[_Row]]:
+    """Their states and numbers, those apart that share no lexer."""
+    columns: defaultdict[Lexer, list[_Row]] = defaultdict(list)
+    for at, matcher in matchers.items():
+        columns[matcher.lexer].append((matcher.state, at))
+    return columns.values()

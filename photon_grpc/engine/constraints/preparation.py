@@ -1,0 +1,244 @@
+"""The matchers of a request, made beside the engine's loop: its grammar compiled, and ids that it has walked.
+
+Ids are walked on a lexer of the request's own: the loop's masks never wait for a lexer that is being walked with, and
+what the lexer learns is what the output would have taught it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import llguidance
+
+from photon_grpc.core.constraint import MAX_LEXER_STATES
+from photon_grpc.core.ports import Event
+from photon_grpc.core.request import Request
+from photon_grpc.engine.constraints.ends import Ends
+from photon_grpc.engine.constraints.grammar import MatcherLost
+from photon_grpc.engine.constraints.lexers import (
+    FIRST_LEXER_STATES,
+    CompiledGrammar,
+    Lexer,
+    LexerCache,
+    compile_lexer,
+    lexer_bytes,
+)
+from photon_grpc.engine.constraints.matcher import GuidanceMatcher, Walker
+from photon_grpc.engine.constraints.worker import Job, Progress
+from photon_grpc.errors import InvalidConstraint, InvalidRequest
+
+#: A piece of a walk, and what the thread may compute for all of one walk: half as much again is computed beside it.
+_PIECE_S, MAX_WALK_S = 0.005, 15.0
+
+
+class Workshop:
+    """The library, the cache and the clock of the worker's jobs.
+
+    Args:
+        tokenizer: grammars are compiled for.
+        cache: of grammars; holds the memory of lexers.
+        clock: in seconds.
+        work_clock: in seconds that the calling thread has computed.
+    """
+
+    def __init__(
+        self,
+        tokenizer: llguidance.LLTokenizer,
+        cache: LexerCache,
+        clock: Callable[[], float] = time.monotonic,
+        work_clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self.cache = cache
+        self.clock = clock
+        self.work_clock = work_clock
+        self.walker = Walker.of(tokenizer)
+        self._tokenizer = tokenizer
+        self._tokenizer_ends = tuple(tokenizer.eos_tokens)
+
+    def ends(self, request: Request) -> Ends:
+        return Ends(request.stop.eos_token_ids + request.stop.stop_token_ids, self._tokenizer_ends)
+
+    def compile(self, grammar: CompiledGrammar, max_states: int) -> Lexer | str:
+        """A new lexer of the grammar, or why there is none. One that exceeds few states at its beginning gets all."""
+        lexer = compile_lexer(grammar, self._tokenizer, max_states)
+        if isinstance(lexer, str) and max_states < MAX_LEXER_STATES:
+            lexer = compile_lexer(grammar, self._tokenizer, MAX_LEXER_STATES)
+        if isinstance(lexer, Lexer):
+            self.cache.added(lexer)
+        return lexer
+
+
+class Beginning(Job):
+    """Matchers at the beginning of a grammar, on lexers that requests share."""
+
+    __slots__ = ("_ends", "_grammar", "_lexer", "_shop")
+
+    def __init__(self, shop: Workshop, grammar: CompiledGrammar, request: Request) -> None:
+        super().__init__(grammar.owner)
+        self._shop = shop
+        self._grammar = grammar
+        self._ends = shop.ends(request)
+        self._lexer: Lexer | None = None
+        self._hold_lexer()
+
+    def awaits(self) -> Event | None:
+        """As engine.grammar.Preparation."""
+        return None if self._lexer is not None or self._grammar.problem or self.error else self
+
+    def work(self) -> Progress:
+        grammar, cache = self._grammar, self._shop.cache
+        if not grammar.is_done:
+            if not cache.has_room(self, grammar.next_lexer_bytes):
+                return Progress.NO_ROOM
+            lexer = self._shop.compile(grammar, grammar.max_states)
+            if isinstance(lexer, Lexer):
+                grammar.lexers.append(lexer)
+            else:
+                grammar.problem = lexer
+        # Another job of the grammar may have compiled it while this one waited.
+        cache.leave(self)
+        # The loop may have retired the lexer again.
+        return Progress.DONE if self._hold_lexer() or grammar.problem else Progress.MORE
+
+    def matchers(self, num: int) -> list[GuidanceMatcher]:
+        """As engine.grammar.Preparation."""
+        grammar = self._grammar
+        if self.error is not None:
+            raise self.error
+        if self._lexer is None:
+            field = grammar.constraint.field
+            raise InvalidConstraint(f"{field}: {grammar.problem}", field=field)
+        self._lexer.users.discard(self)
+        return [GuidanceMatcher(grammar, grammar.least_used() or self._lexer, self._ends) for _ in range(num)]
+
+    def cancel(self) -> None:
+        """As engine.grammar.Preparation."""
+        self.is_cancelled = True
+        self._shop.cache.leave(self)
+
+    def _hold_lexer(self) -> bool:
+        """Keep one until the loop asks: it may be forgotten or retired before. False where there is none."""
+        self._lexer = self._grammar.least_used()
+        if self._lexer is not None:
+            self._lexer.users.add(self)
+        return self._lexer is not None
+
+
+class FurtherLexer(Job):
+    """One more lexer for a grammar that many rows obey: matchers that share one fill their masks one after another."""
+
+    __slots__ = ("_grammar", "_shop")
+
+    def __init__(self, shop: Workshop, grammar: CompiledGrammar) -> None:
+        super().__init__(grammar.owner)
+        self._shop = shop
+        self._grammar = grammar
+
+    def work(self) -> Progress:
+        grammar = self._grammar
+        if grammar.lexers and self._shop.cache.has_spare_room(grammar.next_lexer_bytes):
+            lexer = self._shop.compile(grammar, grammar.max_states)
+            if isinstance(lexer, Lexer):
+                grammar.lexers.append(lexer)
+        grammar.num_wanted = max(1, len(grammar.lexers))
+        return Progress.DONE
+
+
+class Walk(Job):
+    """A matcher behind ids, on a lexer of its own.
+
+    Args:
+        request: whose output the ids are of; the first of them it has brought along.
+        ids: to walk. Those that end the output are passed over.
+        is_anew: a matcher had walked them. Its lexer may learn all at once, and the walk takes as long as it takes.
+    """
+
+    __slots__ = ("_at", "_grammar", "_ids", "_is_anew", "_matcher", "_max_states", "_request", "_shop", "_spent_s")
+
+    def __init__(
+        self, shop: Workshop, grammar: CompiledGrammar, request: Request, ids: tuple[int, ...], is_anew: bool
+    ) -> None:
+        super().__init__(grammar.owner)
+        self._shop = shop
+        self._grammar = grammar
+        self._request = request
+        self._ids = ids
+        self._is_anew = is_anew
+        self._max_states = MAX_LEXER_STATES if is_anew else FIRST_LEXER_STATES
+        self._matcher: GuidanceMatcher | None = None
+        self._at = 0
+        self._spent_s = 0.0
+
+    def awaits(self) -> Event | None:
+        """As engine.grammar.Preparation."""
+        is_done = self.error is not None or (self._matcher is not None and self._at == len(self._ids))
+        return None if is_done else self
+
+    def work(self) -> Progress:
+        try:
+            if self._matcher is None and not self._begin():
+                return Progress.NO_ROOM
+            return self._walk_a_piece()
+        except MatcherLost:
+            if self._max_states == MAX_LEXER_STATES:
+                raise
+            self._max_states, self._matcher, self._at = MAX_LEXER_STATES, None, 0
+            return Progress.MORE
+
+    def matchers(self, num: int) -> list[GuidanceMatcher]:
+        """As engine.grammar.Preparation; of one output."""
+        if self.error is not None:
+            raise self.error
+        assert self._matcher is not None
+        return [self._matcher]
+
+    def cancel(self) -> None:
+        """As engine.grammar.Preparation."""
+        self.is_cancelled = True
+        self._shop.cache.leave(self)
+
+    def _begin(self) -> bool:
+        """Make the matcher; False where there is no room for its lexer."""
+        grammar = self._grammar
+        if not self._shop.cache.has_room(self, lexer_bytes(grammar.constraint, self._max_states)):
+            return False
+        lexer = self._shop.compile(grammar, self._max_states)
+        if isinstance(lexer, str):
+            field = grammar.constraint.field
+            raise InvalidConstraint(f"{field}: {lexer}", field=field)
+        self._matcher = GuidanceMatcher(grammar, lexer, self._shop.ends(self._request))
+        return True
+
+    def _walk_a_piece(self) -> Progress:
+        assert self._matcher is not None
+        stop, clock = self._request.stop, self._shop.clock
+        ends = {*stop.eos_token_ids, *stop.stop_token_ids}
+        begun_s, before_s = clock(), self._shop.work_clock()
+        while self._at < len(self._ids):
+            token_id = self._ids[self._at]
+            if token_id not in ends and not self._matcher.follow(token_id, self._shop.walker):
+                raise self._refusal(token_id)
+            self._at += 1
+            if clock() - begun_s >= _PIECE_S:
+                break
+        self._spent_s += self._shop.work_clock() - before_s
+        if self._at == len(self._ids):
+            return Progress.DONE
+        if self._spent_s > MAX_WALK_S and not self._is_anew:
+            raise self._too_long()
+        return Progress.MORE
+
+    def _refusal(self, token_id: int) -> Exception:
+        if self._at >= len(self._request.continued_ids):
+            return ValueError(f"id {token_id} was drawn though the constraint does not allow it")
+        field = f"continue_from.ids[{self._at}]"
+        return InvalidRequest(f"{field}: {token_id} may not follow under {self._grammar.constraint.field}", field=field)
+
+    def _too_long(self) -> InvalidConstraint:
+        field = self._grammar.constraint.field
+        message = (
+            f"{field}: following {self._at} of {len(self._ids)} ids of the output through the constraint took "
+            f"{self._spent_s:.0f} s of computing; {MAX_WALK_S:.0f} s are allowed: simplify it or continue less"
+        )
+        return InvalidConstraint(message, field=field, needed=len(self._ids), limit=self._at)

@@ -1,0 +1,1 @@
+"""What the form of an output may be: written as a grammar, measured and tried."""

@@ -1,0 +1,1 @@
+"""From text, chats and ids to prompt ids."""

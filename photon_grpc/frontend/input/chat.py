@@ -1,0 +1,327 @@
+"""Chat messages to a prompt by the model's own Jinja template, in a sandbox, within bounds of time and size.
+
+The template is the model directory's, what it is given is a stranger's: the strings it is given cannot spell special
+tokens (see markers.Disguise), so that only the template's own text and its token names write those.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from typing import Any, cast
+
+import jinja2
+import jinja2.meta
+import msgspec
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from photon_grpc.core.ask import ChatInput, ChatMessage
+from photon_grpc.errors import InvalidRequest, InvalidTemplate, ModelLoadError, PromptTooLong
+from photon_grpc.frontend.input.markers import Disguise
+
+#: All JSON of one chat together.
+MAX_JSON_BYTES = 2**20
+MAX_JSON_NODES = 2**16
+#: Arrays and objects within one another; whatever walks them may recurse.
+MAX_JSON_DEPTH = 64
+_MAX_MESSAGE = 500
+_FILE = "<template>"
+_TICK = "photon_tick"
+#: Variables that a request's own fields set.
+_RESERVED = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", _TICK}
+)
+
+
+def check_json(chat: ChatInput) -> None:
+    """Bound the JSON of a chat before anything is done with it. Raise InvalidRequest naming the field that goes
+    beyond.
+
+    Nodes are counted by what begins one: a comma, a colon or a bracket, in strings too.
+    """
+    num_bytes = num_nodes = 0
+    for field, text in _json_fields(chat):
+        num_bytes += len(text) if len(text) > MAX_JSON_BYTES else len(text.encode(errors="surrogatepass"))
+        _check_sum(field, "bytes", num_bytes, MAX_JSON_BYTES)
+        num_nodes += 1 + sum([text.count(mark) for mark in ",:[{"])
+        _check_sum(field, "nodes", num_nodes, MAX_JSON_NODES)
+
+
+class ChatTemplate:
+    """One compiled template. Safe to use from several threads."""
+
+    def __init__(self, source: str, token_names: dict[str, str] | None = None, *, max_cpu_s: float = 2.0) -> None:
+        """`token_names`: what the template may write as bos_token, eos_token, ... Raise ModelLoadError naming the
+        line."""
+        self.source = source
+        self._token_names = dict(token_names or {})
+        self._max_cpu_s = max_cpu_s
+        self._environment = _Environment()
+        try:
+            self._template = self._environment.from_string(source)
+            named = jinja2.meta.find_undeclared_variables(self._environment.parse(source))
+        except jinja2.TemplateSyntaxError as error:
+            raise ModelLoadError(f"the chat template is wrong in line {error.lineno}: {error.message}") from None
+        except RecursionError:
+            raise ModelLoadError("the chat template is nested too deeply") from None
+        #: Variables that template_args_json may set.
+        self.arguments = frozenset(named) - _RESERVED - self._token_names.keys() - self._environment.globals.keys()
+
+    def variables(
+        self, chat: ChatInput, *, max_bytes: int | None = None, max_tokens: int | None = None
+    ) -> dict[str, Any]:
+        """The template's variables. Raise InvalidRequest naming the field.
+
+        Raise PromptTooLong where the messages, white space that templates strip aside, exceed `max_bytes`: rendering
+        them first would hold a thread for seconds.
+        """
+        if not chat.messages:
+            raise InvalidRequest("there are no messages", field="chat.messages")
+        arguments: dict[str, Any] = _parsed(chat.template_args_json, dict, "chat.template_args_json")
+        for name in arguments:
+            if name not in self.arguments:
+                known = ", ".join(sorted(self.arguments)) or "none"
+                raise InvalidRequest(
+                    f"the template has no argument {name[:100]!r}; it has: {known}", field="chat.template_args_json"
+                )
+        messages = [_message(message, f"chat.messages[{i}]") for i, message in enumerate(chat.messages)]
+        if max_bytes is not None and _num_bytes(messages) > max_bytes:
+            raise _too_long(max_bytes, max_tokens)
+        return arguments | {
+            "messages": messages,
+            "tools": _parsed(chat.tools_json, list, "chat.tools_json") or None,
+            "documents": None,
+            "add_generation_prompt": chat.add_generation_prompt,
+        }
+
+    def disguised(
+        self, variables: dict[str, Any], disguise: Callable[[tuple[str, ...]], Disguise]
+    ) -> tuple[dict[str, Any], Disguise]:
+        """`variables` with every string disguised, and the disguise."""
+        worn = disguise((self.source, *_strings(variables)))
+        return _mapped(variables, worn.put_on), worn
+
+    def render(self, variables: dict[str, Any], *, max_bytes: int | None = None, max_tokens: int | None = None) -> str:
+        """The prompt. Runs for `max_cpu_s` seconds of this thread's time at most.
+
+        Raise InvalidTemplate where the template refuses, fails or takes too long, and PromptTooLong over `max_bytes`
+        (None: 64 MiB).
+        """
+        limit = 2**26 if max_bytes is None else max_bytes
+        budget = _Budget(self._max_cpu_s)
+        pieces: list[str] = []
+        num_bytes = 0
+        try:
+            for piece in self._template.generate({**self._token_names, **variables, _TICK: budget.tick}):
+                budget.tick()
+                num_bytes += len(piece.encode(errors="surrogatepass"))
+                if num_bytes > limit:
+                    raise _too_long(limit, max_tokens)
+                pieces.append(piece)
+        except (PromptTooLong, InvalidTemplate):
+            raise
+        except MemoryError:
+            raise InvalidTemplate("the template needs too much memory", field="chat") from None
+        except Exception as error:  # whatever a template does wrong
+            raise _template_error(error) from None
+        return "".join(pieces)
+
+
+class _Budget:
+    """Stops a template that runs for too long: every turn of a loop and every macro ticks."""
+
+    def __init__(self, max_cpu_s: float) -> None:
+        self._max_cpu_s = max_cpu_s
+        self._end = time.thread_time() + max_cpu_s
+        self._left = 0
+
+    def tick(self) -> str:
+        self._left -= 1
+        if self._left < 0:
+            self._left = 50
+            if time.thread_time() > self._end:
+                raise InvalidTemplate(f"the template ran for more than {self._max_cpu_s:g} s", field="chat")
+        return ""
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks what an assistant wrote, for training; here it is its content."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """As transformers sets it up, and with a tick in every loop and macro."""
+
+    intercepted_binops = frozenset({"*", "**", "+"})
+    #: Longest string or list that arithmetic may make.
+    MAX_SIZE = 2**26
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"])
+        self.filters["tojson"] = _to_json
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = _strftime_now
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        template = super()._parse(source, name, filename)
+        for block in template.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
+            call = nodes.Call(nodes.Name(_TICK, "load"), [], [], None, None)
+            tick = nodes.ExprStmt(call).set_lineno(block.lineno, override=True).set_environment(self)
+            cast(nodes.For, block).body.insert(0, tick)
+        return template
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        size = {"*": _product_size, "**": _power_size, "+": _sum_size}[operator](left, right)
+        if size > self.MAX_SIZE:
+            raise SecurityError(f"{operator!r} would make something too large")
+        return super().call_binop(context, operator, left, right)
+
+
+def _size(value: Any) -> int:
+    return len(value) if isinstance(value, (str, bytes, list, tuple)) else 1
+
+
+def _product_size(left: Any, right: Any) -> int:
+    if isinstance(left, int) and isinstance(right, int):
+        return left.bit_length() + right.bit_length()
+    times = left if isinstance(left, int) else right if isinstance(right, int) else 1
+    return _size(left) * _size(right) * max(int(times), 1)
+
+
+def _power_size(left: Any, right: Any) -> int:
+    is_whole = isinstance(left, int) and isinstance(right, int)
+    return left.bit_length() * max(right, 1) if is_whole else 1
+
+
+def _sum_size(left: Any, right: Any) -> int:
+    return _size(left) + _size(right)
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """Unlike Jinja's own, escapes nothing for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _template_error(error: Exception) -> InvalidTemplate:
+    line = 0
+    step = error.__traceback__
+    while step is not None:
+        if step.tb_frame.f_code.co_filename in (_FILE, "<unknown>"):
+            line = step.tb_lineno
+        step = step.tb_next
+    text = "it recurs too deeply" if isinstance(error, RecursionError) else str(error) or type(error).__name__
+    where = f"line {line} of the chat template" if line else "the chat template"
+    return InvalidTemplate(f"{where}: {text[:_MAX_MESSAGE]}", field="chat")
+
+
+def _message(message: ChatMessage, field: str) -> dict[str, Any]:
+    if not message.role:
+        raise InvalidRequest("a message needs a role", field=f"{field}.role")
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name:
+        fields["name"] = message.name
+    if message.tool_call_id:
+        fields["tool_call_id"] = message.tool_call_id
+    if message.tool_calls_json:
+        fields["tool_calls"] = _parsed(message.tool_calls_json, list, f"{field}.tool_calls_json")
+    return fields
+
+
+def _parsed(text: str, kind: type, field: str) -> Any:
+    """The JSON in `text`; empty text is an empty `kind`."""
+    if not text:
+        return kind()
+    try:
+        value = msgspec.json.decode(text)
+    except RecursionError:
+        raise _too_deep(field) from None
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        raise InvalidRequest(f"{field}: not valid JSON: {error}", field=field) from None
+    if not isinstance(value, kind):
+        raise InvalidRequest(f"{field}: must be a JSON {'object' if kind is dict else 'array'}", field=field)
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH):
+        level = [item for holder in level for item in _items(holder) if isinstance(item, (dict, list))]
+    if level:
+        raise _too_deep(field)
+    return value
+
+
+def _items(holder: Any) -> Iterable[Any]:
+    return holder.values() if isinstance(holder, dict) else holder
+
+
+def _too_deep(field: str) -> InvalidRequest:
+    needed = MAX_JSON_DEPTH + 1
+    message = f"{field}: the JSON is nested at least {needed} deep; {MAX_JSON_DEPTH} are allowed"
+    return InvalidRequest(message, field=field, needed=needed, limit=MAX_JSON_DEPTH)
+
+
+def _json_fields(chat: ChatInput) -> Iterator[tuple[str, str]]:
+    yield "chat.template_args_json", chat.template_args_json
+    yield "chat.tools_json", chat.tools_json
+    for i, message in enumerate(chat.messages):
+        if message.tool_calls_json:
+            yield f"chat.messages[{i}].tool_calls_json", message.tool_calls_json
+
+
+def _check_sum(field: str, what: str, needed: int, limit: int) -> None:
+    if needed > limit:
+        message = f"with it the chat has {needed} {what} of JSON; {limit} are allowed"
+        raise InvalidRequest(message, field=field, needed=needed, limit=limit)
+
+
+def _num_bytes(messages: list[dict[str, Any]]) -> int:
+    said = [[message["content"], message.get("tool_calls")] for message in messages]
+    return sum(len(text.strip().encode(errors="surrogatepass")) for text in _strings(said))
+
+
+def _too_long(max_bytes: int, max_tokens: int | None) -> PromptTooLong:
+    needed = max_tokens and max_tokens + 1
+    return PromptTooLong(f"the chat takes more than {max_bytes} bytes", field="chat", needed=needed, limit=max_tokens)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every string in `value`, keys too, in no order."""
+    left = [value]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            left += value.keys()
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """`value` with every string changed, keys of a stranger's objects too."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(key): _mapped(item, change) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_mapped(item, change) for item in value]
+    return value

@@ -1,0 +1,208 @@
+"""Text to ids and ids to text, by a directory's tokenizer.json. No transformers: that would load torch into a front
+end.
+
+A *special* token is an added token that tokenizer.json (or the token names of tokenizer_config.json) calls special: the
+same ones that skip_special_tokens leaves out. Other added tokens, such as Qwen's <think>, are ordinary vocabulary that
+happens to be matched first.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from photon_grpc.errors import InvalidRequest, ModelLoadError, PromptTooLong
+from photon_grpc.frontend.input.markers import Disguise, Markers
+from photon_grpc.frontend.input.text_bounds import bytes_per_token
+from photon_grpc.frontend.output.detokenizer import Detokenizer, Vocabulary, make_vocabulary
+
+
+class Tokenizer:
+    """Immutable and safe to use from several threads; encoding does not hold the interpreter's lock."""
+
+    def __init__(self, definition: str | bytes, token_names: Mapping[str, str] | None = None) -> None:
+        """`definition` is the content of tokenizer.json, `token_names` such as {"eos_token": "</s>"}.
+
+        Raise ModelLoadError where the library cannot read it.
+        """
+        self.token_names = dict(token_names or {})
+        #: Parses the spellings of special tokens, as transformers does.
+        self._parsing = _load(definition, self.token_names.values())
+        spec = json.loads(self._parsing.to_str())
+        special = {t.content: id for id, t in self._parsing.get_added_tokens_decoder().items() if t.special}
+        self.special_ids = frozenset(special.values())
+        self.markers = Markers(special)
+        # Special tokens of the other instance begin with this unguessable sign: no text spells one.
+        self._sign = "".join(chr(0xF0000 + secrets.randbelow(0xFFFE)) for _ in range(8))
+        self._plain = _load(json.dumps(respelled(spec, self._sign)), ())
+        self._check_ids()
+        self._bytes_per_token = bytes_per_token(spec)
+        # Such a token takes any amount of white space beside it.
+        self._strips_space = any(token["lstrip"] or token["rstrip"] for token in spec["added_tokens"])
+        self._vocabularies: dict[bool, Vocabulary] = {
+            skip: make_vocabulary(spec, self._parsing, self.special_ids if skip else frozenset())
+            for skip in (True, False)
+        }
+
+    @classmethod
+    def from_file(cls, path: Path, token_names: Mapping[str, str] | None = None) -> Tokenizer:
+        """Raise ModelLoadError."""
+        try:
+            return cls(path.read_bytes(), token_names)
+        except OSError as error:
+            raise ModelLoadError(f"{path.name}: cannot be read ({error})") from None
+
+    def max_bytes(self, num_tokens: int) -> int | None:
+        """UTF-8 bytes that `num_tokens` ids can stand for at most; None where the tokenizer may drop or shorten text at
+        will.
+
+        White space beside tokens that strip it comes on top.
+        """
+        return None if self._bytes_per_token is None else num_tokens * self._bytes_per_token
+
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        parse_special_tokens: bool = False,
+        max_tokens: int | None = None,
+        field: str = "text",
+    ) -> tuple[int, ...]:
+        """The ids of plain text. Takes long for long texts: call it in a thread.
+
+        add_special_tokens: with BOS and what else the tokenizer puts around a text. parse_special_tokens: spellings of
+            special tokens become those tokens. Raise PromptTooLong, without encoding, where `text` can only give more
+            than `max_tokens` ids, and InvalidRequest, naming `field`, where it is not Unicode.
+        """
+        self._check_text(text, max_tokens, field)
+        tokenizer = self._parsing if parse_special_tokens else self._plain
+        return _ids(tokenizer, text, add_special_tokens, max_tokens, field)
+
+    def disguise(self, strings: Iterable[str]) -> Disguise:
+        """For what a chat template is given; `encode_template` takes it off. Stand-ins are none of what marks special
+        tokens."""
+        return Disguise(self.markers, (self._sign, *strings))
+
+    def encode_template(self, text: str, disguise: Disguise, *, max_tokens: int | None = None) -> tuple[int, ...]:
+        """The ids of what a chat template wrote: undisguised spellings of special tokens are those tokens, nothing is
+        added around."""
+        self._check_text(text, max_tokens, "chat")
+        marked = disguise.take_off(self.markers.mark(text, self._sign))
+        return _ids(self._plain, marked, False, max_tokens, "chat")
+
+    def detokenizer(self, *, skip_special_tokens: bool = True, prompt_ids: Sequence[int] = ()) -> Detokenizer:
+        """For ids that follow `prompt_ids`, whose text is not repeated."""
+        return self._vocabularies[skip_special_tokens].detokenizer(prompt_ids)
+
+    @property
+    def token_bytes(self) -> Callable[[int], bytes]:
+        """The bytes of a token, special ones included, perhaps part of a character; empty for an id without one."""
+        return self._vocabularies[False].token_bytes
+
+    @property
+    def max_token_bytes(self) -> int:
+        """At least those of the longest token."""
+        return self._vocabularies[False].max_token_bytes
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text that ids release when nothing precedes them."""
+        detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
+        return "".join([detokenizer.push(id) for id in token_ids]) + detokenizer.finish()
+
+    def _check_text(self, text: str, max_tokens: int | None, field: str) -> None:
+        try:
+            num_bytes = len(text.encode())
+        except UnicodeEncodeError:
+            raise InvalidRequest("the text holds a lone surrogate, which is not Unicode", field=field) from None
+        if self._sign in text:
+            raise InvalidRequest("the text is not allowed", field=field)
+        if max_tokens is None or self._bytes_per_token is None:
+            return
+        if num_bytes > max_tokens * self._bytes_per_token and self._strips_space:
+            num_bytes = sum(len("".join(text[i : i + 2**16].split()).encode()) for i in range(0, len(text), 2**16))
+        if num_bytes > max_tokens * self._bytes_per_token:
+            at_least = -(-num_bytes // self._bytes_per_token)
+            message = f"the text has {num_bytes} bytes, at least {at_least} tokens; the context holds {max_tokens}"
+            raise PromptTooLong(message, field=field, needed=at_least, limit=max_tokens)
+
+    def _check_ids(self) -> None:
+        for id, token in self._parsing.get_added_tokens_decoder().items():
+            content = self._sign + token.content if token.special else token.content
+            if self._plain.token_to_id(content) != id:
+                raise ModelLoadError(
+                    f"tokenizer.json: the added token {token.content!r} has an id other than its place gives it"
+                )
+
+
+def _ids(
+    tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool, max_tokens: int | None, field: str
+) -> tuple[int, ...]:
+    # Only the batch calls release the interpreter's lock.
+    encoding = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+    if max_tokens is not None and len(encoding) > max_tokens:  # before a list of millions is made, which holds the lock
+        message = f"the prompt has {len(encoding)} tokens; the context holds {max_tokens}"
+        raise PromptTooLong(message, field=field, needed=len(encoding), limit=max_tokens)
+    return tuple(encoding.ids)
+
+
+def _load(definition: str | bytes, special_texts: Any) -> tokenizers.Tokenizer:
+    try:
+        tokenizer = tokenizers.Tokenizer.from_str(definition if isinstance(definition, str) else definition.decode())
+    except Exception as error:  # the library raises bare Exception
+        raise ModelLoadError(f"tokenizer.json: cannot be read ({error})") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    known = [text for text in special_texts if tokenizer.token_to_id(text) is not None]
+    if known:
+        tokenizer.add_special_tokens(known)
+    return tokenizer
+
+
+def respelled(spec: dict[str, Any], sign: str) -> dict[str, Any]:
+    """`spec`, a tokenizer.json, with `sign` before the text of every special token and all ids as they were.
+
+    The model forgets the old spelling too: a Unigram or WordLevel model, or one that takes whole words, could match it
+    in text.
+    """
+    added = [dict(token) for token in spec["added_tokens"]]
+    renamed = {token["content"]: sign + token["content"] for token in added if token["special"]}
+    for token in added:
+        if token["special"]:
+            token.update(content=renamed[token["content"]], normalized=False)
+    model = dict(spec["model"])
+    vocab = model["vocab"]
+    model["vocab"] = (
+        _vocab_dict(vocab, renamed, added) if isinstance(vocab, dict) else _vocab_list(vocab, renamed, added)
+    )
+    if isinstance(vocab, dict) and model.get("merges") and any(text in vocab for text in renamed):
+        model["merges"] = [pair for pair in model["merges"] if not _touches(pair, renamed)]
+    if model.get("unk_token") in renamed:
+        model["unk_token"] = renamed[model["unk_token"]]
+    return {**spec, "added_tokens": added, "model": model}
+
+
+def _vocab_dict(vocab: dict[str, int], renamed: dict[str, str], added: list[dict[str, Any]]) -> dict[str, int]:
+    # In the model's own vocabulary, so that the library cannot number them anew.
+    return {renamed.get(text, text): id for text, id in vocab.items()} | {
+        token["content"]: token["id"] for token in added
+    }
+
+
+def _vocab_list(vocab: list[list[Any]], renamed: dict[str, str], added: list[dict[str, Any]]) -> list[list[Any]]:
+    lowest = min((score for _, score in vocab), default=0.0)
+    pieces = [[renamed.get(text, text), score] for text, score in vocab]
+    ids = {token["id"]: token["content"] for token in added}
+    pad = next(iter(renamed.values()), "\0")
+    pieces += [[ids.get(id, f"{pad}{id}"), lowest] for id in range(len(pieces), max(ids, default=-1) + 1)]
+    return pieces
+
+
+def _touches(pair: Any, renamed: dict[str, str]) -> bool:
+    left, right = pair if isinstance(pair, list) else pair.split(" ", 1)
+    return left in renamed or right in renamed or left + right in renamed

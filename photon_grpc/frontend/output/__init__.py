@@ -1,0 +1,1 @@
+"""From ids to text, answers, stop strings and log-probabilities."""

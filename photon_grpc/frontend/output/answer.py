@@ -1,0 +1,135 @@
+"""A chat's output as its parts: reasoning, content, tool calls. The text itself is not touched.
+
+What a model writes is read from its own chat template, once, when it is loaded; never guessed from its name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from photon_grpc.core.ask import ChatInput
+from photon_grpc.core.call_form import BARE, TAGGED, CallForm, CallSyntax
+from photon_grpc.core.generation import ToolCall
+from photon_grpc.frontend.output import reasoning
+from photon_grpc.frontend.output.reasoning import MarkedReasoning, NoReasoning, Reasoning
+from photon_grpc.frontend.output.tool_calls import NoToolCalls, ToolCalls, WrittenToolCalls
+
+#: Pieces of text that are read at a time.
+_SLICE = 64
+#: The key of a JSON object, in a template's text or in a string literal of it.
+_KEY = r"""\\?["']{}\\?["']"""
+_ARGUMENTS = re.compile(_KEY.format("arguments"))
+#: `{"name": function name, "parameters": dictionary of argument name and its value}`.
+_BARE = re.compile(rf"\{{{_KEY.format('name')}:[^{{}}]*{_KEY.format('parameters')}:")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The parts in new text of an output."""
+
+    reasoning: str = ""
+    #: What is neither reasoning nor a call.
+    content: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+NO_ANSWER = Answer()
+
+
+def joined_answer(parts: Sequence[Answer]) -> Answer:
+    """The parts of one output, in their order, as one."""
+    told = [part for part in parts if part is not NO_ANSWER]
+    if len(told) < 2:
+        return told[0] if told else NO_ANSWER
+    return Answer(
+        "".join([part.reasoning for part in told]),
+        "".join([part.content for part in told]),
+        tuple(chain.from_iterable(part.tool_calls for part in told)),
+    )
+
+
+class AnswerParser:
+    """Tells one output's reasoning from the rest, and in the rest calls from content."""
+
+    def __init__(self, reasoning: Reasoning, tool_calls: ToolCalls) -> None:
+        self._reasoning = reasoning
+        self._tool_calls = tool_calls
+        self._unread: list[str] = []
+        self._read: list[Answer] = []
+
+    def push(self, text: str) -> None:
+        """The next text. It is read in slices: not by tokens, which would take longer, nor as a whole, which would hold
+        up other calls."""
+        self._unread.append(text)
+        if len(self._unread) == _SLICE:
+            self._read_on(is_over=False)
+
+    def take(self, *, is_over: bool) -> Answer:
+        """The parts that came since the last call. With `is_over`, which may be told again, nothing is held back."""
+        self._read_on(is_over)
+        answer = joined_answer(self._read)
+        self._read = []
+        return answer
+
+    def _read_on(self, is_over: bool) -> None:
+        reasoning, rest = self._reasoning.push("".join(self._unread), is_over)
+        self._unread = []
+        content, calls = self._tool_calls.push(rest, is_over)
+        self._read.append(Answer(reasoning, content, calls))
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """The marks by which a model writes its answers."""
+
+    #: Between marks (reasoning.OPEN, reasoning.CLOSE).
+    has_reasoning: bool = False
+    #: None: none that is known.
+    calls: CallSyntax | None = None
+
+    @classmethod
+    def of(cls, template: str, special_texts: Collection[str] = ()) -> AnswerFormat:
+        """That of a chat template. Marks that are special tokens release no text, and so count for nothing."""
+        marks = (reasoning.OPEN, reasoning.CLOSE)
+        return cls(
+            has_reasoning=reasoning.CLOSE in template and not any(mark in special_texts for mark in marks),
+            calls=_call_syntax(template, special_texts),
+        )
+
+    @property
+    def has_parts(self) -> bool:
+        return self.has_reasoning or self.calls is not None
+
+    def parser(self, chat: ChatInput, prompt_end: str) -> AnswerParser:
+        """For one output. Calls are looked for where the caller has defined tools."""
+        calls = self.calls if "{" in chat.tools_json else None
+        return AnswerParser(
+            MarkedReasoning(is_open=_opens_reasoning(prompt_end)) if self.has_reasoning else NoReasoning(),
+            NoToolCalls() if calls is None else WrittenToolCalls(calls),
+        )
+
+    def call_form(self, prompt_end: str) -> CallForm | None:
+        """That of an output whose parser finds nothing but reasoning and calls. None: no syntax of calls is known."""
+        if self.calls is None:
+            return None
+        if not self.has_reasoning or prompt_end.rstrip().endswith(reasoning.CLOSE):
+            return CallForm(self.calls)
+        return CallForm(self.calls, "open" if _opens_reasoning(prompt_end) else "optional")
+
+
+#: A model without a template, or without marks in it.
+PLAIN = AnswerFormat()
+
+
+def _opens_reasoning(prompt_end: str) -> bool:
+    return prompt_end.rstrip().endswith(reasoning.OPEN)
+
+
+def _call_syntax(template: str, special_texts: Collection[str]) -> CallSyntax | None:
+    tags = (TAGGED.open, TAGGED.close)
+    if all(tag in template and tag not in special_texts for tag in tags) and _ARGUMENTS.search(template):
+        return TAGGED
+    return BARE if _BARE.search(template) else None

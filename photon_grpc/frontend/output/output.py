@@ -1,0 +1,189 @@
+"""One output of a stream: ids in, safe text out. Knows neither time nor messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from photon_grpc.core.request import FinishReason
+from photon_grpc.errors import InvalidRequest
+from photon_grpc.frontend.output.answer import NO_ANSWER, AnswerParser
+from photon_grpc.frontend.output.detokenizer import Detokenizer
+from photon_grpc.frontend.output.logprobs import OutputScores
+from photon_grpc.frontend.output.stop_strings import StopMatcher
+from photon_grpc.frontend.output.update import OutputDelta, OutputFinish
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Ends of an output by id, and what applies to them."""
+
+    #: EOS and stop tokens in force.
+    token_ids: frozenset[int] = frozenset()
+    #: Fewer tokens are not ended, neither by an id nor by a stop string.
+    min_tokens: int = 0
+    #: Whether the text keeps the stop token or stop string.
+    is_shown: bool = False
+
+
+_NO_ENDING = Ending()
+
+
+class OutputText:
+    """Detokenizes, looks for stop strings, gathers what has not been read, counts what is delivered."""
+
+    __slots__ = (
+        "_detokenizer",
+        "_ending",
+        "_ending_ids",
+        "_ids",
+        "_include_stop",
+        "_matcher",
+        "_min_tokens",
+        "_num_taken",
+        "_parser",
+        "_parts",
+        "_wants_ids",
+        "_wants_text",
+        "finish",
+        "index",
+        "is_told",
+        "last_id",
+        "num_replayed",
+        "num_tokens",
+        "scores",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        *,
+        detokenizer: Detokenizer | None,
+        matcher: StopMatcher | None = None,
+        wants_text: bool = True,
+        wants_ids: bool = False,
+        ending: Ending = _NO_ENDING,
+        scores: OutputScores | None = None,
+        parser: AnswerParser | None = None,
+    ) -> None:
+        """`detokenizer` is None where neither text nor stop strings are asked for, `scores` where none are,
+        `parser` where the text has no parts."""
+        self.index = index
+        #: Ids of the output, up to and including the one that ended it.
+        self.num_tokens = 0
+        #: Those of them that were delivered elsewhere.
+        self.num_replayed = 0
+        self.last_id: int | None = None
+        self.finish: OutputFinish | None = None
+        #: Whether `finish` has been taken.
+        self.is_told = False
+        #: Given those of ids before the ids themselves.
+        self.scores = OutputScores(0) if scores is None else scores
+        self._parser = parser
+        self._num_taken = 0
+        self._detokenizer = detokenizer
+        self._matcher = matcher
+        self._wants_text = wants_text
+        self._wants_ids = wants_ids
+        self._include_stop = ending.is_shown
+        self._min_tokens = ending.min_tokens
+        self._ending_ids = ending.token_ids
+        #: A token that should have ended it, until `end` says so.
+        self._ending: int | None = None
+        self._parts: list[str] = []
+        self._ids: list[int] = []
+
+    def push(self, token_id: int) -> bool:
+        """The next id. True when a stop string ended the output with it."""
+        self.num_tokens += 1
+        self.last_id = token_id
+        if self._wants_ids:
+            self._ids.append(token_id)
+        if self._detokenizer is None:
+            return False
+        if self._ending is not None:
+            self._release(self._detokenizer.push(self._ending))
+            self._ending = None
+        if token_id in self._ending_ids and self.num_tokens > self._min_tokens:
+            self._ending = token_id
+            return False
+        return self._release(self._detokenizer.push(token_id))
+
+    def replay(self, token_ids: Sequence[int]) -> None:
+        """The next ids, delivered elsewhere with the text that they release. Raises InvalidRequest where one follows
+        the end of the output."""
+        for token_id in token_ids:
+            if self._is_over():
+                field = f"continue_from.ids[{self.num_tokens}]"
+                raise InvalidRequest(f"{field}: the output had ended before it", field=field)
+            self.push(token_id)
+            self.num_replayed += 1
+        self.drop()
+
+    def _is_over(self) -> bool:
+        is_ended = self.last_id in self._ending_ids and self.num_tokens > self._min_tokens
+        return is_ended or self.finish is not None
+
+    def end(self, reason: FinishReason) -> None:
+        """The engine ended it."""
+        stop = self.last_id if reason is FinishReason.STOP_TOKEN else None
+        eos = self.last_id if reason is FinishReason.EOS else None
+        if self._detokenizer is not None:
+            self._flush(self._detokenizer, self._include_stop or (eos is None and stop is None))
+        self.finish = OutputFinish(reason, stop_token_id=stop, eos_token_id=eos)
+
+    @property
+    def num_delivered(self) -> int:
+        return self.num_tokens - self.num_replayed
+
+    def has_news(self) -> bool:
+        return bool(self._parts or self._ids or self.scores.has_any() or (self.finish is not None and not self.is_told))
+
+    def take(self) -> OutputDelta:
+        """All that has gathered."""
+        delta = OutputDelta(
+            self.index,
+            "".join(self._parts),
+            tuple(self._ids),
+            self.finish if not self.is_told else None,
+            self.scores.take(self.num_tokens - self._num_taken),
+            NO_ANSWER if self._parser is None else self._parser.take(is_over=self.finish is not None),
+        )
+        self._parts = []
+        self._ids = []
+        self._num_taken = self.num_tokens
+        self.is_told = self.finish is not None
+        return delta
+
+    def drop(self) -> None:
+        """Forget what has not been read."""
+        if self._parser is not None:
+            self._parser.take(is_over=self.finish is not None)
+        self._parts = []
+        self._ids = []
+        self.scores.drop()
+        self._num_taken = self.num_tokens
+
+    def _release(self, text: str) -> bool:
+        matcher = self._matcher
+        if matcher is not None and text:
+            text = matcher.push(text, self.num_tokens >= self._min_tokens)
+            if matcher.matched is not None:
+                self.finish = OutputFinish(FinishReason.STOP_STRING, stop_string=matcher.matched)
+        self._keep(text)
+        return self.finish is not None
+
+    def _flush(self, detokenizer: Detokenizer, with_ending: bool) -> None:
+        """Release what is held back, in order of ids: a stop string's beginning, an unfinished character, the ending
+        token."""
+        text = self._matcher.flush() if self._matcher is not None else ""
+        if self._ending is not None and with_ending:
+            text += detokenizer.push(self._ending)
+        text += detokenizer.finish()
+        self._keep(text)
+
+    def _keep(self, text: str) -> None:
+        if text and self._wants_text:
+            self._parts.append(text)
+            if self._parser is not None:
+                self._parser.push(text)

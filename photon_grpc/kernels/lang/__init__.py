@@ -1,0 +1,1 @@
+"""The languages of kernels: Triton, Gluon, and their compilation ahead of time."""

@@ -1,0 +1,98 @@
+"""Triton, or nothing: the one place that knows whether it is installed.
+
+    from photon_grpc.kernels.lang.jit import jit, launches, tl
+
+Where Triton is missing, `triton` and `tl` are None and `jit` returns the function as it is, so that every kernel file
+imports everywhere; its launcher then answers with the file's torch reference.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+    tl = None
+
+# Triton decides at decoration, so this is as late as it can be read.
+INTERPRETED = triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
+
+
+#: Arguments that change from step to step. Triton compiles a kernel of its own where a number is 1 or a multiple of 16.
+UNSPECIALIZED = ["num_rows", "num_tokens", "table_stride"]
+
+#: Whether the launches of this thread run nothing and only ask for their compilation.
+DRY_RUN: ContextVar[bool] = ContextVar("dry_run", default=False)
+#: Called in this thread before a kernel of ours is compiled, or read from Triton's cache on disk. Triton's own hook
+#: cannot be told of kernels whose constants are functions.
+BEFORE_COMPILATION: ContextVar[Callable[[], None]] = ContextVar("before_compilation", default=lambda: None)
+
+
+class Launchable:
+    """Triton's kernel, whose launches obey the two variables above; mixed into JITFunction."""
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self.run(*args, grid=grid, warmup=DRY_RUN.get(), **kwargs)
+
+    def _do_compile(self, *args: Any, **kwargs: Any) -> Any:
+        BEFORE_COMPILATION.get()()
+        return super()._do_compile(*args, **kwargs)
+
+
+TritonKernel = None if triton is None else type("TritonKernel", (Launchable, triton.JITFunction), {})
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """A Triton kernel or device function; the Python function itself where Triton is missing."""
+    if TritonKernel is None:
+        return function
+    kernel = triton.jit if INTERPRETED else TritonKernel
+    return kernel(function, do_not_specialize=UNSPECIALIZED)
+
+
+def once(function: Callable[..., None]) -> Any:
+    """functools.cache of a function that launches kernels; a dry run, which launches nothing, is not remembered."""
+    cached = functools.cache(function)
+
+    @functools.wraps(cached)
+    def launched_once(*args: Any) -> None:
+        (function if DRY_RUN.get() else cached)(*args)
+
+    launched_once.cache_clear = cached.cache_clear
+    return launched_once
+
+
+def launches(tensor: torch.Tensor) -> bool:
+    """Return whether a kernel can run on this tensor: a CUDA tensor, or any tensor under Triton's interpreter."""
+    return triton is not None and (tensor.is_cuda or INTERPRETED)
+
+
+@functools.cache
+def num_multiprocessors(device: torch.device) -> int:
+    """Streaming multiprocessors of a CUDA device; the interpreter has one."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+@functools.cache
+def num_shared_bytes(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have on a CUDA device; none elsewhere."""
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin if device.type == "cuda" else 0
+
+
+def next_power_of_2(n: int) -> int:
+    """The smallest power of two that is at least n (n >= 1)."""
+    return 1 << (n - 1).bit_length()
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)

@@ -1,0 +1,80 @@
+"""Logits as they may be drawn from: `penalties.py`, and behind it `bitmask.py`.
+
+Shapes: logits float32 [R, V], changed in place; slots int64 [R], context_len int32 or int64 [R]; Shaping of S slots ->
+bool [R], rows for which a ban, a limit or a mask holds. Bytes moved: the logits twice, 2 · V for each row that is
+penalised, V / 8 for each bitmask that holds for a row, 8 for each bias.
+
+`draw.py` does the same to what it draws from, without writing them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
+from photon_grpc.kernels.lang.jit import cdiv, jit, launches, tl
+from photon_grpc.kernels.sampling import bitmask, penalties
+from photon_grpc.kernels.sampling.bitmask import Constraints, load_allowed
+from photon_grpc.kernels.sampling.penalties import Penalties, add_biases, load_penalised
+
+
+class Shaping(NamedTuple):
+    """Of S slots."""
+
+    penalties: Penalties
+    constraints: Constraints
+
+
+def reference(logits: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, shaping: Shaping) -> torch.Tensor:
+    """In torch."""
+    penalties.reference(logits, slots, shaping.penalties)
+    return bitmask.reference(logits, slots, context_len, shaping.constraints)
+
+
+@jit
+def load_shaped(logits, column, slot, length, shaping, num_columns):
+    """Of columns of one row, to which `logits` points: the logits, float32, and whether a ban, a limit or a mask holds
+    for the row. Biases stand in memory then."""
+    of_penalties, constraints = shaping
+    add_biases(logits, column, slot, of_penalties, num_columns)
+    logit = load_penalised(logits, column, slot, of_penalties, num_columns)
+    allowed, is_constrained = load_allowed(column, slot, length, constraints, num_columns)
+    return tl.where(allowed, logit, -float("inf")), is_constrained
+
+
+@jit
+def shape_kernel(
+    logits, slots, context_len, shaping, is_constrained, num_columns, stride, BLOCK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """One program for BLOCK columns of one row."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = tile * BLOCK + tl.arange(0, BLOCK)
+    slot, length = tl.load(slots + row), tl.load(context_len + row)
+    logit, constrained = load_shaped(logits + row * stride, column, slot, length, shaping, num_columns)
+    tl.store(logits + row * stride + column, logit, mask=column < num_columns)
+    if tile == 0:
+        tl.store(is_constrained + row, constrained)
+
+
+def config() -> dict[str, Any]:
+    """Compile-time arguments of `shape`."""
+    return {"BLOCK": 2048, "num_warps": 4}
+
+
+def launch(logits: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, shaping: Shaping) -> torch.Tensor:
+    """As `reference`. Rows of `logits` may be strided, columns not."""
+    if not launches(logits):
+        return reference(logits, slots, context_len, shaping)
+    num_rows, num_columns = logits.shape
+    meta: dict[str, Any] = config() | dependent_launch(logits.device)
+    is_constrained = torch.empty(num_rows, dtype=torch.bool, device=logits.device)
+    if num_rows:
+        grid = num_rows, cdiv(num_columns, meta["BLOCK"])
+        numbers = num_columns, logits.stride(0)
+        shape_kernel[grid](logits, slots, context_len, shaping, is_constrained, *numbers, **meta)
+    return is_constrained

@@ -1,0 +1,167 @@
+"""One id for each row of logits, without filters: the argmax, or a draw from the softmax by the Gumbel-max trick.
+
+    id = argmax(logits / temperature + gumbel(seed, position, output index, token)),   argmax(logits) at temperature 0
+
+position = context_len - num_prompt. With a Shaping, the logits are first shaped as in `shape.py`, and may be changed.
+INVALID (-1) where a row holds NaN or +infinity, or nothing above -infinity; NOTHING (-2) where nothing is above it in a
+row for which a ban, a limit or a mask holds. Equal values: the lowest id. Noise as in `noise.py`.
+
+Shapes: logits [R, V] float32 or bf16 (float32 to be shaped), SamplingMetadata of the R rows, Shaping of S slots or None
+-> int64 [R]. Bytes moved: the logits, once, and what `shape.py` reads.
+
+Two kernels: `draw` for a tile of one row's columns, `draw_merge` for the tiles of a row. The epilogue `store_best` of
+`linear/epilogue.py` does what the first does with logits that are not written.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
+from photon_grpc.kernels.lang.jit import cdiv, jit, launches, next_power_of_2, tl
+from photon_grpc.kernels.sampling import noise
+from photon_grpc.kernels.sampling import process_logits as shape
+from photon_grpc.kernels.sampling.noise import gumbel
+from photon_grpc.kernels.sampling.process_logits import Shaping, load_shaped
+
+#: Drawn for a row whose logits are not finite, and for one that may draw nothing.
+INVALID, NOTHING = -1, -2
+
+
+class SamplingMetadata(NamedTuple):
+    """The argument of all that draws: each row's slot, and the parameters of every slot.
+
+    slots: int64 [R]. context_len: int32 or int64 [R], tokens before the one to draw. temperature: float32 [S].
+    seed (bit pattern of a uint64), output_index, num_prompt: int64 [S].
+    """
+
+    slots: torch.Tensor
+    context_len: torch.Tensor
+    temperature: torch.Tensor
+    seed: torch.Tensor
+    output_index: torch.Tensor
+    num_prompt: torch.Tensor
+
+
+class TileBest(NamedTuple):
+    """Of every tile of every row [R, tiles]: the best value float32, the highest logit float32 (infinite where one is
+    NaN), the id of the best value int32. is_constrained: bool [R], a ban, a limit or a mask holds; None: for no row."""
+
+    value: torch.Tensor
+    top: torch.Tensor
+    number: torch.Tensor
+    is_constrained: torch.Tensor | None = None
+
+
+def reference(logits: torch.Tensor, metadata: SamplingMetadata, shaping: Shaping | None = None) -> torch.Tensor:
+    """draw in torch."""
+    is_constrained = None
+    if shaping is not None:
+        is_constrained = shape.reference(logits, metadata.slots, metadata.context_len, shaping)
+    logits, slots = logits.float(), metadata.slots
+    best, greedy = logits.max(-1)
+    temperature, position = metadata.temperature[slots], metadata.context_len - metadata.num_prompt[slots]
+    is_greedy = temperature <= 0.0
+    scaled = logits / torch.where(is_greedy, 1.0, temperature)[:, None]
+    drawn = scaled + noise.reference(metadata.seed[slots], position, metadata.output_index[slots], logits.shape[1])
+    return checked(torch.where(is_greedy, greedy, drawn.argmax(-1)), best, is_constrained)
+
+
+def checked(ids: torch.Tensor, best: torch.Tensor, is_constrained: torch.Tensor | None) -> torch.Tensor:
+    """In torch: the ids [R] of rows whose highest logit is finite, INVALID or NOTHING of others."""
+    ids = torch.where(best.isfinite(), ids, INVALID)
+    return ids if is_constrained is None else torch.where(is_constrained & (best == -torch.inf), NOTHING, ids)
+
+
+@jit
+def draw_kernel(
+    logits, metadata, shaping, best_of, num_columns, stride, num_tiles, BLOCK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """Of one tile of one row, what a TileBest has."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = tile * BLOCK + tl.arange(0, BLOCK)
+    slot, length = tl.load(metadata.slots + row), tl.load(metadata.context_len + row)
+    if shaping is None:
+        inside = column < num_columns
+        logit = tl.load(logits + row * stride + column, mask=inside, other=-float("inf")).to(tl.float32)
+    else:
+        logit, constrained = load_shaped(logits + row * stride, column, slot, length, shaping, num_columns)
+        if tile == 0:
+            tl.store(best_of.is_constrained + row, constrained)
+    temperature = tl.load(metadata.temperature + slot)
+    # The id means nothing where the highest is infinite, so NaN need not be told from it.
+    top, number = tl.max(tl.where(logit != logit, float("inf"), logit), axis=0, return_indices=True)
+    best = top
+    if temperature > 0.0:
+        position = length - tl.load(metadata.num_prompt + slot)
+        seed, index = tl.load(metadata.seed + slot), tl.load(metadata.output_index + slot)
+        value = tl.div_rn(logit, temperature) + gumbel(seed, position, index, column)
+        best, number = tl.max(tl.where(value == value, value, -float("inf")), axis=0, return_indices=True)
+    place = row * num_tiles + tile
+    tl.store(best_of.value + place, best)
+    tl.store(best_of.top + place, top)
+    tl.store(best_of.number + place, tile * BLOCK + number)
+
+
+@jit
+def draw_merge_kernel(best_of, out, num_tiles, TILES_PAD: tl.constexpr, PDL: tl.constexpr):
+    """One program a row."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    row = tl.program_id(0).to(tl.int64)
+    tile = tl.arange(0, TILES_PAD)
+    inside = tile < num_tiles
+    place = row * num_tiles + tile
+    value = tl.load(best_of.value + place, mask=inside, other=-float("inf"))
+    top = tl.max(tl.load(best_of.top + place, mask=inside, other=-float("inf")), axis=0)
+    number = tl.load(best_of.number + place, mask=inside, other=2147483647)
+    best = tl.max(value, axis=0)
+    drawn = tl.min(tl.where(value == best, number, 2147483647), axis=0).to(tl.int64)
+    failed = tl.full([], -1, tl.int64)
+    if best_of.is_constrained is not None:
+        failed = tl.where(tl.load(best_of.is_constrained + row) & (top == -float("inf")), failed - 1, failed)
+    finite = (top < float("inf")) & (top > -float("inf"))
+    tl.store(out + row, tl.where(finite, drawn, failed))
+
+
+def config() -> dict[str, Any]:
+    """Compile-time arguments of `draw`."""
+    return {"BLOCK": 2048, "num_warps": 4}
+
+
+def launch(logits: torch.Tensor, metadata: SamplingMetadata, shaping: Shaping | None = None) -> torch.Tensor:
+    """int64 [R]; see `reference`. Rows of `logits` may be strided, columns not."""
+    if not launches(logits):
+        return reference(logits, metadata, shaping)
+    num_rows, num_columns = logits.shape
+    meta: dict[str, Any] = config() | dependent_launch(logits.device)
+    tiles = cdiv(num_columns, meta["BLOCK"])
+    best = best_of_tiles(num_rows, tiles, logits.device, is_shaped=shaping is not None)
+    if num_rows:
+        numbers = num_columns, logits.stride(0), tiles
+        draw_kernel[(num_rows, tiles)](logits, metadata, shaping, best, *numbers, **meta)
+    return merge(best)
+
+
+def best_of_tiles(num_rows: int, num_tiles: int, device: torch.device, *, is_shaped: bool = False) -> TileBest:
+    """Memory for it."""
+    values, tops = torch.empty((2, num_rows, num_tiles), dtype=torch.float32, device=device)
+    ids = torch.empty((num_rows, num_tiles), dtype=torch.int32, device=device)
+    return TileBest(values, tops, ids, torch.empty(num_rows, dtype=torch.bool, device=device) if is_shaped else None)
+
+
+def merge(best: TileBest) -> torch.Tensor:
+    """int64 [R]."""
+    num_rows, tiles = best.value.shape
+    out = torch.empty(num_rows, dtype=torch.int64, device=best.value.device)
+    if num_rows:
+        pad = next_power_of_2(tiles)
+        meta = {"TILES_PAD": pad, "num_warps": max(1, min(8, pad // 256))}
+        draw_merge_kernel[(num_rows,)](best, out, tiles, **meta, **dependent_launch(out.device))
+    return out

@@ -1,0 +1,110 @@
+"""Scores of a step as records: those of its prompts made here, those and its outputs' cut for each row."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from photon_grpc.core.batch import Batch
+from photon_grpc.core.logprobs import ScoreParams
+from photon_grpc.kernels import Kernels
+from photon_grpc.runner.sampler import Head
+from photon_grpc.runner.slot_table import SlotTable
+
+#: Positions of prompts whose logits are made at a time.
+SLICE = 64
+
+
+class Span(NamedTuple):
+    """A row's part of ScoreRecords: positions start ... start + count - 1, the first `size` records of each."""
+
+    row: int
+    start: int
+    count: int
+    size: int
+
+
+class ScoreRecords(NamedTuple):
+    """records: int32 [P, width, 3], as `kernels/sampling/logprobs.py` has them, of P positions."""
+
+    records: torch.Tensor
+    spans: tuple[Span, ...]
+
+    def cut(self, faults: Container[int]) -> dict[int, bytes]:
+        """Row -> its records, packed, of rows without a fault; once they are on the host."""
+        records, spans = self.records.numpy(), self.spans
+        return {
+            row: records[start : start + count, :size].tobytes()
+            for row, start, count, size in spans
+            if row not in faults
+        }
+
+
+NO_RECORDS = ScoreRecords(torch.empty((0, 0, 3), dtype=torch.int32), ())
+
+
+def output_records(records: torch.Tensor | None, batch: Batch, scored: dict[int, ScoreParams]) -> ScoreRecords:
+    """Of the rows that yield and whose slots are scored; `records` has one position a row."""
+    if records is None:
+        return NO_RECORDS
+    columns = enumerate(zip(batch.slots, batch.yields, strict=True))
+    wanted = [(row, scored[slot].records) for row, (slot, yields) in columns if yields and slot in scored]
+    return ScoreRecords(records, tuple(Span(row, row, 1, size) for row, size in wanted))
+
+
+class PromptScorer:
+    """Scores ids of prompts from the hidden states of the ids before them, a slice of positions at a time.
+
+    Args:
+        head: makes logits.
+        table: the ids of the prompts, and how they are scored.
+        kernels: what scores.
+    """
+
+    def __init__(self, head: Head, table: SlotTable, kernels: Kernels) -> None:
+        self._head = head
+        self._table = table
+        self._score = kernels.scores
+
+    def __call__(self, batch: Batch, hidden: torch.Tensor) -> ScoreRecords:
+        """Of the rows of `batch.scored`.
+
+        `hidden` [T, hidden_size]: the hidden states of all tokens of the batch, row behind row.
+        """
+        if not batch.scored:
+            return NO_RECORDS
+        parts = [self._positions(batch, row, first) for row, first in batch.scored]
+        sizes = [self._prompt(batch, row)[0].prompt_records for row, _ in batch.scored]
+        counts = [part.shape[1] for part in parts]
+        starts = np.cumsum([0, *counts[:-1]]).tolist()
+        rows = [row for row, _ in batch.scored]
+        spans = tuple(map(Span, rows, starts, counts, sizes))
+        return ScoreRecords(self._records(np.concatenate(parts, axis=1), max(sizes), hidden), spans)
+
+    def _prompt(self, batch: Batch, row: int) -> tuple[ScoreParams, int]:
+        return self._table.scored_prompts[batch.slots[row]]
+
+    def _positions(self, batch: Batch, row: int, first: int) -> np.ndarray:
+        """int64 [3, n] of a row's n positions: the token of the batch whose hidden state scores it; slot; position."""
+        slot, count = batch.slots[row], batch.counts[row]
+        # Exact: no token is drafted before a prompt is computed.
+        computed = self._table.max_computed[slot]
+        _, num_prompt = self._prompt(batch, row)
+        positions = np.arange(first, min(computed + count + 1, num_prompt))
+        token = sum(batch.counts[:row]) - computed - 1 + positions
+        return np.stack([token, np.full_like(positions, slot), positions])
+
+    def _records(self, positions: np.ndarray, width: int, hidden: torch.Tensor) -> torch.Tensor:
+        table, num_positions = self._table, positions.shape[1]
+        # Every column begins at a multiple of 16 bytes: a kernel is compiled anew for pointers that do not.
+        sent = table.to_device(np.pad(positions, ((0, 0), (0, num_positions % 2))).tolist(), torch.int64)
+        records = torch.empty((num_positions, width, 3), dtype=torch.int32, device=hidden.device)
+        for start in range(0, num_positions, SLICE):
+            token, slots, position = sent[:, start : min(start + SLICE, num_positions)]
+            ids = table.token_ids[slots, position].long()
+            found = self._score(self._head.logits(hidden[token]), ids, table.prompt_scores(slots))
+            records[start : start + SLICE] = found[:, :width]
+        return records

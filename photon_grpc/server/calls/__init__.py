@@ -1,0 +1,1 @@
+"""One call: who calls, its message, its deadline, its status."""

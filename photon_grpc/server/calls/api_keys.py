@@ -1,0 +1,81 @@
+"""Lets calls in by their API key, `authorization: Bearer KEY`: denied by default, whatever the method and its path.
+
+A call is judged before its message is received.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+import grpc
+
+from photon_grpc.config.api_keys import ApiKey
+from photon_grpc.errors import InvalidCredentials, MissingCredentials, ScopeRequired
+from photon_grpc.server.calls.call import Call
+from photon_grpc.server.calls.key_ring import KeyRing
+from photon_grpc.server.wire import descriptors
+from photon_grpc.v1 import admin_pb2, inference_pb2, model_pb2
+
+_AUTHORIZATION = "authorization"
+_SCHEME = "bearer"
+
+#: Any key will do.
+_NO_SCOPE = ""
+#: Of every service that is known here; a method of any other needs _SCOPE_OF_OTHERS.
+_SCOPES = {
+    inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name: "generate",
+    model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name: "models",
+    admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name: "admin",
+    **dict.fromkeys((descriptors.HEALTH, descriptors.LOAD_REPORTS, *descriptors.REFLECTION), _NO_SCOPE),
+}
+_SCOPE_OF_OTHERS = "admin"
+
+#: --api-keys-exempt -> the services that need no key then.
+_EXEMPTIONS = {
+    "health": (descriptors.HEALTH,),
+    "reflection": descriptors.REFLECTION,
+    "load-reports": (descriptors.LOAD_REPORTS,),
+    "none": (),
+}
+
+
+class ApiKeys:
+    """Lets calls in for the guard."""
+
+    def __init__(self, keys: KeyRing, exempt: Iterable[str]) -> None:
+        """`exempt`: values of --api-keys-exempt."""
+        self._keys = keys
+        self._exempt = frozenset(service for name in exempt for service in _EXEMPTIONS[name])
+
+    def admit(self, call: Call, details: grpc.HandlerCallDetails, *, is_served: bool) -> None:
+        """Note whose the call is. Raise MissingCredentials, InvalidCredentials, ScopeRequired."""
+        service = details.method.removeprefix("/").rpartition("/")[0]
+        if is_served and service in self._exempt:
+            return
+        scope = _SCOPES.get(service, _SCOPE_OF_OTHERS) if is_served else _NO_SCOPE
+        call.judge = partial(self._judged, details, scope)
+        call.owner = self._judged(details, scope).name
+
+    def _judged(self, details: grpc.HandlerCallDetails, scope: str) -> ApiKey:
+        """Raise MissingCredentials, InvalidCredentials, ScopeRequired."""
+        key = self._key(details)
+        _check_scope(key, scope)
+        return key
+
+    def _key(self, details: grpc.HandlerCallDetails) -> ApiKey:
+        """Raise MissingCredentials, InvalidCredentials."""
+        given = [value for name, value in details.invocation_metadata or () if name == _AUTHORIZATION]
+        if not given:
+            raise MissingCredentials("this server wants an API key: metadata `authorization: Bearer KEY`")
+        scheme, _, secret = str(given[0]).partition(" ")
+        key = self._keys.find(secret.strip())
+        # Two headers may be read differently by a proxy in front.
+        if key is None or len(given) > 1 or scheme.lower() != _SCHEME:
+            raise InvalidCredentials("the API key is not known here, or not sent as `authorization: Bearer KEY`")
+        return key
+
+
+def _check_scope(key: ApiKey, scope: str) -> None:
+    if scope != _NO_SCOPE and scope not in key.scopes:
+        raise ScopeRequired(f"this method needs the scope {scope!r}; the key has {', '.join(sorted(key.scopes))}")

@@ -1,0 +1,214 @@
+"""Outermost: every call from its headers to its end. Lets it in, receives and parses its messages, has it answered,
+and ends a failed one with one `abort` that carries details and trailers.
+
+Parsing happens here because grpc.aio deserialises before any handler runs and answers UNKNOWN for bytes that are no
+message. Nothing that a caller wrote is logged, and no text of an unforeseen exception leaves the process: it may quote
+a prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol, TypeAlias
+
+import grpc
+
+from photon_grpc.core.ask import is_out_of_time
+from photon_grpc.core.counts import Labels
+from photon_grpc.errors import NotAllowed
+from photon_grpc.server.calls import metadata, methods
+from photon_grpc.server.calls.call import Call, CallCounts, CallEnding, CallFailures, Trailers, begin_call, current
+from photon_grpc.server.calls.metadata import Context
+from photon_grpc.server.calls.places import Places
+from photon_grpc.server.calls.receiver import Intake
+
+MethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+#: In a stream of requests; reflection asks for names.
+MAX_STREAMED_BYTES = 64 * 1024
+#: Of methods that take prompts: as in a call with one message.
+_MAX_BYTES = {methods.MULTIPLEX: 2**31}
+
+
+class KeyCheck(Protocol):
+    def admit(self, call: Call, details: grpc.HandlerCallDetails, *, is_served: bool) -> None:
+        """Note whose the call is. Raise NotAllowed."""
+
+
+class _NoKeys:
+    """Lets every call in."""
+
+    def admit(self, call: Call, details: grpc.HandlerCallDetails, *, is_served: bool) -> None:
+        pass
+
+
+NO_KEYS = _NoKeys()
+
+
+class _NoCounts:
+    """Counts nothing."""
+
+    def started(self, labels: Labels) -> None:
+        pass
+
+    def ended(self, labels: Labels, code: str, duration_s: float) -> None:
+        pass
+
+
+NO_COUNTS = _NoCounts()
+
+
+@dataclass(frozen=True, slots=True)
+class CallRules:
+    """Rules for the calls of all listeners of a replica."""
+
+    failures: CallFailures
+    #: For x-photon-replica.
+    replica_id: str = ""
+    keys: KeyCheck = NO_KEYS
+    counts: CallCounts = NO_COUNTS
+
+
+def no_trailers() -> Trailers:
+    return ()
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """Wraps every method of every service, whatever its streaming."""
+
+    def __init__(
+        self, rules: CallRules, load_report: Callable[[], Trailers] = no_trailers, reading: Sequence[Places] = ()
+    ) -> None:
+        """`load_report`: trailers of the calls of our own services. `reading`: places of streams of requests."""
+        self._keys = rules.keys
+        self._counts = rules.counts
+        self._ending = CallEnding(rules.replica_id, rules.failures, load_report)
+        self._intake = Intake(reading)
+        #: By path, as they are served.
+        self._methods: dict[str, MethodHandler] = {}
+        self._refusing = self._guarded(grpc.stream_stream_rpc_method_handler(_refuse), methods.UNKNOWN.path)
+        #: Of every call that brings too many headers, whatever its method.
+        self._oversized = self._guarded(
+            grpc.stream_stream_rpc_method_handler(metadata.refuse_oversized), methods.UNKNOWN.path
+        )
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[MethodHandler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> MethodHandler | None:
+        path = handler_call_details.method
+        headers = metadata.headers_of(handler_call_details.invocation_metadata)
+        call = Call(path, self._ending, headers)
+        begin_call(call)
+        self._counts.started(call.method.labels)
+        if headers is None:
+            return self._oversized
+        handler = await continuation(handler_call_details)
+        try:
+            self._keys.admit(call, handler_call_details, is_served=handler is not None)
+        except NotAllowed as error:
+            # Raised where the call is answered: here gRPC would end it without details.
+            call.refusal = error
+            return self._refusing
+        if handler is None:
+            self._counts.ended(call.method.labels, grpc.StatusCode.UNIMPLEMENTED.name, 0.0)
+            return None
+        return self._methods.get(path) or self._methods.setdefault(path, self._guarded(handler, path))
+
+    def _guarded(self, handler: Any, path: str) -> MethodHandler:
+        """The same method to callers; to gRPC one that reads its messages itself, also where it is only one."""
+        answer = _Method(handler, self._intake, self._counts, _MAX_BYTES.get(path, MAX_STREAMED_BYTES)).answer
+        if handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(answer, None, _serializer(handler.response_serializer))
+        return grpc.stream_unary_rpc_method_handler(answer, None, handler.response_serializer)
+
+
+class _Method:
+    """A method as it is served: the steps of a call, in their order."""
+
+    def __init__(self, handler: Any, intake: Intake, counts: CallCounts, max_bytes: int) -> None:
+        """`max_bytes`: of a message in a stream of requests."""
+        self._behavior = _behavior(handler)
+        self._parse = handler.request_deserializer or _as_it_is
+        self._takes_stream = handler.request_streaming
+        self._intake = intake
+        self._counts = counts
+        self._max_bytes = max_bytes
+
+    async def answer(self, messages: Any, context: Context) -> Any:
+        call, code = current(), grpc.StatusCode.UNKNOWN
+        try:
+            response = await self._answer(call, context)
+            code = _set_code(context) or grpc.StatusCode.OK
+            return response
+        except asyncio.CancelledError:
+            is_late = is_out_of_time(call.started_s, call.deadline_s)
+            code = grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED
+            raise
+        except grpc.aio.BaseError:  # an `abort`
+            code = _set_code(context) or code
+            raise
+        finally:
+            self._counts.ended(call.method.labels, code.name, time.monotonic() - call.started_s)
+
+    async def _answer(self, call: Call, context: Context) -> Any:
+        try:
+            call.begin(context)
+            if self._takes_stream:
+                request = self._intake.messages(call, self._parse, self._max_bytes)
+            else:
+                request = await self._intake.message(call, self._parse)
+            response = self._behavior(request, context)
+            del request  # megabytes, perhaps
+            response = await response
+            if call.ending is not None:
+                context.set_trailing_metadata(call.ending.trailers(call.method.path))
+            return response
+        except grpc.aio.InternalError:
+            raise asyncio.CancelledError from None
+        except grpc.aio.BaseError:
+            # Ended by an `abort` already.
+            raise
+        except Exception as error:
+            await call.fail(error)
+
+
+async def _refuse(messages: Any, context: Context) -> NoReturn:
+    raise current().refusal or NotAllowed("the call is not let in")
+
+
+def _behavior(handler: Any) -> Callable[[Any, Context], Awaitable[Any]]:
+    """Return the coroutine function that answers a call; it writes where the method streams."""
+    if not handler.response_streaming:
+        return handler.stream_unary or handler.unary_unary  # type: ignore[no-any-return]
+    behavior = handler.stream_stream or handler.unary_stream
+    return behavior if inspect.iscoroutinefunction(behavior) else _writing(behavior)
+
+
+def _writing(generate: Callable[[Any, Context], AsyncIterator[Any]]) -> Callable[[Any, Context], Awaitable[None]]:
+    """An async generator as a coroutine that writes."""
+
+    async def call(request: Any, context: Context) -> None:
+        async for message in generate(request, context):
+            await context.write(message)
+
+    return call
+
+
+def _serializer(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """Bytes are messages that their method has written itself."""
+    return lambda message: message if type(message) is bytes else serialize(message)
+
+
+def _as_it_is(message: bytes) -> bytes:
+    return message
+
+
+def _set_code(context: Context) -> grpc.StatusCode | None:
+    """The status that a method has set; None: none, whatever the stubs say."""
+    return context.code()

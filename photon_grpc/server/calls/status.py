@@ -1,0 +1,161 @@
+"""The one place where a failure becomes a gRPC status: code, text, google.rpc details and the trailers that carry them.
+
+Details and text together stay small: header lists above 8 KiB make gRPC answer RESOURCE_EXHAUSTED instead of what was
+meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import grpc
+from google.protobuf.any_pb2 import Any
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+
+from photon_grpc import errors
+from photon_grpc.server.calls import metadata
+from photon_grpc.server.wire import features
+from photon_grpc.v1 import inference_pb2
+
+DOMAIN = "photon-grpc"
+#: Serialized google.rpc.Status; base64 makes it 5.4 KiB on the wire.
+MAX_DETAILS_BYTES = 4096
+#: UTF-8 bytes of a status text; percent-encoding may triple them.
+MAX_TEXT_BYTES = 512
+_MAX_VALUE_BYTES = 256
+_DETAILS_KEY = "grpc-status-details-bin"
+_PUSHBACK_KEY = "grpc-retry-pushback-ms"
+#: A negative pushback: gRPC does not try again.
+_NEVER = "-1"
+
+#: The nearest class in an error's line of ancestors decides.
+CODES: dict[type[errors.PhotonError], grpc.StatusCode] = {
+    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.ModelNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.FeatureNotSupported: grpc.StatusCode.UNIMPLEMENTED,
+    errors.DuplicateRequestId: grpc.StatusCode.ALREADY_EXISTS,
+    errors.MissingCredentials: grpc.StatusCode.UNAUTHENTICATED,
+    errors.InvalidCredentials: grpc.StatusCode.UNAUTHENTICATED,
+    errors.NotAllowed: grpc.StatusCode.PERMISSION_DENIED,
+    errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.KVCapacity: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.DeadlinePassed: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.AbortedByAdmin: grpc.StatusCode.ABORTED,
+    errors.Cancelled: grpc.StatusCode.CANCELLED,
+    errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.PhotonError: grpc.StatusCode.INTERNAL,
+}
+
+
+class CallStatus(NamedTuple):
+    """The end of a failed call: the arguments of `context.abort`, and what the log says beside them."""
+
+    code: grpc.StatusCode
+    text: str
+    trailers: tuple[tuple[str, str | bytes], ...]
+    reason: str
+    request_id: str
+
+
+def call_status(error: Exception, request_id: str) -> CallStatus:
+    """The caller's view of `error`. An exception that is not meant for callers keeps its text to itself."""
+    told = _fit_for_callers(error, request_id)
+    status = _rpc_status(told)
+    trailers: list[tuple[str, str | bytes]] = [
+        (_DETAILS_KEY, status.SerializeToString()),
+        (metadata.REQUEST_ID_KEY, request_id),
+    ]
+    if told.is_left_to_caller or told.retry_after_s is not None or isinstance(told, errors.Overloaded):
+        is_never = told.is_final or told.is_left_to_caller
+        trailers.append((_PUSHBACK_KEY, _NEVER if is_never else str(round(_retry_s(told) * 1000))))
+    return CallStatus(code_of(told), status.message, tuple(trailers), told.reason, request_id)
+
+
+def request_error(error: Exception, request_id: str) -> inference_pb2.RequestError:
+    """The same of one request among others on a stream."""
+    status = _rpc_status(_fit_for_callers(error, request_id))
+    return inference_pb2.RequestError(code=status.code, message=status.message, details=status.details)
+
+
+def _rpc_status(told: errors.PhotonError) -> status_pb2.Status:
+    text = _cut(told.message, MAX_TEXT_BYTES)
+    return bounded(status_pb2.Status(code=code_of(told).value[0], message=text, details=_packed(_details(told))))
+
+
+def code_of(error: errors.PhotonError) -> grpc.StatusCode:
+    return next(CODES[cls] for cls in type(error).__mro__ if cls in CODES)
+
+
+def bounded(status: status_pb2.Status) -> status_pb2.Status:
+    """`status` with the last field violations, then the last details left out until it fits MAX_DETAILS_BYTES."""
+    while status.ByteSize() > MAX_DETAILS_BYTES and status.details:
+        bad_request = error_details_pb2.BadRequest()
+        last = status.details[-1]
+        if last.Unpack(bad_request) and len(bad_request.field_violations) > 1:
+            # Halving ends soon however many there are.
+            del bad_request.field_violations[len(bad_request.field_violations) // 2 :]
+            last.Pack(bad_request)
+        else:
+            del status.details[-1]
+    return status
+
+
+def _fit_for_callers(error: Exception, request_id: str) -> errors.PhotonError:
+    if isinstance(error, errors.PhotonError) and not isinstance(error, errors.StartupError):
+        return error
+    return errors.InternalFailure(f"internal error; the server's log has it under request id {request_id}")
+
+
+def _details(error: errors.PhotonError) -> list[Message]:
+    """The most useful first: what does not fit is cut from the end."""
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=_facts(error))
+    details: list[Message] = [info]
+    is_told = isinstance(error, (errors.Overloaded, errors.Unavailable)) and not error.is_final
+    if error.retry_after_s is not None or is_told:
+        delay = Duration()
+        delay.FromNanoseconds(round(_retry_s(error) * 1e9))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    if isinstance(error, errors.InvalidRequest) and error.field:
+        details.append(_bad_request([(error.field, error.message), *error.also]))
+    return details
+
+
+def _facts(error: errors.PhotonError) -> dict[str, str]:
+    facts = {"field": _cut(error.field, _MAX_VALUE_BYTES)} if error.field else {}
+    if error.needed is not None:
+        facts["needed"] = str(error.needed)
+    if error.limit is not None:
+        facts["limit"] = str(error.limit)
+    if isinstance(error, errors.FeatureNotSupported) and (feature := features.name_of(error.field)):
+        facts["feature"] = feature
+    return facts
+
+
+def _bad_request(violations: Iterable[tuple[str, str]]) -> error_details_pb2.BadRequest:
+    message = error_details_pb2.BadRequest()
+    for field, text in violations:
+        message.field_violations.add(field=_cut(field, _MAX_VALUE_BYTES), description=_cut(text, MAX_TEXT_BYTES))
+    return message
+
+
+def _packed(details: Iterable[Message]) -> list[Any]:
+    packed = []
+    for detail in details:
+        packed.append(Any())
+        packed[-1].Pack(detail)
+    return packed
+
+
+def _retry_s(error: errors.PhotonError) -> float:
+    return errors.RETRY_AFTER_S if error.retry_after_s is None else max(error.retry_after_s, 0.0)
+
+
+def _cut(text: str, num_bytes: int) -> str:
+    """`text` in at most `num_bytes` of UTF-8, ending in an ellipsis where something was left out."""
+    encoded = text.encode("utf-8", "replace")
+    if len(encoded) <= num_bytes:
+        return encoded.decode()
+    return encoded[: num_bytes - 3].decode("utf-8", "ignore") + "…"

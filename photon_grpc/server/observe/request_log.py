@@ -1,0 +1,64 @@
+"""One JSON line for every request that ends: all of its record, and no word of its text."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from datetime import UTC, datetime
+
+from photon_grpc.errors import from_reason
+from photon_grpc.frontend.record import RequestRecord
+from photon_grpc.server.calls.status import code_of
+from photon_grpc.server.observe.metrics import finished_reason
+
+LOGGER = "photon_grpc.access"
+
+_LOG = logging.getLogger(LOGGER)
+#: version-traceid-parentid-flags, of any version but the one that is forbidden.
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+
+
+class RequestLog:
+    """A RequestObserver."""
+
+    def ended(self, record: RequestRecord) -> None:
+        told = fields(record)
+        _LOG.info("%s", json.dumps(told), extra={"fields": told})
+
+
+def fields(record: RequestRecord) -> dict[str, object]:
+    """Of the line. Durations are milliseconds, null where the request did not come so far."""
+    origin, usage = record.origin, record.usage
+    return {
+        "event": "request",
+        "time": datetime.fromtimestamp(record.end_time_s, UTC).isoformat(timespec="milliseconds"),
+        "request_id": origin.request_id,
+        "api_key": origin.owner,
+        "method": origin.method,
+        "model": origin.model,
+        "code": code_of(from_reason(record.reason, "")).name if record.reason else "OK",
+        "reason": record.reason,
+        "field": record.field,
+        "finish_reasons": [finished_reason(each) for each in record.finish_reasons],
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_prompt_tokens": usage.cached_prompt_tokens,
+        "output_tokens": usage.output_tokens,
+        "preemptions": record.num_preemptions,
+        "queue_ms": _ms(record.queue_s),
+        "prefill_ms": _ms(record.prefill_s),
+        "first_token_ms": _ms(record.first_token_s),
+        "decode_ms": _ms(record.decode_s),
+        "time_per_output_token_ms": _ms(record.time_per_output_token_s),
+        "total_ms": _ms(record.total_s),
+        "trace_id": _trace_id(origin.traceparent),
+    }
+
+
+def _ms(duration_s: float | None) -> float | None:
+    return None if duration_s is None else round(duration_s * 1000, 3)
+
+
+def _trace_id(traceparent: str) -> str | None:
+    match = _TRACEPARENT.fullmatch(traceparent)
+    return match[1] if match else None

@@ -1,0 +1,155 @@
+"""Spans of OpenTelemetry, made from the record of a request when it has ended.
+
+Attributes are those of the semantic conventions for generative AI and for RPC; never a word of a prompt or an output.
+https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import grpc
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from photon_grpc import __version__
+from photon_grpc.errors import from_reason
+from photon_grpc.frontend.record import RequestRecord
+from photon_grpc.server.calls.metadata import TRACEPARENT_KEY
+from photon_grpc.server.calls.status import code_of
+from photon_grpc.v1 import inference_pb2
+
+_LOG = logging.getLogger(__name__)
+_SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
+#: Spans that wait to be sent; more are dropped.
+_MAX_WAITING = 8192
+_BATCH_SIZE = 512
+_SEND_INTERVAL_S = 1.0
+_SEND_TIMEOUT_S = 5.0
+_COMPLAINT_INTERVAL_S = 60.0
+#: For what waits when the server ends.
+_CLOSING_S = 1.0
+
+#: Those that are the server's fault. https://opentelemetry.io/docs/specs/semconv/rpc/grpc/
+_FAULTS = frozenset(
+    (
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DATA_LOSS,
+    )
+)
+
+
+class RequestSpans:
+    """A RequestObserver. Sends from a thread of its own; a collector that is gone or slow costs spans, nothing else."""
+
+    def __init__(self, endpoint: str, replica_id: str) -> None:
+        """`endpoint`: http://HOST:PORT in clear text, or https://HOST:PORT."""
+        own = Resource(
+            {"service.name": "photon-grpc", "service.version": __version__, "service.instance.id": replica_id}
+        )
+        # What an operator says in OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES wins.
+        resource = own.merge(OTELResourceDetector().detect())
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        exporter = _Exporter(endpoint, timeout=_SEND_TIMEOUT_S)
+        # A line of theirs comes with every attempt and every span that is dropped.
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+        self._provider.add_span_processor(
+            BatchSpanProcessor(exporter, _MAX_WAITING, _SEND_INTERVAL_S * 1000, _BATCH_SIZE)
+        )
+        self._tracer = self._provider.get_tracer("photon_grpc", __version__)
+        self._propagator = TraceContextTextMapPropagator()
+
+    def ended(self, record: RequestRecord) -> None:
+        origin = record.origin
+        end_ns = round(record.end_time_s * 1e9)
+        start_ns = end_ns - round(record.total_s * 1e9)
+        span = self._tracer.start_span(
+            f"{_SERVICE}/{origin.method}",
+            self._propagator.extract({TRACEPARENT_KEY: origin.traceparent}),
+            SpanKind.SERVER,
+            start_time=start_ns,
+        )
+        if span.is_recording():
+            span.set_attributes(dict(_attributes(record)))
+            if _code(record) in _FAULTS:
+                span.set_status(Status(StatusCode.ERROR))
+            if record.first_token_s is not None:
+                span.add_event("first_token", timestamp=start_ns + round(record.first_token_s * 1e9))
+            for name, begin_s, end_s in _phases(record):
+                phase = self._tracer.start_span(
+                    name, set_span_in_context(span), start_time=start_ns + round(begin_s * 1e9)
+                )
+                phase.end(start_ns + round(end_s * 1e9))
+        span.end(end_ns)
+
+    def close(self) -> None:
+        """Send what waits, for a second at most."""
+        closing = threading.Thread(target=self._provider.shutdown, name="spans", daemon=True)
+        closing.start()
+        closing.join(_CLOSING_S)
+
+
+class _Exporter(OTLPSpanExporter):
+    """Says once in a while that spans are lost."""
+
+    _complained_s = float("-inf")
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = super().export(spans)
+        if result is not SpanExportResult.SUCCESS and time.monotonic() - self._complained_s > _COMPLAINT_INTERVAL_S:
+            self._complained_s = time.monotonic()
+            _LOG.warning("--otlp-endpoint: the collector takes no spans; they are dropped")
+        return result
+
+
+def _phases(record: RequestRecord) -> Iterator[tuple[str, float, float]]:
+    """(name, begin, end), in seconds from arrival, of what the request came to."""
+    if record.queue_s is None:
+        return
+    yield "queue", 0.0, record.queue_s
+    if record.first_token_s is not None:
+        yield "prefill", record.queue_s, record.first_token_s
+        if record.last_token_s is not None:
+            yield "decode", record.first_token_s, record.last_token_s
+
+
+def _attributes(record: RequestRecord) -> Iterator[tuple[str, str | int | float | list[str]]]:
+    origin, usage = record.origin, record.usage
+    yield "rpc.system.name", "grpc"
+    yield "rpc.method", f"{_SERVICE}/{origin.method}"
+    yield "rpc.response.status_code", _code(record).name
+    if record.reason:
+        yield "error.type", record.reason
+    yield "gen_ai.operation.name", "generate_content"
+    yield "gen_ai.provider.name", "photon-grpc"
+    if origin.model:
+        yield "gen_ai.request.model", origin.model
+        yield "gen_ai.response.model", origin.model
+    yield "gen_ai.response.id", origin.request_id
+    yield "gen_ai.usage.input_tokens", usage.prompt_tokens
+    yield "gen_ai.usage.cache_read.input_tokens", usage.cached_prompt_tokens
+    yield "gen_ai.usage.output_tokens", usage.output_tokens
+    if len(record.finish_reasons) > 1:
+        yield "gen_ai.request.choice.count", len(record.finish_reasons)
+    if record.finish_reasons and not record.reason:
+        yield "gen_ai.response.finish_reasons", [reason.name.lower() for reason in record.finish_reasons]
+    if record.first_token_s is not None:
+        yield "gen_ai.response.time_to_first_chunk", record.first_token_s
+    yield "photon.preemption_count", record.num_preemptions
+    if origin.owner:
+        yield "photon.api_key.name", origin.owner
+
+
+def _code(record: RequestRecord) -> grpc.StatusCode:
+    return code_of(from_reason(record.reason, "")) if record.reason else grpc.StatusCode.OK

@@ -1,0 +1,104 @@
+"""Server reflection under both of its names, with the same messages. Descriptors are as protoc writes them, with the
+names that fields have in JSON."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from typing import Any
+
+import grpc
+from google.protobuf import descriptor_pool
+from google.protobuf.descriptor_pb2 import DescriptorProto, EnumDescriptorProto, FileDescriptorProto
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from photon_grpc.server.calls.call import current
+from photon_grpc.server.calls.metadata import Context
+from photon_grpc.server.calls.places import Places
+from photon_grpc.server.calls.receiver import Messages
+from photon_grpc.server.wire import descriptors
+
+_DETAILS = "google/rpc/error_details.proto"
+#: At a time, of both versions; each may hold a message while it arrives.
+MAX_STREAMS = 64
+
+
+def places() -> Places:
+    return Places("reflection streams", MAX_STREAMS, oldest_first=False)
+
+
+def handlers(services: Sequence[str], streams: Places) -> tuple[grpc.GenericRpcHandler, ...]:
+    """Handlers of both versions, which tell of `services` (full names) and of themselves."""
+    servicer = _Servicer((*services, *descriptors.REFLECTION), _files(services), streams)
+    method = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    methods = {"ServerReflectionInfo": method}
+    return tuple(grpc.method_handlers_generic_handler(name, methods) for name in descriptors.REFLECTION)
+
+
+class _Servicer(reflection.aio.ReflectionServicer):
+    """The package's, which finds no method by name: Python's descriptor pool does not. `grpcurl describe` of a method
+    and ghz ask for one."""
+
+    def __init__(self, services: Sequence[str], files: Sequence[FileDescriptorProto], streams: Places) -> None:
+        pool = descriptor_pool.DescriptorPool()
+        for file in files:
+            pool.AddSerializedFile(file.SerializeToString())
+        super().__init__(services, pool=pool)
+        self._streams = streams
+        self._file_of = {symbol: file.name for file in files for symbol in _symbols_of(file)}
+
+    async def ServerReflectionInfo(  # type: ignore[override]  # its stubs say otherwise than it does
+        self, request_iterator: Messages, unused_context: Context
+    ) -> AsyncIterator[Any]:
+        """An answer to each message. Raise QueueFull; `request_iterator` ends the call where others need its place."""
+        with self._streams.take(current().caller, request_iterator):
+            async for answer in super().ServerReflectionInfo(request_iterator, unused_context):  # type: ignore[attr-defined]
+                yield answer
+
+    def _file_containing_symbol(self, request: Any, fully_qualified_name: str) -> Any:
+        return self._file_by_filename(request, self._file_of.get(fully_qualified_name, ""))  # type: ignore[attr-defined]
+
+
+def _symbols_of(file: FileDescriptorProto) -> Iterator[str]:
+    """Full names of all that `file` defines. The values of an enum stand beside it; grpcurl writes them as if within,
+    so both are known."""
+    for message in file.message_type:
+        yield from _symbols_of_message(file.package, message)
+    for service in file.service:
+        yield f"{file.package}.{service.name}"
+        yield from (f"{file.package}.{service.name}.{method.name}" for method in service.method)
+    yield from _symbols_of_enums(file.package, file.enum_type)
+    yield from (f"{file.package}.{extension.name}" for extension in file.extension)
+
+
+def _symbols_of_message(scope: str, message: DescriptorProto) -> Iterator[str]:
+    name = f"{scope}.{message.name}"
+    yield name
+    yield from (f"{name}.{field.name}" for field in (*message.field, *message.extension))
+    yield from (f"{name}.{oneof.name}" for oneof in message.oneof_decl)
+    yield from _symbols_of_enums(name, message.enum_type)
+    for nested in message.nested_type:
+        yield from _symbols_of_message(name, nested)
+
+
+def _symbols_of_enums(scope: str, enums: Iterable[EnumDescriptorProto]) -> Iterator[str]:
+    for enum in enums:
+        yield f"{scope}.{enum.name}"
+        for value in enum.value:
+            yield from (f"{scope}.{value.name}", f"{scope}.{enum.name}.{value.name}")
+
+
+def _files(services: Sequence[str]) -> list[FileDescriptorProto]:
+    """Files of `services`, of the services served everywhere, health included, and of a status's details, which clients
+    print by name. A file stands after those that it imports."""
+    wanted = {descriptors.HEALTH, *descriptors.REFLECTION, *services}
+    names = {_DETAILS}
+    found = []
+    for file in reversed(descriptors.ALL):
+        if file.name in names or any(f"{file.package}.{service.name}" in wanted for service in file.service):
+            names.update(file.dependency)
+            found.append(file)
+    return found[::-1]

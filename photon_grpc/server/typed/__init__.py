@@ -1,0 +1,1 @@
+"""Callers' message types and their grammars."""

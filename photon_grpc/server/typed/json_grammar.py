@@ -1,0 +1,262 @@
+"""The JSON of a protobuf message as a Lark grammar: what satisfies it is parsed by protobuf's own JSON parser.
+
+Narrower than proto3 JSON, so that this holds: fields stand in the order of their declaration, each at most once, and of
+a oneof one; nothing is `null` that need not be; enum values are names; no number leaves its type; an escaped surrogate
+has its other half. No grammar can say that a map has no key twice: the parser keeps the last value of such a key.
+https://protobuf.dev/programming-guides/json
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+
+from photon_grpc.server.typed.message_graph import (
+    ANY_FORM,
+    MAX_DEPTH,
+    ONE_VALUE,
+    MessageGraph,
+    entry_field,
+    is_map,
+    slots_of,
+)
+
+#: Fields in all rules: some 50 ms to compile them.
+_MAX_RULE_FIELDS = 512
+#: Of google.protobuf.Value, of which each level is three messages on the wire.
+_MAX_VALUE_DEPTH = 24
+
+_UNESCAPED = r'[^"\\\x00-\x1f]'
+_ESCAPED = (
+    r'\\["\\\/bfnrt]'
+    r"|\\u([0-9A-Ca-cE-Fe-f][0-9a-fA-F]{3}|[Dd][0-7][0-9a-fA-F]{2})"
+    r"|\\u[Dd][89ABab][0-9a-fA-F]{2}\\u[Dd][C-Fc-f][0-9a-fA-F]{2}"
+)
+#: Bits beyond the last byte are 0.
+_BASE64 = r'"([A-Za-z0-9+\/]{4})*([A-Za-z0-9+\/][AQgw]==|[A-Za-z0-9+\/]{2}[AEIMQUYcgkosw048]=)?"'
+_PATH = r"[a-z][a-zA-Z0-9]*(\.[a-z][a-zA-Z0-9]*)*"
+_FRACTION = r"(\.([0-9]{3}|[0-9]{6}|[0-9]{9}))?"
+_DATE = r"(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
+_MANTISSA = r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,17})?"
+
+
+def _positive(limit: int) -> str:
+    """A regular expression for the integers from 1 to `limit`, without leading zeros."""
+    digits = str(limit)
+    ways = [f"[1-9][0-9]{{0,{len(digits) - 2}}}"] if len(digits) > 1 else []
+    for at, digit in enumerate(digits):
+        least = "1" if at == 0 else "0"
+        if digit > least:
+            ways.append(f"{digits[:at]}[{least}-{int(digit) - 1}][0-9]{{{len(digits) - at - 1}}}")
+    return "|".join([*ways, digits])
+
+
+def _integer(least: int, most: int) -> str:
+    return f"0|{_positive(most)}" + (f"|-({_positive(-least)})" if least else "")
+
+
+_INT32, _UINT32 = _integer(-(2**31), 2**31 - 1), _integer(0, 2**32 - 1)
+_INT64, _UINT64 = _integer(-(2**63), 2**63 - 1), _integer(0, 2**64 - 1)
+
+#: Terminals by name; those that a grammar uses are written into it.
+_TERMINALS = {
+    "STRING": f'"({_UNESCAPED}|{_ESCAPED})*"',
+    "BYTES": _BASE64,
+    "BOOL": "true|false",
+    "INT32": _INT32,
+    "UINT32": _UINT32,
+    "INT64": f'"({_INT64})"',
+    "UINT64": f'"({_UINT64})"',
+    # Below 1e37 and 1e304: neither is more than its type holds.
+    "FLOAT": rf"{_MANTISSA}([eE](\+?(0|[1-9]|1[0-9]|2[0-1])|-[1-9][0-9]?))?",
+    "DOUBLE": rf"{_MANTISSA}([eE](\+?(0|[1-9][0-9]?|1[0-9]{{2}}|2[0-8][0-9])|-([1-9][0-9]?|[12][0-9]{{2}})))?",
+    "TIMESTAMP": f'"{_DATE}T{_TIME}{_FRACTION}Z"',
+    "DURATION": f'"-?((0|{_positive(315_575_999_999)}){_FRACTION}|315576000000)s"',
+    "FIELD_MASK": f'"({_PATH}(,{_PATH})*)?"',
+    "STRING_KEY": f'"({_UNESCAPED}|{_ESCAPED})*":',
+    "INT32_KEY": f'"({_INT32})":',
+    "UINT32_KEY": f'"({_UINT32})":',
+    "INT64_KEY": f'"({_INT64})":',
+    "UINT64_KEY": f'"({_UINT64})":',
+}
+_F = FieldDescriptor
+_SCALARS = {
+    _F.TYPE_DOUBLE: "DOUBLE",
+    _F.TYPE_FLOAT: "FLOAT",
+    _F.TYPE_BOOL: "BOOL",
+    _F.TYPE_STRING: "STRING",
+    _F.TYPE_BYTES: "BYTES",
+    **dict.fromkeys((_F.TYPE_INT32, _F.TYPE_SINT32, _F.TYPE_SFIXED32), "INT32"),
+    **dict.fromkeys((_F.TYPE_UINT32, _F.TYPE_FIXED32), "UINT32"),
+    **dict.fromkeys((_F.TYPE_INT64, _F.TYPE_SINT64, _F.TYPE_SFIXED64), "INT64"),
+    **dict.fromkeys((_F.TYPE_UINT64, _F.TYPE_FIXED64), "UINT64"),
+}
+
+
+class TooManyFields(Exception):
+    """The rules of this depth are too many."""
+
+
+class JsonGrammar:
+    """The rules for one message type and a depth: so many messages may stand within one another, map entries counted.
+
+    Raises TooManyFields.
+    """
+
+    def __init__(self, graph: MessageGraph, depth: int) -> None:
+        self._graph = graph
+        self._rules: dict[str, str] = {}
+        self._terminals: dict[str, str] = {}
+        self._names: dict[tuple[object, ...], str] = {}
+        #: Messages whose rules are to be written: name, type, depth.
+        self._open: list[tuple[str, Descriptor, int]] = []
+        self._num_fields = 0
+        self._rules["start"] = self._message(graph.root, depth)
+        while self._open:
+            self._write_message(*self._open.pop())
+
+    @property
+    def text(self) -> str:
+        """As llguidance reads it."""
+        return "\n".join([f"{name}: {body}" for name, body in (self._rules | self._terminals).items()])
+
+    def _message(self, message: Descriptor, depth: int) -> str:
+        """The symbol of a message that fits into `depth`."""
+        if message.full_name in ONE_VALUE:
+            return self._terminal(ONE_VALUE[message.full_name])
+        if message.full_name in ANY_FORM:
+            return self._any_form(ANY_FORM[message.full_name], min(depth, _MAX_VALUE_DEPTH))
+        depth = min(depth, self._graph.height(message))
+        name, is_new = self._name("m", message.full_name, depth)
+        if is_new:
+            self._open.append((name, message, depth))
+        return name
+
+    def _write_message(self, name: str, message: Descriptor, depth: int) -> None:
+        """Rules in a chain: the opening brace with the first field there is, then each field or none."""
+        slots = [(self._choices(fields, depth), is_required) for fields, is_required in slots_of(message)]
+        slots = [(choices, is_required) for choices, is_required in slots if choices]
+        self._num_fields += sum([len(choices) for choices, _ in slots])
+        if self._num_fields > _MAX_RULE_FIELDS:
+            raise TooManyFields
+        first: list[str] = []
+        for at, (choices, is_required) in enumerate(slots, start=1):
+            first += [f"{_literal('{' + key)} {value} {name}_{at}" for key, value in choices]
+            if is_required:
+                break
+        else:
+            first.append(_literal("{}"))
+        self._rules[name] = " | ".join(first)
+        for at, (choices, is_required) in enumerate(slots[1:], start=1):
+            ways = [f"{_literal(',' + key)} {value} {name}_{at + 1}" for key, value in choices]
+            self._rules[f"{name}_{at}"] = " | ".join(ways if is_required else [*ways, f"{name}_{at + 1}"])
+        if slots:
+            self._rules[f"{name}_{len(slots)}"] = _literal("}")
+
+    def _choices(self, fields: tuple[FieldDescriptor, ...], depth: int) -> list[tuple[str, str]]:
+        """Key and value of the fields that fit."""
+        values = [(field, self._field(field, depth - 1)) for field in fields]
+        return [(json.dumps(field.json_name, ensure_ascii=False) + ":", value) for field, value in values if value]
+
+    def _field(self, field: FieldDescriptor, depth: int) -> str:
+        """The symbol of a field whose messages may have `depth`; empty where they do not fit."""
+        if is_map(field):
+            return self._map(field, depth) if depth >= 1 else ""
+        value = self._element(field, depth)
+        if value and field.is_repeated:
+            return self._sequence(value)
+        is_null = field.enum_type is not None and field.enum_type.full_name == "google.protobuf.NullValue"
+        return _literal("null") if is_null else value
+
+    def _element(self, field: FieldDescriptor, depth: int) -> str:
+        message = field.message_type
+        if message is not None:
+            return self._message(message, depth) if self._graph.least_depth(message) <= depth else ""
+        if field.enum_type is not None:
+            return self._enum(field.enum_type)
+        return self._terminal(_SCALARS[field.type])
+
+    def _map(self, field: FieldDescriptor, depth: int) -> str:
+        key = entry_field(field, "key")
+        value = self._element(entry_field(field, "value"), depth - 1)
+        if not value:
+            return ""
+        if key.type != _F.TYPE_BOOL:
+            return self._object(f"{_SCALARS[key.type]}_KEY", value)
+        name, is_new = self._name("b", value)
+        if is_new:
+            false, true = '"false":', '"true":'
+            self._rules[name] = (
+                f"{_literal('{}')} | {_literal('{' + true)} {value} {_literal('}')}"
+                f" | {_literal('{' + false)} {value} ({_literal(',' + true)} {value})? {_literal('}')}"
+            )
+        return name
+
+    def _object(self, key: str, value: str) -> str:
+        name, is_new = self._name("o", key, value)
+        if is_new:
+            pair = f"{self._terminal(key)} {value}"
+            self._rules[name] = f'"{{}}" | "{{" {pair} ("," {pair})* "}}"'
+        return name
+
+    def _sequence(self, value: str) -> str:
+        name, is_new = self._name("l", value)
+        if is_new:
+            self._rules[name] = f'"[]" | "[" {value} ("," {value})* "]"'
+        return name
+
+    def _any_form(self, kind: str, depth: int) -> str:
+        """google.protobuf.Value, Struct and ListValue; in those, a Value is a message in a message or map entry."""
+        name, is_new = self._name("v", kind, depth)
+        if not is_new:
+            return name
+        if kind == "value":
+            ways = [_literal("null"), *[self._terminal(each) for each in ("BOOL", "DOUBLE", "STRING")]]
+            ways += [self._any_form(each, depth - 1) for each in ("struct", "list")] if depth > 1 else []
+            self._rules[name] = " | ".join(ways)
+        elif kind == "struct":
+            value = self._any_form("value", depth - 2) if depth > 2 else ""
+            self._rules[name] = self._object("STRING_KEY", value) if value else _literal("{}")
+        else:
+            value = self._any_form("value", depth - 1) if depth > 1 else ""
+            self._rules[name] = self._sequence(value) if value else _literal("[]")
+        return name
+
+    def _enum(self, enum: EnumDescriptor) -> str:
+        name = f"E{self._name('e', enum.full_name)[0]}".upper()
+        if name not in self._terminals:
+            names = dict.fromkeys(value.name for value in enum.values)
+            self._terminals[name] = " | ".join([_literal(f'"{each}"') for each in names])
+        return name
+
+    def _terminal(self, name: str) -> str:
+        self._terminals.setdefault(name, f"/{_TERMINALS[name]}/")
+        return name
+
+    def _name(self, prefix: str, *key: object) -> tuple[str, bool]:
+        """A rule's name, and whether it is new."""
+        known = self._names.get((prefix, *key))
+        if known is not None:
+            return known, False
+        name = self._names[prefix, *key] = f"{prefix}{len(self._names)}"
+        return name, True
+
+
+def write_json_grammar(graph: MessageGraph) -> JsonGrammar:
+    """As deep as the size allows. Raise TooManyFields."""
+    depths: Iterator[int] = (MAX_DEPTH >> halvings for halvings in range(MAX_DEPTH.bit_length()))
+    for depth in depths:
+        if depth < graph.least_depth(graph.root):
+            break
+        try:
+            return JsonGrammar(graph, depth)
+        except TooManyFields:
+            continue
+    raise TooManyFields
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text)

@@ -1,0 +1,241 @@
+"""Message types of typed output: from a caller's descriptors to a grammar, and from JSON to a message."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from google.protobuf import descriptor_pb2
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.json_format import ParseDict
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from photon_grpc.core.ask import ConstraintAsk, Origin
+from photon_grpc.errors import InvalidConstraint, InvalidRequest
+from photon_grpc.frontend.fair_turns import FairTurns
+from photon_grpc.frontend.shared_cache import SharedCache
+from photon_grpc.server.typed.json_grammar import TooManyFields, write_json_grammar
+from photon_grpc.server.typed.message_graph import (
+    FIELD,
+    MAX_DEPTH,
+    WELL_KNOWN_FILES,
+    WELL_KNOWN_TYPES,
+    MessageGraph,
+    refused,
+)
+from photon_grpc.server.wire.fields import count_fields
+from photon_grpc.v1 import inference_pb2 as pb
+
+_NAME_FIELD = "structured_output.protobuf.message_type"
+_MAX_SET_BYTES = 2**20
+#: Fields of the whole set on the wire: some 30 ms to read it.
+_MAX_SET_FIELDS = 2**15
+#: Of types that are kept. One takes its grammar and 20 to 60 times its set, the smallest 44 KiB, by malloc's count.
+_MAX_CACHE_BYTES = 2**25
+_BYTES_PER_SET_BYTE, _TYPE_BYTES = 60, 44 * 2**10
+_MAX_WORDS = 500
+#: Types that are read at a time, 30 ms at most: several threads would take the interpreter from the loop in turn.
+_NUM_READERS = 1
+#: Types that wait or are read, and the bytes of their sets.
+_MAX_READING = 1024
+_MAX_READING_BYTES = 2**25
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MessageType:
+    """A message type and the grammar of its JSON."""
+
+    name: str
+    message_class: type[Message]
+    #: In Lark.
+    grammar: str
+
+    @property
+    def constraint(self) -> ConstraintAsk:
+        return ConstraintAsk("protobuf", self.grammar)
+
+    def parse(self, text: str) -> Message:
+        """Return the message of its JSON. Raise ValueError, google.protobuf.json_format.ParseError.
+
+        A key that a map has twice keeps its last value; protobuf's Parse would refuse it.
+        """
+        return ParseDict(json.loads(text), self.message_class())
+
+
+class MessageTypes:
+    """Types that were asked for, kept for those who ask again. Belongs to one event loop.
+
+    What is new is read in a thread, fairly between callers. A type is shared within an API key, and among all where
+    there are no keys.
+
+    Args:
+        max_cache_bytes: of the types.
+    """
+
+    def __init__(self, max_cache_bytes: int = _MAX_CACHE_BYTES) -> None:
+        self._kept: SharedCache[_Key, MessageType] = SharedCache(max_cache_bytes)
+        self._max_cache_bytes = max_cache_bytes
+        #: Since garbage was collected.
+        self._num_made_bytes = 0
+        self._threads = ThreadPoolExecutor(_NUM_READERS, "types")
+        self._turns = FairTurns(
+            _NUM_READERS,
+            "message types wait to be read",
+            max_jobs=_MAX_READING,
+            max_bytes=_MAX_READING_BYTES,
+        )
+
+    def wanted(self, wanted: pb.StructuredOutput.Protobuf, origin: Origin) -> WantedType:
+        """The type of a request, to be found once that has its place. Raise InvalidConstraint, InvalidRequest."""
+        files, name = wanted.file_descriptor_set, wanted.message_type
+        _check(files, name)
+        return WantedType(self, files, name, origin)
+
+    async def find(self, files: bytes, name: str, origin: Origin) -> MessageType:
+        """Raise InvalidConstraint, QueueFull."""
+        key = (origin.owner, hashlib.sha256(files).digest(), name)
+        kept = self._kept.find(origin.caller, key)
+        return kept or await self._read(key, files, origin.caller)
+
+    async def _read(self, key: _Key, files: bytes, caller: str) -> MessageType:
+        place = await self._turns.enter(caller, len(files))
+        kept = self._kept.find(caller, key)
+        if kept is not None:  # read while this call waited
+            self._turns.leave(place)
+            return kept
+        made = await self._turns.perform(place, self._threads, read_message_type, files, key[2])
+        num_bytes = _num_bytes(files, made)
+        self._kept.keep(caller, key, made, num_bytes)
+        self._collect(num_bytes)
+        return made
+
+    def _collect(self, num_bytes: int) -> None:
+        """Have what was let go given back: a class refers to itself, and the collector counts objects, not bytes."""
+        self._num_made_bytes += num_bytes
+        if self._num_made_bytes > self._max_cache_bytes:
+            self._num_made_bytes = 0
+            gc.collect()
+
+
+class WantedType:
+    """The message type of one request."""
+
+    def __init__(self, types: MessageTypes, files: bytes, name: str, origin: Origin) -> None:
+        self._types = types
+        self._files = files
+        self._name = name
+        self._origin = origin
+        #: Once its constraint has been written.
+        self.found: MessageType | None = None
+
+    async def constraint(self) -> ConstraintAsk:
+        """Raise InvalidConstraint, QueueFull."""
+        files, self._files = self._files, b""  # a megabyte, perhaps
+        self.found = await self._types.find(files, self._name, self._origin)
+        return self.found.constraint
+
+
+#: API key, digest of the set, name.
+_Key = tuple[str, bytes, str]
+
+
+def _num_bytes(files: bytes, made: MessageType) -> int:
+    """Of a type. Messages that refer to each other have a grammar of many times their set."""
+    return _TYPE_BYTES + _BYTES_PER_SET_BYTE * len(files) + len(made.grammar)
+
+
+def read_message_type(files: bytes, name: str) -> MessageType:
+    """The type `name` of a serialized FileDescriptorSet. Raise InvalidConstraint."""
+    pool = _pool(_parsed(files), name)
+    try:
+        root = pool.FindMessageTypeByName(name)
+    except KeyError:
+        raise InvalidConstraint(f"{_NAME_FIELD}: the set has no message {name[:200]!r}", field=_NAME_FIELD) from None
+    graph = MessageGraph(root, pool)
+    try:
+        grammar = write_json_grammar(graph).text
+    except TooManyFields:
+        problem = f"{root.full_name} requires too many fields within one another, to a depth of"
+        needed = graph.least_depth(root)
+        raise refused(f"{problem} {needed}; {MAX_DEPTH} are allowed", needed=needed, limit=MAX_DEPTH) from None
+    return MessageType(root.full_name, GetMessageClass(root), grammar)
+
+
+def _check(files: bytes, name: str) -> None:
+    for field, value in ((FIELD, files or name in WELL_KNOWN_TYPES), (_NAME_FIELD, name)):
+        if not value:
+            raise InvalidRequest(f"{field}: must not be empty", field=field)
+    if len(files) > _MAX_SET_BYTES:
+        problem = f"has {len(files)} bytes; {_MAX_SET_BYTES} are allowed"
+        raise refused(problem, needed=len(files), limit=_MAX_SET_BYTES)
+
+
+def _parsed(files: bytes) -> dict[str, descriptor_pb2.FileDescriptorProto]:
+    """The files by name."""
+    try:
+        count_fields(files, descriptor_pb2.FileDescriptorSet.DESCRIPTOR, _MAX_SET_FIELDS)
+        listed = descriptor_pb2.FileDescriptorSet.FromString(files).file
+    except InvalidRequest as error:
+        if error.needed is not None:
+            problem = f"has {error.needed} fields or more; {error.limit} are allowed"
+            raise refused(problem, needed=error.needed, limit=error.limit) from None
+        raise refused("is not a serialized google.protobuf.FileDescriptorSet") from None
+    except DecodeError:
+        raise refused("is not a serialized google.protobuf.FileDescriptorSet") from None
+    named = {file.name: file for file in listed}
+    if len(named) < len(listed):
+        names = [file.name for file in listed]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise refused(f"the file {twice!r} is in it {names.count(twice)} times")
+    return named
+
+
+def _pool(files: dict[str, descriptor_pb2.FileDescriptorProto], wanted: str) -> DescriptorPool:
+    """Of the files, and that of the `wanted` type where it may be left out."""
+    pool = DescriptorPool()
+    roots = [*files, WELL_KNOWN_TYPES[wanted]] if wanted in WELL_KNOWN_TYPES else [*files]
+    for name in _in_order(files, roots):
+        try:
+            if name in WELL_KNOWN_FILES:
+                pool.AddSerializedFile(WELL_KNOWN_FILES[name])
+            else:
+                pool.AddSerializedFile(files[name].SerializeToString())
+        except Exception as error:  # protobuf raises TypeError here, and says more in its text
+            raise refused(f"the file {name!r} is invalid: {str(error)[:_MAX_WORDS]}") from None
+    return pool
+
+
+def _in_order(files: dict[str, descriptor_pb2.FileDescriptorProto], roots: list[str]) -> Iterator[str]:
+    """Names of the `roots` and of those they import, imports first. Raise InvalidConstraint for a missing one and for a
+    circle."""
+    done, begun = set[str](), set[str]()
+    for first in roots:
+        waiting = [first]
+        while waiting:
+            name = waiting[-1]
+            imports = _imports(files, name)
+            missing = [each for each in imports if each not in files and each not in WELL_KNOWN_FILES]
+            if missing:
+                raise refused(f"{name!r} imports {missing[0]!r}, which is not in it")
+            left = [each for each in imports if each not in done]
+            if name in done or not left:
+                waiting.pop()
+                if name not in done:
+                    done.add(name)
+                    yield name
+                continue
+            if name in begun:
+                raise refused(f"{name!r} imports itself, by way of {left[0]!r}")
+            begun.add(name)
+            waiting += left
+
+
+def _imports(files: dict[str, descriptor_pb2.FileDescriptorProto], name: str) -> list[str]:
+    if name in WELL_KNOWN_FILES:
+        return list(descriptor_pb2.FileDescriptorProto.FromString(WELL_KNOWN_FILES[name]).dependency)
+    return list(files[name].dependency)

@@ -1,0 +1,1 @@
+"""Protobuf messages to and from plain data."""

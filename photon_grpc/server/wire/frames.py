@@ -1,0 +1,50 @@
+"""Items of a multiplexed stream in wire form: joined, they are a MultiplexGenerateResponse.
+
+https://protobuf.dev/programming-guides/encoding
+"""
+
+from __future__ import annotations
+
+from photon_grpc.core.generation import Start
+from photon_grpc.frontend.output.update import Update
+from photon_grpc.server.wire.responses import ResponseWriter
+from photon_grpc.server.wire.varint import varint
+from photon_grpc.v1 import inference_pb2 as pb
+
+#: Tags: the field's number and its type, 0 for a varint, 2 for what has a length.
+_ITEM = b"\x0a"  # MultiplexGenerateResponse.items
+_HANDLE, _RESPONSE = b"\x08", b"\x1a"  # MultiplexItem
+
+
+class ItemWriter:
+    """Writes the items of one request."""
+
+    __slots__ = ("_handle", "_handle_field", "_request_id", "responses")
+
+    def __init__(self, handle: int, request_id: str) -> None:
+        self._handle = handle
+        self._handle_field = _HANDLE + varint(handle)
+        self._request_id = request_id
+        self.responses = ResponseWriter()
+
+    def plain(self, update: Update) -> bytes | None:
+        """The next item; None where it is not for ResponseWriter.plain: then `full` writes it."""
+        response = self.responses.plain(update)
+        if response is None:
+            return None
+        item = self._handle_field + _RESPONSE + varint(len(response)) + response
+        return _ITEM + varint(len(item)) + item
+
+    async def full(self, update: Update, start: Start) -> bytes:
+        """The next item, whatever it holds. `start` is told with the first. Raise InternalFailure."""
+        response = await self.responses.full(update, start)
+        request_id = "" if response.sequence > 1 else self._request_id
+        return _framed(pb.MultiplexItem(handle=self._handle, request_id=request_id, response=response))
+
+    def error(self, error: pb.RequestError) -> bytes:
+        """The item of its failure."""
+        return _framed(pb.MultiplexItem(handle=self._handle, request_id=self._request_id, error=error))
+
+
+def _framed(item: pb.MultiplexItem) -> bytes:
+    return pb.MultiplexGenerateResponse(items=[item]).SerializeToString()

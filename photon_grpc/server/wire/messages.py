@@ -1,0 +1,40 @@
+"""Messages of typed outputs into answers that are made but for them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from photon_grpc.errors import InternalFailure, frames_of
+from photon_grpc.frontend.output.update import OutputDelta
+from photon_grpc.v1 import inference_pb2 as pb
+
+if TYPE_CHECKING:
+    from photon_grpc.server.typed.message_type import MessageType
+
+_LOG = logging.getLogger(__name__)
+
+#: JSON that is parsed beside the event loop: some 5 ms.
+_LONG_BYTES = 4096
+
+
+async def add(outputs: Iterable[pb.Output], deltas: Iterable[OutputDelta], message_type: MessageType) -> None:
+    """The message of every output that is complete. Raise InternalFailure where one cannot be parsed: what satisfies
+    the grammar can be."""
+    for output, delta in zip(outputs, deltas, strict=True):
+        json = b"" if delta.finish is None else delta.finish.message_json
+        if len(json) > _LONG_BYTES:
+            await asyncio.to_thread(_add, output, json, message_type)
+        elif json:
+            _add(output, json, message_type)
+
+
+def _add(output: pb.Output, json: bytes, message_type: MessageType) -> None:
+    try:
+        output.message.Pack(message_type.parse(json.decode()))
+    except Exception as error:
+        # Without the error's text: it quotes what was generated.
+        _LOG.error("a complete output is not a %s, %s\n%s", message_type.name, type(error).__name__, frames_of(error))
+        raise InternalFailure("internal error: the output cannot be parsed as its message") from None

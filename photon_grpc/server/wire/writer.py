@@ -1,0 +1,54 @@
+"""Writes a stream's messages, and cuts off readers that take none.
+
+HTTP/2 flow control lets thousands of small messages be written for a reader that reads nothing. What bounds a stream is
+above it: one write is awaited before the next message is made, and what gathers meanwhile is merged, never more than
+the output's own text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from photon_grpc.errors import DeadlinePassed
+
+if TYPE_CHECKING:
+    from photon_grpc.server.calls.metadata import Context
+
+
+class StreamWriter:
+    """Writes for all streams of a server. A write that waits longer than `stall_limit_s` for its reader fails."""
+
+    def __init__(self, stall_limit_s: float) -> None:
+        self._stall_limit_s = stall_limit_s
+        #: Since when a call's task has been waiting for its reader.
+        self._waiting: dict[asyncio.Task[Any] | None, float] = {}
+        self._stalled: set[asyncio.Task[Any] | None] = set()
+
+    async def write(self, context: Context, message: Any) -> None:
+        """Return when gRPC has taken the message; at most one write per call at a time. Raise DeadlinePassed."""
+        task = asyncio.current_task()
+        self._waiting[task] = time.monotonic()
+        try:
+            await context.write(message)
+        except asyncio.CancelledError:
+            if task is None or task not in self._stalled:
+                raise
+            task.uncancel()
+            raise DeadlinePassed(f"the reader took no message for {self._stall_limit_s:g} s") from None
+        finally:
+            del self._waiting[task]
+            self._stalled.discard(task)
+
+    async def watch(self) -> None:
+        """Run as long as the server does: one look at all streams costs less than a timer for every message."""
+        while True:
+            await asyncio.sleep(self._stall_limit_s / 4)
+            self._cut_off(time.monotonic() - self._stall_limit_s)
+
+    def _cut_off(self, before_s: float) -> None:
+        for task, since_s in self._waiting.items():
+            if since_s < before_s and task is not None and task not in self._stalled:
+                self._stalled.add(task)
+                task.cancel()

@@ -1,0 +1,133 @@
+"""Small pages in plain HTTP for scrapers and probes. One that reads nothing, or sends nothing, holds no place for long
+and costs no thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from email.parser import BytesHeaderParser
+from http import HTTPStatus
+from typing import NamedTuple
+
+from photon_grpc.config.resolve import split_address
+from photon_grpc.errors import ConfigError, PhotonError, QueueFull, frames_of
+from photon_grpc.server.calls.places import Places
+
+_LOG = logging.getLogger(__name__)
+
+#: Beyond them the oldest connection of the host that has most is ended: a new one is served.
+MAX_CONNECTIONS = 64
+#: From the connection to the last byte of the answer.
+TIMEOUT_S = 5.0
+_MAX_HEAD_BYTES = 8 * 1024
+_END_OF_HEAD = b"\r\n\r\n"
+
+
+class Page(NamedTuple):
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+    status: HTTPStatus = HTTPStatus.OK
+
+
+#: Given the header `accept`.
+Render = Callable[[str], Page]
+
+
+class _Connection:
+    """None of them works: all are idle from their beginning."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        self.host = str((writer.get_extra_info("peername") or ("",))[0])
+        self._since_s = time.monotonic()
+
+    def idle_since_s(self) -> float:
+        return self._since_s
+
+    def evict(self, error: PhotonError) -> None:
+        self.writer.transport.abort()
+
+
+class HttpEndpoint:
+    """GET and HEAD, one request for each connection. Belongs to one event loop."""
+
+    def __init__(self, pages: Mapping[str, Render], *, timeout_s: float = TIMEOUT_S) -> None:
+        self._pages = pages
+        self._timeout_s = timeout_s
+        self.places = Places("connections for metrics", MAX_CONNECTIONS)
+        self._open: set[_Connection] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self, address: str) -> str:
+        """Listen; return HOST:PORT, with the port that was chosen for port 0. Raise ConfigError."""
+        host, port = split_address(address, "--metrics-listen")
+        try:
+            self._server = await asyncio.start_server(self._serve, host.strip("[]"), port, limit=_MAX_HEAD_BYTES)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen at {address} for metrics: {error.strerror or error}; choose another address "
+                "(--metrics-listen)",
+                field="--metrics-listen",
+            ) from None
+        return f"{host}:{self._server.sockets[0].getsockname()[1]}"
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for connection in tuple(self._open):
+            connection.writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = _Connection(writer)
+        try:
+            place = self.places.take(connection.host, connection)
+        except QueueFull:
+            writer.transport.abort()
+            return
+        self._open.add(connection)
+        with place:
+            await self._answered(reader, writer)
+        self._open.discard(connection)
+
+    async def _answered(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Written is what the reader's machine has taken, and not what waits here for it.
+        writer.transport.set_write_buffer_limits(high=0)
+        with contextlib.suppress(TimeoutError, OSError, EOFError, asyncio.LimitOverrunError):
+            async with asyncio.timeout(self._timeout_s):
+                writer.write(self._answer(await reader.readuntil(_END_OF_HEAD)))
+                await writer.drain()
+                writer.close()
+        # Nothing more of one that has not closed by now.
+        if not writer.is_closing():
+            writer.transport.abort()
+
+    def _answer(self, head: bytes) -> bytes:
+        first, _, rest = head.partition(b"\r\n")
+        method, path, *_ = [*first.decode("latin-1").split(" "), "", ""]
+        page = self._page(method, path.partition("?")[0], BytesHeaderParser().parsebytes(rest).get("accept", ""))
+        lines = (
+            f"HTTP/1.1 {page.status.value} {page.status.phrase}",
+            f"Content-Type: {page.content_type}",
+            f"Content-Length: {len(page.body)}",
+            "Connection: close",
+        )
+        return "\r\n".join((*lines, "\r\n")).encode("latin-1") + (b"" if method == "HEAD" else page.body)
+
+    def _page(self, method: str, path: str, accept: str) -> Page:
+        render = self._pages.get(path)
+        if render is None:
+            return _told(HTTPStatus.NOT_FOUND, f"here are {', '.join(self._pages)}")
+        if method not in ("GET", "HEAD"):
+            return _told(HTTPStatus.METHOD_NOT_ALLOWED, "GET and HEAD only")
+        try:
+            return render(accept)
+        except Exception as error:
+            _LOG.error("%s cannot be shown, %s\n%s", path, type(error).__name__, frames_of(error))
+            return _told(HTTPStatus.INTERNAL_SERVER_ERROR, "the log says why")
+
+
+def _told(status: HTTPStatus, text: str) -> Page:
+    return Page(f"{text}\n".encode(), status=status)

@@ -1,0 +1,74 @@
+"""/metrics, /healthz and /readyz of the whole service, by its supervisor: the process that outlives all others, so that
+no counter falls when one of them dies."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from http import HTTPStatus
+
+from photon_grpc.bridge.control import Counted
+from photon_grpc.core.counts import EngineSums, Series, Sums
+from photon_grpc.core.frames import Facts
+from photon_grpc.server.observe import metrics
+from photon_grpc.server.observe.exposition import Snapshot
+from photon_grpc.service.endpoints.http import HttpEndpoint, Page
+from photon_grpc.service.endpoints.service_metrics import Served
+
+_LOG = logging.getLogger("photon_grpc")
+
+#: In the place of a front end: what is counted here.
+_OWN = -1
+
+
+class MetricsEndpoint:
+    """service_metrics.ServiceMetrics."""
+
+    def __init__(self, address: str, served: Callable[[], Served]) -> None:
+        self._address = address
+        self._served = served
+        self._frontends = Sums()
+        self._engines = EngineSums()
+        self._num_lost = 0
+        self._life = 0
+        self._facts: Facts | None = None
+        self._http = HttpEndpoint({"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz})
+
+    async def start(self) -> None:
+        """Listen. Raise ConfigError."""
+        _LOG.info("metrics on http://%s/metrics", await self._http.start(self._address))
+
+    def told(self, frontend: int, counted: Counted) -> None:
+        self._frontends.told(frontend, counted.series)
+        self._engines.told(counted.life, counted.load)
+
+    def requests_lost(self, num_requests: int) -> None:
+        self._num_lost += num_requests
+        self._frontends.told(_OWN, (Series(metrics.LOST.name, (), (self._num_lost,)),))
+
+    def frontend_ended(self, frontend: int) -> None:
+        self._frontends.gone(frontend)
+
+    def engine_begins(self, life: int) -> None:
+        self._life = life
+        self._engines.begin(life)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def _metrics(self, accept: str) -> Page:
+        served = self._served()
+        # The labels stay while an engine is started again.
+        self._facts = served.facts or self._facts
+        told = served._replace(facts=self._facts)
+        snapshot = Snapshot(self._engines.load(self._life), self._frontends, *told)
+        return Page(*snapshot.page(accept))
+
+    def _healthz(self, accept: str) -> Page:
+        # As the gRPC health of "": whatever dies is started again by the process that answers.
+        return Page(b"SERVING\n")
+
+    def _readyz(self, accept: str) -> Page:
+        if self._served().is_ready:
+            return Page(b"SERVING\n")
+        return Page(b"NOT_SERVING\n", status=HTTPStatus.SERVICE_UNAVAILABLE)

@@ -1,0 +1,1 @@
+"""What children write to stderr."""

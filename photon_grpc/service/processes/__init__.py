@@ -1,0 +1,1 @@
+"""The child processes and what keeps them alive."""

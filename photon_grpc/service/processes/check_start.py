@@ -1,0 +1,108 @@
+"""Check what `serve` refuses at its start, by the checks of its own processes, without loading weights.
+
+`python -m photon_grpc.service.processes.check_start` reads a ServeConfig as JSON from stdin and prints the reasons as
+a JSON list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import msgspec
+import torch
+
+from photon_grpc import demo
+from photon_grpc.compose.access import read_certificates, read_keys
+from photon_grpc.compose.assemble import check_cache, check_step_trace, pick_kernels
+from photon_grpc.compose.served_model import read_served_model
+from photon_grpc.compose.tracing import check_tracing
+from photon_grpc.config import resolve
+from photon_grpc.config.checkpoint import read_checkpoint
+from photon_grpc.config.flags import ServeConfig
+from photon_grpc.config.model_dir import read_model_dir
+from photon_grpc.config.sizes import decide_sizes
+from photon_grpc.errors import StartupError
+from photon_grpc.kernels import TORCH
+from photon_grpc.models import builder, weights
+from photon_grpc.service.endpoints.http import HttpEndpoint
+from photon_grpc.service.endpoints.listen import check_admin, check_distinct, plan_listeners
+
+
+def reasons(config: ServeConfig) -> list[str]:
+    """The reasons for which `serve` would not start, each once: engine and front end read the same files. A check that
+    breaks is one of them, and the others are made."""
+    found: dict[str, None] = {}
+    for check in _checks(config):
+        try:
+            check()
+        except StartupError as error:
+            found[str(error)] = None
+        except Exception as error:
+            traceback.print_exc()
+            found[f"{type(error).__name__} where only a refusal was expected: {error}"] = None
+    return list(found)
+
+
+def _checks(config: ServeConfig) -> Iterator[Callable[[], object]]:
+    """The supervisor's, the front end's, the engine's. Of a model that is still to be downloaded nothing is checked."""
+    server = config.server
+    yield partial(check_distinct, server)
+    yield lambda: plan_listeners(server.listen, server.frontends).close()
+    yield partial(check_admin, server.admin_listen)
+    yield partial(check_metrics, server.metrics_listen)
+    yield partial(read_certificates, server)
+    yield partial(read_keys, server)
+    yield partial(check_tracing, server)
+    yield partial(check_step_trace, config)
+    yield partial(pick_kernels, config)
+    if not resolve.is_model_id(config.model.model):
+        yield from _model_checks(config)
+
+
+def _model_checks(config: ServeConfig) -> Iterator[Callable[[], object]]:
+    """Of a directory that holds no model this is the one reason."""
+    holds_model = partial(resolve.check_model, config.model.model, random_weights=config.model.load_format == "dummy")
+    try:
+        holds_model()
+    except StartupError:
+        yield holds_model
+    else:
+        yield partial(read_served_model, config)
+        yield partial(check_model, config)
+
+
+def check_metrics(address: str) -> None:
+    """Raise ConfigError where it could not be listened at."""
+
+    async def listen() -> None:
+        endpoint = HttpEndpoint({})
+        await endpoint.start(address)
+        endpoint.close()
+
+    if address:
+        asyncio.run(listen())
+
+
+def check_model(config: ServeConfig) -> None:
+    """Raise ConfigError for sizes that the model does not allow, and ModelLoadError naming the tensor that is missing,
+    surplus, or of a wrong shape or dtype, from the headers alone."""
+    model_config = read_model_dir(config.model.model or demo.TARGET)
+    on_cuda = config.device.device != "cpu" and torch.cuda.is_available()
+    sizes = decide_sizes(model_config, config, on_cuda=on_cuda)
+    decoder = builder.build(model_config, dtype=torch.float32, device="cpu", kernels=TORCH, max_model_len=2)
+    check_cache(config.cache, decoder, sizes)
+    if config.model.load_format != "dummy":
+        weights.check(decoder, read_checkpoint(model_config.path), model_config)
+
+
+def main() -> None:
+    config = msgspec.json.decode(sys.stdin.buffer.read(), type=ServeConfig)
+    print(msgspec.json.encode(reasons(config)).decode())
+
+
+if __name__ == "__main__":
+    main()

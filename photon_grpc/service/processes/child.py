@@ -1,0 +1,259 @@
+"""Child processes: how they are started, told things, missed at once, and never left behind.
+
+Knows nothing of what a child does. Start children from the main thread: the system ends a child when the *thread* that
+made it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from typing import NamedTuple
+
+from photon_grpc.bridge.codec import FrameError
+from photon_grpc.bridge.control import Begin, CannotStart, ControlChannel, ControlMessage
+from photon_grpc.bridge.heartbeat import SharedHeartbeat, Watchdog
+from photon_grpc.service.processes.signals import END_SIGNALS, IDLE_SIGNALS, WHERE_SIGNAL
+
+log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+
+#: Signals that do not end a child.
+_LEFT_ALONE = (*END_SIGNALS, *IDLE_SIGNALS)
+#: Signals that a process brings upon itself.
+_FATAL_SIGNALS = {
+    *(signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS)
+}
+
+#: Time that a child gets to print where it is.
+_LAST_WORDS_S = 0.2
+
+#: A child that could not start says why over its control socket (CannotStart) and ends with this.
+CANNOT_START = 2
+
+
+class ChildCommand(NamedTuple):
+    """The command of a child: `python -m MODULE PID CONTROL_FD HEARTBEAT_FD [SHARED_FD ...]`, read by `enter_child`."""
+
+    name: str
+    module: str
+    #: None: this process's own.
+    stderr: int | None = None
+    #: Further files that it is to have.
+    shared: tuple[int, ...] = ()
+
+    def start(self, *files: int) -> subprocess.Popen[bytes]:
+        """Raise OSError."""
+        passed = (*files, *self.shared)
+        command = [sys.executable, "-m", self.module, str(os.getpid()), *map(str, passed)]
+        with _blocked(*_LEFT_ALONE):
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=self.stderr, pass_fds=passed)
+
+
+class Child:
+    """A running child, the control socket to it and its signs of life."""
+
+    def __init__(
+        self, name: str, process: subprocess.Popen[bytes], control: ControlChannel, watchdog: Watchdog
+    ) -> None:
+        self.name = name
+        self.process = process
+        self._control = control
+        self._watchdog = watchdog
+        self._has_hung = False
+        #: False once it is waited for: it was told to end, and has its time for that.
+        self._is_watched = True
+        self._ended: asyncio.Task[int] = asyncio.create_task(_wait(process))
+
+    @classmethod
+    def start(cls, command: ChildCommand) -> Child:
+        """Raise OSError."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        watchdog = Watchdog()
+        try:
+            with theirs:
+                process = command.start(theirs.fileno(), watchdog.fd)
+        except OSError:
+            ours.close()
+            watchdog.close()
+            raise
+        return cls(command.name, process, ControlChannel(ours), watchdog)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def tell(self, message: ControlMessage, passed: socket.socket | None = None) -> None:
+        """Send a message. One that is dead gets nothing, its end is noticed elsewhere; one that reads nothing for long
+        is killed."""
+        try:
+            self._control.send(message, passed)
+        except BufferError as error:
+            log.error("the %s reads nothing (%s): it hangs and is ended", self.name, error)
+            self.kill()
+        except OSError:
+            pass
+
+    async def messages(self) -> AsyncIterator[ControlMessage]:
+        """The child's messages, until it has ended."""
+        while True:
+            try:
+                messages = self._control.receive()
+            except (EOFError, OSError, FrameError):
+                break
+            for message in messages:
+                yield message
+            if not messages:
+                await _readable(self._control)
+        await self.ended()
+
+    async def ended(self) -> int:
+        """Waits; returns the exit code, negative for a signal."""
+        return await asyncio.shield(self._ended)
+
+    def end_if_hung(self) -> None:
+        """Kill it where it is silent for longer than it allowed itself, after it had a moment to print where each of
+        its threads is.
+
+        To be called every heartbeat.TICK_S, on the event loop.
+        """
+        if self._ended.done() or not self._is_watched:
+            return
+        if told := self._watchdog.tick():
+            self._has_hung = not _is_stopped(self.pid)
+            why = "hangs" if self._has_hung else "is stopped from outside"
+            log.error("the %s %s: it %s and is ended", self.name, told, why)
+            self.process.send_signal(WHERE_SIGNAL)
+            asyncio.get_running_loop().call_later(_LAST_WORDS_S, self.kill)
+
+    @property
+    def is_at_fault(self) -> bool:
+        """Of one that has ended: whether by what it did itself. A signal that others send says nothing of it."""
+        code = self.process.returncode
+        return self._has_hung or code > 0 or -code in _FATAL_SIGNALS
+
+    def kill(self) -> None:
+        """End it now, whatever it does."""
+        if self.process.returncode is None:
+            self.process.kill()
+
+    async def end_within(self, timeout_s: float) -> int:
+        """Wait for its own end, then kill it; its silence is no hang meanwhile."""
+        self._is_watched = False
+        try:
+            return await asyncio.wait_for(self.ended(), timeout_s)
+        except TimeoutError:
+            self.kill()
+            return await self.ended()
+
+    def close(self) -> None:
+        self._control.close()
+        self._watchdog.close()
+
+
+class ChildContext(NamedTuple):
+    """A child's belongings from its supervisor."""
+
+    control: ControlChannel
+    begin: Begin
+    #: Messages that came with it.
+    said: list[ControlMessage]
+    heartbeat: SharedHeartbeat
+    #: The further files of its command.
+    shared: tuple[int, ...]
+
+    def refuse(self, reason: str) -> int:
+        """Say why this process cannot start; return the exit code for that."""
+        self.control.send(CannotStart(reason))
+        return CANNOT_START
+
+
+def enter_child(argv: list[str]) -> ChildContext:
+    """The first thing that a child's main does.
+
+    From here it dies with its supervisor, and leaves signals that ask for an end to it: the supervisor lets running
+    requests finish before it ends its children. SIGUSR1 shows where its threads are.
+    """
+    supervisor_pid, fd, heartbeat_fd, *shared = map(int, argv[1:])
+    die_with(supervisor_pid)
+    faulthandler.enable()
+    faulthandler.register(WHERE_SIGNAL)
+    for signum in _LEFT_ALONE:
+        if signum != WHERE_SIGNAL:
+            signal.signal(signum, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_ALONE)
+    for each in (fd, heartbeat_fd, *shared):
+        os.set_inheritable(each, False)
+    control = ControlChannel(socket.socket(fileno=fd))
+    try:
+        while not (messages := control.receive()):
+            pass  # a part of the first one
+        begin, *said = messages
+    except EOFError:
+        raise SystemExit(1) from None
+    if not isinstance(begin, Begin):
+        raise FrameError(f"the supervisor began with {begin}")
+    return ChildContext(control, begin, said, SharedHeartbeat(heartbeat_fd), tuple(shared))
+
+
+def die_with(parent_pid: int) -> None:
+    """This process ends when its parent does, also when that is killed (Linux); at once where it is gone already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        raise SystemExit(1)
+
+
+@contextlib.contextmanager
+def _blocked(*signals: signal.Signals) -> Iterator[None]:
+    """A child inherits the mask, so that nothing interrupts it before it has said what it ignores."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return whether a signal or a debugger has stopped it; False where the system does not say (not Linux)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            # PID (NAME) STATE ...; a name may hold anything.
+            state = stat.read().rpartition(b") ")[2][:1]
+    except OSError:
+        return False
+    return state in (b"T", b"t")
+
+
+async def _wait(process: subprocess.Popen[bytes]) -> int:
+    """The exit code, as soon as there is one."""
+    if not hasattr(os, "pidfd_open"):
+        return await asyncio.to_thread(process.wait)
+    pidfd = os.pidfd_open(process.pid)
+    try:
+        await _readable(pidfd)
+    finally:
+        os.close(pidfd)
+    return process.wait()
+
+
+async def _readable(file: int | ControlChannel) -> None:
+    loop = asyncio.get_running_loop()
+    fd = file if isinstance(file, int) else file.fileno()
+    readable = asyncio.Event()
+    loop.add_reader(fd, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(fd)

@@ -1,0 +1,199 @@
+"""A front end's end of its encoder process: what goes there, in which order, and how it ends with its call."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+from photon_grpc.bridge.codec import FrameReader, encode
+from photon_grpc.bridge.control import Begin, Link
+from photon_grpc.core.ask import ChatInput, ConstraintAsk, IdsInput, TextInput
+from photon_grpc.core.constraint import Constraint
+from photon_grpc.errors import EngineRestarting
+from photon_grpc.frontend.encoder import (
+    ANSWER,
+    WAITING,
+    Answer,
+    DecodeIds,
+    EncodeChat,
+    EncodeText,
+    Grammar,
+    Ids,
+    Job,
+    Refusal,
+    Text,
+    ThreadEncoder,
+    TryOut,
+    are_few,
+    excess,
+    is_small,
+    packed,
+    unpacked,
+)
+from photon_grpc.frontend.fair_turns import FairTurns
+from photon_grpc.frontend.input.prompt import Prepared
+from photon_grpc.service.processes.child import Child, ChildCommand
+from photon_grpc.service.processes.encoder import SMALL_JOB_BYTES, max_memory_bytes
+from photon_grpc.service.processes.managed_process import ManagedProcess
+
+log = logging.getLogger(__name__)
+
+_MODULE = "photon_grpc.service.processes.encoder"
+_MAX_JOBS = 256
+#: As they lie in the front end's memory.
+_MAX_JOBS_BYTES = 2**27
+#: Ids of a long context take four bytes each; far above that.
+_MAX_ANSWER_BYTES = 2**28
+#: Far above what a job's processor time may take beside others: what is silent for longer is stopped or hangs.
+_MAX_SILENCE_S = 60.0
+#: A job of no work: a process that lives answers it.
+_NOTHING = DecodeIds(b"", False)
+
+
+class EncoderProcess:
+    """Small inputs in threads, the others in a process that can be killed."""
+
+    def __init__(self, threads: ThreadEncoder, begin: Begin) -> None:
+        self._threads = threads
+        self._begin = begin
+        self._is_up = asyncio.Event()
+        self._process = ManagedProcess(
+            ChildCommand("encoder", _MODULE),
+            on_start=self._started,
+            on_message=lambda message: None,
+            on_end=lambda child: self._is_up.clear(),
+        )
+        # Its end, even at the start, fails the jobs at hand and not the front end.
+        self._process.has_worked = True
+        self._turns = FairTurns(
+            max(1, min((os.cpu_count() or 1) // 2, 4)),
+            WAITING,
+            max_jobs=_MAX_JOBS,
+            max_bytes=_MAX_JOBS_BYTES,
+            large_bytes=SMALL_JOB_BYTES,
+        )
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[EncoderProcess]:
+        """Keep the process alive meanwhile. In the main thread."""
+        keeper = asyncio.create_task(self._process.keep())
+        try:
+            yield self
+        finally:
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
+            if self.child is not None:
+                self.child.kill()
+                self.child.close()
+
+    async def prepare(
+        self, input: TextInput | IdsInput | ChatInput, stop_strings: tuple[str, ...], max_tokens: int, caller: str = ""
+    ) -> Prepared:
+        if not is_small(input) and not isinstance(input, IdsInput):
+            input = IdsInput(await self.encode(input, max_tokens, caller))
+        return await self._threads.prepare(input, stop_strings, max_tokens, caller)
+
+    async def encode(self, input: TextInput | ChatInput, max_tokens: int, caller: str = "") -> tuple[int, ...]:
+        if is_small(input):
+            return await self._threads.encode(input, max_tokens, caller)
+        job = EncodeText(input, max_tokens) if isinstance(input, TextInput) else EncodeChat(input, max_tokens)
+        answer = await self._perform(job, sum(map(sys.getsizeof, _texts(input))), caller)
+        if not isinstance(answer, Ids):
+            raise RuntimeError(f"an encoder answered with {type(answer).__name__}")
+        return unpacked(answer.token_ids)
+
+    async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool, caller: str = "") -> str:
+        if are_few(token_ids):
+            return await self._threads.decode(token_ids, skip_special_tokens, caller)
+        job = DecodeIds(packed(token_ids), skip_special_tokens)
+        answer = await self._perform(job, len(job.token_ids), caller)
+        if not isinstance(answer, Text):
+            raise RuntimeError(f"an encoder answered with {type(answer).__name__}")
+        return answer.text
+
+    async def try_out(self, constraint: ConstraintAsk, caller: str = "") -> Constraint:
+        num_bytes = sum(map(sys.getsizeof, (constraint.text, *constraint.choices)))
+        answer = await self._perform(TryOut(constraint), num_bytes, caller)
+        if not isinstance(answer, Grammar):
+            raise RuntimeError(f"an encoder answered with {type(answer).__name__}")
+        return answer.constraint
+
+    async def _perform(self, job: Job, num_bytes: int, caller: str) -> Answer:
+        """Cancelling it ends the work. Raise PhotonError."""
+        async with self._turns.turn(caller, num_bytes):
+            await self._is_up.wait()
+            child = self.child
+            if child is None:
+                raise RuntimeError("an encoder is up and is none")
+            try:
+                async with asyncio.timeout(_MAX_SILENCE_S):
+                    answer, num_sent = await _asked(child, job)
+                    if answer is None:
+                        await _check_alive(child)
+            except TimeoutError:
+                child.kill()
+                raise _restarting() from None
+            if answer is None:
+                limit = max_memory_bytes(num_sent) >> 20
+                others = ", nests too deeply or breaks the compiler" if isinstance(job, TryOut) else ""
+                raise excess(job, f"takes more than {limit} MiB{others}", limit)
+        if isinstance(answer, Refusal):
+            if answer.frames:
+                log.error("encoding failed, %s", answer.frames)
+            raise answer.fault.error()
+        return answer
+
+    @property
+    def child(self) -> Child | None:
+        return self._process.child
+
+    def _started(self) -> None:
+        if self.child is not None:
+            self.child.tell(self._begin)
+            self._is_up.set()
+
+
+async def _asked(child: Child, job: Job) -> tuple[Answer | None, int]:
+    """The answer over a socket of its own, None where it closed without one; the bytes that were sent."""
+    loop = asyncio.get_running_loop()
+    ours, theirs = socket.socketpair()
+    with ours:
+        ours.setblocking(False)
+        with theirs:
+            child.tell(Link(), theirs)
+        frame = encode(job)
+        num_sent = len(frame)
+        reader = FrameReader(ANSWER, max_bytes=_MAX_ANSWER_BYTES)
+        with contextlib.suppress(ConnectionError):
+            await loop.sock_sendall(ours, frame)
+            del frame  # megabytes, perhaps
+            while received := await loop.sock_recv_into(ours, reader.room()):
+                for answer in reader.advance(received):
+                    return answer, num_sent
+    return None, num_sent
+
+
+async def _check_alive(child: Child) -> None:
+    """Raise EngineRestarting where not the job alone has ended: another one has no answer either. The process's own end
+    is seen later than that of its sockets."""
+    answer, _ = await _asked(child, _NOTHING)
+    if answer is None:
+        raise _restarting()
+
+
+def _restarting() -> EngineRestarting:
+    return EngineRestarting("the encoder is restarting; nothing was sent yet")
+
+
+def _texts(input: TextInput | ChatInput) -> Iterator[str]:
+    if isinstance(input, TextInput):
+        yield input.text
+        return
+    yield from (input.template_args_json, input.tools_json)
+    for message in input.messages:
+        yield from (message.role, message.content, message.name, message.tool_call_id, message.tool_calls_json)
