@@ -27,7 +27,7 @@ from benchmarks.engine import Work, loaded
 from benchmarks.masked_rows import DrawnMasks, NoMasks, OpenMasks, UnboundedMasks, WrittenMasks
 from benchmarks.saved import add_save_flag, saved
 from photon_grpc.core.batch import Admission, Batch
-from photon_grpc.core.logprobs import NO_SCORES, RECORD, ScoreParams
+from photon_grpc.core.logprobs import NO_LOGPROBS, RECORD, LogprobParams
 from photon_grpc.core.request import SamplingParams
 
 GREEDY, DRAWN, TOP_P = SamplingParams(0.0), SamplingParams(0.8, seed=1), SamplingParams(0.8, top_p=0.95, seed=1)
@@ -47,22 +47,22 @@ class Variant(NamedTuple):
     """Asked for by every row."""
 
     sampling: SamplingParams
-    scores: ScoreParams = NO_SCORES
+    scores: LogprobParams = NO_LOGPROBS
     masks: type[NoMasks] = NoMasks
 
 
 VARIANTS = {
     "greedy": Variant(GREEDY),
-    "greedy, logprobs 0": Variant(GREEDY, ScoreParams(logprobs=0)),
-    "greedy, logprobs 5": Variant(GREEDY, ScoreParams(logprobs=5)),
-    "greedy, logprobs 20": Variant(GREEDY, ScoreParams(logprobs=20)),
+    "greedy, logprobs 0": Variant(GREEDY, LogprobParams(logprobs=0)),
+    "greedy, logprobs 5": Variant(GREEDY, LogprobParams(logprobs=5)),
+    "greedy, logprobs 20": Variant(GREEDY, LogprobParams(logprobs=20)),
     "greedy, penalties and biases": Variant(structs.replace(GREEDY, **SHAPED)),
     "greedy, masks that allow everything": Variant(GREEDY, masks=OpenMasks),
     "greedy, masks of a schema": Variant(GREEDY, masks=WrittenMasks),
     "greedy, masks of a schema without maxLength": Variant(GREEDY, masks=UnboundedMasks),
     "greedy, masks of a schema, what is drawn": Variant(GREEDY, masks=DrawnMasks),
     "temperature": Variant(DRAWN),
-    "temperature, logprobs 5": Variant(DRAWN, ScoreParams(logprobs=5)),
+    "temperature, logprobs 5": Variant(DRAWN, LogprobParams(logprobs=5)),
     "temperature, penalties and biases": Variant(structs.replace(DRAWN, **SHAPED)),
     "temperature, masks of a schema": Variant(DRAWN, masks=WrittenMasks),
     "temperature, masks of a schema, what is drawn": Variant(DRAWN, masks=DrawnMasks),
@@ -70,10 +70,12 @@ VARIANTS = {
     "temperature, top_p of wide rows": Variant(WIDE),
     "temperature, top_k 50 and top_p of wide rows": Variant(structs.replace(WIDE, top_k=50)),
     "temperature, everything": Variant(
-        structs.replace(DRAWN, top_k=50, top_p=0.95, min_p=0.01, **SHAPED), ScoreParams(logprobs=5), masks=WrittenMasks
+        structs.replace(DRAWN, top_k=50, top_p=0.95, min_p=0.01, **SHAPED),
+        LogprobParams(logprobs=5),
+        masks=WrittenMasks,
     ),
     "top_p": Variant(TOP_P),
-    "top_p, logprobs 5": Variant(TOP_P, ScoreParams(logprobs=5)),
+    "top_p, logprobs 5": Variant(TOP_P, LogprobParams(logprobs=5)),
 }
 PROMPT_TOKENS = 128
 

@@ -10,11 +10,11 @@ import torch
 
 from benchmarks.kernels import (
     decode_attention,
-    draw_kept,
     fused_linear,
     paged_attention,
     rms_norm,
     rotary,
+    sample_filtered,
     scores,
     swiglu,
     write_kv,
@@ -31,7 +31,7 @@ TABLES = {
     "paged_attention": paged_attention.table,
     "decode_attention": decode_attention.table,
     "scores": scores.table,
-    "draw_kept": draw_kept.table,
+    "sample_filtered": sample_filtered.table,
     "fused_linear": fused_linear.table,
 }
 #: Their tables are empty without one.

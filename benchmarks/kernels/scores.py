@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.kernels.timing import measure_us, num_copies, print_report_header, report
 from photon_grpc.kernels import Kernels
-from photon_grpc.kernels.sampling.logprobs import MAX_GIVEN, ScoreMetadata
+from photon_grpc.kernels.sampling.logprobs import MAX_GIVEN, LogprobMetadata
 
 #: The best and the given ids of every row.
 CASES = ((0, 0), (5, 0), (20, 0), (20, MAX_GIVEN))
@@ -25,7 +25,7 @@ def table(kernels: Kernels, device: torch.device) -> None:
         given = torch.randint(0, tokens, (rows, MAX_GIVEN), dtype=torch.int32, device=device)
         for num_best, num_given in CASES:
             asked = (torch.full((rows,), number, device=device) for number in (num_best, num_given))
-            metadata = ScoreMetadata(torch.arange(rows, device=device), *asked, given)
+            metadata = LogprobMetadata(torch.arange(rows, device=device), *asked, given)
             calls = [partial(kernels.scores, each, ids, metadata) for each in logits]
             case = f"{rows} x {tokens} best {num_best} given {num_given}"
             report(case, measure_us(calls, device), num_bytes, device)

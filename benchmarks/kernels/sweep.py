@@ -108,7 +108,7 @@ class Chain:
     def launch(self, w: torch.Tensor, tile: Tile) -> None:
         linear, end = Affine(w), self.projection.end
         if end == "head":
-            head.draw_launch(self.x, w, self.metadata, tile)
+            head.sample_launch(self.x, w, self.metadata, tile)
         elif self.heads is not None:
             fused_linear.qkv_launch(self.x, linear, EPS, self.heads, tile, self.counters)
         elif end == "swiglu":

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from photon_grpc.core.fault import Fault
-from photon_grpc.core.logprobs import NO_SCORES, ScoreParams
+from photon_grpc.core.logprobs import NO_LOGPROBS, LogprobParams
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.errors import InvalidConstraint, NumericFailure
 
 #: A runner's answer in place of an id: the logits hold NaN or +infinity; every logit is -infinity, after bans and
 #: masks.
-NAN_LOGITS, NOTHING_TO_DRAW = -1, -2
+NAN_LOGITS, NOTHING_TO_SAMPLE = -1, -2
 
 
 class Admission(msgspec.Struct, frozen=True, array_like=True):
@@ -32,7 +32,7 @@ class Admission(msgspec.Struct, frozen=True, array_like=True):
     min_tokens: int = 0
     banned_until_min: tuple[int, ...] = ()
     #: Its `prompt_logprobs` only says how to score a row of `Batch.scored`.
-    scores: ScoreParams = NO_SCORES
+    scores: LogprobParams = NO_LOGPROBS
 
 
 class Growth(msgspec.Struct, frozen=True, array_like=True):
@@ -73,11 +73,11 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     scored: tuple[tuple[int, int], ...] = ()
 
 
-#: What NAN_LOGITS and NOTHING_TO_DRAW are as faults. One in place of a row's first id is the row's fault; behind kept
+#: What NAN_LOGITS and NOTHING_TO_SAMPLE are as faults. One in place of a row's first id is the row's fault; behind kept
 #: ids it only ends them.
 FAULTS = {
     NAN_LOGITS: Fault.of(NumericFailure("the model gave NaN or infinite logits for this request")),
-    NOTHING_TO_DRAW: Fault.of(
+    NOTHING_TO_SAMPLE: Fault.of(
         InvalidConstraint("the ids that the request bans and those that its constraint allows leave none to draw")
     ),
 }
@@ -95,7 +95,7 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     duration_s: float = 0.0
     #: Ids of each yielding row, in Batch order, at most its `yields`; () is one each.
     lengths: tuple[int, ...] = ()
-    #: Row -> the RECORDs of its kept ids, `ScoreParams.records` each, of rows without a fault that ask for them.
+    #: Row -> the RECORDs of its kept ids, `LogprobParams.records` each, of rows without a fault that ask for them.
     scores: dict[int, bytes] = {}
     #: Row -> the RECORDs of the prompt positions it scored, of rows of `Batch.scored` without a fault.
     prompt_scores: dict[int, bytes] = {}

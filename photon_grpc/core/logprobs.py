@@ -16,7 +16,7 @@ RECORD = struct.Struct("<ifi")
 UNREAD_RECORD = struct.Struct("<I4sI")
 
 
-class ScoreParams(msgspec.Struct, frozen=True, array_like=True):
+class LogprobParams(msgspec.Struct, frozen=True, array_like=True):
     """Ids to score at a position, at most the vocabulary's.
 
     A position is `records` (of an output) or `prompt_records` (of a prompt) RECORDs: the chosen id, in a prompt the one
@@ -43,4 +43,4 @@ class ScoreParams(msgspec.Struct, frozen=True, array_like=True):
         return 1 + self.prompt_logprobs
 
 
-NO_SCORES = ScoreParams()
+NO_LOGPROBS = LogprobParams()

@@ -9,7 +9,7 @@ import msgspec
 
 from photon_grpc.core.constraint import Constraint
 from photon_grpc.core.fields import fields_of
-from photon_grpc.core.logprobs import NO_SCORES, ScoreParams
+from photon_grpc.core.logprobs import NO_LOGPROBS, LogprobParams
 
 
 class FinishReason(IntEnum):
@@ -116,10 +116,10 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     #: Another attempt of the same call: takes the place of an equal request in flight with the same id.
     replaces: bool = False
     #: The caller set no seed; each attempt draws its own.
-    is_seed_drawn: bool = False
+    is_seed_random: bool = False
     #: Output ids that were produced elsewhere: they count as the output's own and are not sent. Of one output only.
     continued_ids: tuple[int, ...] = ()
-    scores: ScoreParams = NO_SCORES
+    scores: LogprobParams = NO_LOGPROBS
     #: What every output must look like.
     constraint: Constraint | None = None
     #: Of the owner, as they are when it comes.
@@ -160,7 +160,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     def _said(self) -> Request:
         return msgspec.structs.replace(
             self,
-            sampling=msgspec.structs.replace(self.sampling, seed=0) if self.is_seed_drawn else self.sampling,
+            sampling=msgspec.structs.replace(self.sampling, seed=0) if self.is_seed_random else self.sampling,
             arrival_s=0.0,
             deadline_s=None,
             queue_deadline_s=None,

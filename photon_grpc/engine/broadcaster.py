@@ -8,7 +8,7 @@ from photon_grpc.engine.engine_stats import EngineStats
 from photon_grpc.engine.scheduler.scheduler import Scheduler
 
 
-class Bulletin:
+class LoadBroadcaster:
     """Frames of tokens tell the Load to those who get them; this reaches every front end, also when nothing is sent or
     running.
 

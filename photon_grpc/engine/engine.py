@@ -16,7 +16,7 @@ from photon_grpc.core.request import FinishReason, Request
 from photon_grpc.core.sequence import Sequence, Status
 from photon_grpc.engine.admission import AdmissionControl
 from photon_grpc.engine.arrivals import Arrivals
-from photon_grpc.engine.broadcaster import Bulletin
+from photon_grpc.engine.broadcaster import LoadBroadcaster
 from photon_grpc.engine.engine_stats import EngineStats
 from photon_grpc.engine.quotas import NO_QUOTAS, NoQuotas
 from photon_grpc.engine.scheduler.deadline import check_deadline
@@ -75,7 +75,7 @@ class Engine:
         self.pace = scheduler.deadlines.pace
         self._timers = Timers()
         self.stats = EngineStats()
-        self._bulletin = Bulletin(self.stats, scheduler, ports.outbox, ports.load_interval_s)
+        self._bulletin = LoadBroadcaster(self.stats, scheduler, ports.outbox, ports.load_interval_s)
         self._facts = facts
         self._admission = AdmissionControl(scheduler, facts, quotas)
         self._launched: deque[Launched] = deque()

@@ -35,7 +35,7 @@ from photon_grpc.core.ask import (
 from photon_grpc.core.field import compiled
 from photon_grpc.core.fields import FIELDS, NEUTRAL
 from photon_grpc.core.frames import Facts
-from photon_grpc.core.logprobs import NO_SCORES, ScoreParams
+from photon_grpc.core.logprobs import NO_LOGPROBS, LogprobParams
 from photon_grpc.core.request import FinishReason, Request, SamplingParams, StopParams
 from photon_grpc.errors import DeadlinePassed, FeatureNotSupported, InvalidRequest, PromptTooLong
 from photon_grpc.frontend.constraints import constraint
@@ -118,9 +118,9 @@ def check_text_input(input: TextInput | ChatInput, model: ServedModel) -> None:
 
 
 def to_request(
-    ask: Ask, model: ServedModel, facts: Facts, prompt_ids: tuple[int, ...], *, request_id: str, drawn_seed: int
+    ask: Ask, model: ServedModel, facts: Facts, prompt_ids: tuple[int, ...], *, request_id: str, random_seed: int
 ) -> Request:
-    """The concrete request for checked `ask`. `drawn_seed` is used where the caller set none.
+    """The concrete request for checked `ask`. `random_seed` is used where the caller set none.
 
     Raise PromptTooLong (over the context), KVCapacity (over all KV blocks), InvalidRequest, DeadlinePassed.
     """
@@ -128,7 +128,7 @@ def to_request(
     field = input_field(ask.input)
     if not isinstance(ask.input, IdsInput):  # ids were checked as they came
         _check_encoded(prompt_ids, facts, field)
-    sampling, scores = _sampling(ask.sampling, model.defaults, drawn_seed), _scores(ask.output)
+    sampling, scores = _sampling(ask.sampling, model.defaults, random_seed), _scores(ask.output)
     num_outputs = _or(ask.sampling.num_outputs, 1)
     queue_deadline_s = _after(ask.origin.arrival_s, ask.scheduling.max_queue_duration_s)
     time_limit_s = _after(ask.origin.arrival_s, ask.stop.max_duration_s)
@@ -149,11 +149,11 @@ def to_request(
         bypass_prefix_cache=ask.cache.bypass_prefix_cache,
         session_id=ask.cache.session_id,
         replaces=ask.replaces,
-        is_seed_drawn=ask.sampling.seed is None,
+        is_seed_random=ask.sampling.seed is None,
         continued_ids=ask.continue_from,
         scores=scores,
     )
-    if request.scores is NO_SCORES:
+    if request.scores is NO_LOGPROBS:
         return request
     num_texts = 2 if model.has_parts(ask.input) else 1
     request = fitted(request, model.max_message_bytes, model.tokenizer, num_texts=num_texts)
@@ -270,16 +270,16 @@ def _check_text_wanted(ask: Ask, model: ServedModel) -> None:
         raise _lacking("TEXT", "stop.stop_strings", "this model has no tokenizer")
 
 
-def _sampling(ask: SamplingAsk, defaults: Mapping[str, Any], drawn_seed: int) -> SamplingParams:
+def _sampling(ask: SamplingAsk, defaults: Mapping[str, Any], random_seed: int) -> SamplingParams:
     allowed = tuple(dict.fromkeys(ask.allowed_token_ids or ()))
-    made: SamplingParams = _parameters(ask, defaults, _or(ask.seed, drawn_seed), ask.logit_bias, allowed)
+    made: SamplingParams = _parameters(ask, defaults, _or(ask.seed, random_seed), ask.logit_bias, allowed)
     return made
 
 
-def _scores(ask: OutputAsk) -> ScoreParams:
+def _scores(ask: OutputAsk) -> LogprobParams:
     if ask.logprobs is None and ask.prompt_logprobs is None and ask.score_token_ids is None:
-        return NO_SCORES
-    return ScoreParams(_or(ask.logprobs, -1), _or(ask.prompt_logprobs, -1), ask.score_token_ids or ())
+        return NO_LOGPROBS
+    return LogprobParams(_or(ask.logprobs, -1), _or(ask.prompt_logprobs, -1), ask.score_token_ids or ())
 
 
 def _stop(ask: StopAsk, model: ServedModel, facts: Facts, num_prompt: int, field: str) -> StopParams:

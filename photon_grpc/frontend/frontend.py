@@ -19,7 +19,7 @@ from photon_grpc.core.admission import check_ids
 from photon_grpc.core.ask import Ask, ChatInput, ConstraintAsk, Origin, StreamAsk, TextInput
 from photon_grpc.core.frames import Abort, Add, Facts, Reply, StepFrame, Up, Verb
 from photon_grpc.core.generation import Start
-from photon_grpc.core.logprobs import NO_SCORES
+from photon_grpc.core.logprobs import NO_LOGPROBS
 from photon_grpc.core.ports import EngineLink
 from photon_grpc.core.request import NO_LIMITS, Request
 from photon_grpc.core.stats import Load
@@ -38,7 +38,7 @@ from photon_grpc.frontend.encoder import Encoder, is_small
 from photon_grpc.frontend.engine_queue import EngineQueue
 from photon_grpc.frontend.live_streams import LiveStreams
 from photon_grpc.frontend.model import ModelFacts, ServedModel
-from photon_grpc.frontend.output.logprobs import NO_PROMPT_SCORES, PromptScores
+from photon_grpc.frontend.output.logprobs import NO_PROMPT_SCORES, PromptLogprobs
 from photon_grpc.frontend.output.output import OutputText
 from photon_grpc.frontend.output.update import Result, gathered
 from photon_grpc.frontend.outputs import outputs_of, replay_turns
@@ -47,7 +47,7 @@ from photon_grpc.frontend.readiness import Readiness, State
 from photon_grpc.frontend.record import NO_OBSERVERS, Observers, RequestRecord, refused
 from photon_grpc.frontend.stream import Prompt, TokenStream
 from photon_grpc.frontend.tried_constraints import TriedConstraints
-from photon_grpc.frontend.turns import Turns
+from photon_grpc.frontend.write_turns import WriteTurns
 
 _LOG = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Frontend:
         self._handles = itertools.count(1)
         self._streams = LiveStreams(self._send)
         self._queue = EngineQueue()
-        self._turns = Turns()
+        self._turns = WriteTurns()
         self._shares = shares
         self._controls = Controls(link)
         self._observers = observers
@@ -164,7 +164,7 @@ class Frontend:
                 facts,
                 prepared.prompt_ids,
                 request_id=origin.request_id or uuid.uuid4().hex,
-                drawn_seed=self._seeds.getrandbits(64),
+                random_seed=self._seeds.getrandbits(64),
             )
             if constraint is not None or share.limits is not NO_LIMITS:
                 request = replace(request, constraint=constraint, limits=share.limits)
@@ -302,10 +302,10 @@ def _start(ask: Ask, request: Request) -> Start:
     )
 
 
-def _prompt_scores(request: Request, model: ServedModel) -> PromptScores:
-    if request.scores is NO_SCORES:
+def _prompt_scores(request: Request, model: ServedModel) -> PromptLogprobs:
+    if request.scores is NO_LOGPROBS:
         return NO_PROMPT_SCORES
-    return PromptScores(request.prompt_ids, request.scores.prompt_records, model.token_bytes)
+    return PromptLogprobs(request.prompt_ids, request.scores.prompt_records, model.token_bytes)
 
 
 def _gathering(ask: Ask) -> Ask:

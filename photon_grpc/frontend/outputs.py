@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from photon_grpc.core.ask import Ask, ChatInput
-from photon_grpc.core.logprobs import NO_SCORES
+from photon_grpc.core.logprobs import NO_LOGPROBS
 from photon_grpc.core.request import Request
 from photon_grpc.frontend.fair_turns import FairTurns
 from photon_grpc.frontend.model import ServedModel
 from photon_grpc.frontend.output.detokenizer import Detokenizer
-from photon_grpc.frontend.output.logprobs import NO_OUTPUT_SCORES, OutputScores
+from photon_grpc.frontend.output.logprobs import NO_OUTPUT_SCORES, OutputLogprobs
 from photon_grpc.frontend.output.output import Ending, OutputText
 from photon_grpc.frontend.output.stop_strings import StopMatcher, StopStrings
 from photon_grpc.frontend.output.typed_output import TypedOutput
@@ -66,10 +66,10 @@ def _output(index: int, ask: Ask, request: Request, model: ServedModel, stops: S
     )
 
 
-def _scores(request: Request, model: ServedModel) -> OutputScores:
-    if request.scores is NO_SCORES:
+def _scores(request: Request, model: ServedModel) -> OutputLogprobs:
+    if request.scores is NO_LOGPROBS:
         return NO_OUTPUT_SCORES
-    return OutputScores(request.scores.records, model.token_bytes)
+    return OutputLogprobs(request.scores.records, model.token_bytes)
 
 
 def _detokenizer(ask: Ask, request: Request, model: ServedModel) -> Detokenizer | None:

@@ -20,18 +20,18 @@ from photon_grpc.core.frames import Finished, Started
 from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import RETRY_AFTER_S, DeadlinePassed, EngineFailure, EngineRestarting, PhotonError
-from photon_grpc.frontend.output.logprobs import NOT_SCORED, PromptScores
+from photon_grpc.frontend.output.logprobs import NO_TOKEN_LOGPROBS, PromptLogprobs
 from photon_grpc.frontend.output.output import OutputText
 from photon_grpc.frontend.output.update import OutputDelta, Update
 from photon_grpc.frontend.record import RequestRecord
-from photon_grpc.frontend.turns import Turns
+from photon_grpc.frontend.write_turns import WriteTurns
 
 
 class Prompt(NamedTuple):
     """The prompt of a request, as it is billed and scored."""
 
     num_tokens: int
-    scores: PromptScores
+    scores: PromptLogprobs
 
 
 class TokenStream:
@@ -45,7 +45,7 @@ class TokenStream:
         *,
         prompt: Prompt,
         ask: Ask,
-        turns: Turns,
+        turns: WriteTurns,
         on_close: Callable[[TokenStream, RequestRecord], None],
     ) -> None:
         """`turns`: of the event loop. `on_close` is called once, with the record of the request: when the last Update
@@ -279,7 +279,7 @@ class TokenStream:
         if not self._has_sent and not deltas:
             # The first token released nothing yet; that it is there is news enough.
             deltas = tuple([output.take() for output in outputs if output.num_delivered])
-        prompt_scores = NOT_SCORED if self._has_sent else self.prompt_scores.take()
+        prompt_scores = NO_TOKEN_LOGPROBS if self._has_sent else self.prompt_scores.take()
         self._has_sent = True
         if self._interval_s:
             self._last_sent_s = time.monotonic()

@@ -23,7 +23,7 @@ from photon_grpc.kernels.sampling import histogram, penalties
 from photon_grpc.kernels.sampling import logprobs as scores
 from photon_grpc.kernels.sampling import process_logits as shape
 from photon_grpc.kernels.sampling import sample as draw
-from photon_grpc.kernels.sampling import sample_filtered as draw_kept
+from photon_grpc.kernels.sampling import sample_filtered as sample_filtered
 
 KernelKind = Literal["auto", "torch", "triton"]
 
@@ -37,15 +37,15 @@ class Kernels:
     rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     swiglu: Callable[[torch.Tensor], torch.Tensor]
     attention: Callable[..., GroupAttention]
-    shape: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, shape.Shaping], torch.Tensor]
-    draw: Callable[[torch.Tensor, draw.SamplingMetadata, shape.Shaping | None], torch.Tensor]
-    draw_kept: Callable[
+    shape: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, shape.LogitsProcessing], torch.Tensor]
+    draw: Callable[[torch.Tensor, draw.SamplingMetadata, shape.LogitsProcessing | None], torch.Tensor]
+    sample_filtered: Callable[
         [torch.Tensor, draw.SamplingMetadata, histogram.Filters | None, torch.Tensor | None], torch.Tensor
     ]
-    scores: Callable[[torch.Tensor, torch.Tensor, scores.ScoreMetadata], torch.Tensor]
+    scores: Callable[[torch.Tensor, torch.Tensor, scores.LogprobMetadata], torch.Tensor]
     decode_inputs: Callable[[torch.Tensor, torch.Tensor, slot_state.SlotState, int], slot_state.Inputs]
     mixed_inputs: Callable[..., slot_state.Inputs]
-    count_drawn: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, penalties.Penalties], None]
+    count_sampled: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, penalties.Penalties], None]
     advance: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, slot_state.SlotState], None]
 
 
@@ -57,11 +57,11 @@ TORCH = Kernels(
     attention=torch_backend,
     shape=shape.reference,
     draw=draw.reference,
-    draw_kept=draw_kept.reference,
+    sample_filtered=sample_filtered.reference,
     scores=scores.reference,
     decode_inputs=slot_state.decode_inputs_reference,
     mixed_inputs=slot_state.mixed_inputs_reference,
-    count_drawn=penalties.count_reference,
+    count_sampled=penalties.count_reference,
     advance=slot_state.advance_reference,
 )
 
@@ -73,11 +73,11 @@ TRITON = Kernels(
     attention=dispatch,
     shape=shape.launch,
     draw=draw.launch,
-    draw_kept=draw_kept.launch,
+    sample_filtered=sample_filtered.launch,
     scores=scores.launch,
     decode_inputs=slot_state.decode_inputs,
     mixed_inputs=slot_state.mixed_inputs,
-    count_drawn=penalties.count,
+    count_sampled=penalties.count,
     advance=slot_state.advance,
 )
 

@@ -8,9 +8,9 @@ import torch
 
 from photon_grpc.core.kv import LayerKV
 from photon_grpc.layers.context import StepContext
-from photon_grpc.layers.leaf import Leaf
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.norm import RMSNorm
+from photon_grpc.layers.parameter_owner import ParameterOwner
 from photon_grpc.layers.rotary import RotaryEmbedding
 
 
@@ -58,6 +58,6 @@ class Attention:
         attended = attention.attend(q, self.plane)
         return self.output(attended.view(num_tokens, self.output.in_features), ctx)
 
-    def leaves(self) -> tuple[Leaf, ...]:
+    def leaves(self) -> tuple[ParameterOwner, ...]:
         norms = () if self.qk_norm is None else (self.qk_norm.q, self.qk_norm.k)
         return (self.qkv, *norms, self.output)

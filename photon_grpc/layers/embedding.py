@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from photon_grpc.layers.context import StepContext
-from photon_grpc.layers.leaf import Target
+from photon_grpc.layers.parameter_owner import Target
 
 
 class Embedding:

@@ -36,7 +36,7 @@ Gemm = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class End:
+class Epilogue:
     """The operations that a product is fused with.
 
     span: distance of the rows of W that belong together: half a head for "rotary", gate to up for "swiglu".
@@ -55,47 +55,47 @@ def bucket(num_rows: int) -> int:
     return (tiles.bucket(num_rows) or 0) if num_rows else 0
 
 
-def tiled_rotary(linear: Linear, tile: Tile, end: End, work: Workspace, pages: torch.Tensor, plane: int) -> None:
+def tiled_rotary(linear: Linear, tile: Tile, end: Epilogue, work: Workspace, pages: torch.Tensor, plane: int) -> None:
     """Fill work.q, and `plane` of pages [num_blocks, planes, 2, Hkv, block_size, D]."""
     out = HeadOutput(work.q, pages, plane, work.rotation, end.norms)
     qkv_launch(work.h, Affine(linear.weight, linear.bias), end.eps, out, tile, work.counters)
 
 
-def library_rotary(linear: Linear, end: End, work: Workspace, pages: torch.Tensor, plane: int) -> None:
+def library_rotary(linear: Linear, end: Epilogue, work: Workspace, pages: torch.Tensor, plane: int) -> None:
     """As `tiled_rotary`."""
     product = work.h @ linear.weight.t()
     out = HeadOutput(work.q, pages, plane, work.rotation, end.norms)
     rotate_store.launch(product, work.h, linear.bias, end.eps, out)
 
 
-def tiled_swiglu(linear: Linear, tile: Tile, end: End, work: Workspace) -> None:
+def tiled_swiglu(linear: Linear, tile: Tile, end: Epilogue, work: Workspace) -> None:
     """Fill work.y."""
     swiglu_launch(work.h, Affine(linear.weight, linear.bias), end.eps, work.y, tile, work.counters)
 
 
-def library_swiglu(linear: Linear, end: End, work: Workspace) -> None:
+def library_swiglu(linear: Linear, end: Epilogue, work: Workspace) -> None:
     """As `tiled_swiglu`."""
     swiglu.norm_launch(work.h @ linear.weight.t(), work.h, linear.bias, end.eps, work.y)
 
 
-def tiled_add(linear: Linear, tile: Tile, end: End, work: Workspace, x: torch.Tensor) -> None:
+def tiled_add(linear: Linear, tile: Tile, end: Epilogue, work: Workspace, x: torch.Tensor) -> None:
     """Change work.h."""
     add_launch(work.h, x, Affine(linear.weight, linear.bias), tile, work.counters)
 
 
-def library_add(linear: Linear, end: End, work: Workspace, x: torch.Tensor) -> None:
+def library_add(linear: Linear, end: Epilogue, work: Workspace, x: torch.Tensor) -> None:
     """As `tiled_add`."""
     if linear.bias is not None:
         work.h.add_(linear.bias)
     work.h.addmm_(x, linear.weight.t())
 
 
-def tiled_logits(linear: Linear, tile: Tile, end: End, x: torch.Tensor) -> torch.Tensor:
+def tiled_logits(linear: Linear, tile: Tile, end: Epilogue, x: torch.Tensor) -> torch.Tensor:
     """[R, hidden_size] -> float32 [R, vocab_size]."""
     return head.logits_launch(x, linear.weight, tile)
 
 
-def library_logits(linear: Linear, end: End, x: torch.Tensor) -> torch.Tensor:
+def library_logits(linear: Linear, end: Epilogue, x: torch.Tensor) -> torch.Tensor:
     """As `tiled_logits`."""
     if x.is_cuda and x.dtype != torch.float32:
         # The sums are float32 in the multiplier: they are not rounded on the way out.
@@ -103,9 +103,11 @@ def library_logits(linear: Linear, end: End, x: torch.Tensor) -> torch.Tensor:
     return F.linear(x, linear.weight).float()
 
 
-def tiled_draw(linear: Linear, tile: Tile, end: End, x: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
+def tiled_sample(
+    linear: Linear, tile: Tile, end: Epilogue, x: torch.Tensor, metadata: SamplingMetadata
+) -> torch.Tensor:
     """int64 [R]: an id for each row of x, as `kernels/sampling/sample.py` draws it; the logits are never written."""
-    return head.draw_launch(x, linear.weight, metadata, tile)
+    return head.sample_launch(x, linear.weight, metadata, tile)
 
 
 TILED: dict[str, Gemm] = {
@@ -113,7 +115,7 @@ TILED: dict[str, Gemm] = {
     "add": tiled_add,
     "swiglu": tiled_swiglu,
     "logits": tiled_logits,
-    "draw": tiled_draw,
+    "draw": tiled_sample,
 }
 LIBRARY: dict[str, Gemm] = {
     "rotary": library_rotary,

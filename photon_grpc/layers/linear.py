@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import torch
 
 from photon_grpc.layers.context import StepContext
-from photon_grpc.layers.gemm import End, Gemm
-from photon_grpc.layers.leaf import Part, Target
+from photon_grpc.layers.gemm import Epilogue, Gemm
 from photon_grpc.layers.norm import RMSNorm
+from photon_grpc.layers.parameter_owner import Part, Target
 
 
 class LinearMethod(Protocol):
@@ -32,7 +32,7 @@ class LinearMethod(Protocol):
         """Multiply the norm's weight into W, and leave ones in the norm. False: this format cannot."""
         return False
 
-    def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
+    def gemm(self, linear: Linear, num_rows: int, end: Epilogue) -> Gemm | None:
         """The product with its `end` for up to `num_rows` rows, a bucket of `layers/gemm.py`; 0: for any number.
 
         None: this format has none, only `apply`.
@@ -71,7 +71,7 @@ class Linear:
     def __call__(self, x: torch.Tensor, ctx: StepContext | None) -> torch.Tensor:
         return self.method.apply(self, x, ctx)
 
-    def gemm(self, num_rows: int, end: End) -> Gemm | None:
+    def gemm(self, num_rows: int, end: Epilogue) -> Gemm | None:
         """As LinearMethod.gemm."""
         return self.method.gemm(self, num_rows, end)
 

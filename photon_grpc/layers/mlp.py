@@ -6,8 +6,8 @@ import torch
 
 from photon_grpc.kernels import Kernels
 from photon_grpc.layers.context import StepContext
-from photon_grpc.layers.leaf import Leaf
 from photon_grpc.layers.linear import Linear
+from photon_grpc.layers.parameter_owner import ParameterOwner
 
 
 class GatedMLP:
@@ -22,5 +22,5 @@ class GatedMLP:
         """[T, hidden] -> [T, hidden]."""
         return self.down(self._swiglu(self.gate_up(x, ctx)), ctx)
 
-    def leaves(self) -> tuple[Leaf, ...]:
+    def leaves(self) -> tuple[ParameterOwner, ...]:
         return self.gate_up, self.down

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from photon_grpc.kernels import Kernels
-from photon_grpc.layers.leaf import Target
+from photon_grpc.layers.parameter_owner import Target
 
 
 class RMSNorm:

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import torch
 
 from photon_grpc.layers.context import StepContext
-from photon_grpc.layers.gemm import End, Gemm
-from photon_grpc.layers.leaf import Part
+from photon_grpc.layers.gemm import Epilogue, Gemm
 from photon_grpc.layers.linear import Linear
+from photon_grpc.layers.parameter_owner import Part
 
 
 class Group(Protocol):
@@ -76,7 +76,7 @@ class RowParallelLinear(Linear):
     def __call__(self, x: torch.Tensor, ctx: StepContext | None) -> torch.Tensor:
         return self.group.all_reduce(super().__call__(x, ctx))
 
-    def gemm(self, num_rows: int, end: End) -> Gemm | None:
+    def gemm(self, num_rows: int, end: Epilogue) -> Gemm | None:
         """An end that is computed from a part of the sum would be wrong."""
         return super().gemm(num_rows, end) if self.group.size == 1 else None
 

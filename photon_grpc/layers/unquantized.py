@@ -13,10 +13,10 @@ from photon_grpc.kernels.linear import cost, tiles
 from photon_grpc.kernels.linear.cost import Device, Product
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.layers.context import StepContext
-from photon_grpc.layers.gemm import LIBRARY, TILED, End, Gemm
-from photon_grpc.layers.leaf import Target
+from photon_grpc.layers.gemm import LIBRARY, TILED, Epilogue, Gemm
 from photon_grpc.layers.linear import Linear, LinearMethod
 from photon_grpc.layers.norm import RMSNorm
+from photon_grpc.layers.parameter_owner import Target
 from photon_grpc.layers.prepacked import pack
 
 
@@ -49,14 +49,14 @@ class Unquantized(LinearMethod):
         norm.weight.fill_(1.0)
         return True
 
-    def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
+    def gemm(self, linear: Linear, num_rows: int, end: Epilogue) -> Gemm | None:
         tile = self.tile(linear, num_rows, end)
         if tile is not None:
             return partial(TILED[end.epilogue], linear, tile, end)
         library = LIBRARY.get(end.epilogue) if _library_takes(linear, end) else None
         return library and partial(library, linear, end)
 
-    def tile(self, linear: Linear, num_rows: int, end: End) -> Tile | None:
+    def tile(self, linear: Linear, num_rows: int, end: Epilogue) -> Tile | None:
         """The kernel of ours that wins; None: the matrix library does, or none of ours can."""
         if not num_rows or not can_fuse(linear.weight.device) or linear.dtype.itemsize != 2:
             return None
@@ -76,13 +76,13 @@ _END: dict[tuple[str, bool], cost.End] = {
 }
 
 
-def product_of(linear: Linear, num_rows: int, end: End) -> Product:
+def product_of(linear: Linear, num_rows: int, end: Epilogue) -> Product:
     """As its cost is counted."""
     rows, columns = linear.weight.shape
     return Product(rows, columns, num_rows, end.span, _END[end.epilogue, end.norms is not None])
 
 
-def _library_takes(linear: Linear, end: End) -> bool:
+def _library_takes(linear: Linear, end: Epilogue) -> bool:
     """Of a residual stream that is not normalised yet the products may be large: float16 ends at 65,504."""
     return end.epilogue not in ("rotary", "swiglu") or linear.dtype != torch.float16
 
@@ -96,7 +96,7 @@ class PackedUnquantized(Unquantized):
     def fold(self, linear: Linear, norm: RMSNorm) -> bool:
         return False
 
-    def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
+    def gemm(self, linear: Linear, num_rows: int, end: Epilogue) -> Gemm | None:
         logits: Gemm = linear.weight.logits
         return logits if end.epilogue == "logits" else None
 

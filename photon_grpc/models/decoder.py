@@ -10,14 +10,14 @@ from photon_grpc.core.kv import KVGroup, kv_groups, place
 from photon_grpc.kernels import AttentionMetadata, Kernels
 from photon_grpc.kernels.sampling.sample import SamplingMetadata
 from photon_grpc.layers.attention import Attention
-from photon_grpc.layers.chain import Chain
 from photon_grpc.layers.context import GroupContext, StepContext
 from photon_grpc.layers.embedding import Embedding
 from photon_grpc.layers.form import LayerForm
+from photon_grpc.layers.fused_chain import FusedChain
 from photon_grpc.layers.head import LMHead
-from photon_grpc.layers.leaf import Leaf
 from photon_grpc.layers.mlp import GatedMLP
 from photon_grpc.layers.norm import RMSNorm
+from photon_grpc.layers.parameter_owner import ParameterOwner
 
 
 class DecoderLayer:
@@ -27,7 +27,7 @@ class DecoderLayer:
     """
 
     #: That of its fused kernels.
-    chain: Chain | None = None
+    chain: FusedChain | None = None
 
     def __init__(self, input_norm: RMSNorm, attention: Attention, post_attention_norm: RMSNorm, mlp: GatedMLP) -> None:
         self.input_norm = input_norm
@@ -63,7 +63,7 @@ class DecoderLayer:
         x, residual = self.post_attention_norm.add(x, residual)
         return self.mlp(x, ctx), residual
 
-    def leaves(self) -> Iterator[Leaf]:
+    def leaves(self) -> Iterator[ParameterOwner]:
         yield self.input_norm
         yield from self.attention.leaves()
         yield self.post_attention_norm
@@ -146,7 +146,7 @@ class Decoder:
         """int64 [R]: an id for each row of `hidden`, as `kernels/sampling/sample.py` draws it from their logits."""
         return self.head.draw(hidden, metadata)
 
-    def leaves(self) -> Iterator[Leaf]:
+    def leaves(self) -> Iterator[ParameterOwner]:
         """Everything that owns weights, in the order it is to be loaded (a tied head behind the embedding)."""
         yield self.embedding
         for layer in self.layers:

@@ -21,11 +21,11 @@ from photon_grpc.kernels import embed
 from photon_grpc.kernels.lang.gluon import can_fuse
 from photon_grpc.kernels.linear import tiles
 from photon_grpc.layers.attention import Attention
-from photon_grpc.layers.chain import Chain
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.embedding import Embedding
 from photon_grpc.layers.form import LayerForm
-from photon_grpc.layers.gemm import End, Gemm
+from photon_grpc.layers.fused_chain import FusedChain
+from photon_grpc.layers.gemm import Epilogue, Gemm
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.mlp import GatedMLP
 from photon_grpc.layers.norm import RMSNorm
@@ -37,15 +37,15 @@ from photon_grpc.models.decoder import Decoder, DecoderLayer
 LayerGemms = tuple[Gemm, Gemm, Gemm, Gemm]
 
 
-def llama_ends(layer: DecoderLayer) -> tuple[End, End, End, End]:
+def llama_ends(layer: DecoderLayer) -> tuple[Epilogue, Epilogue, Epilogue, Epilogue]:
     """Of qkv, output, gate and up, down. Heads are normalised where the layer has norms for them."""
     heads, head_dim = layer.attention.qk_norm, layer.attention.kv.format.width
     norms = None if heads is None else (heads.q.weight, heads.k.weight)
     return (
-        End("rotary", head_dim // 2, layer.input_norm.eps, norms),
-        End("add"),
-        End("swiglu", layer.mlp.down.in_features, layer.post_attention_norm.eps),
-        End("add"),
+        Epilogue("rotary", head_dim // 2, layer.input_norm.eps, norms),
+        Epilogue("add"),
+        Epilogue("swiglu", layer.mlp.down.in_features, layer.post_attention_norm.eps),
+        Epilogue("add"),
     )
 
 
@@ -60,7 +60,10 @@ LLAMA = LayerForm(
 )
 QWEN3 = LLAMA._replace(qk_norms=(RMSNorm, RMSNorm))
 #: Form -> the ends of a layer's products. An exact match: no chain is nearly right.
-CHAINS: dict[LayerForm, Callable[[DecoderLayer], tuple[End, End, End, End]]] = {LLAMA: llama_ends, QWEN3: llama_ends}
+CHAINS: dict[LayerForm, Callable[[DecoderLayer], tuple[Epilogue, Epilogue, Epilogue, Epilogue]]] = {
+    LLAMA: llama_ends,
+    QWEN3: llama_ends,
+}
 
 
 class FusedEmbedding(Embedding):
@@ -88,7 +91,7 @@ class FusedDecoderLayer(DecoderLayer):
         gemms: bucket of tokens -> the products, for every bucket that the chain takes.
     """
 
-    def __init__(self, layer: DecoderLayer, chain: Chain, gemms: dict[int, LayerGemms]) -> None:
+    def __init__(self, layer: DecoderLayer, chain: FusedChain, gemms: dict[int, LayerGemms]) -> None:
         super().__init__(layer.input_norm, layer.attention, layer.post_attention_norm, layer.mlp)
         self.chain = chain
         self._gemms = gemms
@@ -128,7 +131,7 @@ def fuse(decoder: Decoder) -> Decoder | None:
 @torch.no_grad()
 def with_chains(decoder: Decoder) -> Decoder | None:
     """The loaded decoder with a FusedDecoderLayer for every layer that has a chain; None where none has."""
-    chains: dict[Hashable, Chain] = {}
+    chains: dict[Hashable, FusedChain] = {}
     layers = [_fused(layer, chains, decoder.device) or layer for layer in decoder.layers]
     if not chains:
         return None
@@ -152,7 +155,7 @@ def num_fused(decoder: Decoder) -> int:
     return sum(isinstance(layer, FusedDecoderLayer) for layer in decoder.layers)
 
 
-def _fused(layer: DecoderLayer, chains: dict[Hashable, Chain], device: torch.device) -> FusedDecoderLayer | None:
+def _fused(layer: DecoderLayer, chains: dict[Hashable, FusedChain], device: torch.device) -> FusedDecoderLayer | None:
     """The layer in fused kernels, its norms folded; None where its form has no chain or its weights no products."""
     ends = CHAINS.get(layer.form)
     if ends is None or not _suits(layer):
@@ -167,7 +170,7 @@ def _fused(layer: DecoderLayer, chains: dict[Hashable, Chain], device: torch.dev
     sizes = tuple((leaf.in_features, leaf.out_features) for leaf in layer.leaves() if isinstance(leaf, Linear))
     key = sizes, attention.kv, attention.rotary, frozenset(gemms)
     if key not in chains:
-        chains[key] = Chain(attention, mlp, frozenset(gemms), device)
+        chains[key] = FusedChain(attention, mlp, frozenset(gemms), device)
     return FusedDecoderLayer(layer, chains[key], gemms)
 
 
@@ -184,7 +187,7 @@ def _suits(layer: DecoderLayer) -> bool:
     return has_one_eps and has_whole_heads and kept == PageFormat(kept.heads, kept.width, dtype)
 
 
-def _layer_gemms(layer: DecoderLayer, ends: tuple[End, End, End, End]) -> dict[int, LayerGemms]:
+def _layer_gemms(layer: DecoderLayer, ends: tuple[Epilogue, Epilogue, Epilogue, Epilogue]) -> dict[int, LayerGemms]:
     """For the buckets of tokens in which every product has one."""
     linears = layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down
     found: dict[int, LayerGemms] = {}

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from photon_grpc.config.checkpoint import Checkpoint, TensorEntry, read_checkpoint
 from photon_grpc.config.model_dir import ModelConfig
 from photon_grpc.errors import ModelLoadError
-from photon_grpc.layers.leaf import Leaf, Target
+from photon_grpc.layers.parameter_owner import ParameterOwner, Target
 from photon_grpc.models.decoder import Decoder
 
 #: Called with (bytes done, bytes in all).
@@ -143,7 +143,7 @@ def _tensor(files: dict[str, Any], entry: TensorEntry, name: str) -> torch.Tenso
     return tensor
 
 
-def _allocate(leaf: Leaf, device: torch.device) -> None:
+def _allocate(leaf: ParameterOwner, device: torch.device) -> None:
     try:
         leaf.allocate(device)
     except RuntimeError as error:  # torch's out-of-memory error on any device

@@ -7,7 +7,7 @@ from bisect import bisect_left
 import torch
 
 from photon_grpc.core.batch import Batch
-from photon_grpc.runner.step import Bounds, Drawing, Rows, Step, StepShape, StepTensors, Tail, is_decode
+from photon_grpc.runner.step import Bounds, Rows, SampledRows, Step, StepShape, StepTensors, Tail, is_decode
 
 
 class EagerLaunch:
@@ -36,7 +36,7 @@ class EagerLaunch:
 
         return tail
 
-    def _send(self, batch: Batch, yielding: list[int]) -> tuple[Rows, Drawing | None]:
+    def _send(self, batch: Batch, yielding: list[int]) -> tuple[Rows, SampledRows | None]:
         """The batch's columns on the device, and the rows to draw for where they are not all rows once."""
         num_rows, num_drawn = len(batch.slots), self._bucket(len(yielding))
         has_all = num_rows == len(yielding) == num_drawn
@@ -48,7 +48,7 @@ class EagerLaunch:
         size = num_rows + len(odd)
         context_len = torch.empty(num_rows, dtype=torch.int32, device=sent.device)
         rows = Rows(*sent[: 3 * size].view(3, size)[:, :num_rows], context_len)
-        return rows, None if has_all else Drawing(sent[3 * size :], len(yielding))
+        return rows, None if has_all else SampledRows(sent[3 * size :], len(yielding))
 
     def _bounds(self, batch: Batch) -> Bounds:
         computed = self._step.table.max_computed

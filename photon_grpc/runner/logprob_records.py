@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from photon_grpc.core.batch import Batch
-from photon_grpc.core.logprobs import ScoreParams
+from photon_grpc.core.logprobs import LogprobParams
 from photon_grpc.kernels import Kernels
 from photon_grpc.runner.sampler import Head
 from photon_grpc.runner.slot_table import SlotTable
@@ -19,7 +19,7 @@ SLICE = 64
 
 
 class Span(NamedTuple):
-    """A row's part of ScoreRecords: positions start ... start + count - 1, the first `size` records of each."""
+    """A row's part of LogprobRecords: positions start ... start + count - 1, the first `size` records of each."""
 
     row: int
     start: int
@@ -27,7 +27,7 @@ class Span(NamedTuple):
     size: int
 
 
-class ScoreRecords(NamedTuple):
+class LogprobRecords(NamedTuple):
     """records: int32 [P, width, 3], as `kernels/sampling/logprobs.py` has them, of P positions."""
 
     records: torch.Tensor
@@ -43,19 +43,19 @@ class ScoreRecords(NamedTuple):
         }
 
 
-NO_RECORDS = ScoreRecords(torch.empty((0, 0, 3), dtype=torch.int32), ())
+NO_RECORDS = LogprobRecords(torch.empty((0, 0, 3), dtype=torch.int32), ())
 
 
-def output_records(records: torch.Tensor | None, batch: Batch, scored: dict[int, ScoreParams]) -> ScoreRecords:
+def output_records(records: torch.Tensor | None, batch: Batch, scored: dict[int, LogprobParams]) -> LogprobRecords:
     """Of the rows that yield and whose slots are scored; `records` has one position a row."""
     if records is None:
         return NO_RECORDS
     columns = enumerate(zip(batch.slots, batch.yields, strict=True))
     wanted = [(row, scored[slot].records) for row, (slot, yields) in columns if yields and slot in scored]
-    return ScoreRecords(records, tuple(Span(row, row, 1, size) for row, size in wanted))
+    return LogprobRecords(records, tuple(Span(row, row, 1, size) for row, size in wanted))
 
 
-class PromptScorer:
+class PromptLogprobRecorder:
     """Scores ids of prompts from the hidden states of the ids before them, a slice of positions at a time.
 
     Args:
@@ -69,7 +69,7 @@ class PromptScorer:
         self._table = table
         self._score = kernels.scores
 
-    def __call__(self, batch: Batch, hidden: torch.Tensor) -> ScoreRecords:
+    def __call__(self, batch: Batch, hidden: torch.Tensor) -> LogprobRecords:
         """Of the rows of `batch.scored`.
 
         `hidden` [T, hidden_size]: the hidden states of all tokens of the batch, row behind row.
@@ -82,9 +82,9 @@ class PromptScorer:
         starts = np.cumsum([0, *counts[:-1]]).tolist()
         rows = [row for row, _ in batch.scored]
         spans = tuple(map(Span, rows, starts, counts, sizes))
-        return ScoreRecords(self._records(np.concatenate(parts, axis=1), max(sizes), hidden), spans)
+        return LogprobRecords(self._records(np.concatenate(parts, axis=1), max(sizes), hidden), spans)
 
-    def _prompt(self, batch: Batch, row: int) -> tuple[ScoreParams, int]:
+    def _prompt(self, batch: Batch, row: int) -> tuple[LogprobParams, int]:
         return self._table.scored_prompts[batch.slots[row]]
 
     def _positions(self, batch: Batch, row: int, first: int) -> np.ndarray:

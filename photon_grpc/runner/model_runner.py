@@ -20,7 +20,7 @@ from photon_grpc.core.kv import KVPlan
 from photon_grpc.core.ports import Pending
 from photon_grpc.errors import InternalFailure
 from photon_grpc.runner.kv_cache import KVCache
-from photon_grpc.runner.logprob_records import ScoreRecords, output_records
+from photon_grpc.runner.logprob_records import LogprobRecords, output_records
 from photon_grpc.runner.poisoned_slots import PoisonedSlots, SoundRows
 from photon_grpc.runner.slot_table import SlotTable
 from photon_grpc.runner.step import Launch, StepTensors, Tail
@@ -29,7 +29,7 @@ from photon_grpc.runner.streams import stream_of
 _LOG = logging.getLogger(__name__)
 
 #: Of outputs, of prompts.
-StepRecords = tuple[ScoreRecords, ScoreRecords]
+StepRecords = tuple[LogprobRecords, LogprobRecords]
 
 
 class ModelRunner:

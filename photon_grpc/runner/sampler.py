@@ -26,29 +26,32 @@ class SamplingLevel(IntEnum):
     #: PLAIN, and top_k, top_p, min_p.
     FILTERED = 1
     #: PLAIN, and biases, penalties, bans, limits and masks.
-    SHAPED = 2
+    PROCESSED = 2
     #: All of them.
-    SHAPED_FILTERED = 3
-    SCORED_PLAIN = 4
-    SCORED = 5
+    PROCESSED_FILTERED = 3
+    PLAIN_LOGPROBS = 4
+    LOGPROBS = 5
 
     @property
     def is_scored(self) -> bool:
-        return self >= SamplingLevel.SCORED_PLAIN
+        return self >= SamplingLevel.PLAIN_LOGPROBS
 
     @property
     def draws(self) -> SamplingLevel:
         """The level of the draw itself."""
-        scored = {SamplingLevel.SCORED_PLAIN: SamplingLevel.PLAIN, SamplingLevel.SCORED: SamplingLevel.SHAPED_FILTERED}
+        scored = {
+            SamplingLevel.PLAIN_LOGPROBS: SamplingLevel.PLAIN,
+            SamplingLevel.LOGPROBS: SamplingLevel.PROCESSED_FILTERED,
+        }
         return scored.get(self, self)
 
     @property
-    def is_shaped(self) -> bool:
-        return self.draws in (SamplingLevel.SHAPED, SamplingLevel.SHAPED_FILTERED)
+    def is_processed(self) -> bool:
+        return self.draws in (SamplingLevel.PROCESSED, SamplingLevel.PROCESSED_FILTERED)
 
     @property
     def is_filtered(self) -> bool:
-        return self.draws in (SamplingLevel.FILTERED, SamplingLevel.SHAPED_FILTERED)
+        return self.draws in (SamplingLevel.FILTERED, SamplingLevel.PROCESSED_FILTERED)
 
 
 class SampledTokens(NamedTuple):
@@ -82,7 +85,7 @@ class Sampler:
         self._table = table
         self._shape = kernels.shape
         self._draw_any = kernels.draw
-        self._draw_kept = kernels.draw_kept
+        self._sample_filtered = kernels.sample_filtered
         self._score = kernels.scores
         # A device draws all rows of a plain step in one kernel. On a CPU noise for a large vocabulary costs
         # milliseconds a row.
@@ -97,19 +100,19 @@ class Sampler:
         draws = self._draws(batch, slots)
         if table.scored.keys().isdisjoint(slots):
             return draws
-        return SamplingLevel.SCORED_PLAIN if draws is SamplingLevel.PLAIN else SamplingLevel.SCORED
+        return SamplingLevel.PLAIN_LOGPROBS if draws is SamplingLevel.PLAIN else SamplingLevel.LOGPROBS
 
     def _draws(self, batch: Batch, slots: list[int]) -> SamplingLevel:
         table = self._table
-        is_shaped = batch.masked or not (table.shaped.isdisjoint(slots) and table.banned.keys().isdisjoint(slots))
+        is_processed = batch.masked or not (table.shaped.isdisjoint(slots) and table.banned.keys().isdisjoint(slots))
         if table.filtered.isdisjoint(slots):
-            return SamplingLevel.SHAPED if is_shaped else SamplingLevel.PLAIN
-        return SamplingLevel.SHAPED_FILTERED if is_shaped else SamplingLevel.FILTERED
+            return SamplingLevel.PROCESSED if is_processed else SamplingLevel.PLAIN
+        return SamplingLevel.PROCESSED_FILTERED if is_processed else SamplingLevel.FILTERED
 
     def __call__(
         self, hidden: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, level: SamplingLevel
     ) -> SampledTokens:
-        """Ids are NAN_LOGITS where the best logit is not finite, NOTHING_TO_DRAW where bans, limits and masks are why.
+        """Ids are NAN_LOGITS where the best logit is not finite, NOTHING_TO_SAMPLE where nothing is allowed.
 
         Args:
             hidden: [R, hidden_size], the model's last hidden states.
@@ -126,16 +129,16 @@ class Sampler:
         if not level.is_scored:
             return SampledTokens(self._draw(logits, metadata, level))
         # Scored is what the model gave, which shaping changes.
-        given = logits.clone() if level.is_shaped else logits
+        given = logits.clone() if level.is_processed else logits
         ids = self._draw(logits, metadata, level)
         return SampledTokens(ids, self._score(given, ids, table.output_scores(slots)))
 
     def _draw(self, logits: torch.Tensor, metadata: SamplingMetadata, level: SamplingLevel) -> torch.Tensor:
-        shaping = self._table.shaping if level.is_shaped else None
+        shaping = self._table.shaping if level.is_processed else None
         if not (level.is_filtered or self._on_cpu):
             return self._draw_any(logits, metadata, shaping)
         is_constrained = None
         if shaping is not None:
             is_constrained = self._shape(logits, metadata.slots, metadata.context_len, shaping)
         filters = self._table.filters if level.is_filtered else None
-        return self._draw_kept(logits, metadata, filters, is_constrained)
+        return self._sample_filtered(logits, metadata, filters, is_constrained)

@@ -15,12 +15,12 @@ import torch
 
 from photon_grpc.core.batch import Admission, Batch
 from photon_grpc.core.kv import KVPlan
-from photon_grpc.core.logprobs import ScoreParams
+from photon_grpc.core.logprobs import LogprobParams
 from photon_grpc.kernels.sampling.bitmask import Constraints
 from photon_grpc.kernels.sampling.histogram import Filters
-from photon_grpc.kernels.sampling.logprobs import MAX_GIVEN, ScoreMetadata
+from photon_grpc.kernels.sampling.logprobs import MAX_GIVEN, LogprobMetadata
 from photon_grpc.kernels.sampling.penalties import MAX_BIASES, Penalties, counted
-from photon_grpc.kernels.sampling.process_logits import Shaping
+from photon_grpc.kernels.sampling.process_logits import LogitsProcessing
 from photon_grpc.kernels.slot_state import SlotState
 from photon_grpc.runner.upload import Numbers, SideCopy, array_to_device, to_device
 
@@ -59,7 +59,7 @@ class SlotTable:
     block_table: int32 [S, G, max_blocks], of every KVGroup; what its window has left behind stays until it is
     overwritten. temperature, top_p, min_p: float32 [S]; top_k, seed (bit pattern of the uint64), output_index,
     num_prompt: int64 [S]. num_prompt_best: as num_best, of the prompt. All others as in `Constraints`, `Penalties` and
-    `ScoreMetadata` of kernels/sampling.
+    `LogprobMetadata` of kernels/sampling.
     """
 
     def __init__(self, num_slots: int, max_model_len: int, plan: KVPlan, vocab_size: int, device: torch.device) -> None:
@@ -100,8 +100,8 @@ class SlotTable:
         #: Slots with banned ids -> the length from which they may be drawn.
         self.banned: dict[int, int] = {}
         #: Slots whose output is scored, or their prompt -> how, and the length of the prompt.
-        self.scored: dict[int, ScoreParams] = {}
-        self.scored_prompts: dict[int, tuple[ScoreParams, int]] = {}
+        self.scored: dict[int, LogprobParams] = {}
+        self.scored_prompts: dict[int, tuple[LogprobParams, int]] = {}
 
     @property
     def state(self) -> SlotState:
@@ -114,21 +114,21 @@ class SlotTable:
         return Filters(self.top_k, self.top_p, self.min_p)
 
     @property
-    def shaping(self) -> Shaping:
+    def shaping(self) -> LogitsProcessing:
         """Penalties, biases, bans, masks and limits of every slot."""
         strengths = self.repetition_penalty, self.presence_penalty, self.frequency_penalty
-        return Shaping(
+        return LogitsProcessing(
             Penalties(self.counts, *strengths, self.num_biases, self.bias_ids, self.biases),
             Constraints(self.min_length, self.banned_ids, self.mask_row, self.masks, self.is_limited, self.limits),
         )
 
-    def output_scores(self, slots: torch.Tensor) -> ScoreMetadata:
+    def output_scores(self, slots: torch.Tensor) -> LogprobMetadata:
         """Scores asked for of the ids that rows of these slots draw."""
-        return ScoreMetadata(slots, self.num_best, self.num_given, self.given_ids)
+        return LogprobMetadata(slots, self.num_best, self.num_given, self.given_ids)
 
-    def prompt_scores(self, slots: torch.Tensor) -> ScoreMetadata:
+    def prompt_scores(self, slots: torch.Tensor) -> LogprobMetadata:
         """The same of the ids of their prompts."""
-        return ScoreMetadata(slots, self.num_prompt_best, self._none_given, self.given_ids)
+        return LogprobMetadata(slots, self.num_prompt_best, self._none_given, self.given_ids)
 
     def mask(self, masks: memoryview) -> None:
         """Let the masked rows of the batch that was applied last draw nothing but the ids whose bits are set.

@@ -19,7 +19,7 @@ from photon_grpc.kernels import AttentionMetadata, Kernels
 from photon_grpc.kernels.slot_state import Inputs
 from photon_grpc.layers.context import StepContext
 from photon_grpc.models.decoder import Decoder
-from photon_grpc.runner.logprob_records import NO_RECORDS, PromptScorer, ScoreRecords
+from photon_grpc.runner.logprob_records import NO_RECORDS, LogprobRecords, PromptLogprobRecorder
 from photon_grpc.runner.sampler import SampledTokens, Sampler, SamplingLevel
 from photon_grpc.runner.slot_table import SlotTable
 
@@ -57,7 +57,7 @@ class Rows(NamedTuple):
         return Rows(*(column[:num_rows] for column in self))
 
 
-class Drawing(NamedTuple):
+class SampledRows(NamedTuple):
     """Rows to draw for, int64: the first `num_real` of them; the others fill up a shape."""
 
     rows: torch.Tensor
@@ -77,7 +77,7 @@ class StepTensors(NamedTuple):
 
     sampled: SampledTokens
     rows: list[int] | None = None
-    prompts: ScoreRecords = NO_RECORDS
+    prompts: LogprobRecords = NO_RECORDS
 
 
 #: Launches the tail of a step whose body is launched.
@@ -99,7 +99,7 @@ class Step:
     ) -> None:
         self.table = table
         self.sampler = Sampler(decoder, table, kernels)
-        self.score_prompts = PromptScorer(decoder, table, kernels)
+        self.score_prompts = PromptLogprobRecorder(decoder, table, kernels)
         self.max_rows = max_rows
         self.max_model_len = decoder.max_model_len
         self._decoder = decoder
@@ -112,7 +112,7 @@ class Step:
         return self._decode(rows, bounds) if shape.kind == "decode" else self._mixed(rows, shape, bounds, out)
 
     def tail(
-        self, rows: Rows, states: torch.Tensor, level: SamplingLevel, drawing: Drawing | None = None
+        self, rows: Rows, states: torch.Tensor, level: SamplingLevel, drawing: SampledRows | None = None
     ) -> SampledTokens:
         """Of each row; the slot table has the ids then too. Those of a row that does not yield mean nothing.
 
@@ -121,8 +121,8 @@ class Step:
             drawing: the rows to draw for, all that yield among them; None: all.
         """
         sampled = self._draw(rows, states, level, drawing)
-        if level.is_shaped:
-            self._kernels.count_drawn(rows.slots, rows.yields, sampled.ids, self.table.shaping.penalties)
+        if level.is_processed:
+            self._kernels.count_sampled(rows.slots, rows.yields, sampled.ids, self.table.shaping.penalties)
         self._kernels.advance(rows.slots, rows.counts, rows.yields, sampled.ids, self.table.state)
         return sampled
 
@@ -161,7 +161,9 @@ class Step:
             )
         return StepContext(found.position, tuple(kv))
 
-    def _draw(self, rows: Rows, states: torch.Tensor, level: SamplingLevel, drawing: Drawing | None) -> SampledTokens:
+    def _draw(
+        self, rows: Rows, states: torch.Tensor, level: SamplingLevel, drawing: SampledRows | None
+    ) -> SampledTokens:
         if drawing is None:
             return self.sampler(states, rows.slots, rows.context_len, level)
         chosen, num_real = drawing

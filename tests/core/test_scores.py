@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from photon_grpc.core.logprobs import NO_SCORES, RECORD, ScoreParams
+from photon_grpc.core.logprobs import NO_LOGPROBS, RECORD, LogprobParams
 
 
 @pytest.mark.parametrize(
     ("params", "records", "prompt_records"),
     [
-        (NO_SCORES, 0, 0),
-        (ScoreParams(logprobs=0), 1, 0),
-        (ScoreParams(logprobs=5), 6, 0),
-        (ScoreParams(logprobs=5, token_ids=(1, 2)), 8, 0),
-        (ScoreParams(token_ids=(1, 2)), 3, 0),
-        (ScoreParams(prompt_logprobs=0), 0, 1),
-        (ScoreParams(prompt_logprobs=20, token_ids=(7,)), 2, 21),
+        (NO_LOGPROBS, 0, 0),
+        (LogprobParams(logprobs=0), 1, 0),
+        (LogprobParams(logprobs=5), 6, 0),
+        (LogprobParams(logprobs=5, token_ids=(1, 2)), 8, 0),
+        (LogprobParams(token_ids=(1, 2)), 3, 0),
+        (LogprobParams(prompt_logprobs=0), 0, 1),
+        (LogprobParams(prompt_logprobs=20, token_ids=(7,)), 2, 21),
     ],
 )
-def test_records_of_a_position(params: ScoreParams, records: int, prompt_records: int) -> None:
+def test_records_of_a_position(params: LogprobParams, records: int, prompt_records: int) -> None:
     assert (params.records, params.prompt_records) == (records, prompt_records)
 
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 
-from photon_grpc.core.batch import FAULTS, NAN_LOGITS, NOTHING_TO_DRAW, Admission, Batch, Growth, StepOutput
+from photon_grpc.core.batch import FAULTS, NAN_LOGITS, NOTHING_TO_SAMPLE, Admission, Batch, Growth, StepOutput
 from photon_grpc.core.fault import Fault
 from photon_grpc.core.frames import Down, Up
 from photon_grpc.core.kv import KVPlan
-from photon_grpc.core.logprobs import NO_SCORES
+from photon_grpc.core.logprobs import NO_LOGPROBS
 from photon_grpc.core.ports import Event, Pending
 from photon_grpc.core.stats import Load
 from photon_grpc.runner.poisoned_slots import PoisonedSlots, SoundRows
@@ -42,7 +42,7 @@ def next_id(ids: Sequence[int], seed: int = 0, index: int = 0) -> int:
 def draw(ids: Sequence[int], seed: int, index: int, allows: Callable[[int], bool]) -> int:
     """Of the ids that may be drawn the first from `next_id` on."""
     first = next_id(ids, seed, index)
-    return next((token for token in (*range(first, VOCAB), *range(first)) if allows(token)), NOTHING_TO_DRAW)
+    return next((token for token in (*range(first, VOCAB), *range(first)) if allows(token)), NOTHING_TO_SAMPLE)
 
 
 def complete(
@@ -57,7 +57,7 @@ def complete(
     ids: list[int] = []
     for _ in range(num_tokens):
         token = _follow([*prompt, *ids], len(prompt), seed, index, table)
-        if token == NOTHING_TO_DRAW:
+        if token == NOTHING_TO_SAMPLE:
             break
         ids.append(token)
         if token in stop or (table is not None and table.is_complete(ids)):
@@ -82,7 +82,7 @@ class _Slot:
         self.num_prompt = 0
         self.seed = 0
         self.index = 0
-        self.scores = NO_SCORES
+        self.scores = NO_LOGPROBS
 
 
 @dataclass

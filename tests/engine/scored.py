@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from math import exp, log
 
-from photon_grpc.core.logprobs import RECORD, ScoreParams
+from photon_grpc.core.logprobs import RECORD, LogprobParams
 
 VOCAB = 97
 
@@ -29,13 +29,13 @@ def position(before: Sequence[int], token: int, num_best: int, given: tuple[int,
     return b"".join(RECORD.pack(each, *scores[each]) for each in (token, *best, *given))
 
 
-def of_prompt(prompt: Sequence[int], params: ScoreParams, first: int = 1, last: int | None = None) -> bytes:
+def of_prompt(prompt: Sequence[int], params: LogprobParams, first: int = 1, last: int | None = None) -> bytes:
     """The records of the prompt positions first ... last."""
     end = len(prompt) if last is None else last + 1
     return b"".join(position(prompt[:at], prompt[at], params.prompt_logprobs) for at in range(first, end))
 
 
-def of_output(prompt: Sequence[int], ids: Sequence[int], params: ScoreParams) -> bytes:
+def of_output(prompt: Sequence[int], ids: Sequence[int], params: LogprobParams) -> bytes:
     """The records of `ids`, drawn behind `prompt`; none where they are not asked for."""
     if not params.records:
         return b""

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from photon_grpc.core.constraint import Constraint
 from photon_grpc.core.frames import Add
 from photon_grpc.core.request import Request, SamplingParams, StopParams
-from photon_grpc.engine.scheduler.deadline import check_deadline, least_drawn
-from photon_grpc.engine.scheduler.pace import Pace
+from photon_grpc.engine.scheduler.deadline import check_deadline, fewest_samples
+from photon_grpc.engine.scheduler.step_time_estimator import StepTimeEstimator
 from photon_grpc.errors import DeadlineUnreachable
 from tests.engine.harness import Harness, Setting
 from tests.engine.tables import END, Table
@@ -92,10 +92,10 @@ def test_what_the_prefix_cache_holds_takes_no_time() -> None:
     h = Harness(SETTING)
     h.add(PROMPT, 4)
     h.run()
-    h.engine.pace = h.scheduler.deadlines.pace = Pace()
+    h.engine.pace = h.scheduler.deadlines.pace = StepTimeEstimator()
     measured(h)
     assert fate(h, h.add(PROMPT, 4, stop=STOP, **due_in(30.0))) == "FINISHED"
-    h.engine.pace = h.scheduler.deadlines.pace = Pace()
+    h.engine.pace = h.scheduler.deadlines.pace = StepTimeEstimator()
     measured(h)
     assert fate(h, h.add(PROMPT, 4, stop=STOP, bypass_prefix_cache=True, **due_in(30.0))) == "DEADLINE_UNREACHABLE"
 
@@ -195,7 +195,7 @@ def test_no_output_is_shorter_than_what_is_taken_to_be_sure(
     ids = tuple(h.outcomes[whole].ids)
     assert h.outcomes[whole].failed is None and sure <= len(ids)
     rest = h.add([prompt], max_tokens, continued_ids=ids[:num_given], **more)
-    sure_rest = least_drawn(change(h, {**changes, "deadline_s": time.monotonic() + 60.0}))
+    sure_rest = fewest_samples(change(h, {**changes, "deadline_s": time.monotonic() + 60.0}))
     h.run()
     assert h.outcomes[rest].failed is None and sure_rest <= len(h.outcomes[rest].ids)
 
@@ -238,7 +238,7 @@ def test_what_falls_due_during_a_step_is_not_ended_by_it() -> None:
 
 
 def test_a_step_takes_at_least_what_the_fastest_of_its_size_or_of_a_smaller_one_took() -> None:
-    pace = Pace()
+    pace = StepTimeEstimator()
     for duration_s in (2.0, 1.0, 1.6):
         assert pace.least_s(100) == 0.0
         pace.stepped(64, duration_s)

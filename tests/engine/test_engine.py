@@ -215,7 +215,7 @@ def test_a_retried_call_takes_the_place_of_its_earlier_attempt() -> None:
         {"priority": 1},
         {"salt": "s"},
     ]
-    + [{"adapter": 1}, {"bypass_prefix_cache": True}, {"is_seed_drawn": True}],
+    + [{"adapter": 1}, {"bypass_prefix_cache": True}, {"is_seed_random": True}],
 )
 def test_who_asks_something_else_under_an_id_in_flight_is_refused_whatever_he_says(other: dict) -> None:
     h = Harness()
@@ -230,10 +230,10 @@ def test_who_asks_something_else_under_an_id_in_flight_is_refused_whatever_he_sa
 def test_attempts_differ_in_their_times_and_in_a_seed_that_was_drawn() -> None:
     h = Harness()
     now = time.monotonic()
-    first = h.add([1], 50, request_id="x", seed=3, is_seed_drawn=True, deadline_s=now + 60)
+    first = h.add([1], 50, request_id="x", seed=3, is_seed_random=True, deadline_s=now + 60)
     h.step()
     times = {"deadline_s": now + 59, "queue_deadline_s": now + 50, "time_limit_s": now + 40}
-    second = h.add([1], 50, request_id="x", seed=4, is_seed_drawn=True, replaces=True, **times)
+    second = h.add([1], 50, request_id="x", seed=4, is_seed_random=True, replaces=True, **times)
     h.run()
     assert h.outcomes[first].failed.reason == "DUPLICATE_REQUEST_ID"
     assert h.outcomes[second].ids == complete([1], 50, seed=4)

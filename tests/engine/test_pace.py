@@ -5,24 +5,24 @@ from __future__ import annotations
 import pytest
 
 from photon_grpc.core.batch import Batch, StepOutput
-from photon_grpc.engine.scheduler.pace import Pace
+from photon_grpc.engine.scheduler.step_time_estimator import StepTimeEstimator
 from tests.engine.fakes import Landed
 from tests.engine.harness import Harness, Setting
 
 
 def test_a_loop_that_computes_nothing_has_five_seconds():
-    pace = Pace()
+    pace = StepTimeEstimator()
     assert pace.allowance_s(0) == 5.0
     pace.stepped(64, 100.0)
     assert pace.allowance_s(0) == 5.0
 
 
 def test_until_a_step_was_measured_any_has_a_minute():
-    assert Pace().allowance_s(1) == Pace().allowance_s(8192) == 60.0
+    assert StepTimeEstimator().allowance_s(1) == StepTimeEstimator().allowance_s(8192) == 60.0
 
 
 def test_a_step_has_ten_times_what_one_of_its_size_took_and_never_less_than_five_seconds():
-    pace = Pace()
+    pace = StepTimeEstimator()
     pace.stepped(512, 2.7)
     assert pace.allowance_s(600) == pytest.approx(27.0)
     pace.stepped(1, 0.06)
@@ -31,7 +31,7 @@ def test_a_step_has_ten_times_what_one_of_its_size_took_and_never_less_than_five
 
 def test_a_prompt_of_2048_tokens_on_two_cores_is_no_hang():
     """A model of 1B: 60 ms a token, 11 s for such a prompt."""
-    pace = Pace()
+    pace = StepTimeEstimator()
     pace.stepped(1, 0.06)
     assert pace.allowance_s(2048) >= 10 * 11.0
     pace.stepped(512, 2.7)
@@ -39,19 +39,19 @@ def test_a_prompt_of_2048_tokens_on_two_cores_is_no_hang():
 
 
 def test_a_step_smaller_than_any_measured_takes_no_longer_than_that():
-    pace = Pace()
+    pace = StepTimeEstimator()
     pace.stepped(512, 2.7)
     assert pace.allowance_s(3) == pytest.approx(27.0)
 
 
 def test_a_step_larger_than_any_measured_has_at_least_a_minute_and_what_the_largest_makes_likely():
-    pace = Pace()
+    pace = StepTimeEstimator()
     pace.stepped(1, 0.001)
     assert pace.allowance_s(8192) == pytest.approx(10 * 8.192) and pace.allowance_s(64) == 60.0
 
 
 def test_a_pause_in_a_step_counts_for_no_more_than_was_allowed():
-    pace = Pace()
+    pace = StepTimeEstimator()
     pace.stepped(512, 0.1)
     pace.stepped(512, 3600.0)
     assert pace.allowance_s(512) == 50.0
@@ -59,7 +59,7 @@ def test_a_pause_in_a_step_counts_for_no_more_than_was_allowed():
 
 def test_slow_steps_count_at_once_and_are_forgotten_slowly():
     """Steps of one size grow with their contexts: each may take ten times what the longest did lately."""
-    pace = Pace()
+    pace = StepTimeEstimator()
     pace.stepped(512, 1.0)
     pace.stepped(512, 9.0)
     assert pace.allowance_s(512) == 90.0

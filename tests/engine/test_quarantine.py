@@ -47,7 +47,7 @@ def test_attempts_of_a_call_are_one_request(attempt: dict) -> None:
 def test_a_seed_counts_where_the_caller_set_it() -> None:
     other = msgspec.structs.replace(REQUEST, sampling=SamplingParams(seed=4))
     assert fingerprint(other) != OWN
-    drawn = [msgspec.structs.replace(each, is_seed_drawn=True) for each in (REQUEST, other)]
+    drawn = [msgspec.structs.replace(each, is_seed_random=True) for each in (REQUEST, other)]
     assert fingerprint(drawn[0]) == fingerprint(drawn[1])
     assert fingerprint(msgspec.structs.replace(REQUEST, prompt_ids=(1, 2))) != OWN
 

@@ -7,7 +7,7 @@ from itertools import cycle
 import pytest
 
 from photon_grpc.core.frames import StepFrame
-from photon_grpc.core.logprobs import RECORD, ScoreParams
+from photon_grpc.core.logprobs import RECORD, LogprobParams
 from photon_grpc.core.request import FinishReason
 from tests.engine import scored
 from tests.engine.fakes import complete
@@ -17,10 +17,10 @@ pytestmark = pytest.mark.usefixtures("windows")
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1, 2])
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
-BOTH = ScoreParams(logprobs=2, prompt_logprobs=3, token_ids=(90, 4))
+BOTH = LogprobParams(logprobs=2, prompt_logprobs=3, token_ids=(90, 4))
 
 
-def check(h: Harness, handle: int, prompt: list[int], params: ScoreParams, *, is_first: bool = True) -> None:
+def check(h: Harness, handle: int, prompt: list[int], params: LogprobParams, *, is_first: bool = True) -> None:
     """The records of every id that came, and those of the whole prompt for the first output alone."""
     outcome = h.outcomes[handle]
     assert outcome.scores == scored.of_output(prompt, outcome.ids, params)
@@ -37,20 +37,20 @@ def starts(h: Harness) -> list[tuple[int, int]]:
 @pytest.mark.parametrize(
     "params",
     [
-        ScoreParams(logprobs=0),
-        ScoreParams(logprobs=5),
-        ScoreParams(token_ids=(3,)),
-        ScoreParams(prompt_logprobs=0),
+        LogprobParams(logprobs=0),
+        LogprobParams(logprobs=5),
+        LogprobParams(token_ids=(3,)),
+        LogprobParams(prompt_logprobs=0),
         BOTH,
     ],
 )
-def test_every_id_and_every_prompt_position_has_its_records(params: ScoreParams, depth: int) -> None:
+def test_every_id_and_every_prompt_position_has_its_records(params: LogprobParams, depth: int) -> None:
     h = Harness(Setting(depth=depth))
     handle, plain = h.add(PROMPT, 6, scores=params), h.add(PROMPT, 6)
     h.run()
     assert h.outcomes[handle].ids == complete(PROMPT, 6) and h.idle()
     check(h, handle, PROMPT, params)
-    check(h, plain, PROMPT, ScoreParams())
+    check(h, plain, PROMPT, LogprobParams())
 
 
 def test_a_batch_in_which_nobody_asks_says_nothing_of_scores() -> None:

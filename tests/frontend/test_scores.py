@@ -9,13 +9,13 @@ import pytest
 
 from photon_grpc.core.ask import OutputAsk, SamplingAsk, StopAsk
 from photon_grpc.core.generation import Candidate, TokenScore
-from photon_grpc.core.logprobs import RECORD, ScoreParams
+from photon_grpc.core.logprobs import RECORD, LogprobParams
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import EngineRestarting, InvalidRequest
 from photon_grpc.frontend.frontend import Frontend
 from photon_grpc.frontend.input.tokenizer import Tokenizer
 from photon_grpc.frontend.logprob_bounds import BYTES_PER_ID, BYTES_PER_OUTPUT
-from photon_grpc.frontend.output.logprobs import OutputScores
+from photon_grpc.frontend.output.logprobs import OutputLogprobs
 from photon_grpc.frontend.output.output import OutputText
 from photon_grpc.frontend.output.update import Update
 from photon_grpc.frontend.stream import TokenStream
@@ -68,10 +68,10 @@ async def read(stream: TokenStream) -> Update:
 async def test_what_is_asked_reaches_the_engine(pair: tuple[Frontend, FakeLink]) -> None:
     front, link = pair
     for output, expected in (
-        (OutputAsk(), ScoreParams()),
-        (OutputAsk(logprobs=0), ScoreParams(0)),
-        (OutputAsk(logprobs=20, prompt_logprobs=3), ScoreParams(20, 3)),
-        (OutputAsk(score_token_ids=(4, 4, 2)), ScoreParams(token_ids=(4, 4, 2))),
+        (OutputAsk(), LogprobParams()),
+        (OutputAsk(logprobs=0), LogprobParams(0)),
+        (OutputAsk(logprobs=20, prompt_logprobs=3), LogprobParams(20, 3)),
+        (OutputAsk(score_token_ids=(4, 4, 2)), LogprobParams(token_ids=(4, 4, 2))),
     ):
         await front.stream(ask(output=output))
         assert link.adds[-1].request.scores == expected
@@ -178,7 +178,7 @@ async def test_scores_of_an_engine_that_was_lost_are_not_sent(pair: tuple[Fronte
 
 
 def test_what_is_dropped_is_dropped_with_its_scores() -> None:
-    output = OutputText(0, detokenizer=None, wants_ids=True, scores=OutputScores(1))
+    output = OutputText(0, detokenizer=None, wants_ids=True, scores=OutputLogprobs(1))
     output.scores.add(RECORD.pack(4, -0.5, 1))
     output.push(4)
     output.drop()

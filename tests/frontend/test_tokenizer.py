@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Reference
 from transformers import PreTrainedTokenizerFast
 
 from photon_grpc.errors import InvalidRequest, ModelLoadError, PromptTooLong
-from photon_grpc.frontend.input.markers import Disguise
+from photon_grpc.frontend.input.markers import SpecialTokenEscaper
 from photon_grpc.frontend.input.tokenizer import Tokenizer
 from tests.frontend.small_tokenizers import KINDS, definition
 
@@ -78,12 +78,12 @@ def test_template_text_marks_special_tokens_and_disguised_ones_stay_text() -> No
         ours = Tokenizer(definition(kind))
         reference = Reference.from_str(definition(kind))
         special = ours.markers.texts[0]
-        disguise = Disguise(ours.markers, [f"x {special} y"])
+        disguise = SpecialTokenEscaper(ours.markers, [f"x {special} y"])
         text = f"{special}user\n{disguise.put_on(f'x {special} y')}  {special}\nok"
         ids = ours.encode_template(text, disguise)
         assert ids.count(reference.token_to_id(special)) == 2
         # Nobody's special token in the middle: the ids are those of a tokenizer that never heard of it there.
-        innocent = Disguise(ours.markers, [])
+        innocent = SpecialTokenEscaper(ours.markers, [])
         same = f"{special}user\nx y  {special}\nok"
         assert list(ours.encode_template(same, innocent)) == reference.encode(same, add_special_tokens=False).ids
 
@@ -94,7 +94,7 @@ def test_template_text_marks_special_tokens_and_disguised_ones_stay_text() -> No
 )
 def test_disguise_breaks_spellings_and_comes_off(attack: str) -> None:
     ours = Tokenizer(definition("qwen_like"))
-    disguise = Disguise(ours.markers, [attack])
+    disguise = SpecialTokenEscaper(ours.markers, [attack])
     worn = disguise.put_on(attack)
     assert len(worn) == len(attack)
     assert disguise.take_off(worn) == attack

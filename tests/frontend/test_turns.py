@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from photon_grpc.frontend.turns import MESSAGES_A_TURN, MOST_MORE, SECONDS_A_MESSAGE, Turns
+from photon_grpc.frontend.write_turns import MESSAGES_A_TURN, MOST_MORE, SECONDS_A_MESSAGE, WriteTurns
 from tests.frontend.fake_engine import FACTS, FakeLink, ask, frontend, served
 
 MODEL = served()
@@ -24,7 +24,7 @@ def test_a_turn_settles_so_many_in_the_order_in_which_they_came(
     sizes: list[int] = []
 
     async def run() -> None:
-        turns, loop = Turns(limit, lambda: 0.0), asyncio.get_running_loop()
+        turns, loop = WriteTurns(limit, lambda: 0.0), asyncio.get_running_loop()
         waiters = [loop.create_future() for _ in range(num_waiters)]
         for number, waiter in enumerate(waiters):
             turns.settle(waiter)
@@ -45,14 +45,14 @@ def test_a_turn_settles_so_many_in_the_order_in_which_they_came(
 
 
 async def test_a_place_is_free_again_in_the_next_turn() -> None:
-    turns = Turns(2, lambda: 0.0)
+    turns = WriteTurns(2, lambda: 0.0)
     assert [turns.take() for _ in range(4)] == [True, True, False, False]
     await asyncio.sleep(0)
     assert turns.take()
 
 
 async def test_those_in_line_come_before_those_who_ask_later() -> None:
-    turns, loop = Turns(1, lambda: 0.0), asyncio.get_running_loop()
+    turns, loop = WriteTurns(1, lambda: 0.0), asyncio.get_running_loop()
     assert turns.take()
     waiter = loop.create_future()
     turns.settle(waiter)
@@ -63,7 +63,7 @@ async def test_those_in_line_come_before_those_who_ask_later() -> None:
 @pytest.mark.parametrize(("other_work_s", "num_more"), [(0.0, 0), (10 * SECONDS_A_MESSAGE, 10), (60.0, MOST_MORE)])
 async def test_after_a_long_turn_more_have_the_next(other_work_s: float, num_more: int) -> None:
     now_s = 0.0
-    turns, loop = Turns(2, lambda: now_s), asyncio.get_running_loop()
+    turns, loop = WriteTurns(2, lambda: now_s), asyncio.get_running_loop()
     waiters = [loop.create_future() for _ in range(300)]
     for waiter in waiters:
         turns.settle(waiter)

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from photon_grpc import demo
 from photon_grpc.config.flags import CacheConfig, SchedulerConfig
 from photon_grpc.core.ask import ConstraintAsk
-from photon_grpc.core.logprobs import NO_SCORES, RECORD, ScoreParams
+from photon_grpc.core.logprobs import NO_LOGPROBS, RECORD, LogprobParams
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.frontend.constraints.constraint import write_grammar
 from tests.runner.served import Output, Served
@@ -64,7 +64,7 @@ def add(served: Served, row: int) -> int:
         min_tokens=0 if is_plain else 4,
         stop=() if is_plain else (206, 95, 15),
         constraint=None if is_plain else CONSTRAINTS[row % 3],
-        scores=NO_SCORES if row % 16 == 15 else ScoreParams(logprobs=NUM_BEST),
+        scores=NO_LOGPROBS if row % 16 == 15 else LogprobParams(logprobs=NUM_BEST),
     )
 
 

@@ -26,15 +26,15 @@ BANNED = tuple(range(0, 4000, 2))
 LEVELS = {
     SamplingLevel.PLAIN: SamplingParams(TEMPERATURE),
     SamplingLevel.FILTERED: SamplingParams(TEMPERATURE, top_k=60, top_p=0.9, min_p=0.002),
-    SamplingLevel.SHAPED: SamplingParams(TEMPERATURE),
-    SamplingLevel.SHAPED_FILTERED: SamplingParams(TEMPERATURE, top_p=0.95),
+    SamplingLevel.PROCESSED: SamplingParams(TEMPERATURE),
+    SamplingLevel.PROCESSED_FILTERED: SamplingParams(TEMPERATURE, top_p=0.95),
 }
 
 
 def expected(logits: torch.Tensor, level: SamplingLevel) -> torch.Tensor:
     """float64 [V], the probability of each id."""
     sampling, scores = LEVELS[level], logits.double().cpu()[None] / TEMPERATURE
-    if level.is_shaped:
+    if level.is_processed:
         scores[:, [number for number in BANNED if number < scores.shape[1]]] = -torch.inf
     warpers = LogitsProcessorList()
     if sampling.top_k > 0:
@@ -59,7 +59,7 @@ def test_frequencies_at_every_level(decoder: Decoder, level: SamplingLevel, num_
     table = SlotTable(num_rows + 1, 4096, kv_plan(8), decoder.vocab_size, decoder.device)
     slots = range(1, num_rows + 1)
     sampling = {slot: msgspec.structs.replace(LEVELS[level], seed=1000 + slot) for slot in slots}
-    bans = {"min_tokens": 2**30, "banned_until_min": BANNED} if level.is_shaped else {}
+    bans = {"min_tokens": 2**30, "banned_until_min": BANNED} if level.is_processed else {}
     admissions = tuple(Admission(slot, (1,), 1, 0, ((1,),), sampling[slot], **bans) for slot in slots)
     batch = Batch(1, tuple(slots), (1,) * num_rows, (1,) * num_rows, admissions=admissions)
     sampler = Sampler(decoder, table, TRITON)

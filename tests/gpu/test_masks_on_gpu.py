@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from photon_grpc.config.flags import CacheConfig, SchedulerConfig
-from photon_grpc.core.batch import NOTHING_TO_DRAW
+from photon_grpc.core.batch import NOTHING_TO_SAMPLE
 from photon_grpc.core.ports import Pending
 from photon_grpc.runner.model_runner import ModelRunner
 from tests.gpu.test_waits_on_gpu import waiting_is_an_error
@@ -56,7 +56,7 @@ def test_a_mask_that_allows_nothing_is_a_fault_of_its_row(eager: bool) -> None:
     expected = runner.submit(batches(())[0]).result().ids
     pending = runner.submit(batches(MASKED)[0])
     pending.sample(masks(range(320), (), range(320)))
-    assert pending.result().ids == (*expected[:2], NOTHING_TO_DRAW, *expected[3:])
+    assert pending.result().ids == (*expected[:2], NOTHING_TO_SAMPLE, *expected[3:])
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -8,7 +8,7 @@ import torch
 
 from photon_grpc.config.flags import CacheConfig, SchedulerConfig
 from photon_grpc.core.batch import Batch, StepOutput
-from photon_grpc.core.logprobs import RECORD, ScoreParams
+from photon_grpc.core.logprobs import RECORD, LogprobParams
 from photon_grpc.core.ports import Pending
 from photon_grpc.kernels.sampling import logprobs as scores
 from photon_grpc.runner.model_runner import ModelRunner
@@ -32,7 +32,7 @@ def test_kernels_give_the_records_of_the_reference(num_columns: int, num_rows: i
     logits[3::8, 30:] = -torch.inf
     asked = asking(num_rows, num_columns)
     theirs = scores.reference(logits, ids, asked)
-    mine = scores.launch(logits.cuda(), ids.cuda(), scores.ScoreMetadata(*(each.cuda() for each in asked))).cpu()
+    mine = scores.launch(logits.cuda(), ids.cuda(), scores.LogprobMetadata(*(each.cuda() for each in asked))).cpu()
     for row, slot in enumerate(asked.slots.tolist()):
         num_best, num_given = int(asked.num_best[slot]), int(asked.num_given[slot])
         if num_best >= 0:
@@ -65,7 +65,7 @@ def runner_on(device: str, eager: bool) -> ModelRunner:
 
 def steps() -> list[Batch]:
     """Every level of drawing beside rows that are not scored; then a prompt in two chunks beside them."""
-    entered = admission(7, LONG, GREEDY, ScoreParams(logprobs=1, prompt_logprobs=3))
+    entered = admission(7, LONG, GREEDY, LogprobParams(logprobs=1, prompt_logprobs=3))
     others, ones = tuple(range(1, len(ROWS) + 1)), (1,) * len(ROWS)
     first = Batch(10, (*others, 7), (*ones, 40), (*ones, 0), admissions=(entered,), scored=((6, 1),))
     return [*batches(ROWS), first, Batch(11, (*others, 7), (*ones, 20), (*ones, 1), scored=((6, 41),))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from photon_grpc.kernels.sampling.logprobs import MAX_BEST, MAX_GIVEN, ScoreMetadata
+from photon_grpc.kernels.sampling.logprobs import MAX_BEST, MAX_GIVEN, LogprobMetadata
 
 #: (id, logprob, rank)
 Record = tuple[int, float, int]
@@ -12,15 +12,15 @@ Record = tuple[int, float, int]
 ASKED = ((-1, 0), (MAX_BEST, 0), (0, 0), (5, MAX_GIVEN), (1, 3), (2, 0), (-1, 0))
 
 
-def asking(num_rows: int, num_columns: int, device: str = "cpu") -> ScoreMetadata:
+def asking(num_rows: int, num_columns: int, device: str = "cpu") -> LogprobMetadata:
     """Rows at slots in another order; padding is slot 0."""
     given = torch.randint(0, num_columns, (len(ASKED), MAX_GIVEN), dtype=torch.int32)
     num_best, num_given = torch.tensor(ASKED).T.contiguous()
     slots = torch.tensor([(3, 1, 4, 2, 0, 5, 6)[row % 7] for row in range(num_rows)])
-    return ScoreMetadata(*(each.to(device) for each in (slots, num_best, num_given, given)))
+    return LogprobMetadata(*(each.to(device) for each in (slots, num_best, num_given, given)))
 
 
-def sorted_scores(logits: torch.Tensor, ids: torch.Tensor, asked: ScoreMetadata) -> list[list[Record]]:
+def sorted_scores(logits: torch.Tensor, ids: torch.Tensor, asked: LogprobMetadata) -> list[list[Record]]:
     """Of each row; none of a row that asks for none."""
     logprobs = logits.double().log_softmax(-1)
     rows = []

@@ -26,10 +26,10 @@ from photon_grpc.kernels.sampling import bitmask, histogram, penalties, topk_top
 from photon_grpc.kernels.sampling import logprobs as scores
 from photon_grpc.kernels.sampling import process_logits as shape
 from photon_grpc.kernels.sampling import sample as draw
-from photon_grpc.kernels.sampling import sample_filtered as draw_kept
+from photon_grpc.kernels.sampling import sample_filtered as sample_filtered
 from photon_grpc.kernels.sampling.histogram import Filters, LogitRows, Search
-from photon_grpc.kernels.sampling.logprobs import ScoreMetadata, TileScores
-from photon_grpc.kernels.sampling.process_logits import Shaping
+from photon_grpc.kernels.sampling.logprobs import LogprobMetadata, TileLogprobs
+from photon_grpc.kernels.sampling.process_logits import LogitsProcessing
 from photon_grpc.kernels.sampling.sample import SamplingMetadata, TileBest
 
 triton = pytest.importorskip("triton")
@@ -212,7 +212,7 @@ def test_draw_kept(num_columns: int) -> None:
         built = compiled(kernel, types, constants)
         reads_chunk = kernel in (histogram.tally_kernel, histogram.list_kernel)
         check(built, "ld.global.v4" if reads_chunk else "ld.global")
-    built = compiled(draw_kept.draw_kept_kernel, types, draw_kept.config())
+    built = compiled(sample_filtered.sample_filtered_kernel, types, sample_filtered.config())
     check(built)
     # An approximate logarithm has an absolute error that would swallow log(u) where u is near 1.
     assert "lg2.approx" not in built.ptx
@@ -276,7 +276,7 @@ def test_merge(name: str, dtype: torch.dtype) -> None:
         )
 
 
-SHAPING = Shaping(
+SHAPING = LogitsProcessing(
     penalties.Penalties("*i16", *["*fp32"] * 3, "*i64", "*i32", "*fp32"),  # type: ignore[arg-type]
     bitmask.Constraints("*i64", "*i32", "*i64", "*i32", "*i64", "*i32"),  # type: ignore[arg-type]
 )
@@ -286,21 +286,21 @@ SAMPLING = SamplingMetadata("*i64", "*i32", "*fp32", "*i64", "*i64", "*i64")  # 
 def test_shape() -> None:
     types: dict[str, Any] = {"logits": "*fp32", "slots": "*i64", "context_len": "*i32", "shaping": SHAPING}
     types |= {"is_constrained": "*i1", "num_columns": "i32", "stride": "i32"}
-    check(compiled(shape.shape_kernel, types, shape.config() | {"PDL": True}), "ld.global.v4")
+    check(compiled(shape.process_kernel, types, shape.config() | {"PDL": True}), "ld.global.v4")
 
 
 @pytest.mark.parametrize("shaping", [None, SHAPING], ids=["plain", "shaped"])
-def test_draw(shaping: Shaping | None) -> None:
+def test_draw(shaping: LogitsProcessing | None) -> None:
     best = TileBest("*fp32", "*fp32", "*i32", None if shaping is None else "*i1")  # type: ignore[arg-type]
     types: dict[str, Any] = {"logits": "*fp32", "metadata": SAMPLING, "shaping": shaping, "best_of": best}
     types |= dict.fromkeys(("num_columns", "stride", "num_tiles"), "i32")
     constants = {"PDL": True} | ({"shaping": None} if shaping is None else {})
-    built = compiled(draw.draw_kernel, types, draw.config() | constants)
+    built = compiled(draw.sample_kernel, types, draw.config() | constants)
     check(built, "ld.global.v4")
     assert "ld.global" not in built.ptx.split("griddepcontrol.wait", 1)[0]
     assert "lg2.approx" not in built.ptx
     merging = {"best_of": best, "out": "*i64", "num_tiles": "i32"}
-    check(compiled(draw.draw_merge_kernel, merging, {"TILES_PAD": 64, "num_warps": 1, "PDL": True}))
+    check(compiled(draw.sample_merge_kernel, merging, {"TILES_PAD": 64, "num_warps": 1, "PDL": True}))
 
 
 def test_counts() -> None:
@@ -311,10 +311,10 @@ def test_counts() -> None:
 @pytest.mark.parametrize("num_columns", [32000, 128256, 262144])
 def test_scores(num_columns: int) -> None:
     types: dict[str, Any] = {"logits": "*fp32", "ids": "*i64", "records": "*i32"}
-    types |= {"metadata": ScoreMetadata("*i64", "*i64", "*i64", "*i32")}  # type: ignore[arg-type]
-    types |= {"tiles": TileScores(*["*fp32"] * 3, *["*i32"] * 5)}  # type: ignore[arg-type]
+    types |= {"metadata": LogprobMetadata("*i64", "*i64", "*i64", "*i32")}  # type: ignore[arg-type]
+    types |= {"tiles": TileLogprobs(*["*fp32"] * 3, *["*i32"] * 5)}  # type: ignore[arg-type]
     types |= dict.fromkeys(("num_columns", "stride", "num_tiles"), "i32")
-    check(compiled(scores.score_peak_kernel, types, scores.config()), "ld.global.v4")
-    check(compiled(scores.score_merge_kernel, types, scores.merge_config(num_columns)))
-    check(compiled(scores.score_best_kernel, types, scores.config() | scores.LIMITS), "ld.global.v4")
-    check(compiled(scores.score_record_kernel, types, scores.record_config(num_columns)))
+    check(compiled(scores.logprob_peak_kernel, types, scores.config()), "ld.global.v4")
+    check(compiled(scores.logprob_merge_kernel, types, scores.merge_config(num_columns)))
+    check(compiled(scores.logprob_best_kernel, types, scores.config() | scores.LIMITS), "ld.global.v4")
+    check(compiled(scores.logprob_record_kernel, types, scores.record_config(num_columns)))

@@ -15,9 +15,9 @@ from photon_grpc.kernels import select
 from photon_grpc.layers.context import StepContext
 from photon_grpc.layers.embedding import Embedding
 from photon_grpc.layers.head import LMHead
-from photon_grpc.layers.leaf import Target
 from photon_grpc.layers.linear import Linear, LinearMethod
 from photon_grpc.layers.norm import RMSNorm
+from photon_grpc.layers.parameter_owner import Target
 from photon_grpc.layers.prepacked import (
     ColumnWeight,
     HalfWeight,

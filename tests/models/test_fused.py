@@ -14,7 +14,7 @@ from photon_grpc.kernels.linear import head
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.layers import unquantized
 from photon_grpc.layers.form import LayerForm
-from photon_grpc.layers.gemm import End, Gemm
+from photon_grpc.layers.gemm import Epilogue, Gemm
 from photon_grpc.layers.linear import Linear
 from photon_grpc.layers.norm import RMSNorm
 from photon_grpc.layers.unquantized import Unquantized
@@ -35,7 +35,7 @@ class Tiled(Unquantized):
     def __init__(self, *names: str) -> None:
         self.names = names
 
-    def tile(self, linear: Linear, num_rows: int, end: End) -> Tile | None:
+    def tile(self, linear: Linear, num_rows: int, end: Epilogue) -> Tile | None:
         return TILE if num_rows == 8 and next(iter(linear.outputs)) in self.names else None
 
 
@@ -206,7 +206,7 @@ class Rounded(Unquantized):
     def fold(self, linear: Linear, norm: RMSNorm) -> bool:
         return False
 
-    def gemm(self, linear: Linear, num_rows: int, end: End) -> Gemm | None:
+    def gemm(self, linear: Linear, num_rows: int, end: Epilogue) -> Gemm | None:
         return None
 
 
@@ -224,7 +224,7 @@ def test_a_layer_with_weights_in_a_format_without_such_products_is_refused(name:
 def test_a_head_is_multiplied_by_the_tile_of_its_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[Tile] = []
     monkeypatch.setattr(head, "logits_launch", lambda hidden, weight, tile: taken.append(tile))
-    monkeypatch.setattr(head, "draw_launch", lambda hidden, weight, metadata, tile: taken.append(tile))
+    monkeypatch.setattr(head, "sample_launch", lambda hidden, weight, metadata, tile: taken.append(tile))
     # Of 33 to 64 rows and of none the library has it.
     tiles = {rows: Tile("gemv", rows, 32, 1, 2) for rows in (8, 16, 32, 128)}
     monkeypatch.setattr(Unquantized, "tile", lambda method, linear, num_rows, end: tiles.get(num_rows))

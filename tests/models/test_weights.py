@@ -19,8 +19,8 @@ from photon_grpc.config.checkpoint import read_checkpoint
 from photon_grpc.config.model_dir import read_model_dir
 from photon_grpc.errors import ModelLoadError
 from photon_grpc.kernels import select
-from photon_grpc.layers.leaf import Part, Target
 from photon_grpc.layers.linear import Linear
+from photon_grpc.layers.parameter_owner import Part, Target
 from photon_grpc.layers.unquantized import Unquantized
 from photon_grpc.models import Decoder, build, dummy, load
 from tests.examples import examples

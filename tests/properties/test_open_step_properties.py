@@ -9,7 +9,7 @@ from itertools import cycle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from photon_grpc.core.logprobs import NO_SCORES, ScoreParams
+from photon_grpc.core.logprobs import NO_LOGPROBS, LogprobParams
 from photon_grpc.core.ports import Event
 from tests.engine import scored
 from tests.engine.fakes import complete
@@ -54,7 +54,7 @@ class Ask:
     priority: int
     stop: frozenset[int]
     table: Table | None
-    scores: ScoreParams
+    scores: LogprobParams
     #: Steps taken before the next one comes.
     pause: int
     #: Which of those that came leaves then.
@@ -86,9 +86,9 @@ asks = st.builds(
     priority=st.integers(0, 2),
     stop=st.sampled_from([frozenset(), frozenset({END}), frozenset({END, *range(20)})]),
     table=st.none() | tables,
-    scores=st.just(NO_SCORES)
+    scores=st.just(NO_LOGPROBS)
     | st.builds(
-        ScoreParams,
+        LogprobParams,
         st.integers(-1, 2),
         st.integers(-1, 2),
         st.lists(st.integers(0, 96), max_size=2).map(tuple),

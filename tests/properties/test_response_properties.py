@@ -13,7 +13,7 @@ from photon_grpc.core.generation import Start, Usage
 from photon_grpc.core.logprobs import RECORD
 from photon_grpc.core.request import FinishReason
 from photon_grpc.frontend.output.answer import Answer
-from photon_grpc.frontend.output.logprobs import NOT_SCORED, ScoredTokens
+from photon_grpc.frontend.output.logprobs import NO_TOKEN_LOGPROBS, TokenLogprobs
 from photon_grpc.frontend.output.update import OutputDelta, OutputFinish, Result, Update
 from photon_grpc.server.wire import codec
 from photon_grpc.server.wire import logprobs as scores
@@ -33,17 +33,17 @@ def spelled(token_id: int) -> bytes:
 
 
 @st.composite
-def scored_tokens(draw: st.DrawFn, num_unscored: int = 0) -> ScoredTokens:
+def scored_tokens(draw: st.DrawFn, num_unscored: int = 0) -> TokenLogprobs:
     num_records = draw(st.integers(1, 4))
     positions = st.lists(RECORDS, min_size=num_records, max_size=num_records).map(b"".join)
     unscored = tuple([draw(NUMBERS) for _ in range(num_unscored)])
-    return ScoredTokens(b"".join(draw(st.lists(positions, max_size=3))), num_records, spelled, unscored)
+    return TokenLogprobs(b"".join(draw(st.lists(positions, max_size=3))), num_records, spelled, unscored)
 
 
-MANY = ScoredTokens(RECORD.pack(5, -1.0, 1) * (scores.MANY // 2 + 1), 1, spelled)
+MANY = TokenLogprobs(RECORD.pack(5, -1.0, 1) * (scores.MANY // 2 + 1), 1, spelled)
 
 
-def messages_of(scored: ScoredTokens) -> list[pb.TokenScore]:
+def messages_of(scored: TokenLogprobs) -> list[pb.TokenScore]:
     """Through protobuf's objects."""
     made = []
     for (token_id, logprob, rank), *others in scored.positions():
@@ -65,7 +65,7 @@ def message_of(update: Update, sequence: int, start: Start | None) -> pb.StreamG
     message = codec.stream_message(update, sequence, start)
     for output, delta in zip(message.deltas, update.deltas, strict=True):
         output.scores.extend(messages_of(delta.scores))
-    if update.prompt_scores is not NOT_SCORED:
+    if update.prompt_scores is not NO_TOKEN_LOGPROBS:
         message.start.prompt.scores.extend(messages_of(update.prompt_scores))
     return message
 
@@ -75,7 +75,7 @@ DELTAS = st.builds(
     index=st.integers(0, 300),
     text=st.text(max_size=300),
     token_ids=st.lists(st.integers(0, 2**32 - 1), max_size=5).map(tuple),
-    scores=st.one_of(st.just(NOT_SCORED), scored_tokens()),
+    scores=st.one_of(st.just(NO_TOKEN_LOGPROBS), scored_tokens()),
 )
 UPDATES = st.builds(Update, st.lists(DELTAS, max_size=4).map(tuple))
 
@@ -89,7 +89,7 @@ def test_what_is_written_by_hand_is_what_protobuf_makes(update: Update, sequence
 
 
 @given(UPDATES, scored_tokens(num_unscored=1))
-def test_a_first_message_and_a_whole_answer_have_the_same_scores(update: Update, prompt: ScoredTokens) -> None:
+def test_a_first_message_and_a_whole_answer_have_the_same_scores(update: Update, prompt: TokenLogprobs) -> None:
     first = Update(update.deltas, prompt_scores=prompt)
     expected = message_of(first, 1, START)
     writer = ResponseWriter()
@@ -111,7 +111,7 @@ def test_a_first_message_and_a_whole_answer_have_the_same_scores(update: Update,
         Update((OutputDelta(0, "x", answer=Answer(reasoning="x")),)),
         # More ids than the event loop is kept for, in all.
         Update(
-            (OutputDelta(0, scores=ScoredTokens(RECORD.pack(5, -1.0, 1) * (scores.MANY // 2 + 1), 1, spelled)),) * 2
+            (OutputDelta(0, scores=TokenLogprobs(RECORD.pack(5, -1.0, 1) * (scores.MANY // 2 + 1), 1, spelled)),) * 2
         ),
     ],
 )

@@ -9,7 +9,7 @@ import torch
 from msgspec.structs import replace
 
 from photon_grpc.config.flags import CacheConfig, SchedulerConfig
-from photon_grpc.core.batch import NAN_LOGITS, NOTHING_TO_DRAW, Admission, Batch
+from photon_grpc.core.batch import NAN_LOGITS, NOTHING_TO_SAMPLE, Admission, Batch
 from photon_grpc.core.request import FinishReason, SamplingParams
 from photon_grpc.engine.constraints.grammar import ConstrainedOutputs
 from photon_grpc.errors import InternalFailure, InvalidConstraint, NumericFailure
@@ -116,7 +116,7 @@ def test_a_mask_that_allows_nothing_is_a_fault_of_its_row_that_is_no_failure_of_
     pending = runner.submit(batches(MASKED)[0])
     pending.sample(masks(range(320), (), range(320)))
     output = pending.result()
-    assert output.ids == (*expected[:2], NOTHING_TO_DRAW, *expected[3:])
+    assert output.ids == (*expected[:2], NOTHING_TO_SAMPLE, *expected[3:])
     assert {row: fault.reason for row, fault in output.faults.items()} == {2: InvalidConstraint.reason}
 
 
@@ -125,7 +125,7 @@ def test_what_a_ban_and_a_mask_leave_together_may_be_nothing(runner: ModelRunner
     other = Admission(2, (1, 5, 9), 3, 0, ((2,),), GREEDY, min_tokens=2, banned_until_min=(7, 40))
     pending = runner.submit(Batch(1, (1, 2), (3, 3), (1, 1), admissions=(banned, other), masked=(0, 1)))
     pending.sample(masks((7, 40), (7, 8, 40)))
-    assert pending.result().ids == (NOTHING_TO_DRAW, 8)
+    assert pending.result().ids == (NOTHING_TO_SAMPLE, 8)
 
 
 def test_numbers_that_fail_are_told_apart_from_masks(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_numbers_that_fail_are_told_apart_from_masks(runner: ModelRunner, monkey
     pending = runner.submit(batches((0, 2))[0])
     pending.sample(masks((7, 9), ()))
     output = pending.result()
-    assert (output.ids[0], output.ids[2]) == (NAN_LOGITS, NOTHING_TO_DRAW)
+    assert (output.ids[0], output.ids[2]) == (NAN_LOGITS, NOTHING_TO_SAMPLE)
     assert [output.faults[row].reason for row in (0, 2)] == [NumericFailure.reason, InvalidConstraint.reason]
 
 

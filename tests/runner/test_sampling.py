@@ -7,11 +7,11 @@ import torch
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from photon_grpc.config.flags import SchedulerConfig
-from photon_grpc.core.batch import NAN_LOGITS, NOTHING_TO_DRAW, Admission, Batch
+from photon_grpc.core.batch import NAN_LOGITS, NOTHING_TO_SAMPLE, Admission, Batch
 from photon_grpc.core.request import FinishReason, SamplingParams
 from photon_grpc.kernels import select
 from photon_grpc.kernels.sampling import sample as draw
-from photon_grpc.kernels.sampling import sample_filtered as draw_kept
+from photon_grpc.kernels.sampling import sample_filtered as sample_filtered
 from photon_grpc.kernels.sampling.sample import INVALID
 from photon_grpc.kernels.sampling.topk_topp import reference as cutoff
 from photon_grpc.runner.sampler import Sampler, SamplingLevel
@@ -97,7 +97,7 @@ def test_every_level_draws_the_same_for_rows_that_ask_for_nothing() -> None:
     tail._table.num_prompt[slots] = 5
     tail._table.output_index[slots] = torch.tensor([0, 1, 2], dtype=tail._table.output_index.dtype)
     context_len = torch.tensor([9, 5, 6])
-    levels = SamplingLevel.SHAPED_FILTERED, SamplingLevel.FILTERED, SamplingLevel.SHAPED, SamplingLevel.PLAIN
+    levels = SamplingLevel.PROCESSED_FILTERED, SamplingLevel.FILTERED, SamplingLevel.PROCESSED, SamplingLevel.PLAIN
     drawn = [tail(logits.clone(), slots, context_len, level).ids for level in levels]
     tail._on_cpu = False
     drawn += [tail(logits.clone(), slots, context_len, level).ids for level in levels]
@@ -117,7 +117,7 @@ def test_ids_are_banned_up_to_min_tokens_and_for_their_request_alone() -> None:
         # Before the token to draw: the prompt alone, then one and two tokens of the output.
         drawn.append(
             [
-                int(sampler(logits.clone(), torch.tensor([1]), torch.tensor([n]), SamplingLevel.SHAPED).ids[0])
+                int(sampler(logits.clone(), torch.tensor([1]), torch.tensor([n]), SamplingLevel.PROCESSED).ids[0])
                 for n in (1, 2, 3)
             ]
         )
@@ -166,7 +166,7 @@ def test_noise_for_all_and_noise_for_each_row_s_kept_draw_the_same() -> None:
     words = torch.arange(6)
     metadata = draw.SamplingMetadata(words, words + 9, words.float(), words * 2**61, words, words // 2)
     smallest = scaled.sort(-1).values[words, torch.tensor([0, 499, 450, 250, 490, 3])]
-    drawn = [each(scaled, smallest, metadata) for each in (draw_kept.draw_all, draw_kept.draw_each)]
+    drawn = [each(scaled, smallest, metadata) for each in (sample_filtered.sample_all, sample_filtered.sample_each)]
     assert torch.equal(*drawn) and drawn[0][1] == scaled[1].argmax()
 
 
@@ -231,4 +231,4 @@ def test_what_is_nearly_greedy_is_greedy() -> None:
 
 
 def test_both_ends_of_a_draw_call_a_failed_row_by_the_same_number() -> None:
-    assert (draw.INVALID, draw.NOTHING) == (NAN_LOGITS, NOTHING_TO_DRAW)
+    assert (draw.INVALID, draw.NOTHING) == (NAN_LOGITS, NOTHING_TO_SAMPLE)

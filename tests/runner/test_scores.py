@@ -10,7 +10,7 @@ import torch
 
 from photon_grpc.config.flags import CacheConfig, SchedulerConfig
 from photon_grpc.core.batch import NAN_LOGITS, Admission, Batch, StepOutput
-from photon_grpc.core.logprobs import NO_SCORES, RECORD, ScoreParams
+from photon_grpc.core.logprobs import NO_LOGPROBS, RECORD, LogprobParams
 from photon_grpc.core.request import SamplingParams
 from photon_grpc.frontend.model import MAX_LOGPROBS
 from photon_grpc.kernels.sampling.logprobs import MAX_BEST, MAX_GIVEN
@@ -27,7 +27,7 @@ from tests.runner.test_greedy import prompts
 
 Record = tuple[int, float, int]
 
-PLAIN = tuple((sampling, NO_SCORES) for sampling, _ in ROWS)
+PLAIN = tuple((sampling, NO_LOGPROBS) for sampling, _ in ROWS)
 
 
 @pytest.fixture(params=["eager", "replayed"])
@@ -42,7 +42,7 @@ def unpacked(records: bytes) -> list[Record]:
 
 
 @torch.inference_mode()
-def expected_at(ids: Sequence[int], chosen: int, params: ScoreParams) -> list[Record]:
+def expected_at(ids: Sequence[int], chosen: int, params: LogprobParams) -> list[Record]:
     """Of the id behind `ids`, by transformers."""
     logits = model("llama")[1](torch.tensor([list(ids)])).logits[0, -1].float()
     logprobs, best = logits.log_softmax(-1), logits.argsort(descending=True, stable=True).tolist()
@@ -55,7 +55,7 @@ def assert_equal(found: Sequence[Record], expected: Sequence[Record]) -> None:
     assert [logprob for _, logprob, _ in found] == pytest.approx([logprob for _, logprob, _ in expected], abs=1e-4)
 
 
-def assert_scored(outputs: Sequence[StepOutput], rows: Sequence[tuple[SamplingParams, ScoreParams]] = ROWS) -> None:
+def assert_scored(outputs: Sequence[StepOutput], rows: Sequence[tuple[SamplingParams, LogprobParams]] = ROWS) -> None:
     """Every scored row of every step, by transformers, behind what the row has drawn before."""
     ids = {row: prompt_of(row + 1) for row in range(len(rows))}
     for output in outputs:
@@ -81,13 +81,15 @@ def test_scores_change_no_id(runner: ModelRunner) -> None:
 
 
 def test_a_batch_that_only_scores_filters_and_masks_nothing(runner: ModelRunner) -> None:
-    rows = tuple((GREEDY if slot % 2 else SamplingParams(1.1, seed=slot), ScoreParams(logprobs=3)) for slot in range(5))
+    rows = tuple(
+        (GREEDY if slot % 2 else SamplingParams(1.1, seed=slot), LogprobParams(logprobs=3)) for slot in range(5)
+    )
     assert_scored([runner.submit(batch).result() for batch in batches(rows)], rows)
 
 
 def test_masks_and_bans_change_the_chosen_id_and_no_score(runner: ModelRunner) -> None:
     """The chosen one's rank counts ids that could not be drawn."""
-    params = ScoreParams(logprobs=4, token_ids=(6,))
+    params = LogprobParams(logprobs=4, token_ids=(6,))
     free = expected_at(prompt_of(1), 0, params)[1][0]
     banned = admission(2, prompt_of(1), GREEDY, params, min_tokens=2, banned_until_min=(free,))
     batch = Batch(
@@ -120,8 +122,8 @@ def test_a_row_that_fails_has_no_scores_and_the_others_have_theirs(
 
 
 def test_the_next_sequence_of_a_slot_is_scored_as_it_asks_itself(runner: ModelRunner) -> None:
-    first, second = ScoreParams(logprobs=3, token_ids=(5, 6, 7)), ScoreParams(logprobs=1)
-    for step, params in enumerate((first, second, NO_SCORES, first), 1):
+    first, second = LogprobParams(logprobs=3, token_ids=(5, 6, 7)), LogprobParams(logprobs=1)
+    for step, params in enumerate((first, second, NO_LOGPROBS, first), 1):
         batch = Batch(step, (1,), (3,), (1,), admissions=(admission(1, prompt_of(1), GREEDY, params),))
         output = runner.submit(batch).result()
         assert bool(output.scores) == bool(params.records)
@@ -155,8 +157,8 @@ def test_a_prompt_is_scored_chunk_by_chunk_beside_others(
 ) -> None:
     """Three chunks of one prompt, the first beside another that is scored in one step, each beside a decode row."""
     monkeypatch.setattr(score_records, "SLICE", width)
-    long, short = ScoreParams(logprobs=2, prompt_logprobs=3), ScoreParams(logprobs=4, prompt_logprobs=0)
-    decoding = admission(1, prompt_of(1), GREEDY, ScoreParams(logprobs=1))
+    long, short = LogprobParams(logprobs=2, prompt_logprobs=3), LogprobParams(logprobs=4, prompt_logprobs=0)
+    decoding = admission(1, prompt_of(1), GREEDY, LogprobParams(logprobs=1))
     runner.submit(Batch(1, (1,), (3,), (1,), admissions=(decoding,))).result()
     entered = admission(2, LONG, GREEDY, long), admission(3, prompt_of(3), GREEDY, short)
     outputs = [
@@ -179,7 +181,7 @@ def test_a_prompt_is_scored_chunk_by_chunk_beside_others(
 
 def test_a_resumed_prompt_is_scored_from_where_its_scores_ended(runner: ModelRunner) -> None:
     """It is computed again from its beginning, with what was generated behind it."""
-    params, expected = ScoreParams(prompt_logprobs=2), expected_prompt(LONG, 2)
+    params, expected = LogprobParams(prompt_logprobs=2), expected_prompt(LONG, 2)
     resumed = Admission(1, (*LONG, 5, 6), len(LONG), 0, (tuple(range(1, 11)),), GREEDY, scores=params)
     first = runner.submit(Batch(1, (1,), (50,), (0,), admissions=(resumed,), scored=((0, 31),))).result()
     second = runner.submit(Batch(2, (1,), (12,), (1,), scored=((0, 51),))).result()
@@ -188,7 +190,7 @@ def test_a_resumed_prompt_is_scored_from_where_its_scores_ended(runner: ModelRun
 
 
 def test_a_chunk_of_one_token_is_scored_and_one_behind_the_prompt_has_nothing_to_score(runner: ModelRunner) -> None:
-    params, expected = ScoreParams(prompt_logprobs=1), expected_prompt(LONG, 1)
+    params, expected = LogprobParams(prompt_logprobs=1), expected_prompt(LONG, 1)
     first = Batch(1, (1,), (58,), (0,), admissions=(admission(1, LONG, GREEDY, params),), scored=((0, 1),))
     outputs = [
         runner.submit(batch).result()
@@ -214,7 +216,7 @@ def test_a_prompt_that_cannot_be_scored_fails_with_its_step_alone(
     with monkeypatch.context() as patched:
         patched.setattr(step, "score_prompts", no_memory)
         failed = Batch(
-            1, (1,), (5,), (1,), admissions=(admission(1, LONG[:5], GREEDY, ScoreParams()),), scored=((0, 1),)
+            1, (1,), (5,), (1,), admissions=(admission(1, LONG[:5], GREEDY, LogprobParams()),), scored=((0, 1),)
         )
         assert set(runner.submit(failed).result().faults) == {0}
     assert_scored([runner.submit(batch).result() for batch in batches(ROWS)])
@@ -224,7 +226,7 @@ def test_rows_behind_one_whose_step_failed_keep_their_scores(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The failed row is not computed, so the others are rows before their own."""
-    params = ScoreParams(logprobs=2, prompt_logprobs=1)
+    params = LogprobParams(logprobs=2, prompt_logprobs=1)
     lost = Batch(1, (1,), (3,), (1,), admissions=(admission(1, prompt_of(1), GREEDY, params),))
     with monkeypatch.context() as patched:
         patched.setattr(runner.table, "apply", lambda batch: 1 / 0)
@@ -251,10 +253,10 @@ def test_requests_get_each_score_once_chunked_preempted_and_beside_others(
     served.assembled.runner.depth = depth  # type: ignore[misc]
     asked = prompts(4, (33, 9, 12, 7))
     params = (
-        ScoreParams(logprobs=2, prompt_logprobs=1),
-        ScoreParams(logprobs=0, token_ids=(3,)),
-        NO_SCORES,
-        ScoreParams(prompt_logprobs=4),
+        LogprobParams(logprobs=2, prompt_logprobs=1),
+        LogprobParams(logprobs=0, token_ids=(3,)),
+        NO_LOGPROBS,
+        LogprobParams(prompt_logprobs=4),
     )
     samplings = GREEDY, SamplingParams(1.1, top_p=0.9, seed=8), GREEDY, GREEDY
     each = zip(asked, samplings, params, strict=True)

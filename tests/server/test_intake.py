@@ -26,12 +26,12 @@ MiB = 2**20
 
 
 @pytest.fixture
-def small_intake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., intake.Intake]:
+def small_intake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., intake.MessageReceiver]:
     """The next server's, with limits that a test meets."""
 
-    def make(**limits: int) -> intake.Intake:
-        made = intake.Intake(**limits)
-        monkeypatch.setattr(errors, "Intake", lambda reading: made)
+    def make(**limits: int) -> intake.MessageReceiver:
+        made = intake.MessageReceiver(**limits)
+        monkeypatch.setattr(errors, "MessageReceiver", lambda reading: made)
         return made
 
     return make
@@ -82,13 +82,13 @@ async def test_large_messages_arrive_whole(
 
 
 async def test_unparsed_bytes_are_bounded(
-    small_intake: Callable[..., intake.Intake], monkeypatch: pytest.MonkeyPatch
+    small_intake: Callable[..., intake.MessageReceiver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = small_intake(max_unparsed_bytes=3 * MiB)
     gate = asyncio.Event()
     inside = 0
 
-    async def wait(self: intake.Intake, message: bytes, parse: Any) -> Any:
+    async def wait(self: intake.MessageReceiver, message: bytes, parse: Any) -> Any:
         nonlocal inside
         inside += 1
         await gate.wait()
@@ -114,7 +114,7 @@ async def test_unparsed_bytes_are_bounded(
 
 
 async def test_slow_senders_do_not_shut_others_out(
-    small_intake: Callable[..., intake.Intake], monkeypatch: pytest.MonkeyPatch
+    small_intake: Callable[..., intake.MessageReceiver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone they may take their time; where others wait, they are ended with a reason."""
     monkeypatch.setattr(intake, "_GRACE_S", 0.3)
@@ -133,7 +133,7 @@ async def test_slow_senders_do_not_shut_others_out(
     assert not made._receiving and made.turns.num_free == 2
 
 
-async def test_the_newest_is_received_first(small_intake: Callable[..., intake.Intake]) -> None:
+async def test_the_newest_is_received_first(small_intake: Callable[..., intake.MessageReceiver]) -> None:
     """Whoever comes while a hundred wait does not wait for a hundred."""
     made = small_intake(max_receiving=1)
     order: list[int] = []
@@ -153,7 +153,7 @@ async def test_the_newest_is_received_first(small_intake: Callable[..., intake.I
     assert made.turns.num_free == 1
 
 
-async def test_a_cancelled_call_gives_its_place_back(small_intake: Callable[..., intake.Intake]) -> None:
+async def test_a_cancelled_call_gives_its_place_back(small_intake: Callable[..., intake.MessageReceiver]) -> None:
     made = small_intake(max_receiving=1)
     async with serving(FakeFrontend()) as address, grpc.aio.insecure_channel(address) as channel:
         calls = [channel.stream_unary(GENERATE)(nothing(for_ever=True)) for _ in range(3)]
@@ -205,7 +205,7 @@ def varint(value: int) -> bytes:
 
 @pytest.mark.parametrize("by_host", [False, True])
 async def test_a_connection_that_opens_calls_without_end_shuts_out_its_own_alone(
-    small_intake: Callable[..., intake.Intake], by_host: bool
+    small_intake: Callable[..., intake.MessageReceiver], by_host: bool
 ) -> None:
     made = small_intake(max_receiving=1)
     order: list[str] = []
@@ -228,7 +228,7 @@ async def test_a_connection_that_opens_calls_without_end_shuts_out_its_own_alone
 
 
 async def test_of_too_many_calls_that_wait_the_oldest_of_a_connection_is_refused(
-    small_intake: Callable[..., intake.Intake], monkeypatch: pytest.MonkeyPatch
+    small_intake: Callable[..., intake.MessageReceiver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(intake, "MAX_WAITING", 2)
     made = small_intake(max_receiving=1)

@@ -328,14 +328,14 @@ async def turns_make_room(turns: SharedTurns, *sizes: int) -> None:
 
 
 async def waiting_to_send(stage: Stage) -> None:
-    turns = intake.Intake(max_receiving=1).turns
+    turns = intake.MessageReceiver(max_receiving=1).turns
     turns.waiting.limit = FEW
     turns._is_newest_first = False
     await turns_make_room(turns, 1, 1, 1)
 
 
 async def waiting_to_be_parsed(stage: Stage) -> None:
-    await turns_make_room(intake.Intake(max_unparsed_bytes=90)._unparsed, 30, 30, 30)
+    await turns_make_room(intake.MessageReceiver(max_unparsed_bytes=90)._unparsed, 30, 30, 30)
 
 
 async def waiting_to_be_encoded(stage: Stage) -> None:
@@ -372,7 +372,7 @@ async def encoded(turns: FairTurns) -> None:
 async def held_by_messages(stage: Stage) -> None:
     held_bytes = 0
     reading = Places("reflection streams", 10), Places("calls of MultiplexGenerate", 10, oldest_first=False)
-    received = intake.Intake(reading, memory=HeldMemory(lambda: held_bytes))
+    received = intake.MessageReceiver(reading, memory=HeldMemory(lambda: held_bytes))
     hostile, busy, small = Held(1.0), Held(None), Held(5.0)
     for held in (hostile, busy):
         reading[1].take("first", held)
@@ -506,7 +506,7 @@ async def test_where_memory_runs_out_silent_streams_end_and_calls_are_answered(
 
 
 async def test_a_slow_message_is_not_cut_off_for_the_crowd_of_another_owner() -> None:
-    made = intake.Intake(max_receiving=4)
+    made = intake.MessageReceiver(max_receiving=4)
     made.turns.held.update(slow=1, crowd=3)
     waiting = [asyncio.create_task(made.turns.take("crowd")) for _ in range(5)]
     made.turns.num_free = 0

@@ -13,7 +13,7 @@ from photon_grpc.core.logprobs import RECORD
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.logprob_bounds import BYTES_PER_ID
-from photon_grpc.frontend.output.logprobs import NOT_SCORED, ScoredTokens
+from photon_grpc.frontend.output.logprobs import NO_TOKEN_LOGPROBS, TokenLogprobs
 from photon_grpc.frontend.output.update import OutputDelta, Result, Update
 from photon_grpc.server.server import Server
 from photon_grpc.server.wire import codec
@@ -31,7 +31,7 @@ def spelled(token_id: int) -> bytes:
 
 
 #: Two positions of two ids.
-SCORED = ScoredTokens(records((2, -0.5, 1), (3, -1.25, 2), (3, -2.0, 128), (2**31 - 1, -0.125, 1)), 2, spelled)
+SCORED = TokenLogprobs(records((2, -0.5, 1), (3, -1.25, 2), (3, -2.0, 128), (2**31 - 1, -0.125, 1)), 2, spelled)
 MESSAGES = [
     pb.TokenScore(
         token_id=2,
@@ -50,7 +50,7 @@ MESSAGES = [
 ]
 
 
-async def written(*deltas: ScoredTokens, prompt: ScoredTokens = NOT_SCORED) -> pb.GenerateResponse:
+async def written(*deltas: TokenLogprobs, prompt: TokenLogprobs = NO_TOKEN_LOGPROBS) -> pb.GenerateResponse:
     """A whole answer; a stream's message says the same."""
     outputs = tuple([OutputDelta(at, scores=scores) for at, scores in enumerate(deltas)])
     result = Result(Start("r", "m", 1, 0.0), outputs, prompt_scores=prompt)
@@ -67,13 +67,13 @@ async def written(*deltas: ScoredTokens, prompt: ScoredTokens = NOT_SCORED) -> p
 @pytest.mark.parametrize("many", [0, 4096])
 async def test_scores_are_one_message_a_token(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(score_messages, "MANY", many)
-    response = await written(NOT_SCORED, SCORED)
+    response = await written(NO_TOKEN_LOGPROBS, SCORED)
     assert list(response.outputs[1].scores) == MESSAGES and not response.outputs[0].scores
     assert not response.HasField("prompt")
 
 
 async def test_the_first_id_of_a_prompt_has_no_logprob() -> None:
-    response = await written(prompt=ScoredTokens(SCORED.records, 2, spelled, (0,)))
+    response = await written(prompt=TokenLogprobs(SCORED.records, 2, spelled, (0,)))
     first, *others = response.prompt.scores
     assert first == pb.TokenScore(token_id=0, token_bytes=b"t0") and not first.HasField("logprob")
     assert others == MESSAGES
@@ -81,7 +81,7 @@ async def test_the_first_id_of_a_prompt_has_no_logprob() -> None:
 
 async def test_a_scored_id_takes_no_more_bytes_than_the_door_counts() -> None:
     longest = b"x" * 3000
-    scored = ScoredTokens(records(*[(2**31 - 1, -1e-30, 2**31 - 1)] * 42), 21, lambda token_id: longest)
+    scored = TokenLogprobs(records(*[(2**31 - 1, -1e-30, 2**31 - 1)] * 42), 21, lambda token_id: longest)
     (output,) = (await written(scored)).outputs
     assert output.ByteSize() <= 42 * (BYTES_PER_ID + len(longest))
 
@@ -119,7 +119,7 @@ async def test_the_largest_answer_that_is_let_through_arrives(num_outputs: int) 
 
 def test_what_is_remembered_of_candidates_is_one_for_each_id_that_occurred() -> None:
     for _ in range(3):
-        scores = ScoredTokens(records(*((at % 50, -0.5, 1 + at % 3) for at in range(100))), 2, spelled)
+        scores = TokenLogprobs(records(*((at % 50, -0.5, 1 + at % 3) for at in range(100))), 2, spelled)
         assert score_messages.written(scores, b"\x0a")
     assert len(score_messages._candidates(spelled)) <= 53
     assert score_messages._candidates.cache_info().maxsize == 4

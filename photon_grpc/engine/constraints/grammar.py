@@ -284,7 +284,7 @@ def _allocate(num_bytes: int) -> memoryview:
     return memoryview(bytearray(num_bytes))
 
 
-def nothing_to_draw(request: Request) -> InvalidConstraint:
+def nothing_to_sample(request: Request) -> InvalidConstraint:
     """Names the fields of the request that may have left no id."""
     fields = [
         name

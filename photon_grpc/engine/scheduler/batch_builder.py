@@ -7,7 +7,7 @@ from collections.abc import Collection
 from photon_grpc.core.batch import Admission, Batch, Growth
 from photon_grpc.core.sequence import Flight, Sequence
 from photon_grpc.engine.blocks.block_pool import BlockPool
-from photon_grpc.engine.scheduler.prompt_scoring import PromptScoring
+from photon_grpc.engine.scheduler.prompt_scoring import PendingPromptLogprobs
 
 
 class BatchBuilder:
@@ -57,7 +57,7 @@ class BatchBuilder:
             # Every id in these blocks is known and is written in this step, before any row of it attends.
             self.published[len(self.rows) - 1] = self.pool.publish(seq, end)
 
-    def freeze(self, left: list[int], constrained: Collection[Sequence], scoring: PromptScoring) -> Batch:
+    def freeze(self, left: list[int], constrained: Collection[Sequence], scoring: PendingPromptLogprobs) -> Batch:
         """The Batch; rows of `constrained` sequences wait for masks."""
         yields, masked = tuple(self.yields), []
         if constrained:

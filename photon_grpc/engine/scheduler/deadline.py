@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from photon_grpc.core.request import Request
 from photon_grpc.core.sequence import Sequence
-from photon_grpc.engine.scheduler.pace import Pace
+from photon_grpc.engine.scheduler.step_time_estimator import StepTimeEstimator
 from photon_grpc.errors import DeadlineUnreachable
 
 #: Outputs that the mean of recent ones goes back, about.
@@ -31,7 +31,7 @@ class Deadlines:
 
     def __init__(self, max_num_batched_tokens: int) -> None:
         #: Told of every step.
-        self.pace = Pace()
+        self.pace = StepTimeEstimator()
         self._max_num_batched_tokens = max_num_batched_tokens
         #: Mean and mean deviation of recent outputs; 0 until one has ended.
         self._mean_tokens = self._deviation = 0.0
@@ -44,7 +44,7 @@ class Deadlines:
     def least_s(self, request: Request, num_cached: int = 0) -> float:
         """For the prompt but for `num_cached` tokens, and for the fewest tokens that may be drawn behind it, were
         nothing else computed meanwhile; 0 while too little was measured, and where nothing need be drawn."""
-        num_drawn = least_drawn(request)
+        num_drawn = fewest_samples(request)
         if not num_drawn:
             return 0.0
         full, rest = divmod(request.num_given - num_cached, self._max_num_batched_tokens)
@@ -56,14 +56,14 @@ class Deadlines:
         """For the rest of the prompt beside `num_running` rows, and for a long one of recent outputs, at most
         max_tokens, in steps like recent ones."""
         long_output = self._mean_tokens + _DEVIATIONS * self._deviation
-        num_tokens = min(max(long_output, least_drawn(request)), request.stop.max_tokens)
+        num_tokens = min(max(long_output, fewest_samples(request)), request.stop.max_tokens)
         budget = max(self._max_num_batched_tokens - num_running, 1)
         return _MARGIN * (-(-(request.num_given - num_cached) // budget) + num_tokens - 1) * self.pace.recent_s
 
     def missed(self, seq: Sequence, num_cached: int, num_running: int, now_s: float) -> DeadlineUnreachable | None:
         """The failure of a sequence that waits, of which nothing was computed; None: it may still be in time."""
         request = seq.request
-        if request.deadline_s is None or seq.first_scheduled_s is not None or not least_drawn(request):
+        if request.deadline_s is None or seq.first_scheduled_s is not None or not fewest_samples(request):
             return None
         left_s = request.deadline_s - now_s
         needed_s = self.least_s(request, num_cached)
@@ -89,7 +89,7 @@ def check_deadline(left_s: float, needed_s: float) -> None:
         raise DeadlineUnreachable(message, needed=round(needed_s * 1000), limit=round(left_s * 1000))
 
 
-def least_drawn(request: Request) -> int:
+def fewest_samples(request: Request) -> int:
     """Tokens that must be drawn before the deadline; 0 where the request may be answered without one: its time limit
     ends it before, with what it has, or the ids that it continues from do."""
     if (

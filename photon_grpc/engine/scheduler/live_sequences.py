@@ -12,11 +12,11 @@ from photon_grpc.core.sequence import Rank, Sequence, Status
 from photon_grpc.engine.blocks.block_pool import BlockPool
 from photon_grpc.engine.blocks.fences import Limbo
 from photon_grpc.engine.constraints.grammar import ConstrainedOutputs, MatcherLost
+from photon_grpc.engine.scheduler.isolation import Isolation
 from photon_grpc.engine.scheduler.parking import Parking
-from photon_grpc.engine.scheduler.prompt_scoring import PromptScoring
+from photon_grpc.engine.scheduler.prompt_scoring import PendingPromptLogprobs
 from photon_grpc.engine.scheduler.queue import WaitingQueue
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
-from photon_grpc.engine.scheduler.trial import Trial
 from photon_grpc.errors import RequestError
 
 
@@ -32,11 +32,11 @@ class LiveSequences:
     """
 
     def __init__(
-        self, num_seats: int, pool: BlockPool, constraints: ConstrainedOutputs, waiting: WaitingQueue, trial: Trial
+        self, num_seats: int, pool: BlockPool, constraints: ConstrainedOutputs, waiting: WaitingQueue, trial: Isolation
     ) -> None:
         self.constraints = constraints
         self.trial = trial
-        self.prompt_scoring = PromptScoring()
+        self.prompt_scoring = PendingPromptLogprobs()
         self.waiting = waiting
         #: Those that have a seat, best seat rank first; one that has left it is here until `sweep`.
         self.running: list[Sequence] = []

@@ -13,7 +13,7 @@ from photon_grpc.core.sequence import Sequence
 _UNLIMITED = sys.maxsize
 
 
-class PromptScoring:
+class PendingPromptLogprobs:
     """The sequences whose prompt is not yet scored, from `begin` to its last position or `forget`."""
 
     def __init__(self) -> None:

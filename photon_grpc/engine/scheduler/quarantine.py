@@ -251,7 +251,7 @@ def fingerprint(request: Request) -> bytes:
     """Digest what decides a request's steps: the same for every attempt, also for one that continues an earlier one's
     output, and for constraints that differ in nothing but annotations and the order of keys."""
     sampling, constraint = request.sampling, request.constraint
-    if request.is_seed_drawn:
+    if request.is_seed_random:
         sampling = replace(sampling, seed=0)
     meaning = constraint and (constraint.digest or constraint)
     said = (request.prompt_ids, sampling, request.num_outputs, request.adapter, request.scores, meaning)

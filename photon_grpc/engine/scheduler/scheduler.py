@@ -18,17 +18,17 @@ from photon_grpc.core.fault import Fault
 from photon_grpc.core.logprobs import RECORD
 from photon_grpc.core.sequence import Sequence, Status
 from photon_grpc.engine.blocks.block_pool import BlockPool
-from photon_grpc.engine.constraints.grammar import ConstrainedOutputs, MatcherLost, NoGrammars, nothing_to_draw
+from photon_grpc.engine.constraints.grammar import ConstrainedOutputs, MatcherLost, NoGrammars, nothing_to_sample
 from photon_grpc.engine.scheduler.batch_builder import BatchBuilder
 from photon_grpc.engine.scheduler.chunking import Chunked, Chunking
 from photon_grpc.engine.scheduler.deadline import Deadlines
 from photon_grpc.engine.scheduler.drafting import Drafting, NoDrafting
+from photon_grpc.engine.scheduler.isolation import Isolation
 from photon_grpc.engine.scheduler.live_sequences import LiveSequences, end_reason
 from photon_grpc.engine.scheduler.policy import Policy
 from photon_grpc.engine.scheduler.quarantine import NoQuarantine, Quarantine
 from photon_grpc.engine.scheduler.seating import Seating
 from photon_grpc.engine.scheduler.step_frame_builder import StepFrameBuilder
-from photon_grpc.engine.scheduler.trial import Trial
 from photon_grpc.errors import InvalidConstraint, NumericFailure
 
 
@@ -70,7 +70,7 @@ class Scheduler:
         self.deadlines = Deadlines(limits.max_num_batched_tokens)
         self.quarantine = quarantine or NoQuarantine()
         constraints = constraints or ConstrainedOutputs(NoGrammars(), 0)
-        trial = Trial(self.quarantine)
+        trial = Isolation(self.quarantine)
         self.live = LiveSequences(limits.max_num_seqs, pool, constraints, policy.queue(), trial)
         self.seating = Seating(policy, limits.chunking, pool, self.live, self.deadlines, self.quarantine)
         self.num_preemptions = 0
@@ -314,7 +314,7 @@ class Scheduler:
         """Ends a sequence whose row failed; what the row was to fill is forgotten."""
         if fault.reason == InvalidConstraint.reason:
             # The row was computed and is sound: it only had nothing to draw.
-            self.live.fail(seq, Fault.of(nothing_to_draw(seq.request)), report)
+            self.live.fail(seq, Fault.of(nothing_to_sample(seq.request)), report)
             return
         if fault.reason == NumericFailure.reason:
             # The row was computed, and any block it read may hold what broke it. A sequence that shares one sees in its

@@ -1,7 +1,7 @@
 """Chat messages to a prompt by the model's own Jinja template, in a sandbox, within bounds of time and size.
 
 The template is the model directory's, what it is given is a stranger's: the strings it is given cannot spell special
-tokens (see markers.Disguise), so that only the template's own text and its token names write those.
+tokens (see markers.SpecialTokenEscaper), so that only the template's own text and its token names write those.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from photon_grpc.core.ask import ChatInput, ChatMessage
 from photon_grpc.errors import InvalidRequest, InvalidTemplate, ModelLoadError, PromptTooLong
-from photon_grpc.frontend.input.markers import Disguise
+from photon_grpc.frontend.input.markers import SpecialTokenEscaper
 
 #: All JSON of one chat together.
 MAX_JSON_BYTES = 2**20
@@ -101,8 +101,8 @@ class ChatTemplate:
         }
 
     def disguised(
-        self, variables: dict[str, Any], disguise: Callable[[tuple[str, ...]], Disguise]
-    ) -> tuple[dict[str, Any], Disguise]:
+        self, variables: dict[str, Any], disguise: Callable[[tuple[str, ...]], SpecialTokenEscaper]
+    ) -> tuple[dict[str, Any], SpecialTokenEscaper]:
         """`variables` with every string disguised, and the disguise."""
         worn = disguise((self.source, *_strings(variables)))
         return _mapped(variables, worn.put_on), worn

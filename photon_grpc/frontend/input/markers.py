@@ -76,7 +76,7 @@ class Markers:
                 yield from _signs(text, start, end)
 
 
-class Disguise:
+class SpecialTokenEscaper:
     """Replaces the risky characters of strangers' strings by stand-ins that occur in none of them, and puts them
     back."""
 

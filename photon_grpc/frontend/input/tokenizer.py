@@ -17,7 +17,7 @@ from typing import Any
 import tokenizers
 
 from photon_grpc.errors import InvalidRequest, ModelLoadError, PromptTooLong
-from photon_grpc.frontend.input.markers import Disguise, Markers
+from photon_grpc.frontend.input.markers import Markers, SpecialTokenEscaper
 from photon_grpc.frontend.input.text_bounds import bytes_per_token
 from photon_grpc.frontend.output.detokenizer import Detokenizer, Vocabulary, make_vocabulary
 
@@ -84,12 +84,14 @@ class Tokenizer:
         tokenizer = self._parsing if parse_special_tokens else self._plain
         return _ids(tokenizer, text, add_special_tokens, max_tokens, field)
 
-    def disguise(self, strings: Iterable[str]) -> Disguise:
+    def disguise(self, strings: Iterable[str]) -> SpecialTokenEscaper:
         """For what a chat template is given; `encode_template` takes it off. Stand-ins are none of what marks special
         tokens."""
-        return Disguise(self.markers, (self._sign, *strings))
+        return SpecialTokenEscaper(self.markers, (self._sign, *strings))
 
-    def encode_template(self, text: str, disguise: Disguise, *, max_tokens: int | None = None) -> tuple[int, ...]:
+    def encode_template(
+        self, text: str, disguise: SpecialTokenEscaper, *, max_tokens: int | None = None
+    ) -> tuple[int, ...]:
         """The ids of what a chat template wrote: undisguised spellings of special tokens are those tokens, nothing is
         added around."""
         self._check_text(text, max_tokens, "chat")

@@ -22,7 +22,7 @@ def no_bytes(token_id: int) -> bytes:
     return b""
 
 
-class ScoredTokens(msgspec.Struct, frozen=True):
+class TokenLogprobs(msgspec.Struct, frozen=True):
     """TokenScores, made when they are iterated."""
 
     #: RECORDs (core.scores), `num_records` of every position.
@@ -52,10 +52,10 @@ class ScoredTokens(msgspec.Struct, frozen=True):
 
 
 #: Of requests that ask for no scores.
-NOT_SCORED = ScoredTokens()
+NO_TOKEN_LOGPROBS = TokenLogprobs()
 
 
-class OutputScores:
+class OutputLogprobs:
     """Holds the packed scores of an output until they are read."""
 
     __slots__ = ("_num_records", "_parts", "_token_bytes")
@@ -72,54 +72,56 @@ class OutputScores:
     def has_any(self) -> bool:
         return bool(self._parts)
 
-    def take(self, num_positions: int) -> ScoredTokens:
+    def take(self, num_positions: int) -> TokenLogprobs:
         """At most so many of the first; what is beyond belongs to ids that were dropped."""
         if not self._parts:
-            return NOT_SCORED
+            return NO_TOKEN_LOGPROBS
         records = b"".join(self._parts)[: num_positions * self._num_records * RECORD.size]
         self._parts = []
-        return ScoredTokens(records, self._num_records, self._token_bytes)
+        return TokenLogprobs(records, self._num_records, self._token_bytes)
 
     def drop(self) -> None:
         self._parts = []
 
 
 #: Of outputs that ask for none.
-NO_OUTPUT_SCORES = OutputScores(0)
+NO_OUTPUT_SCORES = OutputLogprobs(0)
 
 
-class PromptScores:
+class PromptLogprobs:
     """Holds the packed scores of a prompt until all are there."""
 
     def __init__(
         self, prompt_ids: tuple[int, ...], num_records: int, token_bytes: Callable[[int], bytes] = no_bytes
     ) -> None:
         """`num_records` of every position; 0: none are asked for."""
-        self._blank = ScoredTokens(b"", num_records or 1, token_bytes, prompt_ids[:1]) if num_records else NOT_SCORED
+        self._blank = (
+            TokenLogprobs(b"", num_records or 1, token_bytes, prompt_ids[:1]) if num_records else NO_TOKEN_LOGPROBS
+        )
         self._num_positions = len(prompt_ids) if num_records else 0
         self._parts: list[bytes] = []
 
     def add(self, records: bytes) -> None:
         self._parts.append(records)
 
-    def take(self) -> ScoredTokens:
+    def take(self) -> TokenLogprobs:
         """One of each prompt id. None at all where the outputs ended before their prompt was computed."""
         if not self._parts and self._num_positions != 1:
-            return NOT_SCORED
+            return NO_TOKEN_LOGPROBS
         whole = msgspec.structs.replace(self._blank, records=b"".join(self._parts))
         self._parts = []
-        return whole if len(whole) == self._num_positions else NOT_SCORED
+        return whole if len(whole) == self._num_positions else NO_TOKEN_LOGPROBS
 
 
 #: Of requests that ask for none.
-NO_PROMPT_SCORES = PromptScores((), 0)
+NO_PROMPT_SCORES = PromptLogprobs((), 0)
 
 
-def joined(parts: Sequence[ScoredTokens]) -> ScoredTokens:
+def joined(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
     """The parts of one output, in their order, as one."""
     scored = [part for part in parts if part.records]
     return (
         msgspec.structs.replace(scored[0], records=b"".join([part.records for part in scored]))
         if scored
-        else NOT_SCORED
+        else NO_TOKEN_LOGPROBS
     )

@@ -9,7 +9,7 @@ from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import InvalidRequest
 from photon_grpc.frontend.output.answer import NO_ANSWER, AnswerParser
 from photon_grpc.frontend.output.detokenizer import Detokenizer
-from photon_grpc.frontend.output.logprobs import OutputScores
+from photon_grpc.frontend.output.logprobs import OutputLogprobs
 from photon_grpc.frontend.output.stop_strings import StopMatcher
 from photon_grpc.frontend.output.update import OutputDelta, OutputFinish
 
@@ -63,7 +63,7 @@ class OutputText:
         wants_text: bool = True,
         wants_ids: bool = False,
         ending: Ending = _NO_ENDING,
-        scores: OutputScores | None = None,
+        scores: OutputLogprobs | None = None,
         parser: AnswerParser | None = None,
     ) -> None:
         """`detokenizer` is None where neither text nor stop strings are asked for, `scores` where none are,
@@ -78,7 +78,7 @@ class OutputText:
         #: Whether `finish` has been taken.
         self.is_told = False
         #: Given those of ids before the ids themselves.
-        self.scores = OutputScores(0) if scores is None else scores
+        self.scores = OutputLogprobs(0) if scores is None else scores
         self._parser = parser
         self._num_taken = 0
         self._detokenizer = detokenizer

@@ -14,7 +14,7 @@ from photon_grpc.core.generation import Start, Timing, ToolCall, Usage
 from photon_grpc.core.request import FinishReason
 from photon_grpc.errors import InternalFailure
 from photon_grpc.frontend.output.answer import NO_ANSWER, Answer, joined_answer
-from photon_grpc.frontend.output.logprobs import NOT_SCORED, ScoredTokens, joined
+from photon_grpc.frontend.output.logprobs import NO_TOKEN_LOGPROBS, TokenLogprobs, joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class OutputDelta(msgspec.Struct, frozen=True):
     #: Empty unless OutputOptions.token_ids asks for them.
     token_ids: tuple[int, ...] = ()
     finish: OutputFinish | None = None
-    scores: ScoredTokens = NOT_SCORED
+    scores: TokenLogprobs = NO_TOKEN_LOGPROBS
     #: Of the text of a chat, where the model has marks for them (see answer.py).
     answer: Answer = NO_ANSWER
 
@@ -61,7 +61,7 @@ class Update(msgspec.Struct, frozen=True):
     usage: Usage | None = None
     timing: Timing | None = None
     #: On the first one: those of the whole prompt.
-    prompt_scores: ScoredTokens = NOT_SCORED
+    prompt_scores: TokenLogprobs = NO_TOKEN_LOGPROBS
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Result:
     outputs: tuple[OutputDelta, ...]
     usage: Usage = field(default_factory=Usage)
     timing: Timing = field(default_factory=Timing)
-    prompt_scores: ScoredTokens = NOT_SCORED
+    prompt_scores: TokenLogprobs = NO_TOKEN_LOGPROBS
 
 
 def gathered(start: Start, updates: list[Update]) -> Result:

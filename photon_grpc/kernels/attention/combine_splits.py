@@ -16,20 +16,20 @@ def power_of_two(number: int) -> int:
 
 
 @constexpr_function
-def shares_at_once(splits: int, heads: int, head_dim: int, warps: int) -> int:
+def splits_at_once(splits: int, heads: int, head_dim: int, warps: int) -> int:
     """Shares whose results are under way together: all of them where a thread's part has room in its registers."""
     of_a_thread = max(1, heads // warps) * head_dim // 32
     return min(power_of_two(splits), NUMBERS_A_THREAD // of_a_thread)
 
 
 @constexpr_function
-def share_layout(shares: int, head_dim: int, warps: int):
+def split_layout(shares: int, head_dim: int, warps: int):
     """Of [shares, heads, D]: a thread has its part of every share, so that threads exchange nothing."""
     return gl.BlockedLayout([shares, 1, head_dim // 32], [1, 1, 32], [1, warps, 1], [2, 1, 0])
 
 
 @gluon_jit
-def join_shares(
+def combine_splits(
     partial, partial_weight, out, head, num_shares,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, SPLITS: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
@@ -38,8 +38,8 @@ def join_shares(
     Shares are added in the order of their numbers.
     """
     HEADS: gl.constexpr = power_of_two(GROUP)
-    AT_ONCE: gl.constexpr = shares_at_once(SPLITS, HEADS, HEAD_DIM, WARPS)
-    layout: gl.constexpr = share_layout(AT_ONCE, HEAD_DIM, WARPS)
+    AT_ONCE: gl.constexpr = splits_at_once(SPLITS, HEADS, HEAD_DIM, WARPS)
+    layout: gl.constexpr = split_layout(AT_ONCE, HEAD_DIM, WARPS)
     joined: gl.constexpr = gl.SliceLayout(0, layout)
     member = gl.arange(0, HEADS, layout=gl.SliceLayout(1, joined))
     column = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, joined))
@@ -47,7 +47,7 @@ def join_shares(
     total = gl.zeros([HEADS], gl.float32, gl.SliceLayout(1, joined))
     acc = gl.zeros([HEADS, HEAD_DIM], gl.float32, joined)
     for first in range(0, num_shares, AT_ONCE):
-        weight, part = load_shares(
+        weight, part = load_splits(
             partial, partial_weight, head, first, num_shares, GROUP, HEADS, HEAD_DIM, SPLITS, AT_ONCE, layout
         )  # fmt: skip
         high, total, acc = fold(high, total, acc, weight, part)
@@ -58,7 +58,7 @@ def join_shares(
 
 
 @gluon_jit
-def load_shares(
+def load_splits(
     partial, partial_weight, head, first, num_shares,
     GROUP: gl.constexpr, HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, SPLITS: gl.constexpr, AT_ONCE: gl.constexpr,
     layout: gl.constexpr,

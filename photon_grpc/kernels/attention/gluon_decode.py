@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 import torch
 
-from photon_grpc.kernels.attention.combine_splits import join_shares
+from photon_grpc.kernels.attention.combine_splits import combine_splits
 from photon_grpc.kernels.attention.decode_tiles import choose, limits_of
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.lang.gluon import (
@@ -250,13 +250,13 @@ def decode_attention_kernel(
         high, total, acc = attend(
             ks.index(slot), vs.index(slot), query, high, total, acc, scale, num_keys, TILE, True, mma
         )
-        store_share(
+        store_split(
             (high, total, acc), out, shares, scale, query_row, kv_head, split, num_shares, SHAPE, TILE, mma
         )  # fmt: skip
 
 
 @gluon_jit
-def store_share(
+def store_split(
     sums, out, shares, scale, row, kv_head, split, num_shares,
     SHAPE: gl.constexpr, TILE: gl.constexpr, mma: gl.constexpr,
 ):  # fmt: skip
@@ -296,7 +296,7 @@ def store_share(
             if gl.atomic_add(counter, 1, sem="acq_rel") == num_shares - 1:
                 gl.store(counter, 0)
                 first = row * (KV_HEADS * GROUP) + kv_head * GROUP
-                join_shares(partial, partial_weight, out, first, num_shares, GROUP, HEAD_DIM, SPLITS, TILE.KW)
+                combine_splits(partial, partial_weight, out, first, num_shares, GROUP, HEAD_DIM, SPLITS, TILE.KW)
 
 
 def shape(group: int, pages: torch.Tensor) -> PageShape:

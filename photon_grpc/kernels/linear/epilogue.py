@@ -198,7 +198,7 @@ def store_sums(tile, ahead, result, P: gl.constexpr, TILE: gl.constexpr):
 @gluon_jit
 def store_best(logits, ahead, result, P: gl.constexpr, TILE: gl.constexpr):
     """Of every token: the best value of the tile and its id, and the highest logit (infinite where one is NaN), as
-    `draw.py` has them.
+    `sample.py` has them.
 
     operands: SamplingMetadata, tops, ids.
     """

@@ -1,13 +1,13 @@
 """The head of a model and what is drawn from it, for few rows: logits are made tile by tile and need not be written.
 
     logits:  x Wᵀ in float32
-    draw:    the id that `draw.py` would give for them
+    draw:    the id that `sample.py` would give for them
 
 A program takes a tile of the vocabulary for all rows, adds the noise of rows that want some and leaves the best of each
 row; a second kernel takes the best of those. Both ways multiply in the same order: filters see the logits that a plain
 draw saw.
 
-Shapes: x [R, H] contiguous, W [V, H], the rest as for `draw.py`. bf16 and fp16; R at most tiles.BUCKETS[-1].
+Shapes: x [R, H] contiguous, W [V, H], the rest as for `sample.py`. bf16 and fp16; R at most tiles.BUCKETS[-1].
 Bytes moved: V · H · itemsize.
 """
 
@@ -30,7 +30,7 @@ def logits_reference(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return x.float() @ w.float().T
 
 
-def draw_reference(x: torch.Tensor, w: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
+def sample_reference(x: torch.Tensor, w: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
     """draw in torch: int64 [R]."""
     return draw.reference(logits_reference(x, w), metadata)
 
@@ -44,10 +44,10 @@ def logits_launch(x: torch.Tensor, w: torch.Tensor, tile: Tile) -> torch.Tensor:
     return logits
 
 
-def draw_launch(x: torch.Tensor, w: torch.Tensor, metadata: SamplingMetadata, tile: Tile) -> torch.Tensor:
+def sample_launch(x: torch.Tensor, w: torch.Tensor, metadata: SamplingMetadata, tile: Tile) -> torch.Tensor:
     """int64 [R]."""
     if not launches(w):
-        return draw_reference(x, w, metadata)
+        return sample_reference(x, w, metadata)
     best = draw.best_of_tiles(x.shape[0], w.shape[0] // tile.BN, x.device)
     fusion = Fusion(epilogue.load_nothing, epilogue.store_best, (metadata, best.top, best.number), guard=True)
     launch(fusion, tile, Affine(w), x, best.value)

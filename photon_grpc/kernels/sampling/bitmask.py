@@ -7,7 +7,7 @@
 Bit i of word w stands for id 32 w + i.
 
 Shapes: logits float32 [R, V], changed in place; slots int64 [R], context_len int32 or int64 [R]; Constraints of S
-slots, W = ⌈V / 32⌉ words. The kernel is that of `shape.py`.
+slots, W = ⌈V / 32⌉ words. The kernel is that of `process_logits.py`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ The N best are among the elements that are not below the N-th largest maximum of
 a tile gives its own best by taking its maximum out, seldom more than once. Where all are equal a tile gives N. Every
 sum is taken in an order that depends on nothing but the number of columns.
 
-Shapes: logits float32 [R, V], V at least N; ids int64 [R]; ScoreMetadata -> int32 [R, MAX_RECORDS, 3], of which only
+Shapes: logits float32 [R, V], V at least N; ids int64 [R]; LogprobMetadata -> int32 [R, MAX_RECORDS, 3], of which only
 the first 1 + N + G records of rows that are scored are written. Bytes moved: 8 · R · V, and 4 · G · R · V out of the
 cache; nothing for rows that are not scored.
 """
@@ -29,7 +29,7 @@ MAX_BEST, MAX_GIVEN = 20, 20
 MAX_RECORDS = 1 + MAX_BEST + MAX_GIVEN
 
 
-class ScoreMetadata(NamedTuple):
+class LogprobMetadata(NamedTuple):
     """Each row's slot, and what every slot asks for.
 
     slots: int64 [R]. num_best: int64 [S], N; -1 where nothing is scored. num_given: int64 [S], G. given: int32
@@ -42,7 +42,7 @@ class ScoreMetadata(NamedTuple):
     given: torch.Tensor
 
 
-class TileScores(NamedTuple):
+class TileLogprobs(NamedTuple):
     """Results of T tiles of each row, and those of all of them.
 
     peaks, sums: float32 [R, T], the maximum, and Σ exp(logit - maximum). log_sums: float32 [R]. least: int32 [R], the
@@ -60,7 +60,7 @@ class TileScores(NamedTuple):
     num_found: torch.Tensor
 
 
-def reference(logits: torch.Tensor, ids: torch.Tensor, metadata: ScoreMetadata) -> torch.Tensor:
+def reference(logits: torch.Tensor, ids: torch.Tensor, metadata: LogprobMetadata) -> torch.Tensor:
     """scores in NumPy, on the host."""
     rows, chosen, slots, num_best, num_given, given = (each.cpu().numpy() for each in (logits, ids, *metadata))
     records = np.zeros((len(rows), MAX_RECORDS, 3), dtype=np.int32)
@@ -114,7 +114,7 @@ def asked_id(ids, metadata, row, slot, number, MAX_GIVEN: tl.constexpr):
 
 
 @jit
-def score_peak_kernel(logits, metadata, tiles, num_columns, stride, num_tiles, BLOCK: tl.constexpr):
+def logprob_peak_kernel(logits, metadata, tiles, num_columns, stride, num_tiles, BLOCK: tl.constexpr):
     """Grid (R, T)."""
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if tl.load(metadata.num_best + tl.load(metadata.slots + row)) >= 0:
@@ -127,7 +127,7 @@ def score_peak_kernel(logits, metadata, tiles, num_columns, stride, num_tiles, B
 
 
 @jit
-def score_merge_kernel(metadata, tiles, num_tiles, TILES_PAD: tl.constexpr):
+def logprob_merge_kernel(metadata, tiles, num_tiles, TILES_PAD: tl.constexpr):
     """One program a row: log_sums and least."""
     row = tl.program_id(0).to(tl.int64)
     num_best = tl.load(metadata.num_best + tl.load(metadata.slots + row))
@@ -147,7 +147,7 @@ def score_merge_kernel(metadata, tiles, num_tiles, TILES_PAD: tl.constexpr):
 
 
 @jit
-def score_best_kernel(
+def logprob_best_kernel(
     logits, ids, metadata, tiles, num_columns, stride, num_tiles,
     BLOCK: tl.constexpr, MAX_BEST: tl.constexpr, MAX_GIVEN: tl.constexpr,
 ):  # fmt: skip
@@ -183,7 +183,7 @@ def store_record(record, token, logprob, rank):
 
 
 @jit
-def score_record_kernel(
+def logprob_record_kernel(
     logits, ids, metadata, tiles, records, stride, num_tiles,
     TILES_PAD: tl.constexpr, BEST_PAD: tl.constexpr, MAX_BEST: tl.constexpr, MAX_GIVEN: tl.constexpr,
 ):  # fmt: skip
@@ -222,19 +222,19 @@ def config() -> dict[str, Any]:
 
 
 def merge_config(num_columns: int) -> dict[str, Any]:
-    """Of `score_merge_kernel`."""
+    """Of `logprob_merge_kernel`."""
     return {"TILES_PAD": next_power_of_2(cdiv(num_columns, config()["BLOCK"])), "num_warps": 1}
 
 
 def record_config(num_columns: int) -> dict[str, Any]:
-    """Of `score_record_kernel`."""
+    """Of `logprob_record_kernel`."""
     return merge_config(num_columns) | {"BEST_PAD": next_power_of_2(MAX_BEST), "num_warps": 8} | LIMITS
 
 
 LIMITS = {"MAX_BEST": MAX_BEST, "MAX_GIVEN": MAX_GIVEN}
 
 
-def launch(logits: torch.Tensor, ids: torch.Tensor, metadata: ScoreMetadata) -> torch.Tensor:
+def launch(logits: torch.Tensor, ids: torch.Tensor, metadata: LogprobMetadata) -> torch.Tensor:
     """int32 [R, MAX_RECORDS, 3]; see `reference`. Rows of `logits` may be strided, columns not."""
     if not launches(logits):
         return reference(logits, ids, metadata)
@@ -244,20 +244,20 @@ def launch(logits: torch.Tensor, ids: torch.Tensor, metadata: ScoreMetadata) -> 
     tiles = _scratch(num_rows, num_tiles, logits.device)
     if num_rows:
         sizes = num_columns, stride, num_tiles
-        score_peak_kernel[(num_rows, num_tiles)](logits, metadata, tiles, *sizes, **config())
-        score_merge_kernel[(num_rows,)](metadata, tiles, num_tiles, **merge_config(num_columns))
-        score_best_kernel[(num_rows, num_tiles)](logits, ids, metadata, tiles, *sizes, **config(), **LIMITS)
-        score_record_kernel[(num_rows,)](
+        logprob_peak_kernel[(num_rows, num_tiles)](logits, metadata, tiles, *sizes, **config())
+        logprob_merge_kernel[(num_rows,)](metadata, tiles, num_tiles, **merge_config(num_columns))
+        logprob_best_kernel[(num_rows, num_tiles)](logits, ids, metadata, tiles, *sizes, **config(), **LIMITS)
+        logprob_record_kernel[(num_rows,)](
             logits, ids, metadata, tiles, records, stride, num_tiles, **record_config(num_columns)
         )
     return records
 
 
-def _scratch(num_rows: int, num_tiles: int, device: torch.device) -> TileScores:
+def _scratch(num_rows: int, num_tiles: int, device: torch.device) -> TileLogprobs:
     floats, numbers = {"dtype": torch.float32, "device": device}, {"dtype": torch.int32, "device": device}
     peaks, sums = torch.empty((2, num_rows, num_tiles), **floats)
     above = torch.empty((num_rows, 1 + MAX_GIVEN, num_tiles), **numbers)
     best, best_ids = torch.empty((2, num_rows, num_tiles, MAX_BEST), **numbers)
     num_found = torch.empty((num_rows, num_tiles), **numbers)
     log_sums, least = torch.empty(num_rows, **floats), torch.empty(num_rows, **numbers)
-    return TileScores(peaks, sums, log_sums, least, above, best, best_ids, num_found)
+    return TileLogprobs(peaks, sums, log_sums, least, above, best, best_ids, num_found)

@@ -8,7 +8,7 @@ r: repetition penalty; f: frequency, p: presence penalty. Of an int16 count the 
 the prompt, the others how often it stands in the output (32,767 at most).
 
 Shapes: logits float32 [R, V], changed in place; slots int64 [R]; Penalties of S slots. The kernel is that of
-`shape.py`.
+`process_logits.py`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Logits as they may be drawn from: `penalties.py`, and behind it `bitmask.py`.
 
-Shapes: logits float32 [R, V], changed in place; slots int64 [R], context_len int32 or int64 [R]; Shaping of S slots ->
-bool [R], rows for which a ban, a limit or a mask holds. Bytes moved: the logits twice, 2 · V for each row that is
-penalised, V / 8 for each bitmask that holds for a row, 8 for each bias.
+Shapes: logits float32 [R, V], changed in place; slots int64 [R], context_len int32 or int64 [R]; LogitsProcessing of S
+slots -> bool [R], rows for which a ban, a limit or a mask holds. Bytes moved: the logits twice, 2 · V for each row with
+penalties, V / 8 for each bitmask that holds for a row, 8 for each bias.
 
-`draw.py` does the same to what it draws from, without writing them.
+`sample.py` processes the logits that it samples from in the same way, without writing them.
 """
 
 from __future__ import annotations
@@ -20,21 +20,23 @@ from photon_grpc.kernels.sampling.bitmask import Constraints, load_allowed
 from photon_grpc.kernels.sampling.penalties import Penalties, add_biases, load_penalised
 
 
-class Shaping(NamedTuple):
+class LogitsProcessing(NamedTuple):
     """Of S slots."""
 
     penalties: Penalties
     constraints: Constraints
 
 
-def reference(logits: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, shaping: Shaping) -> torch.Tensor:
+def reference(
+    logits: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, shaping: LogitsProcessing
+) -> torch.Tensor:
     """In torch."""
     penalties.reference(logits, slots, shaping.penalties)
     return bitmask.reference(logits, slots, context_len, shaping.constraints)
 
 
 @jit
-def load_shaped(logits, column, slot, length, shaping, num_columns):
+def load_processed(logits, column, slot, length, shaping, num_columns):
     """Of columns of one row, to which `logits` points: the logits, float32, and whether a ban, a limit or a mask holds
     for the row. Biases stand in memory then."""
     of_penalties, constraints = shaping
@@ -45,7 +47,7 @@ def load_shaped(logits, column, slot, length, shaping, num_columns):
 
 
 @jit
-def shape_kernel(
+def process_kernel(
     logits, slots, context_len, shaping, is_constrained, num_columns, stride, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     """One program for BLOCK columns of one row."""
@@ -55,7 +57,7 @@ def shape_kernel(
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tile * BLOCK + tl.arange(0, BLOCK)
     slot, length = tl.load(slots + row), tl.load(context_len + row)
-    logit, constrained = load_shaped(logits + row * stride, column, slot, length, shaping, num_columns)
+    logit, constrained = load_processed(logits + row * stride, column, slot, length, shaping, num_columns)
     tl.store(logits + row * stride + column, logit, mask=column < num_columns)
     if tile == 0:
         tl.store(is_constrained + row, constrained)
@@ -66,7 +68,9 @@ def config() -> dict[str, Any]:
     return {"BLOCK": 2048, "num_warps": 4}
 
 
-def launch(logits: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, shaping: Shaping) -> torch.Tensor:
+def launch(
+    logits: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, shaping: LogitsProcessing
+) -> torch.Tensor:
     """As `reference`. Rows of `logits` may be strided, columns not."""
     if not launches(logits):
         return reference(logits, slots, context_len, shaping)
@@ -76,5 +80,5 @@ def launch(logits: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor,
     if num_rows:
         grid = num_rows, cdiv(num_columns, meta["BLOCK"])
         numbers = num_columns, logits.stride(0)
-        shape_kernel[grid](logits, slots, context_len, shaping, is_constrained, *numbers, **meta)
+        process_kernel[grid](logits, slots, context_len, shaping, is_constrained, *numbers, **meta)
     return is_constrained

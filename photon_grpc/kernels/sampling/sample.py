@@ -2,14 +2,15 @@
 
     id = argmax(logits / temperature + gumbel(seed, position, output index, token)),   argmax(logits) at temperature 0
 
-position = context_len - num_prompt. With a Shaping, the logits are first shaped as in `shape.py`, and may be changed.
+position = context_len - num_prompt. With a LogitsProcessing, the logits are first processed as in `process_logits.py`,
+and may be changed.
 INVALID (-1) where a row holds NaN or +infinity, or nothing above -infinity; NOTHING (-2) where nothing is above it in a
 row for which a ban, a limit or a mask holds. Equal values: the lowest id. Noise as in `noise.py`.
 
-Shapes: logits [R, V] float32 or bf16 (float32 to be shaped), SamplingMetadata of the R rows, Shaping of S slots or None
--> int64 [R]. Bytes moved: the logits, once, and what `shape.py` reads.
+Shapes: logits [R, V] float32 or bf16 (float32 to be processed), SamplingMetadata of the R rows, LogitsProcessing of S
+slots or None -> int64 [R]. Bytes moved: the logits, once, and what `process_logits.py` reads.
 
-Two kernels: `draw` for a tile of one row's columns, `draw_merge` for the tiles of a row. The epilogue `store_best` of
+Two kernels: `draw` for a tile of one row's columns, `sample_merge` for the tiles of a row. The epilogue `store_best` of
 `linear/epilogue.py` does what the first does with logits that are not written.
 """
 
@@ -24,7 +25,7 @@ from photon_grpc.kernels.lang.jit import cdiv, jit, launches, next_power_of_2, t
 from photon_grpc.kernels.sampling import noise
 from photon_grpc.kernels.sampling import process_logits as shape
 from photon_grpc.kernels.sampling.noise import gumbel
-from photon_grpc.kernels.sampling.process_logits import Shaping, load_shaped
+from photon_grpc.kernels.sampling.process_logits import LogitsProcessing, load_processed
 
 #: Drawn for a row whose logits are not finite, and for one that may draw nothing.
 INVALID, NOTHING = -1, -2
@@ -55,7 +56,9 @@ class TileBest(NamedTuple):
     is_constrained: torch.Tensor | None = None
 
 
-def reference(logits: torch.Tensor, metadata: SamplingMetadata, shaping: Shaping | None = None) -> torch.Tensor:
+def reference(
+    logits: torch.Tensor, metadata: SamplingMetadata, shaping: LogitsProcessing | None = None
+) -> torch.Tensor:
     """draw in torch."""
     is_constrained = None
     if shaping is not None:
@@ -76,7 +79,7 @@ def checked(ids: torch.Tensor, best: torch.Tensor, is_constrained: torch.Tensor 
 
 
 @jit
-def draw_kernel(
+def sample_kernel(
     logits, metadata, shaping, best_of, num_columns, stride, num_tiles, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     """Of one tile of one row, what a TileBest has."""
@@ -90,7 +93,7 @@ def draw_kernel(
         inside = column < num_columns
         logit = tl.load(logits + row * stride + column, mask=inside, other=-float("inf")).to(tl.float32)
     else:
-        logit, constrained = load_shaped(logits + row * stride, column, slot, length, shaping, num_columns)
+        logit, constrained = load_processed(logits + row * stride, column, slot, length, shaping, num_columns)
         if tile == 0:
             tl.store(best_of.is_constrained + row, constrained)
     temperature = tl.load(metadata.temperature + slot)
@@ -109,7 +112,7 @@ def draw_kernel(
 
 
 @jit
-def draw_merge_kernel(best_of, out, num_tiles, TILES_PAD: tl.constexpr, PDL: tl.constexpr):
+def sample_merge_kernel(best_of, out, num_tiles, TILES_PAD: tl.constexpr, PDL: tl.constexpr):
     """One program a row."""
     if PDL:
         gdc_wait()
@@ -135,25 +138,25 @@ def config() -> dict[str, Any]:
     return {"BLOCK": 2048, "num_warps": 4}
 
 
-def launch(logits: torch.Tensor, metadata: SamplingMetadata, shaping: Shaping | None = None) -> torch.Tensor:
+def launch(logits: torch.Tensor, metadata: SamplingMetadata, shaping: LogitsProcessing | None = None) -> torch.Tensor:
     """int64 [R]; see `reference`. Rows of `logits` may be strided, columns not."""
     if not launches(logits):
         return reference(logits, metadata, shaping)
     num_rows, num_columns = logits.shape
     meta: dict[str, Any] = config() | dependent_launch(logits.device)
     tiles = cdiv(num_columns, meta["BLOCK"])
-    best = best_of_tiles(num_rows, tiles, logits.device, is_shaped=shaping is not None)
+    best = best_of_tiles(num_rows, tiles, logits.device, is_processed=shaping is not None)
     if num_rows:
         numbers = num_columns, logits.stride(0), tiles
-        draw_kernel[(num_rows, tiles)](logits, metadata, shaping, best, *numbers, **meta)
+        sample_kernel[(num_rows, tiles)](logits, metadata, shaping, best, *numbers, **meta)
     return merge(best)
 
 
-def best_of_tiles(num_rows: int, num_tiles: int, device: torch.device, *, is_shaped: bool = False) -> TileBest:
+def best_of_tiles(num_rows: int, num_tiles: int, device: torch.device, *, is_processed: bool = False) -> TileBest:
     """Memory for it."""
     values, tops = torch.empty((2, num_rows, num_tiles), dtype=torch.float32, device=device)
     ids = torch.empty((num_rows, num_tiles), dtype=torch.int32, device=device)
-    return TileBest(values, tops, ids, torch.empty(num_rows, dtype=torch.bool, device=device) if is_shaped else None)
+    return TileBest(values, tops, ids, torch.empty(num_rows, dtype=torch.bool, device=device) if is_processed else None)
 
 
 def merge(best: TileBest) -> torch.Tensor:
@@ -163,5 +166,5 @@ def merge(best: TileBest) -> torch.Tensor:
     if num_rows:
         pad = next_power_of_2(tiles)
         meta = {"TILES_PAD": pad, "num_warps": max(1, min(8, pad // 256))}
-        draw_merge_kernel[(num_rows,)](best, out, tiles, **meta, **dependent_launch(out.device))
+        sample_merge_kernel[(num_rows,)](best, out, tiles, **meta, **dependent_launch(out.device))
     return out

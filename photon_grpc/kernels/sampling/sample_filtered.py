@@ -2,7 +2,7 @@
 
     id = argmax(s + gumbel(seed, position, output index, token)) over s = logits / temperature not below the threshold
 
-The threshold is that of `topk_topp.py`; noise and the ids of greedy rows are those of `draw.py`, so that a row without
+The threshold is that of `topk_topp.py`; noise and the ids of greedy rows are those of `sample.py`, so that a row without
 filters draws what it draws there. INVALID and NOTHING as there.
 
 Shapes: logits float32 [R, V], SamplingMetadata of the R rows, Filters of every slot, bool [R] of rows for which a ban,
@@ -29,7 +29,7 @@ def reference(
     filters: Filters | None,
     is_constrained: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """draw_kept in torch; None: no slot filters. On a CPU noise is made for kept ids only."""
+    """sample_filtered in torch; None: no slot filters. On a CPU noise is made for kept ids only."""
     best, greedy = logits.max(-1)
     slots = metadata.slots
     temperature = metadata.temperature[slots]
@@ -40,19 +40,19 @@ def reference(
         smallest = scaled.amax(-1) - topk_topp.SIZES.RANGE
         if filters is not None:
             smallest = torch.maximum(smallest, topk_topp.reference(scaled, *(each[slots] for each in filters)))
-        draw = draw_all if logits.is_cuda else draw_each
+        draw = sample_all if logits.is_cuda else sample_each
         ids = torch.where(is_greedy, greedy, draw(scaled, smallest, metadata))
     return checked(ids, best, is_constrained)
 
 
-def draw_all(scaled: torch.Tensor, smallest: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
+def sample_all(scaled: torch.Tensor, smallest: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
     """int64 [R]: of the scaled logits not below `smallest`, the one that wins with its noise; noise for all."""
     made = noise.reference(*_noise_keys(metadata), scaled.shape[1])
     return made.add_(scaled).masked_fill_(scaled < smallest[:, None], -torch.inf).argmax(-1)
 
 
-def draw_each(scaled: torch.Tensor, smallest: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
-    """As `draw_all`, row by row, with noise for the kept tokens only."""
+def sample_each(scaled: torch.Tensor, smallest: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
+    """As `sample_all`, row by row, with noise for the kept tokens only."""
     keys, drawn = _noise_keys(metadata), []
     for row in range(scaled.shape[0]):
         kept = (scaled[row] >= smallest[row]).nonzero().view(1, -1)
@@ -76,7 +76,7 @@ def better(value, number, other_value, other_number):
 
 
 @jit
-def draw_listed(search, metadata, place, row, temperature, SIZES: tl.constexpr):
+def sample_listed(search, metadata, place, row, temperature, SIZES: tl.constexpr):
     """The best value among what is kept of a chunk's lists, and its id."""
     slot = tl.load(metadata.slots + row)
     position = tl.load(metadata.context_len + row) - tl.load(metadata.num_prompt + slot)
@@ -101,19 +101,19 @@ def draw_listed(search, metadata, place, row, temperature, SIZES: tl.constexpr):
 
 
 @jit
-def draw_kept_kernel(metadata, search, SIZES: tl.constexpr):
+def sample_filtered_kernel(metadata, search, SIZES: tl.constexpr):
     """Grid (S, R): of a chunk of a row that is not greedy, the best value among what is kept, and its id."""
     split, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     place = row * search.num_splits + split
     temperature = tl.load(metadata.temperature + tl.load(metadata.slots + row))
     if temperature > 0.0:
-        best, number = draw_listed(search, metadata, place, row, temperature, SIZES)
+        best, number = sample_listed(search, metadata, place, row, temperature, SIZES)
         tl.store(search.scores + place, best)
         tl.store(search.ids + place, number)
 
 
 def config() -> dict[str, Any]:
-    """Compile-time arguments of `draw_kept`."""
+    """Compile-time arguments of `sample_filtered`."""
     return {"SIZES": topk_topp.SIZES, "num_warps": 4}
 
 
@@ -128,5 +128,5 @@ def launch(
         return reference(logits, metadata, filters, is_constrained)
     search = topk_topp.launch(logits, metadata, filters)
     if logits.shape[0]:
-        draw_kept_kernel[(search.num_splits, logits.shape[0])](metadata, search, **config())
+        sample_filtered_kernel[(search.num_splits, logits.shape[0])](metadata, search, **config())
     return draw.merge(TileBest(search.scores, search.tops, search.ids, is_constrained))

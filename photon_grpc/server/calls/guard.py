@@ -24,7 +24,7 @@ from photon_grpc.server.calls import metadata, methods
 from photon_grpc.server.calls.call import Call, CallCounts, CallEnding, CallFailures, Trailers, begin_call, current
 from photon_grpc.server.calls.metadata import Context
 from photon_grpc.server.calls.places import Places
-from photon_grpc.server.calls.receiver import Intake
+from photon_grpc.server.calls.receiver import MessageReceiver
 
 MethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
@@ -87,7 +87,7 @@ class Guard(grpc.aio.ServerInterceptor):
         self._keys = rules.keys
         self._counts = rules.counts
         self._ending = CallEnding(rules.replica_id, rules.failures, load_report)
-        self._intake = Intake(reading)
+        self._intake = MessageReceiver(reading)
         #: By path, as they are served.
         self._methods: dict[str, MethodHandler] = {}
         self._refusing = self._guarded(grpc.stream_stream_rpc_method_handler(_refuse), methods.UNKNOWN.path)
@@ -131,7 +131,7 @@ class Guard(grpc.aio.ServerInterceptor):
 class _Method:
     """A method as it is served: the steps of a call, in their order."""
 
-    def __init__(self, handler: Any, intake: Intake, counts: CallCounts, max_bytes: int) -> None:
+    def __init__(self, handler: Any, intake: MessageReceiver, counts: CallCounts, max_bytes: int) -> None:
         """`max_bytes`: of a message in a stream of requests."""
         self._behavior = _behavior(handler)
         self._parse = handler.request_deserializer or _as_it_is

@@ -48,7 +48,7 @@ _MIN_LOOKS = 2
 Parse = Callable[[bytes], Any]
 
 
-class Intake:
+class MessageReceiver:
     """Belongs to one event loop."""
 
     def __init__(
@@ -209,7 +209,7 @@ class Messages:
     #: Has a request's id in it.
     _NUM_BEGINNING_BYTES = 256
 
-    def __init__(self, call: Call, intake: Intake, parse: Parse, max_bytes: int) -> None:
+    def __init__(self, call: Call, intake: MessageReceiver, parse: Parse, max_bytes: int) -> None:
         """`max_bytes`: of one of them."""
         self._call = call
         self._intake = intake

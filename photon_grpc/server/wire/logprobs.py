@@ -14,7 +14,7 @@ from functools import lru_cache
 from google.protobuf.message import Message
 
 from photon_grpc.core.logprobs import UNREAD_RECORD
-from photon_grpc.frontend.output.logprobs import NOT_SCORED, ScoredTokens
+from photon_grpc.frontend.output.logprobs import NO_TOKEN_LOGPROBS, TokenLogprobs
 from photon_grpc.frontend.output.update import OutputDelta, Result, Update
 from photon_grpc.server.wire.varint import varint
 from photon_grpc.v1 import inference_pb2 as pb
@@ -52,7 +52,7 @@ class _Candidates(dict[int, bytes]):
 _candidates = lru_cache(maxsize=4)(_Candidates)
 
 
-def written(scores: ScoredTokens, tag: bytes) -> bytes:
+def written(scores: TokenLogprobs, tag: bytes) -> bytes:
     """TokenScores, each a field with this tag."""
     candidates = _candidates(scores.token_bytes)
     parts: list[bytes] = []
@@ -92,7 +92,7 @@ def _candidate(begun: bytes, logprob: bytes, rank: int) -> tuple[bytes, ...]:
 async def add_to_message(message: pb.StreamGenerateResponse, update: Update) -> None:
     """The scores of `update` to its message."""
     wanted = _of_outputs(message.deltas, update.deltas)
-    if update.prompt_scores is not NOT_SCORED:
+    if update.prompt_scores is not NO_TOKEN_LOGPROBS:
         wanted.append((message.start.prompt, update.prompt_scores, _PROMPT_SCORES))
     await _add_all(wanted)
 
@@ -100,18 +100,18 @@ async def add_to_message(message: pb.StreamGenerateResponse, update: Update) -> 
 async def add_to_response(response: pb.GenerateResponse, result: Result) -> None:
     """The scores of `result` to its answer."""
     wanted = _of_outputs(response.outputs, result.outputs)
-    if result.prompt_scores is not NOT_SCORED:
+    if result.prompt_scores is not NO_TOKEN_LOGPROBS:
         wanted.append((response.prompt, result.prompt_scores, _PROMPT_SCORES))
     await _add_all(wanted)
 
 
 #: A message, its scores, and their tag in it.
-_Wanted = tuple[Message, ScoredTokens, bytes]
+_Wanted = tuple[Message, TokenLogprobs, bytes]
 
 
 def _of_outputs(outputs: Iterable[pb.Output], deltas: tuple[OutputDelta, ...]) -> list[_Wanted]:
     pairs = zip(outputs, deltas, strict=True)
-    return [(output, delta.scores, OUTPUT_SCORES) for output, delta in pairs if delta.scores is not NOT_SCORED]
+    return [(output, delta.scores, OUTPUT_SCORES) for output, delta in pairs if delta.scores is not NO_TOKEN_LOGPROBS]
 
 
 async def _add_all(wanted: list[_Wanted]) -> None:
@@ -123,5 +123,5 @@ async def _add_all(wanted: list[_Wanted]) -> None:
             _add(*each)
 
 
-def _add(message: Message, scores: ScoredTokens, tag: bytes) -> None:
+def _add(message: Message, scores: TokenLogprobs, tag: bytes) -> None:
     message.MergeFromString(written(scores, tag))

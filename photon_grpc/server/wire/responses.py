@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from photon_grpc.core.generation import Start
 from photon_grpc.frontend.output.answer import NO_ANSWER
-from photon_grpc.frontend.output.logprobs import NOT_SCORED
+from photon_grpc.frontend.output.logprobs import NO_TOKEN_LOGPROBS
 from photon_grpc.frontend.output.update import OutputDelta, Update
 from photon_grpc.server.wire import codec, messages
 from photon_grpc.server.wire import logprobs as scores
@@ -46,7 +46,7 @@ class ResponseWriter:
             if delta.finish is not None or delta.answer is not NO_ANSWER:
                 return None
             output = _output(delta)
-            if delta.scores is not NOT_SCORED:
+            if delta.scores is not NO_TOKEN_LOGPROBS:
                 num_ids += delta.scores.num_ids
                 if num_ids > scores.MANY:
                     return None

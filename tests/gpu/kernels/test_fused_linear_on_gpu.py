@@ -161,7 +161,7 @@ def test_head_draws_from_the_logits_that_it_would_write(
     )
     logits = head.logits_launch(x, w, tile)
     torch.testing.assert_close(logits.double().cpu(), x.double().cpu() @ w.double().cpu().T, rtol=1e-4, atol=1e-4)
-    ids = head.draw_launch(x, w, metadata, tile)
+    ids = head.sample_launch(x, w, metadata, tile)
     assert torch.equal(ids, draw.reference(logits, metadata))
 
 
@@ -170,5 +170,5 @@ def test_head_says_which_rows_are_not_finite() -> None:
     x[3, 7], x[5, 0] = torch.nan, torch.inf
     zeros, slots = torch.zeros(12, dtype=torch.int64, device="cuda"), torch.arange(12, device="cuda")
     temperature = torch.tensor([0.0, 0.9] * 6, device="cuda")
-    ids = head.draw_launch(x, w, draw.SamplingMetadata(slots, zeros, temperature, zeros, zeros, zeros), TILES["gemv"])
+    ids = head.sample_launch(x, w, draw.SamplingMetadata(slots, zeros, temperature, zeros, zeros, zeros), TILES["gemv"])
     assert [row for row, number in enumerate(ids.tolist()) if number == draw.INVALID] == [3, 5]

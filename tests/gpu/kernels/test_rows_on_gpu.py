@@ -12,7 +12,7 @@ from photon_grpc.kernels import TORCH, TRITON
 from photon_grpc.kernels.attention import write_kv
 from photon_grpc.kernels.sampling import noise, topk_topp
 from photon_grpc.kernels.sampling import sample as draw
-from photon_grpc.kernels.sampling import sample_filtered as draw_kept
+from photon_grpc.kernels.sampling import sample_filtered as sample_filtered
 from photon_grpc.kernels.sampling.histogram import Filters
 from tests.kernels.drawing import filters_of, metadata_of, noise_of, thresholds
 
@@ -152,17 +152,20 @@ def test_draw_kept_draws_what_the_reference_draws(deviation: float, num_rows: in
     top_k = torch.tensor([-1, 50, 9, -1, 9000, -1, 1000], device="cuda")[number % 7]
     top_p = torch.tensor([0.95, 1.0, 0.9, 1.0], device="cuda")[number % 4]
     filters = filters_of(top_k, top_p, (number % 3 == 2) * 0.01)
-    mine, theirs = draw_kept.launch(logits, metadata, filters), draw_kept.reference(logits, metadata, filters)
+    mine, theirs = (
+        sample_filtered.launch(logits, metadata, filters),
+        sample_filtered.reference(logits, metadata, filters),
+    )
     # What differs by the rounding of a logarithm or of a sum may decide a close call.
     assert (mine != theirs).sum() <= num_rows // 100
     for rows in (slice(1), slice(3, 70)):
         few = metadata._replace(slots=metadata.slots[rows], context_len=metadata.context_len[rows])
-        assert torch.equal(draw_kept.launch(logits[rows], few, filters), mine[rows])
+        assert torch.equal(sample_filtered.launch(logits[rows], few, filters), mine[rows])
 
 
 def test_rows_without_filters_draw_what_they_draw_on_the_plain_level() -> None:
     logits = torch.randn(33, 151936, device="cuda") * 2
     metadata = metadata_of(torch.arange(33, device="cuda") * 0.1)
     full = torch.ones(33, device="cuda")
-    mine = draw_kept.launch(logits, metadata, Filters((-full).long(), full, 0.0 * full))
+    mine = sample_filtered.launch(logits, metadata, Filters((-full).long(), full, 0.0 * full))
     assert torch.equal(mine, draw.launch(logits, metadata))

@@ -16,7 +16,7 @@ from photon_grpc.kernels.sampling import process_logits as shape
 from photon_grpc.kernels.sampling import sample as draw
 from photon_grpc.kernels.sampling.bitmask import Constraints
 from photon_grpc.kernels.sampling.penalties import MAX_BIASES, Penalties
-from photon_grpc.kernels.sampling.process_logits import Shaping
+from photon_grpc.kernels.sampling.process_logits import LogitsProcessing
 
 pytestmark = pytest.mark.gpu
 each_size = pytest.mark.parametrize("num_rows", [1, 8, 64, 256])
@@ -101,7 +101,7 @@ def test_penalised_logits_are_those_of_the_formula(num_columns: int, num_rows: i
     # Rows lie apart, and what is between them is nobody's.
     whole = torch.randn(num_rows, num_columns + 64, generator=generator, device="cuda") * 6
     before = whole.clone()
-    shaping = Shaping(on_device(asked, num_columns), unconstrained(len(asked), num_columns))
+    shaping = LogitsProcessing(on_device(asked, num_columns), unconstrained(len(asked), num_columns))
     shape.launch(whole[:, :num_columns], slots.cuda(), torch.ones_like(slots).cuda(), shaping)
     expected = torch.stack([asked[slot].shape(row) for slot, row in zip(slots, before[:, :num_columns], strict=True)])
     torch.testing.assert_close(whole[:, :num_columns].double(), expected, rtol=1e-6, atol=2e-5)
@@ -158,7 +158,7 @@ def test_what_bans_limits_and_masks_leave_out_is_minus_infinity(num_columns: int
     is_masked, is_limited = (masked[slots] > 0)[:, None], (limited[slots] > 0)[:, None]
     is_out = (is_early & banned) | (is_masked & ~in_mask) | (is_limited & ~in_limit)
     found = logits.cuda()
-    shaping = Shaping(unpenalised(num_slots, num_columns), Constraints(*(x.cuda() for x in constraints)))
+    shaping = LogitsProcessing(unpenalised(num_slots, num_columns), Constraints(*(x.cuda() for x in constraints)))
     told = shape.launch(found, slots.cuda(), lengths.cuda(), shaping)
     assert torch.equal(found.cpu(), logits.masked_fill(is_out, -torch.inf))
     assert torch.equal(told.cpu() > 0, (is_early | is_masked | is_limited)[:, 0])
@@ -168,7 +168,7 @@ def test_what_bans_limits_and_masks_leave_out_is_minus_infinity(num_columns: int
         (torch.arange(num_slots) % 3 * 0.6).cuda(),
         *torch.arange(3 * num_slots).view(3, -1).cuda(),
     )
-    shaped = shape.Shaping(on_device([*contexts(num_columns), Context()], num_columns), shaping.constraints)
+    shaped = shape.LogitsProcessing(on_device([*contexts(num_columns), Context()], num_columns), shaping.constraints)
     ids = draw.launch(logits.cuda(), metadata, shaped)
     expected = draw.reference(logits.cuda(), metadata, shaped)
     # What differs by the rounding of a logarithm may decide a close call.

@@ -131,7 +131,7 @@ def test_constraints_leave_out_what_their_bits_say() -> None:
 
 def test_shaped_logits_are_equal() -> None:
     torch.manual_seed(4)
-    shaping, slots = shape.Shaping(penalised(NUM_COLUMNS), constrained()), torch.tensor([3, 1, 0, 2, 4, 0])
+    shaping, slots = shape.LogitsProcessing(penalised(NUM_COLUMNS), constrained()), torch.tensor([3, 1, 0, 2, 4, 0])
     # Rows lie apart.
     logits = torch.randn(6, NUM_COLUMNS + 7)[:, :NUM_COLUMNS] * 5
     mine, theirs = torch.empty(6, NUM_COLUMNS + 7)[:, :NUM_COLUMNS].copy_(logits), logits.clone()
@@ -144,7 +144,7 @@ def test_shaped_logits_are_equal() -> None:
 
 def test_draws_from_shaped_logits_are_equal() -> None:
     torch.manual_seed(5)
-    shaping, slots = shape.Shaping(penalised(NUM_COLUMNS), constrained()), torch.tensor([3, 1, 0, 2, 4, 0])
+    shaping, slots = shape.LogitsProcessing(penalised(NUM_COLUMNS), constrained()), torch.tensor([3, 1, 0, 2, 4, 0])
     number = torch.arange(5)
     temperature = torch.tensor([0.0, 0.7, 1.0, 0.0, 2.5])
     metadata = draw.SamplingMetadata(slots, LENGTHS, temperature, number - 2, number % 2, number)
@@ -156,7 +156,7 @@ def test_draws_from_shaped_logits_are_equal() -> None:
 
 
 def test_rows_that_may_draw_nothing_are_told_from_those_whose_logits_are_not_finite() -> None:
-    shaping, slots = shape.Shaping(penalised(NUM_COLUMNS), constrained()), torch.tensor([3, 1, 0, 2, 4, 2])
+    shaping, slots = shape.LogitsProcessing(penalised(NUM_COLUMNS), constrained()), torch.tensor([3, 1, 0, 2, 4, 2])
     shaping.penalties.num_biases.zero_()
     shaping.constraints.masks[:2] = 0
     logits = torch.randn(6, NUM_COLUMNS)

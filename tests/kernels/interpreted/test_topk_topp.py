@@ -11,7 +11,7 @@ import torch
 from hypothesis import example, given, settings
 
 from photon_grpc.kernels.sampling import sample as draw
-from photon_grpc.kernels.sampling import sample_filtered as draw_kept
+from photon_grpc.kernels.sampling import sample_filtered as sample_filtered
 from photon_grpc.kernels.sampling import topk_topp
 from photon_grpc.kernels.sampling.histogram import Filters, SearchSizes
 from tests.examples import examples
@@ -141,13 +141,13 @@ def test_ids_are_those_of_the_reference(sizes: SearchSizes) -> None:
     metadata = metadata_of(torch.tensor(TEMPERATURES))
     filters = filters_of(*(torch.tensor(each) for each in (TOP_K, TOP_P, MIN_P)))
     with patch.object(topk_topp, "SIZES", sizes):
-        mine = draw_kept.launch(logits, metadata, filters)
-    theirs = draw_kept.reference(logits, metadata, filters)
+        mine = sample_filtered.launch(logits, metadata, filters)
+    theirs = sample_filtered.reference(logits, metadata, filters)
     assert torch.equal(mine, theirs) and mine[0] == 40 and mine[8:].tolist() == [-1, -1]
     is_constrained = torch.arange(10) != 7
     with patch.object(topk_topp, "SIZES", sizes):
-        told = draw_kept.launch(logits, metadata, filters, is_constrained)
-    assert torch.equal(told, draw_kept.reference(logits, metadata, filters, is_constrained))
+        told = sample_filtered.launch(logits, metadata, filters, is_constrained)
+    assert torch.equal(told, sample_filtered.reference(logits, metadata, filters, is_constrained))
     assert torch.equal(told[:8], mine[:8]) and told[8:].tolist() == [draw.NOTHING, draw.INVALID]
 
 
@@ -156,5 +156,5 @@ def test_rows_without_filters_draw_what_they_draw_on_the_plain_level() -> None:
     metadata = metadata_of(torch.tensor([0.0, 0.6, 1.0, 3.0]))
     filters = Filters(torch.full((4,), -1), torch.ones(4), torch.zeros(4))
     with patch.object(topk_topp, "SIZES", SMALL):
-        mine = draw_kept.launch(logits, metadata, filters)
+        mine = sample_filtered.launch(logits, metadata, filters)
     assert torch.equal(mine, draw.launch(logits, metadata))

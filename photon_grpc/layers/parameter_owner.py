@@ -37,7 +37,7 @@ class Target(NamedTuple):
         return tensor if self.part is None else tensor[self.part.slices]
 
 
-class Leaf(Protocol):
+class ParameterOwner(Protocol):
     """One owner of weights."""
 
     def allocate(self, device: torch.device) -> None:

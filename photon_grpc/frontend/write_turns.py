@@ -22,7 +22,7 @@ SECONDS_A_MESSAGE = 200e-6
 MOST_MORE = 100
 
 
-class Turns:
+class WriteTurns:
     """Gives the streams of a front end their places in turns, in the order in which they ask. All calls belong to one
     event loop."""
 

@@ -17,7 +17,7 @@ from photon_grpc.engine.scheduler.quarantine import NoQuarantine, Quarantine
 _CUT_OFF = (FinishReason.UNSPECIFIED, FinishReason.ABORTED)
 
 
-class Trial:
+class Isolation:
     """The one request on trial, if there is one: says whose turn the next step is."""
 
     def __init__(self, quarantine: Quarantine | NoQuarantine) -> None:

@@ -33,7 +33,7 @@ CASES = {
 
 
 def table(kernels: Kernels, device: torch.device) -> None:
-    print_report_header("draw_kept")
+    print_report_header("sample_filtered")
     # A row's name has the size of its nucleus, which should be the same in every run.
     torch.manual_seed(0)
     for rows, tokens in ((1, 4096), (1, 128256), (8, 128256), (64, 128256), (256, 128256)):
@@ -47,7 +47,7 @@ def table(kernels: Kernels, device: torch.device) -> None:
             case = f"{rows} x {tokens} {name}"
             if top_p < 1.0:
                 case += f", nucleus {nucleus(logits[0], filters):.0f}"
-            kinds = {"": kernels.draw_kept} | ({"sort: ": TORCH.draw_kept} if name == "top_p 0.95" else {})
+            kinds = {"": kernels.sample_filtered} | ({"sort: ": TORCH.sample_filtered} if name == "top_p 0.95" else {})
             for kind, draw in kinds.items():
                 calls = [partial(draw, each, metadata(rows, device), filters) for each in logits]
                 report(kind + case, measure_us(calls, device), 4 * rows * tokens, device)

@@ -14,7 +14,7 @@ from photon_grpc.layers.mlp import GatedMLP
 from photon_grpc.layers.workspace import Workspace
 
 
-class Chain:
+class FusedChain:
     """One for all fused layers with the sizes and tables of these, of whatever KVGroup: they share a step's buffers.
 
     Args:

@@ -20,7 +20,7 @@ _LEAST_MEASURED = 3
 _ENOUGH_MEASURED = 16
 
 
-class Pace:
+class StepTimeEstimator:
     """Seconds a step, for each power of two of its tokens."""
 
     def __init__(self) -> None:
