@@ -58,7 +58,8 @@ class Admin:
         self._is_up, self._is_over = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self._thread.start()
-        self._is_up.wait(120)
+        while not self._is_up.wait(0.1):
+            assert self._thread.is_alive()
 
     def stop(self) -> None:
         self._is_over.set()
