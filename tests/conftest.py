@@ -70,7 +70,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Count what a process of pytest-xdist took."""
-    node.config.stash[_CPU_S] += node.workeroutput.get("cpu_s", 0.0)
+    # One that crashed has told nothing.
+    node.config.stash[_CPU_S] += getattr(node, "workeroutput", {}).get("cpu_s", 0.0)
 
 
 @pytest.hookimpl(trylast=True)

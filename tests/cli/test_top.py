@@ -25,6 +25,8 @@ from photon_grpc.cli.terminal.watching import View
 from photon_grpc.client.admin import LoadSample, Replica
 from photon_grpc.core.stats import Load
 from photon_grpc.server.admin_listener import AdminListener
+from photon_grpc.server.interceptors.errors import CallRules
+from photon_grpc.server.interceptors.failure_log import FailureLog
 from photon_grpc.server.tls import Certificates
 from photon_grpc.service.endpoints.listen import admin_sockets
 from tests.client.fake_server import serving_in_a_thread
@@ -58,14 +60,16 @@ class Admin:
         self._is_up, self._is_over = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self._thread.start()
-        self._is_up.wait(120)
+        while not self._is_up.wait(0.1):
+            assert self._thread.is_alive()
 
     def stop(self) -> None:
         self._is_over.set()
         self._thread.join()
 
     async def _serve(self) -> None:
-        listener = AdminListener(self.frontend, drain=lambda _: None, certificates=self._certificates)  # type: ignore[arg-type]
+        rules = CallRules(FailureLog())
+        listener = AdminListener(self.frontend, drain=lambda _: None, rules=rules, certificates=self._certificates)  # type: ignore[arg-type]
         self.address = await listener.start(self.address)
         self._is_up.set()
         await asyncio.to_thread(self._is_over.wait)
