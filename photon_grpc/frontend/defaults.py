@@ -47,6 +47,8 @@ from photon_grpc.frontend.logprob_bounds import fitted
 from photon_grpc.frontend.model import RequestLimits, ServedModel
 
 _parameters = attrgetter(*NEUTRAL)
+#: A group of options, what reads those that are checked, a group without any, and what surely passes.
+_GroupChecks = tuple[str, Callable[[Any], Any], Any, list[tuple[Any, Any, Field]]]
 _CONTINUE_FROM = "continue_from.ids"
 _T = TypeVar("_T")
 
@@ -180,9 +182,9 @@ def _check_values(ask: Ask, limits: RequestLimits) -> None:
 
 
 @lru_cache(maxsize=4)
-def _checks(limits: RequestLimits) -> list[tuple[str, Callable[[Any], Any], Any, list[tuple[Any, Any, Field]]]]:
-    """List the groups of options with checked values: what reads these, a group without any, and what surely passes."""
-    checks = []
+def _checks(limits: RequestLimits) -> list[_GroupChecks]:
+    """Return the checks of each group under these limits."""
+    checks: list[_GroupChecks] = []
     for group in ("cache", "sampling", "stop", "output", "stream", "scheduling"):
         fields = [field for field in fields_of(group) if field.is_checked]
         get = attrgetter(*(field.attribute for field in fields))
