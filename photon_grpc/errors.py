@@ -276,7 +276,7 @@ def from_reason(
     limit: int | None = None,
     retry_after_s: float | None = None,
 ) -> PhotonError:
-    """The error that `reason` names, rebuilt on the other side of a process boundary."""
+    """Return the error that `reason` names, rebuilt on the other side of a process boundary."""
     cls = _BY_REASON.get(reason, InternalFailure)
     return cls(message, field=field, needed=needed, limit=limit, retry_after_s=retry_after_s)
 

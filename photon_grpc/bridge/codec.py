@@ -34,8 +34,8 @@ class FrameError(Exception):
 
 
 def max_frame_bytes(max_message_bytes: int) -> int:
-    """The longest frame that a message of `max_message_bytes` can become: a token id takes at least one byte there and
-    at most five here."""
+    """Return the longest frame that a message of `max_message_bytes` can become: a token id takes at least one byte
+    there and at most five here."""
     return 5 * max_message_bytes + 64 * 1024
 
 
@@ -60,11 +60,11 @@ class FrameReader(Generic[T]):
         self._end = 0
 
     def room(self) -> memoryview:
-        """The space for the next bytes; never empty."""
+        """Return the space for the next bytes; never empty."""
         return self._view[self._end :]
 
     def advance(self, num_bytes: int) -> list[T]:
-        """The frames that `num_bytes` more bytes complete, in order. Raise FrameError."""
+        """Return the frames that `num_bytes` more bytes complete, in order. Raise FrameError."""
         self._end += num_bytes
         frames: list[T] = []
         start = 0

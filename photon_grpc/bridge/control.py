@@ -209,7 +209,7 @@ class ControlChannel:
         return self._reader.feed(data)
 
     def take_socket(self) -> socket.socket:
-        """The socket of the oldest Link not yet taken."""
+        """Return the socket of the oldest Link not yet taken."""
         return socket.socket(fileno=self._sockets.popleft())
 
     def close(self) -> None:

@@ -80,7 +80,7 @@ class Watchdog:
 
 
 def shared_file(name: str) -> int:
-    """A file without a place in any directory: memory that processes share by its descriptor."""
+    """Return a file without a place in any directory: memory that processes share by its descriptor."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name, os.MFD_CLOEXEC)
     fd, path = tempfile.mkstemp()

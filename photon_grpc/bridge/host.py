@@ -47,7 +47,7 @@ class Connection:
         self._reader = FrameReader(DOWN, max_bytes=max_frame_bytes)
 
     def receive(self) -> list[Down]:
-        """The frames that came. Raise EOFError, OSError or FrameError: it is over."""
+        """Return the frames that came. Raise EOFError, OSError or FrameError: it is over."""
         try:
             count = self.socket.recv_into(self._reader.room())
         except BlockingIOError:

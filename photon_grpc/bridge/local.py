@@ -48,7 +48,7 @@ class LocalClient:
             self._on_lost()
 
     def host(self) -> LocalHost:
-        """The engine's end."""
+        """Return the engine's end."""
         return LocalHost(self._loop, self._down, self)
 
 

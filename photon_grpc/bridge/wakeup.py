@@ -30,7 +30,7 @@ class Wakeup:
             return
 
     def take(self) -> list[Event]:
-        """The events so far. An event whose byte comes later is there with it at the latest."""
+        """Return the events so far. An event whose byte comes later is there with it at the latest."""
         try:
             self._reader.recv(4096)
         except BlockingIOError:

@@ -167,7 +167,7 @@ def _telling(client: Client) -> Ask:
 
 
 async def _answer(ask: Ask, line: InputLine, options: Options) -> dict[str, Any]:
-    """The line of the output. Raise PhotonError for what other requests would meet, too."""
+    """Return the line of the output. Raise PhotonError for what other requests would meet, too."""
     record: dict[str, Any] = {"line": line.number, "digest": line.digest}
     try:
         request = _request_of(line.data)
@@ -186,7 +186,7 @@ async def _answer(ask: Ask, line: InputLine, options: Options) -> dict[str, Any]
 
 
 def _merged(options: Options, request: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags' options and a line's, which win: its constraint takes the place of theirs."""
+    """Return the flags' options and a line's, which win: its constraint takes the place of theirs."""
     merged: dict[str, Any] = {**options}
     for name, value in request.items():
         set_option(merged, name, value)

@@ -142,8 +142,8 @@ def _random_prompts(options: BenchOptions, model: Model, draw: random.Random) ->
 
 
 def _prompts_of(path: Path) -> list[str | list[int]]:
-    """A prompt a line. In a `.jsonl` file a line is a JSON string, a list of ids, or an object that has either as
-    "prompt"."""
+    """Return a prompt a line. In a `.jsonl` file a line is a JSON string, a list of ids, or an object that has either
+    as "prompt"."""
     try:
         lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
         prompts = [_prompt_of(json.loads(line)) for line in lines] if path.suffix == ".jsonl" else lines
@@ -168,7 +168,7 @@ def _prompt_of(value: Any) -> str | list[int]:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[RequestResult], None] | None]:
-    """A bar on a terminal, which counts requests; rates and failures beside it."""
+    """Yield a bar on a terminal, which counts requests; rates and failures beside it."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -82,7 +82,7 @@ def _check_ids(written: Path, original: Any, sentencepiece_model: Path) -> None:
 
 
 def _pieces(model: Path) -> Any:
-    """The SentencePiece model that the file holds; None where it is of another kind or absent."""
+    """Return the SentencePiece model that the file holds; None where it is of another kind or absent."""
     if not model.is_file():
         return None
     try:

@@ -195,7 +195,7 @@ def _table(title: str, rows: Mapping[str, str]) -> Table:
 
 
 def shown(name: str, value: Any) -> str:
-    """A setting's value for people."""
+    """Return a setting's value for people."""
     if value is None:
         return "unset" if name in _NEVER_DECIDED else "decided at start"
     if isinstance(value, tuple):
@@ -282,7 +282,7 @@ def _model_directory(directory: Path) -> list[tuple[str, str]]:
 
 
 def _problems(config: ServeConfig) -> list[str]:
-    """The reasons for which `serve` would refuse to start."""
+    """Return the reasons for which `serve` would refuse to start."""
     try:
         need_server()
         check_limit()

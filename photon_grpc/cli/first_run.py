@@ -52,7 +52,8 @@ def first_run(flags: Sequence[str], address: str, *, once: bool, prompt: str = P
 
 
 def choose_address(address: str) -> str:
-    """The same address, port 0 replaced by a free one. Raise ConfigError where a server listens there already."""
+    """Return the same address, port 0 replaced by a free one. Raise ConfigError where a server listens there
+    already."""
     if address.startswith("unix:"):
         return address
     host, port = split_address(address)
@@ -68,7 +69,7 @@ def choose_address(address: str) -> str:
 
 
 def target_of(address: str) -> str:
-    """The address for a client on this machine, also of a listener on all interfaces."""
+    """Return the address for a client on this machine, also of a listener on all interfaces."""
     return address.replace("0.0.0.0:", "127.0.0.1:", 1).replace("[::]:", "[::1]:", 1)
 
 
@@ -265,7 +266,7 @@ def _python(target: str) -> str:
 
 
 def command_path() -> str:
-    """The user's way to start this program."""
+    """Return the user's way to start this program."""
     if shutil.which("photon-grpc"):
         return "photon-grpc"
     beside = Path(sys.executable).with_name("photon-grpc")

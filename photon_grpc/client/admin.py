@@ -90,7 +90,7 @@ class AdminClient:
         return _replica(await self._call(self._stub.GetServerInfo, pb.GetServerInfoRequest(), timeout_s))
 
     async def watch_load(self, interval_s: float) -> AsyncIterator[LoadSample]:
-        """A sample at once, then one after each change, `interval_s` apart or more, until the server ends. Raise
+        """Yield a sample at once, then one after each change, `interval_s` apart or more, until the server ends. Raise
         PhotonError."""
         request = pb.WatchLoadRequest()
         request.min_interval.FromNanoseconds(round(interval_s * 1e9))
@@ -104,7 +104,7 @@ class AdminClient:
             call.cancel()
 
     async def quarantine(self, timeout_s: float = 10.0) -> tuple[QuarantineEntry, ...]:
-        """The newest crash first. Raise PhotonError."""
+        """Return the newest crash first. Raise PhotonError."""
         told = await self._call(self._stub.ListQuarantine, pb.ListQuarantineRequest(), timeout_s)
         return tuple(_suspect(each) for each in told.entries)
 

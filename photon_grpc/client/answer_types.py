@@ -27,7 +27,7 @@ def answer_types(options: Mapping[str, Any]) -> AnswerTypes:
 
 
 def parsed(object_type: ObjectType, text: str, finish_reason: str) -> Any:
-    """The object of a whole output, or the MessageMismatch that says why there is none."""
+    """Return the object of a whole output, or the MessageMismatch that says why there is none."""
     if finish_reason in _CUT:
         return cut_off(object_type.name, text, finish_reason)
     try:

@@ -36,7 +36,7 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 def open_channel(
     target: str, *, credentials: grpc.ChannelCredentials | None, retries: int, only_ready: bool = True
 ) -> grpc.aio.Channel:
-    """A channel that connects on first use. `target` is HOST:PORT, unix:PATH or any name gRPC resolves.
+    """Return a channel that connects on first use. `target` is HOST:PORT, unix:PATH or any name gRPC resolves.
 
     With `only_ready` calls go to servers that say they are ready, and fail with UNAVAILABLE where none does.
     """
@@ -65,7 +65,7 @@ def channel_options(target: str, retries: int) -> list[tuple[str, Any]]:
 
 
 def service_config(retries: int) -> str:
-    """The service config with `retries` after the first attempt, or as many as it has where that is less.
+    """Return the service config with `retries` after the first attempt, or as many as it has where that is less.
 
     gRPC tries again only before anything was received, after the server's `grpc-retry-pushback-ms` where it sends one
     (a negative one: not at all), and never what its caller cancelled. A retry carries `grpc-previous-rpc-attempts`, so

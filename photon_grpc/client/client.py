@@ -73,8 +73,8 @@ class Client:
     async def generate(
         self, prompt: Prompt, *, hedge_after: float | None = None, **options: Unpack[Options]
     ) -> Generation:
-        """The whole result at once. `timeout` also ends the call on this side; cancelling the task ends it on the
-        server.
+        """Return the whole result at once. `timeout` also ends the call on this side; cancelling the task ends it on
+        the server.
 
         With `hedge_after` the request is sent a second time, to the next server in turn, where it has no answer after
         so many seconds; the first answer is returned and the other call cancelled.
@@ -89,7 +89,7 @@ class Client:
         return await hedged(lambda again: self._generate(other if again else request, options), hedge_after)
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
-        """The result as it is produced; see Stream."""
+        """Return the result as it is produced; see Stream."""
         request = build_request(prompt, options)
         # Kept for the calls that go on: another span may be current then.
         open_call = partial(self._open_stream, metadata=self._call_metadata())
@@ -98,22 +98,23 @@ class Client:
         return Stream(call, self.target, answer_types(options))
 
     async def generate_message(self, prompt: Prompt, message_type: type[M], /, **options: Unpack[Options]) -> M:
-        """A message of a generated class, with `generate`'s options. Raise MessageMismatch where it was cut off."""
+        """Return a message of a generated class, with `generate`'s options. Raise MessageMismatch where it was cut
+        off."""
         typed: Options = {**options, "message_type": message_type}
         return message_of(await self.generate(prompt, **typed), message_type)
 
     def stream_messages(
         self, prompt: Prompt, message_type: type[M], /, **options: Unpack[Options]
     ) -> AsyncGenerator[M, None]:
-        """The message as it fills, each with more than the one before: values that are complete, strings as far as they
-        are written. The whole one last. Of one output. Raise MessageMismatch where it was cut off."""
+        """Return the message as it fills, each with more than the one before: values that are complete, strings as far
+        as they are written. The whole one last. Of one output. Raise MessageMismatch where it was cut off."""
         typed: Options = {**options, "message_type": message_type, "num_outputs": 1}
         return growing_messages(self.stream(prompt, **typed), message_type)
 
     def map(
         self, prompts: Iterable[Prompt], *, concurrency: int = CONCURRENCY, **options: Unpack[Options]
     ) -> AsyncGenerator[Generation, None]:
-        """The results in the order of the prompts, `concurrency` at a time; prompts are taken as there is room.
+        """Return the results in the order of the prompts, `concurrency` at a time; prompts are taken as there is room.
 
         A full server is asked again when it says, however often; a lost one for a while. What else fails is raised in
         its place, and ends the rest. Raise TypeError for one bare text, ValueError for a concurrency below 1.
@@ -155,7 +156,7 @@ class Client:
         return read_model((await self._ask(self._models.GetModel, request)).model)
 
     async def tokenize(self, prompt: Prompt, *, model: str = "", parse_special_tokens: bool = False) -> tuple[int, ...]:
-        """The ids that `generate` would see for a text or a list of chat messages."""
+        """Return the ids that `generate` would see for a text or a list of chat messages."""
         request = model_pb2.TokenizeRequest(model=model, parse_special_tokens=parse_special_tokens)
         write_prompt(request, prompt)
         return tuple((await self._ask(self._models.Tokenize, request)).token_ids)
@@ -163,7 +164,7 @@ class Client:
     async def detokenize(
         self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool | None = None
     ) -> str:
-        """The text that ids release."""
+        """Return the text that ids release."""
         request = model_pb2.DetokenizeRequest(model=model, skip_special_tokens=skip_special_tokens)
         request.token_ids.ids.extend(token_ids)
         return (await self._ask(self._models.Detokenize, request)).text

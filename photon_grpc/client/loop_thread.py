@@ -44,7 +44,7 @@ class LoopThread:
             self._loop.call_soon_threadsafe(function)
 
     def iterate(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
-        """The items; leaving early closes their generator."""
+        """Yield the items; leaving early closes their generator."""
         end: list[T] = []
         try:
             while (item := self.run(_next_of(items, end))) is not end:

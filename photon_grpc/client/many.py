@@ -34,7 +34,8 @@ def check(prompts: object, concurrency: int) -> None:
 
 
 async def ordered(answer: Answer[P, T], prompts: Iterable[P], concurrency: int) -> AsyncGenerator[T, None]:
-    """The answers in the order of the prompts, `concurrency` asked for at a time, at most as many more held back."""
+    """Return the answers in the order of the prompts, `concurrency` asked for at a time, at most as many more held
+    back."""
     places = asyncio.Semaphore(concurrency)
 
     async def in_a_place(prompt: P) -> T:
@@ -89,8 +90,8 @@ async def persist(ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 async def hedged(send: Callable[[bool], Coroutine[Any, Any, T]], after_s: float) -> T:
-    """The first answer of two: `send(False)` at once and, where it has no answer `after_s` later, `send(True)`; the
-    other one is cancelled. Raise the last failure where both fail."""
+    """Return the first answer of two: `send(False)` at once and, where it has no answer `after_s` later, `send(True)`;
+    the other one is cancelled. Raise the last failure where both fail."""
     first = asyncio.create_task(send(False))
     waiting = {first}
     try:

@@ -48,7 +48,7 @@ class MessageMismatch(RequestError):
 
 
 def find_message_type(descriptor_set: bytes, name: str) -> type[Message]:
-    """A class of the message that a serialized FileDescriptorSet describes. Raise InvalidRequest."""
+    """Return a class of the message that a serialized FileDescriptorSet describes. Raise InvalidRequest."""
     try:
         listed = FileDescriptorSet.FromString(descriptor_set).file
     except DecodeError:
@@ -75,7 +75,7 @@ def write_message_type(target: pb.StructuredOutput.Protobuf, message_type: Any) 
 
 
 def read_message(output: pb.Output, message_type: type[Message] | None) -> Message | None:
-    """The message of an output, None where it has none. Raise InternalFailure where it is of another type."""
+    """Return the message of an output, None where it has none. Raise InternalFailure where it is of another type."""
     if message_type is None or not output.HasField("message"):
         return None
     message = message_type()
@@ -89,7 +89,7 @@ def read_message(output: pb.Output, message_type: type[Message] | None) -> Messa
 
 
 def cut_off(name: str, text: str, finish_reason: str) -> MessageMismatch:
-    """The error of an output that ended before the whole of its type was there."""
+    """Return the error of an output that ended before the whole of its type was there."""
     told = f"the output ended by {finish_reason} before its {name} was whole; {len(text)} characters came"
     return MessageMismatch(told, text=text, finish_reason=finish_reason)
 

@@ -45,5 +45,5 @@ def read_model(message: pb.Model) -> Model:
 
 
 def _name(kind: Any, number: int, prefix: str) -> str:
-    """A newer server's may have no name here yet: its number stands for it."""
+    """Return a newer server's may have no name here yet: its number stands for it."""
     return str(kind.Name(number)).removeprefix(prefix) if number in kind.values() else str(number)

@@ -53,7 +53,7 @@ class MultiplexedCall:
         return message
 
     async def read(self) -> Any:
-        """The next message, EOF after the last. Raise PhotonError."""
+        """Return the next message, EOF after the last. Raise PhotonError."""
         while not self._messages:
             if self._error is not None:
                 raise self._error
@@ -121,13 +121,13 @@ class Multiplex:
         return read_generation(_gathered(messages), answer_types(options))
 
     def ask(self, request: pb.GenerateRequest, timeout_s: float) -> MultiplexedCall:
-        """The call of a request, sent once; it gets an id where it has none. Raise DuplicateRequestId."""
+        """Return the call of a request, sent once; it gets an id where it has none. Raise DuplicateRequestId."""
         if self._is_closed:
             raise Unreachable("the stream was closed")
         return self._wire().ask(request, timeout_s)
 
     def _wire(self) -> _Wire:
-        """The one for new requests."""
+        """Return the one for new requests."""
         self._wires = [wire for wire in self._wires if not wire.is_over]
         if not self._wires or self._wires[-1].is_leaving:
             self._wires.append(_Wire(self._open_call(), self._target))

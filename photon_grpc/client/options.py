@@ -130,8 +130,8 @@ def _check_kind(target: Any, value: Any) -> None:
             raise TypeError("one string, not a list of them")
         if isinstance(value, _NO_LISTS):
             raise TypeError(f"{type(value).__name__}, not a list")
-        if bool in set(map(type, value)):
-            raise TypeError("a list with booleans")
+        if not {bool, bytes}.isdisjoint(map(type, value)):
+            raise TypeError("a list with booleans or bytes")
 
 
 def group_of(name: str) -> str:
@@ -157,7 +157,8 @@ def _write_constraint(target: pb.StructuredOutput, name: str, value: Any) -> Non
         target.choices.SetInParent()
         write_field(target.choices, "values", value, path)
     else:
-        write_field(target, name, _json(value, path) if isinstance(value, Mapping) else value, "structured_output")
+        is_schema = name == "json_schema" and isinstance(value, Mapping)
+        write_field(target, name, _json(value, path) if is_schema else value, "structured_output")
 
 
 def _write_tool_choice(chat: pb.ChatInput, choice: Any) -> None:

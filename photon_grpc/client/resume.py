@@ -59,7 +59,7 @@ class ResumingCall:
         self._call = open_call(self._request, timeout_s)
 
     async def read(self) -> Any:
-        """The next message, EOF after the last. Raise PhotonError."""
+        """Return the next message, EOF after the last. Raise PhotonError."""
         while True:
             try:
                 message = await self._call.read()

@@ -65,14 +65,14 @@ _BY_CODE: dict[grpc.StatusCode, type[errors.PhotonError]] = {
 
 
 def to_error(failure: grpc.aio.AioRpcError, target: str) -> errors.PhotonError:
-    """The exception to raise for a failed call; chain it: `raise to_error(failure, target) from failure`."""
+    """Return the exception to raise for a failed call; chain it: `raise to_error(failure, target) from failure`."""
     trailers = dict(iter(failure.trailing_metadata() or ()))
     details = _details(trailers.get(_DETAILS_KEY))
     return _rebuilt(failure.code(), failure.details() or "", details, _retry_after_s(details, trailers), target)
 
 
 def item_error(failure: pb.RequestError, target: str) -> errors.PhotonError:
-    """The exception to raise for a failed request of a multiplexed stream."""
+    """Return the exception to raise for a failed request of a multiplexed stream."""
     code = _CODES.get(failure.code, grpc.StatusCode.UNKNOWN)
     return _rebuilt(code, failure.message, failure.details, _retry_after_s(failure.details, {}), target)
 
@@ -141,7 +141,7 @@ def _told_of_handshake(cause: str) -> str:
 
 
 def _details(trailer: str | bytes | None) -> list[Any]:
-    """The Any messages of a google.rpc.Status; none where the trailer is missing or holds something else."""
+    """Return the Any messages of a google.rpc.Status; none where the trailer is missing or holds something else."""
     if not isinstance(trailer, bytes):
         return []
     try:

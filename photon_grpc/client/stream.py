@@ -20,7 +20,7 @@ class MessageCall(Protocol):
     """The source of a Stream: a StreamGenerate call, or one of a multiplexed stream."""
 
     async def read(self) -> Any:
-        """The next message, EOF after the last. Raise AioRpcError, PhotonError."""
+        """Return the next message, EOF after the last. Raise AioRpcError, PhotonError."""
 
     def cancel(self) -> Any: ...
 
@@ -53,7 +53,7 @@ class Stream:
         return self._ready.popleft()
 
     async def next_deltas(self) -> list[Delta]:
-        """The deltas of the next message; none at the end."""
+        """Return the deltas of the next message; none at the end."""
         with contextlib.suppress(StopAsyncIteration):
             self._ready.appendleft(await anext(self))
         deltas = list(self._ready)

@@ -47,8 +47,8 @@ def tools_json(tools: Mapping[type[Message], str]) -> str:
 
 
 def read_tool_message(call: ToolCall, *types: type[Message]) -> Message:
-    """The call as a message of the class that it names. Raise MessageMismatch where it names none of them, or its
-    arguments are none of its fields."""
+    """Return the call as a message of the class that it names. Raise MessageMismatch where it names none of them, or
+    its arguments are none of its fields."""
     by_name = {each.DESCRIPTOR.name: each for each in types}
     if call.name not in by_name:
         raise MessageMismatch(f"the call is of {call.name!r}, not of {', '.join(by_name)}")

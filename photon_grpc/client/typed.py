@@ -14,14 +14,14 @@ from photon_grpc.client.stream import Stream
 
 
 def message_of(result: Generation, message_type: type[M]) -> M:
-    """The message of the first output. Raise MessageMismatch where it was cut off."""
+    """Return the message of the first output. Raise MessageMismatch where it was cut off."""
     if not isinstance(result.message, message_type):
         raise cut_off(message_type.DESCRIPTOR.full_name, result.text, result.finish.reason)
     return result.message
 
 
 async def growing_messages(stream: Stream, message_type: type[M]) -> AsyncGenerator[M, None]:
-    """A message whenever more of it is known, the whole one last. Raise MessageMismatch where it was cut off."""
+    """Return a message whenever more of it is known, the whole one last. Raise MessageMismatch where it was cut off."""
     growing = _Growing(message_type)
     async with stream:
         async for delta in stream:
@@ -52,7 +52,7 @@ class _Growing(Generic[M]):
         return self._json.text
 
     def add(self, text: str) -> M | None:
-        """The message where it says more than before."""
+        """Return the message where it says more than before."""
         self._json.add(text)
         self._num_chars += len(text)
         if not self._is_worth_parsing():

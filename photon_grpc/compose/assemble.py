@@ -117,7 +117,7 @@ def check_step_trace(config: ServeConfig) -> None:
 
 
 def pick_kernels(config: ServeConfig) -> tuple[torch.device, Kernels]:
-    """The device, and the kernels for it. Raise ConfigError for what this machine lacks."""
+    """Return the device, and the kernels for it. Raise ConfigError for what this machine lacks."""
     device = pick_device(config.device.device)
     return device, _kernels(config, device)
 
@@ -240,7 +240,7 @@ def _facts(
 
 
 def _triton(num_fused: int, num_layers: int) -> str:
-    """The kernels as callers are told them."""
+    """Return the kernels as callers are told them."""
     if not num_fused:
         return "triton"
     return "triton, fused" if num_fused == num_layers else f"triton, fused {num_fused} of {num_layers}"

@@ -69,7 +69,7 @@ class LoadingDisplay:
 
 @contextmanager
 def bar_of(things: str, total: int, is_shown: bool) -> Iterator[Callable[[], None]]:
-    """A bar on stderr while the block runs; what it yields is called when one more is done."""
+    """Yield a bar on stderr while the block runs; what it yields is called when one more is done."""
     if not is_shown:
         yield lambda: None
         return

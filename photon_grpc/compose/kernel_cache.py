@@ -47,7 +47,7 @@ def _is_writable(path: str) -> bool:
 
 
 def _own_directory() -> str:
-    """The same at every start. What lies there is run, so another user's is not taken."""
+    """Return the same at every start. What lies there is run, so another user's is not taken."""
     path = os.path.join(tempfile.gettempdir(), f"photon-grpc-kernels-{os.getuid()}")
     try:
         os.mkdir(path, 0o700)

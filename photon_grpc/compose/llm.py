@@ -164,7 +164,7 @@ class LLM:
 
 @contextmanager
 def _in_keywords() -> Iterator[None]:
-    """A StartupError names its keywords, and not the flags of `serve`."""
+    """Yield a StartupError names its keywords, and not the flags of `serve`."""
     try:
         yield
     except StartupError as error:

@@ -30,13 +30,13 @@ def _constraint(descriptor_set: bytes, name: str) -> ConstraintAsk:
 
 
 def message_of(output: OutputDelta, message_type: Any) -> Any:
-    """The message of an output of this type; None of one that was cut."""
+    """Return the message of an output of this type; None of one that was cut."""
     json = b"" if output.finish is None else output.finish.message_json
     return parse_message(json, message_type) if json else None
 
 
 def object_of(output: OutputDelta, object_type: ObjectType) -> Any:
-    """The object of a whole output; a MessageMismatch where there is none."""
+    """Return the object of a whole output; a MessageMismatch where there is none."""
     return parsed(object_type, output.text, output.finish.reason.name if output.finish else "")
 
 

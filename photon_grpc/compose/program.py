@@ -93,7 +93,7 @@ class Program:
             future.cancel()
 
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
-        """The asynchronous iterator, seen from a thread that waits; leaving it early cancels it. Raise Closed as
+        """Yield the asynchronous iterator, seen from a thread that waits; leaving it early cancels it. Raise Closed as
         `wait`, at once."""
         mailbox: queue.SimpleQueue[T | Future[None]] = queue.SimpleQueue()
 
@@ -188,7 +188,8 @@ class Program:
         return future
 
     async def _begin(self, ask: Ask) -> tuple[TokenStream, Update]:
-        """The stream with the first of its Updates: in its place comes the error of an engine whose queue is full."""
+        """Return the stream with the first of its Updates: in its place comes the error of an engine whose queue is
+        full."""
         stream = await self._frontend.stream(ask)
         try:
             return stream, await anext(stream)

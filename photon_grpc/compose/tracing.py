@@ -12,7 +12,7 @@ from photon_grpc.frontend.record import RequestObserver
 
 @contextmanager
 def tracing(config: ServerConfig, replica_id: str) -> Iterator[tuple[RequestObserver, ...]]:
-    """The observers that make them; at the end what waits is sent. Raise ConfigError."""
+    """Yield the observers that make them; at the end what waits is sent. Raise ConfigError."""
     if not config.otlp_endpoint:
         yield ()
         return

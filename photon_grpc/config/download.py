@@ -41,8 +41,8 @@ def fetch_model(config: ServeConfig) -> ServeConfig:
 
 
 def download(model_id: str, revision: str = "") -> str:
-    """The directory in huggingface_hub's cache. Its files, its architecture and the room for it are checked before
-    weights are downloaded. Raise ConfigError that says what to do."""
+    """Return the directory in huggingface_hub's cache. Its files, its architecture and the room for it are checked
+    before weights are downloaded. Raise ConfigError that says what to do."""
     from huggingface_hub.errors import (
         GatedRepoError,
         LocalEntryNotFoundError,
@@ -86,7 +86,7 @@ def _download(model_id: str, revision: str) -> str:
 
 
 def _fetch(model_id: str, revision: str, patterns: Sequence[str], *, dry_run: bool = False) -> Any:
-    """The directory; with `dry_run` the list of its files."""
+    """Return the directory; with `dry_run` the list of its files."""
     from huggingface_hub import snapshot_download
 
     return snapshot_download(

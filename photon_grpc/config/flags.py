@@ -39,7 +39,8 @@ def flag(
     metavar: str = "",
     bounds: NumberRange = ANY_NUMBER,
 ) -> Any:
-    """A dataclass field that is a flag. `None` as the default means: decided when the device and the model are known.
+    """Return a dataclass field that is a flag. `None` as the default means: decided when the device and the model are
+    known.
 
     `resolve` refuses a value that is not among the `choices` or not within `bounds`.
     """

@@ -17,8 +17,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
-    """The content of the regular file `path`. Raise ModelLoadError where it is missing, unreadable or over `limit`
-    bytes."""
+    """Return the content of the regular file `path`. Raise ModelLoadError where it is missing, unreadable or over
+    `limit` bytes."""
     try:
         if not path.is_file():  # a pipe would block the open
             raise ModelLoadError(f"{path.name}: there is no such file in {path.parent}")
@@ -32,7 +32,7 @@ def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
 
 
 def parse_object(content: bytes, file: str) -> dict[str, Any]:
-    """The JSON object in `content`; `file` names it in the ModelLoadError."""
+    """Return the JSON object in `content`; `file` names it in the ModelLoadError."""
     try:
         value = msgspec.json.decode(content)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

@@ -153,12 +153,12 @@ def _read_config(values: dict[str, Any]) -> ConfigJson:
 
 
 def _read_optional(path: Path, kind: type[T]) -> T:
-    """The JSON object in `path`; an empty one where the file does not exist."""
+    """Return the JSON object in `path`; an empty one where the file does not exist."""
     return as_struct(parse_object(read_bytes(path), path.name) if path.exists() else {}, kind, path.name)
 
 
 def _architecture(config: ArchitectureJson) -> str:
-    """The name in `architectures`; a config saved without weights has only its model_type."""
+    """Return the name in `architectures`; a config saved without weights has only its model_type."""
     of_type = (name for name, family in FAMILIES.items() if family.model_type == config.model_type)
     architecture = config.architectures[0] if config.architectures else next(of_type, config.model_type)
     if architecture not in FAMILIES:
@@ -245,7 +245,7 @@ def _named_dtype(config: ConfigJson) -> str | None:
 
 
 def _dtype_of_weights(path: Path) -> str:
-    """The one that most of their bytes have."""
+    """Return the one that most of their bytes have."""
     num_bytes: Counter[str] = Counter()
     for entry in read_checkpoint(path).tensors.values():
         num_bytes[_DTYPE_OF_HEADER.get(entry.dtype, "float32")] += entry.num_bytes

@@ -126,7 +126,7 @@ def _directory_problem(model: str, directory: Path, has_config: bool, random_wei
 
 
 def model_path(model: str) -> Path:
-    """The directory that is meant; a `~` stays where this user has no home."""
+    """Return the directory that is meant; a `~` stays where this user has no home."""
     return Path(os.path.expanduser(model))
 
 

@@ -62,7 +62,8 @@ class Setting:
         return ", ".join([noun, *(f"{word} {_plain(bound)}" for word, bound in words.items() if bound is not None)])
 
     def convert(self, value: Any, source: str) -> Any:
-        """The value that a text (of a flag or a variable) or a Python object stands for; a list or tuple where `many`.
+        """Return the value that a text (of a flag or a variable) or a Python object stands for; a list or tuple where
+        `many`.
 
         `source` is how the caller wrote it ("--dtype", "PHOTON_DTYPE"): what ConfigError names.
         """
@@ -76,7 +77,7 @@ class Setting:
         return tuple(self._one(each, source) for each in values)
 
     def split(self, text: str) -> Any:
-        """A variable holds several values with commas between them."""
+        """Return a variable holds several values with commas between them."""
         return [part.strip() for part in text.split(",") if part.strip()] if self.many else text
 
     def _one(self, value: Any, source: str) -> Any:
@@ -122,7 +123,7 @@ def in_keywords(text: str) -> str:
 
 
 def section_class(section: Field[Any]) -> type:
-    """The dataclass that a field of ServeConfig holds."""
+    """Return the dataclass that a field of ServeConfig holds."""
     return typing.cast(type, typing.get_type_hints(ServeConfig)[section.name])
 
 
@@ -175,7 +176,8 @@ def _parse(kind: type, text: str) -> Any:
 
 
 def _take(kind: type, value: Any) -> Any:
-    """A Python value as that kind, None where it is none: a bool is no number, nan and infinities are no settings."""
+    """Return a Python value as that kind, None where it is none: a bool is no number, nan and infinities are no
+    settings."""
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value) if math.isfinite(value) else None
     if kind is str and hasattr(value, "__fspath__"):

@@ -86,7 +86,7 @@ def check_queue(num_prompt: int, load: Load, facts: Facts) -> None:
 
 
 def missing_room(num_prompt: int, load: Load, facts: Facts) -> tuple[int, int]:
-    """Requests and tokens that would have to leave the queue for one more request of `num_prompt` tokens."""
+    """Return requests and tokens that would have to leave the queue for one more request of `num_prompt` tokens."""
     num_tokens = load.queued_prompt_tokens + num_prompt - facts.max_queued_tokens if load.queued else 0
     return max(load.queued + 1 - facts.max_queue_size, 0), max(num_tokens, 0)
 

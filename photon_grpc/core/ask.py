@@ -160,3 +160,7 @@ class Ask(msgspec.Struct, frozen=True):
     constraint: ConstraintAsk | None = None
     #: A retried call (grpc-previous-rpc-attempts): it takes the place of its earlier attempt.
     replaces: bool = False
+
+
+#: Its groups are the very objects that an Ask has which leaves them out.
+NOTHING_SET = Ask(None, Origin(0.0))

@@ -1,4 +1,4 @@
-"""How models write tool calls."""
+"""Forms in which models write tool calls."""
 
 from __future__ import annotations
 

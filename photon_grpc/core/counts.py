@@ -28,7 +28,8 @@ class Metric:
     known: tuple[str, ...] = ()
 
     def zero(self) -> list[float]:
-        """A counter's value; a histogram's observations by bucket (the last: above all bounds), then their sum."""
+        """Return a counter's value; a histogram's observations by bucket (the last: above all bounds), then their
+        sum."""
         return [0.0] * (len(self.bounds) + 2 if self.bounds else 1)
 
 
@@ -56,7 +57,7 @@ class Counts:
         values[-1] += value
 
     def changed(self) -> tuple[Series, ...]:
-        """The series that something was added to, and that were not `told` since."""
+        """Return the series that something was added to, and that were not `told` since."""
         return tuple([Series(name, labels, tuple(self._values[name, labels])) for name, labels in self._changed])
 
     def told(self) -> None:
@@ -127,7 +128,7 @@ class EngineSums:
             self._past = list(map(add, self._past, self._counters(self._newest.pop(old))))
 
     def load(self, life: int) -> Load:
-        """The newest of this life, with the counters of all."""
+        """Return the newest of this life, with the counters of all."""
         sums = self._past
         for load in self._newest.values():
             sums = list(map(add, sums, self._counters(load)))

@@ -25,7 +25,7 @@ class Fault(msgspec.Struct, frozen=True, array_like=True, gc=False):
         )
 
     def error(self) -> PhotonError:
-        """The inverse of `of`; InternalFailure where no class has the reason."""
+        """Return the inverse of `of`; InternalFailure where no class has the reason."""
         error = from_reason(
             self.reason,
             self.message,

@@ -11,18 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, TypedDict, get_type_hints
 
-from photon_grpc.core.field import ANSWERS, CONVERSATIONS, ONE_REQUEST, Bounds, Field
+from photon_grpc.core.field import ANSWERS, CONVERSATIONS, ONE_REQUEST, Field, Interval
 
 
 class SamplingOptions(TypedDict, total=False):
-    """How a token is chosen."""
+    """Options of the draw of a token."""
 
-    temperature: Annotated[float, Field(help="0 is greedy.", bounds=Bounds(0.0), neutral=1.0)]
+    temperature: Annotated[float, Field(help="0 is greedy.", bounds=Interval(0.0), neutral=1.0)]
     top_p: Annotated[
         float,
         Field(
             help="Draw from the likeliest tokens with this share of probability.",
-            bounds=Bounds(0, 1, is_open=True),
+            bounds=Interval(0, 1, is_open=True),
             neutral=1.0,
             effect="filter",
         ),
@@ -31,7 +31,7 @@ class SamplingOptions(TypedDict, total=False):
         int,
         Field(
             help="Draw from this many of the likeliest tokens; -1: from all.",
-            bounds=Bounds(1, 2**31 - 1, off=-1),
+            bounds=Interval(1, 2**31 - 1, off=-1),
             neutral=-1,
             effect="filter",
         ),
@@ -40,7 +40,7 @@ class SamplingOptions(TypedDict, total=False):
         float,
         Field(
             help="Draw from tokens at least this likely relative to the likeliest.",
-            bounds=Bounds(0, 1),
+            bounds=Interval(0, 1),
             neutral=0.0,
             effect="filter",
         ),
@@ -49,23 +49,23 @@ class SamplingOptions(TypedDict, total=False):
         float,
         Field(
             help="Divide logits of tokens in prompt or output; 1: leave them.",
-            bounds=Bounds(0.001, 1000),
+            bounds=Interval(0.001, 1000),
             neutral=1.0,
             effect="penalty",
         ),
     ]
     presence_penalty: Annotated[
-        float, Field(help="Take from tokens in the output.", bounds=Bounds(-2, 2), neutral=0.0, effect="penalty")
+        float, Field(help="Take from tokens in the output.", bounds=Interval(-2, 2), neutral=0.0, effect="penalty")
     ]
     frequency_penalty: Annotated[
         float,
-        Field(help="The same each time they stand there.", bounds=Bounds(-2, 2), neutral=0.0, effect="penalty"),
+        Field(help="The same each time they stand there.", bounds=Interval(-2, 2), neutral=0.0, effect="penalty"),
     ]
     seed: Annotated[
         int,
         Field(
             help="Draw with the noise of this seed; unset: of one that the server draws.",
-            bounds=Bounds(0, 2**64 - 1),
+            bounds=Interval(0, 2**64 - 1),
         ),
     ]
     logit_bias: Annotated[
@@ -73,7 +73,7 @@ class SamplingOptions(TypedDict, total=False):
         Field(
             help="Add X to the logit of this token",
             metavar="ID=X",
-            bounds=Bounds(-100, 100),
+            bounds=Interval(-100, 100),
             max_items="limits.max_logit_bias",
             default=(),
         ),
@@ -86,19 +86,19 @@ class SamplingOptions(TypedDict, total=False):
         int,
         Field(
             help="Independent outputs of the one prompt.",
-            bounds=Bounds(1, "max_num_outputs"),
+            bounds=Interval(1, "max_num_outputs"),
             verbs=ANSWERS,
         ),
     ]
 
 
 class StopOptions(TypedDict, total=False):
-    """When an output ends."""
+    """Options of the end of an output."""
 
     max_tokens: Annotated[
-        int, Field(help="Tokens to produce at most; unset: what the context holds.", bounds=Bounds(1))
+        int, Field(help="Tokens to produce at most; unset: what the context holds.", bounds=Interval(1))
     ]
-    min_tokens: Annotated[int, Field(help="Tokens to produce before an end or a stop may come.", bounds=Bounds(0))]
+    min_tokens: Annotated[int, Field(help="Tokens to produce before an end or a stop may come.", bounds=Interval(0))]
     stop_strings: Annotated[
         Sequence[str],
         Field(help="End before this text appears", flag="--stop", max_items="limits.max_stop_strings", default=()),
@@ -112,12 +112,12 @@ class StopOptions(TypedDict, total=False):
     ]
     include_stop_in_text: Annotated[bool, Field(help="Show what the output ended at, too.", default=False)]
     max_duration: Annotated[
-        float, Field(help="End after so long and keep what was produced.", bounds=Bounds(0.0), unit="s")
+        float, Field(help="End after so long and keep what was produced.", bounds=Interval(0.0), unit="s")
     ]
 
 
 class ConstraintOptions(TypedDict, total=False):
-    """What an output must look like: one of them."""
+    """Options of the form of an output; a request has one of them."""
 
     #: May be a Pydantic model class or a dataclass.
     json_schema: Annotated[
@@ -140,7 +140,7 @@ class ConstraintOptions(TypedDict, total=False):
 
 
 class OutputOptions(TypedDict, total=False):
-    """What comes back, not the prompt."""
+    """Options of the answer's parts."""
 
     text: Annotated[bool, Field(is_for_llm=False)]
     token_ids: Annotated[
@@ -151,9 +151,9 @@ class OutputOptions(TypedDict, total=False):
     ]
     logprobs: Annotated[
         int,
-        Field(help="Show how likely each token was, and the N likeliest.", bounds=Bounds(0, "max_logprobs")),
+        Field(help="Show how likely each token was, and the N likeliest.", bounds=Interval(0, "max_logprobs")),
     ]
-    prompt_logprobs: Annotated[int, Field(help="As --logprobs, of the prompt.", bounds=Bounds(0, "max_logprobs"))]
+    prompt_logprobs: Annotated[int, Field(help="As --logprobs, of the prompt.", bounds=Interval(0, "max_logprobs"))]
     score_token_ids: Annotated[
         Sequence[int],
         Field(help="Show how likely this token was", flag="--score-token-id", max_items="limits.max_logprobs"),
@@ -164,7 +164,7 @@ class OutputOptions(TypedDict, total=False):
 
 
 class CacheOptions(TypedDict, total=False):
-    """How the prefix cache may be used."""
+    """Options of the prefix cache."""
 
     session_id: Annotated[
         str,
@@ -183,21 +183,21 @@ class CacheOptions(TypedDict, total=False):
 
 
 class SchedulingOptions(TypedDict, total=False):
-    """When the request runs; timeout is the deadline of the call, too."""
+    """Options of the time of a request; timeout is the deadline of the call, too."""
 
-    priority: Annotated[int, Field(help="Higher runs first.", bounds=Bounds(-(2**31), 2**31 - 1), default=0)]
+    priority: Annotated[int, Field(help="Higher runs first.", bounds=Interval(-(2**31), 2**31 - 1), default=0)]
     max_queue_duration: Annotated[
         float,
-        Field(help="Give up when waiting for a place takes longer.", bounds=Bounds(0.0), unit="s", is_for_llm=False),
+        Field(help="Give up when waiting for a place takes longer.", bounds=Interval(0.0), unit="s", is_for_llm=False),
     ]
-    timeout: Annotated[float, Field(help="Give up after so long.", bounds=Bounds(0.0), unit="s", is_for_llm=False)]
+    timeout: Annotated[float, Field(help="Give up after so long.", bounds=Interval(0.0), unit="s", is_for_llm=False)]
 
 
 class StreamOptions(TypedDict, total=False):
-    """How tokens gather into messages."""
+    """Options of the messages of a stream."""
 
-    min_interval: Annotated[float, Field(bounds=Bounds(0.0), unit="s", default=0.0, is_for_llm=False)]
-    max_tokens_per_message: Annotated[int, Field(bounds=Bounds(1), is_for_llm=False)]
+    min_interval: Annotated[float, Field(bounds=Interval(0.0), unit="s", default=0.0, is_for_llm=False)]
+    max_tokens_per_message: Annotated[int, Field(bounds=Interval(1), is_for_llm=False)]
     continuous_usage: Annotated[bool, Field(default=False, is_for_llm=False)]
 
 
@@ -256,7 +256,6 @@ class RequestOptions(TypedDict, total=False):
         Field(
             help="Go on behind these tokens of an output, which are not shown again.",
             metavar="ID,…",
-            max_items="max_context_tokens",
             verbs=ONE_REQUEST,
         ),
     ]

@@ -85,7 +85,7 @@ class KVPlan(msgspec.Struct, frozen=True, array_like=True):
         return max(0, num_tokens - window + 1) // self.block_size if window else 0
 
     def slides_at(self, window: int, column: int) -> int:
-        """The number of tokens from which on `behind` counts this column."""
+        """Return the number of tokens from which on `behind` counts this column."""
         return (column + 1) * self.block_size + window - 1 if window else NEVER
 
     def at_admission(self, window: int, num_computed: int, num_tokens: int) -> int:
@@ -120,7 +120,7 @@ class KVPlan(msgspec.Struct, frozen=True, array_like=True):
 
 
 def kv_groups(layers: Sequence[LayerKV]) -> tuple[KVGroup, ...]:
-    """Groups of layers with the same window, of equal size but for places left unused, those without a window first.
+    """Group of layers with the same window, of equal size but for places left unused, those without a window first.
 
     Where windows have unequal numbers of layers, the size is that of the fewest places and groups together: an unused
     place is memory in every block, a group is a block table in every sequence. 4 full and 22 sliding layers become one

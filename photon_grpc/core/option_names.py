@@ -49,7 +49,7 @@ _INSTEAD = {
 
 
 def our_name(name: str, known: Collection[str]) -> str:
-    """The option of `known` that `name` means or resembles; "" where there is none."""
+    """Return the option of `known` that `name` means or resembles; "" where there is none."""
     ours = _OURS.get(name, "")
     if ours in known:
         return ours
@@ -57,7 +57,7 @@ def our_name(name: str, known: Collection[str]) -> str:
 
 
 def unknown_option(name: str, known: Collection[str]) -> str:
-    """The message of a TypeError."""
+    """Return the message of a TypeError."""
     told = f"there is no option {name!r}"
     if name in _INSTEAD:
         return f"{told}; {_INSTEAD[name]}"

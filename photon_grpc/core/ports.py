@@ -148,7 +148,7 @@ class EngineLink(Protocol):
         """None while no engine is ready."""
 
     def send(self, frame: Down) -> None:
-        """Raises errors.EngineRestarting or errors.ModelLoading when there is no engine, errors.QueueFull where it has
+        """Raise errors.EngineRestarting or errors.ModelLoading when there is no engine, errors.QueueFull where it has
         long not read: an Add is not sent then. An Abort always is."""
 
     def listen(self, on_frame: Callable[[Up], None], on_lost: Callable[[], None]) -> None:

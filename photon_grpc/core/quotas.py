@@ -42,7 +42,7 @@ class Quotas:
         self._max_uses = _LEAST_OWNERS
 
     def __contains__(self, owner: str) -> bool:
-        """False for one that is as a new one would be."""
+        """Return False for one that is as a new one would be."""
         return owner in self._uses
 
     def __len__(self) -> int:

@@ -34,8 +34,8 @@ class AdmissionControl:
         return tuple(self._by_handle.values())
 
     def replaced(self, request: Request) -> list[Sequence]:
-        """The sequences of an earlier attempt of the same call; after `check` has found no other request under its
-        id."""
+        """Return the sequences of an earlier attempt of the same call; after `check` has found no other request under
+        its id."""
         return list(self._by_id.get((request.owner, request.request_id), ()))
 
     def check(self, request: Request, load: Load) -> None:
@@ -49,7 +49,7 @@ class AdmissionControl:
         check_queue(request.num_given, load, self._facts)
 
     def admit(self, frontend: int, add: Add, fingerprint: bytes) -> list[Sequence]:
-        """The sequences of a request, one per output, known by handle and by id."""
+        """Return the sequences of a request, one per output, known by handle and by id."""
         request = add.request
         rank, arrivals = self._scheduler.policy.rank(request), self._scheduler.live.arrivals
         seqs = []

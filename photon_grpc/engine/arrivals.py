@@ -28,8 +28,8 @@ class Arrivals:
         return len(self._left)
 
     def take(self, timeout_s: float | None) -> Iterator[tuple[int, Down | Event]]:
-        """A turn's share. Waits as core.ports.Inbox.drain where nothing is left from the turn before. Raise EOFError
-        when the other side of the bridge is gone."""
+        """Yield a turn's share. Waits as core.ports.Inbox.drain where nothing is left from the turn before. Raise
+        EOFError when the other side of the bridge is gone."""
         if not self._left:
             self._left.extend(self._inbox.drain(timeout_s))
         num_ids = 0

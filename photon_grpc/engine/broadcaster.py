@@ -31,7 +31,7 @@ class LoadBroadcaster:
         self._may_have_changed = True
 
     def due_s(self) -> float | None:
-        """The time of the next broadcast; None: nothing has happened since the last one."""
+        """Return the time of the next broadcast; None: nothing has happened since the last one."""
         return self._next_s if self._may_have_changed else None
 
     def tell(self, now_s: float) -> None:

@@ -87,7 +87,7 @@ class Engine:
         self._num_missing = 0
 
     def run(self) -> None:
-        """Steps until `stop`, or until the other side of the bridge is gone."""
+        """Step until `stop`, or until the other side of the bridge is gone."""
         try:
             while not self._stopped:
                 self.step()
@@ -207,7 +207,7 @@ class Engine:
             self._timers.add(seq)
 
     def _check(self, request: Request, report: StepFrameBuilder) -> None:
-        """Raises RequestError. In a full queue, requests of the owner with most of it make room for another's."""
+        """Raise RequestError. In a full queue, requests of the owner with most of it make room for another's."""
         load = self.stats.load(self.scheduler)
         try:
             self._admission.check(request, load)
@@ -222,7 +222,7 @@ class Engine:
             self._admission.check(request, self.stats.load(self.scheduler))
 
     def _check_deadline(self, seq: Sequence) -> None:
-        """Raises DeadlineUnreachable."""
+        """Raise DeadlineUnreachable."""
         request = seq.request
         if request.deadline_s is None:
             return
@@ -265,7 +265,8 @@ class Engine:
         self._outbox.send(frontend, reply)
 
     def _abort_requests(self, request_ids: tuple[str, ...], report: StepFrameBuilder) -> tuple[str, ...]:
-        """An operator ends these requests (none named: all): by a finish where output began, else by an error."""
+        """Return an operator ends these requests (none named: all): by a finish where output began, else by an
+        error."""
         wanted = set(request_ids)
         seqs = [seq for seq in self._admission.live() if not wanted or seq.request.request_id in wanted]
         for seq in seqs:
@@ -276,7 +277,7 @@ class Engine:
         return tuple(sorted({seq.request.request_id for seq in seqs}))
 
     def _expire(self, now_s: float, report: StepFrameBuilder) -> list[Sequence]:
-        """Ends what has run out of time. Returns requests whose time to wait was over on arrival; this step may still
+        """End what has run out of time. Returns requests whose time to wait was over on arrival; this step may still
         schedule them."""
         overdue: list[Sequence] = []
         early: list[Sequence] = []

@@ -144,5 +144,5 @@ class TraceFile:
 
 
 def _open(path: Path) -> int:
-    """Does not wait for the reader of a FIFO. Raise OSError."""
+    """Do not wait for the reader of a FIFO. Raise OSError."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)

@@ -19,7 +19,7 @@ class Controls:
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
 
     async def send(self, verb: Verb, names: tuple[str, ...] = ()) -> Reply:
-        """The engine's reply. Raise Unavailable where there is none, or it goes meanwhile."""
+        """Return the engine's reply. Raise Unavailable where there is none, or it goes meanwhile."""
         control_id = next(self._ids)
         self._link.send(Control(control_id, verb, names))
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()

@@ -6,7 +6,9 @@ Every refusal names the field as the API spells it.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,6 +23,7 @@ from photon_grpc.core.admission import (
     max_output_tokens,
 )
 from photon_grpc.core.ask import (
+    NOTHING_SET,
     UNWRITTEN,
     Ask,
     ChatInput,
@@ -32,8 +35,8 @@ from photon_grpc.core.ask import (
     StopAsk,
     TextInput,
 )
-from photon_grpc.core.field import compiled
-from photon_grpc.core.fields import FIELDS, NEUTRAL
+from photon_grpc.core.field import Field
+from photon_grpc.core.fields import FIELDS, NEUTRAL, fields_of
 from photon_grpc.core.frames import Facts
 from photon_grpc.core.logprobs import NO_LOGPROBS, LogprobParams
 from photon_grpc.core.request import FinishReason, Request, SamplingParams, StopParams
@@ -43,17 +46,9 @@ from photon_grpc.frontend.input.chat import check_json
 from photon_grpc.frontend.logprob_bounds import fitted
 from photon_grpc.frontend.model import RequestLimits, ServedModel
 
-#: Options of which a value alone, and limits of the model, say whether it is allowed.
-_CHECKED = [field for field in FIELDS.values() if field.is_checked and field.group]
-_are_allowed = compiled("ask, limits", " and ".join(field.condition(f"ask.{field.group}") for field in _CHECKED))
-#: SamplingParams of a SamplingAsk, the model's values, and what has neither a neutral value nor one of the model.
-_parameters = compiled(
-    "ask, defaults, seed, logit_bias, allowed_token_ids",
-    "make({}, seed=seed, logit_bias=logit_bias, allowed_token_ids=allowed_token_ids)".format(
-        ", ".join(f"{name}=defaults[{name!r}] if ask.{name} is None else ask.{name}" for name in NEUTRAL)
-    ),
-    make=SamplingParams,
-)
+_parameters = attrgetter(*NEUTRAL)
+#: A group of options, what reads those that are checked, a group without any, and what surely passes.
+_GroupChecks = tuple[str, Callable[[Any], Any], Any, list[tuple[Any, Any, Field]]]
 _CONTINUE_FROM = "continue_from.ids"
 _T = TypeVar("_T")
 
@@ -120,7 +115,7 @@ def check_text_input(input: TextInput | ChatInput, model: ServedModel) -> None:
 def to_request(
     ask: Ask, model: ServedModel, facts: Facts, prompt_ids: tuple[int, ...], *, request_id: str, random_seed: int
 ) -> Request:
-    """The concrete request for checked `ask`. `random_seed` is used where the caller set none.
+    """Return the concrete request for checked `ask`. `random_seed` is used where the caller set none.
 
     Raise PromptTooLong (over the context), KVCapacity (over all KV blocks), InvalidRequest, DeadlinePassed.
     """
@@ -177,12 +172,26 @@ def input_field(input: TextInput | IdsInput | ChatInput | None) -> str:
 
 
 def _check_values(ask: Ask, limits: RequestLimits) -> None:
-    if _are_allowed(ask, limits):
-        return
-    for field in _CHECKED:
-        value = getattr(getattr(ask, field.group), field.attribute)
-        if value is not None:
-            field.check(value, limits)
+    for group, get, unset, checks in _checks(limits):
+        values = getattr(ask, group)
+        if values is unset:
+            continue
+        for value, (least, most, field) in zip(get(values), checks, strict=True):
+            if value is not None and not (least <= value <= most):
+                field.check(value, limits)
+
+
+@lru_cache(maxsize=4)
+def _checks(limits: RequestLimits) -> list[_GroupChecks]:
+    """Return the checks of each group under these limits."""
+    checks: list[_GroupChecks] = []
+    for group in ("cache", "sampling", "stop", "output", "stream", "scheduling"):
+        fields = [field for field in fields_of(group) if field.is_checked]
+        get = attrgetter(*(field.attribute for field in fields))
+        checks.append(
+            (group, get, getattr(NOTHING_SET, group), [(*field.sure_range(limits), field) for field in fields])
+        )
+    return checks
 
 
 def _check_ids_drawn(ask: SamplingAsk, limits: RequestLimits, facts: Facts) -> None:
@@ -227,7 +236,7 @@ def _check_constraint(ask: ConstraintAsk, model: ServedModel, facts: Facts, limi
 
 
 def _check_tool_choice(chat: ChatInput, constraint_ask: ConstraintAsk | None, model: ServedModel, facts: Facts) -> None:
-    """Check all but the tools themselves, which tool_grammar.py reads."""
+    """Check all but the tools themselves, which constraints/tools.py reads."""
     field = "chat.tool_choice"
     if model.answers.calls is None:
         raise _lacking("TOOL_CALLS", field, "this model's chat template writes tool calls in no way that is known here")
@@ -271,9 +280,13 @@ def _check_text_wanted(ask: Ask, model: ServedModel) -> None:
 
 
 def _sampling(ask: SamplingAsk, defaults: Mapping[str, Any], random_seed: int) -> SamplingParams:
-    allowed = tuple(dict.fromkeys(ask.allowed_token_ids or ()))
-    made: SamplingParams = _parameters(ask, defaults, _or(ask.seed, random_seed), ask.logit_bias, allowed)
-    return made
+    given = {name: value for name, value in zip(NEUTRAL, _parameters(ask), strict=True) if value is not None}
+    return SamplingParams(
+        **{**defaults, **given},
+        seed=_or(ask.seed, random_seed),
+        logit_bias=ask.logit_bias,
+        allowed_token_ids=tuple(dict.fromkeys(ask.allowed_token_ids)) if ask.allowed_token_ids else (),
+    )
 
 
 def _scores(ask: OutputAsk) -> LogprobParams:

@@ -48,13 +48,13 @@ class Encoder(Protocol):
         """For a checked input. Raise PromptTooLong, InvalidRequest, InvalidTemplate, Overloaded."""
 
     async def encode(self, input: TextInput | ChatInput, max_tokens: int, caller: str = "") -> tuple[int, ...]:
-        """The ids alone. Raise as `prepare`."""
+        """Return the ids alone. Raise as `prepare`."""
 
     async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool, caller: str = "") -> str:
-        """The text that ids release. Raise Overloaded."""
+        """Return the text that ids release. Raise Overloaded."""
 
     async def try_out(self, constraint: ConstraintAsk, caller: str = "") -> Constraint:
-        """The grammar of a checked constraint. Raise InvalidConstraint, Overloaded."""
+        """Return the grammar of a checked constraint. Raise InvalidConstraint, Overloaded."""
 
 
 class ThreadEncoder:
@@ -185,7 +185,7 @@ def unpacked(token_ids: bytes) -> tuple[int, ...]:
 
 
 def field_of(job: Job) -> str:
-    """The field that a refusal names."""
+    """Return the field that a refusal names."""
     if isinstance(job, TryOut):
         return constraint_field(job.constraint)
     if isinstance(job, DecodeIds):
@@ -194,7 +194,7 @@ def field_of(job: Job) -> str:
 
 
 def excess(job: Job, needs: str, limit: int | None = None) -> InvalidRequest:
-    """The refusal of a job that `needs` too much."""
+    """Return the refusal of a job that `needs` too much."""
     field = field_of(job)
     if isinstance(job, TryOut):
         return InvalidConstraint(f"{field}: compiling it {needs}", field=field, limit=limit)

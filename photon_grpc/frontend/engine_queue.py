@@ -76,7 +76,8 @@ class EngineQueue:
         self._num_preparing_tokens -= place.num_tokens
 
     def _surplus(self, caller: str) -> QueuePlace | None:
-        """The newest of the caller that prepares most, if without it that one still has as many as `caller` would."""
+        """Return the newest of the caller that prepares most, if without it that one still has as many as `caller`
+        would."""
         most = max(self._preparing, key=lambda each: len(self._preparing[each]), default=caller)
         if len(self._preparing.get(most, ())) <= len(self._preparing.get(caller, ())) + 1:
             return None
@@ -95,7 +96,7 @@ class EngineQueue:
         check_queue(num_tokens, self._expected(), facts)
 
     def _expected(self, surplus: QueuePlace | None = None) -> Load:
-        """The Load with all that the engine cannot have counted, but for `surplus`."""
+        """Return the Load with all that the engine cannot have counted, but for `surplus`."""
         num_tokens = self._num_sent_tokens + self._num_preparing_tokens - (surplus.num_tokens if surplus else 0)
         return msgspec.structs.replace(
             self.load,

@@ -123,7 +123,7 @@ class Frontend:
         return self._model_facts(self._link.facts)
 
     def models(self) -> tuple[ModelFacts, ...]:
-        """The default model first."""
+        """Return the default model first."""
         return (self._model_facts(self._link.facts),)
 
     async def stream(self, ask: Ask, write: WriteConstraint | None = None) -> TokenStream:
@@ -174,13 +174,13 @@ class Frontend:
             return self._open(ask, facts, request, outputs, share)
 
     async def generate(self, ask: Ask, write: WriteConstraint | None = None) -> Result:
-        """The whole of one generation. Cancelling it aborts the request. Raise PhotonError."""
+        """Return the whole of one generation. Cancelling it aborts the request. Raise PhotonError."""
         async with await self.stream(_gathering(ask), write) as stream:
             updates = [update async for update in stream]
         return gathered(stream.start, updates)
 
     async def tokenize(self, model: str, input: TextInput | ChatInput, caller: str = "") -> tuple[int, ...]:
-        """The ids that `generate` would see, also more than the context holds. Raise PhotonError."""
+        """Return the ids that `generate` would see, also more than the context holds. Raise PhotonError."""
         limit = max(self.model(model).max_context_tokens, _MAX_TOKENIZED)
         defaults.check_text_input(input, self._model)
         try:
@@ -193,7 +193,7 @@ class Frontend:
     async def detokenize(
         self, model: str, token_ids: Sequence[int], skip_special_tokens: bool, caller: str = ""
     ) -> str:
-        """The text that ids release. Raise PhotonError."""
+        """Return the text that ids release. Raise PhotonError."""
         facts = self.model(model)
         check_ids(token_ids, facts.vocab_size, "token_ids.ids")
         if self._model.tokenizer is None:
@@ -205,7 +205,7 @@ class Frontend:
         return await self._controls.send(verb, names)
 
     async def drain(self, timeout_s: float) -> int:
-        """New asks are refused; running ones get `timeout_s`, then fail with Draining. Return how many did."""
+        """Return new asks are refused; running ones get `timeout_s`, then fail with Draining. Return how many did."""
         self._readiness.change(State.DRAINING)
         if self._streams:
             self._is_empty.clear()

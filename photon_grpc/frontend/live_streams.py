@@ -82,7 +82,7 @@ class LiveStreams:
                 entry[0].fail(failed.fault.error())
 
     def forget(self) -> set[TokenStream]:
-        """The engine has forgotten all that it ran; return the streams of it."""
+        """Return the engine has forgotten all that it ran; return the streams of it."""
         streams = {stream for stream, _ in self._running.values()}
         self._running.clear()
         return streams

@@ -16,10 +16,10 @@ BYTES_PER_OUTPUT = 2048
 
 
 def fitted(request: Request, max_message_bytes: int, tokenizer: Tokenizer | None, *, num_texts: int = 1) -> Request:
-    """The request with as many tokens as one message can hold with their scores and those of the prompt; `max_tokens`
-    of the caller's own stays. A stream is bound like a single answer: what a slow reader is sent has all that gathered.
-    `num_texts`: how often the text is in it, as a whole and in parts. What an output continues from counts as if it
-    were sent, so that it ends where the uncut one does.
+    """Return the request with as many tokens as one message can hold with their scores and those of the prompt;
+    `max_tokens` of the caller's own stays. A stream is bound like a single answer: what a slow reader is sent has all
+    that gathered. `num_texts`: how often the text is in it, as a whole and in parts. What an output continues from
+    counts as if it were sent, so that it ends where the uncut one does.
 
     Raise InvalidRequest where the prompt's scores, max_tokens or min_tokens do not fit.
     """

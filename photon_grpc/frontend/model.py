@@ -93,7 +93,7 @@ class ServedModel:
         shares_prefixes: bool = True,
         obeys_priority: bool = True,
     ) -> ServedModel:
-        """The model in `model_config.path`, under `names` (none: the directory's). Reads the tokenizer. Raise
+        """Return the model in `model_config.path`, under `names` (none: the directory's). Reads the tokenizer. Raise
         ModelLoadError naming the file."""
         token_names = dict(model_config.special_tokens)
         tokenizer = (
@@ -159,7 +159,7 @@ class ServedModel:
     def tool_calls(
         self, input: TextInput | IdsInput | ChatInput | None, prompt_ids: Sequence[int]
     ) -> ConstraintAsk | None:
-        """The constraint that a checked input asks for by its tool_choice. None: it has none."""
+        """Return the constraint that a checked input asks for by its tool_choice. None: it has none."""
         if not isinstance(input, ChatInput) or input.tool_choice is None:
             return None
         name = input.tool_choice.name
@@ -167,7 +167,7 @@ class ServedModel:
         return ConstraintAsk("tool_calls", input.tools_json, choices=() if name is None else (name,), form=form)
 
     def _end(self, prompt_ids: Sequence[int]) -> str:
-        """The text of a prompt's last ids; empty without a tokenizer."""
+        """Return the text of a prompt's last ids; empty without a tokenizer."""
         if self.tokenizer is None:
             return ""
         return self.tokenizer.decode(prompt_ids[-_PROMPT_END:], skip_special_tokens=False)

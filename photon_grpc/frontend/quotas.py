@@ -57,7 +57,7 @@ class Shares:
         self._quotas = quotas
 
     def share(self, owner: str, deadline_s: float | None) -> Share:
-        """A share for one request that `owner` wants answered by `deadline_s`. Raise QuotaExceeded."""
+        """Return a share for one request that `owner` wants answered by `deadline_s`. Raise QuotaExceeded."""
         self._quotas.check_running(owner, deadline_s)
         self._quotas.check_tokens(owner, 1, deadline_s)
         self._quotas.enter(owner)

@@ -144,7 +144,7 @@ class TokenStream:
     # The engine's side, by way of the Frontend.
 
     def push(self, output: OutputText, token_id: int) -> bool:
-        """The next id of one of `outputs`. True when it ended the output: the engine must be told."""
+        """Return the next id of one of `outputs`. True when it ended the output: the engine must be told."""
         is_first = output.num_tokens == output.num_replayed
         is_over = output.push(token_id)
         self._num_gathered += 1

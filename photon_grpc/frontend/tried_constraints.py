@@ -33,8 +33,8 @@ class TriedConstraints:
         self._running: dict[tuple[str, _Key], _Trial] = {}
 
     async def tried(self, ask: ConstraintAsk, owner: str = "", caller: str = "") -> Constraint:
-        """The grammar of a checked `ask`. A trial goes on when one of those that wait for it is gone, and ends with the
-        last. Raises InvalidConstraint, Overloaded, EngineRestarting."""
+        """Return the grammar of a checked `ask`. A trial goes on when one of those that wait for it is gone, and ends
+        with the last. Raises InvalidConstraint, Overloaded, EngineRestarting."""
         key = (owner, ask)
         kept = self._kept.find(caller, key)
         if kept is not None:

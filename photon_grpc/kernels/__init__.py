@@ -83,7 +83,7 @@ TRITON = Kernels(
 
 
 def select(kind: KernelKind, device: torch.device | str) -> Kernels:
-    """The operations for tensors on `device`: "auto" is Triton on CUDA where it is installed, else torch.
+    """Return the operations for tensors on `device`: "auto" is Triton on CUDA where it is installed, else torch.
 
     Raises ValueError where "triton" is asked for and cannot run, and for a kind that does not exist.
     """

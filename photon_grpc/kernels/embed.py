@@ -38,7 +38,7 @@ def config(size: int) -> dict[str, Any]:
 
 
 def launch(table: torch.Tensor, token_ids: torch.Tensor, h: torch.Tensor) -> None:
-    """Fills h [M, H], contiguous."""
+    """Fill h [M, H], contiguous."""
     if not launches(table):
         return reference(table, token_ids, h)
     num_tokens, size = token_ids.shape[0], table.shape[1]

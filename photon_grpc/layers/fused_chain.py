@@ -42,8 +42,8 @@ class FusedChain:
         return DependentChain(self._counters, history_is_settled)
 
     def workspace(self, num_tokens: int, group: int, ctx: StepContext) -> Workspace | None:
-        """The step's buffers, made when they are first asked for, and the places of KVGroup `group`; None where the
-        chain does not take the step."""
+        """Return the step's buffers, made when they are first asked for, and the places of KVGroup `group`; None where
+        the chain does not take the step."""
         key = self, group
         if key not in ctx.memo:
             ctx.memo[key] = self._make(num_tokens, group, ctx) if self.takes(num_tokens) else None

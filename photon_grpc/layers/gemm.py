@@ -51,7 +51,7 @@ class Epilogue:
 
 
 def bucket(num_rows: int) -> int:
-    """The smallest of tiles.BUCKETS that holds num_rows; 0 above them all, and for no rows."""
+    """Return the smallest of tiles.BUCKETS that holds num_rows; 0 above them all, and for no rows."""
     return (tiles.bucket(num_rows) or 0) if num_rows else 0
 
 

@@ -33,7 +33,7 @@ class LinearMethod(Protocol):
         return False
 
     def gemm(self, linear: Linear, num_rows: int, end: Epilogue) -> Gemm | None:
-        """The product with its `end` for up to `num_rows` rows, a bucket of `layers/gemm.py`; 0: for any number.
+        """Return the product with its `end` for up to `num_rows` rows, a bucket of `layers/gemm.py`; 0: for any number.
 
         None: this format has none, only `apply`.
         """
@@ -76,7 +76,7 @@ class Linear:
         return self.method.gemm(self, num_rows, end)
 
     def part(self, shape: torch.Size) -> Part | None:
-        """The part of a checkpoint's tensor that one of `shape` here is; None: all of it."""
+        """Return the part of a checkpoint's tensor that one of `shape` here is; None: all of it."""
         return None
 
     def allocate(self, device: torch.device) -> None:

@@ -21,7 +21,7 @@ class Group(Protocol):
     size: int
 
     def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
-        """The sum of every rank's `partial`, equal on all to the bit; may be `partial` itself."""
+        """Return the sum of every rank's `partial`, equal on all to the bit; may be `partial` itself."""
 
 
 class GroupOfOne:
@@ -77,7 +77,7 @@ class RowParallelLinear(Linear):
         return self.group.all_reduce(super().__call__(x, ctx))
 
     def gemm(self, num_rows: int, end: Epilogue) -> Gemm | None:
-        """An end that is computed from a part of the sum would be wrong."""
+        """Return an end that is computed from a part of the sum would be wrong."""
         return super().gemm(num_rows, end) if self.group.size == 1 else None
 
     def part(self, shape: torch.Size) -> Part | None:

@@ -33,7 +33,7 @@ class Target(NamedTuple):
         return tuple(self.tensor.shape) if self.part is None else self.part.whole
 
     def taken(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A view of what belongs here, of the checkpoint's tensor."""
+        """Return a view of what belongs here, of the checkpoint's tensor."""
         return tensor if self.part is None else tensor[self.part.slices]
 
 

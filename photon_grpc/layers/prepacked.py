@@ -36,7 +36,7 @@ class Packed(Protocol):
         """[T, in] -> [T, out] in x's dtype."""
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """The same in float32, not rounded on the way where the sums are float32."""
+        """Return the same in float32, not rounded on the way where the sums are float32."""
 
 
 def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Packed | None:

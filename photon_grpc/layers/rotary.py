@@ -37,7 +37,7 @@ class RotaryEmbedding:
         return self._rotary(q, k, self.cos, self.sin, ctx.positions)
 
     def _with_rows(self, q: torch.Tensor, k: torch.Tensor, ctx: StepContext) -> tuple[torch.Tensor, torch.Tensor]:
-        """The tables' rows are gathered in the first layer and serve the others."""
+        """Return the tables' rows are gathered in the first layer and serve the others."""
         rows = ctx.memo.get(self)
         if rows is None:
             rows = ctx.memo[self] = rotary.rows(self.cos, self.sin, ctx.positions)

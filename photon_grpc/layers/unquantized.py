@@ -57,7 +57,7 @@ class Unquantized(LinearMethod):
         return library and partial(library, linear, end)
 
     def tile(self, linear: Linear, num_rows: int, end: Epilogue) -> Tile | None:
-        """The kernel of ours that wins; None: the matrix library does, or none of ours can."""
+        """Return the kernel of ours that wins; None: the matrix library does, or none of ours can."""
         if not num_rows or not can_fuse(linear.weight.device) or linear.dtype.itemsize != 2:
             return None
         product = product_of(linear, num_rows, end)

@@ -36,7 +36,8 @@ def build(
     method: LinearMethod | None = None,
     mesh: Mesh | None = None,
 ) -> Decoder:
-    """The model's decoder for positions below `max_model_len`, its weights not yet allocated (see `models/weights.py`).
+    """Return the model's decoder for positions below `max_model_len`, its weights not yet allocated (see
+    `models/weights.py`).
 
     Takes memory for the rotary tables only. With a `mesh` it is this rank's part. Raise ModelLoadError where the ranks
     cannot share a size.

@@ -111,7 +111,8 @@ class Decoder:
         self, group: int, pages: torch.Tensor, slot_mapping: torch.Tensor, meta: AttentionMetadata, *,
         history_is_settled: bool = False,
     ) -> GroupContext:  # fmt: skip
-        """The part of a StepContext for KVGroup number `group` and the T tokens of `slot_mapping`, its kernels chosen.
+        """Return the part of a StepContext for KVGroup number `group` and the T tokens of `slot_mapping`, its kernels
+        chosen.
 
         `history_is_settled`: no row attends a key of this step but its own newest one (none of a prefix that another
         row computes in the same step): older keys may be read before this step's are written.

@@ -114,12 +114,13 @@ class FusedDecoderLayer(DecoderLayer):
         return work.h, None
 
     def workspace(self, num_tokens: int, ctx: StepContext) -> Workspace | None:
-        """The step's; None where the layer runs as it was."""
+        """Return the step's; None where the layer runs as it was."""
         return self.chain.workspace(num_tokens, self.attention.group, ctx)
 
 
 def fuse(decoder: Decoder) -> Decoder | None:
-    """The loaded decoder with fused layers; None where dtype, device, or every layer's form or weights forbid them.
+    """Return the loaded decoder with fused layers; None where dtype, device, or every layer's form or weights forbid
+    them.
 
     Folds the norms' weights in place: either of the two decoders may be used from then on, they compute the same.
     """
@@ -130,7 +131,7 @@ def fuse(decoder: Decoder) -> Decoder | None:
 
 @torch.no_grad()
 def with_chains(decoder: Decoder) -> Decoder | None:
-    """The loaded decoder with a FusedDecoderLayer for every layer that has a chain; None where none has."""
+    """Return the loaded decoder with a FusedDecoderLayer for every layer that has a chain; None where none has."""
     chains: dict[Hashable, FusedChain] = {}
     layers = [_fused(layer, chains, decoder.device) or layer for layer in decoder.layers]
     if not chains:
@@ -156,7 +157,8 @@ def num_fused(decoder: Decoder) -> int:
 
 
 def _fused(layer: DecoderLayer, chains: dict[Hashable, FusedChain], device: torch.device) -> FusedDecoderLayer | None:
-    """The layer in fused kernels, its norms folded; None where its form has no chain or its weights no products."""
+    """Return the layer in fused kernels, its norms folded; None where its form has no chain or its weights no
+    products."""
     ends = CHAINS.get(layer.form)
     if ends is None or not _suits(layer):
         return None

@@ -135,7 +135,7 @@ def _open(stack: ExitStack, config: ModelConfig, name: str) -> Any:
 
 
 def _tensor(files: dict[str, Any], entry: TensorEntry, name: str) -> torch.Tensor:
-    """A view of the mapped file."""
+    """Return a view of the mapped file."""
     try:
         tensor: torch.Tensor = files[entry.file].get_tensor(name)
     except (SafetensorError, OSError) as error:

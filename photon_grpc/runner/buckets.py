@@ -32,8 +32,8 @@ class Buckets:
         self.mixed = mixed_buckets(max_num_seqs)
 
     def shape(self, batch: Batch) -> StepShape | None:
-        """The smallest that holds the batch; None where none does, or prompts are scored: by hidden states that a graph
-        does not keep."""
+        """Return the smallest that holds the batch; None where none does, or prompts are scored: by hidden states that
+        a graph does not keep."""
         if batch.scored:
             return None
         num_rows, num_tokens = len(batch.slots), sum(batch.counts)
@@ -46,7 +46,7 @@ class Buckets:
         return None
 
     def mixed_shapes(self) -> Iterator[StepShape]:
-        """The largest first."""
+        """Return the largest first."""
         sizes = [(tokens, rows) for rows, buckets in self.mixed.items() for tokens in buckets]
         return (StepShape("mixed", *size) for size in sorted(sizes, reverse=True))
 

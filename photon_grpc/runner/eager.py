@@ -37,7 +37,7 @@ class EagerLaunch:
         return tail
 
     def _send(self, batch: Batch, yielding: list[int]) -> tuple[Rows, SampledRows | None]:
-        """The batch's columns on the device, and the rows to draw for where they are not all rows once."""
+        """Return the batch's columns on the device, and the rows to draw for where they are not all rows once."""
         num_rows, num_drawn = len(batch.slots), self._bucket(len(yielding))
         has_all = num_rows == len(yielding) == num_drawn
         chosen = () if has_all else (*yielding, *(0,) * (num_drawn - len(yielding)))

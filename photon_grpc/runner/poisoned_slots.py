@@ -33,7 +33,7 @@ class PoisonedSlots:
         self._slots.update(growth.slot for growth in batch.grown)
 
     def sound(self, batch: Batch) -> Batch:
-        """The batch itself, or without what stands on a step that failed."""
+        """Return the batch itself, or without what stands on a step that failed."""
         if not self._slots:
             return batch
         self._slots.difference_update(admission.slot for admission in batch.admissions)

@@ -92,7 +92,7 @@ class Sampler:
         self._on_cpu = table.device.type == "cpu"
 
     def level(self, batch: Batch) -> SamplingLevel:
-        """The lowest that gives every yielding row what it asks for."""
+        """Return the lowest that gives every yielding row what it asks for."""
         table = self._table
         if not (batch.masked or table.filtered or table.shaped or table.banned or table.scored):
             return SamplingLevel.PLAIN

@@ -127,7 +127,7 @@ class SlotTable:
         return LogprobMetadata(slots, self.num_best, self.num_given, self.given_ids)
 
     def prompt_scores(self, slots: torch.Tensor) -> LogprobMetadata:
-        """The same of the ids of their prompts."""
+        """Return the same of the ids of their prompts."""
         return LogprobMetadata(slots, self.num_prompt_best, self._none_given, self.given_ids)
 
     def mask(self, masks: memoryview) -> None:
@@ -284,5 +284,5 @@ def _bitmask(ids: Sequence[int], num_words: int) -> npt.NDArray[np.int32]:
 
 
 def _signed(value: int) -> int:
-    """The int64 with the bit pattern of this uint64."""
+    """Return the int64 with the bit pattern of this uint64."""
     return value - (1 << 64) if value >= 1 << 63 else value

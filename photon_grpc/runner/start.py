@@ -36,7 +36,7 @@ OnStage = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class RunnerLimits:
-    """What a runner may take of the device, and how long its steps may be."""
+    """Limits on the device memory of a runner and on the length of its steps."""
 
     sizes: Sizes
     #: None: as many as memory holds.

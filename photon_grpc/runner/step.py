@@ -53,7 +53,7 @@ class Rows(NamedTuple):
     context_len: torch.Tensor
 
     def first(self, num_rows: int) -> Rows:
-        """Views of the first rows."""
+        """View of the first rows."""
         return Rows(*(column[:num_rows] for column in self))
 
 
@@ -108,7 +108,7 @@ class Step:
         self._starts = torch.arange(max_rows + 1, dtype=torch.int32, device=table.device)
 
     def body(self, rows: Rows, shape: StepShape, bounds: Bounds, out: torch.Tensor | None = None) -> HiddenStates:
-        """The `last` of a mixed step are in `out` where it is given."""
+        """Return the `last` of a mixed step are in `out` where it is given."""
         return self._decode(rows, bounds) if shape.kind == "decode" else self._mixed(rows, shape, bounds, out)
 
     def tail(

@@ -13,7 +13,7 @@ import torch
 
 
 def stream_of(device: torch.device) -> torch.cuda.Stream:
-    """The current one of a CUDA device."""
+    """Return the current one of a CUDA device."""
     return torch.cuda.current_stream(torch.cuda.current_device() if device.index is None else device.index)
 
 

@@ -20,7 +20,7 @@ def to_device(values: Numbers, dtype: torch.dtype, device: torch.device) -> torc
 
 
 def tensor_to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The same for a tensor. One in pinned memory is not copied on the host and must not change until it has
+    """Return the same for a tensor. One in pinned memory is not copied on the host and must not change until it has
     travelled."""
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
@@ -60,7 +60,7 @@ def host_memory(num_bytes: int, device: torch.device) -> memoryview:
 
 
 def array_to_device(values: npt.NDArray[np.int16] | npt.NDArray[np.int32], device: torch.device) -> torch.Tensor:
-    """The same for an array."""
+    """Return the same for an array."""
     dtype = torch.int16 if values.dtype == np.int16 else torch.int32
     host = torch.empty(values.shape, dtype=dtype, pin_memory=device.type != "cpu")
     host.numpy()[...] = values

@@ -72,8 +72,8 @@ def largest_step(decoder: Decoder, plan: KVPlan, sizes: Sizes) -> None:
 
 
 def compute(runner: ModelRunner, batch: Batch) -> float:
-    """The seconds it took. Raise ConfigError when it cannot be computed, NumericFailure when what comes out is no
-    number."""
+    """Return the seconds it took. Raise ConfigError when it cannot be computed, NumericFailure when what comes out is
+    no number."""
     output = runner.submit(batch).result()
     for fault in output.faults.values():
         step = f"a step of {len(batch.slots)} sequences and {sum(batch.counts)} tokens, computed before the start,"
@@ -94,14 +94,14 @@ def _row(plan: KVPlan, slot: int, length: int, num_computed: int = 0, sampling: 
 
 
 def call_once(function: Callable[[], Tensors]) -> Replay[Tensors]:
-    """A Capture that captures nothing: the function is called, its replay does nothing."""
+    """Return a Capture that captures nothing: the function is called, its replay does nothing."""
     out = function()
     return lambda: None, out
 
 
 def one_layer_of_each_kind(decoder: Decoder) -> Decoder:
-    """The decoder without layers that are made as an earlier one is, which launch the same kernels; the cache keeps its
-    shape."""
+    """Return the decoder without layers that are made as an earlier one is, which launch the same kernels; the cache
+    keeps its shape."""
     short = copy.copy(decoder)
     kinds = {_kind(layer): layer for layer in reversed(decoder.layers)}
     short.layers = tuple(layer for layer in decoder.layers if kinds[_kind(layer)] is layer)
@@ -109,7 +109,7 @@ def one_layer_of_each_kind(decoder: Decoder) -> Decoder:
 
 
 def _kind(layer: DecoderLayer) -> tuple[Hashable, ...]:
-    """The form, and types, shapes and numbers of everything that owns weights; what is text there is names of
+    """Return the form, and types, shapes and numbers of everything that owns weights; what is text there is names of
     weights."""
     traits = ((type(leaf), *map(_trait, vars(leaf).values())) for leaf in layer.leaves())
     return layer.form, *traits

@@ -75,8 +75,8 @@ def check_apart(addresses: Iterable[str]) -> None:
 
 
 def _places(address: str) -> set[tuple[str, int]]:
-    """The places of a listener: (path, 0), or each (IP address, port) of its host; nothing for port 0 and for a name
-    that is unknown."""
+    """Return the places of a listener: (path, 0), or each (IP address, port) of its host; nothing for port 0 and for a
+    name that is unknown."""
     if address.startswith(_UNIX):
         return {(os.path.realpath(_unix_path(address)), 0)}
     host, port = split_address(address)
@@ -125,7 +125,7 @@ def _bind_unix(server: grpc.aio.Server, address: str, mode: int | None) -> str:
 
 @contextlib.contextmanager
 def _created_with(mode: int | None) -> Iterator[None]:
-    """A file that is made here has `mode` from the start; None: what the process's umask says."""
+    """Yield a file that is made here has `mode` from the start; None: what the process's umask says."""
     if mode is None:
         yield
         return
@@ -137,7 +137,7 @@ def _created_with(mode: int | None) -> Iterator[None]:
 
 
 def _why_not_unix(path: str) -> tuple[str, str] | None:
-    """The obstacle to binding `path`, and what to do; None where there is none."""
+    """Return the obstacle to binding `path`, and what to do; None where there is none."""
     if not path:
         return "the path is empty", "write unix:PATH"
     if len(os.fsencode(path)) > _MAX_UNIX_PATH_BYTES:

@@ -130,7 +130,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         raise FeatureNotSupported("LoRA adapters are not supported yet", field="UnloadAdapter")
 
     async def _ordered(self, verb: Verb, names: tuple[str, ...] = ()) -> Reply:
-        """The engine's reply. Raise Unavailable, QueueFull."""
+        """Return the engine's reply. Raise Unavailable, QueueFull."""
         with self.places.take(current().caller, AT_WORK):
             return await self._frontend.control(verb, names)
 

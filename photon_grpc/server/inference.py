@@ -120,7 +120,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._frontend.refused(origin, error)
 
     def _only_ask(self, method: str, request: pb.GenerateRequest) -> tuple[Ask, WantedType | None]:
-        """The one request of its call, which gets its id."""
+        """Return the one request of its call, which gets its id."""
         call = current()
         call.is_request = True
         origin = call.origin(method)
@@ -141,7 +141,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             raise
 
     def _typed(self, request: pb.GenerateRequest, origin: Origin) -> WantedType | None:
-        """The type of typed output, None where another or none is asked for."""
+        """Return the type of typed output, None where another or none is asked for."""
         wanted = request.structured_output
         return self._types.wanted(wanted.protobuf, origin) if wanted.HasField("protobuf") else None
 

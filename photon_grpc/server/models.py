@@ -81,7 +81,7 @@ def _page_size(asked: int) -> int:
 
 
 def _page_begin(models: tuple[ModelFacts, ...], token: str) -> int:
-    """A page token is the name of the first model of its page: it stays true when other models come and go."""
+    """Return a page token is the name of the first model of its page: it stays true when other models come and go."""
     if not token:
         return 0
     for index, facts in enumerate(models):

@@ -214,7 +214,7 @@ class MultiplexCall:
             return items.error(request_error(error, member.request_id))
 
     def _take(self, member: _Member, stream: TokenStream) -> Update | None:
-        """The news of it. Has itself called when there is more, forgets it at its end."""
+        """Return the news of it. Has itself called when there is more, forgets it at its end."""
         try:
             update = stream.take()
         except Exception as error:

@@ -31,7 +31,7 @@ class Certificates:
         )
 
     def _changed(self) -> grpc.ServerCertificateConfiguration:
-        """The certificates from this handshake on. Runs in gRPC's threads."""
+        """Return the certificates from this handshake on. Runs in gRPC's threads."""
         seen = self._signatures()
         if seen != self._seen:
             self._seen = seen

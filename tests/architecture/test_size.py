@@ -11,8 +11,8 @@ from tests.architecture.budgets import PACKAGE, lines_by_room, lines_of, recorde
 
 MAX_LINES = 400
 #: Files above the limit and rooms with a circle, until they are taken apart.
-LONG_FILES = {"engine/scheduler/scheduler.py"}
-ROOMS_WITH_CIRCLES = {"engine", "kernels", "layers", "server"}
+LONG_FILES: set[str] = set()
+ROOMS_WITH_CIRCLES: set[str] = set()
 
 ROOMS = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 

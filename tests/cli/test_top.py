@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from photon_grpc.server.interceptors.errors import CallRules
+from photon_grpc.server.interceptors.failure_log import FailureLog
 from rich.console import Console
 
 from photon_grpc.cli.main import main
@@ -25,8 +27,6 @@ from photon_grpc.cli.terminal.watching import View
 from photon_grpc.client.admin import LoadSample, Replica
 from photon_grpc.core.stats import Load
 from photon_grpc.server.admin_listener import AdminListener
-from photon_grpc.server.interceptors.errors import CallRules
-from photon_grpc.server.interceptors.failure_log import FailureLog
 from photon_grpc.server.tls import Certificates
 from photon_grpc.service.endpoints.listen import admin_sockets
 from tests.client.fake_server import serving_in_a_thread

@@ -158,7 +158,7 @@ def test_every_option_is_in_the_table(llm: LLM) -> None:
 
 
 def test_a_name_of_another_api_is_told_as_ours(llm: LLM) -> None:
-    with pytest.raises(TypeError, match="stop= is called stop_strings= here; there are allowed_token_ids, "):
+    with pytest.raises(TypeError, match="stop= is called stop_strings= here; there are add_generation_prompt, "):
         ask_for(llm, "a", {"stop": "b"})
     with pytest.raises(TypeError, match=r"the model is that of LLM\(model\)"):
         asks_for(llm, ["a"], {"model": "b"})

@@ -171,7 +171,7 @@ def test_a_program_takes_a_class_and_gives_its_messages(llm: LLM) -> None:
         llm.generate(PROMPT, message_type=int)
     with pytest.raises(InvalidRequest, match="message_type"):
         llm.generate(PROMPT, message_type=3)
-    with pytest.raises(InvalidRequest, match="regex and protobuf are set"):
+    with pytest.raises(InvalidRequest, match="regex: protobuf is set, too"):
         llm.generate(PROMPT, message_type=LEDGER, regex="a")
 
 

@@ -310,7 +310,7 @@ class _ClientProcess:
         await self._process.stdin.drain()
 
     async def _heard(self) -> bytes:
-        """The next line; empty at the end."""
+        """Return the next line; empty at the end."""
         assert self._process.stdout is not None
         line = (await self._process.stdout.readline()).strip()
         if not line:
@@ -320,5 +320,5 @@ class _ClientProcess:
 
 
 def as_json(value: Any) -> Any:
-    """A dataclass as a line of JSON, for a client process."""
+    """Return a dataclass as a line of JSON, for a client process."""
     return {item.name: getattr(value, item.name) for item in fields(value)}

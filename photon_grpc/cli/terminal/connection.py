@@ -130,7 +130,7 @@ def _speaks_tls(target: str) -> bool:
 
 
 def with_tls(function: F) -> F:
-    """Flags that name the files of TLS."""
+    """Return flags that name the files of TLS."""
     options = (
         ("--tls-ca", TLS_CA, f"Connect by TLS and trust this authority (PEM); '{PUBLIC}': those that browsers do."),
         ("--tls-cert", TLS_CERT, "Show this certificate (PEM), for a server that asks for one."),
@@ -157,7 +157,7 @@ def with_target(function: F) -> F:
 
 
 def with_admin_target(function: F) -> F:
-    """The flag that says where AdminService is."""
+    """Return the flag that says where AdminService is."""
     return click.option(
         "--target",
         metavar="ADDR",

@@ -202,7 +202,7 @@ def _calls_json(calls: list[ToolCall]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value in a line of options."""
+    """Return a value in a line of options."""
     message_type = getattr(value, "DESCRIPTOR", None)
     text = message_type.full_name if message_type else " ".join(str(value).split())
     return printable(text) if len(text) <= _MAX_SHOWN_CHARS else f"{printable(text[:_MAX_SHOWN_CHARS])}…"

@@ -120,22 +120,22 @@ def _flags(verbs: str) -> list[Callable[[F], F]]:
 
 
 def with_generation(function: F) -> F:
-    """Flags of all verbs that generate."""
+    """Return flags of all verbs that generate."""
     return _with([with_target, *_flags(ALL_VERBS)], function)
 
 
 def with_chat_input(function: F) -> F:
-    """Flags of verbs that generate one answer after the other."""
+    """Return flags of verbs that generate one answer after the other."""
     return _with(_flags(CONVERSATIONS), function)
 
 
 def with_answer(function: F) -> F:
-    """Flags of verbs whose answers can be read by programs."""
+    """Return flags of verbs whose answers can be read by programs."""
     return _with(_flags(ANSWERS), function)
 
 
 def with_one_request(function: F) -> F:
-    """Flags that make sense for a single request."""
+    """Return flags that make sense for a single request."""
     return _with(_flags(ONE_REQUEST), function)
 
 

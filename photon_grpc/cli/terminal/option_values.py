@@ -28,13 +28,13 @@ def check_name(name: str) -> str:
 
 
 def no_option(name: str, known: Collection[str]) -> str:
-    """The message for a name that is none of `known`."""
+    """Return the message for a name that is none of `known`."""
     near = our_name(name, known)
     return f"there is no option {name}" + (f"; did you mean {near}?" if near else "")
 
 
 def read_option(name: str, text: str) -> Any:
-    """The value of an option. Raise ValueError, InvalidRequest."""
+    """Return the value of an option. Raise ValueError, InvalidRequest."""
     read, wanted = _READERS[_TYPES[check_name(name)]]
     try:
         return read(text)

@@ -120,7 +120,7 @@ def _default(setting: Setting) -> str:
 
 
 def as_flags(given: dict[str, Any]) -> list[str]:
-    """The command line that says `given`, for a process of its own."""
+    """Return the command line that says `given`, for a process of its own."""
     flags: list[str] = []
     for name, value in given.items():
         setting = by_name()[name]

@@ -53,8 +53,8 @@ async def generate(target: str, prompt: Prompt, options: Options, *, as_json: bo
 
 
 async def write_text(stream: Stream, out: TextIO) -> str:
-    """The texts of a stream as they come, a line end after them; return the summary. Several outputs are told apart by
-    their number."""
+    """Return the texts of a stream as they come, a line end after them; return the summary. Several outputs are told
+    apart by their number."""
     stopwatch, reasons, written, scores = Stopwatch(), {}, Written(out), Scores()
     try:
         async for delta in stream:

@@ -35,7 +35,7 @@ class View:
         self._looks.append(sample)
 
     def render(self) -> RenderableType:
-        """The screen, after at least one look."""
+        """Return the screen, after at least one look."""
         load, looks = self._looks[-1], self._looks
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim", no_wrap=True, min_width=len("tokens/s out"))
@@ -99,7 +99,7 @@ class View:
         return line.append(f"of {self._replica.total_blocks:,}, {self._replica.block_size} tokens each", "dim")
 
     def _spark(self, values: Iterable[float]) -> Text:
-        """The last looks, the newest at the right; its top is the largest of them."""
+        """Return the last looks, the newest at the right; its top is the largest of them."""
         if len(self._looks) < 2:
             return Text()
         newest = list(values)[-_BAR_WIDTH:]

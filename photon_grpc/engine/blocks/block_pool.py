@@ -262,12 +262,13 @@ class BlockPool:
         return self._index.match(root, seq.ids, min(len(seq.ids) - 1, max_cached))
 
     def _seen(self, blocks: list[int], group: int, num_tokens: int) -> list[int]:
-        """The blocks of one group that a sequence behind `num_tokens` holds: 0 for those behind its window."""
+        """Return the blocks of one group that a sequence behind `num_tokens` holds: 0 for those behind its window."""
         behind = self.plan.behind(self._windows[group], num_tokens)
         return [0] * behind + blocks[behind:] if behind else blocks
 
     def _seat(self, seq: Sequence, root: Hashable, shared: list[list[int]], waking: int, num_running: int) -> bool:
-        """A table of `shared` blocks and fresh ones behind them. False, and nothing taken, when there is no room."""
+        """Return a table of `shared` blocks and fresh ones behind them. False, and nothing taken, when there is no
+        room."""
         num_tokens, num_shared = self.allocation.tokens_at_admission(seq), len(shared[0])
         own = [
             self.plan.at_admission(window, num_shared * self.block_size, num_tokens) - num_shared

@@ -42,14 +42,14 @@ class EvictionOrder:
         self._of_sessions.pop(block, None)
 
     def first(self, num_known: int) -> int:
-        """The block to go next, of `num_known` whose content is known. Raise KeyError when none rests."""
+        """Return the block to go next, of `num_known` whose content is known. Raise KeyError when none rests."""
         if not len(self):
             raise KeyError("no block rests")
         turns = self._of_sessions if self._goes_to_session(num_known) else self._plain
         return next(iter(turns))
 
     def _goes_to_session(self, num_known: int) -> bool:
-        """True when the turn is at a block of a session."""
+        """Return whether the turn is at a block of a session."""
         if not (self._plain and self._of_sessions):
             return not self._plain
         if 2 * len(self._of_sessions) > num_known:

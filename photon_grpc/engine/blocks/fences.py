@@ -16,7 +16,7 @@ class Fences:
         self._open: dict[int, None] = {}
 
     def open(self) -> int:
-        """The ticket of work that begins; larger than all before it."""
+        """Return the ticket of work that begins; larger than all before it."""
         self._newest += 1
         self._open[self._newest] = None
         return self._newest

@@ -23,8 +23,8 @@ class PrefixIndex(Protocol):
     """Answers BlockPool about content. `RadixIndex` remembers, `NoPrefixIndex` does not."""
 
     def match(self, root: Hashable, ids: Sequence[int], max_tokens: int) -> list[PrefixNode]:
-        """The longest beginning of `ids`, at most `max_tokens` of it, behind which a sequence can go on: whole in
-        groups that attend everything, as far back as the window reaches in the others."""
+        """Return the longest beginning of `ids`, at most `max_tokens` of it, behind which a sequence can go on: whole
+        in groups that attend everything, as far back as the window reaches in the others."""
 
     def publish(
         self, root: Hashable, parent: PrefixNode | None, ids: Sequence[int], blocks: Sequence[int]

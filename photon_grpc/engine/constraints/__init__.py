@@ -1,1 +1,1 @@
-"""Which ids a constrained output may continue with."""
+"""Grammars and matchers: the ids that a constrained output may continue with."""

@@ -30,7 +30,7 @@ class Ends:
         return any(byte == token_id >> 3 and place & bits for byte, place in self._ids + self._others)
 
     def correct(self, mask: memoryview, is_satisfied: bool) -> None:
-        """Allows the ends or none of them, in a mask of the matcher."""
+        """Allow the ends or none of them, in a mask of the matcher."""
         for byte, bits in self._others:
             mask[byte] &= ~bits
         for byte, bits in self._ids:

@@ -25,14 +25,14 @@ class Matcher(Protocol):
     """The state of one output under its constraint. What a method raises ends that output, but for MatcherLost."""
 
     def fill(self, mask: memoryview) -> None:
-        """Overwrites the bitmask (layout: core.ports.Pending.sample) with the ids that may follow; an end of sequence
+        """Overwrite the bitmask (layout: core.ports.Pending.sample) with the ids that may follow; an end of sequence
         where one may."""
 
     def accept(self, token_id: int) -> bool:
-        """Moves on by one id. False, and nothing moved, when it may not follow."""
+        """Move on by one id. False, and nothing moved, when it may not follow."""
 
     def advance(self, token_id: int) -> bool:
-        """The same for good. False, and the matcher of no more use, when the id may not follow."""
+        """Return the same for good. False, and the matcher of no more use, when the id may not follow."""
 
     def roll_back(self, num_tokens: int) -> None:
         """Undoes so many `accept`s."""
@@ -57,8 +57,8 @@ class Preparation(Protocol):
     """The matchers of one request, which may take another thread long to make."""
 
     def awaits(self) -> Event | None:
-        """The event that must come before `matchers` may be called, None where it may be now. The other thread wakes
-        the engine with it (core.ports.Inbox.wake)."""
+        """Return the event that must come before `matchers` may be called, None where it may be now. The other thread
+        wakes the engine with it (core.ports.Inbox.wake)."""
 
     def matchers(self, num: int) -> Iterable[Matcher]:
         """Return `num` matchers, one for each output. What it raises ends the request."""
@@ -71,7 +71,7 @@ class Grammars(Protocol):
     """Makes matchers. What a method raises refuses the request."""
 
     def prepare(self, request: Request, ids: tuple[int, ...], is_anew: bool) -> Preparation | None:
-        """The matchers of a request; None where it has no constraint.
+        """Return the matchers of a request; None where it has no constraint.
 
         Args:
             ids: that its only output has; () where outputs begin.
@@ -135,7 +135,7 @@ class MaskedRows:
         self._filler: MaskFiller | None = None
 
     def fill(self, grammars: Grammars, masks: memoryview, mask_bytes: int) -> Mapping[int, BaseException]:
-        """Fills the first mask of every matcher; what went wrong, by their numbers."""
+        """Fill the first mask of every matcher; what went wrong, by their numbers."""
         try:
             if self._filler is None and self.matchers:
                 self._filler = grammars.filler(self.matchers, mask_bytes)
@@ -165,13 +165,13 @@ class ConstrainedOutputs:
         self._masked: MaskedRows | None = None
 
     def begin(self, seqs: list[Sequence]) -> Event | None:
-        """Gives the sequences of one request their matchers, or returns the event after which it is to be called again.
+        """Give the sequences of one request their matchers, or returns the event after which it is to be called again.
         Raises RequestError."""
         request, first = seqs[0].request, seqs[0]
         return self._prepared(seqs, lambda: self._grammars.prepare(request, first.request.continued_ids, False))
 
     def begin_anew(self, seq: Sequence) -> Event | None:
-        """The same for a sequence whose matcher was lost, behind the ids of its output."""
+        """Return the same for a sequence whose matcher was lost, behind the ids of its output."""
         if self.matchers.pop(seq, None) is not None:
             self._masked = None
         ids = tuple(seq.ids[seq.num_prompt :])
@@ -212,7 +212,7 @@ class ConstrainedOutputs:
         return not (self.matchers or self._preparations)
 
     def advance(self, seq: Sequence, token_id: int) -> bool:
-        """Moves a sequence's matcher on by a drawn id. Returns whether its output is complete. Raises MatcherLost, and
+        """Move a sequence's matcher on by a drawn id. Returns whether its output is complete. Raises MatcherLost, and
         RequestError when the matcher fails or says that the id may not follow."""
         matcher = self.matchers[seq]
         try:
@@ -227,9 +227,9 @@ class ConstrainedOutputs:
     def masks(
         self, batch: Batch, rows: list[Sequence], drafts: tuple[int, ...]
     ) -> tuple[memoryview, dict[Sequence, RequestError | MatcherLost]]:
-        """The bitmasks of the batch's masked rows as `core.ports.Pending.sample` takes them, in memory that comes round
-        again, and why matchers failed. All ones where a sequence has ended, where its matcher fails, and behind a draft
-        that ends the output or may not follow.
+        """Return the bitmasks of the batch's masked rows as `core.ports.Pending.sample` takes them, in memory that
+        comes round again, and why matchers failed. All ones where a sequence has ended, where its matcher fails, and
+        behind a draft that ends the output or may not follow.
 
         Args:
             batch: its rows are `rows`.
@@ -266,7 +266,7 @@ class ConstrainedOutputs:
         return kept
 
     def _walk(self, seq: Sequence, drafts: tuple[int, ...], masks: memoryview) -> None:
-        """Walks the drafts behind the first mask, one mask for each state on the way, and back."""
+        """Walk the drafts behind the first mask, one mask for each state on the way, and back."""
         matcher, size = self.matchers[seq], self._mask_bytes
         num_walked = 0
         for draft in drafts:
@@ -303,7 +303,7 @@ def _field(request: Request) -> str:
 
 
 def _fit_for_caller(error: BaseException) -> RequestError:
-    """Raises what is meant for the process. All else ends one request: a panic in a matcher written in Rust comes as a
+    """Raise what is meant for the process. All else ends one request: a panic in a matcher written in Rust comes as a
     BaseException that is no Exception."""
     if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
         raise error

@@ -93,7 +93,7 @@ class GuidanceGrammars:
         return ParallelFiller(mine, mask_bytes, *self._parts(columns))
 
     def _parts(self, columns: Collection[list[_Row]]) -> tuple[llguidance.LLExecutor, list[list[_Row]]]:
-        """Lists that are filled one after another, each by these threads: all rows at once, those of a lexer side by
+        """List that are filled one after another, each by these threads: all rows at once, those of a lexer side by
         side, since a thread takes a stretch of the list and two of them seldom meet under one lock then. More threads
         than the longest of the lexers' rows leave room for would wait for each other: the nearest power of two. Where
         there is nothing to share out, rows by themselves, which are filled in the thread that asks."""
@@ -168,7 +168,7 @@ class ParallelFiller:
 
 
 def read_vocabulary(model_config: ModelConfig) -> llguidance.LLTokenizer | None:
-    """The vocabulary of a model; None where it has no tokenizer, or none that gives every token its bytes. The
+    """Return the vocabulary of a model; None where it has no tokenizer, or none that gives every token its bytes. The
     interpreter's lock is held meanwhile: 1.3 to 1.7 s of CPU for 128,000 tokens on a loaded machine."""
     if not model_config.has_tokenizer:
         return None

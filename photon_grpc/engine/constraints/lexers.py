@@ -152,7 +152,8 @@ class LexerCache:
         return len(self._kept)
 
     def grammar(self, owner: str, constraint: Constraint, *, is_kept: bool = True) -> CompiledGrammar:
-        """The owner's grammar, which may have to be compiled; one that is new is kept for others only where asked."""
+        """Return the owner's grammar, which may have to be compiled; one that is new is kept for others only where
+        asked."""
         key = owner, constraint
         with self._lock:
             grammar = self._kept.get(key)
@@ -186,7 +187,7 @@ class LexerCache:
             self._waiting.pop(job, None)
 
     def has_spare_room(self, num_bytes: int) -> bool:
-        """The same for a further lexer of a grammar that has one: within a quarter of the memory."""
+        """Return the same for a further lexer of a grammar that has one: within a quarter of the memory."""
         with self._lock:
             return not self._waiting and 4 * (self.num_bytes() + num_bytes) <= self._max_bytes
 
@@ -252,8 +253,8 @@ class LexerCache:
 
 
 def compile_lexer(grammar: CompiledGrammar, tokenizer: llguidance.LLTokenizer, max_states: int) -> Lexer | str:
-    """The lexer, or why there is none. Takes long; the library holds the interpreter's lock only while it reads the
-    text."""
+    """Return the lexer, or why there is none. Takes long; the library holds the interpreter's lock only while it reads
+    the text."""
     try:
         limits = llguidance.LLParserLimits(**{**grammar.constraint.limits, "max_lexer_states": max_states})
         matcher = llguidance.LLMatcher(tokenizer, grammar.constraint.grammar, log_level=0, limits=limits)

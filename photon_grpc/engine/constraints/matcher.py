@@ -30,7 +30,7 @@ class Walker(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: llguidance.LLTokenizer) -> Walker:
-        """A walker for this vocabulary."""
+        """Return a walker for this vocabulary."""
         idle = llguidance.LLMatcher(tokenizer, "no grammar", log_level=0)
         return cls(llguidance.LLExecutor(1), idle, memoryview(bytearray(4 * -(-tokenizer.vocab_size // 32))))
 

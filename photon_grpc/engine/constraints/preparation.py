@@ -60,7 +60,8 @@ class Workshop:
         return Ends(request.stop.eos_token_ids + request.stop.stop_token_ids, self._tokenizer_ends)
 
     def compile(self, grammar: CompiledGrammar, max_states: int) -> Lexer | str:
-        """A new lexer of the grammar, or why there is none. One that exceeds few states at its beginning gets all."""
+        """Return a new lexer of the grammar, or why there is none. One that exceeds few states at its beginning gets
+        all."""
         lexer = compile_lexer(grammar, self._tokenizer, max_states)
         if isinstance(lexer, str) and max_states < MAX_LEXER_STATES:
             lexer = compile_lexer(grammar, self._tokenizer, MAX_LEXER_STATES)

@@ -28,7 +28,7 @@ def rename_special_tokens(tokenizer: bytes) -> tuple[str, list[int]]:
 
 
 def _rename(model: dict[str, Raw], names: dict[str, str]) -> dict[str, Any]:
-    """The model of a tokenizer.json with other names in its vocabulary, to which nothing merges."""
+    """Return the model of a tokenizer.json with other names in its vocabulary, to which nothing merges."""
     renamed: dict[str, Any] = dict(model)
     vocab = json.decode(model["vocab"])
     if isinstance(vocab, dict):

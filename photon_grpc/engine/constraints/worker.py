@@ -146,7 +146,7 @@ class Worker:
             del job, taken
 
     def _next(self) -> tuple[Job, bool] | None:
-        """The next job, and whether it is a spare one; None when the thread is to end."""
+        """Return the next job, and whether it is a spare one; None when the thread is to end."""
         while True:
             with self._lock:
                 if not threading.main_thread().is_alive():

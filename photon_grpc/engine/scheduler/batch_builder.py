@@ -58,7 +58,7 @@ class BatchBuilder:
             self.published[len(self.rows) - 1] = self.pool.publish(seq, end)
 
     def freeze(self, left: list[int], constrained: Collection[Sequence], scoring: PendingPromptLogprobs) -> Batch:
-        """The Batch; rows of `constrained` sequences wait for masks."""
+        """Return the Batch; rows of `constrained` sequences wait for masks."""
         yields, masked = tuple(self.yields), []
         if constrained:
             masked = [row for row, seq in enumerate(self.rows) if yields[row] and seq in constrained]

@@ -61,7 +61,7 @@ class Deadlines:
         return _MARGIN * (-(-(request.num_given - num_cached) // budget) + num_tokens - 1) * self.pace.recent_s
 
     def missed(self, seq: Sequence, num_cached: int, num_running: int, now_s: float) -> DeadlineUnreachable | None:
-        """The failure of a sequence that waits, of which nothing was computed; None: it may still be in time."""
+        """Return the failure of a sequence that waits, of which nothing was computed; None: it may still be in time."""
         request = seq.request
         if request.deadline_s is None or seq.first_scheduled_s is not None or not fewest_samples(request):
             return None

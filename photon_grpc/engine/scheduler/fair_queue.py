@@ -33,7 +33,7 @@ class _Owner:
         return self.served + gained / self.weight
 
     def settle(self, seq: Sequence) -> bool:
-        """True where it was charged."""
+        """Return whether it was charged."""
         num_paid = self.charged.pop(seq, None)
         if num_paid is not None:
             self.served += (len(seq.ids) - num_paid) / self.weight

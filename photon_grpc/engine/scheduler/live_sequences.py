@@ -66,7 +66,7 @@ class LiveSequences:
     # -- coming --------------------------------------------------------------------------------------------------------
 
     def add(self, seqs: list[Sequence], report: StepFrameBuilder) -> None:
-        """Takes the sequences of one request; the first computes the prompt that the others share. A request whose
+        """Take the sequences of one request; the first computes the prompt that the others share. A request whose
         constraint is not compiled yet is parked until it is, a suspect while another one is on trial; one whose
         constraint cannot be met fails."""
         leader, *siblings = seqs
@@ -91,8 +91,8 @@ class LiveSequences:
         self.siblings.park(siblings, leader)
 
     def happened(self, event: Event, report: StepFrameBuilder) -> None:
-        """Takes again what was parked until `event`: requests last in the order of arrival, so that no static batch
-        that is under way takes them in; a sequence whose matcher is there again in the order it had."""
+        """Take again what was parked until `event`: requests last in the order of arrival, so that no static batch that
+        is under way takes them in; a sequence whose matcher is there again in the order it had."""
         for _, group in groupby(self._awaiting.release(event), lambda seq: id(seq.request)):
             seqs = list(group)
             if seqs[0] in self.without_matcher:
@@ -108,7 +108,7 @@ class LiveSequences:
         self.waiting.push(seq)
 
     def has_work(self) -> bool:
-        """True when a step may have a row, now or once a step in flight has settled."""
+        """Return whether a step may have a row, now or once a step in flight has settled."""
         return bool(self.running or len(self.waiting))
 
     @property
@@ -123,8 +123,8 @@ class LiveSequences:
     # -- seats ---------------------------------------------------------------------------------------------------------
 
     def in_turn(self) -> list[Sequence]:
-        """A copy of the running, best rank first; where the budget did not reach all of them, from the first it left
-        out. During a trial, those whose turn it is."""
+        """Return a copy of the running, best rank first; where the budget did not reach all of them, from the first it
+        left out. During a trial, those whose turn it is."""
         resume_at, self.resume_at = self.resume_at, None
         at = 0 if resume_at is None else bisect_left(self.running, resume_at, key=_seat_rank)
         running = self.running[at:] + self.running[:at] if at else self.running[:]
@@ -134,14 +134,14 @@ class LiveSequences:
         return bool(self._slots)
 
     def seat(self, seq: Sequence) -> None:
-        """Gives the first of those that wait a seat."""
+        """Give the first of those that wait a seat."""
         seq.seat_rank = self.waiting.take(seq)
         seq.slot = self._slots.pop()
         seq.status = Status.RUNNING
         insort(self.running, seq, key=_seat_rank)
 
     def vacate(self, seq: Sequence) -> None:
-        """Takes seat and blocks; both may be given again once no step in flight touches them."""
+        """Take seat and blocks; both may be given again once no step in flight touches them."""
         fence = self.fence(seq)
         self._pool.release(seq.table, fence, of_session=bool(seq.request.session_id))
         self.left.append(seq.slot)
@@ -152,14 +152,14 @@ class LiveSequences:
         seq.slot = 0
 
     def fence(self, seq: Sequence) -> int:
-        """The newest ticket that touches its blocks and its slot; 0: none does."""
+        """Return the newest ticket that touches its blocks and its slot; 0: none does."""
         return self._tickets[seq.last_step] if seq.flights else 0
 
     def launched(self, step: int) -> None:
         self._tickets[step] = self._pool.fences.open()
 
     def settled(self, step: int) -> None:
-        """Opens the fences behind a step."""
+        """Open the fences behind a step."""
         self._pool.fences.close(self._tickets.pop(step))
         if self.unmasked:
             self.unmasked.pop(step, None)
@@ -178,7 +178,7 @@ class LiveSequences:
         self._begin_anew(seq, report)
 
     def is_void(self, seq: Sequence, step: int) -> bool:
-        """True where the step drew for this sequence without masks, or an id before has cost it its matcher."""
+        """Return whether the step drew for this sequence without masks, or an id before has cost it its matcher."""
         return seq in self.unmasked.get(step, ()) or seq in self.without_matcher
 
     def _begin_anew(self, seq: Sequence, report: StepFrameBuilder) -> None:
@@ -209,7 +209,7 @@ class LiveSequences:
     # -- ending --------------------------------------------------------------------------------------------------------
 
     def append(self, seq: Sequence, token: int, report: StepFrameBuilder) -> bool:
-        """Takes a drawn id if the matcher does. Returns whether that has ended the sequence. Raises MatcherLost behind
+        """Take a drawn id if the matcher does. Returns whether that has ended the sequence. Raises MatcherLost behind
         an id that has not."""
         is_complete, is_lost = False, False
         if seq in self.constraints.matchers and token not in seq.stop_ids:
@@ -241,7 +241,7 @@ class LiveSequences:
             report.failed(seq, fault)
 
     def remove(self, seq: Sequence, reason: FinishReason = FinishReason.ABORTED) -> None:
-        """Ends a sequence at once, whatever it is doing; a row in flight is dropped when it settles."""
+        """End a sequence at once, whatever it is doing; a row in flight is dropped when it settles."""
         if seq.status is Status.FINISHED:
             return
         if seq.status is Status.WAITING:
@@ -252,7 +252,7 @@ class LiveSequences:
             self.sweep()
 
     def _end_of_given(self, seq: Sequence) -> FinishReason | None:
-        """The reason of an output that the ids it continues from have ended; None: it goes on."""
+        """Return the reason of an output that the ids it continues from have ended; None: it goes on."""
         num_continued = seq.num_given - seq.num_prompt
         if not num_continued:
             return None
@@ -303,7 +303,7 @@ class LiveSequences:
 
 
 def end_reason(seq: Sequence) -> FinishReason:
-    """The reason of an output that its last id ends."""
+    """Return the reason of an output that its last id ends."""
     token, stop = seq.ids[-1], seq.request.stop
     if token in stop.eos_token_ids:
         return FinishReason.EOS

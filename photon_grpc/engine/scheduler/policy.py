@@ -19,13 +19,13 @@ class Policy(Protocol):
         """False where `Request.priority` means nothing; front ends refuse it then."""
 
     def queue(self) -> WaitingQueue:
-        """A new one, empty."""
+        """Return a new one, empty."""
 
     def rank(self, request: Request) -> float:
         """Smaller runs first; the largest gives way when memory is short. Arrival decides among equals."""
 
     def admits(self, rank: Rank, newest: Rank, num_running: int) -> bool:
-        """True when the first of those that wait may be seated in the step being planned, if there is room.
+        """Return whether the first of those that wait may be seated in the step being planned, if there is room.
 
         Args:
             rank: its own.

@@ -21,7 +21,7 @@ class PendingPromptLogprobs:
         self.unscored: dict[Sequence, int] = {}
 
     def begin(self, seq: Sequence) -> None:
-        """Takes the first output of a request; nothing precedes the first id, so it has no scores."""
+        """Take the first output of a request; nothing precedes the first id, so it has no scores."""
         if seq.request.scores.prompt_records and seq.num_prompt > 1:
             self.unscored[seq] = 1
 

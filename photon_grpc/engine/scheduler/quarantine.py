@@ -1,6 +1,6 @@
 """Requests that were being computed when an engine died.
 
-Each is a suspect: sent again, it computes alone once (scheduler/trial.py). Where the engine dies of that too, it is
+Each is a suspect: sent again, it computes alone once (scheduler/isolation.py). Where the engine dies of that too, it is
 quarantined: refused until that expires. A suspect is cleared when it has finished, or has come further alone than it
 had come beside others, or by an operator. What one engine knows the next one learns from the flight recorder.
 """
@@ -72,7 +72,8 @@ class Quarantine:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def receive(self, request: Request) -> bytes:
-        """The request's fingerprint; what fails until `received` is its fault alone. Raise RequestQuarantined."""
+        """Return the request's fingerprint; what fails until `received` is its fault alone. Raise
+        RequestQuarantined."""
         own = fingerprint(request)
         self._recorder.receiving(own)
         record = self._record(own)
@@ -143,8 +144,8 @@ class Quarantine:
     # -- steps that fail -----------------------------------------------------------------------------------------------
 
     def attributed(self, faults: dict[int, Fault], rows: list[Sequence]) -> dict[int, Fault]:
-        """The faults of a step's rows. A launch fails by one of its requests, for want of memory: where there are
-        several, all are suspects and are to come again."""
+        """Return the faults of a step's rows. A launch fails by one of its requests, for want of memory: where there
+        are several, all are suspects and are to come again."""
         failed = {
             row: rows[row]
             for row, fault in faults.items()

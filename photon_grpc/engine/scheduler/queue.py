@@ -28,10 +28,10 @@ class WaitingQueue(Protocol):
         """It waits: for the first time, or again after a preemption."""
 
     def first(self) -> Sequence:
-        """The next to be seated."""
+        """Return the next to be seated."""
 
     def take(self, seq: Sequence) -> Rank:
-        """The first has been seated. Returns its rank among those that run."""
+        """Return the first has been seated. Returns its rank among those that run."""
 
     def remove(self, seq: Sequence) -> None:
         """It ends while it waits. Raises ValueError when it does not wait here."""
@@ -65,7 +65,7 @@ class RankedQueue:
         return self._seqs[0]
 
     def last_unserved(self, but: list[Sequence]) -> Sequence | None:
-        """The last of those of whose request nothing was computed, `but` these."""
+        """Return the last of those of whose request nothing was computed, `but` these."""
         return next((seq for seq in reversed(self._seqs) if _is_unserved(seq) and seq not in but), None)
 
     def take(self, seq: Sequence) -> Rank:

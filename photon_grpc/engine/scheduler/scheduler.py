@@ -87,8 +87,8 @@ class Scheduler:
     # -- one step ------------------------------------------------------------------------------------------------------
 
     def schedule(self, now_s: float, report: StepFrameBuilder) -> Batch | None:
-        """The next Batch, or None when no sequence can compute anything now. Reports preemptions, and the failure of
-        those whose turn comes too late."""
+        """Return the next Batch, or None when no sequence can compute anything now. Reports preemptions, and the
+        failure of those whose turn comes too late."""
         plan = self.live.trial.planned(partial(self._plan, now_s, report), bool(self._flying))
         if plan is None or not plan.rows:
             return None
@@ -139,8 +139,8 @@ class Scheduler:
             plan.place(seq, count, end, 1 if end == wanted else 0)
 
     def _awaits_settling(self, seq: Sequence, plan: BatchBuilder) -> bool:
-        """True when ids of this sequence are in a step that will not have settled when masks are made for the one being
-        planned."""
+        """Return whether ids of this sequence are in a step that will not have settled when masks are made for the one
+        being planned."""
         if not seq.flights or seq not in self.live.constraints.matchers:
             return False
         newest = seq.flights[-1]
@@ -165,7 +165,7 @@ class Scheduler:
         plan.place(seq, count, end, count)
 
     def _make_room(self, seq: Sequence, num_tokens: int, plan: BatchBuilder, report: StepFrameBuilder) -> bool:
-        """Extends the table, preempting the worst rank if need be. False when this sequence must sit out or was
+        """Extend the table, preempting the worst rank if need be. False when this sequence must sit out or was
         preempted itself."""
         while True:
             grown = self.pool.grow(seq, num_tokens)
@@ -181,7 +181,7 @@ class Scheduler:
                 return False
 
     def _preempt(self, seq: Sequence) -> None:
-        """Takes seat and blocks; the ids stay. What is in flight still yields its ids, its keys and values are void."""
+        """Take seat and blocks; the ids stay. What is in flight still yields its ids, its keys and values are void."""
         self.num_preemptions += 1
         self._unseat(seq)
         if not seq.flights:
@@ -201,8 +201,8 @@ class Scheduler:
     # -- settling ------------------------------------------------------------------------------------------------------
 
     def masks(self, drafts: tuple[int, ...], report: StepFrameBuilder) -> memoryview:
-        """The bitmasks of the newest Batch, once all up to `limits.depth` steps before it have settled; `drafts` and
-        the result are those of core.ports.Pending. A matcher that fails ends its sequence and no other."""
+        """Return the bitmasks of the newest Batch, once all up to `limits.depth` steps before it have settled; `drafts`
+        and the result are those of core.ports.Pending. A matcher that fails ends its sequence and no other."""
         batch, plan = self._flying[-1]
         masks, failures = self.live.constraints.masks(batch, plan.rows, drafts)
         for seq, error in failures.items():
@@ -215,14 +215,14 @@ class Scheduler:
         return masks
 
     def _lose_matcher(self, seq: Sequence, report: StepFrameBuilder) -> None:
-        """Takes the seat until its matcher is made again."""
+        """Take the seat until its matcher is made again."""
         if seq.status is Status.RUNNING:
             self._unseat(seq)
             report.preempted(seq)
         self.live.lost_matcher(seq, report)
 
     def settle(self, output: StepOutput, report: StepFrameBuilder) -> None:
-        """Appends what the oldest step in flight produced, ends what ended, opens the fences behind it."""
+        """Append what the oldest step in flight produced, ends what ended, opens the fences behind it."""
         batch, plan = self._flying.popleft()
         yields, faults, is_plain = batch.yields, output.faults, not (batch.drafts or batch.masked)
         if faults:
@@ -275,7 +275,7 @@ class Scheduler:
         self.quarantine.settled(batch.step)
 
     def _append(self, seq: Sequence, token: int, step: int, report: StepFrameBuilder) -> bool:
-        """Appends an id that a masked or drafting step drew, unless it is void. Returns whether the sequence has ended,
+        """Append an id that a masked or drafting step drew, unless it is void. Returns whether the sequence has ended,
         or has lost its matcher by this id."""
         live = self.live
         if (live.without_matcher or live.unmasked) and live.is_void(seq, step):
@@ -290,7 +290,7 @@ class Scheduler:
     def _settle_drafts(
         self, batch: Batch, plan: BatchBuilder, output: StepOutput, report: StepFrameBuilder
     ) -> list[int]:
-        """Appends all but the last id of every row and takes from `num_computed` the drafts that were not kept, whose
+        """Append all but the last id of every row and takes from `num_computed` the drafts that were not kept, whose
         keys and values are written again. Returns the last ids, one for each row that yields."""
         last: list[int] = []
         ids, lengths = iter(output.ids), iter(output.lengths or repeat(1))
@@ -311,7 +311,7 @@ class Scheduler:
         return last
 
     def _fail(self, seq: Sequence, fault: Fault, plan: BatchBuilder, report: StepFrameBuilder) -> None:
-        """Ends a sequence whose row failed; what the row was to fill is forgotten."""
+        """End a sequence whose row failed; what the row was to fill is forgotten."""
         if fault.reason == InvalidConstraint.reason:
             # The row was computed and is sound: it only had nothing to draw.
             self.live.fail(seq, Fault.of(nothing_to_sample(seq.request)), report)

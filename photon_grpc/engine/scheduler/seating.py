@@ -64,7 +64,7 @@ class Seating:
             self._seat(plan, seq, copies, now_s)
 
     def _comes_too_late(self, seq: Sequence, now_s: float, report: StepFrameBuilder) -> bool:
-        """True when it could not be in time any more, and has been failed for that."""
+        """Return whether it could not be in time any more, and has been failed for that."""
         num_running = len(self._live.running)
         if self._deadlines.missed(seq, 0, num_running, now_s) is None:
             return False
@@ -76,7 +76,7 @@ class Seating:
         return True
 
     def _take_blocks(self, seq: Sequence) -> tuple[tuple[int, int], ...] | None:
-        """Copies to make, after the sequence got its blocks; None when there is no room for it now."""
+        """Copy to make, after the sequence got its blocks; None when there is no room for it now."""
         leader = seq.leader
         if (
             leader is not None

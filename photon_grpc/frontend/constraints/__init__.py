@@ -1,1 +1,1 @@
-"""What the form of an output may be: written as a grammar, measured and tried."""
+"""Constraints on outputs: written as grammars, measured and tried."""

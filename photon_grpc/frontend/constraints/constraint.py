@@ -68,7 +68,7 @@ def check_constraint(ask: ConstraintAsk, max_bytes: int) -> None:
 
 
 def write_grammar(ask: ConstraintAsk) -> Constraint:
-    """The grammar of a checked `ask`. Takes long for a long one. Raise InvalidConstraint."""
+    """Return the grammar of a checked `ask`. Takes long for a long one. Raise InvalidConstraint."""
     if ask.kind in ("json_schema", "json_object"):
         schema = _compact(exact_schema(ask.text) or '{"type":"object"}')
         return Constraint("json_schema", _grammar("json_schema", schema))
@@ -91,7 +91,7 @@ def _grammar(kind: str, json: bytes) -> str:
 
 
 def _compact(schema: str) -> bytes:
-    """The schema with our options in place of its own."""
+    """Return the schema with our options in place of its own."""
     try:
         keywords = msgspec.json.decode(schema, type=dict[str, msgspec.Raw] | bool)
     except msgspec.ValidationError:

@@ -22,7 +22,7 @@ _DIGEST_BYTES = 16
 
 
 def digest_of(ask: ConstraintAsk) -> bytes:
-    """The digest of a constraint that compiles."""
+    """Return the digest of a constraint that compiles."""
     said = [ask.kind, _meaning(ask), sorted(ask.choices)]
     return hashlib.blake2b(msgspec.json.encode(said), digest_size=_DIGEST_BYTES).digest()
 

@@ -18,7 +18,7 @@ def lark_schemas(grammar: str) -> list[str]:
 
 
 def with_schemas(grammar: str, rewritten: Callable[[str], str]) -> str:
-    """The grammar with every schema `rewritten`."""
+    """Return the grammar with every schema `rewritten`."""
     done, parts = 0, []
     for start, end in _places(grammar):
         parts += [grammar[done:start], rewritten(grammar[start:end])]

@@ -21,7 +21,7 @@ class _NotPlain(Exception):
 
 
 def least_chars(pattern: str) -> int:
-    """A pattern in the syntax of Rust's `regex`."""
+    """Return a pattern in the syntax of Rust's `regex`."""
     if len(pattern) > _MAX_CHARS:
         return 0
     try:
@@ -32,7 +32,7 @@ def least_chars(pattern: str) -> int:
 
 
 def _alternatives(pattern: str, at: int) -> tuple[int, int]:
-    """The bound, and the place behind them."""
+    """Return the bound, and the place behind them."""
     ways = [0]
     while at < len(pattern) and pattern[at] != ")":
         if pattern[at] == "|":

@@ -59,7 +59,8 @@ def read_tools(tools_json: str, name: str | None = None) -> tuple[Tool, ...]:
 
 
 def write_calls(tools: Sequence[Tool], form: CallForm, options: Mapping[str, Any], *, is_one: bool) -> str:
-    """The grammar of an output that is calls of `tools`, or `is_one` call; `options` say how their JSON is written."""
+    """Return the grammar of an output that is calls of `tools`, or `is_one` call; `options` say how their JSON is
+    written."""
     syntax = form.syntax
     before, after, more = "", "", ""
     if not syntax.is_bare:
@@ -86,12 +87,12 @@ _REASONING = {
 
 
 def _quoted(text: str) -> str:
-    """A string of JSON, and of Lark, which takes no DEL as it is."""
+    """Return a string of JSON, and of Lark, which takes no DEL as it is."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _schema(name: str, definition: _Members) -> _Members:
-    """The schema of a call's arguments, which are an object."""
+    """Return the schema of a call's arguments, which are an object."""
     where = f"{FIELD}: the parameters of the {_label(name)}"
     parameters = definition.get("parameters", _NO_ARGUMENTS)
     if bytes(parameters) == b"null":

@@ -34,7 +34,7 @@ _ONE_OF = "Enable 'coerce_one_of' option"
 
 
 def try_out(ask: ConstraintAsk) -> Constraint:
-    """The grammar of a checked `ask`, which compiles and which something satisfies. Raise InvalidConstraint."""
+    """Return the grammar of a checked `ask`, which compiles and which something satisfies. Raise InvalidConstraint."""
     field = field_of(ask)
     constraint = write_grammar(ask)
     matcher = _compile(constraint)
@@ -90,7 +90,7 @@ def _unwritable(ask: ConstraintAsk) -> str:
 
 
 def _told(ask: ConstraintAsk, problem: str) -> str:
-    """The compiler's words, and of which part they are."""
+    """Return the compiler's words, and of which part they are."""
     if ask.kind == "json_schema":
         where = _pointer(ask.text, problem)
         return f"at {where}: {_cut(problem)}" if where else _cut(problem)
@@ -113,7 +113,7 @@ def _cut(words: str) -> str:
 
 
 def _pointer(schema: str, problem: str) -> str:
-    """The JSON pointer of the deepest subschema that alone has the same problem; empty for the whole."""
+    """Return the JSON pointer of the deepest subschema that alone has the same problem; empty for the whole."""
     if len(schema) > _MAX_LOOKED_INTO:
         return ""
     try:

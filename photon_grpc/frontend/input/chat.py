@@ -76,7 +76,7 @@ class ChatTemplate:
     def variables(
         self, chat: ChatInput, *, max_bytes: int | None = None, max_tokens: int | None = None
     ) -> dict[str, Any]:
-        """The template's variables. Raise InvalidRequest naming the field.
+        """Return the template's variables. Raise InvalidRequest naming the field.
 
         Raise PromptTooLong where the messages, white space that templates strip aside, exceed `max_bytes`: rendering
         them first would hold a thread for seconds.
@@ -108,7 +108,7 @@ class ChatTemplate:
         return _mapped(variables, worn.put_on), worn
 
     def render(self, variables: dict[str, Any], *, max_bytes: int | None = None, max_tokens: int | None = None) -> str:
-        """The prompt. Runs for `max_cpu_s` seconds of this thread's time at most.
+        """Return the prompt. Runs for `max_cpu_s` seconds of this thread's time at most.
 
         Raise InvalidTemplate where the template refuses, fails or takes too long, and PromptTooLong over `max_bytes`
         (None: 64 MiB).
@@ -249,7 +249,7 @@ def _message(message: ChatMessage, field: str) -> dict[str, Any]:
 
 
 def _parsed(text: str, kind: type, field: str) -> Any:
-    """The JSON in `text`; empty text is an empty `kind`."""
+    """Return the JSON in `text`; empty text is an empty `kind`."""
     if not text:
         return kind()
     try:

@@ -37,7 +37,7 @@ def prepare(
 def encode(
     input: TextInput | ChatInput, tokenizer: Tokenizer, template: ChatTemplate | None, max_tokens: int
 ) -> tuple[int, ...]:
-    """The ids that Generate sees. Raise as `prepare`."""
+    """Return the ids that Generate sees. Raise as `prepare`."""
     if isinstance(input, TextInput):
         return tokenizer.encode(
             input.text,

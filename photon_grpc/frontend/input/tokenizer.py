@@ -74,7 +74,7 @@ class Tokenizer:
         max_tokens: int | None = None,
         field: str = "text",
     ) -> tuple[int, ...]:
-        """The ids of plain text. Takes long for long texts: call it in a thread.
+        """Return the ids of plain text. Takes long for long texts: call it in a thread.
 
         add_special_tokens: with BOS and what else the tokenizer puts around a text. parse_special_tokens: spellings of
             special tokens become those tokens. Raise PromptTooLong, without encoding, where `text` can only give more
@@ -92,8 +92,8 @@ class Tokenizer:
     def encode_template(
         self, text: str, disguise: SpecialTokenEscaper, *, max_tokens: int | None = None
     ) -> tuple[int, ...]:
-        """The ids of what a chat template wrote: undisguised spellings of special tokens are those tokens, nothing is
-        added around."""
+        """Return the ids of what a chat template wrote: undisguised spellings of special tokens are those tokens,
+        nothing is added around."""
         self._check_text(text, max_tokens, "chat")
         marked = disguise.take_off(self.markers.mark(text, self._sign))
         return _ids(self._plain, marked, False, max_tokens, "chat")
@@ -113,7 +113,7 @@ class Tokenizer:
         return self._vocabularies[False].max_token_bytes
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text that ids release when nothing precedes them."""
+        """Return the text that ids release when nothing precedes them."""
         detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
         return "".join([detokenizer.push(id) for id in token_ids]) + detokenizer.finish()
 

@@ -40,7 +40,7 @@ NO_ANSWER = Answer()
 
 
 def joined_answer(parts: Sequence[Answer]) -> Answer:
-    """The parts of one output, in their order, as one."""
+    """Return the parts of one output, in their order, as one."""
     told = [part for part in parts if part is not NO_ANSWER]
     if len(told) < 2:
         return told[0] if told else NO_ANSWER
@@ -68,7 +68,8 @@ class AnswerParser:
             self._read_on(is_over=False)
 
     def take(self, *, is_over: bool) -> Answer:
-        """The parts that came since the last call. With `is_over`, which may be told again, nothing is held back."""
+        """Return the parts that came since the last call. With `is_over`, which may be told again, nothing is held
+        back."""
         self._read_on(is_over)
         answer = joined_answer(self._read)
         self._read = []

@@ -24,10 +24,11 @@ class Detokenizer(Protocol):
     """The text of one output."""
 
     def push(self, token_id: int) -> str:
-        """The text that `token_id` releases; empty while a character is unfinished, and for an id without a token."""
+        """Return the text that `token_id` releases; empty while a character is unfinished, and for an id without a
+        token."""
 
     def finish(self) -> str:
-        """The text still held back; an unfinished character becomes one U+FFFD."""
+        """Return the text still held back; an unfinished character becomes one U+FFFD."""
 
 
 class Vocabulary(Protocol):
@@ -37,7 +38,7 @@ class Vocabulary(Protocol):
         """For ids that follow these."""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token, perhaps part of a character; empty for an id without a token."""
+        """Return the bytes of one token, perhaps part of a character; empty for an id without a token."""
 
     @property
     def max_token_bytes(self) -> int:

@@ -118,7 +118,7 @@ NO_PROMPT_SCORES = PromptLogprobs((), 0)
 
 
 def joined(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
-    """The parts of one output, in their order, as one."""
+    """Return the parts of one output, in their order, as one."""
     scored = [part for part in parts if part.records]
     return (
         msgspec.structs.replace(scored[0], records=b"".join([part.records for part in scored]))

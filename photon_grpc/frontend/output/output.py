@@ -94,7 +94,7 @@ class OutputText:
         self._ids: list[int] = []
 
     def push(self, token_id: int) -> bool:
-        """The next id. True when a stop string ended the output with it."""
+        """Return the next id. True when a stop string ended the output with it."""
         self.num_tokens += 1
         self.last_id = token_id
         if self._wants_ids:

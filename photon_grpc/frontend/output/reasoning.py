@@ -15,7 +15,7 @@ class Reasoning(Protocol):
     """One output's."""
 
     def push(self, text: str, is_over: bool) -> tuple[str, str]:
-        """The reasoning and the rest that the next text releases. With `is_over` nothing is held back."""
+        """Return the reasoning and the rest that the next text releases. With `is_over` nothing is held back."""
 
 
 class NoReasoning:
@@ -70,7 +70,7 @@ class MarkedReasoning:
 
 
 def length_of_beginning(text: str, mark: str) -> int:
-    """The number of characters at the end of `text` that are the beginning of `mark`, but not all of it."""
+    """Return the number of characters at the end of `text` that are the beginning of `mark`, but not all of it."""
     at = text.find(mark[0], max(len(text) - len(mark) + 1, 0))
     while at >= 0 and not mark.startswith(text[at:]):
         at = text.find(mark[0], at + 1)

@@ -33,7 +33,8 @@ class StopMatcher:
         self.matched: str | None = None
 
     def push(self, text: str, may_end: bool) -> str:
-        """The text that `text` releases. With `may_end` a stop string that ends in it sets `matched` and cuts it."""
+        """Return the text that `text` releases. With `may_end` a stop string that ends in it sets `matched` and cuts
+        it."""
         if not self._held and self._stops.first_chars.isdisjoint(text):
             return text
         buffer = self._held + text
@@ -48,7 +49,7 @@ class StopMatcher:
         return buffer[:cut]
 
     def flush(self) -> str:
-        """The text held back, once the output ended for another reason."""
+        """Return the text held back, once the output ended for another reason."""
         held, self._held = self._held, ""
         return held
 

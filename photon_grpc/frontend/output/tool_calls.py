@@ -33,7 +33,8 @@ class ToolCalls(Protocol):
     """One output's."""
 
     def push(self, text: str, is_over: bool) -> tuple[str, tuple[ToolCall, ...]]:
-        """The text outside of calls and the calls that the next text releases. With `is_over` nothing is held back."""
+        """Return the text outside of calls and the calls that the next text releases. With `is_over` nothing is held
+        back."""
 
 
 class NoToolCalls:
@@ -76,7 +77,7 @@ class WrittenToolCalls:
     # What comes next.
 
     def _seek(self, is_over: bool) -> bool:
-        """The next opening."""
+        """Return the next opening."""
         mark = self._syntax.open
         found = self._text.find(mark, self._start)
         if found < 0:
@@ -196,7 +197,7 @@ class WrittenToolCalls:
 
 
 def read_call(text: str, index: int) -> ToolCall | None:
-    """The call that a JSON object stands for; None where it is none."""
+    """Return the call that a JSON object stands for; None where it is none."""
     try:
         members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         name = msgspec.json.decode(members["name"], type=str)

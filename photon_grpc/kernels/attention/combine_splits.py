@@ -11,7 +11,7 @@ NUMBERS_A_THREAD = 64
 
 @constexpr_function
 def power_of_two(number: int) -> int:
-    """The smallest that is at least `number` (>= 1)."""
+    """Return the smallest that is at least `number` (>= 1)."""
     return 1 << (number - 1).bit_length()
 
 

@@ -106,7 +106,7 @@ def dispatch(
     meta: AttentionMetadata, pages: torch.Tensor, slot_mapping: torch.Tensor, num_heads: int,
     chain: DependentChain | None = None,
 ) -> GroupAttention:  # fmt: skip
-    """The fastest kernels for a step.
+    """Return the fastest kernels for a step.
 
     Args:
         meta: the rows.

@@ -91,7 +91,7 @@ def look_up(table, key, stop, SHAPE: gl.constexpr, TILE: gl.constexpr, copy: gl.
 def fetch(
     ks, vs, keys, page, key, stop, block_stride, SHAPE: gl.constexpr, TILE: gl.constexpr, copy: gl.constexpr
 ):  # fmt: skip
-    """Starts the copies of KW · BN keys and values; zeros from `stop` on."""
+    """Start the copies of KW · BN keys and values; zeros from `stop` on."""
     HEAD_DIM: gl.constexpr = SHAPE.HEAD_DIM
     BLOCK_SIZE: gl.constexpr = SHAPE.BLOCK_SIZE
     V_OFFSET: gl.constexpr = SHAPE.KV_HEADS * BLOCK_SIZE * HEAD_DIM
@@ -260,7 +260,7 @@ def store_split(
     sums, out, shares, scale, row, kv_head, split, num_shares,
     SHAPE: gl.constexpr, TILE: gl.constexpr, mma: gl.constexpr,
 ):  # fmt: skip
-    """Joins the warps' (high, total, acc), and where there are several shares those, once the last has arrived."""
+    """Join the warps' (high, total, acc), and where there are several shares those, once the last has arrived."""
     high, total, acc = sums
     KV_HEADS: gl.constexpr = SHAPE.KV_HEADS
     GROUP: gl.constexpr = SHAPE.GROUP

@@ -84,7 +84,7 @@ def fetch(
     cache, tiles, stage, ready, table, start, context, head_row, page_rows,
     BLOCK_SIZE: gl.constexpr, BN: gl.constexpr,
 ):  # fmt: skip
-    """Starts the copy of the keys (or values) start … start + BN - 1; zeros for pages from the context's end on."""
+    """Start the copy of the keys (or values) start … start + BN - 1; zeros for pages from the context's end on."""
     BOX: gl.constexpr = BLOCK_SIZE if BLOCK_SIZE < BN else BN
     mbarrier.expect(ready, BN * tiles.shape[2] * 2)
     for box in gl.static_range(BN // BOX):
@@ -344,7 +344,7 @@ def varlen_tile_kernel(
 
 
 def num_consumers(num_pairs: int, kv_heads: int, multiprocessors: int) -> int:
-    """Groups of warps that share each tile of keys: three where `num_pairs` (query, head of a group) pairs have tiles
+    """Group of warps that share each tile of keys: three where `num_pairs` (query, head of a group) pairs have tiles
     for two waves, else two."""
     tiles = num_pairs // (3 * CONSUMER_PAIRS) * kv_heads
     return 3 if tiles >= 2 * multiprocessors else 2

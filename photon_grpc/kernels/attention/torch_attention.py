@@ -81,7 +81,7 @@ class GatherPlan:
         self._mask: dict[int, torch.Tensor] = {}
 
     def _first_key(self, context: int, count: int) -> int:
-        """The oldest position that the last `count` of `context` tokens see."""
+        """Return the oldest position that the last `count` of `context` tokens see."""
         return max(0, context - count - self.window + 1) if self.window else 0
 
     def _gathers_together(self, num_keys: list[int]) -> bool:

@@ -98,7 +98,7 @@ def launch(
     layer: int,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """Changes cache; heads of k and v are contiguous within a token."""
+    """Change cache; heads of k and v are contiguous within a token."""
     if not launches(k):
         return reference(k, v, cache, layer, slot_mapping)
     if k.shape[0]:

@@ -37,7 +37,7 @@ except ImportError:
 
 
 def constexpr_function(function: Callable[..., Any]) -> Any:
-    """A function of compile-time values that kernels may call."""
+    """Return a function of compile-time values that kernels may call."""
     return function if gluon is None or triton is None else gluon.constexpr_function(function)
 
 
@@ -45,7 +45,7 @@ GluonKernel = None if gluon is None or triton is None else type("GluonKernel", (
 
 
 def gluon_jit(function: Callable[..., Any]) -> Any:
-    """A Gluon kernel or device function; the Python function itself where Gluon is missing."""
+    """Return a Gluon kernel or device function; the Python function itself where Gluon is missing."""
     return function if GluonKernel is None else GluonKernel(function, do_not_specialize=UNSPECIALIZED)
 
 

@@ -52,7 +52,7 @@ TritonKernel = None if triton is None else type("TritonKernel", (Launchable, tri
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """A Triton kernel or device function; the Python function itself where Triton is missing."""
+    """Return a Triton kernel or device function; the Python function itself where Triton is missing."""
     if TritonKernel is None:
         return function
     kernel = triton.jit if INTERPRETED else TritonKernel
@@ -89,7 +89,7 @@ def num_shared_bytes(device: torch.device) -> int:
 
 
 def next_power_of_2(n: int) -> int:
-    """The smallest power of two that is at least n (n >= 1)."""
+    """Return the smallest power of two that is at least n (n >= 1)."""
     return 1 << (n - 1).bit_length()
 
 

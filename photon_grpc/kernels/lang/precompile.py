@@ -90,7 +90,7 @@ def hash_compiler_ahead() -> None:
 
 @contextmanager
 def at_first_compilation(callback: Callable[[], None]) -> Iterator[None]:
-    """Calls `callback` once, within the launch that had a kernel compiled.
+    """Call `callback` once, within the launch that had a kernel compiled.
 
     Never where nothing is missing in Triton's cache, and where Triton does not tell (before 3.4).
     """
@@ -173,7 +173,7 @@ def run_in_forks(
     progress: OnProgress = lambda done, total: None,
     silence_s: float = SILENCE_S,
 ) -> int:
-    """The number of jobs that raised nothing. Waits for all of them, or until none has ended for `silence_s`.
+    """Return the number of jobs that raised nothing. Waits for all of them, or until none has ended for `silence_s`.
 
     A fork may touch no device and take no lock that a thread of this process may hold. Raises OSError when there can be
     no processes.
@@ -195,13 +195,13 @@ def run_in_forks(
 
 
 def _pipe() -> tuple[FileIO, FileIO]:
-    """The ends to read and to write."""
+    """Return the ends to read and to write."""
     reader, writer = os.pipe()
     return FileIO(reader, "rb"), FileIO(writer, "wb")
 
 
 def _fork(jobs: Sequence[Job], task_reader: FileIO, done_reader: FileIO, done_writer: FileIO, silence_s: float) -> int:
-    """The process id of a worker, which leads a group of its own: the programs that it starts end with it."""
+    """Return the process id of a worker, which leads a group of its own: the programs that it starts end with it."""
     worker = os.fork()
     if worker:
         # Both do it: the group is there before either needs it.

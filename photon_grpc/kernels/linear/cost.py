@@ -224,7 +224,7 @@ def _menu(rows: int, has_wgmma: bool, may_share: bool) -> tuple[Tile, ...]:
 
 
 def choose(product: Product, device: Device = H200, *, may_decline: bool = True) -> Tile | None:
-    """The tile that multiplies: the table's, or the cheapest; None: the matrix library, which is as cheap.
+    """Return the tile that multiplies: the table's, or the cheapest; None: the matrix library, which is as cheap.
 
     Args:
         product: `rows` is one of `tiles.BUCKETS`.

@@ -86,7 +86,7 @@ def _product(x: torch.Tensor, linear: Affine, eps: float | None = None) -> torch
 
 
 def add_launch(h: torch.Tensor, a: torch.Tensor, linear: Affine, tile: Tile, counters: torch.Tensor) -> None:
-    """Changes h; `counters` int32 [>= N // tile.BN], zero before and after."""
+    """Change h; `counters` int32 [>= N // tile.BN], zero before and after."""
     if not launches(linear.w):
         return add_reference(h, a, linear)
     return launch(ADD, tile, linear, a, h, counters)
@@ -95,7 +95,7 @@ def add_launch(h: torch.Tensor, a: torch.Tensor, linear: Affine, tile: Tile, cou
 def swiglu_launch(
     h: torch.Tensor, linear: Affine, eps: float, y: torch.Tensor, tile: Tile, counters: torch.Tensor
 ) -> None:
-    """Fills y."""
+    """Fill y."""
     if not launches(linear.w):
         return swiglu_reference(h, linear, eps, y)
     fusion = Fusion(epilogue.load_nothing, epilogue.store_swiglu, eps=eps, span=linear.w.shape[0] // 2)
@@ -105,7 +105,7 @@ def swiglu_launch(
 def qkv_launch(
     h: torch.Tensor, linear: Affine, eps: float, out: HeadOutput, tile: Tile, counters: torch.Tensor
 ) -> None:
-    """Fills out.q, changes out.cache."""
+    """Fill out.q, changes out.cache."""
     if not launches(linear.w):
         return qkv_reference(h, linear, eps, out)
     q, cache, layer, rotation, norms = out

@@ -149,7 +149,7 @@ TABLE: dict[tuple[int, int], dict[int, Tile | None]] = {
 
 
 def bucket(num_rows: int) -> int | None:
-    """The smallest bucket that holds num_rows; None above them all."""
+    """Return the smallest bucket that holds num_rows; None above them all."""
     return next((size for size in BUCKETS if size >= num_rows), None)
 
 

@@ -27,7 +27,7 @@ def reference(
 
 
 def rows(cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tables' rows for `rotate`, the same in every layer: (cos, cos) and (-sin, sin), [T, 1, D] each."""
+    """Return the tables' rows for `rotate`, the same in every layer: (cos, cos) and (-sin, sin), [T, 1, D] each."""
     cos = cos.index_select(0, positions)[:, None]
     sin = sin.index_select(0, positions)[:, None]
     return torch.cat((cos, cos), dim=2), torch.cat((-sin, sin), dim=2)
@@ -64,7 +64,7 @@ class HeadTile(NamedTuple):
 
 
 def head_tile(count: int, head_dim: int, first: int = 0) -> HeadTile:
-    """The tile of `count` heads from `first` on."""
+    """Return the tile of `count` heads from `first` on."""
     half = head_dim // 2
     return HeadTile(count, next_power_of_2(count), half, next_power_of_2(half), first)
 
@@ -104,7 +104,7 @@ def config(q_heads: int, kv_heads: int, head_dim: int) -> dict[str, Any]:
 def launch(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Overwrites q [T, Hq, D] and k [T, Hkv, D] (heads contiguous within a token) and returns them."""
+    """Overwrite q [T, Hq, D] and k [T, Hkv, D] (heads contiguous within a token) and returns them."""
     if not launches(q):
         return reference(q, k, cos, sin, positions)
     num_tokens, q_heads, head_dim = q.shape

@@ -177,7 +177,7 @@ def config(hidden: int, q_heads: int, kv_heads: int, head_dim: int, block_size: 
 
 
 def launch(qkv: torch.Tensor, h: torch.Tensor | None, b: torch.Tensor | None, eps: float, out: HeadOutput) -> None:
-    """Fills q [T, Hq · D], changes cache."""
+    """Fill q [T, Hq · D], changes cache."""
     if not launches(qkv):
         return reference(qkv, h, b, eps, out)
     q, cache, layer, rotation, norms = out

@@ -87,8 +87,8 @@ def _row_records(logits: npt.NDArray[np.float32], asked: npt.NDArray[Any], num_b
 
 
 def _best(logits: npt.NDArray[np.float32], count: int) -> npt.NDArray[Any]:
-    """The ids of the largest, of equal ones the lowest first: among those not below the count-th largest maximum of a
-    tile."""
+    """Return the ids of the largest, of equal ones the lowest first: among those not below the count-th largest maximum
+    of a tile."""
     count = min(count, len(logits))
     width = min(256, len(logits) // max(1, count))
     peaks = logits[: len(logits) // width * width].reshape(-1, width).max(axis=1)

@@ -66,7 +66,7 @@ def reference(
 def uniform_bits(
     seed: torch.Tensor, position: torch.Tensor, output_index: torch.Tensor, tokens: torch.Tensor | int
 ) -> torch.Tensor:
-    """The words x, int64 [R, N] below 2^32, in torch on any device."""
+    """Return the words x, int64 [R, N] below 2^32, in torch on any device."""
     ids = torch.arange(tokens, device=seed.device)[None] if isinstance(tokens, int) else tokens.long()
     return _word0(*(rows.long().unsqueeze(1) for rows in (seed, position, output_index)), ids)
 

@@ -46,7 +46,7 @@ class Penalties(NamedTuple):
 
 
 def counted(prompt: npt.ArrayLike, output: npt.ArrayLike, vocab_size: int) -> npt.NDArray[np.int16]:
-    """The counts [V] of a context."""
+    """Return the counts [V] of a context."""
     counts = np.bincount(np.asarray(output, dtype=np.int64), minlength=vocab_size).clip(max=_MOST).astype(np.uint16)
     counts[np.asarray(prompt, dtype=np.int64)] |= 0x8000
     return counts.view(np.int16)
@@ -69,7 +69,7 @@ def reference(logits: torch.Tensor, slots: torch.Tensor, penalties: Penalties) -
 
 
 def count_reference(slots: torch.Tensor, yields: torch.Tensor, ids: torch.Tensor, penalties: Penalties) -> None:
-    """Counts the drawn ids [R] of rows that yield, in torch. Slot 0 and ids below 0 are left out."""
+    """Count the drawn ids [R] of rows that yield, in torch. Slot 0 and ids below 0 are left out."""
     counts = penalties.counts
     is_counted = (yields > 0) & (ids >= 0) & (slots > 0)
     where = slots[is_counted], ids[is_counted]

@@ -2,8 +2,8 @@
 
     id = argmax(s + gumbel(seed, position, output index, token)) over s = logits / temperature not below the threshold
 
-The threshold is that of `topk_topp.py`; noise and the ids of greedy rows are those of `sample.py`, so that a row without
-filters draws what it draws there. INVALID and NOTHING as there.
+The threshold is that of `topk_topp.py`; noise and greedy ids are those of `sample.py`, so a row without
+filters gets the same id there. INVALID and NOTHING as there.
 
 Shapes: logits float32 [R, V], SamplingMetadata of the R rows, Filters of every slot, bool [R] of rows for which a ban,
 a limit or a mask holds (None: for none) -> int64 [R].

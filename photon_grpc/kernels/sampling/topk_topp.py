@@ -229,7 +229,7 @@ def threshold_kernel(rows, metadata, filters, search, SIZES: tl.constexpr):
 
 @functools.cache
 def stages(num_columns: int, sizes: SearchSizes = SIZES) -> list[tuple[Any, dict[str, Any]]]:
-    """The kernels in their order, each with its compile-time arguments."""
+    """Return the kernels in their order, each with its compile-time arguments."""
     sizes = sizes._replace(SPLITS=next_power_of_2(cdiv(num_columns, sizes.CHUNK)))
 
     def options(num_warps: int, tile: int) -> dict[str, Any]:

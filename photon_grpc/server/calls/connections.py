@@ -76,7 +76,7 @@ def _peer(connection: socket.socket) -> Address | None:
 
 
 def _plain(host: str) -> IPv4Address | IPv6Address:
-    """The same for an IPv4 address however it is written."""
+    """Return the same for an IPv4 address however it is written."""
     address = ip_address(host.partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return mapped or address

@@ -121,7 +121,7 @@ class Guard(grpc.aio.ServerInterceptor):
         return self._methods.get(path) or self._methods.setdefault(path, self._guarded(handler, path))
 
     def _guarded(self, handler: Any, path: str) -> MethodHandler:
-        """The same method to callers; to gRPC one that reads its messages itself, also where it is only one."""
+        """Return the same method to callers; to gRPC one that reads its messages itself, also where it is only one."""
         answer = _Method(handler, self._intake, self._counts, _MAX_BYTES.get(path, MAX_STREAMED_BYTES)).answer
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(answer, None, _serializer(handler.response_serializer))
@@ -191,7 +191,7 @@ def _behavior(handler: Any) -> Callable[[Any, Context], Awaitable[Any]]:
 
 
 def _writing(generate: Callable[[Any, Context], AsyncIterator[Any]]) -> Callable[[Any, Context], Awaitable[None]]:
-    """An async generator as a coroutine that writes."""
+    """Return an async generator as a coroutine that writes."""
 
     async def call(request: Any, context: Context) -> None:
         async for message in generate(request, context):
@@ -210,5 +210,5 @@ def _as_it_is(message: bytes) -> bytes:
 
 
 def _set_code(context: Context) -> grpc.StatusCode | None:
-    """The status that a method has set; None: none, whatever the stubs say."""
+    """Return the status that a method has set; None: none, whatever the stubs say."""
     return context.code()

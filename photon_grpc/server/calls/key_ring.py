@@ -29,8 +29,8 @@ class KeyRing:
         self._use(read_api_keys(path))
 
     def find(self, secret: str) -> ApiKey | None:
-        """The key that `secret` is. Takes as long whether and where it is found: every digest is compared, each in
-        constant time."""
+        """Return the key that `secret` is. Takes as long whether and where it is found: every digest is compared, each
+        in constant time."""
         digest = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
         found = None
         for known, key in self._keys.items():

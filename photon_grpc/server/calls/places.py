@@ -95,7 +95,7 @@ class Places:
         self.size = 0
 
     def take(self, owner: str, held: Held, size: int = 1) -> Place:
-        """A place; one alone may be of any size. Raise QueueFull where none can make room."""
+        """Return a place; one alone may be of any size. Raise QueueFull where none can make room."""
         for place in self._in_the_way(owner, size):
             self._end(place)
         place = Place(self, owner, held, size)
@@ -155,8 +155,8 @@ class Places:
         return found
 
     def _next_of(self, sizes: Counter[str], asking: str, without: frozenset[Place]) -> Place | None:
-        """The place to end next: of the owner with most, among equals of the asking one, and of no owner that holds
-        less than the asking one would."""
+        """Return the place to end next: of the owner with most, among equals of the asking one, and of no owner that
+        holds less than the asking one would."""
         for owner in sorted(sizes, key=lambda each: (-sizes[each], each != asking)):
             if sizes[owner] < sizes[asking]:
                 return None
@@ -199,7 +199,8 @@ class _SilentCall:
 
 @contextlib.contextmanager
 def silent_call(places: Places, owner: str) -> Iterator[None]:
-    """A place for the call of the running task. Raise QueueFull, and IdleStreamEvicted out of whatever it awaits."""
+    """Yield a place for the call of the running task. Raise QueueFull, and IdleStreamEvicted out of whatever it
+    awaits."""
     call = _SilentCall()
     with places.take(owner, call):
         try:
@@ -293,7 +294,7 @@ class SharedTurns:
                 turn.future.set_result(None)
 
     def _next_of(self, owner: str) -> _Waiter:
-        """The next waiter. The rest of its connection, and of the owner, stands behind all others then."""
+        """Return the next waiter. The rest of its connection, and of the owner, stands behind all others then."""
         connections = self._queue.pop(owner)
         connection = next(iter(connections))
         turns = connections.pop(connection)

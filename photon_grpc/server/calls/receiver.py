@@ -89,8 +89,8 @@ class MessageReceiver:
         self._ends: set[asyncio.Task[None]] = set()
 
     async def message(self, call: Call, parse: Parse) -> Any:
-        """The call's one message. Raise MalformedMessage (also where there is none), InvalidRequest (too many fields),
-        QueueFull."""
+        """Return the call's one message. Raise MalformedMessage (also where there is none), InvalidRequest (too many
+        fields), QueueFull."""
         received = await self._receive(call)
         if received is grpc.aio.EOF:
             # A cancelled call ends so too; its task is about to be told.
@@ -167,7 +167,7 @@ class MessageReceiver:
                 self.cut_off(call, QueueFull(message, retry_after_s=RETRY_AFTER_S))
 
     def _num_waiting_for(self, owner: str) -> int:
-        """Calls that wait for a turn that `owner` has: its own, and those of owners that have fewer."""
+        """Call that wait for a turn that `owner` has: its own, and those of owners that have fewer."""
         turns, num_held = self.turns, self.turns.held[owner]
         claiming = [each for each in turns.owners_waiting() if each == owner or turns.held[each] < num_held]
         return sum(map(turns.num_waiting, claiming))

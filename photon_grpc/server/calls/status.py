@@ -61,7 +61,7 @@ class CallStatus(NamedTuple):
 
 
 def call_status(error: Exception, request_id: str) -> CallStatus:
-    """The caller's view of `error`. An exception that is not meant for callers keeps its text to itself."""
+    """Return the caller's view of `error`. An exception that is not meant for callers keeps its text to itself."""
     told = _fit_for_callers(error, request_id)
     status = _rpc_status(told)
     trailers: list[tuple[str, str | bytes]] = [
@@ -75,7 +75,7 @@ def call_status(error: Exception, request_id: str) -> CallStatus:
 
 
 def request_error(error: Exception, request_id: str) -> inference_pb2.RequestError:
-    """The same of one request among others on a stream."""
+    """Return the same of one request among others on a stream."""
     status = _rpc_status(_fit_for_callers(error, request_id))
     return inference_pb2.RequestError(code=status.code, message=status.message, details=status.details)
 
@@ -110,7 +110,7 @@ def _fit_for_callers(error: Exception, request_id: str) -> errors.PhotonError:
 
 
 def _details(error: errors.PhotonError) -> list[Message]:
-    """The most useful first: what does not fit is cut from the end."""
+    """Return the most useful first: what does not fit is cut from the end."""
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=_facts(error))
     details: list[Message] = [info]
     is_told = isinstance(error, (errors.Overloaded, errors.Unavailable)) and not error.is_final

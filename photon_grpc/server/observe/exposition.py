@@ -33,7 +33,7 @@ class Snapshot(Collector):
     num_frontend_restarts: int = 0
 
     def page(self, accept: str) -> tuple[bytes, str]:
-        """The page and its content type, as the header `accept` asks for it."""
+        """Return the page and its content type, as the header `accept` asks for it."""
         try:
             encode, content_type = choose_encoder(accept)
         except (TypeError, ValueError):  # a version that is no number

@@ -175,5 +175,5 @@ class KeyMetrics:
 
 
 def finished_reason(reason: FinishReason) -> str:
-    """The label value: `max_tokens`."""
+    """Return the label value: `max_tokens`."""
     return reason.name.lower()

@@ -80,7 +80,7 @@ class LoadReports:
         return report
 
     def trailers(self) -> tuple[tuple[str, bytes], ...]:
-        """The report as trailing metadata; made once for all calls that end with one step."""
+        """Return the report as trailing metadata; made once for all calls that end with one step."""
         load = self._frontend.load
         if load is not self._told:
             self._trailers = ((TRAILER, self.report().SerializeToString()),)
@@ -95,14 +95,14 @@ class LoadReports:
             await asyncio.sleep(_SAMPLE_INTERVAL_S)
 
     def _rates(self, now: _Sample) -> tuple[float, float]:
-        """Outputs that ended and that failed, per second. An engine that was restarted counts from 0."""
+        """Return outputs that ended and that failed, per second. An engine that was restarted counts from 0."""
         then = self._samples[0] if self._samples else now
         elapsed_s = max(now.time_s - then.time_s, _SAMPLE_INTERVAL_S)
         return max(now.ended - then.ended, 0) / elapsed_s, max(now.failed - then.failed, 0) / elapsed_s
 
 
 def utilizations(load: Load, facts: Facts) -> dict[str, float]:
-    """The shares of KV blocks and seats in use, and the time in seconds in which the queue drains: 1 is full."""
+    """Return the shares of KV blocks and seats in use, and the time in seconds in which the queue drains: 1 is full."""
     return {
         "kv": load.owned_blocks / load.total_blocks if load.total_blocks else 0.0,
         "seats": load.running / facts.max_num_seqs,

@@ -53,7 +53,8 @@ class _Servicer(reflection.aio.ReflectionServicer):
     async def ServerReflectionInfo(  # type: ignore[override]  # its stubs say otherwise than it does
         self, request_iterator: Messages, unused_context: Context
     ) -> AsyncIterator[Any]:
-        """An answer to each message. Raise QueueFull; `request_iterator` ends the call where others need its place."""
+        """Yield an answer to each message. Raise QueueFull; `request_iterator` ends the call where others need its
+        place."""
         with self._streams.take(current().caller, request_iterator):
             async for answer in super().ServerReflectionInfo(request_iterator, unused_context):  # type: ignore[attr-defined]
                 yield answer

@@ -44,7 +44,7 @@ _MANTISSA = r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,17})?"
 
 
 def _positive(limit: int) -> str:
-    """A regular expression for the integers from 1 to `limit`, without leading zeros."""
+    """Return a regular expression for the integers from 1 to `limit`, without leading zeros."""
     digits = str(limit)
     ways = [f"[1-9][0-9]{{0,{len(digits) - 2}}}"] if len(digits) > 1 else []
     for at, digit in enumerate(digits):
@@ -124,7 +124,7 @@ class JsonGrammar:
         return "\n".join([f"{name}: {body}" for name, body in (self._rules | self._terminals).items()])
 
     def _message(self, message: Descriptor, depth: int) -> str:
-        """The symbol of a message that fits into `depth`."""
+        """Return the symbol of a message that fits into `depth`."""
         if message.full_name in ONE_VALUE:
             return self._terminal(ONE_VALUE[message.full_name])
         if message.full_name in ANY_FORM:
@@ -162,7 +162,7 @@ class JsonGrammar:
         return [(json.dumps(field.json_name, ensure_ascii=False) + ":", value) for field, value in values if value]
 
     def _field(self, field: FieldDescriptor, depth: int) -> str:
-        """The symbol of a field whose messages may have `depth`; empty where they do not fit."""
+        """Return the symbol of a field whose messages may have `depth`; empty where they do not fit."""
         if is_map(field):
             return self._map(field, depth) if depth >= 1 else ""
         value = self._element(field, depth)
@@ -237,7 +237,7 @@ class JsonGrammar:
         return name
 
     def _name(self, prefix: str, *key: object) -> tuple[str, bool]:
-        """A rule's name, and whether it is new."""
+        """Return a rule's name, and whether it is new."""
         known = self._names.get((prefix, *key))
         if known is not None:
             return known, False

@@ -145,7 +145,7 @@ def _depths(edges: Mapping[str, list[_Edge]], fixed: Mapping[str, int]) -> dict[
 
 
 def fields_of(message: Descriptor) -> Iterator[FieldDescriptor]:
-    """The fields that its JSON has."""
+    """Yield the fields that its JSON has."""
     if message.full_name not in ONE_VALUE and message.full_name not in ANY_FORM:
         yield from message.fields
 
@@ -165,19 +165,19 @@ def is_map(field: FieldDescriptor) -> bool:
 
 
 def entry_field(field: FieldDescriptor, name: str) -> FieldDescriptor:
-    """The "key" or "value" of a map."""
+    """Return the "key" or "value" of a map."""
     entry: Any = field.message_type
     found: FieldDescriptor = entry.fields_by_name[name]
     return found
 
 
 def value_of(field: FieldDescriptor) -> FieldDescriptor:
-    """The field itself, of a map the one of its entries' values."""
+    """Return the field itself, of a map the one of its entries' values."""
     return entry_field(field, "value") if is_map(field) else field
 
 
 def value_type(field: FieldDescriptor) -> Descriptor | None:
-    """The message type of the field, of a map's values; None where they are no messages."""
+    """Return the message type of the field, of a map's values; None where they are no messages."""
     return value_of(field).message_type
 
 

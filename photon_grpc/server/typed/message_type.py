@@ -91,7 +91,8 @@ class MessageTypes:
         )
 
     def wanted(self, wanted: pb.StructuredOutput.Protobuf, origin: Origin) -> WantedType:
-        """The type of a request, to be found once that has its place. Raise InvalidConstraint, InvalidRequest."""
+        """Return the type of a request, to be found once that has its place. Raise InvalidConstraint,
+        InvalidRequest."""
         files, name = wanted.file_descriptor_set, wanted.message_type
         _check(files, name)
         return WantedType(self, files, name, origin)
@@ -150,7 +151,7 @@ def _num_bytes(files: bytes, made: MessageType) -> int:
 
 
 def read_message_type(files: bytes, name: str) -> MessageType:
-    """The type `name` of a serialized FileDescriptorSet. Raise InvalidConstraint."""
+    """Return the type `name` of a serialized FileDescriptorSet. Raise InvalidConstraint."""
     pool = _pool(_parsed(files), name)
     try:
         root = pool.FindMessageTypeByName(name)
@@ -176,7 +177,7 @@ def _check(files: bytes, name: str) -> None:
 
 
 def _parsed(files: bytes) -> dict[str, descriptor_pb2.FileDescriptorProto]:
-    """The files by name."""
+    """Return the files by name."""
     try:
         count_fields(files, descriptor_pb2.FileDescriptorSet.DESCRIPTOR, _MAX_SET_FIELDS)
         listed = descriptor_pb2.FileDescriptorSet.FromString(files).file

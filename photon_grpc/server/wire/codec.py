@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from operator import attrgetter
 from typing import Any, cast
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -13,6 +14,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from photon_grpc.core.admission import check_count, check_prompt
 from photon_grpc.core.ask import (
+    NOTHING_SET,
     UNWRITTEN,
     Ask,
     CacheAsk,
@@ -29,7 +31,7 @@ from photon_grpc.core.ask import (
     TextInput,
     ToolChoice,
 )
-from photon_grpc.core.field import Field, compiled
+from photon_grpc.core.field import Field
 from photon_grpc.core.fields import FIELDS, fields_of
 from photon_grpc.core.generation import Start, Timing, Usage
 from photon_grpc.errors import InvalidRequest
@@ -40,7 +42,8 @@ from photon_grpc.server.wire.features import refuse_empty
 from photon_grpc.v1 import inference_pb2 as pb
 
 #: Of messages that are not set, as most are: reading their fields one by one would tell nothing else.
-_NO_OUTPUT, _NO_SCHEDULING, _NO_STREAM, _NO_CACHE = OutputAsk(), SchedulingAsk(), StreamAsk(), CacheAsk()
+_NO_OUTPUT, _NO_SCHEDULING = NOTHING_SET.output, NOTHING_SET.scheduling
+_NO_STREAM, _NO_CACHE = NOTHING_SET.stream, NOTHING_SET.cache
 #: Of one conversation: some 10 ms to make them into plain data.
 _MAX_MESSAGES = 4096
 #: google.protobuf.Duration ends here: 10,000 years.
@@ -58,33 +61,37 @@ def ask_of(
     *,
     replaces: bool = False,
 ) -> Ask:
-    """The Ask in `request`, for the model with these `facts`. The grammar of typed output is UNWRITTEN.
+    """Return the Ask in `request`, for the model with these `facts`. The grammar of typed output is UNWRITTEN.
 
     Raise InvalidRequest for an invalid Duration and for lists that are too long.
     """
     refuse_empty(request)
-    _check_lists(request, facts)
     _check_durations(request)
     has = request.HasField
     return Ask(
         input=input_of(request, facts),
         origin=origin,
         model=request.model,
-        sampling=_sampling(request.sampling),
-        stop=_stop(request.stop),
-        output=_output(request.output) if has("output") else _NO_OUTPUT,
-        cache=_cache(request.cache) if has("cache") else _NO_CACHE,
-        scheduling=_scheduling(request.scheduling) if has("scheduling") else _NO_SCHEDULING,
-        stream=_stream(request.stream) if has("stream") else _NO_STREAM,
+        sampling=_sampling(request.sampling, facts),
+        stop=_stop(request.stop, facts),
+        output=_output(request.output, facts) if has("output") else _NO_OUTPUT,
+        cache=_cache(request.cache, facts) if has("cache") else _NO_CACHE,
+        scheduling=_scheduling(request.scheduling, facts) if has("scheduling") else _NO_SCHEDULING,
+        stream=_stream(request.stream, facts) if has("stream") else _NO_STREAM,
         constraint=_constraint(request.structured_output),
         replaces=replaces,
-        continue_from=tuple(request.continue_from.ids[:]),
+        continue_from=_continued(request, facts),
     )
 
 
 def check_messages(chat: pb.ChatInput, facts: ModelFacts) -> None:
     # Every message of a conversation renders to one token at least.
     check_count(len(chat.messages), min(facts.max_context_tokens, _MAX_MESSAGES), "chat.messages")
+
+
+def _continued(request: pb.GenerateRequest, facts: ModelFacts) -> tuple[int, ...]:
+    check_count(len(request.continue_from.ids), facts.max_context_tokens, "continue_from.ids")
+    return _ids(request.continue_from)
 
 
 def input_of(request: pb.GenerateRequest, facts: ModelFacts) -> TextInput | IdsInput | ChatInput | None:
@@ -122,48 +129,56 @@ def _tool_choice(choice: pb.ToolChoice) -> ToolChoice:
     return ToolChoice(choice.name if choice.WhichOneof("choice") == "name" else None)
 
 
-def _reader(group: str, struct: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Return the function that makes a `struct` of the message that holds a group of options."""
-    in_proto = _message_of(group).fields_by_name
-    columns = ", ".join(f"{field.attribute}={_expression(in_proto[field.name], field)}" for field in fields_of(group))
-    # The condition binds `has` first.
-    source = f"struct({columns}) if (has := message.HasField) else None"
-    return compiled("message", source, struct=struct, seconds=_seconds)
+#: Name in the Ask, what makes plain data of the value, and the path and the limit of a list.
+_Column = tuple[str, Callable[[Any], Any] | None, str, Callable[[ModelFacts], int] | None]
 
 
-def _expression(field: FieldDescriptor, declared: Field) -> str:
-    """Write the value of a field of `message` in an Ask as Python source."""
-    value = f"message.{field.name}"
+class _Reader:
+    """Reads the message of a group of options into its struct, field by field of those that are set."""
+
+    def __init__(self, group: str, struct: Callable[..., Any]) -> None:
+        self._struct = struct
+        in_proto = _message_of(group).fields_by_name
+        self._columns = {
+            in_proto[field.name].number: _column(in_proto[field.name], field) for field in fields_of(group)
+        }
+
+    def __call__(self, message: Message, facts: ModelFacts) -> Any:
+        """Make the struct. Raise InvalidRequest for a list that is too long before it becomes objects."""
+        values = {}
+        for field, value in message.ListFields():
+            name, plain, path, limit = self._columns[field.number]
+            if limit is not None:
+                check_count(len(value.ids if plain is _ids else value), limit(facts), path)
+            values[name] = value if plain is None else plain(value)
+        return self._struct(**values)
+
+
+def _column(field: FieldDescriptor, declared: Field) -> _Column:
+    path, limit = declared.path, attrgetter(declared.max_items) if declared.max_items else None
     match field.message_type:
         case None:
-            plain = f"tuple({value}[:])" if field.is_repeated else value
+            return declared.attribute, _tuple if field.is_repeated else None, path, limit
         case pb.TokenIds.DESCRIPTOR:
-            plain = f"tuple({value}.ids[:])"
+            return declared.attribute, _ids, f"{path}.ids", limit
         case Duration.DESCRIPTOR:
-            plain = f"seconds({value})"
+            return declared.attribute, _seconds, path, limit
         case _:  # a map
-            plain = f"tuple(sorted({value}.items()))"
-    return f"{plain} if has({field.name!r}) else {declared.default!r}" if field.has_presence else plain
+            return declared.attribute, lambda values: tuple(sorted(values.items())), path, limit
+
+
+def _tuple(values: Any) -> tuple[Any, ...]:
+    return tuple(values[:])  # a slice is a list, which is read faster
+
+
+def _ids(listed: pb.TokenIds) -> tuple[int, ...]:
+    return _tuple(listed.ids)
 
 
 def _message_of(group: str) -> Descriptor:
     """Return the type of the message that holds a group of options; "" is GenerateRequest."""
     whole: Descriptor = pb.GenerateRequest.DESCRIPTOR
     return cast("Descriptor", whole.fields_by_name[group].message_type) if group else whole
-
-
-def _count_check(field: Field) -> str:
-    """Write the check of a list's length as Python source."""
-    path = field.path
-    if _message_of(field.group).fields_by_name[field.name].message_type is pb.TokenIds.DESCRIPTOR:
-        path += ".ids"
-    return f"check(len(request.{path}), facts.{field.max_items}, {path!r})"
-
-
-#: Refuses lists that are too long, before they become objects.
-_check_lists = compiled(
-    "request, facts", ", ".join(_count_check(field) for field in FIELDS.values() if field.max_items), check=check_count
-)
 
 
 def _constraint(wanted: pb.StructuredOutput) -> ConstraintAsk | None:
@@ -188,12 +203,12 @@ def _seconds(duration: Duration) -> float:
     return duration.seconds + duration.nanos * 1e-9
 
 
-_sampling = _reader("sampling", SamplingAsk)
-_stop = _reader("stop", StopAsk)
-_output = _reader("output", OutputAsk)
-_cache = _reader("cache", CacheAsk)
-_scheduling = _reader("scheduling", SchedulingAsk)
-_stream = _reader("stream", StreamAsk)
+_sampling = _Reader("sampling", SamplingAsk)
+_stop = _Reader("stop", StopAsk)
+_output = _Reader("output", OutputAsk)
+_cache = _Reader("cache", CacheAsk)
+_scheduling = _Reader("scheduling", SchedulingAsk)
+_stream = _Reader("stream", StreamAsk)
 
 
 def _check_durations(request: Message) -> None:
@@ -218,7 +233,7 @@ def _is_valid(options: Message, field: str) -> bool:
 
 
 def stream_message(update: Update, sequence: int, start: Start | None) -> pb.StreamGenerateResponse:
-    """The message number `sequence` of a stream; `start` belongs to the first one only."""
+    """Return the message number `sequence` of a stream; `start` belongs to the first one only."""
     message = pb.StreamGenerateResponse(sequence=sequence)
     for delta in update.deltas:
         _fill_output(message.deltas.add(), delta)

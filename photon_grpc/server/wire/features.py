@@ -42,7 +42,7 @@ ABSENT = frozenset(
 
 
 def name_of(path: str) -> str:
-    """The Feature that the field at `path` needs, for example "FEATURE_LOGPROBS"; empty where it needs none."""
+    """Return the Feature that the field at `path` needs, for example "FEATURE_LOGPROBS"; empty where it needs none."""
     number = _NEEDED.get(path)
     return "" if number is None else Feature.Name(number)
 

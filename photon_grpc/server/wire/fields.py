@@ -102,7 +102,8 @@ def _count(message: bytes, descriptor: Descriptor, limit: int) -> int:
 
 
 def first_request_id(action: bytes) -> str:
-    """The id with which the request begins in a MultiplexGenerateRequest that is not parsed; "" where none is seen."""
+    """Return the id with which the request begins in a MultiplexGenerateRequest that is not parsed; "" where none is
+    seen."""
     try:
         for _ in ("generate", "request_id"):
             if action[0] != _FIRST_TAG:
@@ -115,7 +116,7 @@ def first_request_id(action: bytes) -> str:
 
 
 def _varint(message: bytes, position: int) -> tuple[int, int]:
-    """The number that begins at `position`, and where the next thing begins."""
+    """Return the number that begins at `position`, and where the next thing begins."""
     value = 0
     for shift in range(0, 70, 7):
         byte = message[position]

@@ -28,7 +28,7 @@ class ItemWriter:
         self.responses = ResponseWriter()
 
     def plain(self, update: Update) -> bytes | None:
-        """The next item; None where it is not for ResponseWriter.plain: then `full` writes it."""
+        """Return the next item; None where it is not for ResponseWriter.plain: then `full` writes it."""
         response = self.responses.plain(update)
         if response is None:
             return None
@@ -36,13 +36,13 @@ class ItemWriter:
         return _ITEM + varint(len(item)) + item
 
     async def full(self, update: Update, start: Start) -> bytes:
-        """The next item, whatever it holds. `start` is told with the first. Raise InternalFailure."""
+        """Return the next item, whatever it holds. `start` is told with the first. Raise InternalFailure."""
         response = await self.responses.full(update, start)
         request_id = "" if response.sequence > 1 else self._request_id
         return _framed(pb.MultiplexItem(handle=self._handle, request_id=request_id, response=response))
 
     def error(self, error: pb.RequestError) -> bytes:
-        """The item of its failure."""
+        """Return the item of its failure."""
         return _framed(pb.MultiplexItem(handle=self._handle, request_id=self._request_id, error=error))
 
 

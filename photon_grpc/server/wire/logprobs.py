@@ -75,7 +75,7 @@ def written(scores: TokenLogprobs, tag: bytes) -> bytes:
 
 
 def _body(candidate: bytes) -> bytes:
-    """The same without its tag and its length."""
+    """Return the same without its tag and its length."""
     end = 1
     while candidate[end] >= 0x80:
         end += 1

@@ -37,8 +37,8 @@ class ResponseWriter:
         self.message_type = message_type
 
     def plain(self, update: Update) -> bytes | None:
-        """The next one, in wire form; None for the first, where it holds more than new text, ids and scores, and where
-        writing it takes long: then `full` makes it."""
+        """Return the next one, in wire form; None for the first, where it holds more than new text, ids and scores, and
+        where writing it takes long: then `full` makes it."""
         if update.usage is not None or not self.sequence:
             return None
         deltas, num_ids = b"", 0
@@ -56,8 +56,8 @@ class ResponseWriter:
         return deltas + _SEQUENCE + varint(self.sequence)
 
     async def full(self, update: Update, start: Start) -> pb.StreamGenerateResponse:
-        """The next one, whatever it holds. `start` is told with the first. Raise InternalFailure where the message of
-        typed output cannot be made."""
+        """Return the next one, whatever it holds. `start` is told with the first. Raise InternalFailure where the
+        message of typed output cannot be made."""
         self.sequence += 1
         response = codec.stream_message(update, self.sequence, start if self.sequence == 1 else None)
         await scores.add_to_message(response, update)

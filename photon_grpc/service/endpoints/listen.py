@@ -65,7 +65,7 @@ def plan_listeners(addresses: tuple[str, ...], frontends: int) -> Listeners:
 
 
 def _reserve(address: str) -> tuple[socket.socket, str]:
-    """A socket bound to the address, and the address with the number that the system chose for port 0."""
+    """Return a socket bound to the address, and the address with the number that the system chose for port 0."""
     host, port = split_address(address)
     try:
         family, kind, _, _, where = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]

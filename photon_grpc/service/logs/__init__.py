@@ -1,1 +1,1 @@
-"""What children write to stderr."""
+"""The children's log lines."""

@@ -115,7 +115,7 @@ class PipeStream(io.TextIOBase):
 
 
 def own_stderr() -> int:
-    """The descriptor of this process's stderr; -1 where it was started without."""
+    """Return the descriptor of this process's stderr; -1 where it was started without."""
     return sys.__stderr__.fileno() if sys.__stderr__ is not None else -1
 
 
@@ -124,7 +124,7 @@ def _loss(num_lines: int) -> logging.LogRecord:
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:
-    """A pipe takes so much whole or not at all, and nothing of another process in between."""
+    """Yield a pipe takes so much whole or not at all, and nothing of another process in between."""
     while len(data) > select.PIPE_BUF:
         end = data.rfind(b"\n", 0, select.PIPE_BUF) + 1 or select.PIPE_BUF
         yield data[:end]

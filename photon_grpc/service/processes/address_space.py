@@ -66,7 +66,7 @@ def is_met_by(error: BaseException | None) -> bool:
 
 
 def told(process: str) -> str:
-    """The line: whose, which limit, what to do. `process`: `the engine`."""
+    """Return the line: whose, which limit, what to do. `process`: `the engine`."""
     limit = (limit_bytes() or 0) / 2**20
     return (
         f"{process} needs more address space than `ulimit -v` allows ({limit:,.0f} MiB): `ulimit -v unlimited` lifts "

@@ -33,8 +33,8 @@ from photon_grpc.service.endpoints.listen import check_admin, check_distinct, pl
 
 
 def reasons(config: ServeConfig) -> list[str]:
-    """The reasons for which `serve` would not start, each once: engine and front end read the same files. A check that
-    breaks is one of them, and the others are made."""
+    """Return the reasons for which `serve` would not start, each once: engine and front end read the same files. A
+    check that breaks is one of them, and the others are made."""
     found: dict[str, None] = {}
     for check in _checks(config):
         try:
@@ -48,7 +48,8 @@ def reasons(config: ServeConfig) -> list[str]:
 
 
 def _checks(config: ServeConfig) -> Iterator[Callable[[], object]]:
-    """The supervisor's, the front end's, the engine's. Of a model that is still to be downloaded nothing is checked."""
+    """Yield the supervisor's, the front end's, the engine's. Of a model that is still to be downloaded nothing is
+    checked."""
     server = config.server
     yield partial(check_distinct, server)
     yield lambda: plan_listeners(server.listen, server.frontends).close()

@@ -106,7 +106,7 @@ class Child:
             pass
 
     async def messages(self) -> AsyncIterator[ControlMessage]:
-        """The child's messages, until it has ended."""
+        """Yield the child's messages, until it has ended."""
         while True:
             try:
                 messages = self._control.receive()
@@ -180,7 +180,7 @@ class ChildContext(NamedTuple):
 
 
 def enter_child(argv: list[str]) -> ChildContext:
-    """The first thing that a child's main does.
+    """Return the first thing that a child's main does.
 
     From here it dies with its supervisor, and leaves signals that ask for an end to it: the supervisor lets running
     requests finish before it ends its children. SIGUSR1 shows where its threads are.
@@ -217,7 +217,7 @@ def die_with(parent_pid: int) -> None:
 
 @contextlib.contextmanager
 def _blocked(*signals: signal.Signals) -> Iterator[None]:
-    """A child inherits the mask, so that nothing interrupts it before it has said what it ignores."""
+    """Yield a child inherits the mask, so that nothing interrupts it before it has said what it ignores."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
@@ -237,7 +237,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 async def _wait(process: subprocess.Popen[bytes]) -> int:
-    """The exit code, as soon as there is one."""
+    """Return the exit code, as soon as there is one."""
     if not hasattr(os, "pidfd_open"):
         return await asyncio.to_thread(process.wait)
     pidfd = os.pidfd_open(process.pid)

@@ -50,7 +50,7 @@ _OOM_SCORE = "1000"
 
 
 def main(argv: list[str]) -> int:
-    """The exit code: 0 when the front end is gone."""
+    """Return the exit code: 0 when the front end is gone."""
     context = enter_child(argv)
     os.nice(_NICE)
     # The library's threads would not survive a fork.
@@ -130,7 +130,7 @@ class _AnswerOnce:
 
 
 def _receive(sock: socket.socket, max_bytes: int) -> tuple[Job, int]:
-    """The job and its bytes. Raise EOFError where none comes."""
+    """Return the job and its bytes. Raise EOFError where none comes."""
     reader = FrameReader(JOB, max_bytes=max_bytes)
     num_bytes = 0
     while received := sock.recv_into(reader.room()):

@@ -159,7 +159,7 @@ class EncoderProcess:
 
 
 async def _asked(child: Child, job: Job) -> tuple[Answer | None, int]:
-    """The answer over a socket of its own, None where it closed without one; the bytes that were sent."""
+    """Return the answer over a socket of its own, None where it closed without one; the bytes that were sent."""
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()
     with ours:

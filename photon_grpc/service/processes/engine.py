@@ -35,7 +35,7 @@ _COMPILATION_S = 600.0
 
 
 def main(argv: list[str]) -> int:
-    """The exit code: 0 when told to stop, CANNOT_START after a StartupError; what else is raised is a crash."""
+    """Return the exit code: 0 when told to stop, CANNOT_START after a StartupError; what else is raised is a crash."""
     context = enter_child(argv)
     try:
         _run(context)

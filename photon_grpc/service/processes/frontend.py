@@ -59,7 +59,7 @@ _LARGE_BLOCK_BYTES = 256 * 1024
 
 
 def main(argv: list[str]) -> int:
-    """The exit code: 0 after a drain or when the supervisor is gone, CANNOT_START after a StartupError."""
+    """Return the exit code: 0 after a drain or when the supervisor is gone, CANNOT_START after a StartupError."""
     context = enter_child(argv)
     _map_large_blocks()
     config, name = context.begin.config.server, f"front end {context.begin.index}"
@@ -132,7 +132,8 @@ async def _serve(context: ChildContext) -> None:
 
 
 async def _listen_for_operators(admin: AdminListener, begin: Begin) -> str:
-    """The address of AdminService; empty where it is not served. Raise ConfigError for one that was asked for."""
+    """Return the address of AdminService; empty where it is not served. Raise ConfigError for one that was asked
+    for."""
     if not begin.admin:
         return ""
     try:
@@ -215,7 +216,7 @@ def _report(control: ControlChannel, message: ControlMessage) -> None:
 
 
 def _own_id() -> str:
-    """A name for the replica, the same one in all of its front ends: the supervisor's process, on this host."""
+    """Return a name for the replica, the same one in all of its front ends: the supervisor's process, on this host."""
     host = "".join(char for char in socket.gethostname() if char.isascii() and char.isprintable())
     return f"{host[:64]}-{os.getppid()}"
 

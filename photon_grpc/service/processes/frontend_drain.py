@@ -38,8 +38,8 @@ class FrontendDrain:
         self._settle(0)
 
     async def num_left(self, timeout_s: float) -> int:
-        """Requests that it still had at the end of its drain; 0 where it died instead, or was killed for taking longer
-        than `timeout_s`."""
+        """Return requests that it still had at the end of its drain; 0 where it died instead, or was killed for taking
+        longer than `timeout_s`."""
         try:
             return await asyncio.wait_for(self._num_left, timeout_s)
         except TimeoutError:

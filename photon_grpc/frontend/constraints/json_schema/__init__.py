@@ -64,7 +64,7 @@ _MAY_BE_ROUNDED = re.compile(MAY_BE_ROUNDED)
 
 
 def exact_schema(schema: str) -> str:
-    """The schema, a JSON text, written so that the library does what it says. As it is where there is nothing to
+    """Return the schema, a JSON text, written so that the library does what it says. As it is where there is nothing to
     change, or no JSON."""
     if not _MAY_CHANGE.search(schema):
         return schema

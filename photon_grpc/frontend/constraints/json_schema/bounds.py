@@ -58,7 +58,7 @@ def _is_left_out(bound: float, way: int) -> bool:
 
 
 def _within(given: float, is_exclusive: bool, is_integer: bool, way: int) -> float:
-    """The nearest number on the `way`, 1 or -1, from a bound, that is read as it is; `given` where that is."""
+    """Return the nearest number on the `way`, 1 or -1, from a bound, that is read as it is; `given` where that is."""
     bound = decimal(given)
     least = bound if way > 0 else bound.copy_negate()
     if least.adjusted() >= MAX_DIGITS:

@@ -38,7 +38,7 @@ def schemas_of(root: Any) -> Iterator[Node]:
 
 
 def referred(root: Any, reference: Any) -> Any:
-    """The schema that a `$ref` points to; None where that is not within `root`."""
+    """Return the schema that a `$ref` points to; None where that is not within `root`."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
     for name in reference[2:].split("/"):

@@ -35,7 +35,8 @@ class Spelled(float):
 
 
 def load(schema: str) -> Any:
-    """The schema with its numbers as they are spelled; None for what is not JSON: the compiler says what is wrong."""
+    """Return the schema with its numbers as they are spelled; None for what is not JSON: the compiler says what is
+    wrong."""
     try:
         return json.loads(schema, parse_float=Spelled)
     except (ValueError, RecursionError):
@@ -48,7 +49,7 @@ def is_number(value: Any, limit: float = math.inf) -> TypeGuard[float]:
 
 
 def decimal(number: float) -> Decimal:
-    """The number that the caller wrote."""
+    """Return the number that the caller wrote."""
     return Decimal(number.text if isinstance(number, Spelled) else repr(number))
 
 
@@ -60,7 +61,7 @@ def is_plain(number: Decimal) -> bool:
 
 
 def as_read(number: Decimal) -> float:
-    """The float that the library makes of a number of at most 19 digits."""
+    """Return the float that the library makes of a number of at most 19 digits."""
     sign, digits, exponent = number.normalize().as_tuple()
     if not isinstance(exponent, int):
         return float(number)

@@ -31,7 +31,7 @@ def _is_exclusive(schemas: Any, root: Any) -> bool:
 
 
 def _resolved(schema: Any, root: Any) -> Node:
-    """The schema that is referred to; an empty one where that is not in `root`."""
+    """Return the schema that is referred to; an empty one where that is not in `root`."""
     for _ in range(_MAX_REFERENCES):
         if not isinstance(schema, dict):
             return {}
