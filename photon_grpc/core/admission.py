@@ -6,7 +6,8 @@ Pure: numbers in, an error of `photon_grpc.errors` raised or nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from photon_grpc.core.fields import FIELDS
 from photon_grpc.core.frames import Facts
@@ -16,6 +17,29 @@ from photon_grpc.errors import InvalidRequest, KVCapacity, PromptTooLong, QueueF
 
 MAX_REQUEST_ID_CHARS = FIELDS["request_id"].max_chars
 _MAX_TOKENS = "stop.max_tokens"
+
+
+class IdList(NamedTuple):
+    """Token ids of a request, and how many of them may stand in `field`; None: any number."""
+
+    field: str
+    ids: Sequence[int]
+    max_count: int | None = None
+    #: `max_count` is the context, which must also hold an output.
+    is_prompt: bool = False
+
+
+def check_given(request_id: str, lists: Iterable[IdList], vocab_size: int) -> None:
+    """Check the id of a request and the token ids in its fields. Raise InvalidRequest, PromptTooLong."""
+    check_request_id(request_id)
+    for field, ids, max_count, is_prompt in lists:
+        if not ids:
+            raise InvalidRequest(f"{field}: must not be empty", field=field)
+        if max_count is not None and is_prompt:
+            check_prompt(len(ids), max_count, field)
+        elif max_count is not None:
+            check_count(len(ids), max_count, field)
+        check_ids(ids, vocab_size, field)
 
 
 def check_request_id(request_id: str, field: str = "request_id") -> None:

@@ -6,7 +6,7 @@ Every refusal names the field as the API spells it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from photon_grpc.core.admission import (
-    check_count,
+    IdList,
+    check_given,
     check_ids,
     check_kv,
     check_output,
     check_prompt,
-    check_request_id,
     max_output_tokens,
 )
 from photon_grpc.core.ask import (
@@ -55,14 +55,17 @@ _T = TypeVar("_T")
 
 def check(ask: Ask, model: ServedModel, facts: Facts, limits: RequestLimits) -> None:
     """Check what does not depend on the prompt's ids. Raise InvalidRequest, FeatureNotSupported, PromptTooLong."""
-    check_input(ask.input, model, facts)
-    check_request_id(ask.origin.request_id)
+    if not isinstance(ask.input, IdsInput):
+        check_text_input(ask.input, model)
     _check_values(ask, limits)
-    _check_ids_drawn(ask.sampling, limits, facts)
-    _check_stop(ask.stop, limits, facts)
-    _check_continuation(ask, facts)
+    _check_stop(ask.stop, limits)
     _check_text_wanted(ask, model)
-    _check_scores(ask.output, limits, facts)
+    if ask.continue_from and _or(ask.sampling.num_outputs, 1) > 1:
+        raise _invalid("continue_from", f"one output can be continued; num_outputs is {ask.sampling.num_outputs}")
+    if ask.sampling.logit_bias:
+        FIELDS["logit_bias"].check_each(ask.sampling.logit_bias)
+    if ask.sampling.allowed_token_ids == ():
+        raise _invalid("sampling.allowed_token_ids", "must not be empty; unset allows all")
     if ask.constraint is not None:
         _check_constraint(ask.constraint, model, facts, limits)
     if isinstance(ask.input, ChatInput) and ask.input.tool_choice is not None:
@@ -71,6 +74,24 @@ def check(ask: Ask, model: ServedModel, facts: Facts, limits: RequestLimits) -> 
         raise _lacking("PRIORITY", "scheduling.priority", "the scheduling policy of this server knows no priorities")
     _narrow_deadline(ask)
     check_deadline(ask.origin)
+    check_given(ask.origin.request_id, _lists(ask, limits, facts), facts.vocab_size)
+
+
+def _lists(ask: Ask, limits: RequestLimits, facts: Facts) -> Iterator[IdList]:
+    """Yield every list of token ids in `ask` that is set."""
+    if isinstance(ask.input, IdsInput):
+        yield IdList("token_ids.ids", ask.input.token_ids, facts.max_model_len, is_prompt=True)
+    if ask.sampling.logit_bias:
+        biased = [token_id for token_id, _ in ask.sampling.logit_bias]
+        yield IdList("sampling.logit_bias", biased, limits.max_logit_bias)
+    if ask.sampling.allowed_token_ids is not None:
+        yield IdList("sampling.allowed_token_ids.ids", ask.sampling.allowed_token_ids)
+    if ask.stop.stop_token_ids:
+        yield IdList("stop.stop_token_ids", ask.stop.stop_token_ids)
+    if ask.continue_from:
+        yield IdList(_CONTINUE_FROM, ask.continue_from)
+    if ask.output.score_token_ids is not None:
+        yield IdList("output.score_token_ids.ids", ask.output.score_token_ids, limits.max_logprobs)
 
 
 def _narrow_deadline(ask: Ask) -> None:
@@ -85,19 +106,10 @@ def check_deadline(origin: Origin) -> None:
         raise DeadlinePassed("the deadline has passed")
 
 
-def check_input(input: TextInput | IdsInput | ChatInput | None, model: ServedModel, facts: Facts) -> None:
+def check_text_input(input: TextInput | ChatInput | None, model: ServedModel) -> None:
+    """Raise FeatureNotSupported without a tokenizer or template, InvalidRequest for an empty input or wrong JSON."""
     if input is None:
         raise InvalidRequest("there is no input: set text, token_ids or chat", field="input")
-    if isinstance(input, IdsInput):
-        if not input.token_ids:
-            raise _invalid("token_ids.ids", "must not be empty")
-        check_prompt(len(input.token_ids), facts.max_model_len, "token_ids.ids")
-        check_ids(input.token_ids, facts.vocab_size, "token_ids.ids")
-    else:
-        check_text_input(input, model)
-
-
-def check_text_input(input: TextInput | ChatInput, model: ServedModel) -> None:
     if model.tokenizer is None:
         feature, field = ("TEXT", "text") if isinstance(input, TextInput) else ("CHAT", "chat")
         raise _lacking(feature, field, "this model has no tokenizer")
@@ -194,18 +206,7 @@ def _checks(limits: RequestLimits) -> list[_GroupChecks]:
     return checks
 
 
-def _check_ids_drawn(ask: SamplingAsk, limits: RequestLimits, facts: Facts) -> None:
-    if ask.logit_bias:
-        check_count(len(ask.logit_bias), limits.max_logit_bias, "sampling.logit_bias")
-        check_ids([token_id for token_id, _ in ask.logit_bias], facts.vocab_size, "sampling.logit_bias")
-        FIELDS["logit_bias"].check_each(ask.logit_bias)
-    if ask.allowed_token_ids is not None:
-        if not ask.allowed_token_ids:
-            raise _invalid("sampling.allowed_token_ids", "must not be empty; unset allows all")
-        check_ids(ask.allowed_token_ids, facts.vocab_size, "sampling.allowed_token_ids.ids")
-
-
-def _check_stop(ask: StopAsk, limits: RequestLimits, facts: Facts) -> None:
+def _check_stop(ask: StopAsk, limits: RequestLimits) -> None:
     if ask.max_tokens is not None and ask.min_tokens is not None and ask.min_tokens > ask.max_tokens:
         raise _invalid(
             "stop.min_tokens",
@@ -215,16 +216,6 @@ def _check_stop(ask: StopAsk, limits: RequestLimits, facts: Facts) -> None:
         )
     if ask.stop_strings:
         _check_stop_strings(ask.stop_strings, limits)
-    if ask.stop_token_ids:
-        check_ids(ask.stop_token_ids, facts.vocab_size, "stop.stop_token_ids")
-
-
-def _check_continuation(ask: Ask, facts: Facts) -> None:
-    if not ask.continue_from:
-        return
-    check_ids(ask.continue_from, facts.vocab_size, _CONTINUE_FROM)
-    if _or(ask.sampling.num_outputs, 1) > 1:
-        raise _invalid("continue_from", f"one output can be continued; num_outputs is {ask.sampling.num_outputs}")
 
 
 def _check_constraint(ask: ConstraintAsk, model: ServedModel, facts: Facts, limits: RequestLimits) -> None:
@@ -249,7 +240,9 @@ def _check_tool_choice(chat: ChatInput, constraint_ask: ConstraintAsk | None, mo
 
 
 def _check_stop_strings(texts: tuple[str, ...], limits: RequestLimits) -> None:
-    check_count(len(texts), limits.max_stop_strings, "stop.stop_strings")
+    if len(texts) > limits.max_stop_strings:
+        message = f"has {len(texts)} entries; {limits.max_stop_strings} are allowed"
+        raise _invalid("stop.stop_strings", message, needed=len(texts), limit=limits.max_stop_strings)
     for i, text in enumerate(texts):
         field = f"stop.stop_strings[{i}]"
         if not text:
@@ -261,15 +254,6 @@ def _check_stop_strings(texts: tuple[str, ...], limits: RequestLimits) -> None:
         if num_bytes > limits.max_stop_string_bytes:
             message = f"has {num_bytes} bytes; {limits.max_stop_string_bytes} are allowed"
             raise _invalid(field, message, needed=num_bytes, limit=limits.max_stop_string_bytes)
-
-
-def _check_scores(ask: OutputAsk, limits: RequestLimits, facts: Facts) -> None:
-    if ask.score_token_ids is not None:
-        field = "output.score_token_ids.ids"
-        if not ask.score_token_ids:
-            raise _invalid(field, "must not be empty")
-        check_count(len(ask.score_token_ids), limits.max_logprobs, field)
-        check_ids(ask.score_token_ids, facts.vocab_size, field)
 
 
 def _check_text_wanted(ask: Ask, model: ServedModel) -> None:
