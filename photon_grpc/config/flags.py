@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class NumberRange:
-    """Of a number; None: none. `above` is exclusive."""
+    """Bounds of a number; None means no bound. `above` is exclusive."""
 
     at_least: float | None = None
     above: float | None = None
@@ -39,8 +39,7 @@ def flag(
     metavar: str = "",
     bounds: NumberRange = ANY_NUMBER,
 ) -> Any:
-    """Return a dataclass field that is a flag. `None` as the default means: decided when the device and the model are
-    known.
+    """Return a dataclass field that is a flag. A default of `None` is decided once the device and the model are known.
 
     `resolve` refuses a value that is not among the `choices` or not within `bounds`.
     """
@@ -56,23 +55,21 @@ class ModelFlags:
 
     model: str = flag(
         "",
-        "A Hugging Face model directory, or an id to download before the start. Unset: the embedded demo model.",
+        "Hugging Face model directory, or an id to download before the start. Unset: the embedded demo model.",
         metavar="DIR_OR_ID",
     )
-    revision: str = flag(
-        "", "Branch, tag or commit of a model that is downloaded. Unset: its main branch.", metavar="REV"
-    )
+    revision: str = flag("", "Branch, tag or commit of a downloaded model. Unset: its main branch.", metavar="REV")
     served_model_name: tuple[str, ...] = flag(
         (), "Name that requests use; repeat it for aliases. Unset: the directory's name.", many=True, metavar="NAME"
     )
     dtype: str = flag(
         "auto",
-        "Type of weights and activations. auto: what config.json says.",
+        "Type of weights and activations. auto: the type in config.json.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     max_model_len: int | None = flag(
         None,
-        "Longest prompt + output in tokens. Unset: what config.json says.",
+        "Longest prompt + output in tokens. Unset: the length in config.json.",
         metavar="TOKENS",
         bounds=NumberRange(at_least=2, at_most=2**24),
     )
@@ -83,7 +80,7 @@ class ModelFlags:
     )
     seed: int = flag(
         0,
-        "Seed of dummy weights, and of the seeds that requests without one get. 0: those differ at every start.",
+        "Seed of dummy weights, and of the seeds for requests without one. 0: request seeds differ at every start.",
         bounds=NumberRange(at_least=0, at_most=2**64 - 1),
     )
 
@@ -115,20 +112,18 @@ class CacheConfig:
     )
     num_blocks: int | None = flag(
         None,
-        "KV blocks for requests. Unset: measured on CUDA; on a CPU what max-num-seqs × max-model-len needs, "
-        "at most 1 GiB. A model with sliding windows takes one for every group of its layers.",
+        "KV blocks for requests. Unset: measured on CUDA; on a CPU enough for max-num-seqs × max-model-len, "
+        "at most 1 GiB. A model with sliding windows uses one block per group of its layers.",
         metavar="N",
         bounds=NumberRange(at_least=1, at_most=2**22),
     )
     kv_layout: str = flag(
         "paged",
-        "paged: blocks as a sequence grows. contiguous: one run of blocks for its whole context, reserved at admission "
-        "(shares no prefixes, not for models with sliding windows).",
+        "paged: allocate blocks as a sequence grows. contiguous: reserve one run of blocks for its whole context at "
+        "admission (no shared prefixes; not for models with sliding windows).",
         choices=("paged", "contiguous"),
     )
-    enable_prefix_caching: bool = flag(
-        True, "Keep computed blocks and share them among requests with the same beginning."
-    )
+    enable_prefix_caching: bool = flag(True, "Keep computed blocks and share them among requests with the same prefix.")
 
     @property
     def shares_prefixes(self) -> bool:
@@ -152,12 +147,12 @@ class SchedulerConfig:
         bounds=NumberRange(at_least=1, at_most=2**20),
     )
     enable_chunked_prefill: bool = flag(
-        True, "Split long prompts over steps. Off: a prompt is computed in one step, alone if it exceeds the budget."
+        True, "Split long prompts over steps. Off: compute a prompt in one step, alone if it exceeds the budget."
     )
     scheduling_policy: str = flag(
         "priority",
-        "priority: higher first, waiting raises slowly. fcfs: by arrival. deadline: earliest first. static: a batch is "
-        "admitted when the one before is done. All but the first refuse requests that set a priority.",
+        "priority: higher first; waiting slowly raises it. fcfs: by arrival. deadline: earliest first. static: admit a "
+        "batch when the previous one is done. All but the first refuse requests that set a priority.",
         choices=("priority", "fcfs", "deadline", "static"),
     )
     max_queue_size: int = flag(
@@ -174,13 +169,13 @@ class SchedulerConfig:
     )
     step_trace: str = flag(
         "",
-        "File that gets a line of JSON for every step: its rows, its blocks (photon-grpc trace makes it a file for "
-        "Perfetto). At most 128 MiB: FILE.1 and FILE. Unset: none.",
+        "File for one line of JSON per step, with its rows and blocks (photon-grpc trace converts it for Perfetto). At "
+        "most 128 MiB: FILE.1 and FILE. Unset: none.",
         metavar="FILE",
     )
     async_depth: int | None = flag(
         None,
-        "Steps launched before the last is read. Unset: 0 on a CPU, 1 on CUDA.",
+        "Steps launched before the last one is read. Unset: 0 on a CPU, 1 on CUDA.",
         metavar="STEPS",
         bounds=NumberRange(at_least=0, at_most=2),
     )
@@ -198,13 +193,13 @@ class ServerConfig:
     )
     frontends: int = flag(
         1,
-        "Front-end processes sharing the engine and the port.",
+        "Front-end processes that share the engine and the port.",
         metavar="N",
         bounds=NumberRange(at_least=1, at_most=64),
     )
     drain_timeout: float = flag(
         30.0,
-        "Seconds that running requests get to finish after SIGTERM or Ctrl-C.",
+        "Seconds for running requests to finish after SIGTERM or Ctrl-C.",
         metavar="SECONDS",
         bounds=NumberRange(at_least=0, at_most=86_400),
     )
@@ -216,26 +211,25 @@ class ServerConfig:
     )
     max_connection_age: float | None = flag(
         None,
-        "Seconds after which a connection takes no new calls, give or take a tenth, so that clients connect anew and a "
-        "balancer of connections spreads them. Unset: connections stay.",
+        "Seconds, give or take a tenth, after which a connection takes no new calls, so that clients reconnect and a "
+        "connection (L4) balancer spreads them. Unset: no limit.",
         metavar="SECONDS",
         bounds=NumberRange(at_least=0.1, at_most=86_400),
     )
     max_connection_age_grace: float | None = flag(
         None,
-        "Seconds that the running calls of such a connection have left; no less than the longest generation. Unset: "
-        "they run to their end.",
+        "Seconds for running calls of such a connection to finish, at least the longest generation. Unset: no limit.",
         metavar="SECONDS",
         bounds=NumberRange(at_least=0.1, at_most=86_400),
     )
     api_keys_file: str = flag(
         "",
-        "TOML file of the API keys that may call (photon-grpc keys new); read again when it changes. Unset: all may.",
+        "TOML file of valid API keys (photon-grpc keys new); read again when it changes. Unset: no key is needed.",
         metavar="FILE",
     )
     api_keys_exempt: tuple[str, ...] = flag(
         ("health",),
-        "Service that needs no API key; repeatable. Kubernetes' probes send none.",
+        "Service that needs no API key; repeatable. Kubernetes' probes cannot send one.",
         many=True,
         choices=("health", "reflection", "load-reports", "none"),
     )
@@ -247,18 +241,18 @@ class ServerConfig:
     )
     tls_key: str = flag("", "PEM private key of --tls-cert.", metavar="FILE")
     tls_client_ca: str = flag(
-        "", "PEM certificates of the authority that clients must have one of (mTLS).", metavar="FILE"
+        "", "PEM certificates of the authority that must have signed a client's certificate (mTLS).", metavar="FILE"
     )
     admin_listen: str = flag(
         "",
-        "Address of AdminService: unix:PATH (mode 0660), or HOST:PORT, which wants a key with the scope admin. "
-        "none: not served. Unset: a Unix socket of its own for every server, told at start.",
+        "Address of AdminService: unix:PATH (mode 0660), or HOST:PORT, which requires a key with the scope admin. "
+        "none: not served. Unset: a separate Unix socket for every server, logged at start.",
         metavar="ADDR",
     )
     replica_id: str = flag(
         "",
-        "Name of this replica in the metadata x-photon-replica of every answer. Unset: the host's name and the number "
-        "of the server's process.",
+        "Name of this replica in the metadata x-photon-replica of every answer. Unset: the host's name and the "
+        "server's pid.",
         metavar="NAME",
     )
     otlp_endpoint: str = flag(
@@ -272,18 +266,18 @@ class ServerConfig:
         "HOST:PORT of plain HTTP: /metrics for Prometheus, /healthz and /readyz for probes. Unset: not served.",
         metavar="ADDR",
     )
-    log_requests: bool = flag(False, "Write a JSON line to stderr for every request that ends; none of its text.")
-    log_level: str = flag("info", "Least level written to stderr.", choices=("debug", "info", "warning", "error"))
+    log_requests: bool = flag(False, "Write a JSON line to stderr for every request that ends, without its text.")
+    log_level: str = flag("info", "Lowest level written to stderr.", choices=("debug", "info", "warning", "error"))
     log_format: str = flag(
         "text",
-        "text: lines for people, with the time of day. json: every line an object with date and time in UTC.",
+        "text: lines for people, with the time of day. json: every line is an object with date and time in UTC.",
         choices=("text", "json"),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """All of them, as `serve` resolves them."""
+    """All settings, as `serve` resolves them."""
 
     model: ModelFlags = field(default_factory=ModelFlags)
     device: DeviceConfig = field(default_factory=DeviceConfig)

@@ -22,7 +22,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class GetServerInfoRequest(_message.Message):
-    """Asks for GetServerInfoResponse; has no fields."""
+    """Requests GetServerInfoResponse; has no fields."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -56,7 +56,7 @@ class GetServerInfoResponse(_message.Message):
     version: _builtins.str
     """Version of photon-grpc, for example "0.1.0"."""
     instance_id: _builtins.str
-    """Drawn at start; another one after every restart of the server."""
+    """Random, chosen at start; changes with every restart of the server."""
     device: _builtins.str
     """Where the model computes, for example "cpu" or "cuda:0"."""
     total_kv_blocks: _builtins.int
@@ -64,11 +64,11 @@ class GetServerInfoResponse(_message.Message):
     kv_block_tokens: _builtins.int
     """Tokens that one block holds."""
     max_running_requests: _builtins.int
-    """Outputs computed in one step at most (--max-num-seqs)."""
+    """Most outputs computed in one step (--max-num-seqs)."""
     max_queued_requests: _builtins.int
     """Requests that may wait before QUEUE_FULL (--max-queue-size)."""
     max_batched_tokens: _builtins.int
-    """Tokens computed in one step at most (--max-num-batched-tokens)."""
+    """Most tokens computed in one step (--max-num-batched-tokens)."""
     engine_restart_count: _builtins.int
     """How often the engine was restarted since start_time."""
     @_builtins.property
@@ -99,7 +99,7 @@ Global___GetServerInfoResponse: _TypeAlias = GetServerInfoResponse  # noqa: Y015
 
 @_typing.final
 class GetLoadRequest(_message.Message):
-    """Asks for one sample; has no fields."""
+    """Requests one sample; has no fields."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -188,7 +188,7 @@ Global___WatchLoadResponse: _TypeAlias = WatchLoadResponse  # noqa: Y015
 
 @_typing.final
 class Load(_message.Message):
-    """A sample of the load, over all front ends."""
+    """A sample of the load, across all front ends."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -214,7 +214,7 @@ class Load(_message.Message):
     owned_kv_blocks: _builtins.int
     """Blocks owned by requests; free, cached and in limbo make up the rest of the total."""
     cached_kv_blocks: _builtins.int
-    """Blocks that hold a reusable prefix and no request owns; they can be allocated like free ones."""
+    """Blocks that hold a reusable prefix and that no request owns; they can be allocated like free ones."""
     free_kv_blocks: _builtins.int
     """Blocks that hold nothing."""
     kv_utilization: _builtins.float
@@ -226,7 +226,7 @@ class Load(_message.Message):
     prompt_tokens_per_second: _builtins.float
     """Prompt tokens computed per second, averaged over the last seconds."""
     preemption_count: _builtins.int
-    """How often a request has lost its blocks to others and was computed again, since start."""
+    """How often a request lost its blocks to others and was computed again, since start."""
     @_builtins.property
     def sample_time(self) -> _timestamp_pb2.Timestamp:
         """When it was taken."""
@@ -269,10 +269,10 @@ class AbortRequestsRequest(_message.Message):
     REQUEST_IDS_FIELD_NUMBER: _builtins.int
     ALL_FIELD_NUMBER: _builtins.int
     all: _builtins.bool
-    """Every request in flight. Then request_ids must be empty."""
+    """End every request in flight; request_ids must then be empty."""
     @_builtins.property
     def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Ids as the callers know them, of every credential; unknown ones are ignored."""
+        """Ids as the callers know them, for every API key; unknown ones are ignored."""
 
     def __init__(
         self,
@@ -321,7 +321,7 @@ class DrainRequest(_message.Message):
     TIMEOUT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """Longest wait for running requests; what still runs then is ended. Unset: --drain-timeout."""
+        """Longest wait for running requests; those that still run then are ended. Unset: --drain-timeout."""
 
     def __init__(
         self,
@@ -360,7 +360,7 @@ Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
 
 @_typing.final
 class ResetPrefixCacheRequest(_message.Message):
-    """Asks for the reset; has no fields."""
+    """Requests the reset; has no fields."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -383,7 +383,7 @@ class ResetPrefixCacheResponse(_message.Message):
 
     FREED_BLOCKS_FIELD_NUMBER: _builtins.int
     freed_blocks: _builtins.int
-    """Blocks that were cached and are free now."""
+    """Blocks that were cached and are now free."""
     def __init__(
         self,
         *,
@@ -399,7 +399,7 @@ Global___ResetPrefixCacheResponse: _TypeAlias = ResetPrefixCacheResponse  # noqa
 
 @_typing.final
 class ListQuarantineRequest(_message.Message):
-    """Asks for the list; has no fields."""
+    """Requests the list; has no fields."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -416,14 +416,14 @@ Global___ListQuarantineRequest: _TypeAlias = ListQuarantineRequest  # noqa: Y015
 
 @_typing.final
 class ListQuarantineResponse(_message.Message):
-    """What the engine would not compute beside others."""
+    """Requests that the engine does not compute together with others."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ENTRIES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuarantineEntry]:
-        """The newest crash first; 4,096 are known at most."""
+        """Most recent crash first; at most 4,096 are kept."""
 
     def __init__(
         self,
@@ -440,7 +440,7 @@ Global___ListQuarantineResponse: _TypeAlias = ListQuarantineResponse  # noqa: Y0
 
 @_typing.final
 class QuarantineEntry(_message.Message):
-    """A request that an engine died of, or may have died of."""
+    """A request that the engine crashed on, or may have crashed on."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -452,18 +452,18 @@ class QuarantineEntry(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     API_KEY_NAME_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.str
-    """Of the prompt and its parameters, in hex: the same for every attempt and every caller."""
+    """Fingerprint of the prompt and its parameters, in hex; the same for every attempt and every caller."""
     quarantined: _builtins.bool
-    """It is refused: REQUEST_QUARANTINED. Else it is a suspect, and computes alone when it is sent again."""
+    """True: it is refused with REQUEST_QUARANTINED. False: it is a suspect and computes alone when it is sent again."""
     crash_count: _builtins.int
-    """Engines that died while they computed it, and steps of it with others that failed."""
+    """Number of engines that crashed while computing it, plus failed steps that it shared with others."""
     request_id: _builtins.str
-    """Id of its newest attempt while it was a suspect; empty: none came."""
+    """Id of its newest attempt while it was a suspect; empty: there was none."""
     api_key_name: _builtins.str
     """Name of the API key that sent this attempt; empty without keys."""
     @_builtins.property
     def crash_time(self) -> _timestamp_pb2.Timestamp:
-        """When the last of them was seen."""
+        """When the last of them happened."""
 
     @_builtins.property
     def remaining_time(self) -> _duration_pb2.Duration:
@@ -490,17 +490,17 @@ Global___QuarantineEntry: _TypeAlias = QuarantineEntry  # noqa: Y015
 
 @_typing.final
 class ClearQuarantineRequest(_message.Message):
-    """Which requests to forget."""
+    """Which requests to clear."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     FINGERPRINTS_FIELD_NUMBER: _builtins.int
     ALL_FIELD_NUMBER: _builtins.int
     all: _builtins.bool
-    """Every one of them. Then fingerprints must be empty."""
+    """Clear all of them; fingerprints must then be empty."""
     @_builtins.property
     def fingerprints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """As ListQuarantine tells them; unknown ones are ignored."""
+        """As returned by ListQuarantine; unknown ones are ignored."""
 
     def __init__(
         self,
@@ -518,7 +518,7 @@ Global___ClearQuarantineRequest: _TypeAlias = ClearQuarantineRequest  # noqa: Y0
 
 @_typing.final
 class ClearQuarantineResponse(_message.Message):
-    """Which requests were forgotten."""
+    """Which requests were cleared."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -568,7 +568,7 @@ Global___LoadAdapterRequest: _TypeAlias = LoadAdapterRequest  # noqa: Y015
 
 @_typing.final
 class LoadAdapterResponse(_message.Message):
-    """Whether there was anything to do."""
+    """Whether the adapter was already there."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

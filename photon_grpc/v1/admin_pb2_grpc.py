@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminServiceStub(object):
-    """Operating one replica. On a listener of its own (a Unix socket by default); elsewhere it needs the admin scope.
+    """Operates one replica. Served on a separate listener (a Unix socket by default); elsewhere it needs the admin scope.
     """
 
     def __init__(self, channel):
@@ -88,32 +88,32 @@ class AdminServiceStub(object):
 
 
 class AdminServiceServicer(object):
-    """Operating one replica. On a listener of its own (a Unix socket by default); elsewhere it needs the admin scope.
+    """Operates one replica. Served on a separate listener (a Unix socket by default); elsewhere it needs the admin scope.
     """
 
     def GetServerInfo(self, request, context):
-        """What this replica is: version, device, sizes of its pools and limits.
+        """Returns what this replica is: version, device, sizes of its pools and limits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetLoad(self, request, context):
-        """One sample of the load, for routers and operators.
+        """Returns one sample of the load, for routers and operators.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchLoad(self, request, context):
-        """A sample at once, then one after each change, no closer together than min_interval.
+        """Sends a sample at once, then one after each change, at least min_interval apart.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AbortRequests(self, request, context):
-        """Ends requests in flight: with finish ABORTED after output began, else with status ABORTED / ABORTED_BY_ADMIN.
+        """Ends requests in flight: with finish ABORTED if output has begun, else with status ABORTED / ABORTED_BY_ADMIN.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,28 +121,29 @@ class AdminServiceServicer(object):
 
     def Drain(self, request, context):
         """Refuses new requests (UNAVAILABLE / DRAINING), lets running ones finish, then stops the server.
-        Answers when nothing runs any more or the timeout has passed.
+        Answers when no request runs any more or the timeout has passed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResetPrefixCache(self, request, context):
-        """Forgets every cached prefix that no running request holds.
+        """Drops every cached prefix that no running request holds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListQuarantine(self, request, context):
-        """Requests that an engine died of, which are refused, and those that it may have died of, which compute alone once.
+        """Lists requests that the engine crashed on, which are refused, and those that it may have crashed on, which compute
+        alone once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ClearQuarantine(self, request, context):
-        """Forgets such requests: what was refused is computed, what was suspected computes beside others.
+        """Clears such requests: refused ones are computed again, suspects compute together with others.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -224,7 +225,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService(object):
-    """Operating one replica. On a listener of its own (a Unix socket by default); elsewhere it needs the admin scope.
+    """Operates one replica. Served on a separate listener (a Unix socket by default); elsewhere it needs the admin scope.
     """
 
     @staticmethod

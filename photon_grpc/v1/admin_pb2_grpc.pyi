@@ -27,30 +27,32 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminServiceStub:
-    """Operating one replica. On a listener of its own (a Unix socket by default); elsewhere it needs the admin scope."""
+    """Operates one replica. Served on a separate listener (a Unix socket by default); elsewhere it needs the admin scope."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetServerInfoRequest, _admin_pb2.GetServerInfoResponse]
-    """What this replica is: version, device, sizes of its pools and limits."""
+    """Returns what this replica is: version, device, sizes of its pools and limits."""
     GetLoad: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetLoadRequest, _admin_pb2.GetLoadResponse]
-    """One sample of the load, for routers and operators."""
+    """Returns one sample of the load, for routers and operators."""
     WatchLoad: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchLoadRequest, _admin_pb2.WatchLoadResponse]
-    """A sample at once, then one after each change, no closer together than min_interval."""
+    """Sends a sample at once, then one after each change, at least min_interval apart."""
     AbortRequests: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AbortRequestsRequest, _admin_pb2.AbortRequestsResponse]
-    """Ends requests in flight: with finish ABORTED after output began, else with status ABORTED / ABORTED_BY_ADMIN."""
+    """Ends requests in flight: with finish ABORTED if output has begun, else with status ABORTED / ABORTED_BY_ADMIN."""
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
     """Refuses new requests (UNAVAILABLE / DRAINING), lets running ones finish, then stops the server.
-    Answers when nothing runs any more or the timeout has passed.
+    Answers when no request runs any more or the timeout has passed.
     """
     ResetPrefixCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResetPrefixCacheRequest, _admin_pb2.ResetPrefixCacheResponse]
-    """Forgets every cached prefix that no running request holds."""
+    """Drops every cached prefix that no running request holds."""
     ListQuarantine: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListQuarantineRequest, _admin_pb2.ListQuarantineResponse]
-    """Requests that an engine died of, which are refused, and those that it may have died of, which compute alone once."""
+    """Lists requests that the engine crashed on, which are refused, and those that it may have crashed on, which compute
+    alone once.
+    """
     ClearQuarantine: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ClearQuarantineRequest, _admin_pb2.ClearQuarantineResponse]
-    """Forgets such requests: what was refused is computed, what was suspected computes beside others."""
+    """Clears such requests: refused ones are computed again, suspects compute together with others."""
     LoadAdapter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LoadAdapterRequest, _admin_pb2.LoadAdapterResponse]
     """Loads a LoRA adapter and serves it as a model under its name."""
     UnloadAdapter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UnloadAdapterRequest, _admin_pb2.UnloadAdapterResponse]
@@ -58,34 +60,36 @@ class AdminServiceStub:
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
-    """Operating one replica. On a listener of its own (a Unix socket by default); elsewhere it needs the admin scope."""
+    """Operates one replica. Served on a separate listener (a Unix socket by default); elsewhere it needs the admin scope."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetServerInfoRequest, _admin_pb2.GetServerInfoResponse]  # type: ignore[assignment]
-    """What this replica is: version, device, sizes of its pools and limits."""
+    """Returns what this replica is: version, device, sizes of its pools and limits."""
     GetLoad: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetLoadRequest, _admin_pb2.GetLoadResponse]  # type: ignore[assignment]
-    """One sample of the load, for routers and operators."""
+    """Returns one sample of the load, for routers and operators."""
     WatchLoad: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchLoadRequest, _admin_pb2.WatchLoadResponse]  # type: ignore[assignment]
-    """A sample at once, then one after each change, no closer together than min_interval."""
+    """Sends a sample at once, then one after each change, at least min_interval apart."""
     AbortRequests: _aio.UnaryUnaryMultiCallable[_admin_pb2.AbortRequestsRequest, _admin_pb2.AbortRequestsResponse]  # type: ignore[assignment]
-    """Ends requests in flight: with finish ABORTED after output began, else with status ABORTED / ABORTED_BY_ADMIN."""
+    """Ends requests in flight: with finish ABORTED if output has begun, else with status ABORTED / ABORTED_BY_ADMIN."""
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
     """Refuses new requests (UNAVAILABLE / DRAINING), lets running ones finish, then stops the server.
-    Answers when nothing runs any more or the timeout has passed.
+    Answers when no request runs any more or the timeout has passed.
     """
     ResetPrefixCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResetPrefixCacheRequest, _admin_pb2.ResetPrefixCacheResponse]  # type: ignore[assignment]
-    """Forgets every cached prefix that no running request holds."""
+    """Drops every cached prefix that no running request holds."""
     ListQuarantine: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListQuarantineRequest, _admin_pb2.ListQuarantineResponse]  # type: ignore[assignment]
-    """Requests that an engine died of, which are refused, and those that it may have died of, which compute alone once."""
+    """Lists requests that the engine crashed on, which are refused, and those that it may have crashed on, which compute
+    alone once.
+    """
     ClearQuarantine: _aio.UnaryUnaryMultiCallable[_admin_pb2.ClearQuarantineRequest, _admin_pb2.ClearQuarantineResponse]  # type: ignore[assignment]
-    """Forgets such requests: what was refused is computed, what was suspected computes beside others."""
+    """Clears such requests: refused ones are computed again, suspects compute together with others."""
     LoadAdapter: _aio.UnaryUnaryMultiCallable[_admin_pb2.LoadAdapterRequest, _admin_pb2.LoadAdapterResponse]  # type: ignore[assignment]
     """Loads a LoRA adapter and serves it as a model under its name."""
     UnloadAdapter: _aio.UnaryUnaryMultiCallable[_admin_pb2.UnloadAdapterRequest, _admin_pb2.UnloadAdapterResponse]  # type: ignore[assignment]
     """Stops serving an adapter; requests that use it finish first."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Operating one replica. On a listener of its own (a Unix socket by default); elsewhere it needs the admin scope."""
+    """Operates one replica. Served on a separate listener (a Unix socket by default); elsewhere it needs the admin scope."""
 
     @_abc_1.abstractmethod
     def GetServerInfo(
@@ -93,7 +97,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.GetServerInfoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetServerInfoResponse, _abc.Awaitable[_admin_pb2.GetServerInfoResponse]]:
-        """What this replica is: version, device, sizes of its pools and limits."""
+        """Returns what this replica is: version, device, sizes of its pools and limits."""
 
     @_abc_1.abstractmethod
     def GetLoad(
@@ -101,7 +105,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.GetLoadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetLoadResponse, _abc.Awaitable[_admin_pb2.GetLoadResponse]]:
-        """One sample of the load, for routers and operators."""
+        """Returns one sample of the load, for routers and operators."""
 
     @_abc_1.abstractmethod
     def WatchLoad(
@@ -109,7 +113,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.WatchLoadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.WatchLoadResponse], _abc.AsyncIterator[_admin_pb2.WatchLoadResponse]]:
-        """A sample at once, then one after each change, no closer together than min_interval."""
+        """Sends a sample at once, then one after each change, at least min_interval apart."""
 
     @_abc_1.abstractmethod
     def AbortRequests(
@@ -117,7 +121,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.AbortRequestsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.AbortRequestsResponse, _abc.Awaitable[_admin_pb2.AbortRequestsResponse]]:
-        """Ends requests in flight: with finish ABORTED after output began, else with status ABORTED / ABORTED_BY_ADMIN."""
+        """Ends requests in flight: with finish ABORTED if output has begun, else with status ABORTED / ABORTED_BY_ADMIN."""
 
     @_abc_1.abstractmethod
     def Drain(
@@ -126,7 +130,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
         """Refuses new requests (UNAVAILABLE / DRAINING), lets running ones finish, then stops the server.
-        Answers when nothing runs any more or the timeout has passed.
+        Answers when no request runs any more or the timeout has passed.
         """
 
     @_abc_1.abstractmethod
@@ -135,7 +139,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ResetPrefixCacheRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ResetPrefixCacheResponse, _abc.Awaitable[_admin_pb2.ResetPrefixCacheResponse]]:
-        """Forgets every cached prefix that no running request holds."""
+        """Drops every cached prefix that no running request holds."""
 
     @_abc_1.abstractmethod
     def ListQuarantine(
@@ -143,7 +147,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListQuarantineRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListQuarantineResponse, _abc.Awaitable[_admin_pb2.ListQuarantineResponse]]:
-        """Requests that an engine died of, which are refused, and those that it may have died of, which compute alone once."""
+        """Lists requests that the engine crashed on, which are refused, and those that it may have crashed on, which compute
+        alone once.
+        """
 
     @_abc_1.abstractmethod
     def ClearQuarantine(
@@ -151,7 +157,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ClearQuarantineRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ClearQuarantineResponse, _abc.Awaitable[_admin_pb2.ClearQuarantineResponse]]:
-        """Forgets such requests: what was refused is computed, what was suspected computes beside others."""
+        """Clears such requests: refused ones are computed again, suspects compute together with others."""
 
     @_abc_1.abstractmethod
     def LoadAdapter(

@@ -31,15 +31,15 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
     """Never sent."""
     FINISH_REASON_EOS: _FinishReason.ValueType  # 1
-    """The model drew an end-of-sequence token."""
+    """An end-of-sequence token was sampled."""
     FINISH_REASON_STOP_STRING: _FinishReason.ValueType  # 2
     """One of StopParams.stop_strings appeared in the text."""
     FINISH_REASON_STOP_TOKEN: _FinishReason.ValueType  # 3
-    """One of StopParams.stop_token_ids was drawn."""
+    """One of StopParams.stop_token_ids was sampled."""
     FINISH_REASON_MAX_TOKENS: _FinishReason.ValueType  # 4
     """StopParams.max_tokens were produced."""
     FINISH_REASON_CONTEXT_LENGTH: _FinishReason.ValueType  # 5
-    """The context, or what the KV cache can hold, is full (max_tokens was unset)."""
+    """The context or the KV cache is full (max_tokens was unset)."""
     FINISH_REASON_TIME_LIMIT: _FinishReason.ValueType  # 6
     """StopParams.max_duration has passed."""
     FINISH_REASON_CONSTRAINT_COMPLETE: _FinishReason.ValueType  # 7
@@ -53,15 +53,15 @@ class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 """Never sent."""
 FINISH_REASON_EOS: FinishReason.ValueType  # 1
-"""The model drew an end-of-sequence token."""
+"""An end-of-sequence token was sampled."""
 FINISH_REASON_STOP_STRING: FinishReason.ValueType  # 2
 """One of StopParams.stop_strings appeared in the text."""
 FINISH_REASON_STOP_TOKEN: FinishReason.ValueType  # 3
-"""One of StopParams.stop_token_ids was drawn."""
+"""One of StopParams.stop_token_ids was sampled."""
 FINISH_REASON_MAX_TOKENS: FinishReason.ValueType  # 4
 """StopParams.max_tokens were produced."""
 FINISH_REASON_CONTEXT_LENGTH: FinishReason.ValueType  # 5
-"""The context, or what the KV cache can hold, is full (max_tokens was unset)."""
+"""The context or the KV cache is full (max_tokens was unset)."""
 FINISH_REASON_TIME_LIMIT: FinishReason.ValueType  # 6
 """StopParams.max_duration has passed."""
 FINISH_REASON_CONSTRAINT_COMPLETE: FinishReason.ValueType  # 7
@@ -72,7 +72,7 @@ Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
 class GenerateRequest(_message.Message):
-    """One prompt and what to make of it."""
+    """One prompt and the options for its outputs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -92,26 +92,27 @@ class GenerateRequest(_message.Message):
     PARSE_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Caller's id, at most 128 printable ASCII characters, unique among the caller's requests in flight.
-    Empty: the x-request-id header's, else one the server assigns. Required in MultiplexGenerate.
+    Empty: the id of the x-request-id header, else one that the server assigns. Required in MultiplexGenerate.
     """
     model: _builtins.str
     """Served model or adapter. Empty: the server's default model."""
     text: _builtins.str
-    """Encoded as plain text (see parse_special_tokens), with the tokenizer's BOS where it has one."""
+    """Encoded as plain text (see parse_special_tokens), with the tokenizer's BOS if it has one."""
     parse_special_tokens: _builtins.bool
-    """Spellings of special tokens in `text` become those tokens. Off: they stay plain text."""
+    """Parse spellings of special tokens in `text` as those tokens. Off: they stay plain text."""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
-        """Any id below the vocabulary's size; nothing is added."""
+        """Any ids below the vocabulary's size; nothing is added."""
 
     @_builtins.property
     def chat(self) -> Global___ChatInput:
-        """Rendered by the model's own chat template, which alone writes special tokens."""
+        """Rendered by the model's own chat template; only the template writes special tokens."""
 
     @_builtins.property
     def continue_from(self) -> Global___TokenIds:
-        """Tokens already produced elsewhere (resume, hedge, migrate). They count for limits, penalties, stops, the
-        grammar and the position of the seed, release their text as if produced here, and are not sent again.
+        """Tokens already produced elsewhere (resume, hedge, migrate). They count for limits, penalties, stops, the grammar
+        and the position of the seed. The text that follows is the same as if they had been produced here. They are not
+        sent again.
         """
 
     @_builtins.property
@@ -128,7 +129,7 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def output(self) -> Global___OutputOptions:
-        """What comes back beside the text."""
+        """What is returned in addition to the text."""
 
     @_builtins.property
     def cache(self) -> Global___CacheOptions:
@@ -140,7 +141,7 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def stream(self) -> Global___StreamOptions:
-        """Read by StreamGenerate and MultiplexGenerate; no effect on Generate."""
+        """Applies to StreamGenerate and MultiplexGenerate; has no effect on Generate."""
 
     def __init__(
         self,
@@ -172,7 +173,7 @@ Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 
 @_typing.final
 class TokenIds(_message.Message):
-    """A list of token ids; set but empty differs from unset."""
+    """A list of token ids; an empty list differs from an unset one."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -196,7 +197,7 @@ Global___TokenIds: _TypeAlias = TokenIds  # noqa: Y015
 
 @_typing.final
 class ChatInput(_message.Message):
-    """A conversation, put into words by the model's chat template."""
+    """A conversation, rendered by the model's chat template."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -210,15 +211,15 @@ class ChatInput(_message.Message):
     tools_json: _builtins.str
     """Tool definitions for the template: a JSON array."""
     add_generation_prompt: _builtins.bool
-    """Append what opens the assistant's turn. Unset: true."""
+    """Append the opening of the assistant's turn. Unset: true."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """Oldest first, at least one."""
 
     @_builtins.property
     def tool_choice(self) -> Global___ToolChoice:
-        """The output must call tools. Unset: the model decides, and no schema binds what it writes. Needs tools_json and a model
-        with FEATURE_TOOL_CALLS and FEATURE_JSON_SCHEMA; not with structured_output. Says nothing to Tokenize.
+        """The output must call tools. Unset: the model decides, and no schema constrains its calls. Needs tools_json and a
+        model with FEATURE_TOOL_CALLS and FEATURE_JSON_SCHEMA. Not allowed with structured_output. No effect on Tokenize.
         """
 
     def __init__(
@@ -242,9 +243,10 @@ Global___ChatInput: _TypeAlias = ChatInput  # noqa: Y015
 
 @_typing.final
 class ToolChoice(_message.Message):
-    """Which tools an output calls. It holds nothing but calls, behind the reasoning of a model with FEATURE_REASONING, once
-    it finishes with EOS, STOP_TOKEN or CONSTRAINT_COMPLETE. Each names a tool of tools_json, and its arguments validate
-    against the tool's `parameters`, a JSON Schema as in StructuredOutput; a tool without them takes an empty object.
+    """Which tools an output calls. An output that finishes with EOS, STOP_TOKEN or CONSTRAINT_COMPLETE contains only calls,
+    after the reasoning of a model with FEATURE_REASONING. Each call names a tool of tools_json, and its arguments
+    validate against the tool's `parameters`, a JSON Schema as in StructuredOutput. A tool without `parameters` takes an
+    empty object.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -267,10 +269,10 @@ class ToolChoice(_message.Message):
     REQUIRED_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """One call of the tool of this name."""
+    """One call of the tool with this name."""
     @_builtins.property
     def required(self) -> Global___ToolChoice.Required:
-        """Any of them: at least one call, and one alone where the chat template has no marks that end a call (Llama 3)."""
+        """Any of the tools: at least one call, or exactly one if the chat template has no marks that end a call (Llama 3)."""
 
     def __init__(
         self,
@@ -300,15 +302,15 @@ class ChatMessage(_message.Message):
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_JSON_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """As the template names it: usually "system", "user", "assistant" or "tool"."""
+    """A role of the template: usually "system", "user", "assistant" or "tool"."""
     content: _builtins.str
-    """What was said."""
+    """Text of the message."""
     name: _builtins.str
-    """Who spoke, or the tool that answers. Empty: not handed to the template."""
+    """The speaker, or the tool that answers. Empty: not passed to the template."""
     tool_call_id: _builtins.str
-    """The call that a tool message answers. Empty: not handed to the template."""
+    """The call that a tool message answers. Empty: not passed to the template."""
     tool_calls_json: _builtins.str
-    """Tool calls of an assistant message: a JSON array, handed to the template."""
+    """Tool calls of an assistant message: a JSON array, passed to the template."""
     def __init__(
         self,
         *,
@@ -328,7 +330,9 @@ Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
 
 @_typing.final
 class SamplingParams(_message.Message):
-    """Unset means the model's generation_config, then the neutral value named here. A set zero is a zero."""
+    """How a token is chosen. Unset means the model's generation_config, then the neutral value given here. A set zero is a
+    zero.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -364,7 +368,7 @@ class SamplingParams(_message.Message):
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     NUM_OUTPUTS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
-    """At least 0. 0 is greedy, and so is anything below 1e-5. Neutral: 1."""
+    """At least 0. Values below 1e-5 are greedy. Neutral: 1."""
     top_p: _builtins.float
     """In (0, 1]. Neutral: 1."""
     top_k: _builtins.int
@@ -378,19 +382,19 @@ class SamplingParams(_message.Message):
     frequency_penalty: _builtins.float
     """Over output, in [-2, 2]. Neutral: 0."""
     seed: _builtins.int
-    """Token p of output i is drawn with noise keyed by (seed, i, p): the same noise alone, batched, resumed, after a
-    restart, with speculation on or off; equal tokens where the logits are equal, which bfloat16 does not promise of
-    other batches. Unset: the server draws one and tells it in GenerationStart.
+    """Token p of output i is sampled with noise keyed by (seed, i, p). The noise is the same alone, batched, resumed,
+    after a restart, and with speculation on or off. Tokens are equal if the logits are equal, which bfloat16 does not
+    guarantee across batches. Unset: the server chooses a seed and returns it in GenerationStart.
     """
     num_outputs: _builtins.int
-    """Independent samples of one prompt, prefill shared. Output 0 equals the result for 1. Unset: 1."""
+    """Number of independent samples of one prompt, with a shared prefill. Output 0 equals the result for 1. Unset: 1."""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """Added to raw logits, each in [-100, 100]."""
 
     @_builtins.property
     def allowed_token_ids(self) -> Global___TokenIds:
-        """Only these may be drawn. Unset: all. Empty: INVALID_ARGUMENT."""
+        """Only these may be sampled. Unset: all. Empty: INVALID_ARGUMENT."""
 
     def __init__(
         self,
@@ -466,22 +470,22 @@ class StopParams(_message.Message):
     max_tokens: _builtins.int
     """At least 1. Unset: the rest of the context or of the KV cache, whichever is less."""
     min_tokens: _builtins.int
-    """Below it EOS and stop tokens cannot be drawn and stop strings do not end the output. Unset: 0."""
+    """Below this number, EOS and stop tokens cannot be sampled, and stop strings do not end the output. Unset: 0."""
     ignore_eos: _builtins.bool
-    """EOS is then an ordinary token: it may be drawn, and the output goes on."""
+    """Treat EOS as an ordinary token: it may be sampled, and the output continues."""
     include_stop_in_text: _builtins.bool
-    """Text of the stop string, stop token or EOS is part of the text. Off: the text ends before it."""
+    """Include the stop string, or the text of the stop token or EOS. Off: the text ends before it."""
     @_builtins.property
     def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Ends the output where one of them first appears in its text; none may be empty."""
+        """The output ends where one of them first appears in its text. A stop string must not be empty."""
 
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Ends the output when one of them is drawn, beside the model's EOS."""
+        """The output ends when one of them is sampled, in addition to the model's EOS."""
 
     @_builtins.property
     def max_duration(self) -> _duration_pb2.Duration:
-        """Soft limit from arrival: ends with FINISH_REASON_TIME_LIMIT and keeps what was produced."""
+        """Soft limit from arrival: the output ends with FINISH_REASON_TIME_LIMIT and keeps what was produced."""
 
     def __init__(
         self,
@@ -511,8 +515,8 @@ Global___StopParams: _TypeAlias = StopParams  # noqa: Y015
 
 @_typing.final
 class StructuredOutput(_message.Message):
-    """A constraint that every output satisfies once it finishes with EOS, STOP_TOKEN or CONSTRAINT_COMPLETE.
-    JSON is written without white space outside strings.
+    """A constraint. Every output that finishes with EOS, STOP_TOKEN or CONSTRAINT_COMPLETE satisfies it. JSON has no white
+    space outside strings.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -541,7 +545,7 @@ class StructuredOutput(_message.Message):
         VALUES_FIELD_NUMBER: _builtins.int
         @_builtins.property
         def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-            """The output is exactly one of them; at least one, none empty."""
+            """The output is exactly one of these. At least one value; values must not be empty."""
 
         def __init__(
             self,
@@ -587,7 +591,7 @@ class StructuredOutput(_message.Message):
     json_schema: _builtins.str
     """JSON that validates against this JSON Schema (a JSON text); docs/api.md lists the keywords."""
     regex: _builtins.str
-    """The whole output matches this regular expression; docs/api.md says which syntax."""
+    """The whole output matches this regular expression; docs/api.md describes the syntax."""
     grammar: _builtins.str
     """Lark or EBNF as docs/api.md defines it."""
     @_builtins.property
@@ -600,7 +604,7 @@ class StructuredOutput(_message.Message):
 
     @_builtins.property
     def protobuf(self) -> Global___StructuredOutput.Protobuf:
-        """Output is proto3 JSON of that message, and the message itself in Output.message."""
+        """The output is proto3 JSON of that message; Output.message has the message itself."""
 
     def __init__(
         self,
@@ -624,7 +628,7 @@ Global___StructuredOutput: _TypeAlias = StructuredOutput  # noqa: Y015
 
 @_typing.final
 class OutputOptions(_message.Message):
-    """What comes back beside finish reasons and usage."""
+    """What is returned in addition to finish reasons and usage."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -636,19 +640,21 @@ class OutputOptions(_message.Message):
     SCORE_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     text: _builtins.bool
-    """The text of the output, and what is read from it: a chat's reasoning, content and tool_calls.
-    Unset: true where the model has a tokenizer.
+    """The text of the output, and the parts read from it: a chat's reasoning, content and tool_calls.
+    Unset: true if the model has a tokenizer.
     """
     token_ids: _builtins.bool
     """The ids of the output."""
     prompt_token_ids: _builtins.bool
-    """The ids of the prompt, as the model saw them."""
+    """The ids of the prompt, as the model sees them."""
     logprobs: _builtins.int
-    """Log-softmax of raw logits. Unset: none. 0: the chosen token. N: and the N best."""
+    """Log-softmax of raw logits. Unset: none. 0: the sampled token. N: the sampled token and the N best."""
     prompt_logprobs: _builtins.int
-    """The same over the prompt. Unset: none. With continue_from none either: the call that began the output told them."""
+    """The same for the prompt. Unset: none. Not returned with continue_from, since the call that began the output
+    returned them.
+    """
     skip_special_tokens: _builtins.bool
-    """Special tokens release no text. Unset: true."""
+    """Leave out the text of special tokens. Unset: true."""
     @_builtins.property
     def score_token_ids(self) -> Global___TokenIds:
         """Score exactly these tokens at every output position as well."""
@@ -689,7 +695,7 @@ Global___OutputOptions: _TypeAlias = OutputOptions  # noqa: Y015
 
 @_typing.final
 class CacheOptions(_message.Message):
-    """How the prefix cache may be used. Never changes output."""
+    """How the prefix cache may be used. Never changes the output."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -697,11 +703,13 @@ class CacheOptions(_message.Message):
     SALT_FIELD_NUMBER: _builtins.int
     BYPASS_PREFIX_CACHE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
-    """A hint for eviction and affinity; never changes output. At most 256 characters."""
+    """A hint for eviction and affinity. At most 256 characters."""
     salt: _builtins.str
-    """Prefixes are shared only among equal salts (and, with API keys on, within one key). At most 256 characters."""
+    """Prefixes are shared only among requests with the same salt (and, with API keys on, of the same key). At most 256
+    characters.
+    """
     bypass_prefix_cache: _builtins.bool
-    """Neither reads nor writes the prefix cache."""
+    """Neither read nor write the prefix cache."""
     def __init__(
         self,
         *,
@@ -727,14 +735,16 @@ class SchedulingOptions(_message.Message):
     MAX_QUEUE_DURATION_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     priority: _builtins.int
-    """Higher runs first (with API keys on, of the requests of one key); waiting raises it slowly. Where FEATURE_PRIORITY is missing only 0 is taken."""
+    """Higher runs first (with API keys on, among the requests of one key). Waiting raises it slowly. Without
+    FEATURE_PRIORITY only 0 is accepted.
+    """
     @_builtins.property
     def max_queue_duration(self) -> _duration_pb2.Duration:
-        """Longest wait for the first step; after it RESOURCE_EXHAUSTED / QUEUE_TIMEOUT."""
+        """Longest wait for the first step; then RESOURCE_EXHAUSTED / QUEUE_TIMEOUT."""
 
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """Hard limit from arrival, beside the RPC's own deadline; the earlier applies."""
+        """Hard limit from arrival, in addition to the RPC's deadline; the earlier applies."""
 
     def __init__(
         self,
@@ -753,7 +763,9 @@ Global___SchedulingOptions: _TypeAlias = SchedulingOptions  # noqa: Y015
 
 @_typing.final
 class StreamOptions(_message.Message):
-    """How tokens gather into messages. Unset: every message carries what is there when the last one was written."""
+    """How tokens gather into messages. Unset: every message carries all tokens that are ready when the previous message has
+    been written.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -761,12 +773,12 @@ class StreamOptions(_message.Message):
     MAX_TOKENS_PER_MESSAGE_FIELD_NUMBER: _builtins.int
     CONTINUOUS_USAGE_FIELD_NUMBER: _builtins.int
     max_tokens_per_message: _builtins.int
-    """Or: send as soon as this many tokens have gathered."""
+    """Send earlier, as soon as this many tokens have gathered."""
     continuous_usage: _builtins.bool
-    """Usage on every message, not on the last only."""
+    """Send usage with every message, not only with the last."""
     @_builtins.property
     def min_interval(self) -> _duration_pb2.Duration:
-        """Messages of this stream are at least this far apart; the first and the last token are never held."""
+        """Messages of this stream are at least this far apart; the first and the last token are never delayed."""
 
     def __init__(
         self,
@@ -803,14 +815,14 @@ class GenerateResponse(_message.Message):
     model: _builtins.str
     """The served model or adapter that answered."""
     seed: _builtins.int
-    """The seed in use, also when the server drew it."""
+    """The seed in use, also if the server chose it."""
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Output]:
         """In order of index."""
 
     @_builtins.property
     def usage(self) -> Global___Usage:
-        """What was computed and delivered, over all outputs."""
+        """Tokens computed and delivered, over all outputs."""
 
     @_builtins.property
     def timing(self) -> Global___Timing:
@@ -818,7 +830,7 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def prompt(self) -> Global___PromptInfo:
-        """Set when OutputOptions asks for the prompt's ids or scores."""
+        """Set if OutputOptions requests the prompt's ids or scores."""
 
     def __init__(
         self,
@@ -841,7 +853,7 @@ Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
 
 @_typing.final
 class Output(_message.Message):
-    """One output; in a stream, what is new of it since the last message."""
+    """One output; in a stream, the part that is new since the last message."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -857,18 +869,18 @@ class Output(_message.Message):
     index: _builtins.int
     """0, 1, ... num_outputs - 1."""
     text: _builtins.str
-    """Valid UTF-8 in every message, also where a character spans tokens."""
+    """Valid UTF-8 in every message, even if a character spans tokens."""
     reasoning: _builtins.str
-    """Of chat input, where the model has FEATURE_REASONING: what stands in text between the marks of the chat template,
-    which the output or the end of the prompt begins with. In a stream append-only, as text is.
+    """For chat input, if the model has FEATURE_REASONING: the text between the chat template's marks for reasoning. The
+    output, or the end of the prompt, begins with the opening mark. Append-only in a stream, like text.
     """
     content: _builtins.str
-    """Of chat input, where the model has FEATURE_REASONING or FEATURE_TOOL_CALLS: text without reasoning and tool_calls.
+    """For chat input, if the model has FEATURE_REASONING or FEATURE_TOOL_CALLS: text without reasoning and tool_calls.
     Held back while it may be part of a call.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Set when OutputOptions.token_ids asks for them; includes the token that ended the output."""
+        """Set if OutputOptions.token_ids requests them; includes the token that ended the output."""
 
     @_builtins.property
     def scores(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenScore]:
@@ -876,16 +888,16 @@ class Output(_message.Message):
 
     @_builtins.property
     def finish(self) -> Global___Finish:
-        """Why it ended; set once, with the last of the output."""
+        """Why it ended; set once, with the last part of the output."""
 
     @_builtins.property
     def message(self) -> _any_pb2.Any:
-        """The parsed message, when structured_output.protobuf completed."""
+        """The parsed message, if structured_output.protobuf is complete."""
 
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
-        """Of chat input with tools_json, where the model has FEATURE_TOOL_CALLS: calls that stand in text, in their order;
-        in a stream each once, when it is complete. What is no well-formed call is content.
+        """For chat input with tools_json, if the model has FEATURE_TOOL_CALLS: the calls in text, in order. In a stream each
+        call is sent once, when it is complete. Anything that is not a well-formed call is content.
         """
 
     def __init__(
@@ -911,8 +923,8 @@ Global___Output: _TypeAlias = Output  # noqa: Y015
 
 @_typing.final
 class ToolCall(_message.Message):
-    """A call that an output asks its reader to make. The reader checks name and arguments; only ChatInput.tool_choice holds
-    a model to its tools.
+    """A tool call in an output. The caller makes the call and checks name and arguments; only ChatInput.tool_choice
+    restricts a model to its tools.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -923,7 +935,7 @@ class ToolCall(_message.Message):
     index: _builtins.int
     """0, 1, ... in its output."""
     name: _builtins.str
-    """Of the tool, as the model wrote it."""
+    """Name of the tool, as the model wrote it."""
     arguments_json: _builtins.str
     """A JSON object, as the model wrote it."""
     def __init__(
@@ -943,7 +955,7 @@ Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
 
 @_typing.final
 class StreamGenerateResponse(_message.Message):
-    """What is new since the last message of this stream."""
+    """Everything new since the last message of this stream."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -989,7 +1001,7 @@ Global___StreamGenerateResponse: _TypeAlias = StreamGenerateResponse  # noqa: Y0
 
 @_typing.final
 class GenerationStart(_message.Message):
-    """What is known before the first token; sent together with it."""
+    """What is known before the first token; sent together with that token."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1003,14 +1015,14 @@ class GenerationStart(_message.Message):
     model: _builtins.str
     """The served model or adapter that answers."""
     seed: _builtins.int
-    """The seed in use, also when the server drew it."""
+    """The seed in use, also if the server chose it."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When the request arrived."""
 
     @_builtins.property
     def prompt(self) -> Global___PromptInfo:
-        """Set when OutputOptions asks for the prompt's ids or scores."""
+        """Set if OutputOptions requests the prompt's ids or scores."""
 
     def __init__(
         self,
@@ -1031,7 +1043,7 @@ Global___GenerationStart: _TypeAlias = GenerationStart  # noqa: Y015
 
 @_typing.final
 class PromptInfo(_message.Message):
-    """The prompt as the model saw it. Set only as far as OutputOptions asks for it."""
+    """The prompt as the model sees it. Only the parts that OutputOptions requests are set."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1039,7 +1051,7 @@ class PromptInfo(_message.Message):
     SCORES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """With BOS and whatever the chat template wrote."""
+        """Includes BOS and everything that the chat template wrote."""
 
     @_builtins.property
     def scores(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenScore]:
@@ -1061,7 +1073,7 @@ Global___PromptInfo: _TypeAlias = PromptInfo  # noqa: Y015
 
 @_typing.final
 class TokenScore(_message.Message):
-    """How likely the model held one token."""
+    """How likely one token was."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1075,7 +1087,7 @@ class TokenScore(_message.Message):
     logprob: _builtins.float
     """Natural logarithm of its probability. Unset for the first token of a prompt."""
     rank: _builtins.int
-    """Its place among all tokens; 1 is the most likely."""
+    """Its rank among all tokens; 1 is the most likely."""
     token_bytes: _builtins.bytes
     """Its bytes, perhaps part of a character. Empty without a tokenizer."""
     @_builtins.property
@@ -1103,7 +1115,7 @@ Global___TokenScore: _TypeAlias = TokenScore  # noqa: Y015
 
 @_typing.final
 class Candidate(_message.Message):
-    """A token that could have stood there."""
+    """An alternative token at the same position."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1116,7 +1128,7 @@ class Candidate(_message.Message):
     logprob: _builtins.float
     """Natural logarithm of its probability."""
     rank: _builtins.int
-    """Its place among all tokens; 1 is the most likely."""
+    """Its rank among all tokens; 1 is the most likely."""
     token_bytes: _builtins.bytes
     """Its bytes, perhaps part of a character. Empty without a tokenizer."""
     def __init__(
@@ -1150,9 +1162,9 @@ class Finish(_message.Message):
     stop_string: _builtins.str
     """The stop string that appeared."""
     stop_token_id: _builtins.int
-    """The stop token that was drawn."""
+    """The stop token that was sampled."""
     eos_token_id: _builtins.int
-    """The EOS that was drawn."""
+    """The EOS token that was sampled."""
     def __init__(
         self,
         *,
@@ -1185,9 +1197,9 @@ class Usage(_message.Message):
     prompt_tokens: _builtins.int
     """Tokens of the prompt, counted once for all outputs, with the tokens of continue_from."""
     cached_prompt_tokens: _builtins.int
-    """Part of prompt_tokens that the prefix cache already held."""
+    """Part of prompt_tokens that was in the prefix cache."""
     output_tokens: _builtins.int
-    """Delivered by this call, over all outputs, up to and including the token that ended each."""
+    """Tokens delivered by this call, over all outputs, up to and including the token that ended each."""
     draft_tokens: _builtins.int
     """Tokens that speculation proposed for this request."""
     accepted_draft_tokens: _builtins.int
@@ -1211,7 +1223,7 @@ Global___Usage: _TypeAlias = Usage  # noqa: Y015
 
 @_typing.final
 class Timing(_message.Message):
-    """Where the time went, on the server's monotonic clock."""
+    """How long the phases took, on the server's monotonic clock."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1263,7 +1275,7 @@ class MultiplexGenerateRequest(_message.Message):
 
         REQUEST_ID_FIELD_NUMBER: _builtins.int
         request_id: _builtins.str
-        """As its GenerateRequest named it."""
+        """The request_id of its GenerateRequest."""
         def __init__(
             self,
             *,
@@ -1327,7 +1339,7 @@ Global___MultiplexGenerateResponse: _TypeAlias = MultiplexGenerateResponse  # no
 
 @_typing.final
 class MultiplexItem(_message.Message):
-    """What one request of the stream gets in this frame."""
+    """The part of this frame that belongs to one request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1336,16 +1348,16 @@ class MultiplexItem(_message.Message):
     RESPONSE_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
-    """Stands for the request in every item; never reused within a stream."""
+    """Identifies the request in every item; never reused within a stream."""
     request_id: _builtins.str
-    """On the first item of a request and on every error."""
+    """Set on the first item of a request and on every error."""
     @_builtins.property
     def response(self) -> Global___StreamGenerateResponse:
-        """What StreamGenerate would have sent."""
+        """The message that StreamGenerate would have sent."""
 
     @_builtins.property
     def error(self) -> Global___RequestError:
-        """This request failed; the stream goes on."""
+        """This request failed; the stream continues."""
 
     def __init__(
         self,
@@ -1377,7 +1389,7 @@ class RequestError(_message.Message):
     code: _builtins.int
     """A google.rpc.Code."""
     message: _builtins.str
-    """For people; programs read the details."""
+    """For people; programs should read the details."""
     @_builtins.property
     def details(self) -> _containers.RepeatedCompositeFieldContainer[_any_pb2.Any]:
         """google.rpc.ErrorInfo and others, as in a status's details."""

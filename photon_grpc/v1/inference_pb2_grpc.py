@@ -59,21 +59,21 @@ class InferenceServiceServicer(object):
     """
 
     def Generate(self, request, context):
-        """The whole result in one message. A gRPC deadline loses partial text; StopParams.max_duration keeps it.
+        """Returns the whole result in one message. A gRPC deadline loses partial text; StopParams.max_duration keeps it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamGenerate(self, request, context):
-        """Deltas as they are produced. Joining the deltas of one output gives exactly Generate's text.
+        """Sends deltas as they are produced. The joined deltas of one output are exactly Generate's text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def MultiplexGenerate(self, request_iterator, context):
-        """Many requests on one stream, one frame per engine step: for gateways and sidecars.
+        """Carries many requests on one stream, with one frame per engine step; for gateways and sidecars.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

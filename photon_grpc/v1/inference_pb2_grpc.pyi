@@ -36,11 +36,11 @@ class InferenceServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> InferenceServiceAsyncStub: ...
     Generate: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
-    """The whole result in one message. A gRPC deadline loses partial text; StopParams.max_duration keeps it."""
+    """Returns the whole result in one message. A gRPC deadline loses partial text; StopParams.max_duration keeps it."""
     StreamGenerate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.StreamGenerateResponse]
-    """Deltas as they are produced. Joining the deltas of one output gives exactly Generate's text."""
+    """Sends deltas as they are produced. The joined deltas of one output are exactly Generate's text."""
     MultiplexGenerate: _grpc.StreamStreamMultiCallable[_inference_pb2.MultiplexGenerateRequest, _inference_pb2.MultiplexGenerateResponse]
-    """Many requests on one stream, one frame per engine step: for gateways and sidecars."""
+    """Carries many requests on one stream, with one frame per engine step; for gateways and sidecars."""
 
 @_typing.type_check_only
 class InferenceServiceAsyncStub(InferenceServiceStub):
@@ -50,11 +50,11 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryUnaryMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
-    """The whole result in one message. A gRPC deadline loses partial text; StopParams.max_duration keeps it."""
+    """Returns the whole result in one message. A gRPC deadline loses partial text; StopParams.max_duration keeps it."""
     StreamGenerate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.StreamGenerateResponse]  # type: ignore[assignment]
-    """Deltas as they are produced. Joining the deltas of one output gives exactly Generate's text."""
+    """Sends deltas as they are produced. The joined deltas of one output are exactly Generate's text."""
     MultiplexGenerate: _aio.StreamStreamMultiCallable[_inference_pb2.MultiplexGenerateRequest, _inference_pb2.MultiplexGenerateResponse]  # type: ignore[assignment]
-    """Many requests on one stream, one frame per engine step: for gateways and sidecars."""
+    """Carries many requests on one stream, with one frame per engine step; for gateways and sidecars."""
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     """Text generation on one continuous-batching engine.
@@ -67,7 +67,7 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.GenerateResponse, _abc.Awaitable[_inference_pb2.GenerateResponse]]:
-        """The whole result in one message. A gRPC deadline loses partial text; StopParams.max_duration keeps it."""
+        """Returns the whole result in one message. A gRPC deadline loses partial text; StopParams.max_duration keeps it."""
 
     @_abc_1.abstractmethod
     def StreamGenerate(
@@ -75,7 +75,7 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.StreamGenerateResponse], _abc.AsyncIterator[_inference_pb2.StreamGenerateResponse]]:
-        """Deltas as they are produced. Joining the deltas of one output gives exactly Generate's text."""
+        """Sends deltas as they are produced. The joined deltas of one output are exactly Generate's text."""
 
     @_abc_1.abstractmethod
     def MultiplexGenerate(
@@ -83,6 +83,6 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_inference_pb2.MultiplexGenerateRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.MultiplexGenerateResponse], _abc.AsyncIterator[_inference_pb2.MultiplexGenerateResponse]]:
-        """Many requests on one stream, one frame per engine step: for gateways and sidecars."""
+        """Carries many requests on one stream, with one frame per engine step; for gateways and sidecars."""
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

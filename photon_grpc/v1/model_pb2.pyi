@@ -35,7 +35,7 @@ class _ModelStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ModelState
     MODEL_STATE_DRAINING: _ModelState.ValueType  # 3
     """Running requests finish; new ones get UNAVAILABLE / DRAINING."""
     MODEL_STATE_FAILED: _ModelState.ValueType  # 4
-    """It could not be loaded and will not be."""
+    """It could not be loaded, and the server does not try again."""
 
 class ModelState(_ModelState, metaclass=_ModelStateEnumTypeWrapper):
     """Whether a model can answer now."""
@@ -49,7 +49,7 @@ MODEL_STATE_READY: ModelState.ValueType  # 2
 MODEL_STATE_DRAINING: ModelState.ValueType  # 3
 """Running requests finish; new ones get UNAVAILABLE / DRAINING."""
 MODEL_STATE_FAILED: ModelState.ValueType  # 4
-"""It could not be loaded and will not be."""
+"""It could not be loaded, and the server does not try again."""
 Global___ModelState: _TypeAlias = ModelState  # noqa: Y015
 
 class _Feature:
@@ -89,7 +89,7 @@ class _FeatureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Feature.Value
     FEATURE_PREFIX_CACHE: _Feature.ValueType  # 14
     """Prompts that share a prefix share its KV blocks; without it CacheOptions has no effect."""
     FEATURE_PRIORITY: _Feature.ValueType  # 15
-    """SchedulingOptions.priority is obeyed."""
+    """SchedulingOptions.priority has an effect."""
     FEATURE_SPECULATION: _Feature.ValueType  # 16
     """A drafter proposes tokens; the output does not change."""
     FEATURE_MULTIPLEX: _Feature.ValueType  # 17
@@ -99,7 +99,7 @@ class _FeatureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Feature.Value
     FEATURE_REASONING: _Feature.ValueType  # 19
     """Output.reasoning: the model's chat template has marks for it."""
     FEATURE_TOOL_CALLS: _Feature.ValueType  # 20
-    """Output.tool_calls: the model's chat template writes calls in a way that is known. tools_json works without it."""
+    """Output.tool_calls: the model's chat template writes calls in a known way. tools_json works without this feature."""
 
 class Feature(_Feature, metaclass=_FeatureEnumTypeWrapper):
     """What a model or build may lack. A field that needs a missing one is UNIMPLEMENTED / FEATURE_NOT_SUPPORTED."""
@@ -135,7 +135,7 @@ FEATURE_CONTINUE_FROM: Feature.ValueType  # 13
 FEATURE_PREFIX_CACHE: Feature.ValueType  # 14
 """Prompts that share a prefix share its KV blocks; without it CacheOptions has no effect."""
 FEATURE_PRIORITY: Feature.ValueType  # 15
-"""SchedulingOptions.priority is obeyed."""
+"""SchedulingOptions.priority has an effect."""
 FEATURE_SPECULATION: Feature.ValueType  # 16
 """A drafter proposes tokens; the output does not change."""
 FEATURE_MULTIPLEX: Feature.ValueType  # 17
@@ -145,7 +145,7 @@ FEATURE_ADAPTERS: Feature.ValueType  # 18
 FEATURE_REASONING: Feature.ValueType  # 19
 """Output.reasoning: the model's chat template has marks for it."""
 FEATURE_TOOL_CALLS: Feature.ValueType  # 20
-"""Output.tool_calls: the model's chat template writes calls in a way that is known. tools_json works without it."""
+"""Output.tool_calls: the model's chat template writes calls in a known way. tools_json works without this feature."""
 Global___Feature: _TypeAlias = Feature  # noqa: Y015
 
 @_typing.final
@@ -157,9 +157,9 @@ class ListModelsRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """Models in one response at most. 0: the server chooses. Negative: INVALID_ARGUMENT."""
+    """Most models in one response. 0: the server chooses. Negative: INVALID_ARGUMENT."""
     page_token: _builtins.str
-    """next_page_token of the page before. Empty: the first page."""
+    """next_page_token of the previous page. Empty: the first page."""
     def __init__(
         self,
         *,
@@ -226,7 +226,7 @@ Global___GetModelRequest: _TypeAlias = GetModelRequest  # noqa: Y015
 
 @_typing.final
 class GetModelResponse(_message.Message):
-    """The model asked for."""
+    """The requested model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -250,7 +250,7 @@ Global___GetModelResponse: _TypeAlias = GetModelResponse  # noqa: Y015
 
 @_typing.final
 class Model(_message.Message):
-    """What is served under one name."""
+    """A model or adapter that is served under one name."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -270,19 +270,19 @@ class Model(_message.Message):
     name: _builtins.str
     """The name that requests use."""
     base_model: _builtins.str
-    """The model that an adapter belongs to. Empty: not an adapter."""
+    """The base model of an adapter. Empty: this is no adapter."""
     state: Global___ModelState.ValueType
     """Whether it can answer now."""
     max_context_tokens: _builtins.int
-    """Prompt and output together."""
+    """Most tokens in prompt and output together."""
     vocab_size: _builtins.int
-    """Token ids are below it."""
+    """Number of token ids; every id is below it."""
     revision: _builtins.str
     """Digest of the weights and the configuration."""
     dtype: _builtins.str
     """Type of activations, for example "bfloat16"."""
     quantization: _builtins.str
-    """Method of the weights. Empty: none."""
+    """Quantization method of the weights. Empty: not quantized."""
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Other names that requests may use."""
@@ -293,15 +293,15 @@ class Model(_message.Message):
 
     @_builtins.property
     def default_sampling(self) -> _inference_pb2.SamplingParams:
-        """What unset sampling fields mean here."""
+        """Values of unset sampling fields."""
 
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[Global___Feature.ValueType]:
-        """A Feature not listed here is UNIMPLEMENTED; fields without a Feature always work."""
+        """A Feature that is not listed here is UNIMPLEMENTED; fields without a Feature always work."""
 
     @_builtins.property
     def limits(self) -> Global___Limits:
-        """What one request may ask for."""
+        """Limits of one request."""
 
     def __init__(
         self,
@@ -330,7 +330,7 @@ Global___Model: _TypeAlias = Model  # noqa: Y015
 
 @_typing.final
 class Limits(_message.Message):
-    """What one request may ask for; more is INVALID_ARGUMENT."""
+    """Limits of one request; more is INVALID_ARGUMENT."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -354,7 +354,7 @@ class Limits(_message.Message):
     max_constraint_bytes: _builtins.int
     """Bytes of the constraint in StructuredOutput."""
     max_message_bytes: _builtins.int
-    """Bytes of a serialized request. Scores must fit into a response of so many bytes, too."""
+    """Bytes of a serialized request. A response with scores must not be larger either."""
     def __init__(
         self,
         *,
@@ -376,7 +376,7 @@ Global___Limits: _TypeAlias = Limits  # noqa: Y015
 
 @_typing.final
 class TokenizeRequest(_message.Message):
-    """What to tokenize, exactly as Generate would."""
+    """What to tokenize, exactly as Generate does."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -391,9 +391,9 @@ class TokenizeRequest(_message.Message):
     text: _builtins.str
     """Plain text (see parse_special_tokens)."""
     add_special_tokens: _builtins.bool
-    """BOS and what else the tokenizer adds around text. Unset: true, as Generate does."""
+    """Add BOS and other tokens that the tokenizer adds around text. Unset: true, as in Generate."""
     parse_special_tokens: _builtins.bool
-    """Spellings of special tokens in `text` become those tokens. Off: they stay plain text."""
+    """Parse spellings of special tokens in `text` as those tokens. Off: they stay plain text."""
     count_only: _builtins.bool
     """Leave token_ids out of the response."""
     @_builtins.property
@@ -435,7 +435,7 @@ class TokenizeResponse(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     MAX_CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     token_count: _builtins.int
-    """How many ids there are."""
+    """Number of ids."""
     max_context_tokens: _builtins.int
     """The model's context, to compare token_count with."""
     @_builtins.property
@@ -459,7 +459,7 @@ Global___TokenizeResponse: _TypeAlias = TokenizeResponse  # noqa: Y015
 
 @_typing.final
 class DetokenizeRequest(_message.Message):
-    """Which ids to put into words."""
+    """Which ids to convert to text."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -469,7 +469,7 @@ class DetokenizeRequest(_message.Message):
     model: _builtins.str
     """Its name or an alias. Empty: the default model."""
     skip_special_tokens: _builtins.bool
-    """Special tokens release no text. Unset: true."""
+    """Leave out the text of special tokens. Unset: true."""
     @_builtins.property
     def token_ids(self) -> _inference_pb2.TokenIds:
         """Any ids below the vocabulary's size."""

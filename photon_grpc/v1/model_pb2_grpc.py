@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ModelServiceStub(object):
-    """What is served here, and its tokenizer.
+    """Describes the served models and their tokenizers.
     """
 
     def __init__(self, channel):
@@ -58,32 +58,32 @@ class ModelServiceStub(object):
 
 
 class ModelServiceServicer(object):
-    """What is served here, and its tokenizer.
+    """Describes the served models and their tokenizers.
     """
 
     def ListModels(self, request, context):
-        """Every model and adapter that this server serves.
+        """Lists every model and adapter that this server serves.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """One model: its limits, defaults and features.
+        """Returns one model: its limits, defaults and features.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """The ids that Generate would see for an input, or their count.
+        """Returns the ids that Generate would use for an input, or their count.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
-        """The text that ids release.
+        """Returns the text of token ids.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,7 +121,7 @@ def add_ModelServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ModelService(object):
-    """What is served here, and its tokenizer.
+    """Describes the served models and their tokenizers.
     """
 
     @staticmethod

@@ -27,37 +27,37 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ModelServiceStub:
-    """What is served here, and its tokenizer."""
+    """Describes the served models and their tokenizers."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ModelServiceAsyncStub: ...
     ListModels: _grpc.UnaryUnaryMultiCallable[_model_pb2.ListModelsRequest, _model_pb2.ListModelsResponse]
-    """Every model and adapter that this server serves."""
+    """Lists every model and adapter that this server serves."""
     GetModel: _grpc.UnaryUnaryMultiCallable[_model_pb2.GetModelRequest, _model_pb2.GetModelResponse]
-    """One model: its limits, defaults and features."""
+    """Returns one model: its limits, defaults and features."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_model_pb2.TokenizeRequest, _model_pb2.TokenizeResponse]
-    """The ids that Generate would see for an input, or their count."""
+    """Returns the ids that Generate would use for an input, or their count."""
     Detokenize: _grpc.UnaryUnaryMultiCallable[_model_pb2.DetokenizeRequest, _model_pb2.DetokenizeResponse]
-    """The text that ids release."""
+    """Returns the text of token ids."""
 
 @_typing.type_check_only
 class ModelServiceAsyncStub(ModelServiceStub):
-    """What is served here, and its tokenizer."""
+    """Describes the served models and their tokenizers."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListModels: _aio.UnaryUnaryMultiCallable[_model_pb2.ListModelsRequest, _model_pb2.ListModelsResponse]  # type: ignore[assignment]
-    """Every model and adapter that this server serves."""
+    """Lists every model and adapter that this server serves."""
     GetModel: _aio.UnaryUnaryMultiCallable[_model_pb2.GetModelRequest, _model_pb2.GetModelResponse]  # type: ignore[assignment]
-    """One model: its limits, defaults and features."""
+    """Returns one model: its limits, defaults and features."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_model_pb2.TokenizeRequest, _model_pb2.TokenizeResponse]  # type: ignore[assignment]
-    """The ids that Generate would see for an input, or their count."""
+    """Returns the ids that Generate would use for an input, or their count."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_model_pb2.DetokenizeRequest, _model_pb2.DetokenizeResponse]  # type: ignore[assignment]
-    """The text that ids release."""
+    """Returns the text of token ids."""
 
 class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What is served here, and its tokenizer."""
+    """Describes the served models and their tokenizers."""
 
     @_abc_1.abstractmethod
     def ListModels(
@@ -65,7 +65,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _model_pb2.ListModelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_model_pb2.ListModelsResponse, _abc.Awaitable[_model_pb2.ListModelsResponse]]:
-        """Every model and adapter that this server serves."""
+        """Lists every model and adapter that this server serves."""
 
     @_abc_1.abstractmethod
     def GetModel(
@@ -73,7 +73,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _model_pb2.GetModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_model_pb2.GetModelResponse, _abc.Awaitable[_model_pb2.GetModelResponse]]:
-        """One model: its limits, defaults and features."""
+        """Returns one model: its limits, defaults and features."""
 
     @_abc_1.abstractmethod
     def Tokenize(
@@ -81,7 +81,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _model_pb2.TokenizeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_model_pb2.TokenizeResponse, _abc.Awaitable[_model_pb2.TokenizeResponse]]:
-        """The ids that Generate would see for an input, or their count."""
+        """Returns the ids that Generate would use for an input, or their count."""
 
     @_abc_1.abstractmethod
     def Detokenize(
@@ -89,6 +89,6 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _model_pb2.DetokenizeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_model_pb2.DetokenizeResponse, _abc.Awaitable[_model_pb2.DetokenizeResponse]]:
-        """The text that ids release."""
+        """Returns the text of token ids."""
 
 def add_ModelServiceServicer_to_server(servicer: ModelServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

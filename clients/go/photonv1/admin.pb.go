@@ -23,7 +23,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Asks for GetServerInfoResponse; has no fields.
+// Requests GetServerInfoResponse; has no fields.
 type GetServerInfoRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -65,7 +65,7 @@ type GetServerInfoResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Version of photon-grpc, for example "0.1.0".
 	Version string `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
-	// Drawn at start; another one after every restart of the server.
+	// Random, chosen at start; changes with every restart of the server.
 	InstanceId string `protobuf:"bytes,2,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
 	// When the server started.
 	StartTime *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
@@ -75,11 +75,11 @@ type GetServerInfoResponse struct {
 	TotalKvBlocks uint64 `protobuf:"varint,5,opt,name=total_kv_blocks,json=totalKvBlocks,proto3" json:"total_kv_blocks,omitempty"`
 	// Tokens that one block holds.
 	KvBlockTokens uint32 `protobuf:"varint,6,opt,name=kv_block_tokens,json=kvBlockTokens,proto3" json:"kv_block_tokens,omitempty"`
-	// Outputs computed in one step at most (--max-num-seqs).
+	// Most outputs computed in one step (--max-num-seqs).
 	MaxRunningRequests uint32 `protobuf:"varint,7,opt,name=max_running_requests,json=maxRunningRequests,proto3" json:"max_running_requests,omitempty"`
 	// Requests that may wait before QUEUE_FULL (--max-queue-size).
 	MaxQueuedRequests uint32 `protobuf:"varint,8,opt,name=max_queued_requests,json=maxQueuedRequests,proto3" json:"max_queued_requests,omitempty"`
-	// Tokens computed in one step at most (--max-num-batched-tokens).
+	// Most tokens computed in one step (--max-num-batched-tokens).
 	MaxBatchedTokens uint32 `protobuf:"varint,9,opt,name=max_batched_tokens,json=maxBatchedTokens,proto3" json:"max_batched_tokens,omitempty"`
 	// How often the engine was restarted since start_time.
 	EngineRestartCount uint32 `protobuf:"varint,10,opt,name=engine_restart_count,json=engineRestartCount,proto3" json:"engine_restart_count,omitempty"`
@@ -187,7 +187,7 @@ func (x *GetServerInfoResponse) GetEngineRestartCount() uint32 {
 	return 0
 }
 
-// Asks for one sample; has no fields.
+// Requests one sample; has no fields.
 type GetLoadRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -362,7 +362,7 @@ func (x *WatchLoadResponse) GetLoad() *Load {
 	return nil
 }
 
-// A sample of the load, over all front ends.
+// A sample of the load, across all front ends.
 type Load struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// When it was taken.
@@ -375,7 +375,7 @@ type Load struct {
 	QueuedPromptTokens uint64 `protobuf:"varint,4,opt,name=queued_prompt_tokens,json=queuedPromptTokens,proto3" json:"queued_prompt_tokens,omitempty"`
 	// Blocks owned by requests; free, cached and in limbo make up the rest of the total.
 	OwnedKvBlocks uint64 `protobuf:"varint,5,opt,name=owned_kv_blocks,json=ownedKvBlocks,proto3" json:"owned_kv_blocks,omitempty"`
-	// Blocks that hold a reusable prefix and no request owns; they can be allocated like free ones.
+	// Blocks that hold a reusable prefix and that no request owns; they can be allocated like free ones.
 	CachedKvBlocks uint64 `protobuf:"varint,6,opt,name=cached_kv_blocks,json=cachedKvBlocks,proto3" json:"cached_kv_blocks,omitempty"`
 	// Blocks that hold nothing.
 	FreeKvBlocks uint64 `protobuf:"varint,7,opt,name=free_kv_blocks,json=freeKvBlocks,proto3" json:"free_kv_blocks,omitempty"`
@@ -389,7 +389,7 @@ type Load struct {
 	PromptTokensPerSecond float64 `protobuf:"fixed64,11,opt,name=prompt_tokens_per_second,json=promptTokensPerSecond,proto3" json:"prompt_tokens_per_second,omitempty"`
 	// Duration of an engine step, averaged over the last seconds.
 	StepDuration *durationpb.Duration `protobuf:"bytes,12,opt,name=step_duration,json=stepDuration,proto3" json:"step_duration,omitempty"`
-	// How often a request has lost its blocks to others and was computed again, since start.
+	// How often a request lost its blocks to others and was computed again, since start.
 	PreemptionCount uint64 `protobuf:"varint,13,opt,name=preemption_count,json=preemptionCount,proto3" json:"preemption_count,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -519,9 +519,9 @@ func (x *Load) GetPreemptionCount() uint64 {
 // Which requests to end.
 type AbortRequestsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Ids as the callers know them, of every credential; unknown ones are ignored.
+	// Ids as the callers know them, for every API key; unknown ones are ignored.
 	RequestIds []string `protobuf:"bytes,1,rep,name=request_ids,json=requestIds,proto3" json:"request_ids,omitempty"`
-	// Every request in flight. Then request_ids must be empty.
+	// End every request in flight; request_ids must then be empty.
 	All           bool `protobuf:"varint,2,opt,name=all,proto3" json:"all,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -620,7 +620,7 @@ func (x *AbortRequestsResponse) GetAbortedRequestIds() []string {
 // How long to wait.
 type DrainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Longest wait for running requests; what still runs then is ended. Unset: --drain-timeout.
+	// Longest wait for running requests; those that still run then are ended. Unset: --drain-timeout.
 	Timeout       *durationpb.Duration `protobuf:"bytes,1,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -709,7 +709,7 @@ func (x *DrainResponse) GetRemainingRequests() uint32 {
 	return 0
 }
 
-// Asks for the reset; has no fields.
+// Requests the reset; has no fields.
 type ResetPrefixCacheRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -749,7 +749,7 @@ func (*ResetPrefixCacheRequest) Descriptor() ([]byte, []int) {
 // What the reset freed.
 type ResetPrefixCacheResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Blocks that were cached and are free now.
+	// Blocks that were cached and are now free.
 	FreedBlocks   uint64 `protobuf:"varint,1,opt,name=freed_blocks,json=freedBlocks,proto3" json:"freed_blocks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -792,7 +792,7 @@ func (x *ResetPrefixCacheResponse) GetFreedBlocks() uint64 {
 	return 0
 }
 
-// Asks for the list; has no fields.
+// Requests the list; has no fields.
 type ListQuarantineRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -829,10 +829,10 @@ func (*ListQuarantineRequest) Descriptor() ([]byte, []int) {
 	return file_photon_grpc_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
-// What the engine would not compute beside others.
+// Requests that the engine does not compute together with others.
 type ListQuarantineResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The newest crash first; 4,096 are known at most.
+	// Most recent crash first; at most 4,096 are kept.
 	Entries       []*QuarantineEntry `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -875,20 +875,20 @@ func (x *ListQuarantineResponse) GetEntries() []*QuarantineEntry {
 	return nil
 }
 
-// A request that an engine died of, or may have died of.
+// A request that the engine crashed on, or may have crashed on.
 type QuarantineEntry struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Of the prompt and its parameters, in hex: the same for every attempt and every caller.
+	// Fingerprint of the prompt and its parameters, in hex; the same for every attempt and every caller.
 	Fingerprint string `protobuf:"bytes,1,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
-	// It is refused: REQUEST_QUARANTINED. Else it is a suspect, and computes alone when it is sent again.
+	// True: it is refused with REQUEST_QUARANTINED. False: it is a suspect and computes alone when it is sent again.
 	Quarantined bool `protobuf:"varint,2,opt,name=quarantined,proto3" json:"quarantined,omitempty"`
-	// Engines that died while they computed it, and steps of it with others that failed.
+	// Number of engines that crashed while computing it, plus failed steps that it shared with others.
 	CrashCount uint32 `protobuf:"varint,3,opt,name=crash_count,json=crashCount,proto3" json:"crash_count,omitempty"`
-	// When the last of them was seen.
+	// When the last of them happened.
 	CrashTime *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=crash_time,json=crashTime,proto3" json:"crash_time,omitempty"`
 	// Time until it is forgotten.
 	RemainingTime *durationpb.Duration `protobuf:"bytes,5,opt,name=remaining_time,json=remainingTime,proto3" json:"remaining_time,omitempty"`
-	// Id of its newest attempt while it was a suspect; empty: none came.
+	// Id of its newest attempt while it was a suspect; empty: there was none.
 	RequestId string `protobuf:"bytes,6,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Name of the API key that sent this attempt; empty without keys.
 	ApiKeyName    string `protobuf:"bytes,7,opt,name=api_key_name,json=apiKeyName,proto3" json:"api_key_name,omitempty"`
@@ -975,12 +975,12 @@ func (x *QuarantineEntry) GetApiKeyName() string {
 	return ""
 }
 
-// Which requests to forget.
+// Which requests to clear.
 type ClearQuarantineRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// As ListQuarantine tells them; unknown ones are ignored.
+	// As returned by ListQuarantine; unknown ones are ignored.
 	Fingerprints []string `protobuf:"bytes,1,rep,name=fingerprints,proto3" json:"fingerprints,omitempty"`
-	// Every one of them. Then fingerprints must be empty.
+	// Clear all of them; fingerprints must then be empty.
 	All           bool `protobuf:"varint,2,opt,name=all,proto3" json:"all,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1030,7 +1030,7 @@ func (x *ClearQuarantineRequest) GetAll() bool {
 	return false
 }
 
-// Which requests were forgotten.
+// Which requests were cleared.
 type ClearQuarantineResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Those that were known.
@@ -1131,7 +1131,7 @@ func (x *LoadAdapterRequest) GetPath() string {
 	return ""
 }
 
-// Whether there was anything to do.
+// Whether the adapter was already there.
 type LoadAdapterResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// This adapter was served under this name before the call.

@@ -35,24 +35,25 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Operating one replica. On a listener of its own (a Unix socket by default); elsewhere it needs the admin scope.
+// Operates one replica. Served on a separate listener (a Unix socket by default); elsewhere it needs the admin scope.
 type AdminServiceClient interface {
-	// What this replica is: version, device, sizes of its pools and limits.
+	// Returns what this replica is: version, device, sizes of its pools and limits.
 	GetServerInfo(ctx context.Context, in *GetServerInfoRequest, opts ...grpc.CallOption) (*GetServerInfoResponse, error)
-	// One sample of the load, for routers and operators.
+	// Returns one sample of the load, for routers and operators.
 	GetLoad(ctx context.Context, in *GetLoadRequest, opts ...grpc.CallOption) (*GetLoadResponse, error)
-	// A sample at once, then one after each change, no closer together than min_interval.
+	// Sends a sample at once, then one after each change, at least min_interval apart.
 	WatchLoad(ctx context.Context, in *WatchLoadRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchLoadResponse], error)
-	// Ends requests in flight: with finish ABORTED after output began, else with status ABORTED / ABORTED_BY_ADMIN.
+	// Ends requests in flight: with finish ABORTED if output has begun, else with status ABORTED / ABORTED_BY_ADMIN.
 	AbortRequests(ctx context.Context, in *AbortRequestsRequest, opts ...grpc.CallOption) (*AbortRequestsResponse, error)
 	// Refuses new requests (UNAVAILABLE / DRAINING), lets running ones finish, then stops the server.
-	// Answers when nothing runs any more or the timeout has passed.
+	// Answers when no request runs any more or the timeout has passed.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
-	// Forgets every cached prefix that no running request holds.
+	// Drops every cached prefix that no running request holds.
 	ResetPrefixCache(ctx context.Context, in *ResetPrefixCacheRequest, opts ...grpc.CallOption) (*ResetPrefixCacheResponse, error)
-	// Requests that an engine died of, which are refused, and those that it may have died of, which compute alone once.
+	// Lists requests that the engine crashed on, which are refused, and those that it may have crashed on, which compute
+	// alone once.
 	ListQuarantine(ctx context.Context, in *ListQuarantineRequest, opts ...grpc.CallOption) (*ListQuarantineResponse, error)
-	// Forgets such requests: what was refused is computed, what was suspected computes beside others.
+	// Clears such requests: refused ones are computed again, suspects compute together with others.
 	ClearQuarantine(ctx context.Context, in *ClearQuarantineRequest, opts ...grpc.CallOption) (*ClearQuarantineResponse, error)
 	// Loads a LoRA adapter and serves it as a model under its name.
 	LoadAdapter(ctx context.Context, in *LoadAdapterRequest, opts ...grpc.CallOption) (*LoadAdapterResponse, error)
@@ -181,24 +182,25 @@ func (c *adminServiceClient) UnloadAdapter(ctx context.Context, in *UnloadAdapte
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
 //
-// Operating one replica. On a listener of its own (a Unix socket by default); elsewhere it needs the admin scope.
+// Operates one replica. Served on a separate listener (a Unix socket by default); elsewhere it needs the admin scope.
 type AdminServiceServer interface {
-	// What this replica is: version, device, sizes of its pools and limits.
+	// Returns what this replica is: version, device, sizes of its pools and limits.
 	GetServerInfo(context.Context, *GetServerInfoRequest) (*GetServerInfoResponse, error)
-	// One sample of the load, for routers and operators.
+	// Returns one sample of the load, for routers and operators.
 	GetLoad(context.Context, *GetLoadRequest) (*GetLoadResponse, error)
-	// A sample at once, then one after each change, no closer together than min_interval.
+	// Sends a sample at once, then one after each change, at least min_interval apart.
 	WatchLoad(*WatchLoadRequest, grpc.ServerStreamingServer[WatchLoadResponse]) error
-	// Ends requests in flight: with finish ABORTED after output began, else with status ABORTED / ABORTED_BY_ADMIN.
+	// Ends requests in flight: with finish ABORTED if output has begun, else with status ABORTED / ABORTED_BY_ADMIN.
 	AbortRequests(context.Context, *AbortRequestsRequest) (*AbortRequestsResponse, error)
 	// Refuses new requests (UNAVAILABLE / DRAINING), lets running ones finish, then stops the server.
-	// Answers when nothing runs any more or the timeout has passed.
+	// Answers when no request runs any more or the timeout has passed.
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
-	// Forgets every cached prefix that no running request holds.
+	// Drops every cached prefix that no running request holds.
 	ResetPrefixCache(context.Context, *ResetPrefixCacheRequest) (*ResetPrefixCacheResponse, error)
-	// Requests that an engine died of, which are refused, and those that it may have died of, which compute alone once.
+	// Lists requests that the engine crashed on, which are refused, and those that it may have crashed on, which compute
+	// alone once.
 	ListQuarantine(context.Context, *ListQuarantineRequest) (*ListQuarantineResponse, error)
-	// Forgets such requests: what was refused is computed, what was suspected computes beside others.
+	// Clears such requests: refused ones are computed again, suspects compute together with others.
 	ClearQuarantine(context.Context, *ClearQuarantineRequest) (*ClearQuarantineResponse, error)
 	// Loads a LoRA adapter and serves it as a model under its name.
 	LoadAdapter(context.Context, *LoadAdapterRequest) (*LoadAdapterResponse, error)

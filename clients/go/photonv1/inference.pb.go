@@ -30,15 +30,15 @@ type FinishReason int32
 const (
 	// Never sent.
 	FinishReason_FINISH_REASON_UNSPECIFIED FinishReason = 0
-	// The model drew an end-of-sequence token.
+	// An end-of-sequence token was sampled.
 	FinishReason_FINISH_REASON_EOS FinishReason = 1
 	// One of StopParams.stop_strings appeared in the text.
 	FinishReason_FINISH_REASON_STOP_STRING FinishReason = 2
-	// One of StopParams.stop_token_ids was drawn.
+	// One of StopParams.stop_token_ids was sampled.
 	FinishReason_FINISH_REASON_STOP_TOKEN FinishReason = 3
 	// StopParams.max_tokens were produced.
 	FinishReason_FINISH_REASON_MAX_TOKENS FinishReason = 4
-	// The context, or what the KV cache can hold, is full (max_tokens was unset).
+	// The context or the KV cache is full (max_tokens was unset).
 	FinishReason_FINISH_REASON_CONTEXT_LENGTH FinishReason = 5
 	// StopParams.max_duration has passed.
 	FinishReason_FINISH_REASON_TIME_LIMIT FinishReason = 6
@@ -101,15 +101,15 @@ func (FinishReason) EnumDescriptor() ([]byte, []int) {
 	return file_photon_grpc_v1_inference_proto_rawDescGZIP(), []int{0}
 }
 
-// One prompt and what to make of it.
+// One prompt and the options for its outputs.
 type GenerateRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Caller's id, at most 128 printable ASCII characters, unique among the caller's requests in flight.
-	// Empty: the x-request-id header's, else one the server assigns. Required in MultiplexGenerate.
+	// Empty: the id of the x-request-id header, else one that the server assigns. Required in MultiplexGenerate.
 	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Served model or adapter. Empty: the server's default model.
 	Model string `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
-	// The prompt; exactly one of them, not empty.
+	// The prompt; exactly one, not empty.
 	//
 	// Types that are valid to be assigned to Input:
 	//
@@ -117,8 +117,9 @@ type GenerateRequest struct {
 	//	*GenerateRequest_TokenIds
 	//	*GenerateRequest_Chat
 	Input isGenerateRequest_Input `protobuf_oneof:"input"`
-	// Tokens already produced elsewhere (resume, hedge, migrate). They count for limits, penalties, stops, the
-	// grammar and the position of the seed, release their text as if produced here, and are not sent again.
+	// Tokens already produced elsewhere (resume, hedge, migrate). They count for limits, penalties, stops, the grammar
+	// and the position of the seed. The text that follows is the same as if they had been produced here. They are not
+	// sent again.
 	ContinueFrom *TokenIds `protobuf:"bytes,6,opt,name=continue_from,json=continueFrom,proto3" json:"continue_from,omitempty"`
 	// How a token is chosen.
 	Sampling *SamplingParams `protobuf:"bytes,7,opt,name=sampling,proto3" json:"sampling,omitempty"`
@@ -126,15 +127,15 @@ type GenerateRequest struct {
 	Stop *StopParams `protobuf:"bytes,8,opt,name=stop,proto3" json:"stop,omitempty"`
 	// What an output must look like. Unset: anything.
 	StructuredOutput *StructuredOutput `protobuf:"bytes,9,opt,name=structured_output,json=structuredOutput,proto3" json:"structured_output,omitempty"`
-	// What comes back beside the text.
+	// What is returned in addition to the text.
 	Output *OutputOptions `protobuf:"bytes,10,opt,name=output,proto3" json:"output,omitempty"`
 	// How the prefix cache may be used.
 	Cache *CacheOptions `protobuf:"bytes,11,opt,name=cache,proto3" json:"cache,omitempty"`
 	// When the request runs.
 	Scheduling *SchedulingOptions `protobuf:"bytes,12,opt,name=scheduling,proto3" json:"scheduling,omitempty"`
-	// Read by StreamGenerate and MultiplexGenerate; no effect on Generate.
+	// Applies to StreamGenerate and MultiplexGenerate; has no effect on Generate.
 	Stream *StreamOptions `protobuf:"bytes,13,opt,name=stream,proto3" json:"stream,omitempty"`
-	// Spellings of special tokens in `text` become those tokens. Off: they stay plain text.
+	// Parse spellings of special tokens in `text` as those tokens. Off: they stay plain text.
 	ParseSpecialTokens bool `protobuf:"varint,14,opt,name=parse_special_tokens,json=parseSpecialTokens,proto3" json:"parse_special_tokens,omitempty"`
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
@@ -286,17 +287,17 @@ type isGenerateRequest_Input interface {
 }
 
 type GenerateRequest_Text struct {
-	// Encoded as plain text (see parse_special_tokens), with the tokenizer's BOS where it has one.
+	// Encoded as plain text (see parse_special_tokens), with the tokenizer's BOS if it has one.
 	Text string `protobuf:"bytes,3,opt,name=text,proto3,oneof"`
 }
 
 type GenerateRequest_TokenIds struct {
-	// Any id below the vocabulary's size; nothing is added.
+	// Any ids below the vocabulary's size; nothing is added.
 	TokenIds *TokenIds `protobuf:"bytes,4,opt,name=token_ids,json=tokenIds,proto3,oneof"`
 }
 
 type GenerateRequest_Chat struct {
-	// Rendered by the model's own chat template, which alone writes special tokens.
+	// Rendered by the model's own chat template; only the template writes special tokens.
 	Chat *ChatInput `protobuf:"bytes,5,opt,name=chat,proto3,oneof"`
 }
 
@@ -306,7 +307,7 @@ func (*GenerateRequest_TokenIds) isGenerateRequest_Input() {}
 
 func (*GenerateRequest_Chat) isGenerateRequest_Input() {}
 
-// A list of token ids; set but empty differs from unset.
+// A list of token ids; an empty list differs from an unset one.
 type TokenIds struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// In order; each below the vocabulary's size.
@@ -352,7 +353,7 @@ func (x *TokenIds) GetIds() []uint32 {
 	return nil
 }
 
-// A conversation, put into words by the model's chat template.
+// A conversation, rendered by the model's chat template.
 type ChatInput struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Oldest first, at least one.
@@ -361,10 +362,10 @@ type ChatInput struct {
 	TemplateArgsJson string `protobuf:"bytes,2,opt,name=template_args_json,json=templateArgsJson,proto3" json:"template_args_json,omitempty"`
 	// Tool definitions for the template: a JSON array.
 	ToolsJson string `protobuf:"bytes,3,opt,name=tools_json,json=toolsJson,proto3" json:"tools_json,omitempty"`
-	// Append what opens the assistant's turn. Unset: true.
+	// Append the opening of the assistant's turn. Unset: true.
 	AddGenerationPrompt *bool `protobuf:"varint,4,opt,name=add_generation_prompt,json=addGenerationPrompt,proto3,oneof" json:"add_generation_prompt,omitempty"`
-	// The output must call tools. Unset: the model decides, and no schema binds what it writes. Needs tools_json and a model
-	// with FEATURE_TOOL_CALLS and FEATURE_JSON_SCHEMA; not with structured_output. Says nothing to Tokenize.
+	// The output must call tools. Unset: the model decides, and no schema constrains its calls. Needs tools_json and a
+	// model with FEATURE_TOOL_CALLS and FEATURE_JSON_SCHEMA. Not allowed with structured_output. No effect on Tokenize.
 	ToolChoice    *ToolChoice `protobuf:"bytes,5,opt,name=tool_choice,json=toolChoice,proto3" json:"tool_choice,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -435,9 +436,10 @@ func (x *ChatInput) GetToolChoice() *ToolChoice {
 	return nil
 }
 
-// Which tools an output calls. It holds nothing but calls, behind the reasoning of a model with FEATURE_REASONING, once
-// it finishes with EOS, STOP_TOKEN or CONSTRAINT_COMPLETE. Each names a tool of tools_json, and its arguments validate
-// against the tool's `parameters`, a JSON Schema as in StructuredOutput; a tool without them takes an empty object.
+// Which tools an output calls. An output that finishes with EOS, STOP_TOKEN or CONSTRAINT_COMPLETE contains only calls,
+// after the reasoning of a model with FEATURE_REASONING. Each call names a tool of tools_json, and its arguments
+// validate against the tool's `parameters`, a JSON Schema as in StructuredOutput. A tool without `parameters` takes an
+// empty object.
 type ToolChoice struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Exactly one.
@@ -511,12 +513,12 @@ type isToolChoice_Choice interface {
 }
 
 type ToolChoice_Required_ struct {
-	// Any of them: at least one call, and one alone where the chat template has no marks that end a call (Llama 3).
+	// Any of the tools: at least one call, or exactly one if the chat template has no marks that end a call (Llama 3).
 	Required *ToolChoice_Required `protobuf:"bytes,1,opt,name=required,proto3,oneof"`
 }
 
 type ToolChoice_Name struct {
-	// One call of the tool of this name.
+	// One call of the tool with this name.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3,oneof"`
 }
 
@@ -527,15 +529,15 @@ func (*ToolChoice_Name) isToolChoice_Choice() {}
 // One turn of a conversation.
 type ChatMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// As the template names it: usually "system", "user", "assistant" or "tool".
+	// A role of the template: usually "system", "user", "assistant" or "tool".
 	Role string `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
-	// What was said.
+	// Text of the message.
 	Content string `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`
-	// Who spoke, or the tool that answers. Empty: not handed to the template.
+	// The speaker, or the tool that answers. Empty: not passed to the template.
 	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
-	// The call that a tool message answers. Empty: not handed to the template.
+	// The call that a tool message answers. Empty: not passed to the template.
 	ToolCallId string `protobuf:"bytes,4,opt,name=tool_call_id,json=toolCallId,proto3" json:"tool_call_id,omitempty"`
-	// Tool calls of an assistant message: a JSON array, handed to the template.
+	// Tool calls of an assistant message: a JSON array, passed to the template.
 	ToolCallsJson string `protobuf:"bytes,5,opt,name=tool_calls_json,json=toolCallsJson,proto3" json:"tool_calls_json,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -606,10 +608,11 @@ func (x *ChatMessage) GetToolCallsJson() string {
 	return ""
 }
 
-// Unset means the model's generation_config, then the neutral value named here. A set zero is a zero.
+// How a token is chosen. Unset means the model's generation_config, then the neutral value given here. A set zero is a
+// zero.
 type SamplingParams struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// At least 0. 0 is greedy, and so is anything below 1e-5. Neutral: 1.
+	// At least 0. Values below 1e-5 are greedy. Neutral: 1.
 	Temperature *float32 `protobuf:"fixed32,1,opt,name=temperature,proto3,oneof" json:"temperature,omitempty"`
 	// In (0, 1]. Neutral: 1.
 	TopP *float32 `protobuf:"fixed32,2,opt,name=top_p,json=topP,proto3,oneof" json:"top_p,omitempty"`
@@ -623,15 +626,15 @@ type SamplingParams struct {
 	PresencePenalty *float32 `protobuf:"fixed32,6,opt,name=presence_penalty,json=presencePenalty,proto3,oneof" json:"presence_penalty,omitempty"`
 	// Over output, in [-2, 2]. Neutral: 0.
 	FrequencyPenalty *float32 `protobuf:"fixed32,7,opt,name=frequency_penalty,json=frequencyPenalty,proto3,oneof" json:"frequency_penalty,omitempty"`
-	// Token p of output i is drawn with noise keyed by (seed, i, p): the same noise alone, batched, resumed, after a
-	// restart, with speculation on or off; equal tokens where the logits are equal, which bfloat16 does not promise of
-	// other batches. Unset: the server draws one and tells it in GenerationStart.
+	// Token p of output i is sampled with noise keyed by (seed, i, p). The noise is the same alone, batched, resumed,
+	// after a restart, and with speculation on or off. Tokens are equal if the logits are equal, which bfloat16 does not
+	// guarantee across batches. Unset: the server chooses a seed and returns it in GenerationStart.
 	Seed *uint64 `protobuf:"varint,8,opt,name=seed,proto3,oneof" json:"seed,omitempty"`
 	// Added to raw logits, each in [-100, 100].
 	LogitBias map[uint32]float32 `protobuf:"bytes,9,rep,name=logit_bias,json=logitBias,proto3" json:"logit_bias,omitempty" protobuf_key:"varint,1,opt,name=key" protobuf_val:"fixed32,2,opt,name=value"`
-	// Only these may be drawn. Unset: all. Empty: INVALID_ARGUMENT.
+	// Only these may be sampled. Unset: all. Empty: INVALID_ARGUMENT.
 	AllowedTokenIds *TokenIds `protobuf:"bytes,10,opt,name=allowed_token_ids,json=allowedTokenIds,proto3" json:"allowed_token_ids,omitempty"`
-	// Independent samples of one prompt, prefill shared. Output 0 equals the result for 1. Unset: 1.
+	// Number of independent samples of one prompt, with a shared prefill. Output 0 equals the result for 1. Unset: 1.
 	NumOutputs    *uint32 `protobuf:"varint,11,opt,name=num_outputs,json=numOutputs,proto3,oneof" json:"num_outputs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -749,17 +752,17 @@ type StopParams struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// At least 1. Unset: the rest of the context or of the KV cache, whichever is less.
 	MaxTokens *uint32 `protobuf:"varint,1,opt,name=max_tokens,json=maxTokens,proto3,oneof" json:"max_tokens,omitempty"`
-	// Below it EOS and stop tokens cannot be drawn and stop strings do not end the output. Unset: 0.
+	// Below this number, EOS and stop tokens cannot be sampled, and stop strings do not end the output. Unset: 0.
 	MinTokens *uint32 `protobuf:"varint,2,opt,name=min_tokens,json=minTokens,proto3,oneof" json:"min_tokens,omitempty"`
-	// Ends the output where one of them first appears in its text; none may be empty.
+	// The output ends where one of them first appears in its text. A stop string must not be empty.
 	StopStrings []string `protobuf:"bytes,3,rep,name=stop_strings,json=stopStrings,proto3" json:"stop_strings,omitempty"`
-	// Ends the output when one of them is drawn, beside the model's EOS.
+	// The output ends when one of them is sampled, in addition to the model's EOS.
 	StopTokenIds []uint32 `protobuf:"varint,4,rep,packed,name=stop_token_ids,json=stopTokenIds,proto3" json:"stop_token_ids,omitempty"`
-	// EOS is then an ordinary token: it may be drawn, and the output goes on.
+	// Treat EOS as an ordinary token: it may be sampled, and the output continues.
 	IgnoreEos bool `protobuf:"varint,5,opt,name=ignore_eos,json=ignoreEos,proto3" json:"ignore_eos,omitempty"`
-	// Text of the stop string, stop token or EOS is part of the text. Off: the text ends before it.
+	// Include the stop string, or the text of the stop token or EOS. Off: the text ends before it.
 	IncludeStopInText bool `protobuf:"varint,6,opt,name=include_stop_in_text,json=includeStopInText,proto3" json:"include_stop_in_text,omitempty"`
-	// Soft limit from arrival: ends with FINISH_REASON_TIME_LIMIT and keeps what was produced.
+	// Soft limit from arrival: the output ends with FINISH_REASON_TIME_LIMIT and keeps what was produced.
 	MaxDuration   *durationpb.Duration `protobuf:"bytes,7,opt,name=max_duration,json=maxDuration,proto3" json:"max_duration,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -844,8 +847,8 @@ func (x *StopParams) GetMaxDuration() *durationpb.Duration {
 	return nil
 }
 
-// A constraint that every output satisfies once it finishes with EOS, STOP_TOKEN or CONSTRAINT_COMPLETE.
-// JSON is written without white space outside strings.
+// A constraint. Every output that finishes with EOS, STOP_TOKEN or CONSTRAINT_COMPLETE satisfies it. JSON has no white
+// space outside strings.
 type StructuredOutput struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What the output must satisfy; exactly one.
@@ -969,7 +972,7 @@ type StructuredOutput_JsonObject_ struct {
 }
 
 type StructuredOutput_Regex struct {
-	// The whole output matches this regular expression; docs/api.md says which syntax.
+	// The whole output matches this regular expression; docs/api.md describes the syntax.
 	Regex string `protobuf:"bytes,3,opt,name=regex,proto3,oneof"`
 }
 
@@ -984,7 +987,7 @@ type StructuredOutput_Grammar struct {
 }
 
 type StructuredOutput_Protobuf_ struct {
-	// Output is proto3 JSON of that message, and the message itself in Output.message.
+	// The output is proto3 JSON of that message; Output.message has the message itself.
 	Protobuf *StructuredOutput_Protobuf `protobuf:"bytes,6,opt,name=protobuf,proto3,oneof"`
 }
 
@@ -1000,23 +1003,24 @@ func (*StructuredOutput_Grammar) isStructuredOutput_Constraint() {}
 
 func (*StructuredOutput_Protobuf_) isStructuredOutput_Constraint() {}
 
-// What comes back beside finish reasons and usage.
+// What is returned in addition to finish reasons and usage.
 type OutputOptions struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The text of the output, and what is read from it: a chat's reasoning, content and tool_calls.
-	// Unset: true where the model has a tokenizer.
+	// The text of the output, and the parts read from it: a chat's reasoning, content and tool_calls.
+	// Unset: true if the model has a tokenizer.
 	Text *bool `protobuf:"varint,1,opt,name=text,proto3,oneof" json:"text,omitempty"`
 	// The ids of the output.
 	TokenIds bool `protobuf:"varint,2,opt,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
-	// The ids of the prompt, as the model saw them.
+	// The ids of the prompt, as the model sees them.
 	PromptTokenIds bool `protobuf:"varint,3,opt,name=prompt_token_ids,json=promptTokenIds,proto3" json:"prompt_token_ids,omitempty"`
-	// Log-softmax of raw logits. Unset: none. 0: the chosen token. N: and the N best.
+	// Log-softmax of raw logits. Unset: none. 0: the sampled token. N: the sampled token and the N best.
 	Logprobs *uint32 `protobuf:"varint,4,opt,name=logprobs,proto3,oneof" json:"logprobs,omitempty"`
-	// The same over the prompt. Unset: none. With continue_from none either: the call that began the output told them.
+	// The same for the prompt. Unset: none. Not returned with continue_from, since the call that began the output
+	// returned them.
 	PromptLogprobs *uint32 `protobuf:"varint,5,opt,name=prompt_logprobs,json=promptLogprobs,proto3,oneof" json:"prompt_logprobs,omitempty"`
 	// Score exactly these tokens at every output position as well.
 	ScoreTokenIds *TokenIds `protobuf:"bytes,6,opt,name=score_token_ids,json=scoreTokenIds,proto3" json:"score_token_ids,omitempty"`
-	// Special tokens release no text. Unset: true.
+	// Leave out the text of special tokens. Unset: true.
 	SkipSpecialTokens *bool `protobuf:"varint,7,opt,name=skip_special_tokens,json=skipSpecialTokens,proto3,oneof" json:"skip_special_tokens,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
@@ -1101,14 +1105,15 @@ func (x *OutputOptions) GetSkipSpecialTokens() bool {
 	return false
 }
 
-// How the prefix cache may be used. Never changes output.
+// How the prefix cache may be used. Never changes the output.
 type CacheOptions struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// A hint for eviction and affinity; never changes output. At most 256 characters.
+	// A hint for eviction and affinity. At most 256 characters.
 	SessionId string `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
-	// Prefixes are shared only among equal salts (and, with API keys on, within one key). At most 256 characters.
+	// Prefixes are shared only among requests with the same salt (and, with API keys on, of the same key). At most 256
+	// characters.
 	Salt string `protobuf:"bytes,2,opt,name=salt,proto3" json:"salt,omitempty"`
-	// Neither reads nor writes the prefix cache.
+	// Neither read nor write the prefix cache.
 	BypassPrefixCache bool `protobuf:"varint,3,opt,name=bypass_prefix_cache,json=bypassPrefixCache,proto3" json:"bypass_prefix_cache,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
@@ -1168,11 +1173,12 @@ func (x *CacheOptions) GetBypassPrefixCache() bool {
 // When the request runs.
 type SchedulingOptions struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Higher runs first (with API keys on, of the requests of one key); waiting raises it slowly. Where FEATURE_PRIORITY is missing only 0 is taken.
+	// Higher runs first (with API keys on, among the requests of one key). Waiting raises it slowly. Without
+	// FEATURE_PRIORITY only 0 is accepted.
 	Priority int32 `protobuf:"varint,1,opt,name=priority,proto3" json:"priority,omitempty"`
-	// Longest wait for the first step; after it RESOURCE_EXHAUSTED / QUEUE_TIMEOUT.
+	// Longest wait for the first step; then RESOURCE_EXHAUSTED / QUEUE_TIMEOUT.
 	MaxQueueDuration *durationpb.Duration `protobuf:"bytes,2,opt,name=max_queue_duration,json=maxQueueDuration,proto3" json:"max_queue_duration,omitempty"`
-	// Hard limit from arrival, beside the RPC's own deadline; the earlier applies.
+	// Hard limit from arrival, in addition to the RPC's deadline; the earlier applies.
 	Timeout       *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1229,14 +1235,15 @@ func (x *SchedulingOptions) GetTimeout() *durationpb.Duration {
 	return nil
 }
 
-// How tokens gather into messages. Unset: every message carries what is there when the last one was written.
+// How tokens gather into messages. Unset: every message carries all tokens that are ready when the previous message has
+// been written.
 type StreamOptions struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Messages of this stream are at least this far apart; the first and the last token are never held.
+	// Messages of this stream are at least this far apart; the first and the last token are never delayed.
 	MinInterval *durationpb.Duration `protobuf:"bytes,1,opt,name=min_interval,json=minInterval,proto3" json:"min_interval,omitempty"`
-	// Or: send as soon as this many tokens have gathered.
+	// Send earlier, as soon as this many tokens have gathered.
 	MaxTokensPerMessage *uint32 `protobuf:"varint,2,opt,name=max_tokens_per_message,json=maxTokensPerMessage,proto3,oneof" json:"max_tokens_per_message,omitempty"`
-	// Usage on every message, not on the last only.
+	// Send usage with every message, not only with the last.
 	ContinuousUsage bool `protobuf:"varint,3,opt,name=continuous_usage,json=continuousUsage,proto3" json:"continuous_usage,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -1302,13 +1309,13 @@ type GenerateResponse struct {
 	Model string `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
 	// In order of index.
 	Outputs []*Output `protobuf:"bytes,3,rep,name=outputs,proto3" json:"outputs,omitempty"`
-	// What was computed and delivered, over all outputs.
+	// Tokens computed and delivered, over all outputs.
 	Usage *Usage `protobuf:"bytes,4,opt,name=usage,proto3" json:"usage,omitempty"`
 	// How long it took.
 	Timing *Timing `protobuf:"bytes,5,opt,name=timing,proto3" json:"timing,omitempty"`
-	// Set when OutputOptions asks for the prompt's ids or scores.
+	// Set if OutputOptions requests the prompt's ids or scores.
 	Prompt *PromptInfo `protobuf:"bytes,6,opt,name=prompt,proto3" json:"prompt,omitempty"`
-	// The seed in use, also when the server drew it.
+	// The seed in use, also if the server chose it.
 	Seed          uint64 `protobuf:"varint,7,opt,name=seed,proto3" json:"seed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1393,29 +1400,29 @@ func (x *GenerateResponse) GetSeed() uint64 {
 	return 0
 }
 
-// One output; in a stream, what is new of it since the last message.
+// One output; in a stream, the part that is new since the last message.
 type Output struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 0, 1, ... num_outputs - 1.
 	Index uint32 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
-	// Valid UTF-8 in every message, also where a character spans tokens.
+	// Valid UTF-8 in every message, even if a character spans tokens.
 	Text string `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
-	// Set when OutputOptions.token_ids asks for them; includes the token that ended the output.
+	// Set if OutputOptions.token_ids requests them; includes the token that ended the output.
 	TokenIds []uint32 `protobuf:"varint,3,rep,packed,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
 	// One per token id, in order.
 	Scores []*TokenScore `protobuf:"bytes,4,rep,name=scores,proto3" json:"scores,omitempty"`
-	// Why it ended; set once, with the last of the output.
+	// Why it ended; set once, with the last part of the output.
 	Finish *Finish `protobuf:"bytes,5,opt,name=finish,proto3" json:"finish,omitempty"`
-	// The parsed message, when structured_output.protobuf completed.
+	// The parsed message, if structured_output.protobuf is complete.
 	Message *anypb.Any `protobuf:"bytes,6,opt,name=message,proto3" json:"message,omitempty"`
-	// Of chat input, where the model has FEATURE_REASONING: what stands in text between the marks of the chat template,
-	// which the output or the end of the prompt begins with. In a stream append-only, as text is.
+	// For chat input, if the model has FEATURE_REASONING: the text between the chat template's marks for reasoning. The
+	// output, or the end of the prompt, begins with the opening mark. Append-only in a stream, like text.
 	Reasoning string `protobuf:"bytes,7,opt,name=reasoning,proto3" json:"reasoning,omitempty"`
-	// Of chat input, where the model has FEATURE_REASONING or FEATURE_TOOL_CALLS: text without reasoning and tool_calls.
+	// For chat input, if the model has FEATURE_REASONING or FEATURE_TOOL_CALLS: text without reasoning and tool_calls.
 	// Held back while it may be part of a call.
 	Content string `protobuf:"bytes,8,opt,name=content,proto3" json:"content,omitempty"`
-	// Of chat input with tools_json, where the model has FEATURE_TOOL_CALLS: calls that stand in text, in their order;
-	// in a stream each once, when it is complete. What is no well-formed call is content.
+	// For chat input with tools_json, if the model has FEATURE_TOOL_CALLS: the calls in text, in order. In a stream each
+	// call is sent once, when it is complete. Anything that is not a well-formed call is content.
 	ToolCalls     []*ToolCall `protobuf:"bytes,9,rep,name=tool_calls,json=toolCalls,proto3" json:"tool_calls,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1514,13 +1521,13 @@ func (x *Output) GetToolCalls() []*ToolCall {
 	return nil
 }
 
-// A call that an output asks its reader to make. The reader checks name and arguments; only ChatInput.tool_choice holds
-// a model to its tools.
+// A tool call in an output. The caller makes the call and checks name and arguments; only ChatInput.tool_choice
+// restricts a model to its tools.
 type ToolCall struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 0, 1, ... in its output.
 	Index uint32 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
-	// Of the tool, as the model wrote it.
+	// Name of the tool, as the model wrote it.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	// A JSON object, as the model wrote it.
 	ArgumentsJson string `protobuf:"bytes,3,opt,name=arguments_json,json=argumentsJson,proto3" json:"arguments_json,omitempty"`
@@ -1579,7 +1586,7 @@ func (x *ToolCall) GetArgumentsJson() string {
 	return ""
 }
 
-// What is new since the last message of this stream.
+// Everything new since the last message of this stream.
 type StreamGenerateResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// First message only.
@@ -1661,7 +1668,7 @@ func (x *StreamGenerateResponse) GetSequence() uint64 {
 	return 0
 }
 
-// What is known before the first token; sent together with it.
+// What is known before the first token; sent together with that token.
 type GenerationStart struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The caller's id or the one the server assigned.
@@ -1670,9 +1677,9 @@ type GenerationStart struct {
 	Model string `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
 	// When the request arrived.
 	CreateTime *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
-	// Set when OutputOptions asks for the prompt's ids or scores.
+	// Set if OutputOptions requests the prompt's ids or scores.
 	Prompt *PromptInfo `protobuf:"bytes,4,opt,name=prompt,proto3" json:"prompt,omitempty"`
-	// The seed in use, also when the server drew it.
+	// The seed in use, also if the server chose it.
 	Seed          uint64 `protobuf:"varint,5,opt,name=seed,proto3" json:"seed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1743,10 +1750,10 @@ func (x *GenerationStart) GetSeed() uint64 {
 	return 0
 }
 
-// The prompt as the model saw it. Set only as far as OutputOptions asks for it.
+// The prompt as the model sees it. Only the parts that OutputOptions requests are set.
 type PromptInfo struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// With BOS and whatever the chat template wrote.
+	// Includes BOS and everything that the chat template wrote.
 	TokenIds []uint32 `protobuf:"varint,1,rep,packed,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
 	// One per prompt token; the first has no logprob.
 	Scores        []*TokenScore `protobuf:"bytes,2,rep,name=scores,proto3" json:"scores,omitempty"`
@@ -1798,14 +1805,14 @@ func (x *PromptInfo) GetScores() []*TokenScore {
 	return nil
 }
 
-// How likely the model held one token.
+// How likely one token was.
 type TokenScore struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The token.
 	TokenId uint32 `protobuf:"varint,1,opt,name=token_id,json=tokenId,proto3" json:"token_id,omitempty"`
 	// Natural logarithm of its probability. Unset for the first token of a prompt.
 	Logprob *float32 `protobuf:"fixed32,2,opt,name=logprob,proto3,oneof" json:"logprob,omitempty"`
-	// Its place among all tokens; 1 is the most likely.
+	// Its rank among all tokens; 1 is the most likely.
 	Rank uint32 `protobuf:"varint,3,opt,name=rank,proto3" json:"rank,omitempty"`
 	// Its bytes, perhaps part of a character. Empty without a tokenizer.
 	TokenBytes []byte `protobuf:"bytes,4,opt,name=token_bytes,json=tokenBytes,proto3" json:"token_bytes,omitempty"`
@@ -1880,14 +1887,14 @@ func (x *TokenScore) GetCandidates() []*Candidate {
 	return nil
 }
 
-// A token that could have stood there.
+// An alternative token at the same position.
 type Candidate struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The token.
 	TokenId uint32 `protobuf:"varint,1,opt,name=token_id,json=tokenId,proto3" json:"token_id,omitempty"`
 	// Natural logarithm of its probability.
 	Logprob float32 `protobuf:"fixed32,2,opt,name=logprob,proto3" json:"logprob,omitempty"`
-	// Its place among all tokens; 1 is the most likely.
+	// Its rank among all tokens; 1 is the most likely.
 	Rank uint32 `protobuf:"varint,3,opt,name=rank,proto3" json:"rank,omitempty"`
 	// Its bytes, perhaps part of a character. Empty without a tokenizer.
 	TokenBytes    []byte `protobuf:"bytes,4,opt,name=token_bytes,json=tokenBytes,proto3" json:"token_bytes,omitempty"`
@@ -1958,7 +1965,7 @@ type Finish struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What ended it.
 	Reason FinishReason `protobuf:"varint,1,opt,name=reason,proto3,enum=photon_grpc.v1.FinishReason" json:"reason,omitempty"`
-	// What was met, for EOS, STOP_STRING and STOP_TOKEN.
+	// What matched, for EOS, STOP_STRING and STOP_TOKEN.
 	//
 	// Types that are valid to be assigned to Matched:
 	//
@@ -2051,12 +2058,12 @@ type Finish_StopString struct {
 }
 
 type Finish_StopTokenId struct {
-	// The stop token that was drawn.
+	// The stop token that was sampled.
 	StopTokenId uint32 `protobuf:"varint,3,opt,name=stop_token_id,json=stopTokenId,proto3,oneof"`
 }
 
 type Finish_EosTokenId struct {
-	// The EOS that was drawn.
+	// The EOS token that was sampled.
 	EosTokenId uint32 `protobuf:"varint,4,opt,name=eos_token_id,json=eosTokenId,proto3,oneof"`
 }
 
@@ -2071,9 +2078,9 @@ type Usage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Tokens of the prompt, counted once for all outputs, with the tokens of continue_from.
 	PromptTokens uint32 `protobuf:"varint,1,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
-	// Part of prompt_tokens that the prefix cache already held.
+	// Part of prompt_tokens that was in the prefix cache.
 	CachedPromptTokens uint32 `protobuf:"varint,2,opt,name=cached_prompt_tokens,json=cachedPromptTokens,proto3" json:"cached_prompt_tokens,omitempty"`
-	// Delivered by this call, over all outputs, up to and including the token that ended each.
+	// Tokens delivered by this call, over all outputs, up to and including the token that ended each.
 	OutputTokens uint32 `protobuf:"varint,3,opt,name=output_tokens,json=outputTokens,proto3" json:"output_tokens,omitempty"`
 	// Tokens that speculation proposed for this request.
 	DraftTokens uint32 `protobuf:"varint,4,opt,name=draft_tokens,json=draftTokens,proto3" json:"draft_tokens,omitempty"`
@@ -2148,7 +2155,7 @@ func (x *Usage) GetAcceptedDraftTokens() uint32 {
 	return 0
 }
 
-// Where the time went, on the server's monotonic clock.
+// How long the phases took, on the server's monotonic clock.
 type Timing struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// From arrival to the first step.
@@ -2354,12 +2361,12 @@ func (x *MultiplexGenerateResponse) GetItems() []*MultiplexItem {
 	return nil
 }
 
-// What one request of the stream gets in this frame.
+// The part of this frame that belongs to one request.
 type MultiplexItem struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Stands for the request in every item; never reused within a stream.
+	// Identifies the request in every item; never reused within a stream.
 	Handle uint32 `protobuf:"varint,1,opt,name=handle,proto3" json:"handle,omitempty"`
-	// On the first item of a request and on every error.
+	// Set on the first item of a request and on every error.
 	RequestId string `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Exactly one.
 	//
@@ -2446,12 +2453,12 @@ type isMultiplexItem_Item interface {
 }
 
 type MultiplexItem_Response struct {
-	// What StreamGenerate would have sent.
+	// The message that StreamGenerate would have sent.
 	Response *StreamGenerateResponse `protobuf:"bytes,3,opt,name=response,proto3,oneof"`
 }
 
 type MultiplexItem_Error struct {
-	// This request failed; the stream goes on.
+	// This request failed; the stream continues.
 	Error *RequestError `protobuf:"bytes,4,opt,name=error,proto3,oneof"`
 }
 
@@ -2464,7 +2471,7 @@ type RequestError struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A google.rpc.Code.
 	Code int32 `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
-	// For people; programs read the details.
+	// For people; programs should read the details.
 	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
 	// google.rpc.ErrorInfo and others, as in a status's details.
 	Details       []*anypb.Any `protobuf:"bytes,3,rep,name=details,proto3" json:"details,omitempty"`
@@ -2600,7 +2607,7 @@ func (*StructuredOutput_JsonObject) Descriptor() ([]byte, []int) {
 // A closed list of answers.
 type StructuredOutput_Choices struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The output is exactly one of them; at least one, none empty.
+	// The output is exactly one of these. At least one value; values must not be empty.
 	Values        []string `protobuf:"bytes,1,rep,name=values,proto3" json:"values,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2701,7 +2708,7 @@ func (x *StructuredOutput_Protobuf) GetMessageType() string {
 // Names the request to end.
 type MultiplexGenerateRequest_Cancel struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// As its GenerateRequest named it.
+	// The request_id of its GenerateRequest.
 	RequestId     string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -31,11 +31,11 @@ const (
 // Text generation on one continuous-batching engine.
 // Cancelling the RPC, or losing the connection, aborts the request and frees its KV blocks at the next step.
 type InferenceServiceClient interface {
-	// The whole result in one message. A gRPC deadline loses partial text; StopParams.max_duration keeps it.
+	// Returns the whole result in one message. A gRPC deadline loses partial text; StopParams.max_duration keeps it.
 	Generate(ctx context.Context, in *GenerateRequest, opts ...grpc.CallOption) (*GenerateResponse, error)
-	// Deltas as they are produced. Joining the deltas of one output gives exactly Generate's text.
+	// Sends deltas as they are produced. The joined deltas of one output are exactly Generate's text.
 	StreamGenerate(ctx context.Context, in *GenerateRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StreamGenerateResponse], error)
-	// Many requests on one stream, one frame per engine step: for gateways and sidecars.
+	// Carries many requests on one stream, with one frame per engine step; for gateways and sidecars.
 	MultiplexGenerate(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[MultiplexGenerateRequest, MultiplexGenerateResponse], error)
 }
 
@@ -96,11 +96,11 @@ type InferenceService_MultiplexGenerateClient = grpc.BidiStreamingClient[Multipl
 // Text generation on one continuous-batching engine.
 // Cancelling the RPC, or losing the connection, aborts the request and frees its KV blocks at the next step.
 type InferenceServiceServer interface {
-	// The whole result in one message. A gRPC deadline loses partial text; StopParams.max_duration keeps it.
+	// Returns the whole result in one message. A gRPC deadline loses partial text; StopParams.max_duration keeps it.
 	Generate(context.Context, *GenerateRequest) (*GenerateResponse, error)
-	// Deltas as they are produced. Joining the deltas of one output gives exactly Generate's text.
+	// Sends deltas as they are produced. The joined deltas of one output are exactly Generate's text.
 	StreamGenerate(*GenerateRequest, grpc.ServerStreamingServer[StreamGenerateResponse]) error
-	// Many requests on one stream, one frame per engine step: for gateways and sidecars.
+	// Carries many requests on one stream, with one frame per engine step; for gateways and sidecars.
 	MultiplexGenerate(grpc.BidiStreamingServer[MultiplexGenerateRequest, MultiplexGenerateResponse]) error
 	mustEmbedUnimplementedInferenceServiceServer()
 }

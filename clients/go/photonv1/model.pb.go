@@ -33,7 +33,7 @@ const (
 	ModelState_MODEL_STATE_READY ModelState = 2
 	// Running requests finish; new ones get UNAVAILABLE / DRAINING.
 	ModelState_MODEL_STATE_DRAINING ModelState = 3
-	// It could not be loaded and will not be.
+	// It could not be loaded, and the server does not try again.
 	ModelState_MODEL_STATE_FAILED ModelState = 4
 )
 
@@ -116,7 +116,7 @@ const (
 	Feature_FEATURE_CONTINUE_FROM Feature = 13
 	// Prompts that share a prefix share its KV blocks; without it CacheOptions has no effect.
 	Feature_FEATURE_PREFIX_CACHE Feature = 14
-	// SchedulingOptions.priority is obeyed.
+	// SchedulingOptions.priority has an effect.
 	Feature_FEATURE_PRIORITY Feature = 15
 	// A drafter proposes tokens; the output does not change.
 	Feature_FEATURE_SPECULATION Feature = 16
@@ -126,7 +126,7 @@ const (
 	Feature_FEATURE_ADAPTERS Feature = 18
 	// Output.reasoning: the model's chat template has marks for it.
 	Feature_FEATURE_REASONING Feature = 19
-	// Output.tool_calls: the model's chat template writes calls in a way that is known. tools_json works without it.
+	// Output.tool_calls: the model's chat template writes calls in a known way. tools_json works without this feature.
 	Feature_FEATURE_TOOL_CALLS Feature = 20
 )
 
@@ -210,9 +210,9 @@ func (Feature) EnumDescriptor() ([]byte, []int) {
 // Which page.
 type ListModelsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Models in one response at most. 0: the server chooses. Negative: INVALID_ARGUMENT.
+	// Most models in one response. 0: the server chooses. Negative: INVALID_ARGUMENT.
 	PageSize int32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
-	// next_page_token of the page before. Empty: the first page.
+	// next_page_token of the previous page. Empty: the first page.
 	PageToken     string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -363,7 +363,7 @@ func (x *GetModelRequest) GetModel() string {
 	return ""
 }
 
-// The model asked for.
+// The requested model.
 type GetModelResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The model.
@@ -409,34 +409,34 @@ func (x *GetModelResponse) GetModel() *Model {
 	return nil
 }
 
-// What is served under one name.
+// A model or adapter that is served under one name.
 type Model struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name that requests use.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Other names that requests may use.
 	Aliases []string `protobuf:"bytes,2,rep,name=aliases,proto3" json:"aliases,omitempty"`
-	// The model that an adapter belongs to. Empty: not an adapter.
+	// The base model of an adapter. Empty: this is no adapter.
 	BaseModel string `protobuf:"bytes,3,opt,name=base_model,json=baseModel,proto3" json:"base_model,omitempty"`
 	// Whether it can answer now.
 	State ModelState `protobuf:"varint,4,opt,name=state,proto3,enum=photon_grpc.v1.ModelState" json:"state,omitempty"`
-	// Prompt and output together.
+	// Most tokens in prompt and output together.
 	MaxContextTokens uint32 `protobuf:"varint,5,opt,name=max_context_tokens,json=maxContextTokens,proto3" json:"max_context_tokens,omitempty"`
-	// Token ids are below it.
+	// Number of token ids; every id is below it.
 	VocabSize uint32 `protobuf:"varint,6,opt,name=vocab_size,json=vocabSize,proto3" json:"vocab_size,omitempty"`
 	// Tokens that end an output, from the model's generation_config.
 	EosTokenIds []uint32 `protobuf:"varint,7,rep,packed,name=eos_token_ids,json=eosTokenIds,proto3" json:"eos_token_ids,omitempty"`
-	// What unset sampling fields mean here.
+	// Values of unset sampling fields.
 	DefaultSampling *SamplingParams `protobuf:"bytes,8,opt,name=default_sampling,json=defaultSampling,proto3" json:"default_sampling,omitempty"`
-	// A Feature not listed here is UNIMPLEMENTED; fields without a Feature always work.
+	// A Feature that is not listed here is UNIMPLEMENTED; fields without a Feature always work.
 	Features []Feature `protobuf:"varint,9,rep,packed,name=features,proto3,enum=photon_grpc.v1.Feature" json:"features,omitempty"`
-	// What one request may ask for.
+	// Limits of one request.
 	Limits *Limits `protobuf:"bytes,10,opt,name=limits,proto3" json:"limits,omitempty"`
 	// Digest of the weights and the configuration.
 	Revision string `protobuf:"bytes,11,opt,name=revision,proto3" json:"revision,omitempty"`
 	// Type of activations, for example "bfloat16".
 	Dtype string `protobuf:"bytes,12,opt,name=dtype,proto3" json:"dtype,omitempty"`
-	// Method of the weights. Empty: none.
+	// Quantization method of the weights. Empty: not quantized.
 	Quantization  string `protobuf:"bytes,13,opt,name=quantization,proto3" json:"quantization,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -563,7 +563,7 @@ func (x *Model) GetQuantization() string {
 	return ""
 }
 
-// What one request may ask for; more is INVALID_ARGUMENT.
+// Limits of one request; more is INVALID_ARGUMENT.
 type Limits struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// SamplingParams.num_outputs.
@@ -578,7 +578,7 @@ type Limits struct {
 	MaxLogitBias uint32 `protobuf:"varint,5,opt,name=max_logit_bias,json=maxLogitBias,proto3" json:"max_logit_bias,omitempty"`
 	// Bytes of the constraint in StructuredOutput.
 	MaxConstraintBytes uint32 `protobuf:"varint,6,opt,name=max_constraint_bytes,json=maxConstraintBytes,proto3" json:"max_constraint_bytes,omitempty"`
-	// Bytes of a serialized request. Scores must fit into a response of so many bytes, too.
+	// Bytes of a serialized request. A response with scores must not be larger either.
 	MaxMessageBytes uint32 `protobuf:"varint,7,opt,name=max_message_bytes,json=maxMessageBytes,proto3" json:"max_message_bytes,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -663,21 +663,21 @@ func (x *Limits) GetMaxMessageBytes() uint32 {
 	return 0
 }
 
-// What to tokenize, exactly as Generate would.
+// What to tokenize, exactly as Generate does.
 type TokenizeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its name or an alias. Empty: the default model.
 	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
-	// Exactly one of them.
+	// Exactly one.
 	//
 	// Types that are valid to be assigned to Input:
 	//
 	//	*TokenizeRequest_Text
 	//	*TokenizeRequest_Chat
 	Input isTokenizeRequest_Input `protobuf_oneof:"input"`
-	// BOS and what else the tokenizer adds around text. Unset: true, as Generate does.
+	// Add BOS and other tokens that the tokenizer adds around text. Unset: true, as in Generate.
 	AddSpecialTokens *bool `protobuf:"varint,4,opt,name=add_special_tokens,json=addSpecialTokens,proto3,oneof" json:"add_special_tokens,omitempty"`
-	// Spellings of special tokens in `text` become those tokens. Off: they stay plain text.
+	// Parse spellings of special tokens in `text` as those tokens. Off: they stay plain text.
 	ParseSpecialTokens bool `protobuf:"varint,5,opt,name=parse_special_tokens,json=parseSpecialTokens,proto3" json:"parse_special_tokens,omitempty"`
 	// Leave token_ids out of the response.
 	CountOnly     bool `protobuf:"varint,6,opt,name=count_only,json=countOnly,proto3" json:"count_only,omitempty"`
@@ -789,7 +789,7 @@ func (*TokenizeRequest_Chat) isTokenizeRequest_Input() {}
 // The ids of the input.
 type TokenizeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// How many ids there are.
+	// Number of ids.
 	TokenCount uint32 `protobuf:"varint,1,opt,name=token_count,json=tokenCount,proto3" json:"token_count,omitempty"`
 	// The ids. Empty with count_only.
 	TokenIds []uint32 `protobuf:"varint,2,rep,packed,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
@@ -850,14 +850,14 @@ func (x *TokenizeResponse) GetMaxContextTokens() uint32 {
 	return 0
 }
 
-// Which ids to put into words.
+// Which ids to convert to text.
 type DetokenizeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its name or an alias. Empty: the default model.
 	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
 	// Any ids below the vocabulary's size.
 	TokenIds *TokenIds `protobuf:"bytes,2,opt,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
-	// Special tokens release no text. Unset: true.
+	// Leave out the text of special tokens. Unset: true.
 	SkipSpecialTokens *bool `protobuf:"varint,3,opt,name=skip_special_tokens,json=skipSpecialTokens,proto3,oneof" json:"skip_special_tokens,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache

@@ -29,15 +29,15 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// What is served here, and its tokenizer.
+// Describes the served models and their tokenizers.
 type ModelServiceClient interface {
-	// Every model and adapter that this server serves.
+	// Lists every model and adapter that this server serves.
 	ListModels(ctx context.Context, in *ListModelsRequest, opts ...grpc.CallOption) (*ListModelsResponse, error)
-	// One model: its limits, defaults and features.
+	// Returns one model: its limits, defaults and features.
 	GetModel(ctx context.Context, in *GetModelRequest, opts ...grpc.CallOption) (*GetModelResponse, error)
-	// The ids that Generate would see for an input, or their count.
+	// Returns the ids that Generate would use for an input, or their count.
 	Tokenize(ctx context.Context, in *TokenizeRequest, opts ...grpc.CallOption) (*TokenizeResponse, error)
-	// The text that ids release.
+	// Returns the text of token ids.
 	Detokenize(ctx context.Context, in *DetokenizeRequest, opts ...grpc.CallOption) (*DetokenizeResponse, error)
 }
 
@@ -93,15 +93,15 @@ func (c *modelServiceClient) Detokenize(ctx context.Context, in *DetokenizeReque
 // All implementations must embed UnimplementedModelServiceServer
 // for forward compatibility.
 //
-// What is served here, and its tokenizer.
+// Describes the served models and their tokenizers.
 type ModelServiceServer interface {
-	// Every model and adapter that this server serves.
+	// Lists every model and adapter that this server serves.
 	ListModels(context.Context, *ListModelsRequest) (*ListModelsResponse, error)
-	// One model: its limits, defaults and features.
+	// Returns one model: its limits, defaults and features.
 	GetModel(context.Context, *GetModelRequest) (*GetModelResponse, error)
-	// The ids that Generate would see for an input, or their count.
+	// Returns the ids that Generate would use for an input, or their count.
 	Tokenize(context.Context, *TokenizeRequest) (*TokenizeResponse, error)
-	// The text that ids release.
+	// Returns the text of token ids.
 	Detokenize(context.Context, *DetokenizeRequest) (*DetokenizeResponse, error)
 	mustEmbedUnimplementedModelServiceServer()
 }
