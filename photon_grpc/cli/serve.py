@@ -52,7 +52,7 @@ def run(once: bool, **given: Any) -> int:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
 def doctor(as_json: bool, **given: Any) -> int:
     """Show what `serve` would run with: settings and where they come from, versions, devices, the model. Exit code 0
-    where it would start; 1 where it would refuse to, with all reasons; 2 for a value that cannot be meant."""
+    if it would start; 1 if it would refuse to, with all reasons; 2 for an invalid value."""
     from photon_grpc.cli.doctor import doctor as show
 
     return show(resolve_flags(given, any_directory=True), as_json=as_json)

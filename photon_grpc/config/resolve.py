@@ -54,7 +54,7 @@ class Resolved:
 
 
 def resolve(given: Mapping[str, Any], environ: Mapping[str, str], *, any_directory: bool = False) -> Resolved:
-    """Raise ConfigError for the first value that cannot be meant; with `any_directory` a directory without a model can.
+    """Raise ConfigError for the first invalid value; with `any_directory` a directory without a model is valid.
 
     `given` maps setting names to what flags (texts) or Python callers (values) said; None means: not said.
     """
