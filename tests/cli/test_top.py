@@ -18,8 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from photon_grpc.server.interceptors.errors import CallRules
-from photon_grpc.server.interceptors.failure_log import FailureLog
 from rich.console import Console
 
 from photon_grpc.cli.main import main
@@ -27,6 +25,8 @@ from photon_grpc.cli.terminal.watching import View
 from photon_grpc.client.admin import LoadSample, Replica
 from photon_grpc.core.stats import Load
 from photon_grpc.server.admin_listener import AdminListener
+from photon_grpc.server.calls.guard import CallRules
+from photon_grpc.server.observe.failure_log import FailureLog
 from photon_grpc.server.tls import Certificates
 from photon_grpc.service.endpoints.listen import admin_sockets
 from tests.client.fake_server import serving_in_a_thread
