@@ -119,20 +119,20 @@ class Steps:
 
     def _rows(self, counts: Sequence[int], level: str) -> list[Admission]:
         """As many rows, each about to compute its count of tokens behind some that are computed."""
-        draw = random.Random(f"{counts[0]} {len(counts)} {level}")
-        blocks = iter(draw.sample(range(1, NUM_BLOCKS + 1), NUM_BLOCKS))
+        rng = random.Random(f"{counts[0]} {len(counts)} {level}")
+        blocks = iter(rng.sample(range(1, NUM_BLOCKS + 1), NUM_BLOCKS))
         rows = []
         for number, count in enumerate(counts):
-            length = count + draw.choice((0, 1, 63, 64, 200, 500)) if count > 1 else draw.randint(1, 600)
+            length = count + rng.choice((0, 1, 63, 64, 200, 500)) if count > 1 else rng.randint(1, 600)
             num_blocks = (length + 2) // BLOCK_SIZE + 1
             rows.append(
                 Admission(
                     slot=number + 1,
-                    ids=tuple(draw.randrange(self._vocab_size) for _ in range(length)),
-                    num_prompt=max(1, length - draw.randint(0, 5)),
+                    ids=tuple(rng.randrange(self._vocab_size) for _ in range(length)),
+                    num_prompt=max(1, length - rng.randint(0, 5)),
                     num_computed=length - count,
                     blocks=(tuple(next(blocks) for _ in range(num_blocks)),),
-                    sampling=_sampling(draw, number, level),
+                    sampling=_sampling(rng, number, level),
                     min_tokens=50 if level == "shaped" and number % 3 == 0 else 0,
                     banned_until_min=tuple(range(0, 1000, 7)) if level == "shaped" and number % 3 == 0 else (),
                 )
@@ -179,8 +179,8 @@ def head_digests(vocab_size: int) -> Iterator[tuple[str, str]]:
             yield f"logits {rows}", hashlib.sha256(logits[:, :vocab_size].cpu().numpy().tobytes()).hexdigest()[:24]
 
 
-def _sampling(draw: random.Random, number: int, level: str) -> SamplingParams:
-    seed = draw.getrandbits(64)
+def _sampling(rng: random.Random, number: int, level: str) -> SamplingParams:
+    seed = rng.getrandbits(64)
     if number % 4 == 0:
         return SamplingParams(0.0, seed=seed)
     if level == "filtered":

@@ -33,7 +33,7 @@ from benchmarks.saved import add_save_flag, saved
 GROUPS = (
     (
         "sampling",
-        r"draw|score|threshold_kernel|process_kernel|count_kernel|bins_kernel|tally|window_kernel|list_kernel"
+        r"logprob|threshold_kernel|process_kernel|count_kernel|bins_kernel|tally|window_kernel|list_kernel"
         r"|sampl|noise|gumbel|argmax|topk|softmax|sort|logits",
     ),
     ("attention", r"attention|attn|flash|fmha|sdpa|varlen|decode_kernel|merge_kernel"),

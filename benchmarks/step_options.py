@@ -35,7 +35,7 @@ GREEDY, DRAWN, TOP_P = SamplingParams(0.0), SamplingParams(0.8, seed=1), Samplin
 # 0.3 they are as wide as a trained model's.
 WIDE = SamplingParams(0.3, top_p=0.95, seed=1)
 #: 16 biases; repetition, presence and frequency penalties.
-SHAPED = {
+PROCESSED = {
     "repetition_penalty": 1.1,
     "presence_penalty": 0.1,
     "frequency_penalty": 0.1,
@@ -56,21 +56,21 @@ VARIANTS = {
     "greedy, logprobs 0": Variant(GREEDY, LogprobParams(logprobs=0)),
     "greedy, logprobs 5": Variant(GREEDY, LogprobParams(logprobs=5)),
     "greedy, logprobs 20": Variant(GREEDY, LogprobParams(logprobs=20)),
-    "greedy, penalties and biases": Variant(structs.replace(GREEDY, **SHAPED)),
+    "greedy, penalties and biases": Variant(structs.replace(GREEDY, **PROCESSED)),
     "greedy, masks that allow everything": Variant(GREEDY, masks=OpenMasks),
     "greedy, masks of a schema": Variant(GREEDY, masks=WrittenMasks),
     "greedy, masks of a schema without maxLength": Variant(GREEDY, masks=UnboundedMasks),
     "greedy, masks of a schema, what is drawn": Variant(GREEDY, masks=DrawnMasks),
     "temperature": Variant(DRAWN),
     "temperature, logprobs 5": Variant(DRAWN, LogprobParams(logprobs=5)),
-    "temperature, penalties and biases": Variant(structs.replace(DRAWN, **SHAPED)),
+    "temperature, penalties and biases": Variant(structs.replace(DRAWN, **PROCESSED)),
     "temperature, masks of a schema": Variant(DRAWN, masks=WrittenMasks),
     "temperature, masks of a schema, what is drawn": Variant(DRAWN, masks=DrawnMasks),
     "temperature, top_p of flat rows": Variant(TOP_P),
     "temperature, top_p of wide rows": Variant(WIDE),
     "temperature, top_k 50 and top_p of wide rows": Variant(structs.replace(WIDE, top_k=50)),
     "temperature, everything": Variant(
-        structs.replace(DRAWN, top_k=50, top_p=0.95, min_p=0.01, **SHAPED),
+        structs.replace(DRAWN, top_k=50, top_p=0.95, min_p=0.01, **PROCESSED),
         LogprobParams(logprobs=5),
         masks=WrittenMasks,
     ),

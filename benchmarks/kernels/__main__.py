@@ -11,11 +11,11 @@ import torch
 from benchmarks.kernels import (
     decode_attention,
     fused_linear,
+    logprobs,
     paged_attention,
     rms_norm,
     rotary,
     sample_filtered,
-    scores,
     swiglu,
     write_kv,
 )
@@ -30,7 +30,7 @@ TABLES = {
     "write_kv": write_kv.table,
     "paged_attention": paged_attention.table,
     "decode_attention": decode_attention.table,
-    "scores": scores.table,
+    "logprobs": logprobs.table,
     "sample_filtered": sample_filtered.table,
     "fused_linear": fused_linear.table,
 }

@@ -102,10 +102,10 @@ def split_ms(decoder: Decoder, ids: torch.Tensor, ctx: StepContext) -> tuple[flo
         hidden.copy_(decoder.forward(ids, ctx))
 
     def tail() -> None:
-        decoder.draw(hidden, metadata)
+        decoder.sample(hidden, metadata)
 
     def both() -> None:
-        decoder.draw(decoder.forward(ids, ctx), metadata)
+        decoder.sample(decoder.forward(ids, ctx), metadata)
 
     return replayed_ms([both]), replayed_ms([body, tail])
 

@@ -1,4 +1,4 @@
-"""A draw from what filters keep, from logits to ids, by the kernels and, once, by sorting; the floor is reading the
+"""Sampling from what filters keep, from logits to ids, by the kernels and, once, by sorting; the floor is reading the
 logits once.
 
 Logits are normal; deviations are of logits / temperature. A nucleus is what top_p leaves of a row on average.
@@ -48,8 +48,8 @@ def table(kernels: Kernels, device: torch.device) -> None:
             if top_p < 1.0:
                 case += f", nucleus {nucleus(logits[0], filters):.0f}"
             kinds = {"": kernels.sample_filtered} | ({"sort: ": TORCH.sample_filtered} if name == "top_p 0.95" else {})
-            for kind, draw in kinds.items():
-                calls = [partial(draw, each, metadata(rows, device), filters) for each in logits]
+            for kind, sample in kinds.items():
+                calls = [partial(sample, each, metadata(rows, device), filters) for each in logits]
                 report(kind + case, measure_us(calls, device), 4 * rows * tokens, device)
 
 

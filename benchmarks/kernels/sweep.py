@@ -31,7 +31,7 @@ from photon_grpc.kernels.linear.fused_linear import Affine
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.kernels.rotary import rotate_store
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput, Rotation
-from photon_grpc.kernels.sampling import sample as draw
+from photon_grpc.kernels.sampling import sample
 
 SWEPT = (
     "3b", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b", "qwen2.5-32b", "qwen3-0.6b", "qwen3-4b", "qwen3-8b", "70b/8",
@@ -91,8 +91,8 @@ class Chain:
         self.y = torch.empty(rows, p.n // 2, device=device, dtype=dtype)
         self.counters = torch.zeros(8192, dtype=torch.int32, device=device)
         self.heads = self._heads(device) if p.end in ("rotary", "normed") else None
-        number = torch.arange(rows, device=device)
-        self.metadata = draw.SamplingMetadata(number, number, torch.zeros(rows, device=device), number, number, number)
+        number, greedy = torch.arange(rows, device=device), torch.zeros(rows, device=device)
+        self.metadata = sample.SamplingMetadata(number, number, greedy, number, number, number)
 
     def _heads(self, device: torch.device) -> HeadOutput:
         (queries, kv), dim = self.projection.heads, 2 * self.projection.span
@@ -120,7 +120,7 @@ class Chain:
         """As `layers/gemm.py` has it."""
         end = self.projection.end
         if end == "head":
-            draw.launch(torch.mm(self.x, w.t(), out_dtype=torch.float32), self.metadata)
+            sample.launch(torch.mm(self.x, w.t(), out_dtype=torch.float32), self.metadata)
         elif self.heads is not None:
             rotate_store.launch(self.x @ w.t(), self.x, None, EPS, self.heads)
         elif end == "swiglu":

@@ -19,11 +19,10 @@ from photon_grpc.kernels.attention.dispatch import DependentChain, GroupAttentio
 from photon_grpc.kernels.attention.metadata import AttentionMetadata
 from photon_grpc.kernels.lang.jit import INTERPRETED, triton
 from photon_grpc.kernels.rotary import rotary
-from photon_grpc.kernels.sampling import histogram, penalties
-from photon_grpc.kernels.sampling import logprobs as scores
-from photon_grpc.kernels.sampling import process_logits as shape
-from photon_grpc.kernels.sampling import sample as draw
-from photon_grpc.kernels.sampling import sample_filtered as sample_filtered
+from photon_grpc.kernels.sampling import histogram, logprobs, penalties, process_logits, sample, sample_filtered
+from photon_grpc.kernels.sampling.logprobs import LogprobMetadata
+from photon_grpc.kernels.sampling.process_logits import LogitsProcessing
+from photon_grpc.kernels.sampling.sample import SamplingMetadata
 
 KernelKind = Literal["auto", "torch", "triton"]
 
@@ -37,12 +36,12 @@ class Kernels:
     rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     swiglu: Callable[[torch.Tensor], torch.Tensor]
     attention: Callable[..., GroupAttention]
-    shape: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, shape.LogitsProcessing], torch.Tensor]
-    draw: Callable[[torch.Tensor, draw.SamplingMetadata, shape.LogitsProcessing | None], torch.Tensor]
+    process_logits: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, LogitsProcessing], torch.Tensor]
+    sample: Callable[[torch.Tensor, SamplingMetadata, LogitsProcessing | None], torch.Tensor]
     sample_filtered: Callable[
-        [torch.Tensor, draw.SamplingMetadata, histogram.Filters | None, torch.Tensor | None], torch.Tensor
+        [torch.Tensor, SamplingMetadata, histogram.Filters | None, torch.Tensor | None], torch.Tensor
     ]
-    scores: Callable[[torch.Tensor, torch.Tensor, scores.LogprobMetadata], torch.Tensor]
+    logprobs: Callable[[torch.Tensor, torch.Tensor, LogprobMetadata], torch.Tensor]
     decode_inputs: Callable[[torch.Tensor, torch.Tensor, slot_state.SlotState, int], slot_state.Inputs]
     mixed_inputs: Callable[..., slot_state.Inputs]
     count_sampled: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, penalties.Penalties], None]
@@ -55,10 +54,10 @@ TORCH = Kernels(
     rotary=rotary.reference,
     swiglu=swiglu.reference,
     attention=torch_backend,
-    shape=shape.reference,
-    draw=draw.reference,
+    process_logits=process_logits.reference,
+    sample=sample.reference,
     sample_filtered=sample_filtered.reference,
-    scores=scores.reference,
+    logprobs=logprobs.reference,
     decode_inputs=slot_state.decode_inputs_reference,
     mixed_inputs=slot_state.mixed_inputs_reference,
     count_sampled=penalties.count_reference,
@@ -71,10 +70,10 @@ TRITON = Kernels(
     rotary=rotary.launch,
     swiglu=swiglu.launch,
     attention=dispatch,
-    shape=shape.launch,
-    draw=draw.launch,
+    process_logits=process_logits.launch,
+    sample=sample.launch,
     sample_filtered=sample_filtered.launch,
-    scores=scores.launch,
+    logprobs=logprobs.launch,
     decode_inputs=slot_state.decode_inputs,
     mixed_inputs=slot_state.mixed_inputs,
     count_sampled=penalties.count,

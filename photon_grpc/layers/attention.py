@@ -36,7 +36,7 @@ class Attention:
         qk_norm: QKNorm | None = None,
     ) -> None:
         #: Its KVGroup, and its plane in the group's pages: given by the decoder, which knows all layers.
-        self.group = self.plane = 0
+        self.group = self.layer = 0
         self.kv = kv
         self.qkv = qkv
         self.output = output
@@ -54,8 +54,8 @@ class Attention:
             q, k = self.qk_norm.q(q), self.qk_norm.k(k)
         q, k = self.rotary(q, k, ctx)
         attention = ctx.kv[self.group].attention
-        attention.write(k, v, self.plane)
-        attended = attention.attend(q, self.plane)
+        attention.write(k, v, self.layer)
+        attended = attention.attend(q, self.layer)
         return self.output(attended.view(num_tokens, self.output.in_features), ctx)
 
     def leaves(self) -> tuple[ParameterOwner, ...]:

@@ -4,7 +4,7 @@
     swiglu:  y <- silu(g) · u,  (g, u) = r · W h + b
     add:     h += W x + b
     logits:  W x in float32
-    draw:    an id from the logits
+    sample:  an id from the logits
 
 `tiled_…` is a kernel of ours that does all of it. `library_…` is the matrix library, of the residual stream as it is
 and into it, with a kernel behind it that catches up on the norm.
@@ -44,7 +44,7 @@ class Epilogue:
     norms: weights [D] of the norms of query and of key heads, with the same eps; None: there are none.
     """
 
-    epilogue: Literal["rotary", "add", "swiglu", "logits", "draw"]
+    epilogue: Literal["rotary", "add", "swiglu", "logits", "sample"]
     span: int = 0
     eps: float = 0.0
     norms: Norms | None = None
@@ -55,16 +55,16 @@ def bucket(num_rows: int) -> int:
     return (tiles.bucket(num_rows) or 0) if num_rows else 0
 
 
-def tiled_rotary(linear: Linear, tile: Tile, end: Epilogue, work: Workspace, pages: torch.Tensor, plane: int) -> None:
-    """Fill work.q, and `plane` of pages [num_blocks, planes, 2, Hkv, block_size, D]."""
-    out = HeadOutput(work.q, pages, plane, work.rotation, end.norms)
+def tiled_rotary(linear: Linear, tile: Tile, end: Epilogue, work: Workspace, pages: torch.Tensor, layer: int) -> None:
+    """Fill work.q, and `layer` of pages [num_blocks, layers, 2, Hkv, block_size, D]."""
+    out = HeadOutput(work.q, pages, layer, work.rotation, end.norms)
     qkv_launch(work.h, Affine(linear.weight, linear.bias), end.eps, out, tile, work.counters)
 
 
-def library_rotary(linear: Linear, end: Epilogue, work: Workspace, pages: torch.Tensor, plane: int) -> None:
+def library_rotary(linear: Linear, end: Epilogue, work: Workspace, pages: torch.Tensor, layer: int) -> None:
     """As `tiled_rotary`."""
     product = work.h @ linear.weight.t()
-    out = HeadOutput(work.q, pages, plane, work.rotation, end.norms)
+    out = HeadOutput(work.q, pages, layer, work.rotation, end.norms)
     rotate_store.launch(product, work.h, linear.bias, end.eps, out)
 
 
@@ -115,7 +115,7 @@ TILED: dict[str, Gemm] = {
     "add": tiled_add,
     "swiglu": tiled_swiglu,
     "logits": tiled_logits,
-    "draw": tiled_sample,
+    "sample": tiled_sample,
 }
 LIBRARY: dict[str, Gemm] = {
     "rotary": library_rotary,

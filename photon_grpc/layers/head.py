@@ -14,7 +14,7 @@ from photon_grpc.layers.gemm import Epilogue, Gemm, bucket
 from photon_grpc.layers.linear import Linear, LinearMethod
 from photon_grpc.layers.parameter_owner import Target
 
-LOGITS, DRAW = Epilogue("logits"), Epilogue("draw")
+LOGITS, SAMPLE = Epilogue("logits"), Epilogue("sample")
 
 
 class LMHead(Linear):
@@ -25,7 +25,7 @@ class LMHead(Linear):
 
     Args:
         name: of the projection in the checkpoint.
-        draw: of the kernels: an id from each row of logits.
+        sample: of the kernels: an id from each row of logits.
     """
 
     def __init__(
@@ -35,15 +35,15 @@ class LMHead(Linear):
         *,
         tied: bool,
         method: LinearMethod,
-        draw: Callable[[torch.Tensor, SamplingMetadata], torch.Tensor],
+        sample: Callable[[torch.Tensor, SamplingMetadata], torch.Tensor],
     ) -> None:
         #: As a checkpoint names W.
         self.name = name + ".weight"
         self.embedding = embedding if tied else None
-        self._draw = draw
+        self._sample = sample
         #: Bucket of rows -> the product with its end; `_any` is for every other number of rows.
         self._logits: dict[int, Gemm | None] = {}
-        self._draws: dict[int, Gemm] = {}
+        self._sample_gemms: dict[int, Gemm] = {}
         self._any: Gemm | None = None
         vocab_size, hidden_size = embedding.weight.shape
         super().__init__("", hidden_size, {name: vocab_size}, bias=False, dtype=embedding.weight.dtype, method=method)
@@ -57,17 +57,17 @@ class LMHead(Linear):
         gemm = self._logits.get(bucket(x.shape[0]), self._any)
         return self(x, None).float() if gemm is None else gemm(x)
 
-    def draw(self, x: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
+    def sample(self, x: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
         """Sample an id for each row as `kernels/sampling/sample.py` does: [R, hidden_size] -> int64 [R]."""
-        gemm = self._draws.get(bucket(x.shape[0]))
-        return self._draw(self.logits(x), metadata) if gemm is None else gemm(x, metadata)
+        gemm = self._sample_gemms.get(bucket(x.shape[0]))
+        return self._sample(self.logits(x), metadata) if gemm is None else gemm(x, metadata)
 
     def fused(self) -> LMHead:
         """This head, loaded, with the kernels that its method has for few rows. Those that draw write no logits."""
         head = copy.copy(self)
         head._logits = {rows: self.gemm(rows, LOGITS) for rows in tiles.BUCKETS}
-        draws = {rows: self.gemm(rows, DRAW) for rows in tiles.BUCKETS}
-        head._draws = {rows: gemm for rows, gemm in draws.items() if gemm is not None}
+        gemms = {rows: self.gemm(rows, SAMPLE) for rows in tiles.BUCKETS}
+        head._sample_gemms = {rows: gemm for rows, gemm in gemms.items() if gemm is not None}
         return head
 
     def allocate(self, device: torch.device) -> None:

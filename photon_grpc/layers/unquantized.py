@@ -72,7 +72,7 @@ _END: dict[tuple[str, bool], cost.End] = {
     ("add", False): "add",
     # One tile for both: filters see the logits that a plain draw saw.
     ("logits", False): "head",
-    ("draw", False): "head",
+    ("sample", False): "head",
 }
 
 

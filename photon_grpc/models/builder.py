@@ -80,7 +80,7 @@ class DecoderBuilder:
 
     def head(self, embedding: Embedding) -> LMHead:
         tied = self.config.tie_word_embeddings
-        return LMHead("lm_head", embedding, tied=tied, method=self.method, draw=self.kernels.draw)
+        return LMHead("lm_head", embedding, tied=tied, method=self.method, sample=self.kernels.sample)
 
     def layer(self, layer: int) -> DecoderLayer:
         """`layer` counts from 0."""

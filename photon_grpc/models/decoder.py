@@ -96,7 +96,7 @@ class Decoder:
         self.max_model_len = max_model_len
         self.kv_groups: tuple[KVGroup, ...] = kv_groups([layer.attention.kv for layer in self.layers])
         for number, layer in enumerate(self.layers):
-            layer.attention.group, layer.attention.plane = place(self.kv_groups, number)
+            layer.attention.group, layer.attention.layer = place(self.kv_groups, number)
         #: (KVGroup, chain of some of its layers).
         self._chains = tuple(
             dict.fromkeys((layer.attention.group, layer.chain) for layer in self.layers if layer.chain is not None)
@@ -143,9 +143,9 @@ class Decoder:
         """hidden [R, hidden_size], rows of what `forward` gave -> float32 [R, vocab_size]."""
         return self.head.logits(hidden)
 
-    def draw(self, hidden: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
+    def sample(self, hidden: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
         """int64 [R]: an id for each row of `hidden`, as `kernels/sampling/sample.py` draws it from their logits."""
-        return self.head.draw(hidden, metadata)
+        return self.head.sample(hidden, metadata)
 
     def leaves(self) -> Iterator[ParameterOwner]:
         """Everything that owns weights, in the order it is to be loaded (a tied head behind the embedding)."""

@@ -105,9 +105,9 @@ class FusedDecoderLayer(DecoderLayer):
             return super().__call__(x, residual, ctx)
         qkv, output, gate_up, down = self._gemms[work.bucket]
         work.take(x, residual)
-        kv, plane = ctx.kv[self.attention.group], self.attention.plane
-        qkv(work, kv.pages, plane)
-        kv.attention.attend(work.q.view(self._heads), plane, work.attended.view(self._heads))
+        kv, number = ctx.kv[self.attention.group], self.attention.layer
+        qkv(work, kv.pages, number)
+        kv.attention.attend(work.q.view(self._heads), number, work.attended.view(self._heads))
         output(work, work.attended)
         gate_up(work)
         down(work, work.y)

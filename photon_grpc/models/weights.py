@@ -62,7 +62,7 @@ def dummy(decoder: Decoder, seed: int = 0) -> None:
     for leaf in decoder.leaves():
         _allocate(leaf, decoder.device)
         for target in leaf.targets():
-            _draw(target, noise)
+            _fill_at_random(target, noise)
             if target.center:
                 target.tensor.add_(target.center)
         leaf.after_load()
@@ -153,7 +153,7 @@ def _allocate(leaf: ParameterOwner, device: torch.device) -> None:
         ) from None
 
 
-def _draw(target: Target, noise: torch.Tensor) -> None:
+def _fill_at_random(target: Target, noise: torch.Tensor) -> None:
     """A part is drawn as part of its whole."""
     whole = target.tensor if target.part is None else target.tensor.new_empty(target.shape)
     _fill(whole.view(-1), noise, offset=zlib.crc32(target.name.encode()) % DUMMY_PERIOD)

@@ -26,21 +26,21 @@ class EagerLaunch:
     def __call__(self, batch: Batch) -> Tail:
         step, level = self._step, self._step.sampler.level(batch)
         yielding = [row for row, yields in enumerate(batch.yields) if yields]
-        rows, drawing = self._send(batch, yielding)
+        rows, to_sample = self._send(batch, yielding)
         shape = StepShape("decode" if is_decode(batch) else "mixed", sum(batch.counts), len(batch.slots))
         tokens, last = step.body(rows, shape, self._bounds(batch))
-        prompts = step.score_prompts(batch, tokens)
+        prompts = step.record_prompts(batch, tokens)
 
         def tail() -> StepTensors:
-            return StepTensors(step.tail(rows, last, level, drawing), drawing and yielding, prompts)
+            return StepTensors(step.tail(rows, last, level, to_sample), to_sample and yielding, prompts)
 
         return tail
 
     def _send(self, batch: Batch, yielding: list[int]) -> tuple[Rows, SampledRows | None]:
         """Return the batch's columns on the device, and the rows to draw for where they are not all rows once."""
-        num_rows, num_drawn = len(batch.slots), self._bucket(len(yielding))
-        has_all = num_rows == len(yielding) == num_drawn
-        chosen = () if has_all else (*yielding, *(0,) * (num_drawn - len(yielding)))
+        num_rows, num_sampled = len(batch.slots), self._bucket(len(yielding))
+        has_all = num_rows == len(yielding) == num_sampled
+        chosen = () if has_all else (*yielding, *(0,) * (num_sampled - len(yielding)))
         # Every column begins at a multiple of 16 bytes: a kernel is compiled anew for pointers that do not.
         odd = (0,) * (num_rows % 2)
         columns = (*batch.slots, *odd, *batch.counts, *odd, *batch.yields, *odd, *chosen)

@@ -69,11 +69,11 @@ class GraphLaunch:
         if shape is None or body is None:
             return self._eager(batch)
         replay_body, _ = body
-        draw = self._tail(shape.num_rows, self._step.sampler.level(batch), body)
+        tail = self._tail(shape.num_rows, self._step.sampler.level(batch), body)
         yielding = self._send(batch, shape)
         replay_body()
 
-        return lambda: StepTensors(draw(), yielding)
+        return lambda: StepTensors(tail(), yielding)
 
     def warm_up(self, progress: Callable[[int, int], None]) -> None:
         """Capture every shape, of each kind the largest first: the smaller ones fit into the memory that it took."""

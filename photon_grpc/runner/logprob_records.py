@@ -46,12 +46,12 @@ class LogprobRecords(NamedTuple):
 NO_RECORDS = LogprobRecords(torch.empty((0, 0, 3), dtype=torch.int32), ())
 
 
-def output_records(records: torch.Tensor | None, batch: Batch, scored: dict[int, LogprobParams]) -> LogprobRecords:
+def output_records(records: torch.Tensor | None, batch: Batch, params: dict[int, LogprobParams]) -> LogprobRecords:
     """Of the rows that yield and whose slots are scored; `records` has one position a row."""
     if records is None:
         return NO_RECORDS
     columns = enumerate(zip(batch.slots, batch.yields, strict=True))
-    wanted = [(row, scored[slot].records) for row, (slot, yields) in columns if yields and slot in scored]
+    wanted = [(row, params[slot].records) for row, (slot, yields) in columns if yields and slot in params]
     return LogprobRecords(records, tuple(Span(row, row, 1, size) for row, size in wanted))
 
 
@@ -67,7 +67,7 @@ class PromptLogprobRecorder:
     def __init__(self, head: Head, table: SlotTable, kernels: Kernels) -> None:
         self._head = head
         self._table = table
-        self._score = kernels.scores
+        self._logprobs = kernels.logprobs
 
     def __call__(self, batch: Batch, hidden: torch.Tensor) -> LogprobRecords:
         """Of the rows of `batch.scored`.
@@ -85,7 +85,7 @@ class PromptLogprobRecorder:
         return LogprobRecords(self._records(np.concatenate(parts, axis=1), max(sizes), hidden), spans)
 
     def _prompt(self, batch: Batch, row: int) -> tuple[LogprobParams, int]:
-        return self._table.scored_prompts[batch.slots[row]]
+        return self._table.prompt_logprob_params[batch.slots[row]]
 
     def _positions(self, batch: Batch, row: int, first: int) -> np.ndarray:
         """int64 [3, n] of a row's n positions: the token of the batch whose hidden state scores it; slot; position."""
@@ -105,6 +105,6 @@ class PromptLogprobRecorder:
         for start in range(0, num_positions, SLICE):
             token, slots, position = sent[:, start : min(start + SLICE, num_positions)]
             ids = table.token_ids[slots, position].long()
-            found = self._score(self._head.logits(hidden[token]), ids, table.prompt_scores(slots))
+            found = self._logprobs(self._head.logits(hidden[token]), ids, table.prompt_logprobs(slots))
             records[start : start + SLICE] = found[:, :width]
         return records

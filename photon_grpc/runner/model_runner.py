@@ -102,13 +102,13 @@ class ModelRunner:
         except Exception:
             return self._failed(batch)
 
-    def _sent(self, batch: Batch, drawn: StepTensors, start_s: float) -> Pending:
+    def _sent(self, batch: Batch, tensors: StepTensors, start_s: float) -> Pending:
         """On its way from a device; on a CPU it is computed."""
-        ids, scores = drawn.sampled
-        records = output_records(scores, batch, self.table.scored), drawn.prompts
+        ids, logprobs = tensors.sampled
+        records = output_records(logprobs, batch, self.table.logprob_params), tensors.prompts
         if ids.device.type == "cuda":
-            return InFlight(batch, ids, drawn.rows, records, start_s)
-        return Landed(_output(batch, ids, drawn.rows, records, time.perf_counter() - start_s))
+            return InFlight(batch, ids, tensors.rows, records, start_s)
+        return Landed(_output(batch, ids, tensors.rows, records, time.perf_counter() - start_s))
 
     def _failed(self, batch: Batch) -> Pending:
         """Of an exception that is being handled. Raise torch.AcceleratorError where the device is lost: a launch of
@@ -204,8 +204,8 @@ def _to_host(tensor: torch.Tensor) -> torch.Tensor:
 def _output(
     batch: Batch, ids: torch.Tensor, wanted: list[int] | None, records: StepRecords, duration_s: float
 ) -> StepOutput:
-    drawn = ids.tolist()
-    numbers = tuple(drawn) if wanted is None else tuple([drawn[row] for row in wanted])
+    of_all_rows = ids.tolist()
+    numbers = tuple(of_all_rows) if wanted is None else tuple([of_all_rows[row] for row in wanted])
     faults: dict[int, Fault] = {}
     if numbers and min(numbers) < 0:
         rows = [row for row, yields in enumerate(batch.yields) if yields]

@@ -83,12 +83,12 @@ class SoundRows:
     def result(self) -> StepOutput:
         output = self._pending.result()
         slots, yields = self._batch.slots, self._batch.yields
-        drawn, given = iter(output.ids), iter(output.lengths) if output.lengths else repeat(1)
+        sampled, lengths_left = iter(output.ids), iter(output.lengths) if output.lengths else repeat(1)
         ids: list[int] = []
         lengths: list[int] = []
         for slot in (slot for slot, wants in zip(slots, yields, strict=True) if wants):
-            lengths.append(next(given) if slot in self._slots else 1)
-            ids += islice(drawn, lengths[-1]) if slot in self._slots else (0,)
+            lengths.append(next(lengths_left) if slot in self._slots else 1)
+            ids += islice(sampled, lengths[-1]) if slot in self._slots else (0,)
         rows = [row for row, slot in enumerate(slots) if slot in self._slots]
         faults = {row: STANDS_ON_FAILED for row, slot in enumerate(slots) if slot not in self._slots}
         faults |= {rows[row]: fault for row, fault in output.faults.items()}

@@ -33,11 +33,11 @@ class SamplingLevel(IntEnum):
     LOGPROBS = 5
 
     @property
-    def is_scored(self) -> bool:
+    def has_logprobs(self) -> bool:
         return self >= SamplingLevel.PLAIN_LOGPROBS
 
     @property
-    def draws(self) -> SamplingLevel:
+    def without_logprobs(self) -> SamplingLevel:
         """The level of the draw itself."""
         scored = {
             SamplingLevel.PLAIN_LOGPROBS: SamplingLevel.PLAIN,
@@ -47,18 +47,18 @@ class SamplingLevel(IntEnum):
 
     @property
     def is_processed(self) -> bool:
-        return self.draws in (SamplingLevel.PROCESSED, SamplingLevel.PROCESSED_FILTERED)
+        return self.without_logprobs in (SamplingLevel.PROCESSED, SamplingLevel.PROCESSED_FILTERED)
 
     @property
     def is_filtered(self) -> bool:
-        return self.draws in (SamplingLevel.FILTERED, SamplingLevel.PROCESSED_FILTERED)
+        return self.without_logprobs in (SamplingLevel.FILTERED, SamplingLevel.PROCESSED_FILTERED)
 
 
 class SampledTokens(NamedTuple):
     """ids: int64 [R]. scores: int32 [R, MAX_RECORDS, 3] as in `kernels/sampling/logprobs.py`, or None."""
 
     ids: torch.Tensor
-    scores: torch.Tensor | None = None
+    logprobs: torch.Tensor | None = None
 
 
 class Head(Protocol):
@@ -67,8 +67,8 @@ class Head(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, hidden_size] -> float32 [R, V]."""
 
-    def draw(self, hidden: torch.Tensor, metadata: SamplingMetadata, /) -> torch.Tensor:
-        """int64 [R]; `kernels.draw` of the same logits, which need not exist."""
+    def sample(self, hidden: torch.Tensor, metadata: SamplingMetadata, /) -> torch.Tensor:
+        """int64 [R]; `kernels.sample` of the same logits, which need not exist."""
 
 
 class Sampler:
@@ -83,10 +83,10 @@ class Sampler:
     def __init__(self, head: Head, table: SlotTable, kernels: Kernels) -> None:
         self._head = head
         self._table = table
-        self._shape = kernels.shape
-        self._draw_any = kernels.draw
+        self._process_logits = kernels.process_logits
+        self._sample_all = kernels.sample
         self._sample_filtered = kernels.sample_filtered
-        self._score = kernels.scores
+        self._logprobs = kernels.logprobs
         # A device draws all rows of a plain step in one kernel. On a CPU noise for a large vocabulary costs
         # milliseconds a row.
         self._on_cpu = table.device.type == "cpu"
@@ -94,17 +94,17 @@ class Sampler:
     def level(self, batch: Batch) -> SamplingLevel:
         """Return the lowest that gives every yielding row what it asks for."""
         table = self._table
-        if not (batch.masked or table.filtered or table.shaped or table.banned or table.scored):
+        if not (batch.masked or table.filtered or table.processed or table.banned or table.logprob_params):
             return SamplingLevel.PLAIN
         slots = [slot for slot, yields in zip(batch.slots, batch.yields, strict=True) if yields]
-        draws = self._draws(batch, slots)
-        if table.scored.keys().isdisjoint(slots):
-            return draws
-        return SamplingLevel.PLAIN_LOGPROBS if draws is SamplingLevel.PLAIN else SamplingLevel.LOGPROBS
+        level = self._sampling_level(batch, slots)
+        if table.logprob_params.keys().isdisjoint(slots):
+            return level
+        return SamplingLevel.PLAIN_LOGPROBS if level is SamplingLevel.PLAIN else SamplingLevel.LOGPROBS
 
-    def _draws(self, batch: Batch, slots: list[int]) -> SamplingLevel:
+    def _sampling_level(self, batch: Batch, slots: list[int]) -> SamplingLevel:
         table = self._table
-        is_processed = batch.masked or not (table.shaped.isdisjoint(slots) and table.banned.keys().isdisjoint(slots))
+        is_processed = batch.masked or not (table.processed.isdisjoint(slots) and table.banned.keys().isdisjoint(slots))
         if table.filtered.isdisjoint(slots):
             return SamplingLevel.PROCESSED if is_processed else SamplingLevel.PLAIN
         return SamplingLevel.PROCESSED_FILTERED if is_processed else SamplingLevel.FILTERED
@@ -124,21 +124,21 @@ class Sampler:
             slots, context_len, table.temperature, table.seed, table.output_index, table.num_prompt
         )
         if level is SamplingLevel.PLAIN and not self._on_cpu:
-            return SampledTokens(self._head.draw(hidden, metadata))
+            return SampledTokens(self._head.sample(hidden, metadata))
         logits = self._head.logits(hidden)
-        if not level.is_scored:
-            return SampledTokens(self._draw(logits, metadata, level))
-        # Scored is what the model gave, which shaping changes.
+        if not level.has_logprobs:
+            return SampledTokens(self._sample(logits, metadata, level))
+        # Scored is what the model gave, which processing changes.
         given = logits.clone() if level.is_processed else logits
-        ids = self._draw(logits, metadata, level)
-        return SampledTokens(ids, self._score(given, ids, table.output_scores(slots)))
+        ids = self._sample(logits, metadata, level)
+        return SampledTokens(ids, self._logprobs(given, ids, table.output_logprobs(slots)))
 
-    def _draw(self, logits: torch.Tensor, metadata: SamplingMetadata, level: SamplingLevel) -> torch.Tensor:
-        shaping = self._table.shaping if level.is_processed else None
+    def _sample(self, logits: torch.Tensor, metadata: SamplingMetadata, level: SamplingLevel) -> torch.Tensor:
+        processing = self._table.processing if level.is_processed else None
         if not (level.is_filtered or self._on_cpu):
-            return self._draw_any(logits, metadata, shaping)
+            return self._sample_all(logits, metadata, processing)
         is_constrained = None
-        if shaping is not None:
-            is_constrained = self._shape(logits, metadata.slots, metadata.context_len, shaping)
+        if processing is not None:
+            is_constrained = self._process_logits(logits, metadata.slots, metadata.context_len, processing)
         filters = self._table.filters if level.is_filtered else None
         return self._sample_filtered(logits, metadata, filters, is_constrained)

@@ -96,12 +96,12 @@ class SlotTable:
         #: Slots whose sampling is more than an argmax or noise.
         self.filtered: set[int] = set()
         #: Slots with penalties, biases or limits.
-        self.shaped: set[int] = set()
+        self.processed: set[int] = set()
         #: Slots with banned ids -> the length from which they may be drawn.
         self.banned: dict[int, int] = {}
         #: Slots whose output is scored, or their prompt -> how, and the length of the prompt.
-        self.scored: dict[int, LogprobParams] = {}
-        self.scored_prompts: dict[int, tuple[LogprobParams, int]] = {}
+        self.logprob_params: dict[int, LogprobParams] = {}
+        self.prompt_logprob_params: dict[int, tuple[LogprobParams, int]] = {}
 
     @property
     def state(self) -> SlotState:
@@ -114,7 +114,7 @@ class SlotTable:
         return Filters(self.top_k, self.top_p, self.min_p)
 
     @property
-    def shaping(self) -> LogitsProcessing:
+    def processing(self) -> LogitsProcessing:
         """Penalties, biases, bans, masks and limits of every slot."""
         strengths = self.repetition_penalty, self.presence_penalty, self.frequency_penalty
         return LogitsProcessing(
@@ -122,11 +122,11 @@ class SlotTable:
             Constraints(self.min_length, self.banned_ids, self.mask_row, self.masks, self.is_limited, self.limits),
         )
 
-    def output_scores(self, slots: torch.Tensor) -> LogprobMetadata:
+    def output_logprobs(self, slots: torch.Tensor) -> LogprobMetadata:
         """Scores asked for of the ids that rows of these slots draw."""
         return LogprobMetadata(slots, self.num_best, self.num_given, self.given_ids)
 
-    def prompt_scores(self, slots: torch.Tensor) -> LogprobMetadata:
+    def prompt_logprobs(self, slots: torch.Tensor) -> LogprobMetadata:
         """Return the same of the ids of their prompts."""
         return LogprobMetadata(slots, self.num_prompt_best, self._none_given, self.given_ids)
 
@@ -172,10 +172,10 @@ class SlotTable:
 
     def _forget(self, slot: int) -> None:
         self.filtered.discard(slot)
-        self.shaped.discard(slot)
+        self.processed.discard(slot)
         self.banned.pop(slot, None)
-        self.scored.pop(slot, None)
-        self.scored_prompts.pop(slot, None)
+        self.logprob_params.pop(slot, None)
+        self.prompt_logprob_params.pop(slot, None)
 
     def _admit(self, admissions: Sequence[Admission]) -> None:
         """Write all of each slot that can be read, here and on the device: every number; ids, blocks and given ids as
@@ -192,7 +192,7 @@ class SlotTable:
                 self.banned_ids[slot] = array_to_device(words, self.device)
             if given := admission.scores.token_ids:
                 self.given_ids[slot, : len(given)] = self.to_device(given, torch.int32)
-            if slot in self.shaped:
+            if slot in self.processed:
                 self._shape(admission)
         rows = [self._numbers(admission) for admission in admissions]
         floats = self.to_device([row[:_NUM_FLOATS] for row in rows], torch.float32)
@@ -220,17 +220,17 @@ class SlotTable:
         if not sampling.is_greedy and sampling.is_filtered:
             self.filtered.add(slot)
         if sampling.is_penalised or sampling.logit_bias or sampling.allowed_token_ids:
-            self.shaped.add(slot)
+            self.processed.add(slot)
         until = admission.num_prompt + admission.min_tokens
         if admission.banned_until_min and len(admission.ids) < until:
             self.banned[slot] = until
         if admission.scores.records:
-            self.scored[slot] = admission.scores
+            self.logprob_params[slot] = admission.scores
         if admission.scores.prompt_records:
-            self.scored_prompts[slot] = admission.scores, admission.num_prompt
+            self.prompt_logprob_params[slot] = admission.scores, admission.num_prompt
 
     def _numbers(self, admission: Admission) -> _Numbers:
-        sampling, scores = admission.sampling, admission.scores
+        sampling, logprobs = admission.sampling, admission.scores
         return _Numbers(
             temperature=0.0 if sampling.is_greedy else sampling.temperature,
             top_p=sampling.top_p,
@@ -244,9 +244,9 @@ class SlotTable:
             output_index=admission.output_index,
             num_prompt=admission.num_prompt,
             min_length=self.banned.get(admission.slot, 0),
-            num_best=max(scores.logprobs, 0) if scores.records else -1,
-            num_prompt_best=scores.prompt_logprobs,
-            num_given=len(scores.token_ids),
+            num_best=max(logprobs.logprobs, 0) if logprobs.records else -1,
+            num_prompt_best=logprobs.prompt_logprobs,
+            num_given=len(logprobs.token_ids),
             num_biases=len(sampling.logit_bias),
             is_limited=int(bool(sampling.allowed_token_ids)),
         )

@@ -1,4 +1,4 @@
-"""One step on tensors: a body, from the slot table to the hidden rows to draw from, and a tail, to the drawn ids and
+"""One step on tensors: a body, from the slot table to the hidden rows to draw from, and a tail, to the sampled ids and
 back into the table.
 
     hidden = step.body(rows, shape, bounds)
@@ -43,7 +43,7 @@ class Bounds(NamedTuple):
 class Rows(NamedTuple):
     """The R rows of a step. A padding row has slot 0, computes nothing and yields nothing.
 
-    slots, counts (tokens to compute), yields (1 where an id is drawn): int64 [R], of the host.
+    slots, counts (tokens to compute), yields (1 where an id is sampled): int64 [R], of the host.
     context_len: int32 [R], tokens before the id to draw; filled by the body.
     """
 
@@ -99,7 +99,7 @@ class Step:
     ) -> None:
         self.table = table
         self.sampler = Sampler(decoder, table, kernels)
-        self.score_prompts = PromptLogprobRecorder(decoder, table, kernels)
+        self.record_prompts = PromptLogprobRecorder(decoder, table, kernels)
         self.max_rows = max_rows
         self.max_model_len = decoder.max_model_len
         self._decoder = decoder
@@ -112,17 +112,17 @@ class Step:
         return self._decode(rows, bounds) if shape.kind == "decode" else self._mixed(rows, shape, bounds, out)
 
     def tail(
-        self, rows: Rows, states: torch.Tensor, level: SamplingLevel, drawing: SampledRows | None = None
+        self, rows: Rows, states: torch.Tensor, level: SamplingLevel, to_sample: SampledRows | None = None
     ) -> SampledTokens:
         """Of each row; the slot table has the ids then too. Those of a row that does not yield mean nothing.
 
         Args:
             states: [R, hidden_size], the `last` of HiddenStates.
-            drawing: the rows to draw for, all that yield among them; None: all.
+            to_sample: the rows to draw for, all that yield among them; None: all.
         """
-        sampled = self._draw(rows, states, level, drawing)
+        sampled = self._sample(rows, states, level, to_sample)
         if level.is_processed:
-            self._kernels.count_sampled(rows.slots, rows.yields, sampled.ids, self.table.shaping.penalties)
+            self._kernels.count_sampled(rows.slots, rows.yields, sampled.ids, self.table.processing.penalties)
         self._kernels.advance(rows.slots, rows.counts, rows.yields, sampled.ids, self.table.state)
         return sampled
 
@@ -161,22 +161,22 @@ class Step:
             )
         return StepContext(found.position, tuple(kv))
 
-    def _draw(
-        self, rows: Rows, states: torch.Tensor, level: SamplingLevel, drawing: SampledRows | None
+    def _sample(
+        self, rows: Rows, states: torch.Tensor, level: SamplingLevel, to_sample: SampledRows | None
     ) -> SampledTokens:
-        if drawing is None:
+        if to_sample is None:
             return self.sampler(states, rows.slots, rows.context_len, level)
-        chosen, num_real = drawing
+        chosen, num_real = to_sample
         if not num_real:
             return SampledTokens(torch.zeros_like(rows.slots))
-        drawn = self.sampler(states[chosen], rows.slots[chosen], rows.context_len[chosen], level)
-        return SampledTokens(*(each if each is None else _at(chosen, num_real, each, rows) for each in drawn))
+        sampled = self.sampler(states[chosen], rows.slots[chosen], rows.context_len[chosen], level)
+        return SampledTokens(*(each if each is None else _at(chosen, num_real, each, rows) for each in sampled))
 
 
-def _at(chosen: torch.Tensor, num_real: int, drawn: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """[R, …] from what is drawn for the chosen rows; 0 for all others."""
-    spread = drawn.new_zeros((rows.slots.shape[0], *drawn.shape[1:]))
-    spread[chosen[:num_real]] = drawn[:num_real]
+def _at(chosen: torch.Tensor, num_real: int, sampled: torch.Tensor, rows: Rows) -> torch.Tensor:
+    """[R, …] from what is sampled for the chosen rows; 0 for all others."""
+    spread = sampled.new_zeros((rows.slots.shape[0], *sampled.shape[1:]))
+    spread[chosen[:num_real]] = sampled[:num_real]
     return spread
 
 

@@ -29,13 +29,13 @@ _GREEDY, _FILTERED = SamplingParams(0.0), SamplingParams(1.0, top_p=0.9)
 def warm_up(runner: ModelRunner) -> float:
     """One real token for each sampling level, the plain one last; the seconds that took. Raise as `compute`."""
     plain = _row(runner.kv, 1, 1)
-    shaped = structs.replace(plain, min_tokens=1, banned_until_min=(0,))
+    processed = structs.replace(plain, min_tokens=1, banned_until_min=(0,))
     filtered = structs.replace(plain, sampling=_FILTERED)
-    both = structs.replace(shaped, sampling=_FILTERED)
-    scored = [structs.replace(admission, scores=LogprobParams(logprobs=0)) for admission in (shaped, plain)]
+    both = structs.replace(processed, sampling=_FILTERED)
+    with_logprobs = [structs.replace(admission, scores=LogprobParams(logprobs=0)) for admission in (processed, plain)]
     *_, seconds = [
         compute(runner, Batch(0, (1,), (1,), (1,), admissions=(admission,)))
-        for admission in (*scored, both, shaped, filtered, plain)
+        for admission in (*with_logprobs, both, processed, filtered, plain)
     ]
     return seconds
 

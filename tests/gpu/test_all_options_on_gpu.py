@@ -34,8 +34,8 @@ each_size = pytest.mark.parametrize("num_rows", [1, 8, 64, 256])
 
 
 def prompt_of(row: int) -> list[int]:
-    draw = random.Random(row)
-    return [draw.randrange(256, 1500) for _ in range(PROMPT_TOKENS)]
+    rng = random.Random(row)
+    return [rng.randrange(256, 1500) for _ in range(PROMPT_TOKENS)]
 
 
 def sampling_of(row: int) -> SamplingParams:

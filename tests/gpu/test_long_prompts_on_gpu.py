@@ -36,8 +36,8 @@ def test_greedy_output_behind_long_prompts_equals_transformers(tmp_path: Path) -
     torch.manual_seed(17)
     reference = Qwen3ForCausalLM(config).eval()
     reference.save_pretrained(tmp_path)
-    draw = random.Random(1)
-    asked = [[draw.randrange(320) for _ in range(length)] for length in LENGTHS]
+    rng = random.Random(1)
+    asked = [[rng.randrange(320) for _ in range(length)] for length in LENGTHS]
     expected = [greedy(reference, prompt, 64) for prompt in asked]
     for budget, depth in ((8192, 1), (512, 0)):
         served = Served(

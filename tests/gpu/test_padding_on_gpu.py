@@ -44,38 +44,38 @@ def test_padding_and_free_slots_change_nothing(shape: StepShape) -> None:
         check(runner(False), runner(True), shape, level)
 
 
-def sleep(draw: random.Random) -> None:
+def sleep(rng: random.Random) -> None:
     """Up to about a millisecond of the device's time."""
-    torch.cuda._sleep(draw.randrange(1, 2_000_000))
+    torch.cuda._sleep(rng.randrange(1, 2_000_000))
 
 
-def sleeping_before(function: Callable[..., Any], draw: random.Random) -> Callable[..., Any]:
+def sleeping_before(function: Callable[..., Any], rng: random.Random) -> Callable[..., Any]:
     def late(*arguments: Any) -> Any:
-        sleep(draw)
+        sleep(rng)
         return function(*arguments)
 
     return late
 
 
-def make_late(runner: Any, draw: random.Random) -> None:
+def make_late(runner: Any, rng: random.Random) -> None:
     """The device sleeps before changes, copies, bodies and tails, and before ids are read."""
     launch = runner.launch_body
 
     def late(batch: Batch) -> Tail:
-        sleep(draw)
+        sleep(rng)
         tail = launch(batch)
 
         def late_tail() -> Any:
-            sleep(draw)
-            drawn = tail()
-            sleep(draw)
-            return drawn
+            sleep(rng)
+            sampled = tail()
+            sleep(rng)
+            return sampled
 
         return late_tail
 
     runner.launch_body = late
     for owner, name in ((runner.table, "apply"), (runner.cache, "copy")):
-        setattr(owner, name, sleeping_before(getattr(owner, name), draw))
+        setattr(owner, name, sleeping_before(getattr(owner, name), rng))
 
 
 @pytest.mark.parametrize("eager", [True, False], ids=["eager", "graphs"])

@@ -77,8 +77,8 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16(family: str) ->
     served = Served(directory, device="cuda", dtype="bfloat16", eager=True)
     logits: list[torch.Tensor] = []
     decoder = step_of(served.assembled.runner)._decoder
-    draw = decoder.draw
-    decoder.draw = lambda hidden, metadata: logits.append(decoder.logits(hidden)) or draw(hidden, metadata)
+    sample = decoder.sample
+    decoder.sample = lambda hidden, metadata: logits.append(decoder.logits(hidden)) or sample(hidden, metadata)
     served.complete([prompt], 1)
     ids = torch.tensor([prompt])
     with torch.inference_mode():

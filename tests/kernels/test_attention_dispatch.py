@@ -156,7 +156,7 @@ def test_a_step_that_knows_its_longest_row_cuts_rows_as_one_that_allows_longer(h
     for context in (1, 272, 513, 4096, 8193, 100_000):
         eager = choose(num_pairs, 4, head_dim, context, H200)
         assert eager._replace(SPLITS=captured.SPLITS) == captured
-        wanted = -(-context // captured.MIN_SHARE)
+        wanted = -(-context // captured.MIN_SPLIT)
         assert min(wanted, eager.SPLITS) == min(wanted, captured.SPLITS)
 
 

@@ -22,10 +22,7 @@ from photon_grpc.kernels import rms_norm, swiglu
 from photon_grpc.kernels.attention import online_softmax, triton_decode, triton_varlen, write_kv
 from photon_grpc.kernels.rotary import rotary, rotate_store
 from photon_grpc.kernels.rotary.rotate_store import Rotation
-from photon_grpc.kernels.sampling import bitmask, histogram, penalties, topk_topp
-from photon_grpc.kernels.sampling import logprobs as scores
-from photon_grpc.kernels.sampling import process_logits as shape
-from photon_grpc.kernels.sampling import sample as draw
+from photon_grpc.kernels.sampling import bitmask, histogram, logprobs, penalties, process_logits, sample, topk_topp
 from photon_grpc.kernels.sampling import sample_filtered as sample_filtered
 from photon_grpc.kernels.sampling.histogram import Filters, LogitRows, Search
 from photon_grpc.kernels.sampling.logprobs import LogprobMetadata, TileLogprobs
@@ -201,7 +198,7 @@ def test_rotate_store(name: str, dtype: torch.dtype, of_heads: bool) -> None:
 
 
 @pytest.mark.parametrize("num_columns", [32000, 128256, 151936])
-def test_draw_kept(num_columns: int) -> None:
+def test_sample_filtered(num_columns: int) -> None:
     types: dict[str, Any] = {
         "rows": LogitRows("*fp32", "i32", "i32"),  # type: ignore[arg-type]
         "metadata": SamplingMetadata("*i64", "*i32", "*fp32", "*i64", "*i64", "*i64"),  # type: ignore[arg-type]
@@ -231,7 +228,7 @@ def test_write_kv(name: str, dtype: torch.dtype) -> None:
 def attention_types(dtype: torch.dtype) -> dict[str, Any]:
     types: dict[str, Any] = dict.fromkeys(["q", "pages", "out"], "*" + NAMES[dtype])
     types |= dict.fromkeys(["partial", "partial_weight"], "*fp32")
-    types |= {"query_start": "*i32", "rows": ("*i32", "*i32", "*i32"), "shares": ("*fp32", "*fp32")}
+    types |= {"query_start": "*i32", "rows": ("*i32", "*i32", "*i32"), "partials": ("*fp32", "*fp32")}
     types |= dict.fromkeys(["q_stride", "block_stride", "table_stride", "num_rows"], "i32")
     return types | {"scale": "fp32"}
 
@@ -248,7 +245,7 @@ def test_decode_attention(name: str, dtype: torch.dtype, splits: int, block_size
     pages = one_page(model, dtype, block_size)
     shape = online_softmax.shape(model.q_heads, pages, window)
     constants = {"SHAPE": shape, "TILE": triton_decode.tile(shape.GROUP, splits), **triton_decode.options(pages)}
-    unused = {"shares": None} if splits == 1 else {}
+    unused = {"partials": None} if splits == 1 else {}
     built = compiled(triton_decode.decode_kernel, attention_types(dtype), constants | unused)
     check(built, "mma.sync" if dtype in HALF else "fma.rn.f32")
     # Keys come through shared memory, 16 bytes a thread, several tiles ahead.
@@ -276,7 +273,7 @@ def test_merge(name: str, dtype: torch.dtype) -> None:
         )
 
 
-SHAPING = LogitsProcessing(
+PROCESSING = LogitsProcessing(
     penalties.Penalties("*i16", *["*fp32"] * 3, "*i64", "*i32", "*fp32"),  # type: ignore[arg-type]
     bitmask.Constraints("*i64", "*i32", "*i64", "*i32", "*i64", "*i32"),  # type: ignore[arg-type]
 )
@@ -284,23 +281,23 @@ SAMPLING = SamplingMetadata("*i64", "*i32", "*fp32", "*i64", "*i64", "*i64")  # 
 
 
 def test_shape() -> None:
-    types: dict[str, Any] = {"logits": "*fp32", "slots": "*i64", "context_len": "*i32", "shaping": SHAPING}
+    types: dict[str, Any] = {"logits": "*fp32", "slots": "*i64", "context_len": "*i32", "processing": PROCESSING}
     types |= {"is_constrained": "*i1", "num_columns": "i32", "stride": "i32"}
-    check(compiled(shape.process_kernel, types, shape.config() | {"PDL": True}), "ld.global.v4")
+    check(compiled(process_logits.process_kernel, types, process_logits.config() | {"PDL": True}), "ld.global.v4")
 
 
-@pytest.mark.parametrize("shaping", [None, SHAPING], ids=["plain", "shaped"])
-def test_draw(shaping: LogitsProcessing | None) -> None:
-    best = TileBest("*fp32", "*fp32", "*i32", None if shaping is None else "*i1")  # type: ignore[arg-type]
-    types: dict[str, Any] = {"logits": "*fp32", "metadata": SAMPLING, "shaping": shaping, "best_of": best}
+@pytest.mark.parametrize("processing", [None, PROCESSING], ids=["plain", "shaped"])
+def test_sample(processing: LogitsProcessing | None) -> None:
+    best = TileBest("*fp32", "*fp32", "*i32", None if processing is None else "*i1")  # type: ignore[arg-type]
+    types: dict[str, Any] = {"logits": "*fp32", "metadata": SAMPLING, "processing": processing, "best_of": best}
     types |= dict.fromkeys(("num_columns", "stride", "num_tiles"), "i32")
-    constants = {"PDL": True} | ({"shaping": None} if shaping is None else {})
-    built = compiled(draw.sample_kernel, types, draw.config() | constants)
+    constants = {"PDL": True} | ({"processing": None} if processing is None else {})
+    built = compiled(sample.sample_kernel, types, sample.config() | constants)
     check(built, "ld.global.v4")
     assert "ld.global" not in built.ptx.split("griddepcontrol.wait", 1)[0]
     assert "lg2.approx" not in built.ptx
     merging = {"best_of": best, "out": "*i64", "num_tiles": "i32"}
-    check(compiled(draw.sample_merge_kernel, merging, {"TILES_PAD": 64, "num_warps": 1, "PDL": True}))
+    check(compiled(sample.sample_merge_kernel, merging, {"TILES_PAD": 64, "num_warps": 1, "PDL": True}))
 
 
 def test_counts() -> None:
@@ -309,12 +306,12 @@ def test_counts() -> None:
 
 
 @pytest.mark.parametrize("num_columns", [32000, 128256, 262144])
-def test_scores(num_columns: int) -> None:
+def test_logprobs(num_columns: int) -> None:
     types: dict[str, Any] = {"logits": "*fp32", "ids": "*i64", "records": "*i32"}
     types |= {"metadata": LogprobMetadata("*i64", "*i64", "*i64", "*i32")}  # type: ignore[arg-type]
     types |= {"tiles": TileLogprobs(*["*fp32"] * 3, *["*i32"] * 5)}  # type: ignore[arg-type]
     types |= dict.fromkeys(("num_columns", "stride", "num_tiles"), "i32")
-    check(compiled(scores.logprob_peak_kernel, types, scores.config()), "ld.global.v4")
-    check(compiled(scores.logprob_merge_kernel, types, scores.merge_config(num_columns)))
-    check(compiled(scores.logprob_best_kernel, types, scores.config() | scores.LIMITS), "ld.global.v4")
-    check(compiled(scores.logprob_record_kernel, types, scores.record_config(num_columns)))
+    check(compiled(logprobs.logprob_peak_kernel, types, logprobs.config()), "ld.global.v4")
+    check(compiled(logprobs.logprob_merge_kernel, types, logprobs.merge_config(num_columns)))
+    check(compiled(logprobs.logprob_best_kernel, types, logprobs.config() | logprobs.LIMITS), "ld.global.v4")
+    check(compiled(logprobs.logprob_record_kernel, types, logprobs.record_config(num_columns)))

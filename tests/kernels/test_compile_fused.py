@@ -51,12 +51,12 @@ EPILOGUES = {
     "rotary": (epilogue.load_angles, epilogue.store_heads),
     "plain": (epilogue.load_nothing, epilogue.store_sums),
     "logits": (epilogue.load_nothing, epilogue.store_sums),
-    "draw": (epilogue.load_nothing, epilogue.store_best),
+    "sample": (epilogue.load_nothing, epilogue.store_best),
 }
 METADATA = SamplingMetadata("*i64", "*i32", "*fp32", "*i64", "*i64", "*i64")
 OPERANDS = {
     "rotary": (Rotation("*fp32", "*fp32", "*i64", "*i64"), "*bf16", "i32"),
-    "draw": (METADATA, "*fp32", "*i32"),
+    "sample": (METADATA, "*fp32", "*i32"),
 }
 
 
@@ -94,7 +94,7 @@ ROWS = 4
 def projection(end: str, tile: Tile, problem: Problem, arch: int = 90) -> Compiled:
     load, store = EPILOGUES[end]
     constants = {"bias": None, "LOAD": load, "STORE": store, "P": problem, "TILE": tile, "PDL": arch >= 90}
-    types: dict[str, Any] = {"y": "*fp32"} if end in ("draw", "logits") else {}
+    types: dict[str, Any] = {"y": "*fp32"} if end in ("sample", "logits") else {}
     if end in OPERANDS:
         types["operands"] = OPERANDS[end]
     else:
@@ -104,9 +104,9 @@ def projection(end: str, tile: Tile, problem: Problem, arch: int = 90) -> Compil
     if tile.kind == "gemv":
         return compiled_gluon(gemv_kernel, constants, tile.KW, arch, **types)
     if tile.SPLITS > 1:
-        types["shares"] = ("*fp32", "*i32")
+        types["partials"] = ("*fp32", "*i32")
     else:
-        constants["shares"] = None
+        constants["partials"] = None
     return compiled_gluon(wgmma_kernel, constants, tile.KW, arch, **types)
 
 
@@ -188,7 +188,7 @@ def test_tiles_have_room_on_devices_with_less_shared_memory(
         assert built.shared_bytes <= shared_bytes
 
 
-@pytest.mark.parametrize("end", ["draw", "logits"])
+@pytest.mark.parametrize("end", ["sample", "logits"])
 @pytest.mark.parametrize("rows", tiles.BUCKETS)
 @pytest.mark.parametrize("hidden", [2048, 4096])
 def test_head(hidden: int, rows: int, end: str) -> None:
@@ -198,7 +198,7 @@ def test_head(hidden: int, rows: int, end: str) -> None:
         pytest.skip("the library's")
     built = projection(end, tile, problem)
     # The noise of 128 rows wants a few registers more than there are; it is made only where somebody draws.
-    spare = 160 if (end, rows) == ("draw", 128) else 0
+    spare = 160 if (end, rows) == ("sample", 128) else 0
     check(built, "wgmma.mma_async" if tile.kind == "wgmma" else "mma.sync", max_spilled_bytes=spare)
     assert "cp.async.c" in built.ptx.split("griddepcontrol.wait", 1)[0]
 
@@ -211,7 +211,7 @@ def decode_attention(name: str, tile: DecodeTile, *, early: bool, arch: int = 90
     cache = one_page(model, torch.bfloat16, model.block_size)
     shape, query_start = gluon_decode.shape(model.q_heads // model.kv_heads, cache), (ROWS, 0)
     constants = {"SHAPE": shape, "TILE": tile, "EARLY": early, "PDL": arch >= 90, query_start: None}
-    constants |= {"shares": None} if tile.SPLITS == 1 else {}
+    constants |= {"partials": None} if tile.SPLITS == 1 else {}
     return compiled_gluon(
         decode_attention_kernel, constants, tile.KW, arch,
         rows=("constexpr", "*i32", "*i32"), shares=("*fp32", "*fp32", "*i32"),
@@ -245,7 +245,7 @@ def test_decode_attention_of_a_mixed_batch(name: str) -> None:
     group = model.q_heads // model.kv_heads
     tile = choose(256 * model.kv_heads, group, model.head_dim, 131072, H200)
     shape = gluon_decode.shape(group, one_page(model, torch.bfloat16, model.block_size))
-    constants = {"SHAPE": shape, "TILE": tile, "EARLY": False, "PDL": False, "shares": None}
+    constants = {"SHAPE": shape, "TILE": tile, "EARLY": False, "PDL": False, "partials": None}
     built = compiled_gluon(decode_attention_kernel, constants, tile.KW, rows=("*i32", "*i32", "*i32"))
     check(built, "mma.sync")
 

@@ -17,7 +17,7 @@ def new_tokens(count: int, kv_heads: int, size: int) -> tuple[torch.Tensor, torc
 
 
 def by_rows(k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, layer: int, slots: torch.Tensor) -> None:
-    write_kv.write_rows(k, v, write_kv.plane_rows(cache)[layer], write_kv.rows(slots, cache))
+    write_kv.write_rows(k, v, write_kv.layer_rows(cache)[layer], write_kv.rows(slots, cache))
 
 
 @pytest.mark.parametrize("write", [write_kv.reference, by_rows])

@@ -184,7 +184,7 @@ def test_another_quantization_method_needs_no_change_of_linear() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_head_and_embedding(packing: bool, tied: bool, dtype: torch.dtype) -> None:
     embedding = Embedding("embed.weight", 70, 32, dtype=dtype)
-    head = LMHead("head", embedding, tied=tied, method=Unquantized(), draw=select("torch", "cpu").draw)
+    head = LMHead("head", embedding, tied=tied, method=Unquantized(), sample=select("torch", "cpu").sample)
     weights = fill(embedding) | fill(head)
     embedding.after_load()
     head.after_load()

@@ -229,13 +229,13 @@ def test_a_head_is_multiplied_by_the_tile_of_its_bucket(tmp_path: Path, monkeypa
     tiles = {rows: Tile("gemv", rows, 32, 1, 2) for rows in (8, 16, 32, 128)}
     monkeypatch.setattr(Unquantized, "tile", lambda method, linear, num_rows, end: tiles.get(num_rows))
     decoder = load_decoder(save(make_model("qwen2"), tmp_path))
-    decoder.head._draw = lambda logits, metadata: torch.zeros(len(logits))
+    decoder.head._sample = lambda logits, metadata: torch.zeros(len(logits))
     fused = decoder.head.fused()
     for num_rows, bucket in {0: 0, 1: 8, 8: 8, 9: 16, 16: 16, 17: 32, 33: 0, 64: 0, 65: 128, 128: 128, 129: 0}.items():
         taken.clear()
         hidden = torch.zeros(num_rows, decoder.norm.weight.shape[0])
         fused.logits(hidden)
-        fused.draw(hidden, None)  # type: ignore[arg-type]
+        fused.sample(hidden, None)  # type: ignore[arg-type]
         assert taken == ([tiles[bucket]] * 2 if bucket else [])
         taken.clear()
         decoder.logits(hidden)

@@ -46,7 +46,7 @@ class Expected:
     sampling: SamplingParams
     ids: list[int]
     num_prompt: int
-    drawn: list[int] = field(default_factory=list)
+    sampled: list[int] = field(default_factory=list)
 
     def logits(self) -> torch.Tensor:
         s, ids = self.sampling, torch.tensor([self.ids])
@@ -65,7 +65,7 @@ class Expected:
             x[outside] = -torch.inf
         return x
 
-    def draw(self, num_tokens: int) -> list[int]:
+    def sample(self, num_tokens: int) -> list[int]:
         for _ in range(num_tokens):
             self.ids.append(int(self.logits().argmax()))
         return self.ids[self.num_prompt :]
@@ -73,4 +73,4 @@ class Expected:
 
 @torch.inference_mode()
 def expected(prompt: list[int], sampling: SamplingParams, num_tokens: int) -> list[int]:
-    return Expected(model("llama")[1], sampling, list(prompt), len(prompt)).draw(num_tokens)
+    return Expected(model("llama")[1], sampling, list(prompt), len(prompt)).sample(num_tokens)

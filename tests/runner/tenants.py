@@ -32,7 +32,7 @@ TENANTS: dict[str, tuple[tuple[SamplingParams, int, tuple[int, ...]], ...]] = {
 }
 
 
-def poison(table: SlotTable, slot: int, draw: random.Random) -> None:
+def poison(table: SlotTable, slot: int, rng: random.Random) -> None:
     """Whatever the table holds of this slot, on the device and on the host, becomes something else that could stand
     there."""
     for name, value in vars(table).items():
@@ -40,22 +40,22 @@ def poison(table: SlotTable, slot: int, draw: random.Random) -> None:
             continue  # of a batch, not of a slot
         if isinstance(value, torch.Tensor):
             (dim,) = (dim for dim, size in enumerate(value.shape) if size == len(table.max_computed))
-            _overwrite(name, value.select(dim, slot), draw)
+            _overwrite(name, value.select(dim, slot), rng)
         elif isinstance(value, list | dict):
-            value[slot] = draw.randrange(2**40)
+            value[slot] = rng.randrange(2**40)
         elif isinstance(value, set):
-            (value.add if draw.random() < 0.5 else value.discard)(slot)
+            (value.add if rng.random() < 0.5 else value.discard)(slot)
         else:
             assert isinstance(value, torch.device | KVPlan | int), f"{name}: say here what may be left in it"
 
 
-def _overwrite(name: str, place: torch.Tensor, draw: random.Random) -> None:
+def _overwrite(name: str, place: torch.Tensor, rng: random.Random) -> None:
     if place.dtype.is_floating_point:
         place.fill_(float("nan"))
         return
     # Ids of a vocabulary of 320 and of blocks that others use; of other columns no number is too large.
     limit = {"token_ids": 320, "block_table": 4 * NUM_SEQS, "banned_ids": 2**31}.get(name, 2**40)
-    garbage = [draw.randrange(limit) for _ in range(place.numel())]
+    garbage = [rng.randrange(limit) for _ in range(place.numel())]
     place.copy_(torch.tensor(garbage, device=place.device).view(place.shape))
 
 

@@ -21,8 +21,8 @@ NUM_GROUPS = dict.fromkeys(FAMILIES, 1) | {WINDOWED: 3}
 
 
 def prompts(seed: int, lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
-    draw = random.Random(seed)
-    return [[draw.randrange(320) for _ in range(length)] for length in lengths]
+    rng = random.Random(seed)
+    return [[rng.randrange(320) for _ in range(length)] for length in lengths]
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, WINDOWED])

@@ -81,7 +81,7 @@ def test_a_seat_is_left_clean(served: Served) -> None:
     served.complete(PROMPTS * 2, 8, sampling=WAYS["all"])
     assert served.complete(PROMPTS, 8) == plain
     table = served.assembled.runner.table
-    assert not table.shaped
+    assert not table.processed
 
 
 def test_allowed_ids_that_are_banned_leave_nothing_to_draw(served: Served) -> None:

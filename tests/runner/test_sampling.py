@@ -1,4 +1,4 @@
-"""Drawn tokens: the filters equal transformers' warpers, and a token depends on nothing but its own row."""
+"""Sampled tokens: the filters equal transformers' warpers, and a token depends on nothing but its own row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from photon_grpc.config.flags import SchedulerConfig
 from photon_grpc.core.batch import NAN_LOGITS, NOTHING_TO_SAMPLE, Admission, Batch
 from photon_grpc.core.request import FinishReason, SamplingParams
 from photon_grpc.kernels import select
-from photon_grpc.kernels.sampling import sample as draw
+from photon_grpc.kernels.sampling import sample
 from photon_grpc.kernels.sampling import sample_filtered as sample_filtered
 from photon_grpc.kernels.sampling.sample import INVALID
 from photon_grpc.kernels.sampling.topk_topp import reference as cutoff
@@ -54,8 +54,8 @@ class Identity:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden.clone()
 
-    def draw(self, hidden: torch.Tensor, metadata: draw.SamplingMetadata) -> torch.Tensor:
-        return draw.reference(hidden, metadata)
+    def sample(self, hidden: torch.Tensor, metadata: sample.SamplingMetadata) -> torch.Tensor:
+        return sample.reference(hidden, metadata)
 
 
 def sampler_of(
@@ -89,7 +89,7 @@ def test_the_likeliest_is_always_kept(top_k: int, top_p: float, min_p: float) ->
     assert torch.equal(cut, scaled.amax(-1))
 
 
-def test_every_level_draws_the_same_for_rows_that_ask_for_nothing() -> None:
+def test_every_level_samples_the_same_for_rows_that_ask_for_nothing() -> None:
     torch.manual_seed(11)
     logits = torch.randn(3, 200) * 2
     samplings = [SamplingParams(temperature=0.8, seed=7), SamplingParams(temperature=0.0), SamplingParams(seed=9)]
@@ -98,30 +98,30 @@ def test_every_level_draws_the_same_for_rows_that_ask_for_nothing() -> None:
     tail._table.output_index[slots] = torch.tensor([0, 1, 2], dtype=tail._table.output_index.dtype)
     context_len = torch.tensor([9, 5, 6])
     levels = SamplingLevel.PROCESSED_FILTERED, SamplingLevel.FILTERED, SamplingLevel.PROCESSED, SamplingLevel.PLAIN
-    drawn = [tail(logits.clone(), slots, context_len, level).ids for level in levels]
+    sampled = [tail(logits.clone(), slots, context_len, level).ids for level in levels]
     tail._on_cpu = False
-    drawn += [tail(logits.clone(), slots, context_len, level).ids for level in levels]
-    assert all(torch.equal(ids, drawn[0]) for ids in drawn)
+    sampled += [tail(logits.clone(), slots, context_len, level).ids for level in levels]
+    assert all(torch.equal(ids, sampled[0]) for ids in sampled)
 
 
 def test_ids_are_banned_up_to_min_tokens_and_for_their_request_alone() -> None:
     logits = torch.tensor([[0.0, 9.0, 1.0]])
     table = SlotTable(2, 64, kv_plan(8), 3, torch.device("cpu"))
     sampler = Sampler(Identity(), table, select("torch", "cpu"))
-    drawn = []
+    sampled = []
     for turn, banned in enumerate((1, 2)):
         admission = Admission(
             1, (0,), 1, 0, ((1,),), SamplingParams(temperature=0.0), min_tokens=2, banned_until_min=(banned,)
         )
         table.apply(Batch(turn, (1,), (1,), (1,), admissions=(admission,)))
-        # Before the token to draw: the prompt alone, then one and two tokens of the output.
-        drawn.append(
+        # Before the token to sample: the prompt alone, then one and two tokens of the output.
+        sampled.append(
             [
                 int(sampler(logits.clone(), torch.tensor([1]), torch.tensor([n]), SamplingLevel.PROCESSED).ids[0])
                 for n in (1, 2, 3)
             ]
         )
-    assert drawn[0] == [2, 2, 1] and drawn[1] == [1, 1, 1]
+    assert sampled[0] == [2, 2, 1] and sampled[1] == [1, 1, 1]
 
 
 def test_a_neighbour_s_parameters_never_change_a_token() -> None:
@@ -136,14 +136,14 @@ def test_a_neighbour_s_parameters_never_change_a_token() -> None:
 
 def test_noise_changes_with_seed_and_position() -> None:
     logits = torch.zeros(50, 1000)
-    draws = [
+    samples = [
         tail[0](logits.clone(), *tail[1:]).ids.tolist()
         for tail in (
             sampler_of([SamplingParams(seed=s + shift) for s in range(50)], 1000, position=p)
             for shift, p in ((0, 0), (1000, 0), (0, 1))
         )
     ]
-    assert len({tuple(draw) for draw in draws}) == 3 and len(set(draws[0])) > 40
+    assert len({tuple(ids) for ids in samples}) == 3 and len(set(samples[0])) > 40
 
 
 def test_every_bit_of_a_seed_matters() -> None:
@@ -160,14 +160,14 @@ def test_filters_that_keep_one_token_are_greedy() -> None:
     assert torch.equal(tail[0](logits.clone(), *tail[1:]).ids, logits.argmax(-1))
 
 
-def test_noise_for_all_and_noise_for_each_row_s_kept_draw_the_same() -> None:
+def test_noise_for_all_and_noise_for_each_row_s_kept_sample_the_same() -> None:
     torch.manual_seed(1)
     scaled = torch.randn(6, 500) * 4
     words = torch.arange(6)
-    metadata = draw.SamplingMetadata(words, words + 9, words.float(), words * 2**61, words, words // 2)
+    metadata = sample.SamplingMetadata(words, words + 9, words.float(), words * 2**61, words, words // 2)
     smallest = scaled.sort(-1).values[words, torch.tensor([0, 499, 450, 250, 490, 3])]
-    drawn = [each(scaled, smallest, metadata) for each in (sample_filtered.sample_all, sample_filtered.sample_each)]
-    assert torch.equal(*drawn) and drawn[0][1] == scaled[1].argmax()
+    sampled = [each(scaled, smallest, metadata) for each in (sample_filtered.sample_all, sample_filtered.sample_each)]
+    assert torch.equal(*sampled) and sampled[0][1] == scaled[1].argmax()
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
@@ -208,7 +208,7 @@ def test_outputs_differ_and_the_first_is_that_of_a_single_one() -> None:
     assert list(outputs[0]) == Served(directory).complete([[1, 2, 3]], 10, sampling=sampling)[0]
 
 
-def test_below_min_tokens_what_would_end_the_output_is_not_drawn() -> None:
+def test_below_min_tokens_what_would_end_the_output_is_not_sampled() -> None:
     directory, _ = model("llama")
     free = Served(directory).complete([[7, 7]], 12)[0]
     stop = free[2]
@@ -230,5 +230,5 @@ def test_what_is_nearly_greedy_is_greedy() -> None:
     assert sampler._table.temperature[slots].tolist() == [0.0, 0.0, 1.0] and samplings[0].is_greedy
 
 
-def test_both_ends_of_a_draw_call_a_failed_row_by_the_same_number() -> None:
-    assert (draw.INVALID, draw.NOTHING) == (NAN_LOGITS, NOTHING_TO_SAMPLE)
+def test_both_ends_of_sampling_call_a_failed_row_by_the_same_number() -> None:
+    assert (sample.INVALID, sample.NOTHING) == (NAN_LOGITS, NOTHING_TO_SAMPLE)

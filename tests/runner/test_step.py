@@ -76,9 +76,9 @@ def test_rows_up_to_a_bucket_change_no_output(row_buckets: tuple[int, ...], num_
         Batch(3, (5,), (1,), (1,)),
         Batch(4, (4, 1, 2), (1, 1, 1), (1, 1, 1)),
     ]
-    outputs, table, drawn_for = play(row_buckets, batches)
+    outputs, table, sampled_for = play(row_buckets, batches)
     expected, other, plain = play((), batches)
-    assert (drawn_for, plain) == (num_rows, [4, 5, 1, 3])
+    assert (sampled_for, plain) == (num_rows, [4, 5, 1, 3])
     assert [output.ids for output in outputs] == [output.ids for output in expected]
     assert not any(output.faults for output in outputs)
     assert torch.equal(table.token_ids[1:], other.token_ids[1:]) and torch.equal(table.num_computed, other.num_computed)
@@ -86,5 +86,5 @@ def test_rows_up_to_a_bucket_change_no_output(row_buckets: tuple[int, ...], num_
 
 def test_a_step_of_which_no_row_yields_draws_nothing() -> None:
     admission = Admission(1, (1, 2, 3), 3, 0, ((1,),), SAMPLINGS[1])
-    outputs, table, drawn_for = play((4,), [Batch(1, (1,), (2,), (0,), admissions=(admission,))])
-    assert outputs[0].ids == () and drawn_for == [] and table.num_computed[1] == 2
+    outputs, table, sampled_for = play((4,), [Batch(1, (1,), (2,), (0,), admissions=(admission,))])
+    assert outputs[0].ids == () and sampled_for == [] and table.num_computed[1] == 2

@@ -48,7 +48,7 @@ def test_a_token_is_drawn_at_every_level_before_the_first_request() -> None:
     assert met == list(reversed(SamplingLevel))
     asked = prompts(1)
     assert served.complete(asked, 12) == [greedy(reference, prompt, 12) for prompt in asked]
-    assert not (runner.table.filtered or runner.table.banned or runner.table.scored)  # type: ignore[attr-defined]
+    assert not (runner.table.filtered or runner.table.banned or runner.table.logprob_params)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Joins the partial results that the programs of one (row, key head) have left, each of a share of its keys; for
+"""Joins the partial results that the programs of one (row, key head) have left, each of a split of its keys; for
 `gluon_decode.py`."""
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ def power_of_two(number: int) -> int:
 
 @constexpr_function
 def splits_at_once(splits: int, heads: int, head_dim: int, warps: int) -> int:
-    """Shares whose results are under way together: all of them where a thread's part has room in its registers."""
+    """Splits whose results are under way together: all of them where a thread's part has room in its registers."""
     of_a_thread = max(1, heads // warps) * head_dim // 32
     return min(power_of_two(splits), NUMBERS_A_THREAD // of_a_thread)
 
 
 @constexpr_function
-def split_layout(shares: int, head_dim: int, warps: int):
-    """Of [shares, heads, D]: a thread has its part of every share, so that threads exchange nothing."""
-    return gl.BlockedLayout([shares, 1, head_dim // 32], [1, 1, 32], [1, warps, 1], [2, 1, 0])
+def split_layout(splits: int, head_dim: int, warps: int):
+    """Of [splits, heads, D]: a thread has its part of every split, so that threads exchange nothing."""
+    return gl.BlockedLayout([splits, 1, head_dim // 32], [1, 1, 32], [1, warps, 1], [2, 1, 0])
 
 
 @gluon_jit
 def combine_splits(
-    partial, partial_weight, out, head, num_shares,
+    partial, partial_weight, out, head, num_splits,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, SPLITS: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """out [heads, D] of the GROUP heads from `head` on, of partial [heads, SPLITS, D], log2 weights [heads, SPLITS].
 
-    Shares are added in the order of their numbers.
+    Splits are added in the order of their numbers.
     """
     HEADS: gl.constexpr = power_of_two(GROUP)
     AT_ONCE: gl.constexpr = splits_at_once(SPLITS, HEADS, HEAD_DIM, WARPS)
@@ -46,9 +46,9 @@ def combine_splits(
     high = gl.full([HEADS], -float("inf"), gl.float32, gl.SliceLayout(1, joined))
     total = gl.zeros([HEADS], gl.float32, gl.SliceLayout(1, joined))
     acc = gl.zeros([HEADS, HEAD_DIM], gl.float32, joined)
-    for first in range(0, num_shares, AT_ONCE):
+    for first in range(0, num_splits, AT_ONCE):
         weight, part = load_splits(
-            partial, partial_weight, head, first, num_shares, GROUP, HEADS, HEAD_DIM, SPLITS, AT_ONCE, layout
+            partial, partial_weight, head, first, num_splits, GROUP, HEADS, HEAD_DIM, SPLITS, AT_ONCE, layout
         )  # fmt: skip
         high, total, acc = fold(high, total, acc, weight, part)
     # A head that is none has no weight.
@@ -59,34 +59,34 @@ def combine_splits(
 
 @gluon_jit
 def load_splits(
-    partial, partial_weight, head, first, num_shares,
+    partial, partial_weight, head, first, num_splits,
     GROUP: gl.constexpr, HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, SPLITS: gl.constexpr, AT_ONCE: gl.constexpr,
     layout: gl.constexpr,
 ):  # fmt: skip
-    """(weights [AT_ONCE, HEADS], results [AT_ONCE, HEADS, D]) of the shares from `first` on, past the first-level
+    """(weights [AT_ONCE, HEADS], results [AT_ONCE, HEADS, D]) of the splits from `first` on, past the first-level
     cache.
 
     Weight -inf and result 0 where there is none; heads that are none have the weight 0.
     """
-    of_share: gl.constexpr = gl.SliceLayout(2, layout)
-    share = first + gl.arange(0, AT_ONCE, layout=gl.SliceLayout(1, of_share))[:, None]
-    member = gl.arange(0, HEADS, layout=gl.SliceLayout(0, of_share))[None, :]
+    of_split: gl.constexpr = gl.SliceLayout(2, layout)
+    split = first + gl.arange(0, AT_ONCE, layout=gl.SliceLayout(1, of_split))[:, None]
+    member = gl.arange(0, HEADS, layout=gl.SliceLayout(0, of_split))[None, :]
     column = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout)))[None, None, :]
-    there = (share < num_shares) & (member < GROUP)
-    at = (head + member) * SPLITS + share
+    there = (split < num_splits) & (member < GROUP)
+    at = (head + member) * SPLITS + split
     weight = gl.load(partial_weight + at, mask=there, other=0.0, cache_modifier=".cg")
     to = partial + at[:, :, None] * HEAD_DIM + column
     part = gl.load(to, mask=there[:, :, None] & (column >= 0), other=0.0, cache_modifier=".cg")
-    return gl.where(share < num_shares, weight, -float("inf")), part
+    return gl.where(split < num_splits, weight, -float("inf")), part
 
 
 @gluon_jit
 def fold(high, total, acc, weight, part):
-    """The running (maximum [HEADS], total [HEADS], result [HEADS, D]) with some more shares in them."""
+    """The running (maximum [HEADS], total [HEADS], result [HEADS, D]) with some more splits in them."""
     of_head: gl.constexpr = high.type.layout
     top = gl.maximum(high, gl.convert_layout(gl.max(weight, 0), of_head))
     shrink = gl.exp2(high - top)
-    top_of_share = gl.convert_layout(top, gl.SliceLayout(0, weight.type.layout))
-    factor = gl.exp2(weight - top_of_share[None, :])
+    top_of_split = gl.convert_layout(top, gl.SliceLayout(0, weight.type.layout))
+    factor = gl.exp2(weight - top_of_split[None, :])
     total = total * shrink + gl.convert_layout(gl.sum(factor, 0), of_head)
     return top, total, acc * shrink[:, None] + gl.sum(part * factor[:, :, None], 0)

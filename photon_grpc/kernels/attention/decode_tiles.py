@@ -12,7 +12,7 @@ from photon_grpc.kernels.lang.jit import num_multiprocessors, num_shared_bytes
 MAX_SPLITS = 32
 #: Bytes of a multiprocessor's shared memory that the driver takes for each program.
 RESERVED_BYTES = 1024
-# head_dim -> (most (row, key head) pairs, (KW, BN, NS, MIN_SHARE)). Sweeps with 8 key heads: up to 256 pairs of whole
+# head_dim -> (most (row, key head) pairs, (KW, BN, NS, MIN_SPLIT)). Sweeps with 8 key heads: up to 256 pairs of whole
 # decode steps at contexts of 272 to 32,000, above at 272, 2,000 and 64 … 1,500 mixed.
 TILES = {
     64: (
@@ -45,15 +45,15 @@ class Limits(NamedTuple):
 class DecodeTile(NamedTuple):
     """Compile-time sizes that follow from the batch.
 
-    HEADS is GROUP padded to 8 or 16. KW warps of BN keys a step, NS steps under way, at most SPLITS shares of at least
-    MIN_SHARE keys.
+    HEADS is GROUP padded to 8 or 16. KW warps of BN keys a step, NS steps under way, at most SPLITS splits of at least
+    MIN_SPLIT keys.
     """
 
     HEADS: int
     KW: int
     BN: int
     NS: int
-    MIN_SHARE: int
+    MIN_SPLIT: int
     SPLITS: int = 1
 
 
@@ -66,12 +66,12 @@ def choose(num_pairs: int, group: int, head_dim: int, max_context_len: int, limi
 
     Where the device has no room for the ring, a step has half as many keys.
     """
-    warps, keys, steps, share = next(found for most, found in TILES[max(head_dim, 64)] if num_pairs <= most)
+    warps, keys, steps, min_split = next(found for most, found in TILES[max(head_dim, 64)] if num_pairs <= most)
     if ring_bytes(warps * keys, steps, head_dim) > limits.shared_bytes:
         keys //= 2
     resident = (limits.shared_bytes + RESERVED_BYTES) // (ring_bytes(warps * keys, steps, head_dim) + RESERVED_BYTES)
-    splits = num_splits(num_pairs, max_context_len, resident * limits.multiprocessors, share)
-    return DecodeTile(8 if group <= 8 else 16, warps, keys, steps, share, splits)
+    splits = num_splits(num_pairs, max_context_len, resident * limits.multiprocessors, min_split)
+    return DecodeTile(8 if group <= 8 else 16, warps, keys, steps, min_split, splits)
 
 
 def ring_bytes(keys: int, steps: int, head_dim: int) -> int:
@@ -79,9 +79,9 @@ def ring_bytes(keys: int, steps: int, head_dim: int) -> int:
     return 4 * keys * steps * head_dim
 
 
-def num_splits(num_pairs: int, max_context_len: int, num_programs: int, min_share: int) -> int:
-    """Most shares of each of `num_pairs` (row, key head) pairs: a power of two, of at most `num_programs` in all."""
+def num_splits(num_pairs: int, max_context_len: int, num_programs: int, min_split: int) -> int:
+    """Most splits of each of `num_pairs` (row, key head) pairs: a power of two, of at most `num_programs` in all."""
     splits = 1
-    while splits < MAX_SPLITS and 2 * splits * num_pairs <= num_programs and splits * min_share < max_context_len:
+    while splits < MAX_SPLITS and 2 * splits * num_pairs <= num_programs and splits * min_split < max_context_len:
         splits *= 2
     return splits

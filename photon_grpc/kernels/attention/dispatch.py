@@ -1,8 +1,8 @@
 """Chooses the kernels that attend: once a step and KVGroup, for all layers of the group.
 
     attention = kernels.attention(meta, pages, slot_mapping, num_heads)     # as a step begins
-    attention.write(k, v, plane)                                            # in every layer
-    attended = attention.attend(q, plane)
+    attention.write(k, v, layer)                                            # in every layer
+    attended = attention.attend(q, layer)
 
 | rows of      | where                                                                            | kernels            |
 |--------------|----------------------------------------------------------------------------------|--------------------|
@@ -41,17 +41,17 @@ from photon_grpc.kernels.lang.jit import launches, num_multiprocessors
 #: Steps of more rows of one query than this attend as mixed batches do.
 MAX_DECODE_ROWS = 4096
 
-#: Fills its rows of out [T, Hq, D] from q [T, Hq, D] and one plane of the pages.
+#: Fills its rows of out [T, Hq, D] from q [T, Hq, D] and one layer of the pages.
 Launch = Callable[[torch.Tensor, torch.Tensor, int, AttentionMetadata, torch.Tensor], None]
 
 
 class GroupAttention(Protocol):
-    """One step's attention over the pages of one KVGroup; `plane` is a layer's place in the group."""
+    """One step's attention over the pages of one KVGroup; `layer` is a layer's place in the group."""
 
-    def write(self, k: torch.Tensor, v: torch.Tensor, plane: int) -> None:
+    def write(self, k: torch.Tensor, v: torch.Tensor, layer: int) -> None:
         """k, v [T, Hkv, D] (tokens may be strided) to the step's slots; every layer writes before it attends."""
 
-    def attend(self, q: torch.Tensor, plane: int, out: torch.Tensor | None = None) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
         """q [T, Hq, D] (tokens may be strided) -> out [T, Hq, D] contiguous, new where it is not given.
 
         Tokens that belong to no row are left undefined.
@@ -63,14 +63,14 @@ class TorchAttention:
 
     def __init__(self, meta: AttentionMetadata, pages: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         self._places = write_kv.rows(slot_mapping, pages)
-        self._planes = write_kv.plane_rows(pages)
+        self._layers = write_kv.layer_rows(pages)
         self._plan = torch_attention.GatherPlan(meta, pages)
 
-    def write(self, k: torch.Tensor, v: torch.Tensor, plane: int) -> None:
-        write_kv.write_rows(k, v, self._planes[plane], self._places)
+    def write(self, k: torch.Tensor, v: torch.Tensor, layer: int) -> None:
+        write_kv.write_rows(k, v, self._layers[layer], self._places)
 
-    def attend(self, q: torch.Tensor, plane: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        answer = torch_attention.attend_plane(q, self._planes[plane], self._plan)
+    def attend(self, q: torch.Tensor, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        answer = torch_attention.attend_layer(q, self._layers[layer], self._plan)
         return answer if out is None else out.copy_(answer)
 
 
@@ -83,14 +83,14 @@ class KernelAttention:
     slot_mapping: torch.Tensor
     launches: tuple[Launch, ...]
 
-    def write(self, k: torch.Tensor, v: torch.Tensor, plane: int) -> None:
-        write_kv.launch(k, v, self.pages, plane, self.slot_mapping)
+    def write(self, k: torch.Tensor, v: torch.Tensor, layer: int) -> None:
+        write_kv.launch(k, v, self.pages, layer, self.slot_mapping)
 
-    def attend(self, q: torch.Tensor, plane: int, out: torch.Tensor | None = None) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
         if out is None:
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for launch in self.launches:
-            launch(q, self.pages, plane, self.meta, out)
+            launch(q, self.pages, layer, self.meta, out)
         return out
 
 
@@ -110,7 +110,7 @@ def dispatch(
 
     Args:
         meta: the rows.
-        pages: [num_blocks, planes, 2, Hkv, block_size, D].
+        pages: [num_blocks, layers, 2, Hkv, block_size, D].
         slot_mapping: int64 [T], block · block_size + offset of every token.
         num_heads: Hq.
         chain: of the caller, whose q is then contiguous; None where every kernel waits for the one before.

@@ -3,17 +3,17 @@
     out[b] = softmax(scale · q[b] · K[: context_len[b]]ᵀ) · V[: context_len[b]]
 
 Long rows are shared out over at most `splits` programs; each leaves its partial result, and the last to arrive joins
-them in the order of their numbers, so that the result is the same every time. A share is about MIN_SHARE keys long at
+them in the order of their numbers, so that the result is the same every time. A split is about MIN_SPLIT keys long at
 least: the other programs of a short row leave at once. There are no more programs than the device holds at a time, and
 the fewer there are the longer is the ring of each: a multiprocessor's memory is full of keys under way. How a row is
-cut depends on its own length and, through `splits` and MIN_SHARE, on the number of rows (a captured step's bucket) and
+cut depends on its own length and, through `splits` and MIN_SPLIT, on the number of rows (a captured step's bucket) and
 the longest context that the step allows, never on the other rows' lengths. `torch_attention.py` is the reference.
 
-Shapes: q [M, Hq, D], pages [num_blocks, planes, 2, Hkv, block_size, D], AttentionMetadata of B rows -> out [M, Hq, D].
+Shapes: q [M, Hq, D], pages [num_blocks, layers, 2, Hkv, block_size, D], AttentionMetadata of B rows -> out [M, Hq, D].
 bf16 and fp16; D in HEAD_DIMS, at most MAX_GROUP query heads for a key head.
 Bytes moved: 2 · Hkv · D · itemsize for every key of every row.
 
-One program takes a share of the keys of one (row, key head), each of its KW warps BN of KW · BN keys a step: products
+One program takes a split of the keys of one (row, key head), each of its KW warps BN of KW · BN keys a step: products
 have rank 3 with the warps along the batch axis, so that a warp runs on its own until the warps' results are joined at
 the end. Products are transposed, keys (or the head's dimensions) in their 16 rows and the group of query heads in their
 8 columns: the few heads of a group leave half as much of them empty as the other way round.
@@ -160,14 +160,14 @@ def load_query(
 
 @gluon_jit
 def decode_attention_kernel(
-    q, pages, out, shares, rows, scale, q_stride, block_stride, table_stride,
+    q, pages, out, partials, rows, scale, q_stride, block_stride, table_stride,
     SHAPE: gl.constexpr, TILE: gl.constexpr, EARLY: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """One program for (key head, row, share of the keys).
+    """One program for (key head, row, split of the keys).
 
     rows: query_start, context_len, block_tables. With `query_start` row b's query is the one at query_start[b], and
     rows of another number of queries are left alone; without it (None) row b's query is q[b].
-    shares: partial float32 [B, Hq, SPLITS, D], its log2 weight [B, Hq, SPLITS], counters; None where SPLITS is 1.
+    partials: partial float32 [B, Hq, SPLITS, D], its log2 weight [B, Hq, SPLITS], counters; None where SPLITS is 1.
     """
     query_start, context_len, block_tables = rows
     HEAD_DIM: gl.constexpr = SHAPE.HEAD_DIM
@@ -175,7 +175,7 @@ def decode_attention_kernel(
     BLOCK_SIZE: gl.constexpr = SHAPE.BLOCK_SIZE
     HEADS: gl.constexpr = TILE.HEADS
     SPLITS: gl.constexpr = TILE.SPLITS
-    MIN_SHARE: gl.constexpr = TILE.MIN_SHARE
+    MIN_SPLIT: gl.constexpr = TILE.MIN_SPLIT
     BN: gl.constexpr = TILE.BN
     KW: gl.constexpr = TILE.KW
     NS: gl.constexpr = TILE.NS
@@ -186,7 +186,7 @@ def decode_attention_kernel(
     swizzle: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [2, 1, 0])
     kind: gl.constexpr = q.dtype.element_ty
     STEP: gl.constexpr = KW * BN
-    # Of where a share may begin: a step that is looked up as one lies in one page, else a warp's part of it does.
+    # Of where a split may begin: a step that is looked up as one lies in one page, else a warp's part of it does.
     GRAIN: gl.constexpr = STEP if BLOCK_SIZE % STEP == 0 else BN
     kv_head, row, split = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     if not EARLY and PDL:
@@ -197,11 +197,11 @@ def decode_attention_kernel(
     if query_start is not None:
         query_row = gl.load(query_start + row)
         context = gl.where(gl.load(query_start + row + 1) - query_row == 1, context, 0)
-    wanted = gl.maximum(gl.minimum((context + MIN_SHARE - 1) // MIN_SHARE, SPLITS), 1)
-    share = (context + wanted * GRAIN - 1) // (wanted * GRAIN) * GRAIN
-    num_shares = (context + share - 1) // gl.maximum(share, 1)
-    begin = split * share
-    stop = gl.minimum(begin + share, context)
+    wanted = gl.maximum(gl.minimum((context + MIN_SPLIT - 1) // MIN_SPLIT, SPLITS), 1)
+    length = (context + wanted * GRAIN - 1) // (wanted * GRAIN) * GRAIN
+    num_splits = (context + length - 1) // gl.maximum(length, 1)
+    begin = split * length
+    stop = gl.minimum(begin + length, context)
     num_steps = (gl.maximum(stop - begin, 0) + STEP - 1) // STEP
     table = block_tables + row.to(gl.int64) * table_stride
     keys = pages + kv_head * (BLOCK_SIZE * HEAD_DIM)
@@ -221,7 +221,7 @@ def decode_attention_kernel(
         if EARLY:
             gdc_wait()
         gdc_launch_dependents()
-    if split < num_shares:
+    if split < num_splits:
         its_query = q + (query_row.to(gl.int64) * q_stride + kv_head * (GROUP * HEAD_DIM))
         query = load_query(its_query, context > 0, SHAPE, TILE, right)
         for s in range(num_early, NS):
@@ -251,16 +251,16 @@ def decode_attention_kernel(
             ks.index(slot), vs.index(slot), query, high, total, acc, scale, num_keys, TILE, True, mma
         )
         store_split(
-            (high, total, acc), out, shares, scale, query_row, kv_head, split, num_shares, SHAPE, TILE, mma
+            (high, total, acc), out, partials, scale, query_row, kv_head, split, num_splits, SHAPE, TILE, mma
         )  # fmt: skip
 
 
 @gluon_jit
 def store_split(
-    sums, out, shares, scale, row, kv_head, split, num_shares,
+    sums, out, partials, scale, row, kv_head, split, num_splits,
     SHAPE: gl.constexpr, TILE: gl.constexpr, mma: gl.constexpr,
 ):  # fmt: skip
-    """Join the warps' (high, total, acc), and where there are several shares those, once the last has arrived."""
+    """Join the warps' (high, total, acc), and where there are several splits those, once the last has arrived."""
     high, total, acc = sums
     KV_HEADS: gl.constexpr = SHAPE.KV_HEADS
     GROUP: gl.constexpr = SHAPE.GROUP
@@ -284,8 +284,8 @@ def store_split(
     if SPLITS == 1:
         gl.store(to, acc.to(kind), mask=is_head[None, :])
     else:
-        partial, partial_weight, counters = shares
-        if num_shares == 1:
+        partial, partial_weight, counters = partials
+        if num_splits == 1:
             gl.store(to, acc.to(kind), mask=is_head[None, :])
         else:
             place = head * SPLITS
@@ -293,10 +293,10 @@ def store_split(
             gl.store(partial_weight + place + split, weight, mask=is_head)
             gl.thread_barrier()
             counter = counters + row * KV_HEADS + kv_head
-            if gl.atomic_add(counter, 1, sem="acq_rel") == num_shares - 1:
+            if gl.atomic_add(counter, 1, sem="acq_rel") == num_splits - 1:
                 gl.store(counter, 0)
                 first = row * (KV_HEADS * GROUP) + kv_head * GROUP
-                combine_splits(partial, partial_weight, out, first, num_shares, GROUP, HEAD_DIM, SPLITS, TILE.KW)
+                combine_splits(partial, partial_weight, out, first, num_splits, GROUP, HEAD_DIM, SPLITS, TILE.KW)
 
 
 def shape(group: int, pages: torch.Tensor) -> PageShape:
@@ -308,7 +308,7 @@ def shape(group: int, pages: torch.Tensor) -> PageShape:
 def launch(
     q: torch.Tensor,
     pages: torch.Tensor,
-    plane: int,
+    layer: int,
     meta: AttentionMetadata,
     out: torch.Tensor,
     *,
@@ -320,23 +320,23 @@ def launch(
     q_heads = q.shape[1]
     num_pairs, group = num_rows * kv_heads, q_heads // kv_heads
     tile = choose(num_pairs, group, head_dim, meta.max_context_len, limits_of(q.device))
-    shares = None
+    partials = None
     if tile.SPLITS > 1:
         partial = torch.empty((num_rows, q_heads, tile.SPLITS, head_dim), dtype=torch.float32, device=q.device)
         weight = torch.empty((num_rows, q_heads, tile.SPLITS), dtype=torch.float32, device=q.device)
-        shares = partial, weight, chain.counters
+        partials = partial, weight, chain.counters
     pdl = has_dependent_launch(q.device)
     options = {"launch_pdl": True} if pdl else {}
     rows = None, meta.context_len, meta.block_tables
     numbers = meta.log2_scale, q.stride(0), pages.stride(0), meta.block_tables.stride(0)
     constants = shape(group, pages), tile, chain.history_is_settled, pdl
     decode_attention_kernel[(kv_heads, num_rows, tile.SPLITS)](
-        q, pages[:, plane], out, shares, rows, *numbers, *constants, num_warps=tile.KW, **options
+        q, pages[:, layer], out, partials, rows, *numbers, *constants, num_warps=tile.KW, **options
     )
 
 
 def launch_rows_of_one(
-    q: torch.Tensor, pages: torch.Tensor, plane: int, meta: AttentionMetadata, out: torch.Tensor
+    q: torch.Tensor, pages: torch.Tensor, layer: int, meta: AttentionMetadata, out: torch.Tensor
 ) -> None:
     """The rows of one query of a mixed batch, q [T, Hq, D] (tokens may be strided) -> their places in out [T, Hq, D].
 
@@ -349,5 +349,5 @@ def launch_rows_of_one(
     numbers = meta.log2_scale, q.stride(0), pages.stride(0), meta.block_tables.stride(0)
     constants = shape(group, pages), tile, False, False
     decode_attention_kernel[(kv_heads, num_rows, 1)](
-        q, pages[:, plane], out, None, rows, *numbers, *constants, num_warps=tile.KW
+        q, pages[:, layer], out, None, rows, *numbers, *constants, num_warps=tile.KW
     )

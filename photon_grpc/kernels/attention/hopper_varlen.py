@@ -2,7 +2,7 @@
 
     out[t] = softmax(scale · q[t] · K[: p + 1]ᵀ) · V[: p + 1],  p the position of token t in its row
 
-Shapes: q [T, Hq, D] (tokens may be strided), pages [num_blocks, planes, 2, Hkv, block_size, D] contiguous,
+Shapes: q [T, Hq, D] (tokens may be strided), pages [num_blocks, layers, 2, Hkv, block_size, D] contiguous,
 AttentionMetadata of the rows -> the rows of several queries in out [T, Hq, D]. bf16 and fp16; D in TILES, block_size a
 power of two from 64 on. `torch_attention.py` is the reference.
 
@@ -356,15 +356,15 @@ def tile(head_dim: int, consumers: int) -> PrefillTile:
 
 
 def launch(
-    q: torch.Tensor, pages: torch.Tensor, plane: int, meta: AttentionMetadata, out: torch.Tensor, *, consumers: int
+    q: torch.Tensor, pages: torch.Tensor, layer: int, meta: AttentionMetadata, out: torch.Tensor, *, consumers: int
 ) -> None:
     """The rows of several queries, q [T, Hq, D] (tokens may be strided) -> their places in out [T, Hq, D]."""
-    _, planes, _, kv_heads, block_size, head_dim = pages.shape
+    _, layers, _, kv_heads, block_size, head_dim = pages.shape
     group, found = q.shape[1] // kv_heads, tile(head_dim, consumers)
     num_rows, plane_rows = meta.context_len.shape[0], kv_heads * block_size
     rows = meta.query_start, meta.context_len, meta.block_tables
     numbers = num_rows, meta.log2_scale, q.stride(0), meta.block_tables.stride(0)
-    places = plane * 2 * plane_rows, plane_rows, planes * 2 * plane_rows
+    places = layer * 2 * plane_rows, plane_rows, layers * 2 * plane_rows
     grid = kv_heads, q.shape[0] // (consumers * CONSUMER_PAIRS // group) + num_rows
     varlen_tile_kernel[grid](
         q,

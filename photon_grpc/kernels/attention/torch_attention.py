@@ -6,7 +6,7 @@
 Grouped queries: query head h reads key head h // (Hq / Hkv). Pages are gathered row by row, those of short decode rows
 together; pages wholly behind the window are not read.
 
-Shapes: q [T, Hq, D] (tokens may be strided), pages [num_blocks, planes, 2, Hkv, block_size, D], AttentionMetadata of
+Shapes: q [T, Hq, D] (tokens may be strided), pages [num_blocks, layers, 2, Hkv, block_size, D], AttentionMetadata of
 the rows -> out [T, Hq, D], undefined for tokens that belong to no row.
 """
 
@@ -93,16 +93,16 @@ class GatherPlan:
         return num_bytes <= MAX_GATHER_BYTES and padded <= 2 * sum(num_keys)
 
     def _row_gather(self, start: int, count: int, context: int, table: torch.Tensor) -> RowGather:
-        _, planes, _, kv_heads, block_size, _ = self.pages_shape
+        _, layers, _, kv_heads, block_size, _ = self.pages_shape
         first_page = self._first_key(context, count) // block_size
-        blocks = table[first_page : -(-context // block_size)].long() * (planes * 2 * kv_heads)
+        blocks = table[first_page : -(-context // block_size)].long() * (layers * 2 * kv_heads)
         places = (blocks + torch.arange(2 * kv_heads, device=self.device).unsqueeze(1)).view(-1)
         return RowGather(start, count, context, first_page * block_size, places)
 
     def _decode_gather(
         self, rows: list[int], starts: list[int], contexts: Sequence[int], tables: torch.Tensor
     ) -> DecodeGather:
-        _, planes, _, kv_heads, block_size, _ = self.pages_shape
+        _, layers, _, kv_heads, block_size, _ = self.pages_shape
         begins = [self._first_key(contexts[b], 1) for b in rows]
         ends = [contexts[b] for b in rows]
         lengths = [end - begin for begin, end in zip(begins, ends, strict=True)]
@@ -115,7 +115,7 @@ class GatherPlan:
         if len(rows) != len(tables):
             tables = tables[torch.tensor(rows)]
         block = tables.gather(1, clamped // block_size)
-        key = torch.add(clamped % block_size, block, alpha=planes * 2 * kv_heads * block_size)
+        key = torch.add(clamped % block_size, block, alpha=layers * 2 * kv_heads * block_size)
         keys = key.view(1, len(rows), 1, -1) + _head_offsets(kv_heads, block_size)
         mask = None
         if min(lengths) != max(lengths):
@@ -155,32 +155,32 @@ def _head_offsets(kv_heads: int, block_size: int) -> torch.Tensor:
     return torch.arange(0, 2 * kv_heads * block_size, block_size).view(2, 1, kv_heads, 1)
 
 
-def attend(q: torch.Tensor, pages: torch.Tensor, plane: int, meta: AttentionMetadata) -> torch.Tensor:
+def attend(q: torch.Tensor, pages: torch.Tensor, layer: int, meta: AttentionMetadata) -> torch.Tensor:
     """out [T, Hq, D]."""
-    return attend_plane(q, write_kv.plane_rows(pages)[plane], GatherPlan(meta, pages))
+    return attend_layer(q, write_kv.layer_rows(pages)[layer], GatherPlan(meta, pages))
 
 
-def attend_plane(q: torch.Tensor, plane: torch.Tensor, plan: GatherPlan) -> torch.Tensor:
+def attend_layer(q: torch.Tensor, layer: torch.Tensor, plan: GatherPlan) -> torch.Tensor:
     """out [T, Hq, D], over one of `write_kv.plane_rows` of the plan's pages."""
     decode = plan.decode
     # A padded batch has queries that belong to no row.
     if plan.covers_all and decode is not None and decode.queries.shape[0] == q.shape[0]:
-        return _attend_together(q, plane, plan, decode)
+        return _attend_together(q, layer, plan, decode)
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     if decode is not None:
-        out[decode.queries] = _attend_together(q[decode.queries], plane, plan, decode)
+        out[decode.queries] = _attend_together(q[decode.queries], layer, plan, decode)
     kv_heads, block_size, head_dim = plan.pages_shape[3:]
-    planes = plane.view(-1, block_size * head_dim)
+    planes = layer.view(-1, block_size * head_dim)
     for row in plan.rows:
         k, v = planes.index_select(0, row.planes).view(2, 1, kv_heads, -1, head_dim)
         _attend_row(q, out, (k, v), plan, row)
     return out
 
 
-def _attend_together(q: torch.Tensor, plane: torch.Tensor, plan: GatherPlan, gather: DecodeGather) -> torch.Tensor:
+def _attend_together(q: torch.Tensor, layer: torch.Tensor, plan: GatherPlan, gather: DecodeGather) -> torch.Tensor:
     """Rows of one query each, q [B, Hq, D], over one gather of all their keys, masked to the length of each."""
     kv_heads, _, head_dim = plan.pages_shape[3:]
-    k, v = plane.index_select(0, gather.keys).view(2, q.shape[0], kv_heads, -1, head_dim)
+    k, v = layer.index_select(0, gather.keys).view(2, q.shape[0], kv_heads, -1, head_dim)
     grouped = q.reshape(q.shape[0], kv_heads, -1, head_dim)
     return _attention(grouped, k, v, gather.mask, plan.scale).reshape(q.shape)
 

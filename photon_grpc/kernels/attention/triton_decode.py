@@ -7,7 +7,7 @@ The query group of a key head is folded into the rows of the matrix product. The
 programs, whose partial results `merge_kernel` joins. Softmax and sums in float32; `torch_attention.py` is the
 reference.
 
-Shapes: q [T, Hq, D] (tokens may be strided), pages [num_blocks, planes, 2, Hkv, block_size, D], AttentionMetadata of
+Shapes: q [T, Hq, D] (tokens may be strided), pages [num_blocks, layers, 2, Hkv, block_size, D], AttentionMetadata of
 the rows -> the rows of one query in out [T, Hq, D].
 Bytes moved: 2 · Hkv · D · itemsize for every key of every row.
 """
@@ -29,7 +29,7 @@ BLOCK_N = 32
 
 class SplitTile(NamedTuple):
     """Constants `decode_kernel` is compiled for: BLOCK_M is GROUP padded, BLOCK_N keys a step, the keys of a row in
-    SPLITS shares."""
+    SPLITS splits."""
 
     BLOCK_M: int
     BLOCK_N: int
@@ -38,11 +38,11 @@ class SplitTile(NamedTuple):
 
 @jit
 def decode_kernel(
-    q, pages, out, shares, rows, scale, q_stride, block_stride, table_stride, SHAPE: tl.constexpr, TILE: tl.constexpr
+    q, pages, out, partials, rows, scale, q_stride, block_stride, table_stride, SHAPE: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
-    """One program for (row, key head, share of the keys); rows of several queries are left to `triton_varlen.py`.
+    """One program for (row, key head, split of the keys); rows of several queries are left to `triton_varlen.py`.
 
-    rows: query_start, context_len, block_tables. Writes out [T, Hq, D] where SPLITS is 1, else `shares`: partial
+    rows: query_start, context_len, block_tables. Writes out [T, Hq, D] where SPLITS is 1, else `partials`: partial
     float32 [B, Hq, SPLITS, D] and its log2 weight [B, Hq, SPLITS].
     """
     query_start, context_len, block_tables = rows
@@ -63,9 +63,9 @@ def decode_kernel(
     behind = 0
     if WINDOW:
         behind = tl.maximum(context - WINDOW, 0) // BLOCK_N * BLOCK_N
-    share = tl.cdiv(tl.cdiv(context - behind, BLOCK_N), SPLITS) * BLOCK_N
-    begin = behind + split * share
-    stop = tl.minimum(begin + share, context)
+    length = tl.cdiv(tl.cdiv(context - behind, BLOCK_N), SPLITS) * BLOCK_N
+    begin = behind + split * length
+    stop = tl.minimum(begin + length, context)
 
     member = tl.arange(0, BLOCK_M)
     column = tl.arange(0, HEAD_PAD)
@@ -93,7 +93,7 @@ def decode_kernel(
     if SPLITS == 1:
         tl.store(out + query.to(tl.int64) * (KV_HEADS * GROUP * HEAD_DIM) + within, answer.to(tile.dtype), mask=inside)
     else:
-        partial, partial_weight = shares
+        partial, partial_weight = partials
         place = (row.to(tl.int64) * (KV_HEADS * GROUP) + head) * SPLITS + split
         tl.store(partial + place[:, None] * HEAD_DIM + column[None, :], answer, mask=inside)
         tl.store(partial_weight + place, high + tl.log2(total), mask=member < GROUP)
@@ -138,8 +138,8 @@ def tile(group: int, splits: int) -> SplitTile:
 def num_splits(num_pairs: int, max_keys: int, multiprocessors: int) -> int:
     """Shares of the keys of each of `num_pairs` (row, key head) pairs: a power of two that fills the device.
 
-    Up to four programs for each multiprocessor: with more, the merge costs what the shares gain (measured on an H200 at
-    1 to 256 rows of 272 to 4,096 keys). A share is at least one tile of the most keys that a row may see.
+    Up to four programs for each multiprocessor: with more, the merge costs what the splits gain (measured on an H200 at
+    1 to 256 rows of 272 to 4,096 keys). A split is at least one tile of the most keys that a row may see.
     """
     splits = 1
     while (
@@ -150,19 +150,19 @@ def num_splits(num_pairs: int, max_keys: int, multiprocessors: int) -> int:
 
 
 def launch(
-    q: torch.Tensor, pages: torch.Tensor, plane: int, meta: AttentionMetadata, out: torch.Tensor, *, splits: int
+    q: torch.Tensor, pages: torch.Tensor, layer: int, meta: AttentionMetadata, out: torch.Tensor, *, splits: int
 ) -> None:
     """Fill the rows of `out` that have one query."""
     num_rows, q_heads, found = meta.context_len.shape[0], q.shape[1], shape(q.shape[1], pages, meta.window)
-    shares = None
+    partials = None
     if splits > 1:
         partial = torch.empty((num_rows, q_heads, splits, found.HEAD_DIM), dtype=torch.float32, device=q.device)
         weight = torch.empty((num_rows, q_heads, splits), dtype=torch.float32, device=q.device)
-        shares = partial, weight
+        partials = partial, weight
     rows = meta.query_start, meta.context_len, meta.block_tables
     numbers = meta.log2_scale, q.stride(0), pages.stride(0), meta.block_tables.stride(0)
     decode_kernel[(num_rows, found.KV_HEADS, splits)](
-        q, pages[:, plane], out, shares, rows, *numbers, found, tile(found.GROUP, splits), **options(pages)
+        q, pages[:, layer], out, partials, rows, *numbers, found, tile(found.GROUP, splits), **options(pages)
     )
     if splits > 1:
         sizes = {"HEADS": q_heads, "HEAD_DIM": found.HEAD_DIM, "HEAD_PAD": found.HEAD_PAD, "SPLITS": splits}

@@ -6,7 +6,7 @@
 One program takes a tile of (query, head of the group) pairs and one key head. Softmax and sums in float32;
 `torch_attention.py` is the reference.
 
-Shapes: q [T, Hq, D] (tokens may be strided), pages [num_blocks, planes, 2, Hkv, block_size, D], AttentionMetadata of
+Shapes: q [T, Hq, D] (tokens may be strided), pages [num_blocks, layers, 2, Hkv, block_size, D], AttentionMetadata of
 the rows -> the rows of several queries in out [T, Hq, D]. All new keys are in the pages before any row attends. Bytes
 moved: 2 · Hkv · D · itemsize for every key of every row, once for each tile of queries; and q and out.
 """
@@ -113,11 +113,11 @@ def tile(group: int, pages: torch.Tensor) -> VarlenTile:
     return VarlenTile(max(64, next_power_of_2(group)), 64)
 
 
-def launch(q: torch.Tensor, pages: torch.Tensor, plane: int, meta: AttentionMetadata, out: torch.Tensor) -> None:
+def launch(q: torch.Tensor, pages: torch.Tensor, layer: int, meta: AttentionMetadata, out: torch.Tensor) -> None:
     """Fill the rows of `out` that have several queries."""
     num_rows, found = meta.context_len.shape[0], shape(q.shape[1], pages, meta.window)
     cut = tile(found.GROUP, pages)
     rows = meta.query_start, meta.context_len, meta.block_tables
     numbers = num_rows, meta.log2_scale, q.stride(0), pages.stride(0), meta.block_tables.stride(0)
     grid = (q.shape[0] // (cut.BLOCK_M // found.GROUP) + num_rows, found.KV_HEADS)
-    varlen_kernel[grid](q, pages[:, plane], out, rows, *numbers, found, cut, **options(pages))
+    varlen_kernel[grid](q, pages[:, layer], out, rows, *numbers, found, cut, **options(pages))

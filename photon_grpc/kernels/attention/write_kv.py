@@ -40,7 +40,7 @@ def rows(slot_mapping: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
     return (first[:, None] + head).view(-1)
 
 
-def plane_rows(cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def layer_rows(cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """[rows, D] for every layer: the cache's rows of head_dim from the layer's first on, for the numbers of `rows`."""
     num_blocks, layers, planes, kv_heads, block_size, head_dim = cache.shape
     size = planes * kv_heads * block_size
@@ -48,9 +48,9 @@ def plane_rows(cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return cache.view(-1, head_dim).as_strided((layers, num_rows, head_dim), (size * head_dim, head_dim, 1)).unbind(0)
 
 
-def write_rows(k: torch.Tensor, v: torch.Tensor, plane: torch.Tensor, places: torch.Tensor) -> None:
-    """write_kv in torch to one of `plane_rows`, at the `rows` of a step, both worked out once for all its layers."""
-    plane.index_copy_(0, places, _paired(k, v).reshape(-1, plane.shape[1]))
+def write_rows(k: torch.Tensor, v: torch.Tensor, layer: torch.Tensor, places: torch.Tensor) -> None:
+    """write_kv in torch to one of `layer_rows`, at the `rows` of a step, both worked out once for all its layers."""
+    layer.index_copy_(0, places, _paired(k, v).reshape(-1, layer.shape[1]))
 
 
 def _paired(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -67,7 +67,7 @@ def write_kv_kernel(
     k, v, pages, slot_mapping, k_stride, v_stride, block_stride,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SIZE_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """`pages` points at the layer's plane of block 0; one program a token."""
+    """`pages` points at the layer's part of block 0; one program a token."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping + token)
     element = tl.arange(0, SIZE_PAD)

@@ -222,9 +222,9 @@ def store_best(logits, ahead, result, P: gl.constexpr, TILE: gl.constexpr):
         index = gl.load(metadata.output_index + slot, mask=is_row, other=0)
         numbers = number[:, None] + gl.zeros([BN, BM], gl.int32, layout)
         noise = gumbel(seed[None, :], position[None, :], index[None, :], numbers)
-        is_drawn = (temperature > 0.0)[None, :]
+        is_sampled = (temperature > 0.0)[None, :]
         scaled = gl.div_rn(logits, gl.where(temperature > 0.0, temperature, 1.0)[None, :])
-        value = gl.where(is_drawn, scaled + noise, logits)
+        value = gl.where(is_sampled, scaled + noise, logits)
     value = gl.where(value == value, value, -float("inf"))
     best = gl.max(value, 0)
     place = token * (P.N // BN) + program

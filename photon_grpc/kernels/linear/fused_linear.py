@@ -141,8 +141,8 @@ def launch(
     if tile.kind == "gemv":
         gemv_kernel[(tiles,)](*tensors, *constants, **options)
         return
-    shares = None
+    partials = None
     if tile.SPLITS > 1:
         partial = torch.empty(tiles * tile.SPLITS * rows * (tile.BN + 1), dtype=torch.float32, device=x.device)
-        shares = partial, counters
-    wgmma_kernel[(tiles, tile.SPLITS)](*tensors, shares, *constants, **options)
+        partials = partial, counters
+    wgmma_kernel[(tiles, tile.SPLITS)](*tensors, partials, *constants, **options)

@@ -1,7 +1,7 @@
 """The head of a model and what is drawn from it, for few rows: logits are made tile by tile and need not be written.
 
     logits:  x Wᵀ in float32
-    draw:    the id that `sample.py` would give for them
+    sample:  the id that `sample.py` would give for them
 
 A program takes a tile of the vocabulary for all rows, adds the noise of rows that want some and leaves the best of each
 row; a second kernel takes the best of those. Both ways multiply in the same order: filters see the logits that a plain
@@ -19,7 +19,7 @@ from photon_grpc.kernels.lang.jit import launches
 from photon_grpc.kernels.linear import epilogue
 from photon_grpc.kernels.linear.fused_linear import Affine, Fusion, launch
 from photon_grpc.kernels.linear.tiles import Tile
-from photon_grpc.kernels.sampling import sample as draw
+from photon_grpc.kernels.sampling import sample
 from photon_grpc.kernels.sampling.sample import SamplingMetadata
 
 LOGITS = Fusion(epilogue.load_nothing, epilogue.store_sums, guard=True)
@@ -31,8 +31,8 @@ def logits_reference(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def sample_reference(x: torch.Tensor, w: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
-    """draw in torch: int64 [R]."""
-    return draw.reference(logits_reference(x, w), metadata)
+    """sample in torch: int64 [R]."""
+    return sample.reference(logits_reference(x, w), metadata)
 
 
 def logits_launch(x: torch.Tensor, w: torch.Tensor, tile: Tile) -> torch.Tensor:
@@ -48,7 +48,7 @@ def sample_launch(x: torch.Tensor, w: torch.Tensor, metadata: SamplingMetadata, 
     """int64 [R]."""
     if not launches(w):
         return sample_reference(x, w, metadata)
-    best = draw.best_of_tiles(x.shape[0], w.shape[0] // tile.BN, x.device)
+    best = sample.best_of_tiles(x.shape[0], w.shape[0] // tile.BN, x.device)
     fusion = Fusion(epilogue.load_nothing, epilogue.store_best, (metadata, best.top, best.number), guard=True)
     launch(fusion, tile, Affine(w), x, best.value)
-    return draw.merge(best)
+    return sample.merge(best)

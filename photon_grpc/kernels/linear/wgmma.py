@@ -1,8 +1,8 @@
 """Gluon kernel for y = W x with 16 to 128 rows of x, W the 64- or 128-row operand of wgmma; `fused_linear.py` has
 formula and launchers.
 
-One program takes BN rows of W over one of SPLITS shares of K. As in `gemv.py`, NS tiles of W are in flight before the
-programmatic wait and x follows behind it in a pipeline of its own. With several shares each stores its sums in float32,
+One program takes BN rows of W over one of SPLITS splits of K. As in `gemv.py`, NS tiles of W are in flight before the
+programmatic wait and x follows behind it in a pipeline of its own. With several splits each stores its sums in float32,
 and the last to arrive adds them all in the order of their numbers: the result is the same every time.
 """
 
@@ -22,13 +22,13 @@ from photon_grpc.kernels.linear.epilogue import add_bias, tile_layout, tile_rows
 
 
 @gluon_jit
-def merge_shares(tile, squares, shares, NORM: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr):
-    """(is last, sums [BN, BM], squares [BM]): stores this share, and reads all of them where it arrived last.
+def merge_splits(tile, squares, partials, NORM: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr):
+    """(is last, sums [BN, BM], squares [BM]): stores this split, and reads all of them where it arrived last.
 
     Both are in a `tile_layout` without pairs, whose neighbours in a thread are neighbours in memory. partial float32
     [tiles, SPLITS, BN · BM + BM]; counters int32 [tiles], zero before and after.
     """
-    partial, counters = shares
+    partial, counters = partials
     BM: gl.constexpr = P.BM
     BN: gl.constexpr = TILE.BN
     SPLITS: gl.constexpr = TILE.SPLITS
@@ -49,25 +49,25 @@ def merge_shares(tile, squares, shares, NORM: gl.constexpr, P: gl.constexpr, TIL
     if is_last:
         gl.store(counters + program, 0)
         tile = gl.load(of_tile + within, cache_modifier=".cg")
-        for share in gl.static_range(1, SPLITS):
-            tile += gl.load(of_tile + share * SIZE + within, cache_modifier=".cg")
+        for split in gl.static_range(1, SPLITS):
+            tile += gl.load(of_tile + split * SIZE + within, cache_modifier=".cg")
         if NORM:
             squares = gl.load(of_tile + BN * BM + token, cache_modifier=".cg")
-            for share in gl.static_range(1, SPLITS):
-                squares += gl.load(of_tile + share * SIZE + BN * BM + token, cache_modifier=".cg")
+            for split in gl.static_range(1, SPLITS):
+                squares += gl.load(of_tile + split * SIZE + BN * BM + token, cache_modifier=".cg")
     return is_last, tile, squares
 
 
 @gluon_jit
 def wgmma_kernel(
-    w, bias, x, y, num_rows, eps, operands, shares,
+    w, bias, x, y, num_rows, eps, operands, partials,
     LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """W [N, K], x [>= BM, K], with GUARD [num_rows, K]; grid (N // BN, SPLITS), KW = 4 warps, or 8 with BN 128.
 
     K is a multiple of SPLITS · BK. LOAD and STORE are a pair of `epilogue.py`, `operands` what they take; P is a
     Problem, TILE a Tile.
-    eps: None without a norm. shares: partial and counters of `merge_shares`, None with SPLITS 1.
+    eps: None without a norm. partials: partial and counters of `merge_splits`, None with SPLITS 1.
     """
     K: gl.constexpr = P.K
     BM: gl.constexpr = P.BM
@@ -126,7 +126,7 @@ def wgmma_kernel(
     total = gl.convert_layout(gl.sum(squares, 1), gl.SliceLayout(0, first))
     is_last = True
     if TILE.SPLITS > 1:
-        is_last, sums, total = merge_shares(sums, total, shares, eps is not None, P, TILE)
+        is_last, sums, total = merge_splits(sums, total, partials, eps is not None, P, TILE)
     if is_last:
         y_tile = gl.convert_layout(sums, whole)
         if eps is not None:

@@ -55,7 +55,7 @@ class Search(NamedTuple):
     end on; num_within, num_above int32 [R, S]: how many.
     gathered [R, TILE]: scratch.
     thresholds, best [R]: of logits / temperature, of logits.
-    scores [R, S], ids int32 [R, S]: of each chunk, what wins.
+    values [R, S], ids int32 [R, S]: of each chunk, what wins.
     """
 
     tops: torch.Tensor
@@ -68,7 +68,7 @@ class Search(NamedTuple):
     gathered: torch.Tensor
     thresholds: torch.Tensor
     best: torch.Tensor
-    scores: torch.Tensor
+    values: torch.Tensor
     ids: torch.Tensor
     num_splits: int
 
@@ -76,8 +76,9 @@ class Search(NamedTuple):
 class SearchSizes(NamedTuple):
     """A program does a CHUNK of a row; the search reads STEPs of a list and holds a TILE.
 
-    SPLITS: chunks of a row, as a power of two. LANES: partial sums that a program takes. DRAWN: elements that one makes
-    noise for at a time. RANGE: a token whose scaled logit is this far below the best cannot win, whatever the noise.
+    SPLITS: chunks of a row, as a power of two. LANES: partial sums of a program. SAMPLED: elements that a program
+    makes noise for at a time. RANGE: a token whose scaled logit is this far below the best cannot win, whatever the
+    noise.
     """
 
     CHUNK: int = 4096
@@ -85,7 +86,7 @@ class SearchSizes(NamedTuple):
     STEP: int = 4096
     SPLITS: int = 1
     LANES: int = 1
-    DRAWN: int = 512
+    SAMPLED: int = 512
     RANGE: float = MAX_GUMBEL - MIN_GUMBEL
 
 
@@ -231,7 +232,7 @@ def tally_kernel(rows, metadata, filters, search, SIZES: tl.constexpr):
         tl.store(search.tallies + place * 16 + tl.arange(0, 16), tally)
     if rate < 0.0:
         best, column = tl.max(logit, axis=0, return_indices=True)
-        tl.store(search.scores + place, best)
+        tl.store(search.values + place, best)
         tl.store(search.ids + place, split * SIZES.CHUNK + column)
 
 

@@ -28,18 +28,18 @@ class LogitsProcessing(NamedTuple):
 
 
 def reference(
-    logits: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, shaping: LogitsProcessing
+    logits: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, processing: LogitsProcessing
 ) -> torch.Tensor:
     """In torch."""
-    penalties.reference(logits, slots, shaping.penalties)
-    return bitmask.reference(logits, slots, context_len, shaping.constraints)
+    penalties.reference(logits, slots, processing.penalties)
+    return bitmask.reference(logits, slots, context_len, processing.constraints)
 
 
 @jit
-def load_processed(logits, column, slot, length, shaping, num_columns):
+def load_processed(logits, column, slot, length, processing, num_columns):
     """Of columns of one row, to which `logits` points: the logits, float32, and whether a ban, a limit or a mask holds
     for the row. Biases stand in memory then."""
-    of_penalties, constraints = shaping
+    of_penalties, constraints = processing
     add_biases(logits, column, slot, of_penalties, num_columns)
     logit = load_penalised(logits, column, slot, of_penalties, num_columns)
     allowed, is_constrained = load_allowed(column, slot, length, constraints, num_columns)
@@ -48,7 +48,7 @@ def load_processed(logits, column, slot, length, shaping, num_columns):
 
 @jit
 def process_kernel(
-    logits, slots, context_len, shaping, is_constrained, num_columns, stride, BLOCK: tl.constexpr, PDL: tl.constexpr
+    logits, slots, context_len, processing, is_constrained, num_columns, stride, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     """One program for BLOCK columns of one row."""
     if PDL:
@@ -57,7 +57,7 @@ def process_kernel(
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tile * BLOCK + tl.arange(0, BLOCK)
     slot, length = tl.load(slots + row), tl.load(context_len + row)
-    logit, constrained = load_processed(logits + row * stride, column, slot, length, shaping, num_columns)
+    logit, constrained = load_processed(logits + row * stride, column, slot, length, processing, num_columns)
     tl.store(logits + row * stride + column, logit, mask=column < num_columns)
     if tile == 0:
         tl.store(is_constrained + row, constrained)
@@ -69,16 +69,16 @@ def config() -> dict[str, Any]:
 
 
 def launch(
-    logits: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, shaping: LogitsProcessing
+    logits: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, processing: LogitsProcessing
 ) -> torch.Tensor:
     """As `reference`. Rows of `logits` may be strided, columns not."""
     if not launches(logits):
-        return reference(logits, slots, context_len, shaping)
+        return reference(logits, slots, context_len, processing)
     num_rows, num_columns = logits.shape
     meta: dict[str, Any] = config() | dependent_launch(logits.device)
     is_constrained = torch.empty(num_rows, dtype=torch.bool, device=logits.device)
     if num_rows:
         grid = num_rows, cdiv(num_columns, meta["BLOCK"])
         numbers = num_columns, logits.stride(0)
-        process_kernel[grid](logits, slots, context_len, shaping, is_constrained, *numbers, **meta)
+        process_kernel[grid](logits, slots, context_len, processing, is_constrained, *numbers, **meta)
     return is_constrained

@@ -10,8 +10,8 @@ row for which a ban, a limit or a mask holds. Equal values: the lowest id. Noise
 Shapes: logits [R, V] float32 or bf16 (float32 to be processed), SamplingMetadata of the R rows, LogitsProcessing of S
 slots or None -> int64 [R]. Bytes moved: the logits, once, and what `process_logits.py` reads.
 
-Two kernels: `draw` for a tile of one row's columns, `sample_merge` for the tiles of a row. The epilogue `store_best` of
-`linear/epilogue.py` does what the first does with logits that are not written.
+Two kernels: `sample_kernel` for a tile of one row's columns, `sample_merge_kernel` for the tiles of a row. The epilogue
+`store_best` of `linear/epilogue.py` does what the first does with logits that are not written.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ import torch
 
 from photon_grpc.kernels.lang.gluon import dependent_launch, gdc_launch_dependents, gdc_wait
 from photon_grpc.kernels.lang.jit import cdiv, jit, launches, next_power_of_2, tl
-from photon_grpc.kernels.sampling import noise
-from photon_grpc.kernels.sampling import process_logits as shape
+from photon_grpc.kernels.sampling import noise, process_logits
 from photon_grpc.kernels.sampling.noise import gumbel
 from photon_grpc.kernels.sampling.process_logits import LogitsProcessing, load_processed
 
-#: Drawn for a row whose logits are not finite, and for one that may draw nothing.
+#: Stands for a row whose logits are not finite, and for one that may sample nothing.
 INVALID, NOTHING = -1, -2
 
 
 class SamplingMetadata(NamedTuple):
-    """The argument of all that draws: each row's slot, and the parameters of every slot.
+    """The argument of all that samples: each row's slot, and the parameters of every slot.
 
-    slots: int64 [R]. context_len: int32 or int64 [R], tokens before the one to draw. temperature: float32 [S].
+    slots: int64 [R]. context_len: int32 or int64 [R], tokens before the one to sample. temperature: float32 [S].
     seed (bit pattern of a uint64), output_index, num_prompt: int64 [S].
     """
 
@@ -57,19 +56,19 @@ class TileBest(NamedTuple):
 
 
 def reference(
-    logits: torch.Tensor, metadata: SamplingMetadata, shaping: LogitsProcessing | None = None
+    logits: torch.Tensor, metadata: SamplingMetadata, processing: LogitsProcessing | None = None
 ) -> torch.Tensor:
-    """draw in torch."""
+    """sample in torch."""
     is_constrained = None
-    if shaping is not None:
-        is_constrained = shape.reference(logits, metadata.slots, metadata.context_len, shaping)
+    if processing is not None:
+        is_constrained = process_logits.reference(logits, metadata.slots, metadata.context_len, processing)
     logits, slots = logits.float(), metadata.slots
     best, greedy = logits.max(-1)
     temperature, position = metadata.temperature[slots], metadata.context_len - metadata.num_prompt[slots]
     is_greedy = temperature <= 0.0
     scaled = logits / torch.where(is_greedy, 1.0, temperature)[:, None]
-    drawn = scaled + noise.reference(metadata.seed[slots], position, metadata.output_index[slots], logits.shape[1])
-    return checked(torch.where(is_greedy, greedy, drawn.argmax(-1)), best, is_constrained)
+    sampled = scaled + noise.reference(metadata.seed[slots], position, metadata.output_index[slots], logits.shape[1])
+    return checked(torch.where(is_greedy, greedy, sampled.argmax(-1)), best, is_constrained)
 
 
 def checked(ids: torch.Tensor, best: torch.Tensor, is_constrained: torch.Tensor | None) -> torch.Tensor:
@@ -80,7 +79,7 @@ def checked(ids: torch.Tensor, best: torch.Tensor, is_constrained: torch.Tensor 
 
 @jit
 def sample_kernel(
-    logits, metadata, shaping, best_of, num_columns, stride, num_tiles, BLOCK: tl.constexpr, PDL: tl.constexpr
+    logits, metadata, processing, best_of, num_columns, stride, num_tiles, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     """Of one tile of one row, what a TileBest has."""
     if PDL:
@@ -89,11 +88,11 @@ def sample_kernel(
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tile * BLOCK + tl.arange(0, BLOCK)
     slot, length = tl.load(metadata.slots + row), tl.load(metadata.context_len + row)
-    if shaping is None:
+    if processing is None:
         inside = column < num_columns
         logit = tl.load(logits + row * stride + column, mask=inside, other=-float("inf")).to(tl.float32)
     else:
-        logit, constrained = load_processed(logits + row * stride, column, slot, length, shaping, num_columns)
+        logit, constrained = load_processed(logits + row * stride, column, slot, length, processing, num_columns)
         if tile == 0:
             tl.store(best_of.is_constrained + row, constrained)
     temperature = tl.load(metadata.temperature + slot)
@@ -125,30 +124,32 @@ def sample_merge_kernel(best_of, out, num_tiles, TILES_PAD: tl.constexpr, PDL: t
     top = tl.max(tl.load(best_of.top + place, mask=inside, other=-float("inf")), axis=0)
     number = tl.load(best_of.number + place, mask=inside, other=2147483647)
     best = tl.max(value, axis=0)
-    drawn = tl.min(tl.where(value == best, number, 2147483647), axis=0).to(tl.int64)
+    sampled = tl.min(tl.where(value == best, number, 2147483647), axis=0).to(tl.int64)
     failed = tl.full([], -1, tl.int64)
     if best_of.is_constrained is not None:
         failed = tl.where(tl.load(best_of.is_constrained + row) & (top == -float("inf")), failed - 1, failed)
     finite = (top < float("inf")) & (top > -float("inf"))
-    tl.store(out + row, tl.where(finite, drawn, failed))
+    tl.store(out + row, tl.where(finite, sampled, failed))
 
 
 def config() -> dict[str, Any]:
-    """Compile-time arguments of `draw`."""
+    """Compile-time arguments of `sample_kernel`."""
     return {"BLOCK": 2048, "num_warps": 4}
 
 
-def launch(logits: torch.Tensor, metadata: SamplingMetadata, shaping: LogitsProcessing | None = None) -> torch.Tensor:
-    """int64 [R]; see `reference`. Rows of `logits` may be strided, columns not."""
+def launch(
+    logits: torch.Tensor, metadata: SamplingMetadata, processing: LogitsProcessing | None = None
+) -> torch.Tensor:
+    """Return int64 [R]; see `reference`. Rows of `logits` may be strided, columns not."""
     if not launches(logits):
-        return reference(logits, metadata, shaping)
+        return reference(logits, metadata, processing)
     num_rows, num_columns = logits.shape
     meta: dict[str, Any] = config() | dependent_launch(logits.device)
     tiles = cdiv(num_columns, meta["BLOCK"])
-    best = best_of_tiles(num_rows, tiles, logits.device, is_processed=shaping is not None)
+    best = best_of_tiles(num_rows, tiles, logits.device, is_processed=processing is not None)
     if num_rows:
         numbers = num_columns, logits.stride(0), tiles
-        sample_kernel[(num_rows, tiles)](logits, metadata, shaping, best, *numbers, **meta)
+        sample_kernel[(num_rows, tiles)](logits, metadata, processing, best, *numbers, **meta)
     return merge(best)
 
 

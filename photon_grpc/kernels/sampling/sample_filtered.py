@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from photon_grpc.kernels.lang.jit import jit, launches, tl
-from photon_grpc.kernels.sampling import noise, topk_topp
-from photon_grpc.kernels.sampling import sample as draw
+from photon_grpc.kernels.sampling import noise, sample, topk_topp
 from photon_grpc.kernels.sampling.histogram import Filters
 from photon_grpc.kernels.sampling.noise import gumbel
 from photon_grpc.kernels.sampling.sample import SamplingMetadata, TileBest, checked
@@ -40,8 +39,8 @@ def reference(
         smallest = scaled.amax(-1) - topk_topp.SIZES.RANGE
         if filters is not None:
             smallest = torch.maximum(smallest, topk_topp.reference(scaled, *(each[slots] for each in filters)))
-        draw = sample_all if logits.is_cuda else sample_each
-        ids = torch.where(is_greedy, greedy, draw(scaled, smallest, metadata))
+        sample_kept = sample_all if logits.is_cuda else sample_each
+        ids = torch.where(is_greedy, greedy, sample_kept(scaled, smallest, metadata))
     return checked(ids, best, is_constrained)
 
 
@@ -53,12 +52,12 @@ def sample_all(scaled: torch.Tensor, smallest: torch.Tensor, metadata: SamplingM
 
 def sample_each(scaled: torch.Tensor, smallest: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
     """As `sample_all`, row by row, with noise for the kept tokens only."""
-    keys, drawn = _noise_keys(metadata), []
+    keys, sampled = _noise_keys(metadata), []
     for row in range(scaled.shape[0]):
         kept = (scaled[row] >= smallest[row]).nonzero().view(1, -1)
         made = noise.reference(*(key[row : row + 1] for key in keys), kept)
-        drawn.append(kept[0, (made[0] + scaled[row, kept[0]]).argmax()] if kept.numel() else kept.new_zeros(()))
-    return torch.stack(drawn)
+        sampled.append(kept[0, (made[0] + scaled[row, kept[0]]).argmax()] if kept.numel() else kept.new_zeros(()))
+    return torch.stack(sampled)
 
 
 def _noise_keys(metadata: SamplingMetadata) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -84,10 +83,10 @@ def sample_listed(search, metadata, place, row, temperature, SIZES: tl.constexpr
     top = tl.div_rn(tl.load(search.best + row), temperature)
     smallest = tl.maximum(tl.load(search.thresholds + row), top - SIZES.RANGE)
     num_within, num_above = tl.load(search.num_within + place), tl.load(search.num_above + place)
-    best = tl.full([SIZES.DRAWN], -float("inf"), tl.float32)
-    number = tl.full([SIZES.DRAWN], 2147483647, tl.int32)
-    for start in range(0, num_within + num_above, SIZES.DRAWN):
-        offset = start + tl.arange(0, SIZES.DRAWN)
+    best = tl.full([SIZES.SAMPLED], -float("inf"), tl.float32)
+    number = tl.full([SIZES.SAMPLED], 2147483647, tl.int32)
+    for start in range(0, num_within + num_above, SIZES.SAMPLED):
+        offset = start + tl.arange(0, SIZES.SAMPLED)
         is_listed = offset < num_within + num_above
         offset = tl.where(offset < num_within, offset, SIZES.CHUNK - 1 - (offset - num_within))
         entry = tl.load(search.listed + place * SIZES.CHUNK + offset, mask=is_listed, other=0)
@@ -108,7 +107,7 @@ def sample_filtered_kernel(metadata, search, SIZES: tl.constexpr):
     temperature = tl.load(metadata.temperature + tl.load(metadata.slots + row))
     if temperature > 0.0:
         best, number = sample_listed(search, metadata, place, row, temperature, SIZES)
-        tl.store(search.scores + place, best)
+        tl.store(search.values + place, best)
         tl.store(search.ids + place, number)
 
 
@@ -129,4 +128,4 @@ def launch(
     search = topk_topp.launch(logits, metadata, filters)
     if logits.shape[0]:
         sample_filtered_kernel[(search.num_splits, logits.shape[0])](metadata, search, **config())
-    return draw.merge(TileBest(search.scores, search.tops, search.ids, is_constrained))
+    return sample.merge(TileBest(search.values, search.tops, search.ids, is_constrained))

@@ -265,7 +265,7 @@ def launch(logits: torch.Tensor, metadata: SamplingMetadata, filters: Filters) -
         gathered=empty(SIZES.TILE),
         thresholds=empty(),
         best=empty(),
-        scores=empty(num_splits),
+        values=empty(num_splits),
         ids=empty(num_splits, dtype=torch.int32),
         num_splits=num_splits,
     )

@@ -13,7 +13,7 @@ from photon_grpc.kernels.linear import head, tiles
 from photon_grpc.kernels.linear.fused_linear import add_launch, qkv_launch, swiglu_launch
 from photon_grpc.kernels.linear.tiles import Tile
 from photon_grpc.kernels.rotary.rotate_store import HeadOutput
-from photon_grpc.kernels.sampling import sample as draw
+from photon_grpc.kernels.sampling import sample
 from tests.kernels.fused import EPS, LAYER, Problem, Sizes, assert_near
 
 pytestmark = pytest.mark.gpu
@@ -156,13 +156,13 @@ def test_head_draws_from_the_logits_that_it_would_write(
     number = torch.arange(rows, device="cuda")
     temperature = torch.full((rows,), given, device="cuda") if given is not None else (number % 2) * 0.7
     slots = number.flip(0)
-    metadata = draw.SamplingMetadata(
+    metadata = sample.SamplingMetadata(
         slots, (number + 9).int(), temperature.float(), number * 7 + (1 << 40), number % 2, number % 5
     )
     logits = head.logits_launch(x, w, tile)
     torch.testing.assert_close(logits.double().cpu(), x.double().cpu() @ w.double().cpu().T, rtol=1e-4, atol=1e-4)
     ids = head.sample_launch(x, w, metadata, tile)
-    assert torch.equal(ids, draw.reference(logits, metadata))
+    assert torch.equal(ids, sample.reference(logits, metadata))
 
 
 def test_head_says_which_rows_are_not_finite() -> None:
@@ -170,5 +170,7 @@ def test_head_says_which_rows_are_not_finite() -> None:
     x[3, 7], x[5, 0] = torch.nan, torch.inf
     zeros, slots = torch.zeros(12, dtype=torch.int64, device="cuda"), torch.arange(12, device="cuda")
     temperature = torch.tensor([0.0, 0.9] * 6, device="cuda")
-    ids = head.sample_launch(x, w, draw.SamplingMetadata(slots, zeros, temperature, zeros, zeros, zeros), TILES["gemv"])
-    assert [row for row, number in enumerate(ids.tolist()) if number == draw.INVALID] == [3, 5]
+    ids = head.sample_launch(
+        x, w, sample.SamplingMetadata(slots, zeros, temperature, zeros, zeros, zeros), TILES["gemv"]
+    )
+    assert [row for row, number in enumerate(ids.tolist()) if number == sample.INVALID] == [3, 5]

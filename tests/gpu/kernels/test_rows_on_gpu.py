@@ -10,11 +10,10 @@ import torch
 
 from photon_grpc.kernels import TORCH, TRITON
 from photon_grpc.kernels.attention import write_kv
-from photon_grpc.kernels.sampling import noise, topk_topp
-from photon_grpc.kernels.sampling import sample as draw
+from photon_grpc.kernels.sampling import noise, sample, topk_topp
 from photon_grpc.kernels.sampling import sample_filtered as sample_filtered
 from photon_grpc.kernels.sampling.histogram import Filters
-from tests.kernels.drawing import filters_of, metadata_of, noise_of, thresholds
+from tests.kernels.sampling import filters_of, metadata_of, noise_of, thresholds
 
 pytestmark = pytest.mark.gpu
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -144,7 +143,7 @@ def test_topk_topp_of_hard_rows_in_a_graph(kind: str, num_rows: int) -> None:
 
 @pytest.mark.parametrize("num_rows", [1, 7, 64, 256])
 @pytest.mark.parametrize("deviation", [0.01, 1.0, 3.0, 9.0])
-def test_draw_kept_draws_what_the_reference_draws(deviation: float, num_rows: int) -> None:
+def test_sample_filtered_draws_what_the_reference_draws(deviation: float, num_rows: int) -> None:
     torch.manual_seed(num_rows)
     logits = torch.randn(num_rows, 128256, device="cuda") * deviation
     number = torch.arange(num_rows, device="cuda")
@@ -168,4 +167,4 @@ def test_rows_without_filters_draw_what_they_draw_on_the_plain_level() -> None:
     metadata = metadata_of(torch.arange(33, device="cuda") * 0.1)
     full = torch.ones(33, device="cuda")
     mine = sample_filtered.launch(logits, metadata, Filters((-full).long(), full, 0.0 * full))
-    assert torch.equal(mine, draw.launch(logits, metadata))
+    assert torch.equal(mine, sample.launch(logits, metadata))

@@ -7,7 +7,7 @@ import torch
 from photon_grpc.kernels.lang.jit import jit, tl
 from photon_grpc.kernels.sampling import noise
 from photon_grpc.kernels.sampling.noise import philox_word
-from tests.kernels.drawing import noise_of
+from tests.kernels.sampling import noise_of
 
 SEED = torch.tensor([0, -1, 0x299F31D0A4093822, -(2**63)])
 POSITION = torch.tensor([0, 4095, 7, 2**31 - 1])

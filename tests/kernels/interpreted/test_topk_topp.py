@@ -10,12 +10,11 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 
-from photon_grpc.kernels.sampling import sample as draw
+from photon_grpc.kernels.sampling import sample, topk_topp
 from photon_grpc.kernels.sampling import sample_filtered as sample_filtered
-from photon_grpc.kernels.sampling import topk_topp
 from photon_grpc.kernels.sampling.histogram import Filters, SearchSizes
 from tests.examples import examples
-from tests.kernels.drawing import filters_of, metadata_of, thresholds
+from tests.kernels.sampling import filters_of, metadata_of, thresholds
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -62,7 +61,7 @@ def test_a_row_that_is_not_finite_ends() -> None:
 
 
 # So small that short rows have several chunks, lists that do not fit into a tile, and searches of several steps.
-SMALL = SearchSizes(CHUNK=32, TILE=8, STEP=16, DRAWN=8)
+SMALL = SearchSizes(CHUNK=32, TILE=8, STEP=16, SAMPLED=8)
 # The width of a row's logits: flat, inside one bin, a few bins, further apart than all bins reach.
 WIDTHS = [0.0, 0.02, 1.0, 4.0, 60.0]
 
@@ -148,7 +147,7 @@ def test_ids_are_those_of_the_reference(sizes: SearchSizes) -> None:
     with patch.object(topk_topp, "SIZES", sizes):
         told = sample_filtered.launch(logits, metadata, filters, is_constrained)
     assert torch.equal(told, sample_filtered.reference(logits, metadata, filters, is_constrained))
-    assert torch.equal(told[:8], mine[:8]) and told[8:].tolist() == [draw.NOTHING, draw.INVALID]
+    assert torch.equal(told[:8], mine[:8]) and told[8:].tolist() == [sample.NOTHING, sample.INVALID]
 
 
 def test_rows_without_filters_draw_what_they_draw_on_the_plain_level() -> None:
@@ -157,4 +156,4 @@ def test_rows_without_filters_draw_what_they_draw_on_the_plain_level() -> None:
     filters = Filters(torch.full((4,), -1), torch.ones(4), torch.zeros(4))
     with patch.object(topk_topp, "SIZES", SMALL):
         mine = sample_filtered.launch(logits, metadata, filters)
-    assert torch.equal(mine, draw.launch(logits, metadata))
+    assert torch.equal(mine, sample.launch(logits, metadata))

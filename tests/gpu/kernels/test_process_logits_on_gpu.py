@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from photon_grpc.kernels.sampling import penalties
-from photon_grpc.kernels.sampling import process_logits as shape
-from photon_grpc.kernels.sampling import sample as draw
+from photon_grpc.kernels.sampling import penalties, process_logits, sample
 from photon_grpc.kernels.sampling.bitmask import Constraints
 from photon_grpc.kernels.sampling.penalties import MAX_BIASES, Penalties
 from photon_grpc.kernels.sampling.process_logits import LogitsProcessing
@@ -52,13 +50,13 @@ class Context:
 def contexts(num_columns: int) -> list[Context]:
     """Of slot 0, which asks for nothing, and of others, that ask for one thing each and for all; with ids at both
     ends."""
-    draw = random.Random(num_columns)
+    rng = random.Random(num_columns)
 
     def ids(number: int) -> list[int]:
-        return [draw.choice((0, num_columns - 1, *draw.choices(range(num_columns), k=6))) for _ in range(number)]
+        return [rng.choice((0, num_columns - 1, *rng.choices(range(num_columns), k=6))) for _ in range(number)]
 
     def biases(number: int) -> dict[int, float]:
-        return {token: draw.uniform(-20, 20) for token in draw.sample(range(num_columns), min(number, num_columns))}
+        return {token: rng.uniform(-20, 20) for token in rng.sample(range(num_columns), min(number, num_columns))}
 
     return [
         Context(),
@@ -101,8 +99,8 @@ def test_penalised_logits_are_those_of_the_formula(num_columns: int, num_rows: i
     # Rows lie apart, and what is between them is nobody's.
     whole = torch.randn(num_rows, num_columns + 64, generator=generator, device="cuda") * 6
     before = whole.clone()
-    shaping = LogitsProcessing(on_device(asked, num_columns), unconstrained(len(asked), num_columns))
-    shape.launch(whole[:, :num_columns], slots.cuda(), torch.ones_like(slots).cuda(), shaping)
+    processing = LogitsProcessing(on_device(asked, num_columns), unconstrained(len(asked), num_columns))
+    process_logits.launch(whole[:, :num_columns], slots.cuda(), torch.ones_like(slots).cuda(), processing)
     expected = torch.stack([asked[slot].shape(row) for slot, row in zip(slots, before[:, :num_columns], strict=True)])
     torch.testing.assert_close(whole[:, :num_columns].double(), expected, rtol=1e-6, atol=2e-5)
     assert torch.equal(whole[:, num_columns:], before[:, num_columns:])
@@ -114,18 +112,18 @@ def test_penalised_logits_are_those_of_the_formula(num_columns: int, num_rows: i
 @each_vocabulary
 def test_drawn_ids_are_counted(num_columns: int, num_rows: int) -> None:
     """Step by step, with rows that yield nothing, with padding and with faults among them."""
-    draw = random.Random(num_rows)
+    rng = random.Random(num_rows)
     counts = torch.zeros(num_rows + 1, num_columns, dtype=torch.int16)
-    prompts = [draw.choices(range(num_columns), k=9) for _ in range(num_rows)]
+    prompts = [rng.choices(range(num_columns), k=9) for _ in range(num_rows)]
     for slot, prompt in enumerate(prompts, 1):
         counts[slot] = torch.from_numpy(penalties.counted(prompt, [], num_columns))
     nothing = torch.zeros(num_rows + 1)
     state = Penalties(counts.cuda(), nothing, nothing, nothing, nothing, nothing, nothing)
     outputs: list[list[int]] = [[] for _ in range(num_rows)]
-    slots = [*draw.sample(range(1, num_rows + 1), num_rows), 0, 0]
+    slots = [*rng.sample(range(1, num_rows + 1), num_rows), 0, 0]
     for _ in range(6):
-        yields = [draw.randrange(2) for _ in slots]
-        ids = [draw.choice((0, num_columns - 1, draw.randrange(num_columns), -1, -2)) for _ in slots]
+        yields = [rng.randrange(2) for _ in slots]
+        ids = [rng.choice((0, num_columns - 1, rng.randrange(num_columns), -1, -2)) for _ in slots]
         penalties.count(*(torch.tensor(each).cuda() for each in (slots, yields, ids)), state)
         for slot, is_drawn, token in zip(slots, yields, ids, strict=True):
             if slot and is_drawn and token >= 0:
@@ -158,18 +156,18 @@ def test_what_bans_limits_and_masks_leave_out_is_minus_infinity(num_columns: int
     is_masked, is_limited = (masked[slots] > 0)[:, None], (limited[slots] > 0)[:, None]
     is_out = (is_early & banned) | (is_masked & ~in_mask) | (is_limited & ~in_limit)
     found = logits.cuda()
-    shaping = LogitsProcessing(unpenalised(num_slots, num_columns), Constraints(*(x.cuda() for x in constraints)))
-    told = shape.launch(found, slots.cuda(), lengths.cuda(), shaping)
+    processing = LogitsProcessing(unpenalised(num_slots, num_columns), Constraints(*(x.cuda() for x in constraints)))
+    told = process_logits.launch(found, slots.cuda(), lengths.cuda(), processing)
     assert torch.equal(found.cpu(), logits.masked_fill(is_out, -torch.inf))
     assert torch.equal(told.cpu() > 0, (is_early | is_masked | is_limited)[:, 0])
-    metadata = draw.SamplingMetadata(
+    metadata = sample.SamplingMetadata(
         slots.cuda(),
         lengths.cuda(),
         (torch.arange(num_slots) % 3 * 0.6).cuda(),
         *torch.arange(3 * num_slots).view(3, -1).cuda(),
     )
-    shaped = shape.LogitsProcessing(on_device([*contexts(num_columns), Context()], num_columns), shaping.constraints)
-    ids = draw.launch(logits.cuda(), metadata, shaped)
-    expected = draw.reference(logits.cuda(), metadata, shaped)
+    processed = LogitsProcessing(on_device([*contexts(num_columns), Context()], num_columns), processing.constraints)
+    ids = sample.launch(logits.cuda(), metadata, processed)
+    expected = sample.reference(logits.cuda(), metadata, processed)
     # What differs by the rounding of a logarithm may decide a close call.
     assert (ids != expected).sum() <= num_rows // 100

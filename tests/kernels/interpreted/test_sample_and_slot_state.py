@@ -1,4 +1,4 @@
-"""Drawing and the slot table's kernels in the interpreter: equal to their torch references."""
+"""Sampling and the slot table's kernels in the interpreter: equal to their torch references."""
 
 from __future__ import annotations
 
@@ -6,24 +6,22 @@ import pytest
 import torch
 
 from photon_grpc.kernels import slot_state
-from photon_grpc.kernels.sampling import bitmask, penalties
-from photon_grpc.kernels.sampling import process_logits as shape
-from photon_grpc.kernels.sampling import sample as draw
+from photon_grpc.kernels.sampling import bitmask, penalties, process_logits, sample
 
 
-def rows() -> draw.SamplingMetadata:
+def rows() -> sample.SamplingMetadata:
     """Five rows at slots in another order."""
     temperature = torch.tensor([0.0, 0.7, 1.0, 2.5, 0.0])
     number = torch.arange(5)
     slots, lengths = torch.tensor([0, 3, 2, 1, 4]), (number * 9).int()
-    return draw.SamplingMetadata(slots, lengths, temperature, number - 2, number % 2, number * 2)
+    return sample.SamplingMetadata(slots, lengths, temperature, number - 2, number % 2, number * 2)
 
 
-def test_drawn_ids_are_equal() -> None:
+def test_sampled_ids_are_equal() -> None:
     torch.manual_seed(0)
     for columns in (50, 2048, 5000):
         logits = torch.randn(5, columns) * 3
-        assert torch.equal(draw.launch(logits, rows()), draw.reference(logits, rows()))
+        assert torch.equal(sample.launch(logits, rows()), sample.reference(logits, rows()))
 
 
 def test_ties_are_the_lowest_id_and_rows_without_finite_logits_are_invalid() -> None:
@@ -32,9 +30,9 @@ def test_ties_are_the_lowest_id_and_rows_without_finite_logits_are_invalid() -> 
     logits[2, 7] = float("inf")
     logits[3] = -float("inf")
     logits[4, [3, 4000]] = 5.0
-    expected = draw.reference(logits, rows())
+    expected = sample.reference(logits, rows())
     assert expected.tolist() == [0, -1, -1, -1, 3]
-    assert torch.equal(draw.launch(logits, rows()), expected)
+    assert torch.equal(sample.launch(logits, rows()), expected)
 
 
 def state_of(max_len: int, pages: int, num_groups: int) -> slot_state.SlotState:
@@ -129,50 +127,59 @@ def test_constraints_leave_out_what_their_bits_say() -> None:
             assert bool(logits[row, token] == -torch.inf) == is_out
 
 
-def test_shaped_logits_are_equal() -> None:
+def test_processed_logits_are_equal() -> None:
     torch.manual_seed(4)
-    shaping, slots = shape.LogitsProcessing(penalised(NUM_COLUMNS), constrained()), torch.tensor([3, 1, 0, 2, 4, 0])
+    processing, slots = (
+        process_logits.LogitsProcessing(penalised(NUM_COLUMNS), constrained()),
+        torch.tensor([3, 1, 0, 2, 4, 0]),
+    )
     # Rows lie apart.
     logits = torch.randn(6, NUM_COLUMNS + 7)[:, :NUM_COLUMNS] * 5
     mine, theirs = torch.empty(6, NUM_COLUMNS + 7)[:, :NUM_COLUMNS].copy_(logits), logits.clone()
-    told = shape.launch(mine, slots, LENGTHS, shaping)
-    assert torch.equal(told, shape.reference(theirs, slots, LENGTHS, shaping))
+    told = process_logits.launch(mine, slots, LENGTHS, processing)
+    assert torch.equal(told, process_logits.reference(theirs, slots, LENGTHS, processing))
     torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-4)
     assert torch.equal(mine[2], logits[2]) and torch.equal(mine[5], logits[5])
     assert not torch.equal(mine[4], logits[4]) and mine[4].isfinite().all()
 
 
-def test_draws_from_shaped_logits_are_equal() -> None:
+def test_samples_of_processed_logits_are_equal() -> None:
     torch.manual_seed(5)
-    shaping, slots = shape.LogitsProcessing(penalised(NUM_COLUMNS), constrained()), torch.tensor([3, 1, 0, 2, 4, 0])
+    processing, slots = (
+        process_logits.LogitsProcessing(penalised(NUM_COLUMNS), constrained()),
+        torch.tensor([3, 1, 0, 2, 4, 0]),
+    )
     number = torch.arange(5)
     temperature = torch.tensor([0.0, 0.7, 1.0, 0.0, 2.5])
-    metadata = draw.SamplingMetadata(slots, LENGTHS, temperature, number - 2, number % 2, number)
+    metadata = sample.SamplingMetadata(slots, LENGTHS, temperature, number - 2, number % 2, number)
     for _ in range(8):
         logits = torch.randn(6, NUM_COLUMNS) * 5
-        expected = draw.reference(logits.clone(), metadata, shaping)
-        assert torch.equal(draw.launch(logits.clone(), metadata, shaping), expected)
-        assert not torch.equal(expected, draw.reference(logits, metadata))
+        expected = sample.reference(logits.clone(), metadata, processing)
+        assert torch.equal(sample.launch(logits.clone(), metadata, processing), expected)
+        assert not torch.equal(expected, sample.reference(logits, metadata))
 
 
-def test_rows_that_may_draw_nothing_are_told_from_those_whose_logits_are_not_finite() -> None:
-    shaping, slots = shape.LogitsProcessing(penalised(NUM_COLUMNS), constrained()), torch.tensor([3, 1, 0, 2, 4, 2])
-    shaping.penalties.num_biases.zero_()
-    shaping.constraints.masks[:2] = 0
+def test_rows_that_may_sample_nothing_are_told_from_those_whose_logits_are_not_finite() -> None:
+    processing, slots = (
+        process_logits.LogitsProcessing(penalised(NUM_COLUMNS), constrained()),
+        torch.tensor([3, 1, 0, 2, 4, 2]),
+    )
+    processing.penalties.num_biases.zero_()
+    processing.constraints.masks[:2] = 0
     logits = torch.randn(6, NUM_COLUMNS)
     logits[1, 5], logits[4] = float("nan"), -float("inf")
     # Bit 5 of what slot 1 is limited to, and banned from.
-    shaping.constraints.limits[1, 0], shaping.constraints.banned[1, 0] = -1, 0
+    processing.constraints.limits[1, 0], processing.constraints.banned[1, 0] = -1, 0
     metadata = rows()._replace(slots=slots, context_len=LENGTHS)
-    expected = draw.reference(logits.clone(), metadata, shaping)
-    assert [min(int(number), 0) for number in expected] == [draw.NOTHING, draw.INVALID, 0, draw.NOTHING, -1, -2]
-    assert torch.equal(draw.launch(logits.clone(), metadata, shaping), expected)
-    # A NaN that may not be drawn is no failure.
-    shaping.constraints.limits[1, 0] = ~(1 << 5)
-    assert draw.launch(logits.clone(), metadata, shaping)[1] >= 0
+    expected = sample.reference(logits.clone(), metadata, processing)
+    assert [min(int(number), 0) for number in expected] == [sample.NOTHING, sample.INVALID, 0, sample.NOTHING, -1, -2]
+    assert torch.equal(sample.launch(logits.clone(), metadata, processing), expected)
+    # A NaN that may not be sampled is no failure.
+    processing.constraints.limits[1, 0] = ~(1 << 5)
+    assert sample.launch(logits.clone(), metadata, processing)[1] >= 0
 
 
-def test_drawn_ids_are_counted_alike() -> None:
+def test_sampled_ids_are_counted_alike() -> None:
     state = penalised(2500)
     state.counts[2, 7], state.counts[3, 8] = 0x7FFF, -1
     slots, yields = torch.tensor([0, 1, 2, 3, 4, 0]), torch.tensor([1, 1, 1, 1, 0, 1])

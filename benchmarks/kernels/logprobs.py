@@ -15,7 +15,7 @@ CASES = ((0, 0), (5, 0), (20, 0), (20, MAX_GIVEN))
 
 
 def table(kernels: Kernels, device: torch.device) -> None:
-    print_report_header("scores")
+    print_report_header("logprobs")
     for rows, tokens in ((1, 128256), (8, 128256), (64, 128256), (256, 128256)):
         if device.type == "cpu" and rows * tokens > 1 << 20:
             continue
@@ -26,6 +26,6 @@ def table(kernels: Kernels, device: torch.device) -> None:
         for num_best, num_given in CASES:
             asked = (torch.full((rows,), number, device=device) for number in (num_best, num_given))
             metadata = LogprobMetadata(torch.arange(rows, device=device), *asked, given)
-            calls = [partial(kernels.scores, each, ids, metadata) for each in logits]
+            calls = [partial(kernels.logprobs, each, ids, metadata) for each in logits]
             case = f"{rows} x {tokens} best {num_best} given {num_given}"
             report(case, measure_us(calls, device), num_bytes, device)

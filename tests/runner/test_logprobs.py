@@ -214,7 +214,7 @@ def test_a_prompt_that_cannot_be_scored_fails_with_its_step_alone(
         raise torch.OutOfMemoryError("no memory for the logits")
 
     with monkeypatch.context() as patched:
-        patched.setattr(step, "score_prompts", no_memory)
+        patched.setattr(step, "record_prompts", no_memory)
         failed = Batch(
             1, (1,), (5,), (1,), admissions=(admission(1, LONG[:5], GREEDY, LogprobParams()),), scored=((0, 1),)
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from photon_grpc.kernels.sampling import logprobs as scores
+from photon_grpc.kernels.sampling import logprobs
 from tests.kernels.scored import asking, assert_equal_records, sorted_scores
 
 
@@ -13,7 +13,7 @@ from tests.kernels.scored import asking, assert_equal_records, sorted_scores
 def test_records_are_those_of_a_sorted_log_softmax(num_columns: int) -> None:
     torch.manual_seed(num_columns)
     logits, ids, asked = torch.randn(6, num_columns) * 3, torch.randint(0, num_columns, (6,)), asking(6, num_columns)
-    assert_equal_records(scores.reference(logits, ids, asked), sorted_scores(logits, ids, asked))
+    assert_equal_records(logprobs.reference(logits, ids, asked), sorted_scores(logits, ids, asked))
 
 
 def test_equal_values_share_a_rank_and_stand_in_the_order_of_their_ids() -> None:
@@ -22,7 +22,7 @@ def test_equal_values_share_a_rank_and_stand_in_the_order_of_their_ids() -> None
     logits[4, ::2] = -0.0
     logits[5, :290] = -torch.inf
     asked = asking(6, 300)
-    records = scores.reference(logits, ids, asked)
+    records = logprobs.reference(logits, ids, asked)
     assert_equal_records(records, sorted_scores(logits, ids, asked))
     assert records[1, 1:21, 0].tolist() == list(range(20)) and set(records[1, 1:21, 2].tolist()) == {1}
 
@@ -31,6 +31,6 @@ def test_rows_that_ask_for_nothing_and_rows_that_failed_hurt_no_other() -> None:
     logits, ids, asked = torch.randn(6, 100), torch.tensor([1, -1, 3, -2, 5, 6]), asking(6, 100)
     logits[1] = torch.nan
     expected = sorted_scores(logits, ids, asked)
-    records = scores.reference(logits, ids, asked)
+    records = logprobs.reference(logits, ids, asked)
     sound = torch.tensor([0, 2, 4, 5])
     assert_equal_records(records[sound], [expected[row] for row in sound.tolist()])

@@ -10,7 +10,7 @@ from photon_grpc.config.flags import CacheConfig, SchedulerConfig
 from photon_grpc.core.batch import Batch, StepOutput
 from photon_grpc.core.logprobs import RECORD, LogprobParams
 from photon_grpc.core.ports import Pending
-from photon_grpc.kernels.sampling import logprobs as scores
+from photon_grpc.kernels.sampling import logprobs
 from photon_grpc.runner.model_runner import ModelRunner
 from tests.gpu.test_waits_on_gpu import waiting_is_an_error
 from tests.kernels.scored import asking
@@ -31,8 +31,8 @@ def test_kernels_give_the_records_of_the_reference(num_columns: int, num_rows: i
     logits[2::8] = 1.5
     logits[3::8, 30:] = -torch.inf
     asked = asking(num_rows, num_columns)
-    theirs = scores.reference(logits, ids, asked)
-    mine = scores.launch(logits.cuda(), ids.cuda(), scores.LogprobMetadata(*(each.cuda() for each in asked))).cpu()
+    theirs = logprobs.reference(logits, ids, asked)
+    mine = logprobs.launch(logits.cuda(), ids.cuda(), logprobs.LogprobMetadata(*(each.cuda() for each in asked))).cpu()
     for row, slot in enumerate(asked.slots.tolist()):
         num_best, num_given = int(asked.num_best[slot]), int(asked.num_given[slot])
         if num_best >= 0:
@@ -45,8 +45,8 @@ def test_kernels_give_the_records_of_the_reference(num_columns: int, num_rows: i
 def test_a_row_s_records_are_the_same_in_any_batch() -> None:
     logits, ids, asked = torch.randn(64, 128256, device="cuda"), torch.arange(64).cuda(), asking(64, 128256, "cuda")
     asked = asked._replace(slots=torch.full_like(asked.slots, 3))
-    together = scores.launch(logits, ids, asked)
-    alone = scores.launch(logits[7:8], ids[7:8], asked._replace(slots=asked.slots[7:8]))
+    together = logprobs.launch(logits, ids, asked)
+    alone = logprobs.launch(logits[7:8], ids[7:8], asked._replace(slots=asked.slots[7:8]))
     num_records = int(1 + asked.num_best[3] + asked.num_given[3])
     assert torch.equal(together[7, :num_records], alone[0, :num_records])
 
