@@ -84,7 +84,7 @@ TRITON = Kernels(
 def select(kind: KernelKind, device: torch.device | str) -> Kernels:
     """Return the operations for tensors on `device`: "auto" is Triton on CUDA where it is installed, else torch.
 
-    Raises ValueError where "triton" is asked for and cannot run, and for a kind that does not exist.
+    Raise ValueError if "triton" is asked for and cannot run, and for an unknown kind.
     """
     on_device = torch.device(device).type == "cuda" or INTERPRETED
     runs = triton is not None and on_device

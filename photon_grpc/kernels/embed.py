@@ -15,13 +15,13 @@ from photon_grpc.kernels.lang.jit import cdiv, jit, launches, tl
 
 
 def reference(table: torch.Tensor, token_ids: torch.Tensor, h: torch.Tensor) -> None:
-    """embed in torch: fills h."""
+    """Fill h in torch."""
     h.copy_(table[token_ids])
 
 
 @jit
 def embed_kernel(table, token_ids, h, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """One program for BLOCK columns of one row."""
+    """Copy BLOCK columns of one row per program."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -33,12 +33,12 @@ def embed_kernel(table, token_ids, h, SIZE: tl.constexpr, BLOCK: tl.constexpr, P
 
 
 def config(size: int) -> dict[str, Any]:
-    """Compile-time arguments for rows of `size` columns, all but PDL."""
+    """Return the compile-time arguments for rows of `size` columns, all but PDL."""
     return {"SIZE": size, "BLOCK": 1024, "num_warps": 4}
 
 
 def launch(table: torch.Tensor, token_ids: torch.Tensor, h: torch.Tensor) -> None:
-    """Fill h [M, H], contiguous."""
+    """Fill h [M, H], which is contiguous."""
     if not launches(table):
         return reference(table, token_ids, h)
     num_tokens, size = token_ids.shape[0], table.shape[1]

@@ -1,4 +1,4 @@
-"""RMSNorm, alone and behind a residual sum.
+"""RMSNorm, alone and after a residual sum.
 
     rms_norm:      y = w · round(x / sqrt(mean(x²) + eps))
     add_rms_norm:  h = residual + x;  y = rms_norm(h);  returns (y, h)
@@ -23,35 +23,35 @@ from photon_grpc.kernels.lang.jit import cdiv, jit, launches, next_power_of_2, t
 
 
 def reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """rms_norm in torch; a new tensor of x's shape."""
+    """Return rms_norm in torch, a new tensor of x's shape."""
     if x.dtype == torch.float32:
         return _normalised(x, eps).mul_(weight)
     return _normalised(x.float(), eps).to(x.dtype).mul_(weight)
 
 
 def _normalised(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """float32. Half the operations that torch's own takes on a CPU, and on few rows they are what it costs."""
+    """Return x / rms(x) in float32, in half the operations of torch's own: on few rows of a CPU they are the cost."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x * torch.addcmul(_constant(eps, x.device), norm, norm, value=1.0 / x.shape[-1]).rsqrt_()
 
 
 @functools.cache
 def _constant(value: float, device: torch.device) -> torch.Tensor:
-    """float32 [1]; made once, since that takes as long as an operation."""
+    """Return a float32 [1], made once, since making it takes as long as an operation."""
     return torch.tensor([value], device=device)
 
 
 def add_reference(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """add_rms_norm in torch; (y, h), both new."""
+    """Return add_rms_norm in torch: (y, h), both new."""
     total = residual + x
     return reference(total, weight, eps), total
 
 
 @jit
 def norm_rows(x, weight, eps, SIZE: tl.constexpr):
-    """w · round(x / rms(x)) for a tile x [rows, SIZE_PAD] whose columns from SIZE on are zero; in x's dtype."""
+    """Return w · round(x / rms(x)) in x's dtype for a tile x [rows, SIZE_PAD], zero in columns from SIZE on."""
     x_float = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x_float * x_float, axis=1) / SIZE + eps)
     return (x_float * scale[:, None]).to(x.dtype) * weight[None, :]
@@ -62,7 +62,7 @@ def rms_norm_kernel(
     x, weight, y, num_rows, x_stride_token, x_stride_head, eps,
     HEADS: tl.constexpr, SIZE: tl.constexpr, SIZE_PAD: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """y [num_rows, SIZE] from rows (token, head) of x; one program for ROWS rows."""
+    """Write y [num_rows, SIZE] from rows (token, head) of x; ROWS rows per program."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -80,7 +80,7 @@ def add_rms_norm_kernel(
     x, residual, weight, y, total, num_rows, x_stride, residual_stride, eps,
     SIZE: tl.constexpr, SIZE_PAD: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """y and total, both [num_rows, SIZE]; one program for ROWS rows."""
+    """Write y and total, both [num_rows, SIZE]; ROWS rows per program."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     column = tl.arange(0, SIZE_PAD)
     inside = (row < num_rows) & (column < SIZE)[None, :]
@@ -92,8 +92,10 @@ def add_rms_norm_kernel(
 
 
 def config(size: int) -> dict[str, Any]:
-    """Compile-time arguments for rows of `size` elements: about 1,024 elements a program, more only for one long
-    row."""
+    """Return the compile-time arguments for rows of `size` elements.
+
+    A program has about 1,024 elements, more only for one long row.
+    """
     size_pad = next_power_of_2(size)
     return {
         "SIZE": size,
@@ -104,7 +106,7 @@ def config(size: int) -> dict[str, Any]:
 
 
 def launch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """rms_norm of x [T, H] or [T, heads, D]; a new, contiguous tensor of x's shape."""
+    """Return rms_norm of x [T, H] or [T, heads, D], a new, contiguous tensor of x's shape."""
     if not launches(x):
         return reference(x, weight, eps)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -122,7 +124,7 @@ def launch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_launch(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """add_rms_norm of x and residual [T, H]; (y, h), both new and contiguous."""
+    """Return add_rms_norm of x and residual [T, H]: (y, h), both new and contiguous."""
     if not launches(x):
         return add_reference(x, residual, weight, eps)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)

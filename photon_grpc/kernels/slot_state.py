@@ -1,9 +1,9 @@
-"""A step's way out of the slot table and back into it.
+"""The inputs of a step, read from the slot table, and its results, written back.
 
     decode_inputs: of each slot the last token, its position, where its key goes, how many keys it sees, which pages
     they are in
-    mixed_inputs:  of each slot its next `counts` tokens, row behind row; the rest of T tokens is the first of slot 0
-    advance:       `counts` tokens more computed, the drawn id behind them where the row yields; slot 0 stays as it is
+    mixed_inputs:  of each slot its next `counts` tokens, row after row; the rest of T tokens is the first of slot 0
+    advance:       `counts` more tokens are computed, the sampled id follows where the row yields; slot 0 is unchanged
 
 Shapes: slots, counts, yields int64 [B], context_len int32 [B], SlotState of S slots and G KVGroups -> token int32 [T],
 position int64 [T], slot_mapping int64 [G, T], block_tables int32 [G, B, M], and of mixed steps query_start int32 [B +
@@ -23,8 +23,9 @@ from photon_grpc.kernels.lang.jit import jit, launches, next_power_of_2, tl
 
 
 class SlotState(NamedTuple):
-    """Read from the slot table by a step, and changed: token_ids int32 [S, L], num_computed int64 [S], block_table
-    int32 [S, G, M].
+    """The part of the slot table that a step reads and changes.
+
+    token_ids int32 [S, L], num_computed int64 [S], block_table int32 [S, G, M].
     """
 
     token_ids: torch.Tensor
@@ -33,7 +34,7 @@ class SlotState(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Of T tokens and B rows; a decode step has no use for the last two."""
+    """The inputs of T tokens and B rows; a decode step has no use for the last two."""
 
     token: torch.Tensor
     position: torch.Tensor
@@ -46,7 +47,7 @@ class Inputs(NamedTuple):
 def decode_inputs_reference(
     slots: torch.Tensor, context_len: torch.Tensor, state: SlotState, block_size: int
 ) -> Inputs:
-    """decode_inputs in torch."""
+    """Return decode_inputs in torch."""
     position = state.num_computed[slots]
     tables = state.block_table[slots].transpose(0, 1)
     block = tables.gather(2, (position // block_size).expand(len(tables), -1)[:, :, None])[:, :, 0].long()
@@ -62,7 +63,7 @@ def mixed_inputs_reference(
     state: SlotState,
     block_size: int,
 ) -> Inputs:
-    """mixed_inputs in torch."""
+    """Return mixed_inputs in torch."""
     ends, before = counts.cumsum(0), state.num_computed[slots]
     number = torch.arange(num_tokens, device=slots.device)
     row = torch.searchsorted(ends, number, right=True).clamp(max=slots.shape[0] - 1)
@@ -84,8 +85,9 @@ def mixed_inputs_reference(
 def advance_reference(
     slots: torch.Tensor, counts: torch.Tensor, yields: torch.Tensor, ids: torch.Tensor, state: SlotState
 ) -> None:
-    """advance in torch. An invalid id is kept as 0, since it must be one that can be looked up; a row that does not
-    yield keeps what it has.
+    """Advance in torch.
+
+    An invalid id is kept as 0, since an id must be valid for a look-up. A row that does not yield keeps its ids.
     """
     token_ids, num_computed, _ = state
     behind = num_computed[slots] + counts
@@ -99,7 +101,7 @@ def decode_inputs_kernel(
     slots, state, inputs, context_len, token_stride, table_stride, num_columns,
     BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program a row and group; what is the same for all groups each of them stores."""
+    """Fill the inputs of one row and group per program; every group stores what all groups share."""
     token_ids, num_computed, block_table = state
     token, position, slot_mapping, tables, _query_start, _last = inputs
     row, group = tl.program_id(0), tl.program_id(1)
@@ -126,8 +128,9 @@ def mixed_inputs_kernel(
     slots, counts, state, inputs, context_len, token_stride, table_stride, num_columns, num_rows, num_tokens,
     ROWS_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program a row and group, and one a group for the tokens behind the last; what is the same for all groups each
-    of them stores.
+    """Fill the inputs of one row and group per program; every group stores what all groups share.
+
+    One more program a group fills the tokens after the last row.
     """
     token_ids, num_computed, block_table = state
     token, position, slot_mapping, tables, query_start, last = inputs
@@ -159,7 +162,7 @@ def mixed_inputs_kernel(
             tl.store(token + first + number, tl.load(token_ids + slot * token_stride + at, mask=inside), mask=inside)
             tl.store(position + first + number, at, mask=inside)
             tl.store(slot_mapping + first + number, page * BLOCK_SIZE + at % BLOCK_SIZE, mask=inside)
-        # Nothing reads pages behind the last one.
+        # Nothing reads pages after the last one.
         for start in range(0, (before + count) // BLOCK_SIZE + 1, BLOCK):
             column = start + tl.arange(0, BLOCK)
             inside = column < num_columns
@@ -169,7 +172,7 @@ def mixed_inputs_kernel(
 
 @jit
 def advance_kernel(slots, counts, yields, ids, token_ids, num_computed, token_stride, PDL: tl.constexpr):
-    """One program a row."""
+    """Advance one row per program."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -184,7 +187,7 @@ def advance_kernel(slots, counts, yields, ids, token_ids, num_computed, token_st
 
 
 def decode_inputs(slots: torch.Tensor, context_len: torch.Tensor, state: SlotState, block_size: int) -> Inputs:
-    """As `decode_inputs_reference`; what lies behind a row's last page is undefined."""
+    """Return what `decode_inputs_reference` returns; entries after a row's last page are undefined."""
     if not launches(slots):
         return decode_inputs_reference(slots, context_len, state, block_size)
     num_rows, (_, num_groups, num_columns) = slots.shape[0], state.block_table.shape
@@ -207,7 +210,7 @@ def mixed_inputs(
     state: SlotState,
     block_size: int,
 ) -> Inputs:
-    """As `mixed_inputs_reference`; what lies behind a row's last page is undefined."""
+    """Return what `mixed_inputs_reference` returns; entries after a row's last page are undefined."""
     if not launches(slots):
         return mixed_inputs_reference(slots, counts, context_len, num_tokens, state, block_size)
     num_rows, (_, num_groups, num_columns), device = slots.shape[0], state.block_table.shape, slots.device
@@ -226,8 +229,10 @@ def mixed_inputs(
 
 
 def _places(num_groups: int, num_tokens: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Memory for position and slot_mapping. Each group's row begins at a multiple of 16 bytes: a kernel is compiled
-    anew for pointers that do not."""
+    """Return memory for position and slot_mapping.
+
+    Each group's row begins at a multiple of 16 bytes: a kernel is compiled anew for other pointers.
+    """
     places = torch.empty((1 + num_groups, num_tokens + num_tokens % 2), dtype=torch.int64, device=device)
     return places[0, :num_tokens], places[1:, :num_tokens]
 
@@ -235,7 +240,7 @@ def _places(num_groups: int, num_tokens: int, device: torch.device) -> tuple[tor
 def advance(
     slots: torch.Tensor, counts: torch.Tensor, yields: torch.Tensor, ids: torch.Tensor, state: SlotState
 ) -> None:
-    """As `advance_reference`: changes token_ids and num_computed; no slot but 0 may stand twice in `slots`."""
+    """Change token_ids and num_computed as `advance_reference` does; only slot 0 may occur twice in `slots`."""
     if not launches(slots):
         advance_reference(slots, counts, yields, ids, state)
         return

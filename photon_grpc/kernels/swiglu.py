@@ -3,8 +3,8 @@
     swiglu:       y = round(silu(gate)) · up, rounded as transformers does
     norm_swiglu:  y = silu(g) · u,  (g, u) = r · gate_up + b,  r = 1 / sqrt(mean(h²) + eps), rounded once
 
-The second stands behind a projection of the residual stream h as it is: the norm before it, whose weight is folded into
-the projection, is caught up on here (as `rotate_store.py` does for attention).
+The second follows a projection of the residual stream h that is not normalised. The norm, whose weight is folded into
+the projection, is applied here (as `rotate_store.py` does for attention).
 
 Shapes: gate_up [T, 2·I] (gate first; rows may be strided), h [T, H], b [2·I] or None -> y [T, I]. bf16, fp16, fp32;
 arithmetic in float32. Bytes moved: 3 · T · I · itemsize (+ T · H · itemsize).
@@ -21,14 +21,14 @@ from photon_grpc.kernels.lang.jit import cdiv, jit, launches, next_power_of_2, t
 
 
 def reference(gate_up: torch.Tensor) -> torch.Tensor:
-    """swiglu in torch; a new tensor [T, I]."""
+    """Return swiglu in torch, a new tensor [T, I]."""
     size = gate_up.shape[-1] // 2
     gate, up = gate_up.split_with_sizes((size, size), -1)
     return torch.nn.functional.silu(gate).mul_(up)
 
 
 def norm_reference(gate_up: torch.Tensor, h: torch.Tensor, b: torch.Tensor | None, eps: float, y: torch.Tensor) -> None:
-    """norm_swiglu in torch: fills y."""
+    """Fill y with norm_swiglu in torch."""
     scaled = gate_up.float() * torch.rsqrt(h.float().square().mean(-1, keepdim=True) + eps)
     gate, up = (scaled if b is None else scaled + b.float()).chunk(2, dim=-1)
     y.copy_(torch.nn.functional.silu(gate) * up)
@@ -36,7 +36,7 @@ def norm_reference(gate_up: torch.Tensor, h: torch.Tensor, b: torch.Tensor | Non
 
 @jit
 def swiglu_kernel(gate_up, y, stride, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """y [T, SIZE]; one program for BLOCK columns of one row."""
+    """Write y [T, SIZE]; BLOCK columns of one row per program."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < SIZE
@@ -53,7 +53,7 @@ def norm_swiglu_kernel(
     SIZE: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, HIDDEN: tl.constexpr, HIDDEN_PAD: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """y [T, SIZE]; one program for COLUMNS columns of one row, BLOCK at a time."""
+    """Write y [T, SIZE]; COLUMNS columns of one row per program, BLOCK at a time."""
     row = tl.program_id(0).to(tl.int64)
     begin = tl.program_id(1) * COLUMNS
     if PDL:
@@ -62,7 +62,7 @@ def norm_swiglu_kernel(
     element = tl.arange(0, HIDDEN_PAD)
     x = tl.load(h + row * HIDDEN + element, mask=element < HIDDEN, other=0.0).to(tl.float32)
     column = begin + tl.arange(0, BLOCK)
-    # Asked for before the sum over h, whose barrier nothing is moved across.
+    # Loaded before the sum over h, since the compiler moves nothing across its barrier.
     gate = tl.load(gate_up + row * stride + column, mask=column < SIZE, other=0.0)
     up = tl.load(gate_up + row * stride + SIZE + column, mask=column < SIZE, other=0.0)
     scale = tl.rsqrt(tl.sum(x * x, axis=0) / HIDDEN + eps)
@@ -76,7 +76,7 @@ def norm_swiglu_kernel(
 
 @jit
 def store_product(gate_up, bias, y, column, scale, SIZE: tl.constexpr):
-    """silu(scale · gate + b) · (scale · up + b) to these columns of a row."""
+    """Store silu(scale · gate + b) · (scale · up + b) to these columns of a row."""
     inside = column < SIZE
     gate, up = gate_up
     gate, up = gate.to(tl.float32) * scale, up.to(tl.float32) * scale
@@ -88,12 +88,12 @@ def store_product(gate_up, bias, y, column, scale, SIZE: tl.constexpr):
 
 
 def config(size: int) -> dict[str, Any]:
-    """Compile-time arguments for `size` columns."""
+    """Return the compile-time arguments for `size` columns."""
     return {"SIZE": size, "BLOCK": 1024, "num_warps": 4}
 
 
 def launch(gate_up: torch.Tensor) -> torch.Tensor:
-    """swiglu of gate_up [T, 2·I]; a new tensor [T, I]."""
+    """Return swiglu of gate_up [T, 2·I], a new tensor [T, I]."""
     if not launches(gate_up):
         return reference(gate_up)
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
@@ -104,12 +104,12 @@ def launch(gate_up: torch.Tensor) -> torch.Tensor:
     return y
 
 
-#: Rows from which on one program takes a whole row: the device is full, and the row of h is read once.
+#: From this many rows on one program takes a whole row: the device is full, and the row of h is read once.
 WHOLE_ROWS = 1024
 
 
 def norm_config(num_tokens: int, size: int, hidden: int) -> dict[str, Any]:
-    """Compile-time arguments of `norm_swiglu`, all but PDL."""
+    """Return the compile-time arguments of `norm_swiglu`, all but PDL."""
     block = 2048
     columns = cdiv(size, block) * block if num_tokens >= WHOLE_ROWS else block
     shape = {"SIZE": size, "HIDDEN": hidden, "HIDDEN_PAD": next_power_of_2(hidden)}
@@ -117,7 +117,7 @@ def norm_config(num_tokens: int, size: int, hidden: int) -> dict[str, Any]:
 
 
 def norm_launch(gate_up: torch.Tensor, h: torch.Tensor, b: torch.Tensor | None, eps: float, y: torch.Tensor) -> None:
-    """norm_swiglu of gate_up [T, 2·I] and h [T, H]: fills y [T, I], contiguous as h."""
+    """Fill y [T, I], contiguous as h, with norm_swiglu of gate_up [T, 2·I] and h [T, H]."""
     if not launches(gate_up):
         return norm_reference(gate_up, h, b, eps, y)
     num_tokens, size = y.shape

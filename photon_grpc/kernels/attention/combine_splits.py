@@ -1,5 +1,4 @@
-"""Joins the partial results that the programs of one (row, key head) have left, each of a split of its keys; for
-`gluon_decode.py`."""
+"""The join of the partial results of one (row, key head), one for each split of its keys, for `gluon_decode.py`."""
 
 from __future__ import annotations
 
@@ -11,20 +10,20 @@ NUMBERS_A_THREAD = 64
 
 @constexpr_function
 def power_of_two(number: int) -> int:
-    """Return the smallest that is at least `number` (>= 1)."""
+    """Return the smallest power of two that is at least `number` (>= 1)."""
     return 1 << (number - 1).bit_length()
 
 
 @constexpr_function
 def splits_at_once(splits: int, heads: int, head_dim: int, warps: int) -> int:
-    """Splits whose results are under way together: all of them where a thread's part has room in its registers."""
+    """Return how many results are loaded together: all of them where a thread has registers for its part."""
     of_a_thread = max(1, heads // warps) * head_dim // 32
     return min(power_of_two(splits), NUMBERS_A_THREAD // of_a_thread)
 
 
 @constexpr_function
 def split_layout(splits: int, head_dim: int, warps: int):
-    """Of [splits, heads, D]: a thread has its part of every split, so that threads exchange nothing."""
+    """Return the layout of [splits, heads, D]: a thread has its part of every split, so threads exchange nothing."""
     return gl.BlockedLayout([splits, 1, head_dim // 32], [1, 1, 32], [1, warps, 1], [2, 1, 0])
 
 
@@ -33,7 +32,9 @@ def combine_splits(
     partial, partial_weight, out, head, num_splits,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, SPLITS: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
-    """out [heads, D] of the GROUP heads from `head` on, of partial [heads, SPLITS, D], log2 weights [heads, SPLITS].
+    """Write out [heads, D] of the GROUP heads from `head` on.
+
+    partial [heads, SPLITS, D] holds the results of the splits and partial_weight [heads, SPLITS] their log2 weights.
 
     Splits are added in the order of their numbers.
     """
@@ -51,7 +52,7 @@ def combine_splits(
             partial, partial_weight, head, first, num_splits, GROUP, HEADS, HEAD_DIM, SPLITS, AT_ONCE, layout
         )  # fmt: skip
         high, total, acc = fold(high, total, acc, weight, part)
-    # A head that is none has no weight.
+    # Heads that pad the group have no weight.
     answer = acc / gl.where(member < GROUP, total, 1.0)[:, None]
     to = out + (head + member)[:, None] * HEAD_DIM + column[None, :]
     gl.store(to, answer.to(out.dtype.element_ty), mask=(member < GROUP)[:, None] & (column >= 0)[None, :])
@@ -63,10 +64,9 @@ def load_splits(
     GROUP: gl.constexpr, HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, SPLITS: gl.constexpr, AT_ONCE: gl.constexpr,
     layout: gl.constexpr,
 ):  # fmt: skip
-    """(weights [AT_ONCE, HEADS], results [AT_ONCE, HEADS, D]) of the splits from `first` on, past the first-level
-    cache.
+    """Load weights [AT_ONCE, HEADS] and results [AT_ONCE, HEADS, D] from split `first` on, past the L1 cache.
 
-    Weight -inf and result 0 where there is none; heads that are none have the weight 0.
+    A missing split has weight -inf and result 0; heads that pad the group have weight 0.
     """
     of_split: gl.constexpr = gl.SliceLayout(2, layout)
     split = first + gl.arange(0, AT_ONCE, layout=gl.SliceLayout(1, of_split))[:, None]
@@ -82,7 +82,7 @@ def load_splits(
 
 @gluon_jit
 def fold(high, total, acc, weight, part):
-    """The running (maximum [HEADS], total [HEADS], result [HEADS, D]) with some more splits in them."""
+    """Add more splits to the running maximum [HEADS], total [HEADS] and result [HEADS, D]."""
     of_head: gl.constexpr = high.type.layout
     top = gl.maximum(high, gl.convert_layout(gl.max(weight, 0), of_head))
     shrink = gl.exp2(high - top)

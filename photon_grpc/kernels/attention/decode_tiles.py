@@ -36,7 +36,7 @@ TILES = {
 
 
 class Limits(NamedTuple):
-    """Of a device: its multiprocessors, and the bytes of shared memory that one program may have."""
+    """Limits of a device: its multiprocessors, and the bytes of shared memory that one program may have."""
 
     multiprocessors: int
     shared_bytes: int
@@ -62,9 +62,9 @@ def limits_of(device: torch.device) -> Limits:
 
 
 def choose(num_pairs: int, group: int, head_dim: int, max_context_len: int, limits: Limits) -> DecodeTile:
-    """For `num_pairs` (row, key head) pairs: few want many keys in flight each, many want small programs.
+    """Choose the tile for `num_pairs` (row, key head) pairs: few want many keys in flight each, many small programs.
 
-    Where the device has no room for the ring, a step has half as many keys.
+    A step has half as many keys where the device has no room for the ring.
     """
     warps, keys, steps, min_split = next(found for most, found in TILES[max(head_dim, 64)] if num_pairs <= most)
     if ring_bytes(warps * keys, steps, head_dim) > limits.shared_bytes:
@@ -75,12 +75,12 @@ def choose(num_pairs: int, group: int, head_dim: int, max_context_len: int, limi
 
 
 def ring_bytes(keys: int, steps: int, head_dim: int) -> int:
-    """Of 16-bit keys and values under way in one program."""
+    """Return the bytes of 16-bit keys and values in flight in one program."""
     return 4 * keys * steps * head_dim
 
 
 def num_splits(num_pairs: int, max_context_len: int, num_programs: int, min_split: int) -> int:
-    """Most splits of each of `num_pairs` (row, key head) pairs: a power of two, of at most `num_programs` in all."""
+    """Return the most splits of each (row, key head) pair: a power of two, at most `num_programs` splits in all."""
     splits = 1
     while splits < MAX_SPLITS and 2 * splits * num_pairs <= num_programs and splits * min_split < max_context_len:
         splits *= 2

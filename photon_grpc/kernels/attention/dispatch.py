@@ -1,4 +1,4 @@
-"""Chooses the kernels that attend: once a step and KVGroup, for all layers of the group.
+"""Choice of the attention kernels: once a step and KVGroup, for all layers of the group.
 
     attention = kernels.attention(meta, pages, slot_mapping, num_heads)     # as a step begins
     attention.write(k, v, layer)                                            # in every layer
@@ -41,25 +41,25 @@ from photon_grpc.kernels.lang.jit import launches, num_multiprocessors
 #: Steps of more rows of one query than this attend as mixed batches do.
 MAX_DECODE_ROWS = 4096
 
-#: Fills its rows of out [T, Hq, D] from q [T, Hq, D] and one layer of the pages.
+#: Fills rows of out [T, Hq, D] from q [T, Hq, D] and one layer of the pages.
 Launch = Callable[[torch.Tensor, torch.Tensor, int, AttentionMetadata, torch.Tensor], None]
 
 
 class GroupAttention(Protocol):
-    """One step's attention over the pages of one KVGroup; `layer` is a layer's place in the group."""
+    """One step's attention over the pages of one KVGroup; `layer` is the layer's number in the group."""
 
     def write(self, k: torch.Tensor, v: torch.Tensor, layer: int) -> None:
-        """k, v [T, Hkv, D] (tokens may be strided) to the step's slots; every layer writes before it attends."""
+        """Write k, v [T, Hkv, D] (tokens may be strided) to the step's slots; every layer writes before it attends."""
 
     def attend(self, q: torch.Tensor, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """q [T, Hq, D] (tokens may be strided) -> out [T, Hq, D] contiguous, new where it is not given.
+        """Attend: q [T, Hq, D] (tokens may be strided) -> out [T, Hq, D] contiguous, new if not given.
 
         Tokens that belong to no row are left undefined.
         """
 
 
 class TorchAttention:
-    """Any device, dtype and shape. Where keys go and where they are read from is worked out once for all layers."""
+    """Attention in torch, for any device, dtype and shape; the indices of keys are computed once for all layers."""
 
     def __init__(self, meta: AttentionMetadata, pages: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         self._places = write_kv.rows(slot_mapping, pages)
@@ -98,7 +98,7 @@ def torch_backend(
     meta: AttentionMetadata, pages: torch.Tensor, slot_mapping: torch.Tensor, num_heads: int,
     chain: DependentChain | None = None,
 ) -> GroupAttention:  # fmt: skip
-    """Torch, whatever the device; arguments as for `dispatch`."""
+    """Return attention in torch on any device; the arguments are those of `dispatch`."""
     return TorchAttention(meta, pages, slot_mapping)
 
 
@@ -109,11 +109,11 @@ def dispatch(
     """Return the fastest kernels for a step.
 
     Args:
-        meta: the rows.
+        meta: the rows of the step.
         pages: [num_blocks, layers, 2, Hkv, block_size, D].
         slot_mapping: int64 [T], block · block_size + offset of every token.
-        num_heads: Hq.
-        chain: of the caller, whose q is then contiguous; None where every kernel waits for the one before.
+        num_heads: the query heads, Hq.
+        chain: the caller's, whose q is then contiguous; None if every kernel waits for the one before.
     """
     if not launches(pages):
         return TorchAttention(meta, pages, slot_mapping)
@@ -123,7 +123,7 @@ def dispatch(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Grounds:
-    """The grounds of the choice; `group`: query heads of a key head."""
+    """What the choice depends on; `group` is the number of query heads of a key head."""
 
     meta: AttentionMetadata
     pages: torch.Tensor
@@ -132,7 +132,7 @@ class _Grounds:
 
     @property
     def num_pairs(self) -> int:
-        """(row, key head) pairs."""
+        """Number of (row, key head) pairs."""
         return self.meta.context_len.shape[0] * self.pages.shape[3]
 
     @property
@@ -189,7 +189,7 @@ def _suits_gluon_decode(step: _Grounds) -> bool:
 
 
 def _suits_hopper_varlen(step: _Grounds) -> bool:
-    """Prompts rather than decode rows."""
+    """Return whether the kernel can run and the rows are prompts rather than decode rows."""
     meta, pages = step.meta, step.pages
     block_size, head_dim = pages.shape[4:]
     return (
@@ -208,5 +208,5 @@ def _suits_hopper_varlen(step: _Grounds) -> bool:
 
 
 def _is_hopper(pages: torch.Tensor) -> bool:
-    """Return whether Gluon's kernels run, on capability 9."""
+    """Return whether Gluon's kernels run on a device of compute capability 9."""
     return can_fuse(pages.device) and torch.cuda.get_device_capability(pages.device)[0] == 9

@@ -1,4 +1,4 @@
-"""Find the row of a program, where every row of a batch is cut into tiles of its own."""
+"""Search for the row of a program, in a batch whose rows are each cut into tiles."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from photon_grpc.kernels.lang.jit import jit, tl
 
 @jit
 def find_tile(query_start, num_rows, program, TILE: tl.constexpr):
-    """(row, its first query, its number of queries, first of them in tile `program`), for Triton and for Gluon kernels.
+    """Return row, its first query, its number of queries, and the first of them in tile `program`.
+
+    Usable in Triton and Gluon kernels.
 
     Row b's tiles of TILE queries begin at query_start[b] // TILE + b, so T // TILE + B programs are enough whatever the
-    lengths are, and the row of a program is found by bisection. Some programs have nothing to do: their first query is
-    behind the last.
+    lengths are, and the row of a program is found by bisection. Some programs have nothing to do: their first query
+    comes after the last.
     """
     low, above = 0, num_rows
     while low < above:

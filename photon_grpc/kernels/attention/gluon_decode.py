@@ -2,19 +2,19 @@
 
     out[b] = softmax(scale · q[b] · K[: context_len[b]]ᵀ) · V[: context_len[b]]
 
-Long rows are shared out over at most `splits` programs; each leaves its partial result, and the last to arrive joins
-them in the order of their numbers, so that the result is the same every time. A split is about MIN_SPLIT keys long at
-least: the other programs of a short row leave at once. There are no more programs than the device holds at a time, and
-the fewer there are the longer is the ring of each: a multiprocessor's memory is full of keys under way. How a row is
-cut depends on its own length and, through `splits` and MIN_SPLIT, on the number of rows (a captured step's bucket) and
-the longest context that the step allows, never on the other rows' lengths. `torch_attention.py` is the reference.
+Long rows are split over at most `splits` programs. Each writes its partial result, and the last to finish joins them in
+the order of their numbers, so that the result is the same every time. A split is at least about MIN_SPLIT keys long; the
+other programs of a short row return at once. There are never more programs than the device holds at a time, and the
+fewer there are, the longer is the ring of each: a multiprocessor's memory is full of keys in flight. How a row is split
+depends on its own length and, through `splits` and MIN_SPLIT, on the number of rows (a captured step's bucket) and the
+longest context that the step allows, never on the lengths of other rows. `torch_attention.py` is the reference.
 
 Shapes: q [M, Hq, D], pages [num_blocks, layers, 2, Hkv, block_size, D], AttentionMetadata of B rows -> out [M, Hq, D].
 bf16 and fp16; D in HEAD_DIMS, at most MAX_GROUP query heads for a key head.
 Bytes moved: 2 · Hkv · D · itemsize for every key of every row.
 
 One program takes a split of the keys of one (row, key head), each of its KW warps BN of KW · BN keys a step: products
-have rank 3 with the warps along the batch axis, so that a warp runs on its own until the warps' results are joined at
+have rank 3 with the warps along the batch axis, so that warps run independently until their results are joined at
 the end. Products are transposed, keys (or the head's dimensions) in their 16 rows and the group of query heads in their
 8 columns: the few heads of a group leave half as much of them empty as the other way round.
 
@@ -58,11 +58,11 @@ class PageShape(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class DependentChain:
-    """Callers whose kernels follow one another by programmatic dependent launch.
+    """The state of callers whose kernels follow one another by programmatic dependent launch.
 
     counters: int32 [>= B · Hkv], zero before and after every kernel.
-    history_is_settled: nothing but a row's newest key was written since the chain began: older keys are fetched while
-        the kernel before still runs.
+    history_is_settled: only a row's newest key was written since the chain began, so older keys are fetched while the
+        kernel before still runs.
     """
 
     counters: torch.Tensor
@@ -71,7 +71,7 @@ class DependentChain:
 
 @gluon_jit
 def look_up(table, key, stop, SHAPE: gl.constexpr, TILE: gl.constexpr, copy: gl.constexpr):
-    """Page of the keys from `key` on: one number where a step lies in one page, else [KW, 1 or BN, 1]."""
+    """Return the page of the keys from `key` on: one number if the step lies in one page, else [KW, 1 or BN, 1]."""
     BLOCK_SIZE: gl.constexpr = SHAPE.BLOCK_SIZE
     BN: gl.constexpr = TILE.BN
     KW: gl.constexpr = TILE.KW
@@ -91,7 +91,7 @@ def look_up(table, key, stop, SHAPE: gl.constexpr, TILE: gl.constexpr, copy: gl.
 def fetch(
     ks, vs, keys, page, key, stop, block_stride, SHAPE: gl.constexpr, TILE: gl.constexpr, copy: gl.constexpr
 ):  # fmt: skip
-    """Start the copies of KW · BN keys and values; zeros from `stop` on."""
+    """Start the copies of KW · BN keys and values, with zeros from `stop` on."""
     HEAD_DIM: gl.constexpr = SHAPE.HEAD_DIM
     BLOCK_SIZE: gl.constexpr = SHAPE.BLOCK_SIZE
     V_OFFSET: gl.constexpr = SHAPE.KV_HEADS * BLOCK_SIZE * HEAD_DIM
@@ -114,8 +114,7 @@ def fetch(
 def attend(
     ks, vs, query, high, total, acc, scale, num_keys, TILE: gl.constexpr, MASKED: gl.constexpr, mma: gl.constexpr
 ):  # fmt: skip
-    """One step over the first `num_keys` keys (with MASKED, else over all) of K and V [KW, BN, D], query [KW, D,
-    HEADS].
+    """Attend to KW · BN keys: K and V [KW, BN, D], query [KW, D, HEADS]; with MASKED to the first `num_keys` of them.
 
     Returns the new high [KW, HEADS] in units of q · k, total [KW, BN, HEADS] not yet summed over keys, acc [KW, D,
     HEADS].
@@ -147,7 +146,7 @@ def attend(
 def load_query(
     q, is_one, SHAPE: gl.constexpr, TILE: gl.constexpr, right: gl.constexpr
 ):  # fmt: skip
-    """Queries of a group [KW, D, HEADS], the same for every warp; zeros where it is no row of one query."""
+    """Load the queries of a group [KW, D, HEADS], the same for every warp; zeros if the row has not one query."""
     GROUP: gl.constexpr = SHAPE.GROUP
     HEAD_DIM: gl.constexpr = SHAPE.HEAD_DIM
     HEADS: gl.constexpr = TILE.HEADS
@@ -163,10 +162,10 @@ def decode_attention_kernel(
     q, pages, out, partials, rows, scale, q_stride, block_stride, table_stride,
     SHAPE: gl.constexpr, TILE: gl.constexpr, EARLY: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """One program for (key head, row, split of the keys).
+    """Compute a split of the keys of one (key head, row) per program.
 
     rows: query_start, context_len, block_tables. With `query_start` row b's query is the one at query_start[b], and
-    rows of another number of queries are left alone; without it (None) row b's query is q[b].
+    rows of several queries are left alone; without it (None) row b's query is q[b].
     partials: partial float32 [B, Hq, SPLITS, D], its log2 weight [B, Hq, SPLITS], counters; None where SPLITS is 1.
     """
     query_start, context_len, block_tables = rows
@@ -186,7 +185,7 @@ def decode_attention_kernel(
     swizzle: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [2, 1, 0])
     kind: gl.constexpr = q.dtype.element_ty
     STEP: gl.constexpr = KW * BN
-    # Of where a split may begin: a step that is looked up as one lies in one page, else a warp's part of it does.
+    # Where a split may begin: a step with one look-up lies in one page, else a warp's part of it does.
     GRAIN: gl.constexpr = STEP if BLOCK_SIZE % STEP == 0 else BN
     kv_head, row, split = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     if not EARLY and PDL:
@@ -260,7 +259,7 @@ def store_split(
     sums, out, partials, scale, row, kv_head, split, num_splits,
     SHAPE: gl.constexpr, TILE: gl.constexpr, mma: gl.constexpr,
 ):  # fmt: skip
-    """Join the warps' (high, total, acc), and where there are several splits those, once the last has arrived."""
+    """Join the (high, total, acc) of the warps and, once the last of several splits is done, those of the splits."""
     high, total, acc = sums
     KV_HEADS: gl.constexpr = SHAPE.KV_HEADS
     GROUP: gl.constexpr = SHAPE.GROUP
@@ -300,7 +299,7 @@ def store_split(
 
 
 def shape(group: int, pages: torch.Tensor) -> PageShape:
-    """Of layers with `group` query heads for a key head."""
+    """Return the constants of layers with `group` query heads for a key head."""
     _, _, _, kv_heads, block_size, head_dim = pages.shape
     return PageShape(kv_heads, group, head_dim, block_size)
 
@@ -314,8 +313,10 @@ def launch(
     *,
     chain: DependentChain,
 ) -> None:
-    """Row b's query is q[b]; rows of q [M, Hq, D] and out from B on are left alone. A kernel of a chain of dependent
-    launches."""
+    """Attend for rows of one query each, as a kernel of a chain of dependent launches.
+
+    The query of row b is q[b]; rows of q [M, Hq, D] and out from B on are left alone.
+    """
     num_rows, kv_heads, head_dim = meta.context_len.shape[0], pages.shape[3], pages.shape[5]
     q_heads = q.shape[1]
     num_pairs, group = num_rows * kv_heads, q_heads // kv_heads
@@ -338,9 +339,9 @@ def launch(
 def launch_rows_of_one(
     q: torch.Tensor, pages: torch.Tensor, layer: int, meta: AttentionMetadata, out: torch.Tensor
 ) -> None:
-    """The rows of one query of a mixed batch, q [T, Hq, D] (tokens may be strided) -> their places in out [T, Hq, D].
+    """Attend for the rows of one query of a mixed batch, with so many rows that none is split.
 
-    For batches with so many rows that none is shared out.
+    q [T, Hq, D] (tokens may be strided); the results are written to their rows of out [T, Hq, D].
     """
     num_rows, kv_heads, head_dim = meta.context_len.shape[0], pages.shape[3], pages.shape[5]
     group = q.shape[1] // kv_heads

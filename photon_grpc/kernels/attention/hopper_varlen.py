@@ -55,8 +55,11 @@ REGISTERS = {(64, 2): (240, 24), (64, 3): (160, 24), (128, 2): (232, 40), (128, 
 
 
 class PrefillTile(NamedTuple):
-    """Constants the kernel is compiled for: CONSUMERS groups of warps of PAIRS pairs each, BN keys a step, NS steps
-    under way, scores AHEAD of sums."""
+    """Constants that the kernel is compiled for.
+
+    CONSUMERS groups of warps with PAIRS pairs each, BN keys a step, NS steps in flight, whether scores are computed
+    AHEAD of sums.
+    """
 
     CONSUMERS: int
     PAIRS: int
@@ -69,12 +72,12 @@ class PrefillTile(NamedTuple):
 
 @constexpr_function
 def page_layout():
-    """The layout of a tile of 16-bit keys or values in shared memory."""
+    """Return the layout of a tile of 16-bit keys or values in shared memory."""
     return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
 
 def descriptor(cache, box_rows: int):
-    """The bulk copy engine's view of the whole cache: rows [num_blocks · layers · 2 · Hkv · block_size, D]."""
+    """Return the bulk copy engine's view of the whole cache: rows [num_blocks · layers · 2 · Hkv · block_size, D]."""
     rows = cache.view(-1, cache.shape[-1])
     return TensorDescriptor(rows, list(rows.shape), list(rows.stride()), [box_rows, rows.shape[1]], page_layout())
 
@@ -84,7 +87,7 @@ def fetch(
     cache, tiles, stage, ready, table, start, context, head_row, page_rows,
     BLOCK_SIZE: gl.constexpr, BN: gl.constexpr,
 ):  # fmt: skip
-    """Start the copy of the keys (or values) start … start + BN - 1; zeros for pages from the context's end on."""
+    """Start the copy of keys (or values) start … start + BN - 1, with zeros for pages after the context's end."""
     BOX: gl.constexpr = BLOCK_SIZE if BLOCK_SIZE < BN else BN
     mbarrier.expect(ready, BN * tiles.shape[2] * 2)
     for box in gl.static_range(BN // BOX):
@@ -97,7 +100,7 @@ def fetch(
 
 @gluon_jit
 def clear_tail(tiles, stage, valid, BN: gl.constexpr):
-    """Zeros in the rows of a tile from `valid` on: what no row owns may be NaN, and 0 · NaN is NaN. For one warp."""
+    """Clear the rows of a tile from `valid` on, in one warp: unowned rows may be NaN, and 0 · NaN is NaN."""
     LANES: gl.constexpr = tiles.shape[2] // 8
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [1, 1], [1, 0])
     row = gl.arange(0, 8, layout=gl.SliceLayout(1, layout))
@@ -110,7 +113,7 @@ def clear_tail(tiles, stage, valid, BN: gl.constexpr):
 
 @gluon_jit
 def produce(cache, landed, ring, pages, BLOCK_SIZE: gl.constexpr):
-    """The fetching warp."""
+    """Fetch tiles of keys and values into the ring: the program of the fetching warp."""
     ks, vs, k_ready, v_ready, k_free, v_free = ring
     NS: gl.constexpr = ks.shape[0]
     BN: gl.constexpr = ks.shape[1]
@@ -134,9 +137,10 @@ def produce(cache, landed, ring, pages, BLOCK_SIZE: gl.constexpr):
 
 @gluon_jit
 def soften(scores, before, scale, key, position, MASKED: gl.constexpr):
-    """(weights, factor for what was summed before, new maximum in units of log2, new sum) of one tile of scores.
+    """Return weights, the factor of earlier sums, the new maximum (in log2) and the new sum for one tile of scores.
 
-    before: maximum and sum so far. No maximum is -inf: key 0 is visible to all. `scale` > 0 includes log2(e).
+    before: the maximum and sum so far. The maximum is finite, since key 0 is visible to all. `scale` > 0 includes
+    log2(e).
     """
     high, total = before
     if MASKED:
@@ -151,7 +155,7 @@ def soften(scores, before, scale, key, position, MASKED: gl.constexpr):
 def step(
     q, ring, acc, high, total, zero, j, scale, number, position, NS: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
-    """Scores, softmax and weighted sum of tile j, one after another: the other groups fill the tensor cores' gaps."""
+    """Compute scores, softmax and weighted sum of tile j in turn; other groups fill the gaps of the tensor cores."""
     ks, vs, k_ready, v_ready, k_free, v_free = ring
     stage = j % NS
     mbarrier.wait(k_ready.index(stage), j // NS & 1)
@@ -173,7 +177,7 @@ def step(
 def ahead_step(
     q, ring, acc, high, total, weights, zero, j, scale, number, position, NS: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
-    """Scores and softmax of tile j, and beside the softmax the weighted sum of tile j - 1."""
+    """Compute scores and softmax of tile j and, beside the softmax, the weighted sum of tile j - 1."""
     ks, vs, k_ready, v_ready, k_free, v_free = ring
     stage, older = j % NS, (j - 1) % NS
     mbarrier.wait(k_ready.index(stage), j // NS & 1)
@@ -196,7 +200,7 @@ def attend_all(
     q, ring, scale, position, full, steps,
     BN: gl.constexpr, NS: gl.constexpr, AHEAD: gl.constexpr, out_mma: gl.constexpr, score_mma: gl.constexpr,
 ):  # fmt: skip
-    """(acc [64, D], total [64]) of one group's pairs over all tiles; the first `full` of them need no mask."""
+    """Return acc [64, D] and total [64] of one group's pairs over all tiles; the first `full` need no mask."""
     ks, vs, k_ready, v_ready, k_free, _ = ring
     PAIRS: gl.constexpr = q.shape[0]
     D: gl.constexpr = q.shape[1]
@@ -238,7 +242,7 @@ def attend_all(
 
 @gluon_jit
 def consume(queries, ring, tile, GROUP_OF_WARPS: gl.constexpr, SHAPE: gl.constexpr, TILE: gl.constexpr):
-    """One group of four warps: pairs 64 · GROUP_OF_WARPS … of the tile. queries: source, shared copy, results."""
+    """Attend for pairs 64 · GROUP_OF_WARPS … of the tile, in four warps. queries: source, shared copy, results."""
     q, qs, out = queries
     first_query, first, count, before, kv_head, q_stride, scale, full, steps = tile
     KV_HEADS: gl.constexpr = SHAPE.KV_HEADS
@@ -274,7 +278,9 @@ def consume(queries, ring, tile, GROUP_OF_WARPS: gl.constexpr, SHAPE: gl.constex
 def varlen_tile_kernel(
     q, cache, out, rows, num_rows, scale, q_stride, table_stride, places, SHAPE: gl.constexpr, TILE: gl.constexpr
 ):  # fmt: skip
-    """Grid (KV_HEADS, tiles): tile t of row b is program query_start[b] // QUERIES + b + t from the end; four warps.
+    """Attend for tile t of row b in program query_start[b] // QUERIES + b + t from the end; four warps.
+
+    The grid is (KV_HEADS, tiles).
 
     rows: query_start, context_len, block_tables. places: rows of the descriptor up to the layer's first key, from a key
     to its value, and from page to page.
@@ -344,21 +350,23 @@ def varlen_tile_kernel(
 
 
 def num_consumers(num_pairs: int, kv_heads: int, multiprocessors: int) -> int:
-    """Group of warps that share each tile of keys: three where `num_pairs` (query, head of a group) pairs have tiles
-    for two waves, else two."""
+    """Return the groups of warps that share each tile of keys.
+
+    Three if `num_pairs` (query, head of a group) pairs have tiles for two waves, else two.
+    """
     tiles = num_pairs // (3 * CONSUMER_PAIRS) * kv_heads
     return 3 if tiles >= 2 * multiprocessors else 2
 
 
 def tile(head_dim: int, consumers: int) -> PrefillTile:
-    """Of so many groups of warps."""
+    """Return the constants for this many groups of warps."""
     return PrefillTile(consumers, CONSUMER_PAIRS, *TILES[head_dim], *REGISTERS[head_dim, consumers])
 
 
 def launch(
     q: torch.Tensor, pages: torch.Tensor, layer: int, meta: AttentionMetadata, out: torch.Tensor, *, consumers: int
 ) -> None:
-    """The rows of several queries, q [T, Hq, D] (tokens may be strided) -> their places in out [T, Hq, D]."""
+    """Fill the rows of out [T, Hq, D] that have several queries, from q [T, Hq, D] (tokens may be strided)."""
     _, layers, _, kv_heads, block_size, head_dim = pages.shape
     group, found = q.shape[1] // kv_heads, tile(head_dim, consumers)
     num_rows, plane_rows = meta.context_len.shape[0], kv_heads * block_size
@@ -383,11 +391,9 @@ def launch(
 def preload(
     device: torch.device, dtype: torch.dtype, q_heads: int, kv_heads: int, block_size: int, head_dim: int
 ) -> None:
-    """Launch the kernel with either number of consumers, for two queries and a cache of one page: compiles and loads
-    both.
+    """Compile and load the kernel with either number of consumers, for two queries and a cache of one page.
 
-    What the kernel is specialised for follows from these shapes: every stride of q and of the cache is a multiple of
-    16.
+    These shapes decide the specialisation: every stride of q and of the cache is a multiple of 16.
     """
     q, out = torch.zeros((2, 2, q_heads, head_dim), dtype=dtype, device=device)
     pages = torch.zeros((1, 1, 2, kv_heads, block_size, head_dim), dtype=dtype, device=device)

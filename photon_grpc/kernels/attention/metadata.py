@@ -20,13 +20,13 @@ class AttentionMetadata:
     query_start: int32 [B + 1], row b's queries are query_start[b] … query_start[b + 1] - 1 of q [T, Hq, D].
     context_len: int32 [B], keys of the row, those of its own queries included; query j of `count` sits at position
         context_len - count + j and sees the keys up to there.
-    block_tables: int32 [B, max_blocks], the pages of each row in order; entries behind its context are not read, nor
+    block_tables: int32 [B, max_blocks], the pages of each row in order; entries after its context are not read, nor
         entries whose page lies wholly behind the window of its oldest query. A padding row has block 0 and context 1;
-        its output means nothing.
+        its output has no meaning.
     scale: factor of q · k, as a rule 1 / sqrt(D).
     max_query_len, max_context_len: upper bounds known to the host, so that nothing waits for the device. With
-        max_query_len == 1 every row is one query: T == B.
-    min_query_len: a lower bound of rows that have queries; above 1 nothing looks for decode rows.
+        max_query_len == 1 every row has one query: T == B.
+    min_query_len: a lower bound for rows that have queries; above 1 no kernel looks for decode rows.
     window: tokens a query looks back, itself included: it sees the keys at positions p - window + 1 … p. 0: all of
         them.
     """
@@ -42,5 +42,5 @@ class AttentionMetadata:
 
     @property
     def log2_scale(self) -> float:
-        """`scale` with log2(e) in it, for kernels whose softmax is made of powers of two."""
+        """The `scale` with log2(e) in it, for kernels whose softmax is made of powers of two."""
         return self.scale * LOG2_E

@@ -13,11 +13,12 @@ from photon_grpc.kernels.lang.jit import jit, next_power_of_2, tl
 def key_offsets(
     table, start, stop, block_stride, SHAPE: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """Element offsets int64 [BLOCK_N] of the keys start … start + BLOCK_N - 1 of a row; `start` is a multiple of
-    BLOCK_N.
+    """Return the element offsets int64 [BLOCK_N] of keys start … start + BLOCK_N - 1 of a row.
+
+    `start` is a multiple of BLOCK_N.
 
     One look-up where a tile lies in one page, one for each key where it spans several. Keys from `stop` on point into
-    block 0 or behind their page's valid part and must be masked.
+    block 0 or past the valid part of their page and must be masked.
     """
     BLOCK_SIZE: tl.constexpr = SHAPE.BLOCK_SIZE
     key = start + tl.arange(0, BLOCK_N)
@@ -32,7 +33,7 @@ def key_offsets(
 def attend(
     q, keys, values, offsets, in_context, visible, high, total, acc, scale, SHAPE: tl.constexpr, MASKED: tl.constexpr
 ):  # fmt: skip
-    """One step over BLOCK_N keys; q [M, HEAD_PAD], in_context [BLOCK_N], visible broadcasts to [M, BLOCK_N].
+    """Attend to BLOCK_N keys; q [M, HEAD_PAD], in_context [BLOCK_N], visible broadcasts to [M, BLOCK_N].
 
     Without MASKED every query sees every key of the tile, and the masks are not read. `scale`, above 0, includes
     log2(e). Returns the new (high [M], total [M], acc [M, HEAD_PAD]): running maximum in units of log2, sum, unscaled
@@ -60,7 +61,7 @@ def attend(
 
 @jit
 def load_rows(at, in_context, column, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, MASKED: tl.constexpr):
-    """A tile [BLOCK_N, HEAD_PAD] of keys or values, zero outside of the context and of the head."""
+    """Load a tile [BLOCK_N, HEAD_PAD] of keys or values, zero outside of the context and of the head."""
     inside = (column < HEAD_DIM)[None, :]
     if MASKED:
         tile = tl.load(at, mask=in_context[:, None] & inside, other=0.0)
@@ -72,8 +73,10 @@ def load_rows(at, in_context, column, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.const
 
 
 class HeadShape(NamedTuple):
-    """Constants of a layer that a kernel is compiled for: GROUP query heads for each of KV_HEADS key heads. WINDOW:
-    tokens a query looks back; 0: all."""
+    """Constants of a layer that a kernel is compiled for: GROUP query heads for each of KV_HEADS key heads.
+
+    WINDOW is the number of tokens that a query looks back; 0 is all of them.
+    """
 
     KV_HEADS: int
     GROUP: int
@@ -81,12 +84,12 @@ class HeadShape(NamedTuple):
     HEAD_PAD: int
     BLOCK_SIZE: int
     WINDOW: int
-    #: Of matrix products.
+    #: Precision of matrix products.
     PRECISION: str
 
 
 def shape(q_heads: int, pages: torch.Tensor, window: int = 0) -> HeadShape:
-    """Of `q_heads` query heads over these pages."""
+    """Return the constants of `q_heads` query heads over these pages."""
     _, _, _, kv_heads, block_size, head_dim = pages.shape
     # float32 means float32: the tensor cores' tf32 would lose half of the digits.
     precision = "ieee" if pages.dtype == torch.float32 else "tf32"

@@ -35,8 +35,10 @@ MAX_GATHER_BYTES = 8 << 20
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RowGather:
-    """One row's pages: queries from `start`, keys from position `first_key`, and the indices of its page planes [2 ·
-    Hkv · pages]."""
+    """The pages of one row.
+
+    Queries begin at `start`, keys at position `first_key`; planes [2 · Hkv · pages] has the indices of the page planes.
+    """
 
     start: int
     count: int
@@ -47,8 +49,7 @@ class RowGather:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class DecodeGather:
-    """Rows of one query each: their places in q, key indices [2 · B · Hkv · N], and the mask [B, 1, 1, N] of shorter
-    ones."""
+    """Rows of one query each: places in q, key indices [2 · B · Hkv · N], mask [B, 1, 1, N] of shorter rows."""
 
     queries: torch.Tensor
     keys: torch.Tensor
@@ -56,10 +57,10 @@ class DecodeGather:
 
 
 class GatherPlan:
-    """Index tensors into `pages` seen from the first plane of a layer: one plan serves every layer of a step.
+    """Index tensors into `pages` seen from the first page plane of a layer: one plan serves every layer of a step.
 
     A page plane is the block_size · D elements of one (block, layer, K or V, head). `decode` is None where the rows
-    with one query are better gathered one by one, and then they are among `rows`.
+    with one query are better gathered one by one; then they are among `rows`.
     """
 
     def __init__(self, meta: AttentionMetadata, pages: torch.Tensor) -> None:
@@ -110,7 +111,7 @@ class GatherPlan:
         position = torch.arange(max(lengths))
         if any(begins):
             position = torch.tensor(begins)[:, None] + position
-        # Behind its context a row reads its own last key again: masked, but never another row's (perhaps NaN) bytes.
+        # Past its context a row reads its own last key again: masked, but never another row's (perhaps NaN) bytes.
         clamped = torch.minimum(position, end - 1)
         if len(rows) != len(tables):
             tables = tables[torch.tensor(rows)]
@@ -124,8 +125,10 @@ class GatherPlan:
         return DecodeGather(torch.tensor([starts[b] for b in rows]), keys.view(-1), mask)
 
     def causal_mask(self, count: int, num_keys: int, group: int) -> torch.Tensor:
-        """[count · group, num_keys]: the last `count` of `num_keys` positions, `group` equal rows each, see no later
-        key and none behind the window."""
+        """Return the mask [count · group, num_keys] of the last `count` positions, `group` equal rows each.
+
+        A position sees no later key and none before the window.
+        """
         mask = self._mask.get(group)
         if mask is None or mask.shape[1] < num_keys:
             longest = max(row.context for row in self.rows)
@@ -151,17 +154,17 @@ class GatherPlan:
 
 @functools.cache
 def _head_offsets(kv_heads: int, block_size: int) -> torch.Tensor:
-    """int64 [2, 1, Hkv, 1]: rows of head_dim from a key of the first head to that of each head, and to its value."""
+    """Return int64 [2, 1, Hkv, 1]: rows of head_dim from a key of head 0 to that of each head, and to its value."""
     return torch.arange(0, 2 * kv_heads * block_size, block_size).view(2, 1, kv_heads, 1)
 
 
 def attend(q: torch.Tensor, pages: torch.Tensor, layer: int, meta: AttentionMetadata) -> torch.Tensor:
-    """out [T, Hq, D]."""
+    """Return out [T, Hq, D]."""
     return attend_layer(q, write_kv.layer_rows(pages)[layer], GatherPlan(meta, pages))
 
 
 def attend_layer(q: torch.Tensor, layer: torch.Tensor, plan: GatherPlan) -> torch.Tensor:
-    """out [T, Hq, D], over one of `write_kv.plane_rows` of the plan's pages."""
+    """Return out [T, Hq, D] over one of the `write_kv.layer_rows` of the plan's pages."""
     decode = plan.decode
     # A padded batch has queries that belong to no row.
     if plan.covers_all and decode is not None and decode.queries.shape[0] == q.shape[0]:
@@ -178,7 +181,7 @@ def attend_layer(q: torch.Tensor, layer: torch.Tensor, plan: GatherPlan) -> torc
 
 
 def _attend_together(q: torch.Tensor, layer: torch.Tensor, plan: GatherPlan, gather: DecodeGather) -> torch.Tensor:
-    """Rows of one query each, q [B, Hq, D], over one gather of all their keys, masked to the length of each."""
+    """Attend for rows of one query, q [B, Hq, D], over one gather of all keys, masked to each row's length."""
     kv_heads, _, head_dim = plan.pages_shape[3:]
     k, v = layer.index_select(0, gather.keys).view(2, q.shape[0], kv_heads, -1, head_dim)
     grouped = q.reshape(q.shape[0], kv_heads, -1, head_dim)
@@ -188,8 +191,9 @@ def _attend_together(q: torch.Tensor, layer: torch.Tensor, plan: GatherPlan, gat
 def _attend_row(
     q: torch.Tensor, out: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], plan: GatherPlan, row: RowGather
 ) -> None:
-    """One row over its gathered keys and values [1, Hkv, N, D], QUERY_TILE queries at a time, each tile against the
-    keys it sees.
+    """Attend for one row over its gathered keys and values [1, Hkv, N, D].
+
+    QUERY_TILE queries are computed at a time, each tile against the keys it sees.
 
     The group is folded into the query rows (never `enable_gqa`, which is many times slower on a CPU).
     """
@@ -217,7 +221,7 @@ def _attend_row(
 def _attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
-    """softmax(scale · q kᵀ + mask) v, in float32 and back; q [B, Hkv, M, D], k and v [B, Hkv, N, D]."""
+    """Return softmax(scale · q kᵀ + mask) v, computed in float32; q [B, Hkv, M, D], k and v [B, Hkv, N, D]."""
     if not q.is_cuda:
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
     # The fused backends on CUDA want masks aligned to 16 bytes (cuDNN's faults where they are not); corners are not.

@@ -3,7 +3,7 @@
     out[b] = softmax(scale · q[b] · K[first : context_len[b]]ᵀ) · V[first : context_len[b]],
     first = 0, or max(0, context_len[b] - window) where there is a window
 
-The query group of a key head is folded into the rows of the matrix product. The keys are shared out over `splits`
+The query group of a key head is folded into the rows of the matrix product. The keys are split over `splits`
 programs, whose partial results `merge_kernel` joins. Softmax and sums in float32; `torch_attention.py` is the
 reference.
 
@@ -28,8 +28,10 @@ BLOCK_N = 32
 
 
 class SplitTile(NamedTuple):
-    """Constants `decode_kernel` is compiled for: BLOCK_M is GROUP padded, BLOCK_N keys a step, the keys of a row in
-    SPLITS splits."""
+    """Constants that `decode_kernel` is compiled for.
+
+    BLOCK_M is GROUP padded, BLOCK_N the keys of a step, SPLITS the parts that the keys of a row are split into.
+    """
 
     BLOCK_M: int
     BLOCK_N: int
@@ -40,7 +42,7 @@ class SplitTile(NamedTuple):
 def decode_kernel(
     q, pages, out, partials, rows, scale, q_stride, block_stride, table_stride, SHAPE: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
-    """One program for (row, key head, split of the keys); rows of several queries are left to `triton_varlen.py`.
+    """Compute a split of the keys of one (row, key head) per program; skip rows of several queries.
 
     rows: query_start, context_len, block_tables. Writes out [T, Hq, D] where SPLITS is 1, else `partials`: partial
     float32 [B, Hq, SPLITS, D] and its log2 weight [B, Hq, SPLITS].
@@ -104,7 +106,7 @@ def merge_kernel(
     partial, partial_weight, out, query_start,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """out of one (row, query head) from its SPLITS partial results; SPLITS is a power of two."""
+    """Write out for one (row, query head) from its SPLITS partial results; SPLITS is a power of two."""
     row, head = tl.program_id(0), tl.program_id(1)
     query = tl.load(query_start + row)
     if tl.load(query_start + row + 1) - query != 1:
@@ -123,7 +125,7 @@ def merge_kernel(
 
 
 def options(pages: torch.Tensor) -> dict[str, int]:
-    """Warps and stages of `decode_kernel`."""
+    """Return the warps and stages of `decode_kernel`."""
     if pages.dtype == torch.float32:
         # Without tensor cores the tiles of a float32 product live in registers: fewer warps spill them.
         return {"num_warps": 8, "num_stages": 2}
@@ -131,15 +133,15 @@ def options(pages: torch.Tensor) -> dict[str, int]:
 
 
 def tile(group: int, splits: int) -> SplitTile:
-    """For `group` query heads of a key head."""
+    """Return the constants for `group` query heads of a key head."""
     return SplitTile(max(16, next_power_of_2(group)), BLOCK_N, splits)
 
 
 def num_splits(num_pairs: int, max_keys: int, multiprocessors: int) -> int:
-    """Shares of the keys of each of `num_pairs` (row, key head) pairs: a power of two that fills the device.
+    """Return the splits of each of `num_pairs` (row, key head) pairs: a power of two that fills the device.
 
-    Up to four programs for each multiprocessor: with more, the merge costs what the splits gain (measured on an H200 at
-    1 to 256 rows of 272 to 4,096 keys). A split is at least one tile of the most keys that a row may see.
+    At most four programs for each multiprocessor: with more, the merge costs what the splits gain (measured on an H200
+    at 1 to 256 rows of 272 to 4,096 keys). A split is at least one tile of the most keys that a row may see.
     """
     splits = 1
     while (

@@ -24,7 +24,7 @@ from photon_grpc.kernels.lang.jit import jit, next_power_of_2, tl
 
 
 class VarlenTile(NamedTuple):
-    """Constants the kernel is compiled for: BLOCK_M (query, head of the group) pairs, BLOCK_N keys a step."""
+    """Constants that the kernel is compiled for: BLOCK_M (query, head of the group) pairs, BLOCK_N keys a step."""
 
     BLOCK_M: int
     BLOCK_N: int
@@ -35,7 +35,7 @@ def varlen_kernel(
     q, pages, out, rows, num_rows, scale, q_stride, block_stride, table_stride,
     SHAPE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """One program for (tile of BLOCK_M // GROUP queries of one row, key head); rows of one query are left to `decode`.
+    """Attend for BLOCK_M // GROUP queries of one row and one key head per program; skip rows of one query.
 
     rows: query_start, context_len, block_tables.
     """
@@ -97,15 +97,15 @@ def varlen_kernel(
 
 
 def options(pages: torch.Tensor) -> dict[str, int]:
-    """Warps and stages of `varlen_kernel`."""
+    """Return the warps and stages of `varlen_kernel`."""
     return {"num_warps": 8, "num_stages": 2} if pages.dtype == torch.float32 else {"num_warps": 4, "num_stages": 3}
 
 
 def tile(group: int, pages: torch.Tensor) -> VarlenTile:
-    """For `group` query heads of a key head.
+    """Return the constants for `group` query heads of a key head.
 
-    Of an H200's sweep over 64 to 256 queries, 32 to 128 keys, 4 and 8 warps, 2 to 4 stages, for prompts of 512 and
-    2,048 tokens.
+    The best of a sweep on an H200 over 64 to 256 queries, 32 to 128 keys, 4 and 8 warps, 2 to 4 stages, for prompts of
+    512 and 2,048 tokens.
     """
     if pages.dtype == torch.float32:
         # Without tensor cores the tiles of a float32 product live in registers: wider ones spill them.

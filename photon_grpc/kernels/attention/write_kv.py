@@ -1,6 +1,6 @@
 """Write new keys and values into their pages of the KV cache.
 
-    cache[slot // block_size, layer, 0, :, slot % block_size] = k[t],  slot = slot_mapping[t],  at plane 1 v
+    cache[slot // block_size, layer, 0, :, slot % block_size] = k[t],  slot = slot_mapping[t];  v[t] at index 1
 
 Shapes: k, v [T, Hkv, D] (tokens may be strided), cache [num_blocks, layers, 2, Hkv, block_size, D] contiguous and of
 the dtype of k (one block of all layers is one run of memory), slot_mapping [T] int64 = block · block_size + offset.
@@ -24,15 +24,17 @@ def reference(
     layer: int,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """write_kv in torch: changes cache."""
+    """Write keys and values in torch: changes cache."""
     block_size = cache.shape[4]
     block = slot_mapping // block_size
     cache[:, layer][block, :, :, slot_mapping - block * block_size] = _paired(k, v)
 
 
 def rows(slot_mapping: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
-    """int64 [T · 2 · Hkv]: where `write_rows` puts layer 0's keys and values of these slots, counted in rows of
-    head_dim. The same for every layer but for an offset."""
+    """Return int64 [T · 2 · Hkv]: the rows of head_dim that `write_rows` fills in layer 0 for these slots.
+
+    They are the same for every layer but for an offset.
+    """
     _, layers, planes, kv_heads, block_size, _ = cache.shape
     block = slot_mapping // block_size
     first = block * ((layers * planes * kv_heads - 1) * block_size) + slot_mapping
@@ -41,7 +43,7 @@ def rows(slot_mapping: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
 
 
 def layer_rows(cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """[rows, D] for every layer: the cache's rows of head_dim from the layer's first on, for the numbers of `rows`."""
+    """Return [rows, D] for every layer: the cache from the layer's first row of head_dim on, indexed by `rows`."""
     num_blocks, layers, planes, kv_heads, block_size, head_dim = cache.shape
     size = planes * kv_heads * block_size
     num_rows = ((num_blocks - 1) * layers + 1) * size
@@ -49,12 +51,12 @@ def layer_rows(cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def write_rows(k: torch.Tensor, v: torch.Tensor, layer: torch.Tensor, places: torch.Tensor) -> None:
-    """write_kv in torch to one of `layer_rows`, at the `rows` of a step, both worked out once for all its layers."""
+    """Write keys and values in torch to one of `layer_rows`, at the `rows` of a step."""
     layer.index_copy_(0, places, _paired(k, v).reshape(-1, layer.shape[1]))
 
 
 def _paired(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """[T, 2, Hkv, D]; a view where v follows k in memory, as it does in one projection's output."""
+    """Return [T, 2, Hkv, D]; a view where v follows k in memory, as it does in one projection's output."""
     num_tokens, num_heads, size = k.shape
     follows = v.data_ptr() == k.data_ptr() + num_heads * size * k.element_size()
     if not follows or k.stride() != v.stride() or k.stride(1) != size:
@@ -67,7 +69,7 @@ def write_kv_kernel(
     k, v, pages, slot_mapping, k_stride, v_stride, block_stride,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SIZE_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """`pages` points at the layer's part of block 0; one program a token."""
+    """Write one token per program; `pages` points at the layer's part of block 0."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping + token)
     element = tl.arange(0, SIZE_PAD)
@@ -80,7 +82,7 @@ def write_kv_kernel(
 
 
 def config(heads: int, head_dim: int, block_size: int) -> dict[str, Any]:
-    """Compile-time arguments for one token's keys."""
+    """Return the compile-time arguments for one token's keys."""
     size_pad = next_power_of_2(heads * head_dim)
     return {
         "HEADS": heads,

@@ -1,10 +1,10 @@
-"""Gluon (Triton's layer with explicit layouts and memory), or nothing: what `jit.py` beside it is to Triton.
+"""Gluon (Triton's layer with explicit layouts and memory), or nothing, as `jit.py` is for Triton.
 
 Programmatic dependent launch, as the kernels of one decode layer use it: a kernel launched with `launch_pdl=True` may
-start while the one before it still runs. Whatever it reads that an earlier kernel wrote comes behind `gdc_wait`, which
-returns when that kernel is complete; weights depend on no kernel, so they are fetched before it.
-`gdc_launch_dependents` lets the next one start. Every kernel of a chain waits, also where it needs nothing from the
-kernel before: its own end is what tells the next one that everything before is complete.
+start while the one before it still runs. It reads what an earlier kernel wrote only after `gdc_wait`, which returns
+when that kernel is complete; weights depend on no kernel, so they are fetched before it. `gdc_launch_dependents` allows
+the next one to start. Every kernel of a chain waits, even if it needs nothing from the kernel before: its end signals
+the next one that everything before is complete.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ def gluon_jit(function: Callable[..., Any]) -> Any:
 
 @functools.cache
 def can_fuse(device: torch.device) -> bool:
-    """Return whether the kernels of a fused layer run here: CUDA with asynchronous copies and bf16 matrix units (sm_80
-    up)."""
+    """Return whether fused kernels run here: CUDA with asynchronous copies and bf16 matrix units (sm_80 up)."""
     if gluon is None or INTERPRETED or device.type != "cuda":
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)
@@ -60,10 +59,13 @@ def can_fuse(device: torch.device) -> bool:
 
 @functools.cache
 def has_dependent_launch(device: torch.device) -> bool:
-    """Return whether the device knows programmatic dependent launch (sm_90 up)."""
+    """Return whether the device has programmatic dependent launch (sm_90 up)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def dependent_launch(device: torch.device) -> dict[str, bool]:
-    """Arguments of a launch that may start while the kernel before it runs; the kernel waits where its PDL is true."""
+    """Return the arguments of a launch that may start before the kernel before it ends.
+
+    The kernel waits if its PDL is true.
+    """
     return {"PDL": True, "launch_pdl": True} if has_dependent_launch(device) else {"PDL": False}

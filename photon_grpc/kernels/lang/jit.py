@@ -23,17 +23,17 @@ except ImportError:
     triton = None
     tl = None
 
-# Triton decides at decoration, so this is as late as it can be read.
+# Triton decides at decoration, so it cannot be read later.
 INTERPRETED = triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
 
 
-#: Arguments that change from step to step. Triton compiles a kernel of its own where a number is 1 or a multiple of 16.
+#: Arguments that change from step to step. Triton compiles a separate kernel for a number that is 1 or a multiple of 16.
 UNSPECIALIZED = ["num_rows", "num_tokens", "table_stride"]
 
-#: Whether the launches of this thread run nothing and only ask for their compilation.
+#: Whether launches of this thread run nothing and only request their compilation.
 DRY_RUN: ContextVar[bool] = ContextVar("dry_run", default=False)
 #: Called in this thread before a kernel of ours is compiled, or read from Triton's cache on disk. Triton's own hook
-#: cannot be told of kernels whose constants are functions.
+#: does not work for kernels whose constants are functions.
 BEFORE_COMPILATION: ContextVar[Callable[[], None]] = ContextVar("before_compilation", default=lambda: None)
 
 
@@ -60,7 +60,7 @@ def jit(function: Callable[..., Any]) -> Any:
 
 
 def once(function: Callable[..., None]) -> Any:
-    """functools.cache of a function that launches kernels; a dry run, which launches nothing, is not remembered."""
+    """Cache a function that launches kernels, except in a dry run, which launches nothing."""
     cached = functools.cache(function)
 
     @functools.wraps(cached)
@@ -78,13 +78,13 @@ def launches(tensor: torch.Tensor) -> bool:
 
 @functools.cache
 def num_multiprocessors(device: torch.device) -> int:
-    """Streaming multiprocessors of a CUDA device; the interpreter has one."""
+    """Return the streaming multiprocessors of a CUDA device; the interpreter has one."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 @functools.cache
 def num_shared_bytes(device: torch.device) -> int:
-    """Bytes of shared memory that a program may have on a CUDA device; none elsewhere."""
+    """Return the bytes of shared memory that a program may have on a CUDA device; none elsewhere."""
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin if device.type == "cuda" else 0
 
 
@@ -94,5 +94,5 @@ def next_power_of_2(n: int) -> int:
 
 
 def cdiv(a: int, b: int) -> int:
-    """a / b, rounded up."""
+    """Return a / b, rounded up."""
     return -(-a // b)

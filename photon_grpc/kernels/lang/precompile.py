@@ -1,13 +1,12 @@
-"""All kernels of a start compiled side by side before the first of them runs.
+"""Compilation of all kernels of a start side by side, before the first of them runs.
 
-A dry run finds them: the code of the start on objects of its own, whose launches run nothing and ask for their
-compilation. There is no list of kernels to keep: one that a step launches is found.
+A dry run finds them: the code of the start on separate objects, whose launches run nothing and request their
+compilation. There is no list of kernels to maintain: every kernel that a step launches is found.
 
     with precompile_on_demand(dry_run, progress, num_workers=16):
         ...                 # the first kernel that Triton's cache lacks is compiled, then all others by the dry run
 
-Compilers run in forks of this process, which know every object without being told and hold no interpreter's lock in
-common: docs/decisions/0010-start-up.md has the times of forks and threads.
+Compilers run in forks of this process, which inherit every object and share no interpreter lock: docs/decisions/0010-start-up.md has the times of forks and threads.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from photon_grpc.kernels.lang.jit import DRY_RUN, INTERPRETED, triton
 
 _LOG = logging.getLogger(__name__)
 
-#: Is done for what it leaves outside of the process: files.
+#: A job runs for the files that it leaves.
 Job = Callable[[], Any]
 #: (done, total)
 OnProgress = Callable[[int, int], None]
 
-#: No job takes this long: forks that are silent for it hang.
+#: No job takes this long: forks that finish none for it hang.
 SILENCE_S = 60.0
 _INDEX_BYTES = 4
 
@@ -46,16 +45,15 @@ _INDEX_BYTES = 4
 def precompile_on_demand(
     dry_run: Callable[[], None], progress: OnProgress, num_workers: int
 ) -> AbstractContextManager[None]:
-    """While the block runs, the first kernel that has to be compiled has all others compiled as well; without one there
-    is no dry run.
+    """Compile all kernels in the block when the first has to be compiled; without one there is no dry run.
 
-    Where the dry run fails, a warning says so and kernels are compiled one after the other, as they are met.
+    If the dry run fails, a warning is logged and kernels are compiled one after the other, as they are met.
 
     Args:
-        dry_run: everything that is computed before the first request, on objects of its own; waits for the device at
-            its end, since nothing is to be under way when this process is forked.
+        dry_run: everything that is computed before the first request, on separate objects; waits for the device at
+            its end, since nothing may be running when this process is forked.
         progress: of the compilations.
-        num_workers: compile at a time.
+        num_workers: compilers at a time.
     """
     return at_first_compilation(lambda: _precompile(dry_run, progress, num_workers))
 
@@ -77,11 +75,13 @@ def _precompile(dry_run: Callable[[], None], progress: OnProgress, num_workers: 
 
 
 def hash_compiler_ahead() -> None:
-    """Have Triton hash its own files, a part of the name of every compiled kernel, in a thread beside what comes before
-    the first kernel: 0.4 s."""
+    """Have Triton hash its own files in a thread, beside what comes before the first kernel: 0.4 s.
+
+    The hash is part of the name of every compiled kernel.
+    """
     triton_key = getattr(getattr(getattr(triton, "runtime", None), "cache", None), "triton_key", None)
     if triton_key is not None:
-        # It remembers its result; a kernel that comes earlier computes it a second time.
+        # The result is cached; a kernel that comes earlier computes it a second time.
         threading.Thread(target=triton_key, name="compiler-hash", daemon=True).start()
 
 
@@ -92,7 +92,7 @@ def hash_compiler_ahead() -> None:
 def at_first_compilation(callback: Callable[[], None]) -> Iterator[None]:
     """Call `callback` once, within the launch that had a kernel compiled.
 
-    Never where nothing is missing in Triton's cache, and where Triton does not tell (before 3.4).
+    It is not called if Triton's cache lacks nothing, or if Triton has no such hook (before 3.4).
     """
     compilation = getattr(getattr(triton, "knobs", None), "compilation", None)
     if INTERPRETED or not hasattr(compilation, "listener"):
@@ -117,11 +117,11 @@ def at_first_compilation(callback: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def launches_collected() -> Iterator[list[Job]]:
-    """Every launch of a kernel of ours by this thread fills the list instead of the device, until the block ends; one
-    job a kernel and specialisation, which compiles it into the cache on disk.
+    """Collect every launch of a kernel by this thread in the list instead of running it, until the block ends.
 
-    What torch computes is computed, and must not be led astray by memory that no kernel has filled: new tensors are
-    zeros. Raises AttributeError where Triton cannot hand compilations over (before 3.5).
+    There is one job a kernel and specialisation, which compiles it into the cache on disk.
+
+    Torch still computes, and must not read memory that no kernel has filled: new tensors are zeros. Raise AttributeError where Triton cannot hand compilations over (before 3.5).
     """
     jobs: list[Job] = []
     with triton.AsyncCompileMode(_Collector(jobs), ignore_errors=True), _Zeroed():
@@ -133,7 +133,7 @@ def launches_collected() -> Iterator[list[Job]]:
 
 
 class _Collector(Executor):
-    """Runs nothing."""
+    """A launcher that runs nothing."""
 
     def __init__(self, jobs: list[Job]) -> None:
         self._jobs = jobs
@@ -154,7 +154,7 @@ def _compile(job: Job) -> None:
 
 
 class _Zeroed(TorchFunctionMode):
-    """Fill what torch.empty and its like give with zeros."""
+    """A mode in which torch.empty and its like return zeros."""
 
     _MAKERS = frozenset({torch.empty, torch.empty_like, torch.Tensor.new_empty})
 
@@ -173,10 +173,10 @@ def run_in_forks(
     progress: OnProgress = lambda done, total: None,
     silence_s: float = SILENCE_S,
 ) -> int:
-    """Return the number of jobs that raised nothing. Waits for all of them, or until none has ended for `silence_s`.
+    """Return the number of jobs that raised nothing; wait for all, or until none has ended for `silence_s`.
 
-    A fork may touch no device and take no lock that a thread of this process may hold. Raises OSError when there can be
-    no processes.
+    A fork may touch no device and take no lock that a thread of this process may hold. Raise OSError if no process can be
+    started.
     """
     task_reader, task_writer = _pipe()
     done_reader, done_writer = _pipe()
@@ -201,7 +201,7 @@ def _pipe() -> tuple[FileIO, FileIO]:
 
 
 def _fork(jobs: Sequence[Job], task_reader: FileIO, done_reader: FileIO, done_writer: FileIO, silence_s: float) -> int:
-    """Return the process id of a worker, which leads a group of its own: the programs that it starts end with it."""
+    """Return the process id of a worker, which leads its own group: the programs that it starts end with it."""
     worker = os.fork()
     if worker:
         # Both do it: the group is there before either needs it.
@@ -214,7 +214,7 @@ def _fork(jobs: Sequence[Job], task_reader: FileIO, done_reader: FileIO, done_wr
         done_reader.close()
         _work(jobs, task_reader, done_writer, silence_s)
     finally:
-        # Nothing of the parent is released, nothing it has buffered is written.
+        # Release nothing of the parent, write nothing that it has buffered.
         os._exit(0)
 
 

@@ -1,1 +1,1 @@
-"""Products with weights, and what stands before and behind them."""
+"""Products with weights, with the operations fused before and after them."""

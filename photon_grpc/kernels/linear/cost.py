@@ -1,5 +1,6 @@
-"""Chooses how a weight of any shape is multiplied: by the tile that a model of cost finds cheapest, or by the matrix
-library where none is cheaper.
+"""Choice of how a weight of any shape is multiplied: by the tile that a cost model finds cheapest, or by the library.
+
+The matrix library multiplies where no tile is cheaper.
 
 The model counts what a product waits for: memory, the latency of the steps in flight, what a warp issues and a
 multiprocessor takes, and the last wave of programs, which fills the device in part. Its constants are fitted to two
@@ -24,14 +25,14 @@ from photon_grpc.kernels.linear.tiles import (
     shared_bytes,
 )
 
-#: What a product is fused with: "normed" is "rotary" of normalised heads, "head" logits or what is drawn from them.
+#: What a product is fused with: "normed" is "rotary" of normalised heads, "head" logits or the ids sampled from them.
 End = Literal["rotary", "normed", "swiglu", "add", "head"]
 
 
 class Device(NamedTuple):
-    """Of a GPU, what the choice depends on: an H200 unless said otherwise.
+    """What the choice depends on of a GPU: an H200 by default.
 
-    shared_bytes: of a multiprocessor. max_bytes: `tiles.pipeline_bytes` of a program.
+    shared_bytes: those of a multiprocessor. max_bytes: `tiles.pipeline_bytes` of a program.
     """
 
     num_multiprocessors: int = 132
@@ -44,7 +45,7 @@ H200 = Device()
 
 
 class Product(NamedTuple):
-    """W [n, k] times `rows` rows of x, its pairs `span` rows apart, and its end."""
+    """W [n, k] times `rows` rows of x, its pairs `span` rows apart, and its epilogue."""
 
     n: int
     k: int
@@ -54,7 +55,7 @@ class Product(NamedTuple):
 
 
 class TileConstants(NamedTuple):
-    """Microseconds; bytes and operations a microsecond. Of pairs: of gemv and of wgmma.
+    """Constants of tiles in microseconds, bytes and operations a microsecond; pairs are those of gemv and of wgmma.
 
     Of the device: memory. Of a multiprocessor: stream (W and x), matrix, squares (elements of x). Of a program: latency
     of what is in flight, step, refill (between one and the next in its place). Of a warp: issue. Of a launch: start,
@@ -80,10 +81,12 @@ class TileConstants(NamedTuple):
 
 
 class LibraryConstants(NamedTuple):
-    """Microseconds; bytes and operations a microsecond: of the product, and of the kernel behind it by its end.
+    """Constants of the library in microseconds, bytes and operations a microsecond.
+
+    They are those of the product, and of the kernel after it by its epilogue.
 
     column: of K, or shared + shared_column where the library shares K out. start: a launch that overlaps neither the
-    kernel before nor the one behind.
+    kernel before nor the one after.
     """
 
     memory: float = 3.9e6
@@ -103,7 +106,7 @@ LIBRARY = LibraryConstants()
 
 
 def tile_us(tile: Tile, product: Product, device: Device = H200, constants: TileConstants = TILES) -> float:
-    """Microseconds of the product by this tile, its end included."""
+    """Return the microseconds of the product by this tile, its epilogue included."""
     c, kind = constants, tile.kind == "wgmma"
     n, k, rows, _, end = product
     has_norm = end not in ("add", "head")
@@ -157,7 +160,7 @@ def resident(tile: Tile, product: Product, device: Device) -> int:
 
 
 def library_us(product: Product, constants: LibraryConstants = LIBRARY) -> float:
-    """Microseconds of the product by the matrix library, and of the kernel that its end needs behind it."""
+    """Return the microseconds of the product by the matrix library and of the kernel that its epilogue needs."""
     c, (n, k, rows, _, end) = constants, product
     costs = (
         2 * (n * k + rows * k) / c.memory,
@@ -185,12 +188,12 @@ WGMMA = {
     64: ((64, 128, 4, 6), (64, 64, 4, 4), (64, 64, 4, 6), (64, 64, 4, 8), (128, 64, 4, 4), (128, 128, 4, 4)),
 }
 MAX_SPLITS = 8
-#: More bytes of W than this the library reads faster.
+#: The library is faster at reading more bytes of W than this.
 FAR_BYTES = 900_000_000
 
 
 def candidates(product: Product, device: Device = H200) -> list[Tile]:
-    """Every tile that is considered and can multiply it."""
+    """Return every tile that is considered and can multiply it."""
     n, k, rows, span, end = product
     problems = Problem(n, k, rows), Problem(n, k, rows, span)
     found = [
@@ -204,14 +207,16 @@ def candidates(product: Product, device: Device = H200) -> list[Tile]:
 
 
 def _gathers(tile: Tile, product: Product, device: Device) -> bool:
-    """Return whether a multiprocessor has room for more of the programs than its share of them: those that are launched
-    early go where the kernel before has left room, and others stay without."""
+    """Return whether a multiprocessor has room for more programs than its part of them.
+
+    Programs that are launched early then go where the kernel before has left room, and other multiprocessors get none.
+    """
     programs = product.n // tile.BN * tile.SPLITS
     return resident(tile, product, device) > ceil(programs / device.num_multiprocessors)
 
 
 def _is_fused(tile: Tile, product: Product) -> bool:
-    """Return whether the end is in the product's own kernel."""
+    """Return whether the epilogue is in the product's own kernel."""
     return product.end == "swiglu" or (product.end == "rotary" and holds_heads(tile, product.span))
 
 
@@ -224,11 +229,11 @@ def _menu(rows: int, has_wgmma: bool, may_share: bool) -> tuple[Tile, ...]:
 
 
 def choose(product: Product, device: Device = H200, *, may_decline: bool = True) -> Tile | None:
-    """Return the tile that multiplies: the table's, or the cheapest; None: the matrix library, which is as cheap.
+    """Return the tile that multiplies, from the table or the cheapest; None if the matrix library is as cheap.
 
     Args:
         product: `rows` is one of `tiles.BUCKETS`.
-        may_decline: the library can take it. Where it cannot, None means that no tile divides the product.
+        may_decline: whether the library can take it. If it cannot, None means that no tile divides the product.
     """
     known = TABLE.get((product.n, product.k), {})
     if device.has_wgmma and product.end != "normed" and product.rows in known:
@@ -240,5 +245,5 @@ def choose(product: Product, device: Device = H200, *, may_decline: bool = True)
         return best
     if 2 * product.n * product.k > FAR_BYTES:
         return None
-    # Of few rows no product was found that the library multiplies faster, and the model is not that exact.
+    # The library was faster for no product of few rows, and the model is not that exact.
     return best if product.rows <= 32 or tile_us(best, product, device) < library_us(product) else None

@@ -1,5 +1,7 @@
-"""Ends of a fused projection, which consume its sums: add to the residual, SwiGLU, rotate and store queries, keys and
-values; store them as they are; or, of logits, keep the best of the tile.
+"""Ends of a fused projection, which consume its sums.
+
+They add to the residual, apply SwiGLU, rotate and store queries, keys and values, store the sums as they are, or keep
+the best logit of the tile.
 
 Gluon device functions over a tile [BN rows of W, BM rows of x] in float32, handed to `gemv_kernel` and `wgmma_kernel`
 in pairs:
@@ -25,14 +27,16 @@ from photon_grpc.kernels.sampling.noise import gumbel
 
 @constexpr_function
 def row_layout(rows: int, tokens: int, warps: int) -> Any:
-    """[rows, tokens]: up to eight neighbouring rows a thread, then threads along the rows, then along the tokens."""
+    """Return the layout of [rows, tokens]: up to eight neighbouring rows a thread, then threads along rows, then tokens."""
     return gl.DistributedLinearLayout(*_bases(rows, tokens, warps), [], [rows, tokens])
 
 
 @constexpr_function
 def tile_layout(rows: int, tokens: int, warps: int, paired: bool, slices: int = 0) -> Any:
-    """[rows, tokens], or [slices, rows, tokens] with all slices in one thread; where paired, pairs as `row_layout` of
-    halves."""
+    """Return the layout of [rows, tokens], or of [slices, rows, tokens] with all slices in one thread.
+
+    Where paired, pairs lie as the `row_layout` of halves.
+    """
     if paired:
         bases = _bases(rows // 2, tokens, warps)
         registers, lanes, groups = ([[r if r < 8 else 2 * r, t] for r, t in part] for part in bases)
@@ -48,8 +52,7 @@ def tile_layout(rows: int, tokens: int, warps: int, paired: bool, slices: int = 
 
 @constexpr_function
 def _bases(rows: int, tokens: int, warps: int) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
-    """Return the (row, token) that each bit of a register's, lane's and warp's number adds; zeros where threads are
-    left over."""
+    """Return the (row, token) that each bit of a register's, lane's and warp's number adds; zeros for spare threads."""
     bits = [[1 << i, 0] for i in range(rows.bit_length() - 1)]
     vector = min(rows, 8, max(2, rows * tokens // (32 * warps))).bit_length() - 1
     registers, rest = bits[:vector], bits[vector:] + [[0, 1 << i] for i in range(tokens.bit_length() - 1)]
@@ -61,16 +64,16 @@ def _bases(rows: int, tokens: int, warps: int) -> tuple[list[list[int]], list[li
 
 @constexpr_function
 def output_layout(rows: int, tokens: int, warps: int, span: int) -> Any:
-    """Of a tile's result: [rows, tokens], or of pairs at distance `span` [rows // 2, tokens]."""
+    """Return the layout of a tile's result: [rows, tokens], or [rows // 2, tokens] of pairs at distance `span`."""
     return row_layout(rows // 2 if span else rows, tokens, warps)
 
 
 @gluon_jit
 def tile_rows(program, BN: gl.constexpr, SPAN: gl.constexpr, layout: gl.constexpr):
-    """int32 [BN], the rows of W in a program's tile: BN in order where SPAN is 0, else BN // 2 pairs.
+    """Return int32 [BN], the rows of W in a program's tile: BN in order if SPAN is 0, else BN // 2 pairs.
 
-    Pair p is the rows p // SPAN · 2 · SPAN + p % SPAN and SPAN behind it: with SPAN half a head its rotary pairs, with
-    SPAN the intermediate size gate and up. BN // 2 divides SPAN.
+    Pair p is the row p // SPAN · 2 · SPAN + p % SPAN and the row SPAN after it. They are rotary pairs where SPAN is half
+    a head, gate and up where SPAN is the intermediate size. BN // 2 divides SPAN.
     """
     row = gl.arange(0, BN, layout=layout)
     if SPAN == 0:
@@ -82,8 +85,7 @@ def tile_rows(program, BN: gl.constexpr, SPAN: gl.constexpr, layout: gl.constexp
 
 @gluon_jit
 def split_pairs(tile, P: gl.constexpr, TILE: gl.constexpr):
-    """[BN, BM] in a paired `tile_layout` -> first and second halves of its pairs, [BN // 2, BM] each in
-    `output_layout`."""
+    """Split [BN, BM] in a paired `tile_layout` into halves of its pairs, [BN // 2, BM] each in `output_layout`."""
     BM: gl.constexpr = P.BM
     BN: gl.constexpr = TILE.BN
     halves: gl.constexpr = output_layout(BN, BM, TILE.KW, P.SPAN)
@@ -94,7 +96,7 @@ def split_pairs(tile, P: gl.constexpr, TILE: gl.constexpr):
 
 @gluon_jit
 def add_bias(tile, bias, P: gl.constexpr, TILE: gl.constexpr):
-    """tile + b, where there is a bias [N]."""
+    """Return tile + b, or the tile if there is no bias [N]."""
     if bias is not None:
         whole: gl.constexpr = tile_layout(TILE.BN, P.BM, TILE.KW, P.SPAN > 0)
         row = tile_rows(gl.program_id(0), TILE.BN, P.SPAN, gl.SliceLayout(1, whole))
@@ -104,8 +106,7 @@ def add_bias(tile, bias, P: gl.constexpr, TILE: gl.constexpr):
 
 @gluon_jit
 def output_indices(P: gl.constexpr, TILE: gl.constexpr):
-    """int32: the program's rows of the result [BN], or [BN // 2] of pairs, and the tokens [BM], in slices of
-    `output_layout`."""
+    """Return int32 rows of the result [BN], or [BN // 2] of pairs, and tokens [BM], in slices of `output_layout`."""
     ROWS: gl.constexpr = TILE.BN // 2 if P.SPAN else TILE.BN
     at: gl.constexpr = output_layout(TILE.BN, P.BM, TILE.KW, P.SPAN)
     row = gl.program_id(0) * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, at))
@@ -114,12 +115,12 @@ def output_indices(P: gl.constexpr, TILE: gl.constexpr):
 
 @gluon_jit
 def load_nothing(result, P: gl.constexpr, TILE: gl.constexpr):
-    """The sums are all that is stored."""
+    """Load nothing: only the sums are stored."""
 
 
 @gluon_jit
 def load_residual(result, P: gl.constexpr, TILE: gl.constexpr):
-    """y [BN, BM] float32."""
+    """Load y [BN, BM] in float32."""
     y, _, num_rows = result
     row, token = output_indices(P, TILE)
     return gl.load(y + token[None, :] * P.N + row[:, None], mask=(token < num_rows)[None, :], other=0.0).to(gl.float32)
@@ -127,7 +128,7 @@ def load_residual(result, P: gl.constexpr, TILE: gl.constexpr):
 
 @gluon_jit
 def add_residual(tile, residual, result, P: gl.constexpr, TILE: gl.constexpr):
-    """y = residual + tile."""
+    """Store y = residual + tile."""
     y, _, num_rows = result
     row, token = output_indices(P, TILE)
     to = y + token[None, :] * P.N + row[:, None]
@@ -136,7 +137,7 @@ def add_residual(tile, residual, result, P: gl.constexpr, TILE: gl.constexpr):
 
 @gluon_jit
 def store_swiglu(tile, ahead, result, P: gl.constexpr, TILE: gl.constexpr):
-    """y [num_rows, SPAN] = silu(gate) · up."""
+    """Store y [num_rows, SPAN] = silu(gate) · up."""
     y, _, num_rows = result
     row, token = output_indices(P, TILE)
     gate, up = split_pairs(tile, P, TILE)
@@ -147,7 +148,7 @@ def store_swiglu(tile, ahead, result, P: gl.constexpr, TILE: gl.constexpr):
 
 @gluon_jit
 def load_angles(result, P: gl.constexpr, TILE: gl.constexpr):
-    """cos and sin [BN // 2, BM]; operands: Rotation, pages, elements of one block."""
+    """Load cos and sin [BN // 2, BM]; operands: Rotation, pages, elements of one block."""
     _, operands, num_rows = result
     rotation = operands[0]
     row, token = output_indices(P, TILE)
@@ -160,7 +161,7 @@ def load_angles(result, P: gl.constexpr, TILE: gl.constexpr):
 
 @gluon_jit
 def store_heads(tile, angles, result, P: gl.constexpr, TILE: gl.constexpr):
-    """Rotated queries to y [num_rows, Q_HEADS · D]; rotated keys and values as they are to their pages."""
+    """Store rotated queries in y [num_rows, Q_HEADS · D], rotated keys and unchanged values in their pages."""
     cos, sin = angles
     y, operands, num_rows = result
     rotation, pages, block_stride = operands
@@ -168,7 +169,7 @@ def store_heads(tile, angles, result, P: gl.constexpr, TILE: gl.constexpr):
     valid = (token < num_rows)[None, :]
     kind: gl.constexpr = y.dtype.element_ty
     a, b = split_pairs(tile, P, TILE)
-    # A program's rows are all of one head.
+    # All rows of a program belong to one head.
     head = gl.program_id(0) * (TILE.BN // 2) // P.SPAN
     column = row % P.SPAN
     if head < P.HEADS.Q:
@@ -188,7 +189,7 @@ def store_heads(tile, angles, result, P: gl.constexpr, TILE: gl.constexpr):
 
 @gluon_jit
 def store_sums(tile, ahead, result, P: gl.constexpr, TILE: gl.constexpr):
-    """y [num_rows, N]."""
+    """Store y [num_rows, N]."""
     y, _, num_rows = result
     row, token = output_indices(P, TILE)
     to = y + token[None, :] * P.N + row[:, None]
@@ -197,8 +198,7 @@ def store_sums(tile, ahead, result, P: gl.constexpr, TILE: gl.constexpr):
 
 @gluon_jit
 def store_best(logits, ahead, result, P: gl.constexpr, TILE: gl.constexpr):
-    """Of every token: the best value of the tile and its id, and the highest logit (infinite where one is NaN), as
-    `sample.py` has them.
+    """Store what TileBest has for every token: the best value of the tile, its id, and the highest logit.
 
     operands: SamplingMetadata, tops, ids.
     """

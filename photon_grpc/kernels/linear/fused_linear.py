@@ -1,5 +1,6 @@
-"""The projections of a decode step with what stands before and behind them, for few rows x and a W that memory must
-stream.
+"""The projections of a decode step, fused with the operations around them.
+
+They are for few rows x and a W that must be streamed from memory.
 
     add_linear:     h += W a
     norm_swiglu:    y = silu(g) · u,  (g, u) = r · W h + b,  r = 1 / sqrt(mean(h²) + eps)
@@ -9,11 +10,11 @@ stream.
 The weight of the norm before a projection is folded into the columns of W: its program reads all of h for the product
 anyway, so it sums h² on the way. Sums, norm, rotation and SwiGLU are float32; every result is rounded once.
 
-One kernel multiplies, `gemv.py` or `wgmma.py` by the Tile; what is before and behind the product comes in a Fusion. A
-tile that does not divide the heads, and heads that are normalised, leave norm_qkv's end to a second kernel,
-`rotate_store.py`: tiles that hold a head whole were slower than the two.
+One kernel multiplies, `gemv.py` or `wgmma.py` by the Tile; a Fusion has the operations before and after the product. If
+a tile does not divide the heads, or heads are normalised, a second kernel, `rotate_store.py`, is the end of norm_qkv:
+tiles that hold a whole head were slower than the two.
 
-Shapes: h [M, H] and a [M, K], contiguous and with memory for `tiles.bucket(M)` rows behind their first element (the
+Shapes: h [M, H] and a [M, K], contiguous and with memory for `tiles.bucket(M)` rows from their first element on (the
 surplus is read and does not matter), W [N, K], b [N] or None. W of norm_swiglu is gate above up; W of norm_qkv the
 heads of q, k and v, their rotary halves as `rotary.py` has them. cos, sin [max_position, D/2] float32, positions and
 slot_mapping [M] int64, cache [num_blocks, layers, 2, Hkv, block_size, D], q [M, Hq · D], y [M, N/2]. bf16 and fp16.
@@ -37,14 +38,14 @@ from photon_grpc.kernels.rotary.rotate_store import HeadOutput
 
 
 class Affine(NamedTuple):
-    """x -> W x + b; W [N, K], b [N] or None."""
+    """The map x -> W x + b; W [N, K], b [N] or None."""
 
     w: torch.Tensor
     b: torch.Tensor | None = None
 
 
 class Fusion(NamedTuple):
-    """Joined with a product: a pair of `epilogue.py` with its operands, and the norm before (None: there is none).
+    """Operations joined with a product: a pair of `epilogue.py` with its operands, and the norm before it or None.
 
     span, heads, guard: as of a Problem.
     """
@@ -62,18 +63,18 @@ ADD = Fusion(epilogue.load_residual, epilogue.add_residual)
 
 
 def add_reference(h: torch.Tensor, a: torch.Tensor, linear: Affine) -> None:
-    """add_linear in torch: changes h."""
+    """Add in torch: changes h."""
     h.copy_(h.float() + _product(a, linear))
 
 
 def swiglu_reference(h: torch.Tensor, linear: Affine, eps: float, y: torch.Tensor) -> None:
-    """norm_swiglu in torch: fills y."""
+    """Fill y with norm_swiglu in torch."""
     gate, up = _product(h, linear, eps).chunk(2, dim=-1)
     y.copy_(torch.nn.functional.silu(gate) * up)
 
 
 def qkv_reference(h: torch.Tensor, linear: Affine, eps: float, out: HeadOutput) -> None:
-    """norm_qkv in torch: fills out.q, changes out.cache."""
+    """Fill out.q and change out.cache with norm_qkv in torch."""
     rotate_store.reference(h.float() @ linear.w.float().T, h, linear.b, eps, out)
 
 
@@ -86,7 +87,7 @@ def _product(x: torch.Tensor, linear: Affine, eps: float | None = None) -> torch
 
 
 def add_launch(h: torch.Tensor, a: torch.Tensor, linear: Affine, tile: Tile, counters: torch.Tensor) -> None:
-    """Change h; `counters` int32 [>= N // tile.BN], zero before and after."""
+    """Change h; `counters` int32 [>= N // tile.BN] are zero before and after."""
     if not launches(linear.w):
         return add_reference(h, a, linear)
     return launch(ADD, tile, linear, a, h, counters)
@@ -105,7 +106,7 @@ def swiglu_launch(
 def qkv_launch(
     h: torch.Tensor, linear: Affine, eps: float, out: HeadOutput, tile: Tile, counters: torch.Tensor
 ) -> None:
-    """Fill out.q, changes out.cache."""
+    """Fill out.q and change out.cache."""
     if not launches(linear.w):
         return qkv_reference(h, linear, eps, out)
     q, cache, layer, rotation, norms = out
@@ -128,7 +129,7 @@ def qkv_launch(
 def launch(
     fusion: Fusion, tile: Tile, linear: Affine, x: torch.Tensor, y: torch.Tensor, counters: torch.Tensor | None = None
 ) -> None:
-    """y from x [M, K] by the tile's kernel. `counters` are needed where K is shared out among programs."""
+    """Fill y from x [M, K] by the tile's kernel; `counters` are needed if K is split over programs."""
     num_rows, (n, k) = x.shape[0], linear.w.shape
     rows = bucket(num_rows)
     if not num_rows or rows is None:

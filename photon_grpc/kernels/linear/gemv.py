@@ -1,10 +1,11 @@
-"""Gluon kernel for y = W x with at most 16 rows of x, at the speed of memory; `fused_linear.py` has formula and
-launchers.
+"""Gluon kernel for y = W x with at most 16 rows of x, at the speed of memory.
+
+`fused_linear.py` has the formula and the launchers.
 
 One program takes BN rows of W over all of K, each of its KW warps a slice of K: the layout of the product has rank 3
 with the warps along the batch axis, and the warps' sums are added last, in a fixed order. Nothing is split among
 programs, so there are no atomics and the result is the same every time. NS tiles of W are in flight before the
-programmatic wait; x follows through a pipeline of its own behind it, in the same groups of copies, so that one wait
+programmatic wait; x follows after it through a separate pipeline, in the same groups of copies, so that one wait
 serves both.
 """
 
@@ -16,8 +17,10 @@ from photon_grpc.kernels.linear.epilogue import add_bias, tile_layout, tile_rows
 
 @gluon_jit
 def _fetch(to, source, real, of_last, is_before_last):
-    """Begin the copy of a step's tile: zeros where `real` is false, in the last step also where `of_last` is. None: all
-    of it."""
+    """Begin the copy of a step's tile: zeros if `real` is false, and in the last step if `of_last` is.
+
+    None copies all of it.
+    """
     if of_last is None:
         async_copy.async_copy_global_to_shared(to, source, mask=real)
     elif real is None:
@@ -31,8 +34,10 @@ def gemv_kernel(
     w, bias, x, y, num_rows, eps, operands,
     LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """W [N, K], x [>= BM, K], with GUARD [num_rows, K]; grid N // BN, KW warps, BM 8 to 32. K is a multiple of BK: in
-    the last step, a warp that has no columns left multiplies zeros.
+    """Multiply W [N, K] by x [>= BM, K], with GUARD [num_rows, K].
+
+    The grid is N // BN, with KW warps and BM 8 to 32. K is a multiple of BK: in the last step, a warp that has no
+    columns left multiplies zeros.
 
     LOAD and STORE are a pair of `epilogue.py`, `operands` what they take; P is a Problem, TILE a Tile. eps: None
     without a norm.

@@ -1,11 +1,11 @@
-"""The head of a model and what is drawn from it, for few rows: logits are made tile by tile and need not be written.
+"""The head of a model and the ids sampled from it, for few rows: logits are made by tiles and need not be written.
 
     logits:  x Wᵀ in float32
     sample:  the id that `sample.py` would give for them
 
-A program takes a tile of the vocabulary for all rows, adds the noise of rows that want some and leaves the best of each
-row; a second kernel takes the best of those. Both ways multiply in the same order: filters see the logits that a plain
-draw saw.
+A program takes a tile of the vocabulary for all rows, adds the noise of rows that are not greedy and keeps the best of
+each row; a second kernel takes the best of those. Both multiply in the same order: filters see the logits that
+sampling without filters saw.
 
 Shapes: x [R, H] contiguous, W [V, H], the rest as for `sample.py`. bf16 and fp16; R at most tiles.BUCKETS[-1].
 Bytes moved: V · H · itemsize.
@@ -26,17 +26,17 @@ LOGITS = Fusion(epilogue.load_nothing, epilogue.store_sums, guard=True)
 
 
 def logits_reference(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """logits in torch: float32 [R, V]."""
+    """Return logits in torch: float32 [R, V]."""
     return x.float() @ w.float().T
 
 
 def sample_reference(x: torch.Tensor, w: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
-    """sample in torch: int64 [R]."""
+    """Return sampled ids in torch: int64 [R]."""
     return sample.reference(logits_reference(x, w), metadata)
 
 
 def logits_launch(x: torch.Tensor, w: torch.Tensor, tile: Tile) -> torch.Tensor:
-    """float32 [R, V]."""
+    """Return logits: float32 [R, V]."""
     if not launches(w):
         return logits_reference(x, w)
     logits = torch.empty((x.shape[0], w.shape[0]), dtype=torch.float32, device=x.device)
@@ -45,7 +45,7 @@ def logits_launch(x: torch.Tensor, w: torch.Tensor, tile: Tile) -> torch.Tensor:
 
 
 def sample_launch(x: torch.Tensor, w: torch.Tensor, metadata: SamplingMetadata, tile: Tile) -> torch.Tensor:
-    """int64 [R]."""
+    """Return sampled ids: int64 [R]."""
     if not launches(w):
         return sample_reference(x, w, metadata)
     best = sample.best_of_tiles(x.shape[0], w.shape[0] // tile.BN, x.device)

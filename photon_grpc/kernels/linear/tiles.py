@@ -1,8 +1,9 @@
-"""Ways to multiply a weight of given shape with few rows: those that two models are multiplied by, and a few that were
-timed where the model of cost is wrong; `cost.py` chooses for all others.
+"""Ways to multiply a weight of a given shape with few rows.
 
-None in the table, and more rows than the largest bucket: the matrix library was faster, with the kernels that it needs
-beside it.
+The table has those of two models and a few that were timed where the cost model is wrong; `cost.py` chooses all others.
+
+The matrix library, with the kernels that it needs beside it, was faster where the table has None and for more rows than
+the largest bucket.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Literal, NamedTuple
 class Tile(NamedTuple):
     """One way to multiply: `gemv` of gemv.py or `wgmma` of wgmma.py.
 
-    BN rows of W and BK columns a step, KW warps (each with BK columns of its own in gemv), NS steps in flight, K shared
-    out over SPLITS programs (wgmma only).
+    BN rows of W and BK columns a step, KW warps (each with its own BK columns in gemv), NS steps in flight, K split
+    over SPLITS programs (wgmma only).
     """
 
     kind: Literal["gemv", "wgmma"]
@@ -36,8 +37,8 @@ class HeadSplit(NamedTuple):
 class Problem(NamedTuple):
     """The sizes that a kernel is compiled for: W [N, K] and BM rows of x.
 
-    SPAN: distance of W's paired rows, 0: they are not paired. GUARD: x ends behind its rows, which may be fewer than
-    BM.
+    SPAN: the distance of W's paired rows; 0 if they are not paired. GUARD: x ends after its rows, which may be fewer
+    than BM.
     """
 
     N: int
@@ -154,18 +155,18 @@ def bucket(num_rows: int) -> int | None:
 
 
 def shared_bytes(tile: Tile, rows: int) -> int:
-    """For NS steps of W and of x, 16-bit elements."""
+    """Return the bytes of NS steps of W and of x, with 16-bit elements."""
     slices = tile.KW if tile.kind == "gemv" else 1
     return 2 * tile.NS * slices * tile.BK * (tile.BN + rows)
 
 
 def pipeline_bytes(shared_bytes_per_program: int) -> int:
-    """Left for steps in flight on a device that gives a program so many bytes: 227 KiB on sm_90, 99 on sm_89."""
+    """Return the bytes left for steps in flight if a program has this many: 227 KiB on sm_90, 99 on sm_89."""
     return min(SHARED_BYTES, shared_bytes_per_program - EXCHANGE_BYTES)
 
 
 def num_steps(tile: Tile, k: int) -> int:
-    """Of a program over K. In the last of gemv's, some of the warps may have nothing left."""
+    """Return the steps of a program over K; in the last of gemv's, some warps may have nothing left."""
     return -(-k // (tile.BK * (tile.KW if tile.kind == "gemv" else 1) * tile.SPLITS))
 
 
@@ -174,7 +175,7 @@ def fits(tile: Tile, problem: Problem, max_bytes: int = SHARED_BYTES) -> bool:
     n, k, rows, span = problem[:4]
     part = tile.BK if tile.kind == "gemv" else tile.SPLITS * tile.BK
     divides = n % tile.BN == 0 and k % part == 0 and (span == 0 or span % (tile.BN // 2) == 0)
-    # A single step has nothing to loop over, which the compiler of Triton 3.6 does not bear.
+    # The compiler of Triton 3.6 fails on a loop of a single step.
     return divides and num_steps(tile, k) >= 2 and shared_bytes(tile, rows) <= max_bytes
 
 

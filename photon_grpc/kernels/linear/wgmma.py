@@ -1,9 +1,10 @@
-"""Gluon kernel for y = W x with 16 to 128 rows of x, W the 64- or 128-row operand of wgmma; `fused_linear.py` has
-formula and launchers.
+"""Gluon kernel for y = W x with 16 to 128 rows of x, W the 64- or 128-row operand of wgmma.
+
+`fused_linear.py` has the formula and the launchers.
 
 One program takes BN rows of W over one of SPLITS splits of K. As in `gemv.py`, NS tiles of W are in flight before the
-programmatic wait and x follows behind it in a pipeline of its own. With several splits each stores its sums in float32,
-and the last to arrive adds them all in the order of their numbers: the result is the same every time.
+programmatic wait and x follows after it in a separate pipeline. Each of several splits stores its sums in float32, and
+the last to finish adds them all in the order of their numbers: the result is the same every time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from photon_grpc.kernels.linear.epilogue import add_bias, tile_layout, tile_rows
 
 @gluon_jit
 def merge_splits(tile, squares, partials, NORM: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr):
-    """(is last, sums [BN, BM], squares [BM]): stores this split, and reads all of them where it arrived last.
+    """Store this split; if it is the last, read all: returns (is last, sums [BN, BM], squares [BM]).
 
     Both are in a `tile_layout` without pairs, whose neighbours in a thread are neighbours in memory. partial float32
     [tiles, SPLITS, BN · BM + BM]; counters int32 [tiles], zero before and after.
@@ -63,7 +64,9 @@ def wgmma_kernel(
     w, bias, x, y, num_rows, eps, operands, partials,
     LOAD: gl.constexpr, STORE: gl.constexpr, P: gl.constexpr, TILE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """W [N, K], x [>= BM, K], with GUARD [num_rows, K]; grid (N // BN, SPLITS), KW = 4 warps, or 8 with BN 128.
+    """Multiply W [N, K] by x [>= BM, K], with GUARD [num_rows, K].
+
+    The grid is (N // BN, SPLITS), with KW = 4 warps, or 8 if BN is 128.
 
     K is a multiple of SPLITS · BK. LOAD and STORE are a pair of `epilogue.py`, `operands` what they take; P is a
     Problem, TILE a Tile.
@@ -101,7 +104,7 @@ def wgmma_kernel(
         if s < STEPS:
             async_copy.async_copy_global_to_shared(xs.index(s), xp + s * BK, mask=real)
         async_copy.commit_group()
-    # Tiles that would take half of the registers are asked for when the product has left them.
+    # Tiles that would take half of the registers are loaded when the product no longer needs them.
     AHEAD: gl.constexpr = BM * BN <= KW * 1024
     if AHEAD:
         ahead = LOAD((y, operands, num_rows), P, TILE)
@@ -111,7 +114,7 @@ def wgmma_kernel(
         async_copy.wait_group(NS - 2)
         fence_async_shared()
         acc = warpgroup_mma(ws.index(i % NS), xs.index(i % NS).permute([1, 0]), acc, is_async=True)
-        # Every warp has multiplied the tile before this one (the barrier behind the wait says so): its place is free.
+        # Every warp has multiplied the tile before this one, by the barrier after the wait: its place is free.
         if i + NS - 1 < STEPS:
             async_copy.async_copy_global_to_shared(ws.index((i + NS - 1) % NS), wp + (i + NS - 1) * BK)
             async_copy.async_copy_global_to_shared(xs.index((i + NS - 1) % NS), xp + (i + NS - 1) * BK, mask=real)

@@ -1,1 +1,1 @@
-"""Rotary position embedding, alone and with the page write behind it."""
+"""Rotary position embedding, alone and with the page write after it."""

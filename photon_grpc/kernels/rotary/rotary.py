@@ -22,7 +22,7 @@ from photon_grpc.kernels.lang.jit import jit, launches, next_power_of_2, tl
 def reference(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """rotary in torch: overwrites q and k and returns them."""
+    """Rotate in torch: overwrites q and k and returns them."""
     return rotate(q, k, *rows(cos, sin, positions))
 
 
@@ -36,7 +36,7 @@ def rows(cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> tuple
 def rotate(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """rotary in torch, for the rows of the tables that `rows` gave."""
+    """Rotate in torch, with the rows of the tables that `rows` returned."""
     for heads in _joined(q, k):
         # (b, a) of every (a, b). Widened by the float32 tables where the heads are narrower, and rounded once.
         swapped = heads.roll(heads.shape[-1] // 2, -1)
@@ -45,7 +45,7 @@ def rotate(
 
 
 def _joined(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """One view [T, Hq + Hkv, D] where k follows q in memory: half the operations, which is what small batches cost."""
+    """Return one view [T, Hq + Hkv, D] if k follows q in memory: half the operations, the cost of small batches."""
     num_tokens, num_heads, size = q.shape
     follows = k.data_ptr() == q.data_ptr() + num_heads * size * q.element_size()
     if not follows or q.stride() != k.stride() or q.stride(1) != size:
@@ -85,7 +85,7 @@ def rotate_heads(x, cos, sin, HEADS: tl.constexpr):
 
 @jit
 def rotary_kernel(q, k, cos, sin, positions, q_stride, k_stride, Q: tl.constexpr, KV: tl.constexpr):
-    """One program a token; Q and KV are HeadTiles."""
+    """Rotate one token per program; Q and KV are HeadTiles."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, Q.HALF_PAD)
     at = tl.load(positions + token).to(tl.int64) * Q.HALF + column
@@ -97,14 +97,14 @@ def rotary_kernel(q, k, cos, sin, positions, q_stride, k_stride, Q: tl.constexpr
 
 @functools.cache
 def config(q_heads: int, kv_heads: int, head_dim: int) -> dict[str, Any]:
-    """Compile-time arguments for one token's heads."""
+    """Return the compile-time arguments for one token's heads."""
     return {"Q": head_tile(q_heads, head_dim), "KV": head_tile(kv_heads, head_dim), "num_warps": 4}
 
 
 def launch(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Overwrite q [T, Hq, D] and k [T, Hkv, D] (heads contiguous within a token) and returns them."""
+    """Overwrite q [T, Hq, D] and k [T, Hkv, D] (heads contiguous within a token) and return them."""
     if not launches(q):
         return reference(q, k, cos, sin, positions)
     num_tokens, q_heads, head_dim = q.shape

@@ -1,5 +1,7 @@
-"""From a projection to queries, keys and values into attention, in one pass: heads are scaled, given their bias,
-normalised where the family does, rotated; queries go to a tensor of their own, keys and values to their pages.
+"""From a projection to queries, keys and values for attention, in one pass.
+
+Heads are scaled, given their bias, normalised where the family does, and rotated; queries go to a separate tensor, keys
+and values to their pages.
 
     x = r · qkv[t] + b,  r = 1 / sqrt(mean(h[t]²) + eps)       the norm before the projection, its weight folded into W
     x = w · x / sqrt(mean(x²) + eps)                           of every head of q and of k, where `norms` are given
@@ -26,7 +28,7 @@ from photon_grpc.kernels.rotary.rotary import HeadTile, head_tile
 
 
 class Rotation(NamedTuple):
-    """One for all layers of a step.
+    """The rotation of all layers of a step.
 
     cos, sin: float32 [max_position, D/2]. positions, slot_mapping: int64 [M].
     """
@@ -42,8 +44,10 @@ Norms = tuple[torch.Tensor, torch.Tensor]
 
 
 class HeadOutput(NamedTuple):
-    """Filled by one layer: q [T, Hq · D], and plane `layer` of cache [num_blocks, layers, 2, Hkv, block_size, D]; with
-    the norms and the rotation of heads on their way there."""
+    """What one layer fills: q [T, Hq · D], and `layer` of cache [num_blocks, layers, 2, Hkv, block_size, D].
+
+    Also the norms and the rotation of heads on their way there.
+    """
 
     q: torch.Tensor
     cache: torch.Tensor
@@ -53,7 +57,7 @@ class HeadOutput(NamedTuple):
 
 
 def reference(qkv: torch.Tensor, h: torch.Tensor | None, b: torch.Tensor | None, eps: float, out: HeadOutput) -> None:
-    """rotate_store in torch: fills q, changes cache."""
+    """Fill q and change cache in torch."""
     q, cache, layer, rotation, norms = out
     _, _, _, kv_heads, block_size, head_dim = cache.shape
     x = qkv.float()
@@ -82,7 +86,7 @@ def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
 
 
 class RowSizes(NamedTuple):
-    """h [T, HIDDEN]; the heads of queries, keys and values in a row of qkv; tokens of a block."""
+    """Sizes of rows: h [T, HIDDEN], the heads of queries, keys and values in a row of qkv, tokens of a block."""
 
     HIDDEN: int
     HIDDEN_PAD: int
@@ -94,7 +98,7 @@ class RowSizes(NamedTuple):
 
 @jit
 def load_heads(x, HEADS: tl.constexpr):
-    """Both halves [COUNT_PAD, HALF_PAD] of the heads of a row."""
+    """Load both halves [COUNT_PAD, HALF_PAD] of the heads of a row."""
     head, column = tl.arange(0, HEADS.COUNT_PAD)[:, None], tl.arange(0, HEADS.HALF_PAD)[None, :]
     inside = (head < HEADS.COUNT) & (column < HEADS.HALF)
     at = (HEADS.FIRST + head) * (2 * HEADS.HALF) + column
@@ -103,7 +107,7 @@ def load_heads(x, HEADS: tl.constexpr):
 
 @jit
 def normalised(first, second, bias, norm, scale, HEADS: tl.constexpr):
-    """Both halves of the heads scaled, with bias, normalised; float32. norm: weight or None, eps."""
+    """Return both halves of the heads scaled, with bias, normalised, in float32. norm: weight or None, eps."""
     weight, eps = norm
     first, second = first.to(tl.float32) * scale, second.to(tl.float32) * scale
     if bias is not None:
@@ -122,7 +126,7 @@ def normalised(first, second, bias, norm, scale, HEADS: tl.constexpr):
 
 @jit
 def store_heads(to, first, second, STRIDE: tl.constexpr, HEADS: tl.constexpr):
-    """Both halves of the heads, STRIDE elements from one head to the next."""
+    """Store both halves of the heads, STRIDE elements from one head to the next."""
     head, column = tl.arange(0, HEADS.COUNT_PAD)[:, None], tl.arange(0, HEADS.HALF_PAD)[None, :]
     inside = (head < HEADS.COUNT) & (column < HEADS.HALF)
     tl.store(to + head * STRIDE + column, first.to(to.dtype.element_ty), mask=inside)
@@ -133,8 +137,10 @@ def store_heads(to, first, second, STRIDE: tl.constexpr, HEADS: tl.constexpr):
 def rotate_store_kernel(
     qkv, h, bias, norms, q, pages, rotation, block_stride, eps, SIZES: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
-    """One program a token; `pages` points at the layer's plane of block 0, norms are weights [D] or None of query and
-    of key heads."""
+    """Rotate and store one token per program.
+
+    `pages` points at the layer's part of block 0; norms are weights [D] or None of query and of key heads.
+    """
     Q: tl.constexpr = SIZES.Q
     K: tl.constexpr = SIZES.K
     V: tl.constexpr = SIZES.V
@@ -149,7 +155,7 @@ def rotate_store_kernel(
         gdc_wait()
         gdc_launch_dependents()
     x = qkv + token * ((V.FIRST + V.COUNT) * HEAD_DIM)
-    # Asked for before the sum over h, whose barrier nothing is moved across.
+    # Loaded before the sum over h, since the compiler moves nothing across its barrier.
     q_a, q_b = load_heads(x, Q)
     k_a, k_b = load_heads(x, K)
     v_a, v_b = load_heads(x, V)
@@ -169,7 +175,7 @@ def rotate_store_kernel(
 
 @functools.cache
 def config(hidden: int, q_heads: int, kv_heads: int, head_dim: int, block_size: int) -> dict[str, Any]:
-    """Compile-time arguments, all but PDL."""
+    """Return the compile-time arguments, all but PDL."""
     heads = ((q_heads, 0), (kv_heads, q_heads), (kv_heads, q_heads + kv_heads))
     tiles = [head_tile(count, head_dim, first) for count, first in heads]
     sizes = RowSizes(hidden, next_power_of_2(hidden), *tiles, block_size)
@@ -177,7 +183,7 @@ def config(hidden: int, q_heads: int, kv_heads: int, head_dim: int, block_size: 
 
 
 def launch(qkv: torch.Tensor, h: torch.Tensor | None, b: torch.Tensor | None, eps: float, out: HeadOutput) -> None:
-    """Fill q [T, Hq · D], changes cache."""
+    """Fill q [T, Hq · D] and change cache."""
     if not launches(qkv):
         return reference(qkv, h, b, eps, out)
     q, cache, layer, rotation, norms = out

@@ -1,1 +1,1 @@
-"""From logits to ids: noise, filters, draws."""
+"""From logits to ids: noise, filters, sampling."""

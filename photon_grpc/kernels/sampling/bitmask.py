@@ -1,8 +1,8 @@
-"""Ids that cannot be drawn, by bitmasks per slot: their logits become -infinity.
+"""Ids that cannot be sampled, by bitmasks per slot: their logits become -infinity.
 
-    slot may draw id  iff  (its mask has the id's bit, or the slot has none)
-                      and  (the slot's limit has it, or the slot is not limited)
-                      and  (the slot's ban has not, or context_len >= min_length of the slot)
+    slot may sample id  iff  (its mask has the id's bit, or the slot has none)
+                        and  (the slot's limit has it, or the slot is not limited)
+                        and  (the slot's ban has not, or context_len >= min_length of the slot)
 
 Bit i of word w stands for id 32 w + i.
 
@@ -20,9 +20,9 @@ from photon_grpc.kernels.lang.jit import jit, tl
 
 
 class Constraints(NamedTuple):
-    """Of S slots.
+    """Bans, masks and limits of S slots.
 
-    min_length: int64 [S], length from which the banned ids may be drawn; 0 where none is banned.
+    min_length: int64 [S], length from which the banned ids may be sampled; 0 where none is banned.
     banned: int32 [S, W], the bits of banned ids are set.
     mask_row: int64 [S], the row of `masks` that holds for the slot, counted from 1; 0 where none does.
     masks: int32 [S, W], the bits of allowed ids are set.
@@ -41,7 +41,7 @@ class Constraints(NamedTuple):
 def reference(
     logits: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, constraints: Constraints
 ) -> torch.Tensor:
-    """bool [R], rows that are constrained; their logits are changed."""
+    """Return bool [R], the rows that are constrained, and change their logits."""
     mask_row = constraints.mask_row[slots]
     is_masked = mask_row > 0
     is_limited = constraints.is_limited[slots] > 0
@@ -56,7 +56,7 @@ def reference(
 
 @jit
 def load_allowed(column, slot, length, constraints, num_columns):
-    """Of columns of one row: which of them may be drawn, and whether a ban, a limit or a mask holds for the row."""
+    """Return which columns of a row may be sampled, and whether a ban, a limit or a mask holds for the row."""
     min_length, banned, mask_row, masks, is_limited, limits = constraints
     place = tl.load(mask_row + slot)
     limited = tl.load(is_limited + slot) > 0

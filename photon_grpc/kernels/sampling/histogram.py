@@ -1,14 +1,14 @@
-"""The few elements of a row among which its threshold is: sixteen bins weighed, the one that has the threshold listed.
+"""The few elements of a row that may be its threshold: sixteen bins are weighed, that of the threshold is listed.
 
     bin(x) = round((anchor - x) / width) within 0..15,  width = 0.2 · deviation,  anchor = center + 7.5 · width
     weight(x) = exp((x - max) / temperature), or 1
 
 Mean and deviation are those of a sample of the row, always of the same columns; the center is where the threshold of a
 normal row would be. A row that has a top_k is searched by count, for k; any other by weight, for top_p · Σ weight. In
-the order of the bins a running sum reaches what is searched for in one of them, the window. Its elements are listed; by
-count, and with a top_p behind it, those of all bins before it too, since what is done next with the k largest needs
-them. Any choice of bins gives the same threshold; a poor one lists more. Beside the window, elements that are above it
-and can win are listed to be drawn from: noise is made for them, and for nothing below.
+the order of the bins a running sum reaches the target in one of them, the window. Its elements are listed; in a search
+by count followed by top_p, those of all bins before it too, since the second search is among the k largest. Any choice
+of bins gives the same threshold; a poor one lists more. Beside the window, elements that are above it and can win are
+listed to be sampled from: noise is made for them, and for nothing below.
 
 A program does one chunk of one row, and sums are taken in the order of the chunks, which depends on nothing but the
 number of columns: a row's threshold is the same in any batch.
@@ -36,7 +36,7 @@ class LogitRows(NamedTuple):
 
 
 class Filters(NamedTuple):
-    """Of every slot: top_k int64 (-1: off), top_p and min_p float32 (1 and 0: off)."""
+    """Filters of every slot: top_k int64 (-1: off), top_p and min_p float32 (1 and 0: off)."""
 
     top_k: torch.Tensor
     top_p: torch.Tensor
@@ -44,18 +44,18 @@ class Filters(NamedTuple):
 
 
 class Search(NamedTuple):
-    """Handed from one kernel to the next; float32 but for what is said.
+    """State handed from one kernel to the next, float32 unless noted.
 
     tops [R, S]: each chunk's highest logit, infinite where one is NaN.
     tallies [R, S, 16]: the running sum of weights over the bins, relative to the chunk's highest.
     bins [R, 3]: anchor, 1 / width (0: not searched), how fast weights fall in powers of two (0: by count, -1: greedy).
-    windows [R, 5]: first and last bin, the least logit that is drawn from, the mass before the window, the mass
+    windows [R, 5]: first and last bin, the least logit that is sampled from, the mass before the window, the mass
     searched for.
-    listed int64 [R, S · CHUNK], logit and id: each chunk's part of the window from its start on, what is above from its
-    end on; num_within, num_above int32 [R, S]: how many.
+    listed int64 [R, S · CHUNK], logit and id: each chunk's part of the window from its start on, elements above it from
+    its end on; num_within, num_above int32 [R, S]: their numbers.
     gathered [R, TILE]: scratch.
     thresholds, best [R]: of logits / temperature, of logits.
-    values [R, S], ids int32 [R, S]: of each chunk, what wins.
+    values [R, S], ids int32 [R, S]: the winner of each chunk.
     """
 
     tops: torch.Tensor
@@ -74,7 +74,7 @@ class Search(NamedTuple):
 
 
 class SearchSizes(NamedTuple):
-    """A program does a CHUNK of a row; the search reads STEPs of a list and holds a TILE.
+    """Sizes of the search: a program does a CHUNK of a row, reads STEPs of a list and holds a TILE.
 
     SPLITS: chunks of a row, as a power of two. LANES: partial sums of a program. SAMPLED: elements that a program
     makes noise for at a time. RANGE: a token whose scaled logit is this far below the best cannot win, whatever the
@@ -92,7 +92,7 @@ class SearchSizes(NamedTuple):
 
 @jit
 def criteria(metadata, filters, row, num_columns):
-    """Temperature, k and p as float32, whether the row is searched by count, and whether it is searched at all."""
+    """Return temperature, k and p as float32, whether the row is searched by count, and whether it is searched at all."""
     slot = tl.load(metadata.slots + row)
     temperature = tl.load(metadata.temperature + slot)
     k, p = tl.load(filters.top_k + slot), tl.load(filters.top_p + slot)
@@ -102,7 +102,7 @@ def criteria(metadata, filters, row, num_columns):
 
 @jit
 def load_tops(search, row, SIZES: tl.constexpr):
-    """[SPLITS]: each chunk's highest logit, and the row's."""
+    """Load [SPLITS], each chunk's highest logit; return it and the row's."""
     split = tl.arange(0, SIZES.SPLITS)
     place = search.tops + row * search.num_splits + split
     tops = tl.load(place, mask=split < search.num_splits, other=-float("inf"))
@@ -111,20 +111,20 @@ def load_tops(search, row, SIZES: tl.constexpr):
 
 @jit
 def load_chunk(rows, split, row, SIZES: tl.constexpr):
-    """float32 [CHUNK], -infinity behind the row's end."""
+    """Load float32 [CHUNK], -infinity past the row's end."""
     column = split * SIZES.CHUNK + tl.arange(0, SIZES.CHUNK)
     return tl.load(rows.logits + row * rows.stride + column, mask=column < rows.num_columns, other=-float("inf"))
 
 
 @jit
 def quantile(share):
-    """Of the standard normal distribution, to 0.01 (Tukey's lambda)."""
+    """Return the quantile of the standard normal distribution, to 0.01 (Tukey's lambda)."""
     return 4.91 * (tl.exp2(0.14 * tl.log2(share)) - tl.exp2(0.14 * tl.log2(1.0 - share)))
 
 
 @jit
 def choose_bins(rows, row, temperature, k, p, by_count):
-    """Anchor and 1 / width, by the finite ones of up to 1,024 elements in eight runs."""
+    """Return anchor and 1 / width, from the finite ones of up to 1,024 elements in eight runs."""
     number = tl.arange(0, 1024)
     column = number // 128 * (rows.num_columns // 8) + number % 128
     inside = column < rows.num_columns
@@ -144,17 +144,17 @@ def choose_bins(rows, row, temperature, k, p, by_count):
 
 @jit
 def bin_of(logit, anchor, scale):
-    """An integer in 0.0..15.0; what is no number is in the last."""
+    """Return a bin, an integer in 0.0..15.0; NaN is in the last."""
     distance = (anchor - logit) * scale
     distance = tl.maximum(tl.where(distance < 15.0, distance, 15.0), 0.0)
-    # The sum rounds to an integer: no conversion, of which a GPU does few at a time.
+    # The sum rounds to an integer; a GPU does few conversions at a time.
     return (distance + 8388608.0) - 8388608.0
 
 
 @jit
 def lanes(number, weight, last: tl.constexpr, LANES: tl.constexpr):
-    """[LANES]: partial sums of the weights in bins 0..last; a lane's elements are one thread's."""
-    # 1 or 0, by what a multiply-add unit does; comparing and selecting are for units of half the rate.
+    """Return [LANES] partial sums of the weights in bins 0..last; a lane's elements are one thread's."""
+    # 1 or 0 by multiply-add; comparing and selecting are done at half the rate.
     within = tl.clamp((last + 1.0) - number, 0.0, 1.0)
     tile = tl.reshape(within * weight, [number.shape[0] // (4 * LANES), LANES, 4])
     return tl.sum(tl.sum(tile, axis=2), axis=0)
@@ -162,33 +162,35 @@ def lanes(number, weight, last: tl.constexpr, LANES: tl.constexpr):
 
 @jit
 def lanes_2(number, weight, last: tl.constexpr, LANES: tl.constexpr):
-    """[LANES, 2]: bins 0..last, 0..last + 8."""
+    """Return [LANES, 2]: bins 0..last, 0..last + 8."""
     return tl.join(lanes(number, weight, last, LANES), lanes(number, weight, last + 8, LANES))
 
 
 @jit
 def lanes_4(number, weight, last: tl.constexpr, LANES: tl.constexpr):
-    """[LANES, 2, 2]: four bins apart."""
+    """Return [LANES, 2, 2]: four bins apart."""
     return tl.join(lanes_2(number, weight, last, LANES), lanes_2(number, weight, last + 4, LANES))
 
 
 @jit
 def lanes_8(number, weight, last: tl.constexpr, LANES: tl.constexpr):
-    """[LANES, 2, 2, 2]: two bins apart."""
+    """Return [LANES, 2, 2, 2]: two bins apart."""
     return tl.join(lanes_4(number, weight, last, LANES), lanes_4(number, weight, last + 2, LANES))
 
 
 @jit
 def weigh(number, weight, LANES: tl.constexpr):
-    """[16]: the running sum of the bins' weights. The sums leave their threads together: one by one it took a barrier
-    each."""
+    """Return [16], the running sum of the bins' weights.
+
+    The sums leave their threads together: one by one it took a barrier each.
+    """
     tile = tl.join(lanes_8(number, weight, 0, LANES), lanes_8(number, weight, 1, LANES))
     return tl.sum(tl.reshape(tile, [LANES, 16]), axis=0)
 
 
 @jit
 def running_sum(tile, LANES: tl.constexpr):
-    """Of a tile of integers, in the order of the lanes: only the lanes' totals leave their threads."""
+    """Return the running sum of a tile of integers in the order of the lanes; only totals leave their threads."""
     lanes = tl.reshape(tile, [tile.shape[0] // (4 * LANES), LANES, 4])
     quads = tl.sum(lanes, axis=2)
     totals = tl.sum(quads, axis=0)
@@ -198,7 +200,7 @@ def running_sum(tile, LANES: tl.constexpr):
 
 @jit
 def bins_kernel(rows, metadata, filters, search, SIZES: tl.constexpr):
-    """Grid (R,): by which bins a row is searched, and by what weights."""
+    """Choose the bins and weights by which a row is searched, in a grid (R,)."""
     row = tl.program_id(0).to(tl.int64)
     temperature, k, p, by_count, is_searched = criteria(metadata, filters, row, rows.num_columns)
     anchor, scale = tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float32)
@@ -212,13 +214,16 @@ def bins_kernel(rows, metadata, filters, search, SIZES: tl.constexpr):
 
 @jit
 def load_bins(search, row):
-    """Anchor, 1 / width and rate."""
+    """Load anchor, 1 / width and rate."""
     return tl.load(search.bins + row * 3), tl.load(search.bins + row * 3 + 1), tl.load(search.bins + row * 3 + 2)
 
 
 @jit
 def tally_kernel(rows, metadata, filters, search, SIZES: tl.constexpr):
-    """Grid (S, R): a chunk's highest logit, and the running sum of its bins' weights; of a greedy row its best."""
+    """Store a chunk's highest logit and the running sum of its bins' weights; of a greedy row its best.
+
+    The grid is (S, R).
+    """
     split, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     anchor, scale, rate = load_bins(search, row)
     logit = load_chunk(rows, split, row, SIZES)
@@ -238,7 +243,7 @@ def tally_kernel(rows, metadata, filters, search, SIZES: tl.constexpr):
 
 @jit
 def find_window(search, row, tops, best, limits, SIZES: tl.constexpr):
-    """The bin at whose end the running sum has reached the target, the sum at its beginning, and the target.
+    """Return the bin in which the running sum reaches the target, the sum at its beginning, and the target.
 
     limits: p, k.
     """
@@ -257,21 +262,21 @@ def find_window(search, row, tops, best, limits, SIZES: tl.constexpr):
 
 @jit
 def least_of(filters, slot, best, temperature, SIZES: tl.constexpr):
-    """A logit that whatever min-p keeps and can win is not below."""
+    """Return a lower bound for the logits that min-p keeps and that can win."""
     top = tl.div_rn(best, temperature)
     least = tl.maximum(top - SIZES.RANGE, tl.minimum(top, top + tl.log(tl.load(filters.min_p + slot)))) * temperature
-    # What is divided and rounded later must not be above it.
+    # A value that is divided and rounded later must not exceed it.
     return least - (tl.abs(least) * 1e-6 + 1e-30)
 
 
 @jit
 def window_kernel(rows, metadata, filters, search, SIZES: tl.constexpr):
-    """Grid (R,): what is listed of a row."""
+    """Choose the window of a row, in a grid (R,)."""
     row = tl.program_id(0).to(tl.int64)
     temperature, k, p, by_count, is_searched = criteria(metadata, filters, row, rows.num_columns)
     tops, best = load_tops(search, row, SIZES)
     tl.store(search.best + row, best)
-    # Of a row that is not searched there is no window, and all is above it; of a greedy one nothing is drawn.
+    # Of a row that is not searched there is no window, and all is above it; of a greedy one nothing is sampled.
     least = tl.full([], float("inf"), tl.float32)
     if temperature > 0.0:
         least = least_of(filters, tl.load(metadata.slots + row), best, temperature, SIZES)
@@ -289,8 +294,7 @@ def window_kernel(rows, metadata, filters, search, SIZES: tl.constexpr):
 
 @jit
 def list_kernel(rows, metadata, filters, search, SIZES: tl.constexpr):
-    """Grid (S, R): a chunk's elements of the window and those above it that are not below the least, in a fixed
-    order."""
+    """List a chunk's elements of the window and those above it that can win, in a fixed order; grid (S, R)."""
     split, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     place, count = row * search.num_splits + split, tl.full([], 0, tl.int32)
     anchor, scale, _rate = load_bins(search, row)

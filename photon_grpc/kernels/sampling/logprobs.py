@@ -1,8 +1,8 @@
-"""Log-probabilities and ranks of the chosen id, of the N best and of given ids, as packed records.
+"""Log-probabilities and ranks of the sampled id, of the N best and of given ids, as packed records.
 
     logprob(id) = logits[id] - log Σ exp(logits),   rank(id) = 1 + the ids with a greater logit
 
-A record is three words of 32 bits: id int32, logprob float32, rank int32. A row has 1 + N + G of them: the chosen id;
+A record is three words of 32 bits: id int32, logprob float32, rank int32. A row has 1 + N + G of them: the sampled id;
 the N best, best first, of equal ones the lowest id first; the G given ids in their order.
 
 The N best are among the elements that are not below the N-th largest maximum of a tile: there are few of them, so that
@@ -10,8 +10,8 @@ a tile gives its own best by taking its maximum out, seldom more than once. Wher
 sum is taken in an order that depends on nothing but the number of columns.
 
 Shapes: logits float32 [R, V], V at least N; ids int64 [R]; LogprobMetadata -> int32 [R, MAX_RECORDS, 3], of which only
-the first 1 + N + G records of rows that are scored are written. Bytes moved: 8 · R · V, and 4 · G · R · V out of the
-cache; nothing for rows that are not scored.
+the first 1 + N + G records of rows that ask for them are written. Bytes moved: 8 · R · V, and 4 · G · R · V out of the
+cache; nothing for other rows.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ MAX_RECORDS = 1 + MAX_BEST + MAX_GIVEN
 
 
 class LogprobMetadata(NamedTuple):
-    """Each row's slot, and what every slot asks for.
+    """Each row's slot, and the log-probabilities that every slot asks for.
 
-    slots: int64 [R]. num_best: int64 [S], N; -1 where nothing is scored. num_given: int64 [S], G. given: int32
+    slots: int64 [R]. num_best: int64 [S], N; -1 if nothing is asked for. num_given: int64 [S], G. given: int32
     [S, MAX_GIVEN].
     """
 
@@ -43,7 +43,7 @@ class LogprobMetadata(NamedTuple):
 
 
 class TileLogprobs(NamedTuple):
-    """Results of T tiles of each row, and those of all of them.
+    """Results of T tiles of each row, and of all of them together.
 
     peaks, sums: float32 [R, T], the maximum, and Σ exp(logit - maximum). log_sums: float32 [R]. least: int32 [R], the
     `ordinal` below which no element is among the best. above: int32 [R, 1 + MAX_GIVEN, T], elements greater than that
@@ -61,7 +61,7 @@ class TileLogprobs(NamedTuple):
 
 
 def reference(logits: torch.Tensor, ids: torch.Tensor, metadata: LogprobMetadata) -> torch.Tensor:
-    """scores in NumPy, on the host."""
+    """Return log-probabilities in NumPy, on the host."""
     rows, chosen, slots, num_best, num_given, given = (each.cpu().numpy() for each in (logits, ids, *metadata))
     records = np.zeros((len(rows), MAX_RECORDS, 3), dtype=np.int32)
     for row in (num_best[slots] >= 0).nonzero()[0]:
@@ -73,7 +73,7 @@ def reference(logits: torch.Tensor, ids: torch.Tensor, metadata: LogprobMetadata
 
 
 def _row_records(logits: npt.NDArray[np.float32], asked: npt.NDArray[Any], num_best: int) -> npt.NDArray[np.int32]:
-    """int32 [1 + N + G, 3]; `asked` has the chosen and the given ids."""
+    """Return int32 [1 + N + G, 3]; `asked` has the sampled and the given ids."""
     best = _best(logits, num_best)
     ids = np.concatenate([asked[:1], best, asked[1:]])
     ranks = [1 + np.count_nonzero(logits > own) for own in logits[asked]]
@@ -87,8 +87,10 @@ def _row_records(logits: npt.NDArray[np.float32], asked: npt.NDArray[Any], num_b
 
 
 def _best(logits: npt.NDArray[np.float32], count: int) -> npt.NDArray[Any]:
-    """Return the ids of the largest, of equal ones the lowest first: among those not below the count-th largest maximum
-    of a tile."""
+    """Return the ids of the largest, of equal ones the lowest first.
+
+    They are among those not below the count-th largest maximum of a tile.
+    """
     count = min(count, len(logits))
     width = min(256, len(logits) // max(1, count))
     peaks = logits[: len(logits) // width * width].reshape(-1, width).max(axis=1)
@@ -98,7 +100,7 @@ def _best(logits: npt.NDArray[np.float32], count: int) -> npt.NDArray[Any]:
 
 @jit
 def take_best(numbers, ids):
-    """The largest of the ordinals, its lowest id, and the ordinals without it."""
+    """Return the largest of the ordinals, its lowest id, and the ordinals without it."""
     best = tl.max(numbers, axis=0)
     best_id = tl.min(tl.where(numbers == best, ids, 2147483647), axis=0)
     # 0 is no float's ordinal.
@@ -107,7 +109,7 @@ def take_best(numbers, ids):
 
 @jit
 def asked_id(ids, metadata, row, slot, number, MAX_GIVEN: tl.constexpr):
-    """Number 0 is the chosen id, which is below 0 where a row has failed; the given ones follow."""
+    """Return the id of this number: 0 is the sampled id, below 0 if the row has failed; the given ones follow."""
     chosen = tl.load(ids + row, mask=number == 0, other=0)
     given = tl.load(metadata.given + slot * MAX_GIVEN + number - 1, mask=number > 0, other=0)
     return tl.maximum(chosen, 0) + given
@@ -115,7 +117,7 @@ def asked_id(ids, metadata, row, slot, number, MAX_GIVEN: tl.constexpr):
 
 @jit
 def logprob_peak_kernel(logits, metadata, tiles, num_columns, stride, num_tiles, BLOCK: tl.constexpr):
-    """Grid (R, T)."""
+    """Store maximum and sum of a tile, in a grid (R, T)."""
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if tl.load(metadata.num_best + tl.load(metadata.slots + row)) >= 0:
         column = tile * BLOCK + tl.arange(0, BLOCK)
@@ -128,7 +130,7 @@ def logprob_peak_kernel(logits, metadata, tiles, num_columns, stride, num_tiles,
 
 @jit
 def logprob_merge_kernel(metadata, tiles, num_tiles, TILES_PAD: tl.constexpr):
-    """One program a row: log_sums and least."""
+    """Store log_sums and least of one row per program."""
     row = tl.program_id(0).to(tl.int64)
     num_best = tl.load(metadata.num_best + tl.load(metadata.slots + row))
     if num_best >= 0:
@@ -151,7 +153,7 @@ def logprob_best_kernel(
     logits, ids, metadata, tiles, num_columns, stride, num_tiles,
     BLOCK: tl.constexpr, MAX_BEST: tl.constexpr, MAX_GIVEN: tl.constexpr,
 ):  # fmt: skip
-    """Grid (R, T): above, best, best_ids, num_found."""
+    """Store above, best, best_ids and num_found, in a grid (R, T)."""
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(metadata.slots + row)
     num_best = tl.load(metadata.num_best + slot)
@@ -187,7 +189,7 @@ def logprob_record_kernel(
     logits, ids, metadata, tiles, records, stride, num_tiles,
     TILES_PAD: tl.constexpr, BEST_PAD: tl.constexpr, MAX_BEST: tl.constexpr, MAX_GIVEN: tl.constexpr,
 ):  # fmt: skip
-    """One program a row."""
+    """Write the records of one row per program."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(metadata.slots + row)
     num_best = tl.load(metadata.num_best + slot).to(tl.int32)
@@ -217,17 +219,17 @@ def logprob_record_kernel(
 
 
 def config() -> dict[str, Any]:
-    """Compile-time arguments of the kernels that take a tile."""
+    """Return the compile-time arguments of the kernels that take a tile."""
     return {"BLOCK": 2048, "num_warps": 4}
 
 
 def merge_config(num_columns: int) -> dict[str, Any]:
-    """Of `logprob_merge_kernel`."""
+    """Return the compile-time arguments of `logprob_merge_kernel`."""
     return {"TILES_PAD": next_power_of_2(cdiv(num_columns, config()["BLOCK"])), "num_warps": 1}
 
 
 def record_config(num_columns: int) -> dict[str, Any]:
-    """Of `logprob_record_kernel`."""
+    """Return the compile-time arguments of `logprob_record_kernel`."""
     return merge_config(num_columns) | {"BEST_PAD": next_power_of_2(MAX_BEST), "num_warps": 8} | LIMITS
 
 
@@ -235,7 +237,7 @@ LIMITS = {"MAX_BEST": MAX_BEST, "MAX_GIVEN": MAX_GIVEN}
 
 
 def launch(logits: torch.Tensor, ids: torch.Tensor, metadata: LogprobMetadata) -> torch.Tensor:
-    """int32 [R, MAX_RECORDS, 3]; see `reference`. Rows of `logits` may be strided, columns not."""
+    """Return int32 [R, MAX_RECORDS, 3]; see `reference`. Rows of `logits` may be strided, columns not."""
     if not launches(logits):
         return reference(logits, ids, metadata)
     num_rows, num_columns = logits.shape

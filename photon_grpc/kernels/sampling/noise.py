@@ -1,4 +1,4 @@
-"""Sampling noise that depends on nothing but what is sampled: Gumbel noise keyed by (seed, position, output, token).
+"""Sampling noise that depends only on what is sampled: Gumbel noise keyed by (seed, position, output, token).
 
     x = Philox4x32-10(key = seed (low, high), counter = (token id, position, output index, 0)), word 0
     u = ((x >> 9) + 1/2) · 2^-23,   gumbel = -log(-log(u))
@@ -6,11 +6,11 @@
 Philox4x32-10 is the counter-based generator of Salmon, Moraes, Dror and Shaw (SC 2011): ten rounds of two 32 x 32 -> 64
 bit products over a counter of four 32-bit words, keyed by two words.
 
-argmax(logits / temperature + gumbel) is a draw from the softmax, and the same draw alone, in any batch, after any
+argmax(logits / temperature + gumbel) is a sample of the softmax, and the same sample alone, in any batch, after any
 preemption and for any subset of tokens that a filter kept.
 
 23 bits, because float32 holds (x >> 9) + 1/2 exactly, so 0 < u < 1 strictly. (With 24 bits the largest x rounds to
-u = 1 and its token gets infinite noise, once in 2^24 tokens: every hundred draws from a vocabulary of 128k.)
+u = 1 and its token gets infinite noise, once in 2^24 tokens: every hundred samples of a vocabulary of 128k.)
 
 Shapes: seed, position, output_index [R] integers (seed int64 holds the bit pattern of a uint64), token ids [R, N]
 -> float32 [R, N]. The bits of u are equal on every device; the logarithms may differ in the last place.
@@ -33,18 +33,18 @@ WEYL_A = 0x9E3779B9
 WEYL_B = 0xBB67AE85
 MASK = 0xFFFFFFFF
 
-# Bounds of the noise: a token whose score is MAX_GUMBEL - MIN_GUMBEL below another's can never win.
+# Bounds of the noise: a token whose scaled logit is MAX_GUMBEL - MIN_GUMBEL below another's can never win.
 MAX_GUMBEL = -math.log(-math.log1p(-(2.0**-24)))
 MIN_GUMBEL = -math.log(24 * math.log(2.0))
 
-# Words drawn at a time, so that what ten rounds read and write stays in the second-level cache.
+# Words made at a time, so that what ten rounds read and write stays in the second-level cache.
 CHUNK = 16384
 
 
 def reference(
     seed: torch.Tensor, position: torch.Tensor, output_index: torch.Tensor, tokens: torch.Tensor | int
 ) -> torch.Tensor:
-    """Gumbel noise float32 [R, N] for token ids [R, N], or for the ids 0 … N-1 where `tokens` is the number N."""
+    """Return noise float32 [R, N] for token ids [R, N], or for ids 0 … N-1 where `tokens` is the number N."""
     if seed.is_cuda:
         return _gumbel(uniform_bits(seed, position, output_index, tokens))
     columns = tokens if isinstance(tokens, int) else tokens.shape[1]
@@ -90,7 +90,7 @@ def _ids(tokens: torch.Tensor, start: int, stop: int) -> np.ndarray:
 
 
 def philox4x32(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, Any, Any, Any]:
-    """Four words from a counter and a key, all 32-bit words in 64-bit integers, of shapes that broadcast.
+    """Return four words from a counter and a key, all 32-bit words in 64-bit integers, of shapes that broadcast.
 
     Takes NumPy uint64 arrays or torch int64 tensors alike: a product wraps to the same 64 bits signed or unsigned, and
     the mask behind every shift drops the sign bits that a signed shift brings in.
@@ -106,8 +106,10 @@ def philox4x32(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[An
 
 @jit
 def philox_word(c0, c1, c2, c3, seed):
-    """Word 0, uint32, of the counter's words (any 32-bit integers that broadcast) under a 64-bit seed = key (lo,
-    hi)."""
+    """Return word 0, uint32, of the counter's words under a 64-bit seed = key (lo, hi).
+
+    The words are 32-bit integers of shapes that broadcast.
+    """
     key = seed.to(tl.uint64, bitcast=True)
     low, high = (key & 0xFFFFFFFF).to(tl.uint32), (key >> 32).to(tl.uint32)
     word, _, _, _ = tl.philox_impl(c0, c1, c2, c3, low, high)
@@ -116,8 +118,10 @@ def philox_word(c0, c1, c2, c3, seed):
 
 @jit
 def gumbel(seed, position, output_index, ids):
-    """Noise float32 of a tile of token ids; seed int64, position and output_index scalars or of shapes that
-    broadcast."""
+    """Return noise float32 for a tile of token ids.
+
+    seed is int64; seed, position and output_index are scalars or of shapes that broadcast.
+    """
     x = philox_word(ids.to(tl.uint32), position.to(tl.uint32), output_index.to(tl.uint32), ids.to(tl.uint32) * 0, seed)
     uniform = ((x >> 9).to(tl.float32) + 0.5) * (1.0 / 8388608)
     return -tl.log(-tl.log(uniform))

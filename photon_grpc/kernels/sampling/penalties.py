@@ -29,9 +29,9 @@ _MOST = 0x7FFF
 
 
 class Penalties(NamedTuple):
-    """Of S slots.
+    """Penalties and biases of S slots.
 
-    counts: int16 [S, V]; only those of slots that are penalised mean something. repetition, presence, frequency:
+    counts: int16 [S, V]; only those of penalised slots have a meaning. repetition, presence, frequency:
     float32 [S]; 1, 0, 0 where a slot is not penalised. num_biases: int64 [S]. bias_ids: int32 [S, MAX_BIASES], each id
     once; biases: float32 [S, MAX_BIASES].
     """
@@ -53,7 +53,7 @@ def counted(prompt: npt.ArrayLike, output: npt.ArrayLike, vocab_size: int) -> np
 
 
 def reference(logits: torch.Tensor, slots: torch.Tensor, penalties: Penalties) -> None:
-    """In torch."""
+    """Apply biases and penalties in torch."""
     counts, repetition, presence, frequency, num_biases, bias_ids, biases = penalties
     for row, number in enumerate(num_biases[slots].tolist()):
         slot = slots[row]
@@ -69,7 +69,7 @@ def reference(logits: torch.Tensor, slots: torch.Tensor, penalties: Penalties) -
 
 
 def count_reference(slots: torch.Tensor, yields: torch.Tensor, ids: torch.Tensor, penalties: Penalties) -> None:
-    """Count the drawn ids [R] of rows that yield, in torch. Slot 0 and ids below 0 are left out."""
+    """Count the sampled ids [R] of rows that yield, in torch; skip slot 0 and ids below 0."""
     counts = penalties.counts
     is_counted = (yields > 0) & (ids >= 0) & (slots > 0)
     where = slots[is_counted], ids[is_counted]
@@ -79,8 +79,10 @@ def count_reference(slots: torch.Tensor, yields: torch.Tensor, ids: torch.Tensor
 
 @jit
 def add_biases(logits, column, slot, penalties, num_columns):
-    """In memory, to those of the columns that have one; `logits` points to the row, whose other columns no thread of
-    this program touches."""
+    """Add biases in memory to those of the columns that have one.
+
+    `logits` points to the row, whose other columns no thread of this program touches.
+    """
     number = tl.load(penalties.num_biases + slot)
     if number > 0:
         first, last = tl.min(column, axis=0), tl.max(column, axis=0)
@@ -89,13 +91,13 @@ def add_biases(logits, column, slot, penalties, num_columns):
         mine = (token >= first) & (token <= last) & (token < num_columns)
         bias = tl.load(penalties.biases + slot * BIASES + at, mask=mine, other=0.0)
         tl.store(logits + token, tl.load(logits + token, mask=mine, other=0.0) + bias, mask=mine)
-        # What one thread has written another reads.
+        # One thread reads what another has written.
         tl.debug_barrier()
 
 
 @jit
 def load_penalised(logits, column, slot, penalties, num_columns):
-    """float32 columns of the row that `logits` points to; -infinity behind the last."""
+    """Load float32 columns of the row that `logits` points to; -infinity past the last."""
     x = tl.load(logits + column, mask=column < num_columns, other=-float("inf")).to(tl.float32)
     r = tl.load(penalties.repetition + slot)
     p, f = tl.load(penalties.presence + slot), tl.load(penalties.frequency + slot)
@@ -109,7 +111,7 @@ def load_penalised(logits, column, slot, penalties, num_columns):
 
 @jit
 def count_kernel(slots, yields, ids, counts, num_columns, PDL: tl.constexpr):
-    """One program a row. Slots of no penalised sequence are counted, too: nothing reads them."""
+    """Count the id of one row per program, also for slots without penalties, whose counts nothing reads."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -123,7 +125,7 @@ def count_kernel(slots, yields, ids, counts, num_columns, PDL: tl.constexpr):
 
 
 def count(slots: torch.Tensor, yields: torch.Tensor, ids: torch.Tensor, penalties: Penalties) -> None:
-    """As `count_reference`; no slot but 0 may stand twice in `slots`."""
+    """Count as `count_reference` does; only slot 0 may occur twice in `slots`."""
     if not launches(ids):
         count_reference(slots, yields, ids, penalties)
         return

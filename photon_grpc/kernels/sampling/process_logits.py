@@ -1,4 +1,4 @@
-"""Logits as they may be drawn from: `penalties.py`, and behind it `bitmask.py`.
+"""The logits that are sampled from: `penalties.py`, then `bitmask.py`.
 
 Shapes: logits float32 [R, V], changed in place; slots int64 [R], context_len int32 or int64 [R]; LogitsProcessing of S
 slots -> bool [R], rows for which a ban, a limit or a mask holds. Bytes moved: the logits twice, 2 · V for each row with
@@ -21,7 +21,7 @@ from photon_grpc.kernels.sampling.penalties import Penalties, add_biases, load_p
 
 
 class LogitsProcessing(NamedTuple):
-    """Of S slots."""
+    """Penalties and constraints of S slots."""
 
     penalties: Penalties
     constraints: Constraints
@@ -30,15 +30,17 @@ class LogitsProcessing(NamedTuple):
 def reference(
     logits: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, processing: LogitsProcessing
 ) -> torch.Tensor:
-    """In torch."""
+    """Process logits in torch."""
     penalties.reference(logits, slots, processing.penalties)
     return bitmask.reference(logits, slots, context_len, processing.constraints)
 
 
 @jit
 def load_processed(logits, column, slot, length, processing, num_columns):
-    """Of columns of one row, to which `logits` points: the logits, float32, and whether a ban, a limit or a mask holds
-    for the row. Biases stand in memory then."""
+    """Load columns of one row, to which `logits` points, processed, in float32.
+
+    Also returns whether a ban, a limit or a mask holds for the row. Biases have been added in memory then.
+    """
     of_penalties, constraints = processing
     add_biases(logits, column, slot, of_penalties, num_columns)
     logit = load_penalised(logits, column, slot, of_penalties, num_columns)
@@ -50,7 +52,7 @@ def load_processed(logits, column, slot, length, processing, num_columns):
 def process_kernel(
     logits, slots, context_len, processing, is_constrained, num_columns, stride, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
-    """One program for BLOCK columns of one row."""
+    """Process BLOCK columns of one row per program."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -64,14 +66,14 @@ def process_kernel(
 
 
 def config() -> dict[str, Any]:
-    """Compile-time arguments of `shape`."""
+    """Return the compile-time arguments of `process_kernel`."""
     return {"BLOCK": 2048, "num_warps": 4}
 
 
 def launch(
     logits: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, processing: LogitsProcessing
 ) -> torch.Tensor:
-    """As `reference`. Rows of `logits` may be strided, columns not."""
+    """Process logits as `reference` does; rows of `logits` may be strided, columns not."""
     if not launches(logits):
         return reference(logits, slots, context_len, processing)
     num_rows, num_columns = logits.shape

@@ -1,11 +1,12 @@
-"""One id for each row of logits, without filters: the argmax, or a draw from the softmax by the Gumbel-max trick.
+"""One id for each row of logits, without filters: the argmax, or a sample of the softmax by the Gumbel-max trick.
 
     id = argmax(logits / temperature + gumbel(seed, position, output index, token)),   argmax(logits) at temperature 0
 
 position = context_len - num_prompt. With a LogitsProcessing, the logits are first processed as in `process_logits.py`,
 and may be changed.
-INVALID (-1) where a row holds NaN or +infinity, or nothing above -infinity; NOTHING (-2) where nothing is above it in a
-row for which a ban, a limit or a mask holds. Equal values: the lowest id. Noise as in `noise.py`.
+The id is INVALID (-1) where a row holds NaN or +infinity, or nothing above -infinity; NOTHING (-2) where nothing is
+above it in a row for which a ban, a limit or a mask holds. Of equal values the lowest id wins. Noise is as in
+`noise.py`.
 
 Shapes: logits [R, V] float32 or bf16 (float32 to be processed), SamplingMetadata of the R rows, LogitsProcessing of S
 slots or None -> int64 [R]. Bytes moved: the logits, once, and what `process_logits.py` reads.
@@ -26,12 +27,12 @@ from photon_grpc.kernels.sampling import noise, process_logits
 from photon_grpc.kernels.sampling.noise import gumbel
 from photon_grpc.kernels.sampling.process_logits import LogitsProcessing, load_processed
 
-#: Stands for a row whose logits are not finite, and for one that may sample nothing.
+#: Ids for a row whose logits are not finite, and for one that may sample nothing.
 INVALID, NOTHING = -1, -2
 
 
 class SamplingMetadata(NamedTuple):
-    """The argument of all that samples: each row's slot, and the parameters of every slot.
+    """What all sampling needs: each row's slot, and the parameters of every slot.
 
     slots: int64 [R]. context_len: int32 or int64 [R], tokens before the one to sample. temperature: float32 [S].
     seed (bit pattern of a uint64), output_index, num_prompt: int64 [S].
@@ -46,8 +47,11 @@ class SamplingMetadata(NamedTuple):
 
 
 class TileBest(NamedTuple):
-    """Of every tile of every row [R, tiles]: the best value float32, the highest logit float32 (infinite where one is
-    NaN), the id of the best value int32. is_constrained: bool [R], a ban, a limit or a mask holds; None: for no row."""
+    """The best of every tile of every row [R, tiles].
+
+    The best value float32, the highest logit float32 (infinite if one is NaN), the id of the best value int32.
+    is_constrained: bool [R], whether a ban, a limit or a mask holds; None if for no row.
+    """
 
     value: torch.Tensor
     top: torch.Tensor
@@ -58,7 +62,7 @@ class TileBest(NamedTuple):
 def reference(
     logits: torch.Tensor, metadata: SamplingMetadata, processing: LogitsProcessing | None = None
 ) -> torch.Tensor:
-    """sample in torch."""
+    """Sample in torch."""
     is_constrained = None
     if processing is not None:
         is_constrained = process_logits.reference(logits, metadata.slots, metadata.context_len, processing)
@@ -72,7 +76,7 @@ def reference(
 
 
 def checked(ids: torch.Tensor, best: torch.Tensor, is_constrained: torch.Tensor | None) -> torch.Tensor:
-    """In torch: the ids [R] of rows whose highest logit is finite, INVALID or NOTHING of others."""
+    """Return, in torch, the ids [R] of rows whose highest logit is finite; INVALID or NOTHING for others."""
     ids = torch.where(best.isfinite(), ids, INVALID)
     return ids if is_constrained is None else torch.where(is_constrained & (best == -torch.inf), NOTHING, ids)
 
@@ -81,7 +85,7 @@ def checked(ids: torch.Tensor, best: torch.Tensor, is_constrained: torch.Tensor 
 def sample_kernel(
     logits, metadata, processing, best_of, num_columns, stride, num_tiles, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
-    """Of one tile of one row, what a TileBest has."""
+    """Store the fields of TileBest for one tile of one row."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -112,7 +116,7 @@ def sample_kernel(
 
 @jit
 def sample_merge_kernel(best_of, out, num_tiles, TILES_PAD: tl.constexpr, PDL: tl.constexpr):
-    """One program a row."""
+    """Choose the best tile of one row per program."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -133,7 +137,7 @@ def sample_merge_kernel(best_of, out, num_tiles, TILES_PAD: tl.constexpr, PDL: t
 
 
 def config() -> dict[str, Any]:
-    """Compile-time arguments of `sample_kernel`."""
+    """Return the compile-time arguments of `sample_kernel`."""
     return {"BLOCK": 2048, "num_warps": 4}
 
 
@@ -154,14 +158,14 @@ def launch(
 
 
 def best_of_tiles(num_rows: int, num_tiles: int, device: torch.device, *, is_processed: bool = False) -> TileBest:
-    """Memory for it."""
+    """Return memory for a TileBest."""
     values, tops = torch.empty((2, num_rows, num_tiles), dtype=torch.float32, device=device)
     ids = torch.empty((num_rows, num_tiles), dtype=torch.int32, device=device)
     return TileBest(values, tops, ids, torch.empty(num_rows, dtype=torch.bool, device=device) if is_processed else None)
 
 
 def merge(best: TileBest) -> torch.Tensor:
-    """int64 [R]."""
+    """Return the ids, int64 [R]."""
     num_rows, tiles = best.value.shape
     out = torch.empty(num_rows, dtype=torch.int64, device=best.value.device)
     if num_rows:

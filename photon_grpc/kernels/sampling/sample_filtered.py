@@ -28,7 +28,7 @@ def reference(
     filters: Filters | None,
     is_constrained: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """sample_filtered in torch; None: no slot filters. On a CPU noise is made for kept ids only."""
+    """Sample in torch; without `filters` no slot filters. On a CPU noise is made for kept ids only."""
     best, greedy = logits.max(-1)
     slots = metadata.slots
     temperature = metadata.temperature[slots]
@@ -45,13 +45,13 @@ def reference(
 
 
 def sample_all(scaled: torch.Tensor, smallest: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
-    """int64 [R]: of the scaled logits not below `smallest`, the one that wins with its noise; noise for all."""
+    """Return int64 [R]: of the scaled logits not below `smallest`, the winner with its noise; noise for all."""
     made = noise.reference(*_noise_keys(metadata), scaled.shape[1])
     return made.add_(scaled).masked_fill_(scaled < smallest[:, None], -torch.inf).argmax(-1)
 
 
 def sample_each(scaled: torch.Tensor, smallest: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
-    """As `sample_all`, row by row, with noise for the kept tokens only."""
+    """Sample as `sample_all` does, row by row, with noise for the kept tokens only."""
     keys, sampled = _noise_keys(metadata), []
     for row in range(scaled.shape[0]):
         kept = (scaled[row] >= smallest[row]).nonzero().view(1, -1)
@@ -61,7 +61,7 @@ def sample_each(scaled: torch.Tensor, smallest: torch.Tensor, metadata: Sampling
 
 
 def _noise_keys(metadata: SamplingMetadata) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of each row: seed, generated position, output index."""
+    """Return seed, generated position and output index of each row."""
     slots = metadata.slots
     position = metadata.context_len - metadata.num_prompt[slots]
     return metadata.seed[slots], position, metadata.output_index[slots]
@@ -69,14 +69,14 @@ def _noise_keys(metadata: SamplingMetadata) -> tuple[torch.Tensor, torch.Tensor,
 
 @jit
 def better(value, number, other_value, other_number):
-    """Elementwise: the higher value with its number; of equal values the lower number."""
+    """Return, elementwise, the higher value with its number; of equal values the lower number."""
     is_other = (other_value > value) | ((other_value == value) & (other_number < number))
     return tl.where(is_other, other_value, value), tl.where(is_other, other_number, number)
 
 
 @jit
 def sample_listed(search, metadata, place, row, temperature, SIZES: tl.constexpr):
-    """The best value among what is kept of a chunk's lists, and its id."""
+    """Return the best value among the kept elements of a chunk's lists, and its id."""
     slot = tl.load(metadata.slots + row)
     position = tl.load(metadata.context_len + row) - tl.load(metadata.num_prompt + slot)
     seed, index = tl.load(metadata.seed + slot), tl.load(metadata.output_index + slot)
@@ -101,7 +101,7 @@ def sample_listed(search, metadata, place, row, temperature, SIZES: tl.constexpr
 
 @jit
 def sample_filtered_kernel(metadata, search, SIZES: tl.constexpr):
-    """Grid (S, R): of a chunk of a row that is not greedy, the best value among what is kept, and its id."""
+    """Store the best kept value of a chunk and its id, for rows that are not greedy; grid (S, R)."""
     split, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     place = row * search.num_splits + split
     temperature = tl.load(metadata.temperature + tl.load(metadata.slots + row))
@@ -112,7 +112,7 @@ def sample_filtered_kernel(metadata, search, SIZES: tl.constexpr):
 
 
 def config() -> dict[str, Any]:
-    """Compile-time arguments of `sample_filtered`."""
+    """Return the compile-time arguments of `sample_filtered_kernel`."""
     return {"SIZES": topk_topp.SIZES, "num_warps": 4}
 
 
@@ -122,7 +122,7 @@ def launch(
     filters: Filters | None,
     is_constrained: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As `reference`."""
+    """Sample as `reference` does."""
     if filters is None or not launches(logits):
         return reference(logits, metadata, filters, is_constrained)
     search = topk_topp.launch(logits, metadata, filters)

@@ -39,12 +39,12 @@ from photon_grpc.kernels.sampling.histogram import (
 )
 from photon_grpc.kernels.sampling.sample import SamplingMetadata
 
-#: Of every launch; SPLITS and LANES follow from them.
+#: The sizes of every launch, from which SPLITS and LANES follow.
 SIZES = SearchSizes()
 
 
 def reference(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """topk_topp in torch, which sorts."""
+    """Return thresholds in torch, which sorts."""
     ordered = scaled.sort(dim=-1, descending=True).values
     vocab = ordered.shape[1]
     k = torch.where(top_k > 0, top_k.clamp(max=vocab), vocab)
@@ -60,36 +60,37 @@ def reference(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, mi
 
 @jit
 def ordinal(x):
-    """uint32 in the order of the floats; zeros of both signs are one."""
+    """Return uint32 in the order of the floats; zeros of both signs are equal."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.uint32, bitcast=True) ^ 0x80000000
 
 
 @jit
 def value_of(number):
-    """The float of an ordinal."""
+    """Return the float of an ordinal."""
     bits = (number ^ 0x80000000).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @jit
 def weight_of(logit, weighing):
-    """The share of each element of a tile in the mass searched for; weighing: highest logit, 1.44 / temperature, by
-    count."""
+    """Return the weight of each element of a tile in the target mass.
+
+    weighing: highest logit, 1.44 / temperature, whether by count.
+    """
     best, rate, by_count = weighing
     return tl.where(by_count, 1.0, tl.exp2((logit - best) * rate))
 
 
 @jit
 def mass_of(logit, weight, bound):
-    """Of a tile's elements that are not below `bound`."""
+    """Return the mass of a tile's elements that are not below `bound`."""
     return tl.sum(tl.where(logit >= bound, weight, 0.0), axis=0)
 
 
 @jit
 def load(part, start, SIZE: tl.constexpr, SIZES: tl.constexpr):
-    """[SIZE] logits, from each chunk's part of the list SIZE / SPLITS from `start` on; behind an end what no comparison
-    holds for.
+    """Load [SIZE] logits, SIZE / SPLITS of each chunk's part of the list from `start` on; NaN past an end.
 
     part: the list, the length of each chunk's part, the longest of them, room for TILE elements.
     """
@@ -102,7 +103,7 @@ def load(part, start, SIZE: tl.constexpr, SIZES: tl.constexpr):
 
 @jit
 def number_and_mass(part, bound, weighing, SIZES: tl.constexpr):
-    """The number of elements of the list that are not below `bound`, and their mass."""
+    """Return the number of elements of the list that are not below `bound`, and their mass."""
     number, mass = tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float32)
     for start in range(0, part[2], SIZES.STEP // SIZES.SPLITS):
         logit = load(part, start, SIZES.STEP, SIZES)
@@ -113,8 +114,10 @@ def number_and_mass(part, bound, weighing, SIZES: tl.constexpr):
 
 @jit
 def narrow(part, weighing, masses, ends, SIZES: tl.constexpr):
-    """Halve low..high until it has at most TILE elements: the new low and high, and the mass above high with
-    `before`. masses and ends as of `find`."""
+    """Halve low..high until it has at most TILE elements.
+
+    Returns the new low and high, and the mass above high with `before`. masses and ends are those of `find`.
+    """
     before, target = masses
     low, high = ends
     not_below = tl.sum(part[1], axis=0).to(tl.float32)
@@ -131,7 +134,7 @@ def narrow(part, weighing, masses, ends, SIZES: tl.constexpr):
 
 @jit
 def gather(part, low, high, SIZES: tl.constexpr):
-    """The elements of low..high, TILE of them at most, as a tile."""
+    """Return the elements of low..high, at most TILE of them, as a tile."""
     _listed, _counts, longest, gathered = part
     place = 0
     for start in range(0, longest, SIZES.STEP // SIZES.SPLITS):
@@ -148,8 +151,9 @@ def gather(part, low, high, SIZES: tl.constexpr):
 
 @jit
 def find(tile, part, weighing, masses, ends, SIZES: tl.constexpr):
-    """The largest ordinal in low..high from which on the elements, with the mass `before` them, reach `target`; low
-    does.
+    """Return the largest ordinal in low..high above which the mass, with `before`, reaches `target`.
+
+    Ordinal low itself reaches it.
 
     `tile` has all of the list, if it can. masses: before, target. ends: low, high.
     """
@@ -170,14 +174,14 @@ def find(tile, part, weighing, masses, ends, SIZES: tl.constexpr):
 
 @jit
 def range_of(logit):
-    """The least and the largest ordinal of a tile's elements."""
+    """Return the least and the largest ordinal of a tile's elements."""
     bits = ordinal(logit)
     return tl.min(tl.where(logit == logit, bits, 0xFFFFFFFF), axis=0), tl.max(tl.where(logit == logit, bits, 0), axis=0)
 
 
 @jit
 def search_list(part, scale, masses, p, by_count, SIZES: tl.constexpr):
-    """The lowest logit that top-k and top-p keep, of a row that is searched.
+    """Return the lowest logit that top-k and top-p keep in a row that is searched.
 
     scale: highest logit, 1.44 / temperature. masses: before, target.
     """
@@ -204,7 +208,7 @@ def search_list(part, scale, masses, p, by_count, SIZES: tl.constexpr):
 
 @jit
 def threshold_kernel(rows, metadata, filters, search, SIZES: tl.constexpr):
-    """One program a row: the element of the list that the row is searched for, and min-p."""
+    """Store the threshold of one row per program, from its list and min-p."""
     row = tl.program_id(0).to(tl.int64)
     temperature, _k, p, by_count, is_searched = criteria(metadata, filters, row, rows.num_columns)
     best = tl.load(search.best + row)
@@ -229,7 +233,7 @@ def threshold_kernel(rows, metadata, filters, search, SIZES: tl.constexpr):
 
 @functools.cache
 def stages(num_columns: int, sizes: SearchSizes = SIZES) -> list[tuple[Any, dict[str, Any]]]:
-    """Return the kernels in their order, each with its compile-time arguments."""
+    """Return the kernels in order, each with its compile-time arguments."""
     sizes = sizes._replace(SPLITS=next_power_of_2(cdiv(num_columns, sizes.CHUNK)))
 
     def options(num_warps: int, tile: int) -> dict[str, Any]:
@@ -246,8 +250,11 @@ def stages(num_columns: int, sizes: SearchSizes = SIZES) -> list[tuple[Any, dict
 
 
 def launch(logits: torch.Tensor, metadata: SamplingMetadata, filters: Filters) -> Search:
-    """Thresholds as of `reference`, of logits / temperature by slot; nothing of meaning for greedy rows, -infinity for
-    rows that are not finite. Rows of `logits` may be strided, columns not."""
+    """Return the thresholds of `reference`, for logits / temperature by slot.
+
+    They have no meaning for greedy rows and are -infinity for rows that are not finite. Rows of `logits` may be
+    strided, columns not.
+    """
     num_rows, num_columns = logits.shape
     num_splits = cdiv(num_columns, SIZES.CHUNK)
 
