@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def compare(before: Path, after: Path) -> int:
-    """Prints the cases that differ; 1 where there are any."""
+    """Print the cases that differ; return 1 if there are any."""
     old, new = json.loads(before.read_text()), json.loads(after.read_text())
     differing = [case for case in old.keys() | new.keys() if old.get(case) != new.get(case)]
     print(f"{len(old)} and {len(new)} digests, {len(differing)} differ")

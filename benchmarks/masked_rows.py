@@ -134,7 +134,7 @@ class DrawnMasks(NoMasks):
             self._begin(seq)
 
     def _ids(self, output: StepOutput) -> Iterable[int]:
-        """That the rows go on with, in order."""
+        """Return the ids that the rows continue with, in order."""
         return output.ids
 
 
@@ -187,7 +187,7 @@ class UnboundedMasks(WrittenMasks):
 
 
 def _order(words: list[str], draw: random.Random) -> dict[str, Any]:
-    """An object that obeys SCHEMA."""
+    """Return an object that obeys SCHEMA."""
 
     def text(least: int, most: int) -> str:
         return " ".join(draw.choices(words, k=draw.randint(least, most)))[: _TEXT["maxLength"]]

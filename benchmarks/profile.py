@@ -53,7 +53,7 @@ class Row(NamedTuple):
 
 
 def decode(work: Work, batch: int, steps: int) -> Callable[[], int]:
-    """Steps in the middle of the answers."""
+    """Run steps in the middle of the answers."""
     prompts = [workloads.prompt(900, request, 128) for request in range(batch)]
     work.submit(prompts, [steps + 32] * batch)
     while work.num_tokens < 8 * batch:
@@ -90,7 +90,7 @@ def _steps_of(work: Work, prompts: list[tuple[int, ...]], counts: list[int]) -> 
 
 
 def record(measured: Callable[[], int], trace: Path, *, on_cuda: bool) -> tuple[list[Row], int, float]:
-    """(what ran, steps, seconds); the trace is written."""
+    """Return (what ran, steps, seconds) and write the trace."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
     if on_cuda:
         # The first profile of a process loads CUPTI, which takes seconds.
@@ -122,7 +122,7 @@ def operator_rows(profiler: Any) -> list[Row]:
 
 
 def rows_of(events: Iterable[tuple[str, float]]) -> list[Row]:
-    """The longest first; kernels whose names differ in template arguments only are one."""
+    """Return the rows, longest first; kernels whose names differ only in template arguments are one."""
     calls: dict[str, int] = {}
     us: dict[str, float] = {}
     for name, duration_us in events:

@@ -52,7 +52,7 @@ class Given(Unquantized):
 
 
 def candidates(product: Product) -> list[Tile | None]:
-    """The best by the model, some of every size, and the library."""
+    """Return the best tile by the model, some of every size, and the library."""
     ranked = sorted(cost.candidates(product), key=lambda tile: cost.tile_us(tile, product))
     taken: list[Tile] = []
     for tile in ranked:

@@ -79,7 +79,7 @@ def step_ms(decoder: Decoder, ids: torch.Tensor, ctx: StepContext, with_head: bo
 
 
 def replayed_ms(parts: list[Callable[[], object]], repeats: int = 60) -> float:
-    """A graph each, replayed in turn without waiting."""
+    """Return the milliseconds of a graph each, replayed in turn without waiting."""
     graphs = [captured([part]) for part in parts]
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     for number in range(repeats + 3):

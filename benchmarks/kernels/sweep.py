@@ -61,7 +61,7 @@ class Projection:
 
 
 def projections(shape: Config) -> Iterator[Projection]:
-    """The four of a layer."""
+    """Return the four projections of a layer."""
     hidden, dim, inner = shape["hidden_size"], shape["head_dim"], shape["intermediate_size"]
     queries, kv = shape["num_attention_heads"], shape["num_key_value_heads"]
     rotary: End = "normed" if shape["model_type"] == "qwen3" else "rotary"
@@ -211,7 +211,7 @@ def timed(projection: Projection, rows: int, device: torch.device) -> dict[str, 
 
 
 def sweep(device: torch.device, out: Path) -> None:
-    """The file is written after every product."""
+    """Time every product and write the file after each."""
     results: list[dict[str, Any]] = []
     for projection in swept():
         results += [timed(projection, rows, device) for rows in tiles.BUCKETS]
@@ -219,7 +219,7 @@ def sweep(device: torch.device, out: Path) -> None:
 
 
 def compile_beside(device: torch.device) -> int:
-    """The process that compiles while this one times; it is in front by some seconds."""
+    """Return the process that compiles while this one times, some seconds ahead of it."""
     begin_s = time.perf_counter()
     collected = jobs(device)
     print(f"{len(collected)} kernels found in {time.perf_counter() - begin_s:.1f} s", flush=True)

@@ -34,7 +34,7 @@ class Shape:
 
 
 def shapes(device: torch.device) -> dict[str, Shape]:
-    """The models to measure on this device."""
+    """Return the models to measure on this device."""
     small = Shape(2048, 32, 8, 64, 8192, torch.bfloat16)
     if device.type == "cpu":
         return {"demo": Shape(256, 4, 2, 64, 768, torch.float32), "1B": small}
@@ -42,7 +42,7 @@ def shapes(device: torch.device) -> dict[str, Shape]:
 
 
 def num_copies(num_bytes: int, device: torch.device) -> int:
-    """Sets of inputs to take in turn, where one call moves `num_bytes`."""
+    """Return how many sets of inputs to take in turn if one call moves `num_bytes`."""
     return 1 if device.type == "cpu" else max(2, min(32, ROTATED_BYTES // max(1, num_bytes)))
 
 

@@ -35,7 +35,7 @@ class Attention:
         rotary: RotaryEmbedding,
         qk_norm: QKNorm | None = None,
     ) -> None:
-        #: Its KVGroup, and its plane in the group's pages: given by the decoder, which knows all layers.
+        #: Its KVGroup and its number in the group's pages, set by the decoder, which knows all layers.
         self.group = self.layer = 0
         self.kv = kv
         self.qkv = qkv
@@ -47,7 +47,7 @@ class Attention:
         self._qkv_shape = (sum(self._heads), kv.format.width)
 
     def __call__(self, x: torch.Tensor, ctx: StepContext) -> torch.Tensor:
-        """[T, hidden] -> [T, hidden]. Writes the T tokens' keys and values before any of them attends."""
+        """Attend: [T, hidden] -> [T, hidden]. Writes the keys and values of all T tokens before any attends."""
         num_tokens = x.shape[0]
         q, k, v = self.qkv(x, ctx).view(num_tokens, *self._qkv_shape).split_with_sizes(self._heads, 1)
         if self.qk_norm is not None:

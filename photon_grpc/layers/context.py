@@ -14,7 +14,7 @@ from photon_grpc.kernels import GroupAttention
 class GroupContext:
     """The pages that the layers of one KVGroup write to and attend over in one step of T tokens."""
 
-    #: [num_blocks, layers, 2, Hkv, block_size, D] in the model's dtype; a layer's plane is its place in its group.
+    #: [num_blocks, layers, 2, Hkv, block_size, D] in the model's dtype; the layers of a group in order.
     pages: torch.Tensor
     #: [T] int64: block · block_size + offset, where each token's key and value go.
     slot_mapping: torch.Tensor

@@ -1,4 +1,4 @@
-"""Ids to vectors."""
+"""Token ids to vectors."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from photon_grpc.layers.parameter_owner import Target
 
 
 class Embedding:
-    """Row `id` of a table [vocab_size, hidden_size]."""
+    """A table [vocab_size, hidden_size] whose row `id` is the vector of that id."""
 
     def __init__(self, name: str, vocab_size: int, hidden_size: int, *, dtype: torch.dtype) -> None:
         self.name = name
         self.weight = torch.empty(vocab_size, hidden_size, dtype=dtype, device="meta")
 
     def __call__(self, token_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor:
-        """[T] int32 or int64 -> [T, hidden_size]."""
+        """Look up [T] int32 or int64 -> [T, hidden_size]."""
         return F.embedding(token_ids, self.weight)
 
     def allocate(self, device: torch.device) -> None:
@@ -29,4 +29,4 @@ class Embedding:
         yield Target(self.name, self.weight)
 
     def after_load(self) -> None:
-        """A table is read row by row: it stays as it is."""
+        """Leave the table as it is: it is read row by row."""

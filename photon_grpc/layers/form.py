@@ -8,15 +8,15 @@ from typing import NamedTuple
 class LayerForm(NamedTuple):
     """The formula of a layer, without its sizes and weights. Layers of equal form differ in numbers only.
 
-    The class of a part stands for its formula: another activation, a norm that adds one to its weight, norms behind
+    The class of a part stands for its formula: another activation, a norm that adds one to its weight, norms after
     attention, a cap on scores, experts are other classes, and so other forms without declaring anything.
     """
 
     layer: type
-    #: Before attention and before the feed-forward.
+    #: The norms before attention and before the feed-forward.
     norms: tuple[type, type]
     attention: type
-    #: Of query and of key heads, or ().
+    #: The norms of query and of key heads, or ().
     qk_norms: tuple[type, ...]
     rope: type
     ffn: type

@@ -15,10 +15,10 @@ from photon_grpc.layers.workspace import Workspace
 
 
 class FusedChain:
-    """One for all fused layers with the sizes and tables of these, of whatever KVGroup: they share a step's buffers.
+    """The buffers of all fused layers with the same sizes and tables, of any KVGroup; the layers of a step share them.
 
     Args:
-        buckets: of tokens, those in which the layers' products are fused.
+        buckets: the buckets of tokens in which the layers' products are fused.
     """
 
     def __init__(self, attention: Attention, mlp: GatedMLP, buckets: frozenset[int], device: torch.device) -> None:
@@ -34,16 +34,15 @@ class FusedChain:
         self._counters = torch.zeros(num_counters, dtype=torch.int32, device=device)
 
     def takes(self, num_tokens: int) -> bool:
-        """Return whether a step of so many tokens goes through fused layers, not through them as they were."""
+        """Return whether a step of `num_tokens` tokens goes through the fused layers."""
         return num_tokens > 0 and bucket(num_tokens) in self._buckets
 
     def dependent(self, history_is_settled: bool) -> DependentChain:
-        """For the attention of a step that it takes."""
+        """Return the chain for the attention of a step that it takes."""
         return DependentChain(self._counters, history_is_settled)
 
     def workspace(self, num_tokens: int, group: int, ctx: StepContext) -> Workspace | None:
-        """Return the step's buffers, made when they are first asked for, and the places of KVGroup `group`; None where
-        the chain does not take the step."""
+        """Return the step's buffers for KVGroup `group`, made on first use; None if the chain skips the step."""
         key = self, group
         if key not in ctx.memo:
             ctx.memo[key] = self._make(num_tokens, group, ctx) if self.takes(num_tokens) else None

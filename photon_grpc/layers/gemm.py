@@ -1,4 +1,4 @@
-"""Products with a W that is stored as it is, each with its end: the operations fused before and behind it.
+"""Products with a W that is stored unchanged, each with its epilogue: the operations fused before and after it.
 
     rotary:  q, pages <- rotated (r · W h + b)        r = 1 / sqrt(mean(h²) + eps), the norm of the residual stream
     swiglu:  y <- silu(g) · u,  (g, u) = r · W h + b
@@ -6,8 +6,8 @@
     logits:  W x in float32
     sample:  an id from the logits
 
-`tiled_…` is a kernel of ours that does all of it. `library_…` is the matrix library, of the residual stream as it is
-and into it, with a kernel behind it that catches up on the norm.
+`tiled_…` is a kernel of ours that does all of it. `library_…` is the matrix library, which reads the residual stream
+before its norm and adds to it, followed by a kernel that applies the norm.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from photon_grpc.layers.workspace import Workspace
 if TYPE_CHECKING:
     from photon_grpc.layers.linear import Linear
 
-#: A product with its end; its arguments are those of the end's functions below, behind `end`.
+#: A product with its epilogue; its arguments are those of the functions below, after `end`.
 Gemm = Callable[..., Any]
 
 
@@ -40,7 +40,7 @@ class Epilogue:
     """The operations that a product is fused with.
 
     span: distance of the rows of W that belong together: half a head for "rotary", gate to up for "swiglu".
-    eps: of the norm before "rotary" and "swiglu", whose weight is folded into W.
+    eps: that of the norm before "rotary" and "swiglu", whose weight is folded into W.
     norms: weights [D] of the norms of query and of key heads, with the same eps; None: there are none.
     """
 
@@ -62,7 +62,7 @@ def tiled_rotary(linear: Linear, tile: Tile, end: Epilogue, work: Workspace, pag
 
 
 def library_rotary(linear: Linear, end: Epilogue, work: Workspace, pages: torch.Tensor, layer: int) -> None:
-    """As `tiled_rotary`."""
+    """Fill work.q and the pages as `tiled_rotary` does."""
     product = work.h @ linear.weight.t()
     out = HeadOutput(work.q, pages, layer, work.rotation, end.norms)
     rotate_store.launch(product, work.h, linear.bias, end.eps, out)
@@ -74,7 +74,7 @@ def tiled_swiglu(linear: Linear, tile: Tile, end: Epilogue, work: Workspace) -> 
 
 
 def library_swiglu(linear: Linear, end: Epilogue, work: Workspace) -> None:
-    """As `tiled_swiglu`."""
+    """Fill work.y as `tiled_swiglu` does."""
     swiglu.norm_launch(work.h @ linear.weight.t(), work.h, linear.bias, end.eps, work.y)
 
 
@@ -84,19 +84,19 @@ def tiled_add(linear: Linear, tile: Tile, end: Epilogue, work: Workspace, x: tor
 
 
 def library_add(linear: Linear, end: Epilogue, work: Workspace, x: torch.Tensor) -> None:
-    """As `tiled_add`."""
+    """Change work.h as `tiled_add` does."""
     if linear.bias is not None:
         work.h.add_(linear.bias)
     work.h.addmm_(x, linear.weight.t())
 
 
 def tiled_logits(linear: Linear, tile: Tile, end: Epilogue, x: torch.Tensor) -> torch.Tensor:
-    """[R, hidden_size] -> float32 [R, vocab_size]."""
+    """Return logits: [R, hidden_size] -> float32 [R, vocab_size]."""
     return head.logits_launch(x, linear.weight, tile)
 
 
 def library_logits(linear: Linear, end: Epilogue, x: torch.Tensor) -> torch.Tensor:
-    """As `tiled_logits`."""
+    """Return logits as `tiled_logits` does."""
     if x.is_cuda and x.dtype != torch.float32:
         # The sums are float32 in the multiplier: they are not rounded on the way out.
         return torch.mm(x, linear.weight.t(), out_dtype=torch.float32)
@@ -106,7 +106,7 @@ def library_logits(linear: Linear, end: Epilogue, x: torch.Tensor) -> torch.Tens
 def tiled_sample(
     linear: Linear, tile: Tile, end: Epilogue, x: torch.Tensor, metadata: SamplingMetadata
 ) -> torch.Tensor:
-    """int64 [R]: an id for each row of x, as `kernels/sampling/sample.py` draws it; the logits are never written."""
+    """Return an id for each row of x, int64 [R], as `kernels/sampling/sample.py` does; logits are never written."""
     return head.sample_launch(x, linear.weight, metadata, tile)
 
 

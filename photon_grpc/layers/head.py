@@ -1,4 +1,4 @@
-"""Vectors to logits, or to the ids drawn from them."""
+"""Vectors to logits, or to the ids sampled from them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ LOGITS, SAMPLE = Epilogue("logits"), Epilogue("sample")
 
 
 class LMHead(Linear):
-    """logits = x Wᵀ in float32. W [vocab_size, hidden_size] is its own, or where tied the embedding's.
+    """Logits x Wᵀ in float32. W [vocab_size, hidden_size] is its own, or the embedding's if tied.
 
     On a CPU W is packed. Where tied that is a second copy (525 MB for 128k × 2,048 in bfloat16) beside the embedding,
     whose rows must stay readable; it takes 14 ms instead of 30 for one row, a quarter of the whole step.
 
     Args:
-        name: of the projection in the checkpoint.
-        sample: of the kernels: an id from each row of logits.
+        name: the name of the projection in the checkpoint.
+        sample: the kernel that samples an id from each row of logits.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class LMHead(Linear):
         self.name = name + ".weight"
         self.embedding = embedding if tied else None
         self._sample = sample
-        #: Bucket of rows -> the product with its end; `_any` is for every other number of rows.
+        #: Bucket of rows -> the product with its epilogue; `_any` is for every other number of rows.
         self._logits: dict[int, Gemm | None] = {}
         self._sample_gemms: dict[int, Gemm] = {}
         self._any: Gemm | None = None
@@ -53,7 +53,7 @@ class LMHead(Linear):
         return self.embedding is not None
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """[R, hidden_size] -> float32 [R, vocab_size]."""
+        """Return logits: [R, hidden_size] -> float32 [R, vocab_size]."""
         gemm = self._logits.get(bucket(x.shape[0]), self._any)
         return self(x, None).float() if gemm is None else gemm(x)
 
@@ -63,7 +63,7 @@ class LMHead(Linear):
         return self._sample(self.logits(x), metadata) if gemm is None else gemm(x, metadata)
 
     def fused(self) -> LMHead:
-        """This head, loaded, with the kernels that its method has for few rows. Those that draw write no logits."""
+        """Return this loaded head with its method's kernels for few rows; those that sample write no logits."""
         head = copy.copy(self)
         head._logits = {rows: self.gemm(rows, LOGITS) for rows in tiles.BUCKETS}
         gemms = {rows: self.gemm(rows, SAMPLE) for rows in tiles.BUCKETS}
@@ -71,14 +71,14 @@ class LMHead(Linear):
         return head
 
     def allocate(self, device: torch.device) -> None:
-        """Take no memory where tied."""
+        """Take no memory if tied."""
         super().allocate(device if self.embedding is None else torch.device("meta"))
 
     def targets(self) -> Iterator[Target]:
         return iter(()) if self.is_tied else super().targets()
 
     def after_load(self) -> None:
-        """The embedding, where tied, is loaded before."""
+        """Bring W into its final form; a tied embedding has been loaded before."""
         if self.embedding is not None:
             self.weight = self.embedding.weight
         super().after_load()

@@ -14,28 +14,28 @@ from photon_grpc.layers.parameter_owner import Part, Target
 
 
 class LinearMethod(Protocol):
-    """The format of a Linear's weights, and its products. Keeps the weights as attributes of the Linear it is given."""
+    """The format of a Linear's weights and its products; the weights are attributes of the Linear it is given."""
 
     def create(self, linear: Linear, device: torch.device) -> None:
         """Allocate the linear's tensors on `device`, "meta" included."""
 
     def targets(self, linear: Linear) -> Iterator[Target]:
-        """Place for the checkpoint's tensors in them."""
+        """Return the places of the checkpoint's tensors."""
 
     def after_load(self, linear: Linear) -> None:
-        """May replace the tensors, and `linear.method` by one that computes with the new ones."""
+        """Replace the tensors, and `linear.method` by one that computes with the new ones, if that is faster."""
 
     def apply(self, linear: Linear, x: torch.Tensor, ctx: StepContext | None) -> torch.Tensor:
-        """[T, in_features] -> [T, out_features] in x's dtype. No ctx: outside the body of a step."""
+        """Multiply [T, in_features] -> [T, out_features] in x's dtype. No ctx: outside the body of a step."""
 
     def fold(self, linear: Linear, norm: RMSNorm) -> bool:
-        """Multiply the norm's weight into W, and leave ones in the norm. False: this format cannot."""
+        """Multiply the norm's weight into W and leave ones in the norm; return False if this format cannot."""
         return False
 
     def gemm(self, linear: Linear, num_rows: int, end: Epilogue) -> Gemm | None:
-        """Return the product with its `end` for up to `num_rows` rows, a bucket of `layers/gemm.py`; 0: for any number.
+        """Return the product with its epilogue for a bucket of `num_rows` rows; 0: for any number.
 
-        None: this format has none, only `apply`.
+        None means that this format has only `apply`.
         """
         return None
 
@@ -72,11 +72,11 @@ class Linear:
         return self.method.apply(self, x, ctx)
 
     def gemm(self, num_rows: int, end: Epilogue) -> Gemm | None:
-        """As LinearMethod.gemm."""
+        """Return what LinearMethod.gemm returns."""
         return self.method.gemm(self, num_rows, end)
 
     def part(self, shape: torch.Size) -> Part | None:
-        """Return the part of a checkpoint's tensor that one of `shape` here is; None: all of it."""
+        """Return the part of a checkpoint's tensor that one of `shape` is here; None if all of it."""
         return None
 
     def allocate(self, device: torch.device) -> None:
@@ -89,7 +89,7 @@ class Linear:
         self.method.after_load(self)
 
     def slices(self) -> Iterator[tuple[str, slice]]:
-        """Each output's name with its prefix, and its rows of the merged weight."""
+        """Return each output's name with its prefix, and its rows of the merged weight."""
         begin = 0
         for name, features in self.outputs.items():
             yield self.prefix + name, slice(begin, begin + features)

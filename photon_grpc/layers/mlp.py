@@ -11,7 +11,7 @@ from photon_grpc.layers.parameter_owner import ParameterOwner
 
 
 class GatedMLP:
-    """gate and up are one merged Linear, gate first."""
+    """A gated feed-forward block; gate and up are one merged Linear, gate first."""
 
     def __init__(self, gate_up: Linear, down: Linear, kernels: Kernels) -> None:
         self.gate_up = gate_up
@@ -19,7 +19,7 @@ class GatedMLP:
         self._swiglu = kernels.swiglu
 
     def __call__(self, x: torch.Tensor, ctx: StepContext) -> torch.Tensor:
-        """[T, hidden] -> [T, hidden]."""
+        """Compute [T, hidden] -> [T, hidden]."""
         return self.down(self._swiglu(self.gate_up(x, ctx)), ctx)
 
     def leaves(self) -> tuple[ParameterOwner, ...]:

@@ -11,7 +11,7 @@ from photon_grpc.layers.parameter_owner import Target
 
 
 class RMSNorm:
-    """w is [size], `name` in the checkpoint."""
+    """RMSNorm with a weight w [size], `name` in the checkpoint."""
 
     def __init__(self, name: str, size: int, eps: float, *, dtype: torch.dtype, kernels: Kernels) -> None:
         self.name = name
@@ -21,11 +21,11 @@ class RMSNorm:
         self._add_norm = kernels.add_rms_norm
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., size] -> the same shape."""
+        """Normalise [..., size] -> the same shape."""
         return self._norm(x, self.weight, self.eps)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[T, size] twice -> (norm of their sum, their sum)."""
+        """Add [T, size] twice -> (norm of the sum, sum)."""
         return self._add_norm(x, residual, self.weight, self.eps)
 
     def allocate(self, device: torch.device) -> None:
@@ -35,4 +35,4 @@ class RMSNorm:
         yield Target(self.name, self.weight, center=1.0)
 
     def after_load(self) -> None:
-        """Nothing: the weight is used as it is stored."""
+        """Do nothing: the weight is used as it is stored."""

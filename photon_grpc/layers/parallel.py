@@ -1,4 +1,4 @@
-"""Linears that several ranks hold parts of. A group of one holds all and adds nothing to what is computed."""
+"""Linears split over several ranks. A group of one holds everything and adds nothing to the computation."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class GroupOfOne:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """The ranks that compute one model together, in a group for each way of sharing it.
+    """The ranks that compute one model together, in a group for each way of splitting it.
 
-    tp: each holds a part of the heads and of the intermediate size of every layer.
+    tp: each rank holds a part of the heads and of the intermediate size of every layer.
     """
 
     tp: Group = field(default_factory=GroupOfOne)
 
 
 class ColumnParallelLinear(Linear):
-    """Every rank has an equal share of each output's features, the columns of y.
+    """A Linear of which every rank has an equal part of each output's features, the columns of y.
 
     Sizes and `options` are those of a Linear of the whole model.
     """
@@ -62,7 +62,7 @@ class ColumnParallelLinear(Linear):
 
 
 class RowParallelLinear(Linear):
-    """Every rank has an equal share of the input's features; y is the sum over the ranks.
+    """A Linear of which every rank has an equal part of the input's features; y is the sum over the ranks.
 
     Sizes and `options` are those of a Linear of the whole model.
     """
@@ -77,21 +77,21 @@ class RowParallelLinear(Linear):
         return self.group.all_reduce(super().__call__(x, ctx))
 
     def gemm(self, num_rows: int, end: Epilogue) -> Gemm | None:
-        """Return an end that is computed from a part of the sum would be wrong."""
+        """Return None if there are several ranks: an epilogue of a partial sum would be wrong."""
         return super().gemm(num_rows, end) if self.group.size == 1 else None
 
     def part(self, shape: torch.Size) -> Part | None:
         return share_of(shape, 1, self.group) if len(shape) > 1 else None
 
     def after_load(self) -> None:
-        """The bias is added once, by rank 0."""
+        """Clear the bias on all ranks but rank 0, so that it is added once."""
         if self.bias is not None and self.group.rank > 0:
             self.bias.zero_()
         super().after_load()
 
 
 def share_of(shape: torch.Size, axis: int, group: Group) -> Part | None:
-    """This rank's part, of `shape`, of a tensor that is shared out along `axis`; None where it has all."""
+    """Return this rank's part of `shape` of a tensor that is split along `axis`; None if it has all."""
     if group.size == 1:
         return None
     begin, size = group.rank * shape[axis], shape[axis]

@@ -22,29 +22,29 @@ class Target(NamedTuple):
     name: str
     #: The place in the leaf's memory, in the tensor's or its part's shape; a slice where weights are merged.
     tensor: torch.Tensor
-    #: Around what random weights are drawn: 1 for a norm, else 0.
+    #: The mean of random weights: 1 for a norm, else 0.
     center: float = 0.0
     #: None: all of the checkpoint's tensor.
     part: Part | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the checkpoint's tensor."""
+        """The shape of the checkpoint's tensor."""
         return tuple(self.tensor.shape) if self.part is None else self.part.whole
 
     def taken(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a view of what belongs here, of the checkpoint's tensor."""
+        """Return a view of the part of the checkpoint's tensor that belongs here."""
         return tensor if self.part is None else tensor[self.part.slices]
 
 
 class ParameterOwner(Protocol):
-    """One owner of weights."""
+    """An owner of weights."""
 
     def allocate(self, device: torch.device) -> None:
         """Replace the meta tensors by uninitialised memory on `device`."""
 
     def targets(self) -> Iterator[Target]:
-        """Every tensor that must be filled; only names and shapes mean something before `allocate`."""
+        """Return every tensor that must be filled; only names and shapes have a meaning before `allocate`."""
 
     def after_load(self) -> None:
-        """All targets are filled: brings the weights into the form that is computed with."""
+        """Bring the weights into the form that is computed with, once all targets are filled."""

@@ -1,4 +1,4 @@
-"""A weight reordered once into what this CPU multiplies with fastest, so that no call reorders it again.
+"""A weight reordered once into the form that this CPU multiplies fastest, so that no call reorders it again.
 
 | dtype, CPU                                   | kept as                        | multiplied by      |
 |----------------------------------------------|--------------------------------|--------------------|
@@ -30,17 +30,17 @@ _LARGEST_HALF = 65504.0
 
 
 class Packed(Protocol):
-    """x Wᵀ + b for a W [out, in]; opaque, so nothing else can be read from it."""
+    """A function x Wᵀ + b for a W [out, in], from which nothing else can be read."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, in] -> [T, out] in x's dtype."""
+        """Multiply [T, in] -> [T, out] in x's dtype."""
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the same in float32, not rounded on the way where the sums are float32."""
+        """Return the product in float32, not rounded first if the sums are float32."""
 
 
 def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Packed | None:
-    """None: this build or this CPU multiplies no faster with any other form of this weight."""
+    """Return the weight packed; None if this build or this CPU multiplies no faster with any other form of it."""
     if weight.device.type != "cpu":
         return None
     is_small = weight.dtype == torch.float32 and weight.numel() <= MAX_COLUMN_WEIGHTS
@@ -52,7 +52,7 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Packed | None:
 
 
 def multiplies_tiles(dtype: torch.dtype) -> bool:
-    """Return whether oneDNN does, on this CPU, without converting them."""
+    """Return whether oneDNN multiplies this dtype on this CPU without converting it."""
     ops = torch.ops.mkldnn
     if not torch.backends.mkldnn.is_available():
         return False
@@ -79,7 +79,7 @@ def _fits_half(weight: torch.Tensor) -> bool:
 
 
 class TiledWeight:
-    """In oneDNN's tiles."""
+    """A weight in oneDNN's tiles."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._bias = bias
@@ -94,7 +94,7 @@ class TiledWeight:
 
 
 class ColumnWeight:
-    """Its transpose [in, out]; float32."""
+    """A weight as its transpose [in, out]; float32."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._bias = bias
@@ -108,7 +108,7 @@ class ColumnWeight:
 
 
 class SmallTiledWeight:
-    """In columns for single rows, in tiles for several; float32."""
+    """A weight in columns for single rows and in tiles for several; float32."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._columns = ColumnWeight(weight, bias)
@@ -122,7 +122,7 @@ class SmallTiledWeight:
 
 
 class HalfWeight:
-    """In FBGEMM's tiles of float16; products and sums are float32."""
+    """A weight in FBGEMM's tiles of float16; products and sums are float32."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         quantized = torch.ops.quantized

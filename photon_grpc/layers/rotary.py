@@ -18,7 +18,7 @@ from photon_grpc.layers.context import StepContext
 
 
 class RotaryEmbedding:
-    """Rotates queries and keys by tables of cos and sin, float32 [max_model_len, D/2]; one object for all layers."""
+    """Rotation of queries and keys by tables of cos and sin [max_model_len, D/2]; one object for all layers."""
 
     def __init__(
         self, spec: RopeSpec, head_dim: int, max_model_len: int, *, device: torch.device, kernels: Kernels
@@ -30,14 +30,14 @@ class RotaryEmbedding:
         self._apply = self._with_rows if device.type == "cpu" else self._with_tables
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, ctx: StepContext) -> tuple[torch.Tensor, torch.Tensor]:
-        """q [T, Hq, D], k [T, Hkv, D] at ctx.positions, below max_model_len; both may be overwritten."""
+        """Rotate q [T, Hq, D], k [T, Hkv, D] at ctx.positions, below max_model_len; both may be overwritten."""
         return self._apply(q, k, ctx)
 
     def _with_tables(self, q: torch.Tensor, k: torch.Tensor, ctx: StepContext) -> tuple[torch.Tensor, torch.Tensor]:
         return self._rotary(q, k, self.cos, self.sin, ctx.positions)
 
     def _with_rows(self, q: torch.Tensor, k: torch.Tensor, ctx: StepContext) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the tables' rows are gathered in the first layer and serve the others."""
+        """Rotate by the rows of the tables, which are gathered in the first layer for all layers."""
         rows = ctx.memo.get(self)
         if rows is None:
             rows = ctx.memo[self] = rotary.rows(self.cos, self.sin, ctx.positions)
@@ -45,7 +45,7 @@ class RotaryEmbedding:
 
 
 def inverse_frequencies(spec: RopeSpec, head_dim: int) -> torch.Tensor:
-    """float32 [head_dim / 2] on the CPU, in transformers' order of operations."""
+    """Return float32 [head_dim / 2] on the CPU, in transformers' order of operations."""
     frequencies = 1.0 / spec.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     if spec.kind == "default":
         return frequencies

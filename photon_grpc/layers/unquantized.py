@@ -1,4 +1,4 @@
-"""Weights as they are: 16 or 32 bits, in rows. On a CPU they are packed after loading where that is supported."""
+"""Unquantized weights of 16 or 32 bits, in rows. On a CPU they are packed after loading where that is supported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from photon_grpc.layers.prepacked import pack
 
 
 class Unquantized(LinearMethod):
-    """W [out_features, in_features], b [out_features] or None."""
+    """A format with W [out_features, in_features] and b [out_features] or None."""
 
     def create(self, linear: Linear, device: torch.device) -> None:
         linear.weight = torch.empty(linear.out_features, linear.in_features, dtype=linear.dtype, device=device)
@@ -57,38 +57,38 @@ class Unquantized(LinearMethod):
         return library and partial(library, linear, end)
 
     def tile(self, linear: Linear, num_rows: int, end: Epilogue) -> Tile | None:
-        """Return the kernel of ours that wins; None: the matrix library does, or none of ours can."""
+        """Return the fastest kernel of ours; None if the matrix library is faster or none of ours can multiply it."""
         if not num_rows or not can_fuse(linear.weight.device) or linear.dtype.itemsize != 2:
             return None
         product = product_of(linear, num_rows, end)
         return _choose(linear.weight.device, product, _library_takes(linear, end))
 
 
-#: (epilogue, whether heads are normalised) -> the end as it is counted.
+#: (epilogue, whether heads are normalised) -> the epilogue in the cost model.
 _END: dict[tuple[str, bool], cost.End] = {
     ("rotary", False): "rotary",
     ("rotary", True): "normed",
     ("swiglu", False): "swiglu",
     ("add", False): "add",
-    # One tile for both: filters see the logits that a plain draw saw.
+    # One tile for both: filters see the logits that sampling without filters saw.
     ("logits", False): "head",
     ("sample", False): "head",
 }
 
 
 def product_of(linear: Linear, num_rows: int, end: Epilogue) -> Product:
-    """As its cost is counted."""
+    """Return the product as the cost model has it."""
     rows, columns = linear.weight.shape
     return Product(rows, columns, num_rows, end.span, _END[end.epilogue, end.norms is not None])
 
 
 def _library_takes(linear: Linear, end: Epilogue) -> bool:
-    """Of a residual stream that is not normalised yet the products may be large: float16 ends at 65,504."""
+    """Return whether the library can multiply this: before a norm products may be large, and float16 ends at 65,504."""
     return end.epilogue not in ("rotary", "swiglu") or linear.dtype != torch.float16
 
 
 class PackedUnquantized(Unquantized):
-    """W packed for this CPU; what Unquantized becomes there. Nothing can be read from it or folded into it."""
+    """A format with W packed for this CPU, from which nothing can be read; what Unquantized becomes there."""
 
     def apply(self, linear: Linear, x: torch.Tensor, ctx: StepContext | None) -> torch.Tensor:
         return linear.weight(x)
@@ -103,7 +103,7 @@ class PackedUnquantized(Unquantized):
 
 @cache
 def _choose(device: torch.device, product: Product, may_decline: bool) -> Tile | None:
-    """Layers of one shape ask the same."""
+    """Choose once for layers of the same shape."""
     properties = torch.cuda.get_device_properties(device)
     limits = Device(
         properties.multi_processor_count,

@@ -11,11 +11,11 @@ from photon_grpc.kernels.rotary.rotate_store import Rotation
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Workspace:
-    """Of M tokens; every buffer has memory for `bucket` rows where that is more: kernels read whole tiles.
+    """The buffers of M tokens; each has memory for `bucket` rows if that is more: kernels read whole tiles.
 
-    bucket: of M, by `layers/gemm.py`. h: [M, hidden_size], the residual stream. q, attended: [M, Hq · D], attention's
-    input and result. y: [M, intermediate_size]. rotation: of the M tokens. counters: int32, zero before and after
-    each kernel that counts its programs.
+    bucket: that of M, by `layers/gemm.py`. h: [M, hidden_size], the residual stream. q, attended: [M, Hq · D],
+    attention's input and result. y: [M, intermediate_size]. rotation: that of the M tokens. counters: int32, zero
+    before and after each kernel that counts its programs.
     """
 
     bucket: int
@@ -27,7 +27,7 @@ class Workspace:
     counters: torch.Tensor
 
     def take(self, x: torch.Tensor, residual: torch.Tensor | None) -> None:
-        """h = x + residual, where they are not there yet."""
+        """Store x + residual in h, unless they are there already."""
         if residual is not None:
             torch.add(x, residual, out=self.h)
         elif x is not self.h:

@@ -1,6 +1,6 @@
-"""Makes a decoder of the Llama line from a ModelConfig, under the names that Hugging Face checkpoints give its weights.
+"""Builder of a decoder of the Llama line from a ModelConfig, with the weight names of Hugging Face checkpoints.
 
-A family whose difference stands in config.json or in FAMILIES of `config/model_dir.py` (biases, norms of heads, sizes)
+A family that differs only in config.json or in FAMILIES of `config/model_dir.py` (biases, norms of heads, sizes)
 needs nothing here.
 """
 
@@ -36,11 +36,10 @@ def build(
     method: LinearMethod | None = None,
     mesh: Mesh | None = None,
 ) -> Decoder:
-    """Return the model's decoder for positions below `max_model_len`, its weights not yet allocated (see
-    `models/weights.py`).
+    """Return the model's decoder for positions below `max_model_len`, its weights not yet allocated.
 
-    Takes memory for the rotary tables only. With a `mesh` it is this rank's part. Raise ModelLoadError where the ranks
-    cannot share a size.
+    It takes memory for the rotary tables only. With a `mesh` it is this rank's part. Raise ModelLoadError if a size
+    cannot be split over the ranks.
     """
     mesh = mesh or Mesh()
     _check_shares(config, mesh)
@@ -53,7 +52,7 @@ def build(
 
 @dataclass(frozen=True, slots=True)
 class DecoderBuilder:
-    """Makes every part of one decoder from the same sizes, dtype, kernels and tables."""
+    """Builder of every part of one decoder from the same sizes, dtype, kernels and tables."""
 
     config: ModelConfig
     dtype: torch.dtype
@@ -83,7 +82,7 @@ class DecoderBuilder:
         return LMHead("lm_head", embedding, tied=tied, method=self.method, sample=self.kernels.sample)
 
     def layer(self, layer: int) -> DecoderLayer:
-        """`layer` counts from 0."""
+        """Build layer number `layer`, counted from 0."""
         prefix = f"model.layers.{layer}."
         return DecoderLayer(
             self.norm(prefix + "input_layernorm"),
@@ -106,7 +105,7 @@ class DecoderBuilder:
         )
 
     def window(self, layer: int) -> int:
-        """0 where the layer's window hides nothing from positions below `max_model_len`."""
+        """Return the layer's window; 0 if it hides nothing from positions below `max_model_len`."""
         window = self.config.windows[layer]
         return window if window < self.max_model_len else 0
 
@@ -126,17 +125,17 @@ class DecoderBuilder:
         return GatedMLP(gate_up, down, self.kernels)
 
     def norm(self, name: str, size: int | None = None) -> RMSNorm:
-        """Over `size` elements; hidden_size by default."""
+        """Build a norm over `size` elements, hidden_size by default."""
         size = size or self.config.hidden_size
         return RMSNorm(name + ".weight", size, self.config.rms_norm_eps, dtype=self.dtype, kernels=self.kernels)
 
     def column_linear(self, prefix: str, in_features: int, outputs: dict[str, int], *, bias: bool) -> Linear:
-        """Sizes are those of the whole model."""
+        """Build a column-parallel Linear; sizes are those of the whole model."""
         shared = {"dtype": self.dtype, "method": self.method, "group": self.mesh.tp}
         return ColumnParallelLinear(prefix, in_features, outputs, bias=bias, **shared)
 
     def row_linear(self, prefix: str, in_features: int, outputs: dict[str, int], *, bias: bool) -> Linear:
-        """As column_linear."""
+        """Build a row-parallel Linear; sizes are those of the whole model."""
         shared = {"dtype": self.dtype, "method": self.method, "group": self.mesh.tp}
         return RowParallelLinear(prefix, in_features, outputs, bias=bias, **shared)
 

@@ -1,4 +1,4 @@
-"""The decoder-only transformer that all families are: what differs between them is handed in as parts."""
+"""The decoder-only transformer of all families, which differ in the parts handed in."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DecoderLayer:
     The residual stream travels beside the hidden state; the next norm adds the two.
     """
 
-    #: That of its fused kernels.
+    #: The chain of its fused kernels.
     chain: FusedChain | None = None
 
     def __init__(self, input_norm: RMSNorm, attention: Attention, post_attention_norm: RMSNorm, mlp: GatedMLP) -> None:
@@ -51,9 +51,9 @@ class DecoderLayer:
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, ctx: StepContext
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """x, residual [T, hidden] -> those of the next layer.
+        """Map x, residual [T, hidden] to those of the next layer.
 
-        Their sum is the residual stream; with residual None, x alone is.
+        Their sum is the residual stream; it is x alone if residual is None.
         """
         if residual is None:
             x, residual = self.input_norm(x), x
@@ -71,7 +71,7 @@ class DecoderLayer:
 
 
 class Decoder:
-    """Born without memory for its weights: `load` or `dummy` of `models/weights.py` allocates and fills them."""
+    """A decoder without memory for its weights: `load` or `dummy` of `models/weights.py` fills them."""
 
     def __init__(
         self,
@@ -111,11 +111,10 @@ class Decoder:
         self, group: int, pages: torch.Tensor, slot_mapping: torch.Tensor, meta: AttentionMetadata, *,
         history_is_settled: bool = False,
     ) -> GroupContext:  # fmt: skip
-        """Return the part of a StepContext for KVGroup number `group` and the T tokens of `slot_mapping`, its kernels
-        chosen.
+        """Return the context of KVGroup `number` for the T tokens of `slot_mapping`, with its kernels chosen.
 
-        `history_is_settled`: no row attends a key of this step but its own newest one (none of a prefix that another
-        row computes in the same step): older keys may be read before this step's are written.
+        `history_is_settled`: of the keys of this step a row attends only to its newest (to none of a prefix that
+        another row computes in the same step), so older keys may be read before this step's are written.
         """
         num_tokens, num_heads = slot_mapping.shape[0], self.layers[0].attention.num_heads
         chain = next((chain for of, chain in self._chains if of == group and chain.takes(num_tokens)), None)
@@ -125,7 +124,7 @@ class Decoder:
         )
 
     def forward(self, token_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor:
-        """token_ids [T] int32 or int64 -> hidden [T, hidden_size] behind the final norm.
+        """Compute token_ids [T] int32 or int64 -> hidden [T, hidden_size] after the final norm.
 
         Writes the T tokens' keys and values to the pages of ctx.kv. Allocates by the step's shape alone and can be
         captured. Clears `ctx.memo`.
@@ -135,20 +134,20 @@ class Decoder:
         for layer in self.layers:
             x, residual = layer(x, residual, ctx)
         hidden = self.norm(x) if residual is None else self.norm.add(x, residual)[0]
-        # Gives the buffers back before the head runs; another pass over the same context makes its own.
+        # Free the buffers before the head runs; another pass over the same context makes new ones.
         ctx.memo.clear()
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [R, hidden_size], rows of what `forward` gave -> float32 [R, vocab_size]."""
+        """Return logits of rows of `forward`: hidden [R, hidden_size] -> float32 [R, vocab_size]."""
         return self.head.logits(hidden)
 
     def sample(self, hidden: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
-        """int64 [R]: an id for each row of `hidden`, as `kernels/sampling/sample.py` draws it from their logits."""
+        """Sample an id for each row of `hidden`, int64 [R], as `kernels/sampling/sample.py` does from their logits."""
         return self.head.sample(hidden, metadata)
 
     def leaves(self) -> Iterator[ParameterOwner]:
-        """Everything that owns weights, in the order it is to be loaded (a tied head behind the embedding)."""
+        """Return everything that owns weights, in loading order (a tied head after the embedding)."""
         yield self.embedding
         for layer in self.layers:
             yield from layer.leaves()

@@ -1,13 +1,13 @@
 """Fused layers: five to seven kernels each.
 
-CHAINS says which forms of a layer a chain of fused kernels computes. Each of a layer's four products is multiplied
-either by a kernel of ours that does what stands before and behind it as well (norm and rotary and page write;
-residual; norm and SwiGLU), or by the matrix library: of the residual stream as it is and into it, with a kernel
-behind that catches up on the norm. The Linear's method chooses per bucket of tokens. A layer whose form has no chain,
-or whose weights' format has no such product, stays as it is among the others.
+CHAINS lists the forms of a layer that a chain of fused kernels computes. Each of a layer's four products is multiplied
+either by a kernel of ours that also does the operations around it (norm and rotary and page write; residual; norm and
+SwiGLU), or by the matrix library, which reads the residual stream before its norm and adds to it, followed by a kernel
+that applies the norm. The Linear's method chooses per bucket of tokens. A layer whose form has no chain, or whose
+weights' format has no such product, is unchanged.
 
-There is one set of weights. `fuse` multiplies the weight of every norm into the projection behind it, once and in
-place, and leaves ones in the norm: steps that do not fit go through the layer as it was.
+There is one set of weights. `fuse` multiplies the weight of every norm into the projection after it, once and in
+place, and leaves ones in the norm: steps that do not fit go through the original layer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LayerGemms = tuple[Gemm, Gemm, Gemm, Gemm]
 
 
 def llama_ends(layer: DecoderLayer) -> tuple[Epilogue, Epilogue, Epilogue, Epilogue]:
-    """Of qkv, output, gate and up, down. Heads are normalised where the layer has norms for them."""
+    """Return the epilogues of qkv, output, gate and up, down; heads are normalised if the layer has norms for them."""
     heads, head_dim = layer.attention.qk_norm, layer.attention.kv.format.width
     norms = None if heads is None else (heads.q.weight, heads.k.weight)
     return (
@@ -59,7 +59,7 @@ LLAMA = LayerForm(
     window=0,
 )
 QWEN3 = LLAMA._replace(qk_norms=(RMSNorm, RMSNorm))
-#: Form -> the ends of a layer's products. An exact match: no chain is nearly right.
+#: Form -> the epilogues of a layer's products. The form must match exactly.
 CHAINS: dict[LayerForm, Callable[[DecoderLayer], tuple[Epilogue, Epilogue, Epilogue, Epilogue]]] = {
     LLAMA: llama_ends,
     QWEN3: llama_ends,
@@ -67,7 +67,7 @@ CHAINS: dict[LayerForm, Callable[[DecoderLayer], tuple[Epilogue, Epilogue, Epilo
 
 
 class FusedEmbedding(Embedding):
-    """Writes into the buffer of the residual stream, as the first kernel of the chain."""
+    """An embedding that writes into the buffer of the residual stream, as the first kernel of the chain."""
 
     def __init__(self, embedding: Embedding, first: FusedDecoderLayer) -> None:
         self.name = embedding.name
@@ -83,7 +83,7 @@ class FusedEmbedding(Embedding):
 
 
 class FusedDecoderLayer(DecoderLayer):
-    """The layer it was made from, its norms folded, in fused kernels.
+    """A layer in fused kernels, with its norms folded.
 
     The residual stream is one tensor, the workspace's, changed in place.
 
@@ -114,15 +114,14 @@ class FusedDecoderLayer(DecoderLayer):
         return work.h, None
 
     def workspace(self, num_tokens: int, ctx: StepContext) -> Workspace | None:
-        """Return the step's; None where the layer runs as it was."""
+        """Return the step's workspace; None if the layer runs unfused."""
         return self.chain.workspace(num_tokens, self.attention.group, ctx)
 
 
 def fuse(decoder: Decoder) -> Decoder | None:
-    """Return the loaded decoder with fused layers; None where dtype, device, or every layer's form or weights forbid
-    them.
+    """Return the loaded decoder with fused layers; None if its dtype, device or layers forbid them.
 
-    Folds the norms' weights in place: either of the two decoders may be used from then on, they compute the same.
+    The norms' weights are folded in place: both decoders compute the same from then on.
     """
     if not can_fuse(decoder.device) or decoder.dtype not in (torch.bfloat16, torch.float16):
         return None
@@ -152,13 +151,12 @@ def with_chains(decoder: Decoder) -> Decoder | None:
 
 
 def num_fused(decoder: Decoder) -> int:
-    """Layers that run in fused kernels."""
+    """Return the number of layers that run in fused kernels."""
     return sum(isinstance(layer, FusedDecoderLayer) for layer in decoder.layers)
 
 
 def _fused(layer: DecoderLayer, chains: dict[Hashable, FusedChain], device: torch.device) -> FusedDecoderLayer | None:
-    """Return the layer in fused kernels, its norms folded; None where its form has no chain or its weights no
-    products."""
+    """Return the layer in fused kernels, its norms folded; None if it has no chain or no products."""
     ends = CHAINS.get(layer.form)
     if ends is None or not _suits(layer):
         return None
@@ -177,7 +175,7 @@ def _fused(layer: DecoderLayer, chains: dict[Hashable, FusedChain], device: torc
 
 
 def _suits(layer: DecoderLayer) -> bool:
-    """Return whether the kernels are given every number that this layer computes with.
+    """Return whether the kernels take every number that this layer computes with.
 
     Heads are rotated whole, their norms have the eps of the norm before them, pages hold keys and values in the layer's
     dtype.
@@ -190,7 +188,7 @@ def _suits(layer: DecoderLayer) -> bool:
 
 
 def _layer_gemms(layer: DecoderLayer, ends: tuple[Epilogue, Epilogue, Epilogue, Epilogue]) -> dict[int, LayerGemms]:
-    """For the buckets of tokens in which every product has one."""
+    """Return the products for the buckets of tokens in which all four have one."""
     linears = layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down
     found: dict[int, LayerGemms] = {}
     for rows in (*tiles.BUCKETS, 0):

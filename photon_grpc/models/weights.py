@@ -1,8 +1,8 @@
-"""Fills a decoder's weights: from safetensors files, checked in full before a byte is allocated, or at random.
+"""Weights of a decoder: from safetensors files, checked in full before anything is allocated, or at random.
 
 Leaf by leaf: allocate on the device, copy every tensor, or the part of it that a Target names, from the mapped file
-into its place, bring it into its final form. So the peak is the model, and one leaf twice; four times where 16 bits are
-packed by way of float32 (`layers/prepacked.py`).
+into its place, bring it into its final form. So the peak is the model with one leaf twice, or four times if 16 bits
+are packed by way of float32 (`layers/prepacked.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OnProgress = Callable[[int, int], None]
 LOADABLE_DTYPES = ("F32", "BF16", "F16", "F64")
 MAX_NAMES_SHOWN = 5
 
-#: Random weights repeat one row of normal numbers, a prime many, so that rows of no length ever repeat each other soon.
+#: Random weights repeat one row of normal numbers, a prime number of them, so that rows of any length repeat late.
 DUMMY_STD = 0.02
 DUMMY_PERIOD = 1_048_583
 
@@ -101,12 +101,12 @@ def _refuse_names(problem: str, names: Iterable[str]) -> None:
 
 
 def _is_tolerated(name: str, decoder: Decoder) -> bool:
-    """Tensors that old exporters stored although they follow from others."""
+    """Return whether old exporters stored this tensor although it follows from others."""
     return name.endswith(".rotary_emb.inv_freq") or (decoder.head.is_tied and name == decoder.head.name)
 
 
 def _check_tied_head(decoder: Decoder, checkpoint: Checkpoint, files: dict[str, Any]) -> None:
-    """A tied head may be stored a second time, but not differently: one of the two would be wrong."""
+    """Raise ModelLoadError if a tied head is stored a second time and differs: one of the two would be wrong."""
     head, embedding = decoder.head.name, decoder.embedding.name
     if not decoder.head.is_tied or head not in checkpoint.tensors:
         return
@@ -123,7 +123,7 @@ def _needed_bytes(decoder: Decoder, checkpoint: Checkpoint) -> int:
 
 
 def _num_bytes(target: Target, checkpoint: Checkpoint) -> int:
-    """Read for the target; every element of a tensor takes as many."""
+    """Return the bytes read for the target."""
     return checkpoint.tensors[target.name].num_bytes * target.tensor.numel() // max(1, math.prod(target.shape))
 
 
@@ -154,7 +154,7 @@ def _allocate(leaf: ParameterOwner, device: torch.device) -> None:
 
 
 def _fill_at_random(target: Target, noise: torch.Tensor) -> None:
-    """A part is drawn as part of its whole."""
+    """Fill at random; a part has the values that it would have in its whole."""
     whole = target.tensor if target.part is None else target.tensor.new_empty(target.shape)
     _fill(whole.view(-1), noise, offset=zlib.crc32(target.name.encode()) % DUMMY_PERIOD)
     if target.part is not None:

@@ -1,1 +1,1 @@
-"""Speaks tensors: a Batch of ints becomes one forward pass and drawn ids. Knows neither requests nor text."""
+"""From a Batch of ints to one forward pass and sampled ids. Knows tensors, but neither requests nor text."""

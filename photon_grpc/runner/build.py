@@ -1,4 +1,4 @@
-"""Puts a runner together. The only place that knows which launch goes with which device."""
+"""Construction of a runner. The only place that knows which launch suits which device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from photon_grpc.runner.step import Launch, Step
 
 
 def eager_runner(decoder: Decoder, cache: KVCache, *, max_num_seqs: int, depth: int = 0) -> ModelRunner:
-    """Every batch launched operation by operation."""
+    """Build a runner that launches every batch operation by operation."""
     table = SlotTable(max_num_seqs + 1, decoder.max_model_len, cache.plan, decoder.vocab_size, decoder.device)
     step = Step(decoder, table, cache.pages, decoder.kernels, max_num_seqs)
     launch: Launch = EagerLaunch(step)
@@ -34,9 +34,9 @@ def graph_runner(
     progress: Callable[[int, int], None],
     capture: Capture | None = None,
 ) -> ModelRunner:
-    """Batches that fit a bucket are replayed from CUDA graphs, which are captured here; `progress(done, total)`.
+    """Build a runner that replays batches that fit a bucket from CUDA graphs, which are captured here.
 
-    `capture`: what makes the replays; CUDA graphs unless it is given.
+    `progress(done, total)` is called after each capture. `capture` makes the replays: CUDA graphs by default.
     """
     table = SlotTable(max_num_seqs + 1, decoder.max_model_len, cache.plan, decoder.vocab_size, decoder.device)
     buckets = Buckets(max_num_seqs)

@@ -1,4 +1,4 @@
-"""The exact shape of a batch, launched operation by operation."""
+"""Launches in the exact shape of a batch, operation by operation."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from photon_grpc.runner.step import Bounds, Rows, SampledRows, Step, StepShape, 
 
 
 class EagerLaunch:
-    """Any batch.
+    """Launches of any batch, without a graph.
 
     Args:
         step: the step that is launched.
-        row_buckets: how many rows are drawn for at a time; the next one up is taken. A device loads a kernel when it
-            first meets a shape, which takes longer than the step. Empty: as many as yield.
+        row_buckets: the numbers of rows that are sampled; the next larger one is taken, since a device loads a kernel
+            at the first use of a shape, which takes longer than the step. Empty: as many rows as yield.
     """
 
     def __init__(self, step: Step, row_buckets: tuple[int, ...] = ()) -> None:
@@ -37,7 +37,7 @@ class EagerLaunch:
         return tail
 
     def _send(self, batch: Batch, yielding: list[int]) -> tuple[Rows, SampledRows | None]:
-        """Return the batch's columns on the device, and the rows to draw for where they are not all rows once."""
+        """Return the batch's columns on the device, and the rows to sample if they are not all rows once."""
         num_rows, num_sampled = len(batch.slots), self._bucket(len(yielding))
         has_all = num_rows == len(yielding) == num_sampled
         chosen = () if has_all else (*yielding, *(0,) * (num_sampled - len(yielding)))

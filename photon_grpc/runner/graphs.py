@@ -1,12 +1,12 @@
 """CUDA graphs of a step: a body per shape, a tail per bucket of rows and level, always two replays.
 
 A graph has fixed shapes, so a batch is padded to the next bucket: surplus rows carry slot 0, whose table points at
-block 0; they write their keys there, their draws are not read, and the state they change is that of slot 0, put back to
-nothing. The host sends the slots when they change and nothing else: last tokens and positions are on the device.
+block 0; they write their keys there, their samples are not read, and the state they change is that of slot 0, which is
+reset. The host sends the slots when they change and nothing else: last tokens and positions are on the device.
 
-Bodies of as many rows end in the same buffer, from which their tail draws. It is what the decode body of these rows
-leaves, so that no copy is launched there. All graphs share one pool of memory: what one leaves lasts until another than
-its own tail is replayed.
+Bodies with the same number of rows end in one buffer, from which their tail samples. It is the output of the decode
+body of these rows, so that decode steps launch no copy. All graphs share one pool of memory: a body's output lasts
+until another graph than its own tail is replayed.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ _LOG = logging.getLogger(__name__)
 
 
 Tensors = TypeVar("Tensors")
-#: Computes again what was captured, into the same tensors.
+#: Repeats what was captured, into the same tensors.
 Replay = tuple[Callable[[], Any], Tensors]
 
 
 class Capture(Protocol):
-    """Makes a Replay of a function without arguments, which it calls."""
+    """A maker of Replays; it calls the function, which takes no arguments."""
 
     def __call__(self, function: Callable[[], Tensors], /) -> Replay[Tensors]: ...
 
 
 class GraphLaunch:
-    """Replays what a bucket fits, hands the rest to `eager`.
+    """Launches by replays of the next larger bucket; batches without one go to `eager`.
 
     Args:
         step: the step that is captured.
         eager: launches every other batch.
         buckets: the shapes to capture.
-        capture: how a replay is made.
+        capture: makes a replay.
     """
 
     def __init__(self, step: Step, eager: Launch, buckets: Buckets, capture: Capture) -> None:
@@ -57,7 +57,7 @@ class GraphLaunch:
         self._columns = torch.zeros((3, step.max_rows), dtype=torch.int64, device=step.table.device)
         context_len = torch.zeros(step.max_rows, dtype=torch.int32, device=step.table.device)
         self._rows = Rows(*self._columns, context_len)
-        #: Each leaves the hidden states of the rows' last tokens.
+        #: Bodies, whose outputs are the hidden states of the rows' last tokens.
         self.bodies: dict[StepShape, Replay[torch.Tensor] | None] = {}
         self._tails: dict[tuple[int, SamplingLevel], Callable[[], SampledTokens]] = {}
         #: Slots of the decode step that `_rows` holds; () where it holds something else.
@@ -93,7 +93,7 @@ class GraphLaunch:
             progress(done, total)
 
     def _body(self, shape: StepShape) -> Replay[torch.Tensor] | None:
-        """None where the shape could not be captured: its batches run eagerly."""
+        """Return the body, captured on first use; None if it could not be captured and its batches run eagerly."""
         if shape not in self.bodies:
             self.bodies[shape] = self._capture_body(shape)
         return self.bodies[shape]
@@ -109,8 +109,10 @@ class GraphLaunch:
         return self._captured(lambda: self._step.body(rows, shape, bounds, out).last, shape)
 
     def _tail(self, num_rows: int, level: SamplingLevel, body: Replay[torch.Tensor]) -> Callable[[], SampledTokens]:
-        """Of all bodies of `num_rows` rows: they end in the same buffer, that of `body`. Launched one by one where it
-        could not be captured."""
+        """Return the tail of all bodies of `num_rows` rows, which end in the same buffer, that of `body`.
+
+        It is launched kernel by kernel if it could not be captured.
+        """
         key = num_rows, level
         if key not in self._tails:
             _, states = body
@@ -128,7 +130,7 @@ class GraphLaunch:
             return self._capture(function)
         except Exception as error:
             # No memory, or (Triton's errors are no RuntimeErrors) no room on this device for a kernel.
-            # A device that is lost says so again when the step is computed.
+            # A lost device raises again when the step is computed.
             _LOG.warning("cannot capture %s: it runs eagerly", what, exc_info=error)
             return None
 
@@ -138,11 +140,11 @@ class GraphLaunch:
         return Bounds(shape.num_tokens, 2 if shape.num_rows == 1 else 1, self._step.max_model_len)
 
     def _send(self, batch: Batch, shape: StepShape) -> list[int] | None:
-        """Fill the static rows; those that yield, None where all do."""
+        """Fill the static rows; return those that yield, None if all do."""
         num_rows, surplus = len(batch.slots), (0,) * (shape.num_rows - len(batch.slots))
         slots = batch.slots + surplus
         if shape.kind == "mixed" or slots != self._slots:
-            # Known once they are sent: where sending fails, the next step sends again.
+            # Set once they are sent: if sending fails, the next step sends again.
             self._slots = ()
             columns = (*slots, *batch.counts, *surplus, *batch.yields, *surplus)
             sent = self._step.table.to_device(columns, torch.int64).view(3, shape.num_rows)
@@ -159,14 +161,14 @@ def _replayed(replay: Callable[[], Any], out: Tensors) -> Tensors:
 
 
 class CudaCapture:
-    """Captures into graphs that share one memory pool."""
+    """Capture into CUDA graphs that share one memory pool."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = _capture_stream(torch.cuda.current_device())
 
     def __call__(self, function: Callable[[], Tensors], /) -> Replay[Tensors]:
-        # Once outside the graph: what is compiled, loaded or allocated at a first call cannot be captured.
+        # Call it once outside the graph: compiling, loading and allocating at a first call cannot be captured.
         with launching_on(self._stream) as before:
             self._stream.wait_stream(before)
             function()
@@ -180,6 +182,8 @@ class CudaCapture:
 
 @cache
 def _capture_stream(device: int) -> torch.cuda.Stream:
-    """One for all captures of a process: the matrix library keeps 32 MiB for good for every stream that it has
-    multiplied on."""
+    """Return one stream for all captures of a process.
+
+    The matrix library keeps 32 MiB for every stream that it has multiplied on, and never frees them.
+    """
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The threads that share out the operations of a step on a CPU."""
+"""The threads that the operations of a step are split over on a CPU."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ MAX_SMALL_STEP = 1 << 29
 
 
 class SmallStepsAlone:
-    """Gives the small steps of a small model one thread, and large ones, prompts mostly, all that torch has.
+    """Launches of small steps of a small model in one thread, and of large ones, mostly prompts, in all threads.
 
     Args:
         launch: launches any step.
-        num_parameters: of the model.
+        num_parameters: the parameters of the model.
     """
 
     def __init__(self, launch: Launch, num_parameters: int) -> None:

@@ -11,11 +11,10 @@ from photon_grpc.runner.upload import to_device
 
 
 class KVCache:
-    """pages [num_blocks + 1, layers of a group, planes, heads, block_size, width]: one block of a group's layers is one
-    run of memory.
+    """The pages [num_blocks + 1, layers of a group, 2 (K, V), heads, block_size, width]; a block is one run of memory.
 
-    Groups share the pages: a block is of the group whose table holds it. Block 0 is reserved: padding writes there, it
-    is not read.
+    Groups share the pages: a block belongs to the group whose table holds it. Block 0 is reserved: padding writes to
+    it, and nothing reads it.
     """
 
     def __init__(self, plan: KVPlan, num_blocks: int, device: torch.device) -> None:

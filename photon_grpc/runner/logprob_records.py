@@ -1,4 +1,4 @@
-"""Scores of a step as records: those of its prompts made here, those and its outputs' cut for each row."""
+"""Log-probabilities of a step as records: those of prompts are made here, and all are cut for each row."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Span(NamedTuple):
 
 
 class LogprobRecords(NamedTuple):
-    """records: int32 [P, width, 3], as `kernels/sampling/logprobs.py` has them, of P positions."""
+    """Records int32 [P, width, 3] of P positions, as in `kernels/sampling/logprobs.py`."""
 
     records: torch.Tensor
     spans: tuple[Span, ...]
 
     def cut(self, faults: Container[int]) -> dict[int, bytes]:
-        """Row -> its records, packed, of rows without a fault; once they are on the host."""
+        """Map rows without a fault to their packed records, once these are on the host."""
         records, spans = self.records.numpy(), self.spans
         return {
             row: records[start : start + count, :size].tobytes()
@@ -47,7 +47,7 @@ NO_RECORDS = LogprobRecords(torch.empty((0, 0, 3), dtype=torch.int32), ())
 
 
 def output_records(records: torch.Tensor | None, batch: Batch, params: dict[int, LogprobParams]) -> LogprobRecords:
-    """Of the rows that yield and whose slots are scored; `records` has one position a row."""
+    """Return the records of rows that yield and ask for log-probabilities; `records` has one position a row."""
     if records is None:
         return NO_RECORDS
     columns = enumerate(zip(batch.slots, batch.yields, strict=True))
@@ -56,12 +56,12 @@ def output_records(records: torch.Tensor | None, batch: Batch, params: dict[int,
 
 
 class PromptLogprobRecorder:
-    """Scores ids of prompts from the hidden states of the ids before them, a slice of positions at a time.
+    """Log-probabilities of prompts from the hidden states of the ids before, a slice of positions at a time.
 
     Args:
         head: makes logits.
-        table: the ids of the prompts, and how they are scored.
-        kernels: what scores.
+        table: the ids of the prompts, and what their requests ask for.
+        kernels: have the kernel of log-probabilities.
     """
 
     def __init__(self, head: Head, table: SlotTable, kernels: Kernels) -> None:
@@ -70,9 +70,9 @@ class PromptLogprobRecorder:
         self._logprobs = kernels.logprobs
 
     def __call__(self, batch: Batch, hidden: torch.Tensor) -> LogprobRecords:
-        """Of the rows of `batch.scored`.
+        """Return the records of the rows of `batch.scored`.
 
-        `hidden` [T, hidden_size]: the hidden states of all tokens of the batch, row behind row.
+        `hidden` [T, hidden_size]: the hidden states of all tokens of the batch, row after row.
         """
         if not batch.scored:
             return NO_RECORDS
@@ -88,7 +88,7 @@ class PromptLogprobRecorder:
         return self._table.prompt_logprob_params[batch.slots[row]]
 
     def _positions(self, batch: Batch, row: int, first: int) -> np.ndarray:
-        """int64 [3, n] of a row's n positions: the token of the batch whose hidden state scores it; slot; position."""
+        """Return int64 [3, n] of a row's n positions: index of the hidden state that predicts it, slot, position."""
         slot, count = batch.slots[row], batch.counts[row]
         # Exact: no token is drafted before a prompt is computed.
         computed = self._table.max_computed[slot]

@@ -1,7 +1,7 @@
-"""Batch → Pending → StepOutput: applies what changed, has the step computed, copies ids and scores out.
+"""Batch → Pending → StepOutput: changes are applied, the step is launched, ids and log-probabilities are copied out.
 
-One code path for CPU and CUDA. On CUDA nothing here waits for the device but `result`, `close` and a launch that
-failed; a CPU has computed what `submit` or `sample` returns.
+There is one code path for CPU and CUDA. On CUDA only `result`, `close` and a failed launch wait for the device; a CPU
+has computed what `submit` or `sample` returns.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from photon_grpc.runner.streams import stream_of
 
 _LOG = logging.getLogger(__name__)
 
-#: Of outputs, of prompts.
+#: Records of outputs and of prompts.
 StepRecords = tuple[LogprobRecords, LogprobRecords]
 
 
 class ModelRunner:
-    """Knows no requests and no text.
+    """The runner of a model; it knows neither requests nor text.
 
     Args:
         launch: computes a batch.
-        table: the slots that batches speak of.
-        cache: the pages that their blocks are.
+        table: the slots of batches.
+        cache: the pages of their blocks.
         depth: steps that may stay unread when the next is submitted.
     """
 
@@ -60,10 +60,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def submit(self, batch: Batch) -> Pending:
-        """Launch one step; what fails is a fault of all its rows, and of theirs in the steps that are launched before
-        it is read.
+        """Launch one step; a failure is a fault of all its rows, and of theirs in steps launched before it is read.
 
-        Raise torch.AcceleratorError when the device is lost: then nothing in this process can compute any more. Raise
+        Raise torch.AcceleratorError if the device is lost: then this process can compute nothing more. Raise
         InternalFailure while the step before waits for its masks.
         """
         if self._is_held_back:
@@ -103,7 +102,7 @@ class ModelRunner:
             return self._failed(batch)
 
     def _sent(self, batch: Batch, tensors: StepTensors, start_s: float) -> Pending:
-        """On its way from a device; on a CPU it is computed."""
+        """Return a step on its way from a device; on a CPU it is computed."""
         ids, logprobs = tensors.sampled
         records = output_records(logprobs, batch, self.table.logprob_params), tensors.prompts
         if ids.device.type == "cuda":
@@ -111,8 +110,10 @@ class ModelRunner:
         return Landed(_output(batch, ids, tensors.rows, records, time.perf_counter() - start_s))
 
     def _failed(self, batch: Batch) -> Pending:
-        """Of an exception that is being handled. Raise torch.AcceleratorError where the device is lost: a launch of
-        Triton's tells that by a RuntimeError."""
+        """Return a step that failed with the exception being handled.
+
+        Raise torch.AcceleratorError if the device is lost, which a launch of Triton's reports by a RuntimeError.
+        """
         wait_for(self.table.device)
         _LOG.exception("step %d failed", batch.step)
         self._poisoned.failed(batch)
@@ -124,13 +125,13 @@ class ModelRunner:
 
 
 def wait_for(device: torch.device) -> None:
-    """Return when all that was launched has ended. Raise torch.AcceleratorError where the device is lost."""
+    """Wait until all that was launched has ended. Raise torch.AcceleratorError if the device is lost."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 class LaunchedStep:
-    """A step of which nothing is held back and nothing was drafted."""
+    """A step launched whole, without drafts."""
 
     def drafts(self) -> tuple[int, ...]:
         return ()
@@ -170,7 +171,7 @@ class Landed(LaunchedStep):
 
 
 class InFlight(LaunchedStep):
-    """A step on the device: its ids and scores travel to pinned memory behind it."""
+    """A step on the device, whose ids and log-probabilities are copied to pinned memory after it."""
 
     def __init__(
         self, batch: Batch, ids: torch.Tensor, rows: list[int] | None, records: StepRecords, start_s: float
@@ -189,14 +190,14 @@ class InFlight(LaunchedStep):
 
 
 def free_unused() -> None:
-    """Give the device the memory that nothing in this process refers to any more."""
+    """Return the memory that nothing in this process refers to any more to the device."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """In pinned memory, once what is launched has landed."""
+    """Copy to pinned memory, complete once all launches before have ended."""
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor, non_blocking=True)
 

@@ -2,7 +2,7 @@
 
 A step that fails may have been applied in part, or not at all: its slots may hold the tables of sequences before, and
 steps that are launched before it is read would write into blocks of others. Such a slot is poisoned until another
-sequence is admitted to it; until then its rows are faults and are not computed, and the other rows of their batches
+sequence is admitted to it; until then its rows are faults and are not computed, while other rows of their batches
 are.
 """
 
@@ -21,19 +21,19 @@ STANDS_ON_FAILED = Fault.of(InternalFailure("a step before this one could not be
 
 
 class PoisonedSlots:
-    """Asked with every batch in order of submission, told of every one that fails."""
+    """The poisoned slots; `sound` is called with every batch in order, `failed` with every one that fails."""
 
     def __init__(self) -> None:
         self._slots: set[int] = set()
 
     def failed(self, batch: Batch) -> None:
-        """Nothing is known of the slots that this batch has, changes or fills."""
+        """Poison the slots that this batch has, changes or fills: their state is unknown."""
         self._slots.update(batch.slots)
         self._slots.update(admission.slot for admission in batch.admissions)
         self._slots.update(growth.slot for growth in batch.grown)
 
     def sound(self, batch: Batch) -> Batch:
-        """Return the batch itself, or without what stands on a step that failed."""
+        """Return the batch, without the rows that depend on a failed step."""
         if not self._slots:
             return batch
         self._slots.difference_update(admission.slot for admission in batch.admissions)
@@ -58,7 +58,7 @@ class SoundRows:
     Args:
         pending: the step of `sound`.
         batch: what was submitted.
-        sound: what `PoisonedSlots.sound` left of it.
+        sound: the batch that `PoisonedSlots.sound` returned.
     """
 
     def __init__(self, pending: Pending, batch: Batch, sound: Batch) -> None:
@@ -102,5 +102,5 @@ class SoundRows:
         )
 
     def _masked_rows(self) -> list[bool]:
-        """For each masked row of the whole batch, whether it is sound."""
+        """Return for each masked row of the whole batch whether it is sound."""
         return [self._batch.slots[row] in self._slots for row in self._batch.masked]

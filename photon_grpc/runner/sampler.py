@@ -1,7 +1,7 @@
-"""The draw at the end of a step: the hidden states of the rows that yield become ids.
+"""Sampling at the end of a step: the hidden states of the rows that yield become ids.
 
 The level is chosen per batch by what its rows ask for, with the same logits and the same noise, so that a neighbour's
-top_k never changes your token. Drawing is by the Gumbel-max trick: the argmax of logits / temperature + noise is a
+top_k never changes your token. Sampling is by the Gumbel-max trick: the argmax of logits / temperature + noise is a
 sample of the softmax (Gumbel 1954; Maddison, Tarlow and Minka 2014).
 """
 
@@ -19,7 +19,7 @@ from photon_grpc.runner.slot_table import SlotTable
 
 
 class SamplingLevel(IntEnum):
-    """Asked of a tail by the rows of a batch. The last two score what the first and the one before them draw."""
+    """What the rows of a batch ask of a tail; the last two add log-probabilities to PLAIN and PROCESSED_FILTERED."""
 
     #: An argmax, or noise over everything.
     PLAIN = 0
@@ -38,12 +38,12 @@ class SamplingLevel(IntEnum):
 
     @property
     def without_logprobs(self) -> SamplingLevel:
-        """The level of the draw itself."""
-        scored = {
+        """The level at which ids are sampled."""
+        plain = {
             SamplingLevel.PLAIN_LOGPROBS: SamplingLevel.PLAIN,
             SamplingLevel.LOGPROBS: SamplingLevel.PROCESSED_FILTERED,
         }
-        return scored.get(self, self)
+        return plain.get(self, self)
 
     @property
     def is_processed(self) -> bool:
@@ -55,29 +55,29 @@ class SamplingLevel(IntEnum):
 
 
 class SampledTokens(NamedTuple):
-    """ids: int64 [R]. scores: int32 [R, MAX_RECORDS, 3] as in `kernels/sampling/logprobs.py`, or None."""
+    """Ids int64 [R], logprobs int32 [R, MAX_RECORDS, 3] as in `kernels/sampling/logprobs.py`, or None."""
 
     ids: torch.Tensor
     logprobs: torch.Tensor | None = None
 
 
 class Head(Protocol):
-    """Turns a model's last hidden states into logits or ids; a Decoder."""
+    """A model's head, from its last hidden states to logits or ids; a Decoder."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, hidden_size] -> float32 [R, V]."""
+        """Return logits: [R, hidden_size] -> float32 [R, V]."""
 
     def sample(self, hidden: torch.Tensor, metadata: SamplingMetadata, /) -> torch.Tensor:
-        """int64 [R]; `kernels.sample` of the same logits, which need not exist."""
+        """Return int64 [R], `kernels.sample` of the same logits, which need not exist."""
 
 
 class Sampler:
-    """Draws one id for each row, and scores it where the row asks for that.
+    """The sampler of one id for each row, with log-probabilities if the row asks for them.
 
     Args:
-        head: makes logits, or draws from them.
+        head: makes logits, or samples from them.
         table: the parameters of every slot.
-        kernels: what shapes, draws and scores.
+        kernels: process logits, sample, and compute log-probabilities.
     """
 
     def __init__(self, head: Head, table: SlotTable, kernels: Kernels) -> None:
@@ -87,12 +87,12 @@ class Sampler:
         self._sample_all = kernels.sample
         self._sample_filtered = kernels.sample_filtered
         self._logprobs = kernels.logprobs
-        # A device draws all rows of a plain step in one kernel. On a CPU noise for a large vocabulary costs
+        # A device samples all rows of a plain step in one kernel. On a CPU noise for a large vocabulary costs
         # milliseconds a row.
         self._on_cpu = table.device.type == "cpu"
 
     def level(self, batch: Batch) -> SamplingLevel:
-        """Return the lowest that gives every yielding row what it asks for."""
+        """Return the lowest level that serves every yielding row."""
         table = self._table
         if not (batch.masked or table.filtered or table.processed or table.banned or table.logprob_params):
             return SamplingLevel.PLAIN
@@ -112,12 +112,12 @@ class Sampler:
     def __call__(
         self, hidden: torch.Tensor, slots: torch.Tensor, context_len: torch.Tensor, level: SamplingLevel
     ) -> SampledTokens:
-        """Ids are NAN_LOGITS where the best logit is not finite, NOTHING_TO_SAMPLE where nothing is allowed.
+        """Sample: NAN_LOGITS if a row's best logit is not finite, NOTHING_TO_SAMPLE if nothing is allowed.
 
         Args:
             hidden: [R, hidden_size], the model's last hidden states.
             slots: int64 [R].
-            context_len: int32 or int64 [R], tokens before the one to draw.
+            context_len: int32 or int64 [R], tokens before the one to sample.
         """
         table = self._table
         metadata = SamplingMetadata(
@@ -128,10 +128,10 @@ class Sampler:
         logits = self._head.logits(hidden)
         if not level.has_logprobs:
             return SampledTokens(self._sample(logits, metadata, level))
-        # Scored is what the model gave, which processing changes.
-        given = logits.clone() if level.is_processed else logits
+        # Log-probabilities are those of the model's logits, which processing changes.
+        raw = logits.clone() if level.is_processed else logits
         ids = self._sample(logits, metadata, level)
-        return SampledTokens(ids, self._logprobs(given, ids, table.output_logprobs(slots)))
+        return SampledTokens(ids, self._logprobs(raw, ids, table.output_logprobs(slots)))
 
     def _sample(self, logits: torch.Tensor, metadata: SamplingMetadata, level: SamplingLevel) -> torch.Tensor:
         processing = self._table.processing if level.is_processed else None

@@ -1,4 +1,4 @@
-"""The device's state of every sequence that has a seat: one row per slot, changed by a Batch.
+"""The device's state of every running sequence: one row per slot, changed by a Batch.
 
 Slot 0 is reserved for padding. A decode row needs nothing from the host but its slot: its last token and position are
 here.
@@ -26,7 +26,7 @@ from photon_grpc.runner.upload import Numbers, SideCopy, array_to_device, to_dev
 
 
 class _Numbers(NamedTuple):
-    """A slot's numbers beside ids and blocks: first the float32 columns, then those of int64, in their order."""
+    """The numbers of a slot beside ids and blocks: the float32 columns, then the int64 columns, in order."""
 
     temperature: float
     top_p: float
@@ -53,10 +53,11 @@ _NUM_INTS = len(_Numbers._fields) - _NUM_FLOATS
 
 
 class SlotTable:
-    """
-    token_ids: int32 [S, max_model_len], prompt and what was drawn.
+    """The state of every slot on the device.
+
+    token_ids: int32 [S, max_model_len], the prompt and sampled ids.
     num_computed: int64 [S], tokens whose keys and values are written (by steps launched so far).
-    block_table: int32 [S, G, max_blocks], of every KVGroup; what its window has left behind stays until it is
+    block_table: int32 [S, G, max_blocks], of every KVGroup; entries before its window stay until they are
     overwritten. temperature, top_p, min_p: float32 [S]; top_k, seed (bit pattern of the uint64), output_index,
     num_prompt: int64 [S]. num_prompt_best: as num_best, of the prompt. All others as in `Constraints`, `Penalties` and
     `LogprobMetadata` of kernels/sampling.
@@ -85,27 +86,27 @@ class SlotTable:
         self.min_length, self.num_best, self.num_prompt_best, self.num_given, *others = others
         self.num_biases, self.is_limited, self.mask_row = others
         self._none_given = torch.zeros_like(self.num_given)
-        #: Slots whose masks hold in the batch that was applied last, in its order; None where that is not known.
+        #: Slots whose masks hold in the batch that was applied last, in its order; None if that is unknown.
         self._masked: list[int] | None = []
         self._mask_copy = SideCopy(device)
-        # Rows of padding are not scored and not penalised.
+        # Rows of padding have no log-probabilities and no penalties.
         self.num_best.fill_(-1)
         self.repetition_penalty.fill_(1.0)
         #: On the host, upper bounds of num_computed, to bound sizes without asking the device: drafts may be refused.
         self.max_computed = [0] * num_slots
-        #: Slots whose sampling is more than an argmax or noise.
+        #: Slots with top_k, top_p or min_p.
         self.filtered: set[int] = set()
         #: Slots with penalties, biases or limits.
         self.processed: set[int] = set()
-        #: Slots with banned ids -> the length from which they may be drawn.
+        #: Slots with banned ids -> the length from which they may be sampled.
         self.banned: dict[int, int] = {}
-        #: Slots whose output is scored, or their prompt -> how, and the length of the prompt.
+        #: Slots -> the log-probabilities asked for of their output; of their prompt, with its length.
         self.logprob_params: dict[int, LogprobParams] = {}
         self.prompt_logprob_params: dict[int, tuple[LogprobParams, int]] = {}
 
     @property
     def state(self) -> SlotState:
-        """State that every step reads and changes."""
+        """The state that every step reads and changes."""
         return SlotState(self.token_ids, self.num_computed, self.block_table)
 
     @property
@@ -123,18 +124,18 @@ class SlotTable:
         )
 
     def output_logprobs(self, slots: torch.Tensor) -> LogprobMetadata:
-        """Scores asked for of the ids that rows of these slots draw."""
+        """Return the log-probabilities asked for of the ids sampled for these slots."""
         return LogprobMetadata(slots, self.num_best, self.num_given, self.given_ids)
 
     def prompt_logprobs(self, slots: torch.Tensor) -> LogprobMetadata:
-        """Return the same of the ids of their prompts."""
+        """Return the log-probabilities asked for of the ids of their prompts."""
         return LogprobMetadata(slots, self.num_prompt_best, self._none_given, self.given_ids)
 
     def mask(self, masks: memoryview) -> None:
-        """Let the masked rows of the batch that was applied last draw nothing but the ids whose bits are set.
+        """Limit the masked rows of the last batch applied to the ids whose bits are set.
 
-        `masks`: a bitmask for each, as in `ports.Pending.sample`. Raise IndexError where they are too few or too many.
-        The body of the step may have ended by then: nothing is done here that `apply` can do.
+        `masks` has a bitmask for each, as in `ports.Pending.sample`. Raise IndexError if there are too few or too many.
+        The body of the step may have ended by then, so `apply` does all that it can before.
         """
         words = torch.frombuffer(masks, dtype=torch.int32).view(-1, self.masks.shape[1])
         if self._masked is None or len(words) != len(self._masked):
@@ -153,21 +154,21 @@ class SlotTable:
         if masked:
             self._mask_copy.follow()
         if masked != self._masked or (masked and batch.admissions):
-            # An admission has set its slot's to 0.
+            # An admission has set that of its slot to 0.
             self._point_to_masks(masked)
 
     def advance(self, batch: Batch) -> None:
-        """The host's side of a launched step."""
+        """Advance the host's bounds by a launched step."""
         for slot, count in zip(batch.slots, batch.counts, strict=True):
             self.max_computed[slot] += count
-        # Bans take another tail: they are dropped as soon as they cannot apply any more. Where tokens are drafted they
+        # Bans need another tail: they are dropped once they cannot apply any more. If tokens are drafted they
         # stay: lengths are upper bounds then.
         if self.banned and not batch.drafts:
             for slot in [slot for slot, until in self.banned.items() if self.max_computed[slot] + 1 >= until]:
                 del self.banned[slot]
 
     def to_device(self, values: Numbers, dtype: torch.dtype) -> torch.Tensor:
-        """Numbers of the host, copied without waiting for the device."""
+        """Copy numbers of the host without waiting for the device."""
         return to_device(values, dtype, self.device)
 
     def _forget(self, slot: int) -> None:
@@ -178,9 +179,11 @@ class SlotTable:
         self.prompt_logprob_params.pop(slot, None)
 
     def _admit(self, admissions: Sequence[Admission]) -> None:
-        """Write all of each slot that can be read, here and on the device: every number; ids, blocks and given ids as
-        far as the numbers reach, since what lies behind is written before it is read; bits of banned ids where
-        `min_length` says that they hold; counts where a penalty reads them."""
+        """Write everything of each slot that can be read, here and on the device.
+
+        All numbers; ids, blocks and given ids as far as the numbers reach, since entries after those are written before
+        they are read; the bits of banned ids if `min_length` makes them apply; counts if a penalty reads them.
+        """
         slots = self.to_device([admission.slot for admission in admissions], torch.int64)
         for admission in admissions:
             slot, blocks = admission.slot, _equally_long(admission.blocks)
@@ -252,7 +255,7 @@ class SlotTable:
         )
 
     def _point_to_masks(self, slots: list[int]) -> None:
-        # Known once it is sent: where sending fails, the next batch sends again.
+        # Set once it is sent: if sending fails, the next batch sends again.
         self._masked = None
         self.mask_row.zero_()
         if slots:
@@ -270,13 +273,13 @@ class SlotTable:
 
 
 def _equally_long(groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Filled up with block 0."""
+    """Pad with block 0 to equal length."""
     longest = max(map(len, groups))
     return [(*blocks, *(0,) * (longest - len(blocks))) for blocks in groups]
 
 
 def _bitmask(ids: Sequence[int], num_words: int) -> npt.NDArray[np.int32]:
-    """With the bits of these ids set."""
+    """Return a bitmask with the bits of these ids set."""
     numbers = np.array(ids)
     words = np.zeros(num_words, dtype=np.uint32)
     np.bitwise_or.at(words, numbers // 32, np.left_shift(1, numbers % 32).astype(np.uint32))

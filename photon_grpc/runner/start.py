@@ -2,10 +2,10 @@
 
     runner = RunnerStart(limits, progress, num_compilers).runner(decoder)
 
-On CUDA: the largest step is computed, and what memory it leaves is the KV cache (`runner`); graphs are captured
-(`graphs.py`); steps that no graph has are computed (`warm_up.py`). The first kernel on this way that Triton has not in
-its cache interrupts it for a dry run, which goes the same way on objects of its own and finds every kernel that is
-missing; they are compiled side by side (`kernels/lang/precompile.py`).
+On CUDA the largest step is computed, and the memory that it leaves is the KV cache (`runner`); graphs are captured
+(`graphs.py`); steps without a graph are computed (`warm_up.py`). The first kernel that is not in Triton's cache
+interrupts this for a dry run, which does the same on separate objects and finds every missing kernel; they are compiled
+side by side (`kernels/lang/precompile.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from photon_grpc.runner.warm_up import call_once, largest_step, one_layer_of_eac
 
 CPU_POOL_BYTES = 1 << 30
 
-#: stage, done, total.
+#: Called with (stage, done, total).
 OnStage = Callable[[str, int, int], None]
 
 
@@ -39,7 +39,7 @@ class RunnerLimits:
     """Limits on the device memory of a runner and on the length of its steps."""
 
     sizes: Sizes
-    #: None: as many as memory holds.
+    #: None: as many as fit into memory.
     num_blocks: int | None = None
     #: Share of a CUDA device's memory for weights, activations and KV cache.
     gpu_memory_utilization: float = 0.9
@@ -49,10 +49,10 @@ class RunnerLimits:
 
 @dataclass(frozen=True, slots=True)
 class RunnerStart:
-    """The makings of a runner, for any decoder.
+    """The start of a runner for any decoder.
 
     Args:
-        progress: of the stages "warm-up" (steps) and "kernels" (those that must be compiled).
+        progress: called in the stages "warm-up" (steps) and "kernels" (those that must be compiled).
         num_compilers: kernels compiled at a time.
     """
 
@@ -61,19 +61,19 @@ class RunnerStart:
     num_compilers: int
 
     def runner(self, decoder: Decoder) -> ModelRunner:
-        """Raise ConfigError where memory does not suffice, NumericFailure where the model gives NaN."""
+        """Build the runner; raise ConfigError if memory does not suffice, NumericFailure if the model yields NaN."""
         num_blocks = self.limits.num_blocks
         if decoder.device.type == "cpu":
             return self._warm_runner(decoder, num_blocks or self._blocks_on_cpu(decoder))
         short = one_layer_of_each_kind(decoder)
         progress = partial(self.progress, "kernels")
         with precompile_on_demand(lambda: self._dry_run(short), progress, self.num_compilers):
-            # The first kernel that is missing is met here, where nothing is measured.
+            # The first missing kernel is compiled here, where nothing is measured.
             self._largest_step(short)
             return self._warm_runner(decoder, num_blocks or self._blocks_on_cuda(decoder))
 
     def _dry_run(self, short: Decoder) -> None:
-        """Compute as `runner` does, on objects of its own; wait for the device."""
+        """Compute as `runner` does, on separate objects, and wait for the device."""
         self._largest_step(short)
         quiet = replace(self, progress=lambda stage, done, total: None)
         quiet._warm_runner(short, 1, call_once).close()
@@ -105,7 +105,7 @@ class RunnerStart:
     def _kv_cache(self, decoder: Decoder, num_blocks: int) -> KVCache:
         try:
             return KVCache(self._plan(decoder), num_blocks, decoder.device)
-        except RuntimeError:  # torch's word for memory that is not there, whatever the device
+        except RuntimeError:  # torch's out-of-memory error on any device
             tokens = self.limits.sizes.block_size
             message = f"{num_blocks} KV blocks of {tokens} tokens do not fit into memory; set a smaller --num-blocks"
             raise ConfigError(message, field="num_blocks", needed=num_blocks) from None

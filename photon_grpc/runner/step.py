@@ -1,5 +1,4 @@
-"""One step on tensors: a body, from the slot table to the hidden rows to draw from, and a tail, to the sampled ids and
-back into the table.
+"""One step on tensors: a body, from the slot table to hidden rows, and a tail, which samples ids and stores them.
 
     hidden = step.body(rows, shape, bounds)
     sampled = step.tail(rows, hidden.last, level)
@@ -25,7 +24,7 @@ from photon_grpc.runner.slot_table import SlotTable
 
 
 class StepShape(NamedTuple):
-    """Of a body. In a decode step every row is one token, and no row is new."""
+    """The shape of a body. In a decode step every row is one token, and no row is new."""
 
     kind: Literal["decode", "mixed"]
     num_tokens: int
@@ -33,7 +32,7 @@ class StepShape(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Known to the host of the rows' lengths, so that nothing waits for the device to say them."""
+    """Bounds of the rows' lengths, known to the host, so that nothing waits for the device."""
 
     max_query_len: int
     min_query_len: int
@@ -44,7 +43,7 @@ class Rows(NamedTuple):
     """The R rows of a step. A padding row has slot 0, computes nothing and yields nothing.
 
     slots, counts (tokens to compute), yields (1 where an id is sampled): int64 [R], of the host.
-    context_len: int32 [R], tokens before the id to draw; filled by the body.
+    context_len: int32 [R], tokens before the id to sample; filled by the body.
     """
 
     slots: torch.Tensor
@@ -53,27 +52,26 @@ class Rows(NamedTuple):
     context_len: torch.Tensor
 
     def first(self, num_rows: int) -> Rows:
-        """View of the first rows."""
+        """Return a view of the first rows."""
         return Rows(*(column[:num_rows] for column in self))
 
 
 class SampledRows(NamedTuple):
-    """Rows to draw for, int64: the first `num_real` of them; the others fill up a shape."""
+    """Rows to sample, int64: the first `num_real` of them; the others fill up a shape."""
 
     rows: torch.Tensor
     num_real: int
 
 
 class HiddenStates(NamedTuple):
-    """The result of a body: tokens [T, hidden_size], of all tokens, row behind row; last [R, hidden_size], of the last
-    token of each row."""
+    """The result of a body: tokens [T, hidden_size], row after row; last [R, hidden_size], each row's last token."""
 
     tokens: torch.Tensor
     last: torch.Tensor
 
 
 class StepTensors(NamedTuple):
-    """The result of a step on the device. rows: those that yield, in order (None: all)."""
+    """The result of a step on the device; rows: those that yield, in order (None: all)."""
 
     sampled: SampledTokens
     rows: list[int] | None = None
@@ -87,10 +85,11 @@ Launch = Callable[[Batch], Tail]
 
 
 class Step:
-    """
+    """The body and the tail of a step.
+
     Args:
         decoder, table, pages: the model, the slots, the KV cache.
-        kernels: the way out of the slot table and back, and what draws.
+        kernels: read and write the slot table, and sample.
         max_rows: the most rows, padding included.
     """
 
@@ -108,17 +107,17 @@ class Step:
         self._starts = torch.arange(max_rows + 1, dtype=torch.int32, device=table.device)
 
     def body(self, rows: Rows, shape: StepShape, bounds: Bounds, out: torch.Tensor | None = None) -> HiddenStates:
-        """Return the `last` of a mixed step are in `out` where it is given."""
+        """Launch the body; the `last` of a mixed step are in `out` if that is given."""
         return self._decode(rows, bounds) if shape.kind == "decode" else self._mixed(rows, shape, bounds, out)
 
     def tail(
         self, rows: Rows, states: torch.Tensor, level: SamplingLevel, to_sample: SampledRows | None = None
     ) -> SampledTokens:
-        """Of each row; the slot table has the ids then too. Those of a row that does not yield mean nothing.
+        """Sample an id for each row and store it in the slot table; ids of rows that do not yield have no meaning.
 
         Args:
             states: [R, hidden_size], the `last` of HiddenStates.
-            to_sample: the rows to draw for, all that yield among them; None: all.
+            to_sample: the rows to sample, all that yield among them; None: all.
         """
         sampled = self._sample(rows, states, level, to_sample)
         if level.is_processed:
@@ -174,12 +173,12 @@ class Step:
 
 
 def _at(chosen: torch.Tensor, num_real: int, sampled: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """[R, …] from what is sampled for the chosen rows; 0 for all others."""
+    """Return [R, …] with the values of the chosen rows; 0 for all others."""
     spread = sampled.new_zeros((rows.slots.shape[0], *sampled.shape[1:]))
     spread[chosen[:num_real]] = sampled[:num_real]
     return spread
 
 
 def is_decode(batch: Batch) -> bool:
-    """Return whether every row is one token, draws, and reads no key that another row of the batch writes."""
+    """Return whether every row is one token, yields, and reads no key that another row of the batch writes."""
     return not batch.admissions and len(batch.slots) == sum(batch.counts) and 0 not in batch.yields

@@ -13,13 +13,13 @@ import torch
 
 
 def stream_of(device: torch.device) -> torch.cuda.Stream:
-    """Return the current one of a CUDA device."""
+    """Return the current stream of a CUDA device."""
     return torch.cuda.current_stream(torch.cuda.current_device() if device.index is None else device.index)
 
 
 @contextmanager
 def launching_on(stream: torch.cuda.Stream) -> Iterator[torch.cuda.Stream]:
-    """Make `stream`, of the current device, the current one within the block; give the one that was it before."""
+    """Make `stream`, of the current device, the current one within the block; yield the one before."""
     before = torch.cuda.current_stream(stream.device.index)
     torch.cuda.set_stream(stream)
     try:

@@ -1,4 +1,4 @@
-"""From the host to the device without waiting for it."""
+"""Copies from the host to the device that do not wait for it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,26 @@ Numbers = Sequence[int] | Sequence[float] | Sequence[Sequence[int | float]]
 
 
 def to_device(values: Numbers, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Numbers of the host, as many dimensions as they are nested. On CUDA it travels from pinned memory, in order with
-    what is launched."""
+    """Copy numbers of the host, nested as deep as there are dimensions.
+
+    On CUDA they travel from pinned memory, in order with other launches.
+    """
     return tensor_to_device(torch.tensor(values, dtype=dtype), device)
 
 
 def tensor_to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return the same for a tensor. One in pinned memory is not copied on the host and must not change until it has
-    travelled."""
+    """Copy a tensor as `to_device` does.
+
+    One in pinned memory is not copied on the host and must not change until it has travelled.
+    """
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
 class SideCopy:
-    """Copies from the host into memory of a device, again and again, beside what is launched in between.
+    """Repeated copies from the host into memory of a device, beside other launches.
 
-    What reads the copy is launched behind it. The next one waits for whatever was launched before `follow` was called
-    last, so that the readers of this one have ended by then.
+    Readers of a copy are launched after it. The next copy waits for everything launched before the last call of
+    `follow`, so that the readers have ended by then.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -38,12 +42,12 @@ class SideCopy:
         self._is_read = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def follow(self) -> None:
-        """Let the next copy wait for what is launched so far."""
+        """Make the next copy wait for everything launched so far."""
         if self._is_read is not None:
             self._is_read.record(stream_of(self._device))
 
     def __call__(self, host: torch.Tensor, to: torch.Tensor) -> None:
-        """Copy. What is launched from here on waits for it. `host` must not change until it has travelled."""
+        """Copy; later launches wait for it. `host` must not change until it has travelled."""
         if self._stream is None or self._is_read is None:
             to.copy_(host)
             return
@@ -54,13 +58,13 @@ class SideCopy:
 
 
 def host_memory(num_bytes: int, device: torch.device) -> memoryview:
-    """Memory that travels to this device without a copy on the host."""
+    """Return memory that travels to this device without a copy on the host."""
     host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type != "cpu")
     return memoryview(host.numpy())
 
 
 def array_to_device(values: npt.NDArray[np.int16] | npt.NDArray[np.int32], device: torch.device) -> torch.Tensor:
-    """Return the same for an array."""
+    """Copy an array as `to_device` does."""
     dtype = torch.int16 if values.dtype == np.int16 else torch.int32
     host = torch.empty(values.shape, dtype=dtype, pin_memory=device.type != "cpu")
     host.numpy()[...] = values

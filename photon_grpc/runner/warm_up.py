@@ -1,5 +1,4 @@
-"""Steps before the first request, for what a first call of everything costs, in time and memory; and what a dry run of
-them needs less of."""
+"""Steps before the first request, which pay the time and memory of first calls, and savings for a dry run of them."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ _GREEDY, _FILTERED = SamplingParams(0.0), SamplingParams(1.0, top_p=0.9)
 
 
 def warm_up(runner: ModelRunner) -> float:
-    """One real token for each sampling level, the plain one last; the seconds that took. Raise as `compute`."""
+    """Compute one token at each sampling level, the plain one last; return its seconds. Raise as `compute`."""
     plain = _row(runner.kv, 1, 1)
     processed = structs.replace(plain, min_tokens=1, banned_until_min=(0,))
     filtered = structs.replace(plain, sampling=_FILTERED)
@@ -41,9 +40,10 @@ def warm_up(runner: ModelRunner) -> float:
 
 
 def warm_up_mixed(runner: ModelRunner, sizes: Sizes) -> None:
-    """Prompts longer than any graph beside few and many decode rows: such steps run eagerly, and the kernels of their
-    rows differ with how many there are. The first long prompt is not to wait until they are compiled or loaded. Raise
-    as `compute`.
+    """Compute prompts longer than any graph beside few and many decode rows. Raise as `compute`.
+
+    Such steps run eagerly, and their kernels differ with the number of rows. Otherwise the first long prompt would wait
+    until they are compiled or loaded.
     """
     num_tokens = LONG_BUCKETS[-1] + 1
     length = min(sizes.max_model_len - 1, num_tokens)
@@ -59,8 +59,10 @@ def warm_up_mixed(runner: ModelRunner, sizes: Sizes) -> None:
 
 
 def largest_step(decoder: Decoder, plan: KVPlan, sizes: Sizes) -> None:
-    """One step of as many tokens over as many rows as there may be, filtered and scored, on a cache of one block. Raise
-    as `compute`."""
+    """Compute the step with the most tokens and rows, with filters and log-probabilities, on one block.
+
+    Raise as `compute`.
+    """
     num_tokens = sizes.max_num_batched_tokens
     length = min(decoder.max_model_len - 1, max(1, num_tokens // max(1, min(sizes.max_num_seqs, num_tokens))))
     num_rows = max(1, min(sizes.max_num_seqs, num_tokens // length))
@@ -72,8 +74,10 @@ def largest_step(decoder: Decoder, plan: KVPlan, sizes: Sizes) -> None:
 
 
 def compute(runner: ModelRunner, batch: Batch) -> float:
-    """Return the seconds it took. Raise ConfigError when it cannot be computed, NumericFailure when what comes out is
-    no number."""
+    """Compute a batch and return its seconds.
+
+    Raise ConfigError if it cannot be computed, NumericFailure if its result is not finite.
+    """
     output = runner.submit(batch).result()
     for fault in output.faults.values():
         step = f"a step of {len(batch.slots)} sequences and {sum(batch.counts)} tokens, computed before the start,"
@@ -88,20 +92,22 @@ def compute(runner: ModelRunner, batch: Batch) -> float:
 
 
 def _row(plan: KVPlan, slot: int, length: int, num_computed: int = 0, sampling: SamplingParams = _GREEDY) -> Admission:
-    """Everything in block 1, which no request has yet."""
+    """Return an admission whose blocks are all block 1, which no request has yet."""
     blocks = ((1,) * plan.columns(length),) * len(plan.groups)
     return Admission(slot, (0,) * length, length, num_computed, blocks, sampling)
 
 
 def call_once(function: Callable[[], Tensors]) -> Replay[Tensors]:
-    """Return a Capture that captures nothing: the function is called, its replay does nothing."""
+    """Call the function instead of capturing it; its replay does nothing."""
     out = function()
     return lambda: None, out
 
 
 def one_layer_of_each_kind(decoder: Decoder) -> Decoder:
-    """Return the decoder without layers that are made as an earlier one is, which launch the same kernels; the cache
-    keeps its shape."""
+    """Return the decoder without layers of a kind that an earlier one has, which launch the same kernels.
+
+    The cache keeps its shape.
+    """
     short = copy.copy(decoder)
     kinds = {_kind(layer): layer for layer in reversed(decoder.layers)}
     short.layers = tuple(layer for layer in decoder.layers if kinds[_kind(layer)] is layer)
@@ -109,8 +115,7 @@ def one_layer_of_each_kind(decoder: Decoder) -> Decoder:
 
 
 def _kind(layer: DecoderLayer) -> tuple[Hashable, ...]:
-    """Return the form, and types, shapes and numbers of everything that owns weights; what is text there is names of
-    weights."""
+    """Return the form, and types, shapes and numbers of everything that owns weights; text is the names of weights."""
     traits = ((type(leaf), *map(_trait, vars(leaf).values())) for leaf in layer.leaves())
     return layer.form, *traits
 

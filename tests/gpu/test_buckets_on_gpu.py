@@ -48,7 +48,7 @@ class Loaded(NamedTuple):
 @functools.cache
 @torch.inference_mode()
 def loaded(family: str) -> Loaded:
-    """A runner whose cache holds every row's text, and the logits behind each of its tokens by transformers."""
+    """Return a runner whose cache holds every row's text, and transformers' logits after each of its tokens."""
     directory, model = reference(family)
     served = Served(
         directory,

@@ -48,7 +48,7 @@ def expected(logits: torch.Tensor, level: SamplingLevel) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def decoder() -> Decoder:
-    """The embedded model, whose head draws in its epilogue."""
+    """Return the embedded model, whose head samples in its epilogue."""
     served = Served(demo.TARGET, device="cuda", dtype="bfloat16", eager=True)
     return step_of(served.assembled.runner)._decoder
 

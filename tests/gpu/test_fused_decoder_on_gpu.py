@@ -85,7 +85,7 @@ class Rows:
         self.cache = torch.full(shape, torch.nan, dtype=decoder.dtype, device="cuda")
 
     def context(self, firsts: list[int], counts: list[int]) -> StepContext:
-        """The next counts[b] tokens of each row from position firsts[b] on."""
+        """Return the next counts[b] tokens of each row from position firsts[b] on."""
         positions = torch.cat([torch.arange(f, f + n) for f, n in zip(firsts, counts, strict=True)]).cuda()
         row = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)).cuda()
         slots = self.tables[row, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE

@@ -58,7 +58,7 @@ def sleeping_before(function: Callable[..., Any], rng: random.Random) -> Callabl
 
 
 def make_late(runner: Any, rng: random.Random) -> None:
-    """The device sleeps before changes, copies, bodies and tails, and before ids are read."""
+    """Make the device sleep before changes, copies, bodies and tails, and before ids are read."""
     launch = runner.launch_body
 
     def late(batch: Batch) -> Tail:

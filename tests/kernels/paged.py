@@ -79,7 +79,7 @@ def paged_batch(
 
 
 def attend(kernels: Kernels, q: torch.Tensor, pages: torch.Tensor, plane: int, meta: AttentionMetadata) -> torch.Tensor:
-    """What the kernels that are chosen for a step of these rows make of one layer's q [T, Hq, D]."""
+    """Return the output for one layer's q [T, Hq, D] of the kernels chosen for a step of these rows."""
     slot_mapping = torch.zeros(q.shape[0], dtype=torch.int64, device=q.device)
     return kernels.attention(meta, pages, slot_mapping, q.shape[1]).attend(q, plane)
 
@@ -102,7 +102,7 @@ def expected(batch: PagedBatch) -> torch.Tensor:
 
 
 def tolerance(dtype: torch.dtype) -> dict[str, float]:
-    """Rounding of the dtype: outputs are weighted means of values near 1."""
+    """Return the rounding of the dtype: outputs are weighted means of values near 1."""
     return {
         torch.float32: {"rtol": 1e-5, "atol": 2e-6},
         torch.float16: {"rtol": 2e-3, "atol": 2e-3},

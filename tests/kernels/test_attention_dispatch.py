@@ -34,7 +34,7 @@ def chosen(
     shape: Shape, counts: list[int], *, chain: DependentChain | None = None, dtype: torch.dtype = torch.bfloat16,
     fewest: int | None = None, window: int = 0,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """What is launched, in order, for rows of `counts` queries at contexts of at most 4,096."""
+    """Return the launches, in order, for rows of `counts` queries at contexts of at most 4,096."""
     pages = torch.zeros((2, 3, 2, shape.kv_heads, shape.block_size, shape.head_dim), dtype=dtype)
     lengths = torch.zeros(len(counts), dtype=torch.int32)
     meta = AttentionMetadata(

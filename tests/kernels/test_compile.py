@@ -98,7 +98,7 @@ def compiled(kernel: Any, types: dict[str, Any], constants: dict[str, Any]) -> C
 
 
 def leaves_of(kinds: tuple[Any, ...], path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Any]]:
-    """The types in nested tuples, each with its indices."""
+    """Return the types in nested tuples, each with its indices."""
     for i, kind in enumerate(kinds):
         if isinstance(kind, tuple):
             yield from leaves_of(kind, (*path, i))
@@ -107,7 +107,7 @@ def leaves_of(kinds: tuple[Any, ...], path: tuple[int, ...] = ()) -> Iterator[tu
 
 
 def typed(kind: Any) -> Any:
-    """A type as Triton has it, which is told of None as of a constant."""
+    """Return a type as Triton has it, where None is a constant."""
     if isinstance(kind, tuple):
         parts = [typed(part) for part in kind]
         return type(kind)(*parts) if hasattr(kind, "_fields") else tuple(parts)
@@ -115,14 +115,14 @@ def typed(kind: Any) -> Any:
 
 
 def ptxas_report(ptx: str) -> tuple[int, int]:
-    """Registers a thread, and bytes spilled."""
+    """Return registers a thread and bytes spilled."""
     report = kept_report(ptx)
     spilled = sum(int(size) for size in re.findall(r"(\d+) bytes spill", report))
     return int(re.search(r"Used (\d+) registers", report)[1]), spilled
 
 
 def kept_report(ptx: str) -> str:
-    """What ptxas says, kept beside Triton's kernels as these are: by the hash of what it is made of."""
+    """Return the report of ptxas, cached beside Triton's kernels by the hash of its input."""
     from triton.runtime.cache import get_cache_manager
 
     ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"

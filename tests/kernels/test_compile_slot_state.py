@@ -55,7 +55,7 @@ def type_of(value: Any) -> Any:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> dict[str, Recorder]:
-    """The launchers record their kernels, as on a device with dependent launch."""
+    """Make the launchers record their kernels, as on a device with dependent launch."""
     monkeypatch.setattr(slot_state, "launches", lambda _: True)
     monkeypatch.setattr(slot_state, "dependent_launch", lambda _: {"PDL": True, "launch_pdl": True})
     found = {

@@ -25,7 +25,7 @@ PUBLIC = sorted({projection.product(8) for shape in SHAPES.values() for projecti
 
 
 def assert_can(tile: Tile, product: Product, device: Device) -> None:
-    """What the kernels ask of a tile, by their own descriptions."""
+    """Check what the kernels require of a tile, by their own descriptions."""
     n, k, rows, span, end = product
     slices = tile.KW if tile.kind == "gemv" else 1
     assert n % tile.BN == 0

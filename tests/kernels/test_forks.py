@@ -48,7 +48,7 @@ def test_what_hangs_is_left_and_ended(tmp_path: Path) -> None:
 
 
 def assert_is_gone(worker: int) -> None:
-    """It has ended and was waited for."""
+    """Check that the process has ended and was waited for."""
     with pytest.raises(ChildProcessError):
         os.waitpid(worker, os.WNOHANG)
 

@@ -27,7 +27,7 @@ SEEDS = [0, 1, -1, 2**40 + 5, -(2**63), 0x299F31D0A4093822]
 
 
 def word_0(seed: int, position: int, output_index: int, token: int) -> int:
-    """The first word from the published recurrence, in Python's unbounded integers."""
+    """Return the first word from the published recurrence, in Python's unbounded integers."""
     c = [token, position, output_index, 0]
     k = [seed & ONES, seed >> 32 & ONES]
     for _ in range(10):

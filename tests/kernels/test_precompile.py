@@ -222,14 +222,14 @@ def test_a_triton_that_does_not_tell_is_left_alone(monkeypatch: pytest.MonkeyPat
 
 @contextmanager
 def missing(callback: Callable[[], None]) -> Iterator[None]:
-    """A cache that lacks the first kernel asked for."""
+    """Return a cache that lacks the first kernel asked for."""
     callback()
     yield
 
 
 @pytest.fixture
 def cold(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What is given to the compilers; nothing is compiled."""
+    """Return what is given to the compilers; nothing is compiled."""
     given: list[object] = []
 
     @contextmanager

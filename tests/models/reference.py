@@ -86,7 +86,7 @@ SIZES: dict[str, Any] = {
 
 
 def make_model(variant: str) -> Any:
-    """transformers' model of that variant, float32, every parameter random and large enough to matter."""
+    """Return transformers' model of that variant, float32, every parameter random and large enough to matter."""
     prefix, options = VARIANTS[variant]
     config = getattr(transformers, prefix + "Config")(**(SIZES | options))
     torch.manual_seed(17)
@@ -111,7 +111,7 @@ def load_decoder(path: Path, dtype: torch.dtype = torch.float32) -> Decoder:
 
 
 def edit_json(path: Path, **changes: Any) -> None:
-    """Sets keys of a JSON file; None removes the key."""
+    """Set keys of a JSON file; None removes the key."""
     values = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
 
@@ -163,7 +163,7 @@ def paged_logits(
 def step_inputs(
     decoder: Decoder, rows: Sequence[Row], counts: Sequence[int], caches: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, StepContext]:
-    """The next counts[i] tokens of every row that has any, over the pages of each KVGroup."""
+    """Return the next counts[i] tokens of every row that has any, over the pages of each KVGroup."""
     live = [(row, count) for row, count in zip(rows, counts, strict=True) if count]
     block_size = caches[0].shape[4]
     spans = [(row, range(row.computed, row.computed + count)) for row, count in live]

@@ -46,7 +46,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path
 
 @pytest.fixture
 def copied(saved: Any, tmp_path: Path) -> Callable[[str, str], Path]:
-    """A copy of one, to be broken."""
+    """Return a copy of one, to be broken."""
     return lambda variant, shard_size="5GB": Path(shutil.copytree(saved(variant, shard_size), tmp_path / "copy"))
 
 
@@ -66,7 +66,7 @@ def change_tensors(path: Path, change: Callable[[dict[str, torch.Tensor]], None]
 
 
 def load_error(path: Path) -> str:
-    """The message of a load that fails; nothing may have been allocated by then."""
+    """Return the message of a load that fails; nothing may have been allocated by then."""
     decoder = None
     try:
         decoder = unloaded(path)

@@ -18,7 +18,7 @@ def launch_of(runner: ModelRunner) -> Any:
 
 
 def step_of(runner: ModelRunner) -> Step:
-    """What it launches."""
+    """Return the step that it launches."""
     return launch_of(runner)._step  # type: ignore[no-any-return]
 
 

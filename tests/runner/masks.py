@@ -26,7 +26,7 @@ ALLOWED = (
 
 
 def masks(*allowed: Collection[int]) -> memoryview:
-    """A bitmask for each row, with the bits of these ids set."""
+    """Return a bitmask for each row, with the bits of these ids set."""
     bits = (sum(1 << token for token in ids) for ids in allowed)
     return memoryview(bytearray().join(number.to_bytes(VOCAB_SIZE // 8, "little") for number in bits))
 
@@ -39,7 +39,7 @@ def admissions(**more: object) -> tuple[Admission, ...]:
 
 
 def batches(masked: tuple[int, ...]) -> list[Batch]:
-    """A prompt's step, then steps of one token each; `masked` in the first two."""
+    """Return a prompt's step, then steps of one token each; `masked` in the first two."""
     slots, ones = (1, 2, 3, 4, 5), (1,) * 5
     return [
         Batch(1, slots, (4,) * 5, ones, admissions=admissions(), masked=masked),

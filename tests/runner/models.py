@@ -73,7 +73,7 @@ def model(family: str) -> tuple[Path, torch.nn.Module]:
 
 @torch.inference_mode()
 def greedy(reference: torch.nn.Module, prompt: list[int], num_tokens: int) -> list[int]:
-    """What the reference continues with, one prompt alone."""
+    """Return the reference's continuation of one prompt alone."""
     ids = torch.tensor([prompt])
     out = reference.generate(
         ids,

@@ -28,8 +28,10 @@ def shapes() -> list[StepShape]:
 
 
 def check(replayed: ModelRunner, eager: ModelRunner, shape: StepShape, level: str) -> None:
-    """A batch one short of `shape` gives the ids of an eager step, and changes its own rows' cells and nothing else but
-    block 0."""
+    """Check that a batch one short of `shape` gives the ids of an eager step.
+
+    It changes its own rows' cells and, besides them, only block 0.
+    """
     batch, admissions = short_of(shape, level)
     state: list[torch.Tensor] = []
     for runner in (replayed, eager):

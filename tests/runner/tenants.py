@@ -60,8 +60,10 @@ def _overwrite(name: str, place: torch.Tensor, rng: random.Random) -> None:
 
 
 def outputs_of(runner: ModelRunner, kind: str, garbage: random.Random | None) -> list[tuple[int, ...]]:
-    """The ids of every step: slot 1 is at work when the others are admitted, over `garbage` where it is given. Each
-    gets its second block when it needs it."""
+    """Return the ids of every step: slot 1 is running when the others are admitted, over `garbage` if given.
+
+    Each gets its second block when it needs it.
+    """
     first = _admission(1, (GREEDY, 0, ()))
     outputs = [_ids(runner, Batch(1, (1,), (5,), (1,), admissions=(first,)))]
     if garbage is not None:

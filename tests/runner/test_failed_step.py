@@ -27,7 +27,7 @@ def served(**scheduler: Any) -> Served:
 
 
 def fail_once(owner: object, name: str, *, is_applied: bool = False) -> None:
-    """The next call raises, `is_applied`: once it has done its work."""
+    """Make the next call raise, after doing its work if `is_applied`."""
     function: Callable[..., Any] = getattr(owner, name)
 
     def failing(*arguments: Any) -> Any:

@@ -74,7 +74,7 @@ def loaded(family: str = "llama") -> Decoder:
 
 
 def new_cache(family: str = "llama") -> KVCache:
-    """What nobody wrote must not be read: it would be seen."""
+    """Return a cache filled so that reads of unwritten memory show."""
     cache = KVCache(KVPlan(loaded(family).kv_groups, BLOCK_SIZE), 100, torch.device("cpu"))
     cache.pages.fill_(float("nan"))
     return cache

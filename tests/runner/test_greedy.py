@@ -45,7 +45,7 @@ ASKED = [*prompts(2), COMMON + [1, 2], COMMON + [3], COMMON + [1, 2]]
 
 @functools.cache
 def expected(family: str = "llama") -> list[list[int]]:
-    """What the reference continues each of ASKED with."""
+    """Return the reference's continuation of each of ASKED."""
     _, reference = model(family)
     return [greedy(reference, prompt, 12) for prompt in ASKED]
 

@@ -44,7 +44,7 @@ class Counted(Sampler):
 
 
 def play(row_buckets: tuple[int, ...], batches: list[Batch]) -> tuple[list[StepOutput], SlotTable, list[int]]:
-    """What the batches give, what they leave behind, and how many rows were drawn for in each step."""
+    """Return what the batches give, the table they leave, and how many rows were sampled for in each step."""
     device, kernels = torch.device("cpu"), select("torch", "cpu")
     card = read_model_dir(model("llama")[0])
     decoder = build(card, dtype=torch.float32, device=device, kernels=kernels, max_model_len=64)

@@ -3,8 +3,8 @@
     out[b] = softmax(scale · q[b] · K[: context_len[b]]ᵀ) · V[: context_len[b]]
 
 Long rows are split over at most `splits` programs. Each writes its partial result, and the last to finish joins them in
-the order of their numbers, so that the result is the same every time. A split is at least about MIN_SPLIT keys long; the
-other programs of a short row return at once. There are never more programs than the device holds at a time, and the
+the order of their numbers, so that the result is the same every time. A split is at least about MIN_SPLIT keys long;
+the other programs of a short row return at once. There are never more programs than the device holds at a time, and the
 fewer there are, the longer is the ring of each: a multiprocessor's memory is full of keys in flight. How a row is split
 depends on its own length and, through `splits` and MIN_SPLIT, on the number of rows (a captured step's bucket) and the
 longest context that the step allows, never on the lengths of other rows. `torch_attention.py` is the reference.

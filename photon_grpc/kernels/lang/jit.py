@@ -27,7 +27,7 @@ except ImportError:
 INTERPRETED = triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
 
 
-#: Arguments that change from step to step. Triton compiles a separate kernel for a number that is 1 or a multiple of 16.
+#: Arguments that change from step to step. Triton compiles a separate kernel if a number is 1 or a multiple of 16.
 UNSPECIALIZED = ["num_rows", "num_tokens", "table_stride"]
 
 #: Whether launches of this thread run nothing and only request their compilation.

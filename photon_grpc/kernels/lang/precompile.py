@@ -6,7 +6,8 @@ compilation. There is no list of kernels to maintain: every kernel that a step l
     with precompile_on_demand(dry_run, progress, num_workers=16):
         ...                 # the first kernel that Triton's cache lacks is compiled, then all others by the dry run
 
-Compilers run in forks of this process, which inherit every object and share no interpreter lock: docs/decisions/0010-start-up.md has the times of forks and threads.
+Compilers run in forks of this process, which inherit every object and share no interpreter lock:
+docs/decisions/0010-start-up.md has the times of forks and threads.
 """
 
 from __future__ import annotations
@@ -121,7 +122,8 @@ def launches_collected() -> Iterator[list[Job]]:
 
     There is one job a kernel and specialisation, which compiles it into the cache on disk.
 
-    Torch still computes, and must not read memory that no kernel has filled: new tensors are zeros. Raise AttributeError where Triton cannot hand compilations over (before 3.5).
+    Torch still computes, and must not read memory that no kernel has filled: new tensors are zeros. Raise
+    AttributeError where Triton cannot hand compilations over (before 3.5).
     """
     jobs: list[Job] = []
     with triton.AsyncCompileMode(_Collector(jobs), ignore_errors=True), _Zeroed():
@@ -175,8 +177,8 @@ def run_in_forks(
 ) -> int:
     """Return the number of jobs that raised nothing; wait for all, or until none has ended for `silence_s`.
 
-    A fork may touch no device and take no lock that a thread of this process may hold. Raise OSError if no process can be
-    started.
+    A fork may touch no device and take no lock that a thread of this process may hold. Raise OSError if no process can
+    be started.
     """
     task_reader, task_writer = _pipe()
     done_reader, done_writer = _pipe()

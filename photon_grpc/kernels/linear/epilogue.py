@@ -27,7 +27,7 @@ from photon_grpc.kernels.sampling.noise import gumbel
 
 @constexpr_function
 def row_layout(rows: int, tokens: int, warps: int) -> Any:
-    """Return the layout of [rows, tokens]: up to eight neighbouring rows a thread, then threads along rows, then tokens."""
+    """Return the layout of [rows, tokens]: up to eight neighbouring rows a thread, threads along rows, then tokens."""
     return gl.DistributedLinearLayout(*_bases(rows, tokens, warps), [], [rows, tokens])
 
 
@@ -72,8 +72,8 @@ def output_layout(rows: int, tokens: int, warps: int, span: int) -> Any:
 def tile_rows(program, BN: gl.constexpr, SPAN: gl.constexpr, layout: gl.constexpr):
     """Return int32 [BN], the rows of W in a program's tile: BN in order if SPAN is 0, else BN // 2 pairs.
 
-    Pair p is the row p // SPAN · 2 · SPAN + p % SPAN and the row SPAN after it. They are rotary pairs where SPAN is half
-    a head, gate and up where SPAN is the intermediate size. BN // 2 divides SPAN.
+    Pair p is the row p // SPAN · 2 · SPAN + p % SPAN and the row SPAN after it. They are rotary pairs where SPAN is
+    half a head, gate and up where SPAN is the intermediate size. BN // 2 divides SPAN.
     """
     row = gl.arange(0, BN, layout=layout)
     if SPAN == 0:

@@ -92,7 +92,7 @@ class SearchSizes(NamedTuple):
 
 @jit
 def criteria(metadata, filters, row, num_columns):
-    """Return temperature, k and p as float32, whether the row is searched by count, and whether it is searched at all."""
+    """Return temperature, k and p as float32, whether the row is searched by count, whether it is searched."""
     slot = tl.load(metadata.slots + row)
     temperature = tl.load(metadata.temperature + slot)
     k, p = tl.load(filters.top_k + slot), tl.load(filters.top_p + slot)

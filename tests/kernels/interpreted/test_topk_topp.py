@@ -67,7 +67,7 @@ WIDTHS = [0.0, 0.02, 1.0, 4.0, 60.0]
 
 
 def row_of(seed: int, num_columns: int, width: float, banned: float, steps: int) -> torch.Tensor:
-    """Normal logits, of which a share is banned, in so many steps a unit (0: all different)."""
+    """Return normal logits, part of which is banned, in `steps` values a unit (0: all different)."""
     generator = torch.Generator().manual_seed(seed)
     row = torch.randn(num_columns, generator=generator) * width
     row = (row * steps).round() / steps if steps else row
