@@ -55,7 +55,7 @@ class Search(NamedTuple):
     its end on; num_within, num_above int32 [R, S]: their numbers.
     gathered [R, TILE]: scratch.
     thresholds, best [R]: of logits / temperature, of logits.
-    values [R, S], ids int32 [R, S]: the winner of each chunk.
+    best_values [R, S], ids int32 [R, S]: the winner of each chunk.
     """
 
     tops: torch.Tensor
@@ -68,7 +68,7 @@ class Search(NamedTuple):
     gathered: torch.Tensor
     thresholds: torch.Tensor
     best: torch.Tensor
-    values: torch.Tensor
+    best_values: torch.Tensor
     ids: torch.Tensor
     num_splits: int
 
@@ -237,7 +237,7 @@ def tally_kernel(rows, metadata, filters, search, SIZES: tl.constexpr):
         tl.store(search.tallies + place * 16 + tl.arange(0, 16), tally)
     if rate < 0.0:
         best, column = tl.max(logit, axis=0, return_indices=True)
-        tl.store(search.values + place, best)
+        tl.store(search.best_values + place, best)
         tl.store(search.ids + place, split * SIZES.CHUNK + column)
 
 

@@ -107,7 +107,7 @@ def sample_filtered_kernel(metadata, search, SIZES: tl.constexpr):
     temperature = tl.load(metadata.temperature + tl.load(metadata.slots + row))
     if temperature > 0.0:
         best, number = sample_listed(search, metadata, place, row, temperature, SIZES)
-        tl.store(search.values + place, best)
+        tl.store(search.best_values + place, best)
         tl.store(search.ids + place, number)
 
 
@@ -128,4 +128,4 @@ def launch(
     search = topk_topp.launch(logits, metadata, filters)
     if logits.shape[0]:
         sample_filtered_kernel[(search.num_splits, logits.shape[0])](metadata, search, **config())
-    return sample.merge(TileBest(search.values, search.tops, search.ids, is_constrained))
+    return sample.merge(TileBest(search.best_values, search.tops, search.ids, is_constrained))

@@ -272,7 +272,7 @@ def launch(logits: torch.Tensor, metadata: SamplingMetadata, filters: Filters) -
         gathered=empty(SIZES.TILE),
         thresholds=empty(),
         best=empty(),
-        values=empty(num_splits),
+        best_values=empty(num_splits),
         ids=empty(num_splits, dtype=torch.int32),
         num_splits=num_splits,
     )
