@@ -1,5 +1,7 @@
-"""Penalties, biases, grammars, minima, filters, seeds and scores of one batch on a GPU, in float32, by a real engine
-over graphs: ids of a CPU, and scores of transformers' logits in float64."""
+"""Penalties, biases, grammars, minima, filters, seeds and log-probabilities in one batch on a GPU, in float32.
+
+A real engine runs over graphs; ids are those of a CPU, log-probabilities those of transformers' logits in float64.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,7 @@ def positions_of(output: Output) -> list[list[Record]]:
 
 
 @each_size
-def test_rows_draw_what_a_cpu_draws(num_rows: int) -> None:
+def test_rows_sample_what_a_cpu_samples(num_rows: int) -> None:
     found, expected = outputs_of("cuda", num_rows), outputs_of("cpu", 256)[:num_rows]
     same = [mine for mine, theirs in zip(found, expected, strict=True) if mine.ids == theirs.ids]
     # Rounding decides close calls: one row in 64 may be one.
@@ -124,8 +126,8 @@ def reference() -> torch.nn.Module:
 
 @each_size
 @torch.inference_mode()
-def test_scores_are_the_log_softmax_in_float64(num_rows: int) -> None:
-    """Of raw logits, before everything that a row asks for."""
+def test_logprobs_are_the_log_softmax_in_float64(num_rows: int) -> None:
+    """They are of raw logits, before everything that a row asks for."""
     for row, output in enumerate(outputs_of("cuda", num_rows)):
         if row % 16 == 15:
             assert not output.scores

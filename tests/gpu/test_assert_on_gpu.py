@@ -1,5 +1,7 @@
-"""A kernel's assert loses the device to the engine's process: the request behind it is found among those that were
-computed with it, and refused."""
+"""A kernel's assert loses the device to the engine's process.
+
+The request that caused it is found among those computed with it, and refused.
+"""
 
 from __future__ import annotations
 

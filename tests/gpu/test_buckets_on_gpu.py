@@ -1,5 +1,7 @@
-"""Teacher-forced logits in bfloat16 of every shape that graphs are captured for: at most twice as far from transformers
-in float32 as transformers in bfloat16."""
+"""Teacher-forced logits in bfloat16 of every shape that graphs are captured for.
+
+They are at most twice as far from transformers in float32 as transformers in bfloat16.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ ENDS = tuple(range(40, LENGTH, 7))
 
 
 def shapes() -> list[StepShape]:
-    """Every one that rows of at most LENGTH tokens fill."""
+    """Return every shape that rows of at most LENGTH tokens fill."""
     buckets = Buckets(NUM_SEQS)
     mixed = [shape for shape in buckets.mixed_shapes() if shape.num_tokens <= shape.num_rows * (ENDS[0] - 1)]
     return [*map(decode_shape, buckets.rows), *mixed]
@@ -71,7 +73,7 @@ def loaded(family: str) -> Loaded:
 
 
 def compute(made: Loaded, rows: list[tuple[int, int, int]]) -> None:
-    """Row by row, the tokens from the first number to before the second; what lies before them is computed."""
+    """Compute, row by row, the tokens from the first number to before the second; those before are computed."""
     admissions = []
     for row, first, end in rows:
         blocks = tuple(range(1 + row * BLOCKS_A_ROW, 1 + (row + 1) * BLOCKS_A_ROW))

@@ -1,5 +1,7 @@
-"""Ids drawn on a GPU at every sampling level have the frequencies of the softmax, of what filters keep, of what is
-allowed; computed in float64 by transformers' warpers."""
+"""Ids sampled on a GPU at every level have the frequencies of the softmax over what is kept and allowed.
+
+The frequencies are computed in float64 by transformers' warpers.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ LEVELS = {
 
 
 def expected(logits: torch.Tensor, level: SamplingLevel) -> torch.Tensor:
-    """float64 [V], the probability of each id."""
+    """Return float64 [V], the probability of each id."""
     sampling, scores = LEVELS[level], logits.double().cpu()[None] / TEMPERATURE
     if level.is_processed:
         scores[:, [number for number in BANNED if number < scores.shape[1]]] = -torch.inf
@@ -77,7 +79,7 @@ def test_frequencies_at_every_level(decoder: Decoder, level: SamplingLevel, num_
 
 
 def check_chi_square(counts: torch.Tensor, probabilities: torch.Tensor) -> None:
-    """Pearson's statistic of the ids that are expected five times or more, the others as one; nothing impossible."""
+    """Check Pearson's statistic of the ids expected five times or more, the others as one; nothing impossible."""
     assert not counts[probabilities == 0.0].any()
     wanted = probabilities * counts.sum()
     is_own = wanted >= 5.0

@@ -1,5 +1,4 @@
-"""Fused decode steps on a GPU: as near to float32 as transformers in the same dtype, the same in a padded graph, in few
-bytes."""
+"""Fused decode steps on a GPU: as near to float32 as transformers in the same dtype, in graphs too, in few bytes."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ each_family = pytest.mark.parametrize("family", FAMILIES)
 
 @cache
 def reference(family: str) -> tuple[Path, Any]:
-    """(directory, transformers' model in float32 on the CPU); every parameter is random and large enough to matter."""
+    """Return (directory, transformers' model in float32 on the CPU) with large random parameters."""
     prefix, options = FAMILIES[family]
     config = getattr(transformers, prefix + "Config")(**(SIZES | options))
     torch.manual_seed(17)
@@ -102,7 +101,7 @@ class Rows:
         return StepContext(positions, (kv,))
 
     def prefill(self) -> None:
-        """All but the last token of every prompt."""
+        """Compute all but the last token of every prompt."""
         lengths = [len(prompt) - 1 for prompt in self.prompts]
         ids = torch.tensor([token for prompt in self.prompts for token in prompt[:-1]], device="cuda")
         self.decoder.forward(ids, self.context([0] * len(lengths), lengths))
@@ -118,7 +117,7 @@ def last_logits(model: Any, prompts: list[list[int]]) -> torch.Tensor:
 
 
 def assert_decode_is_near_float32(decoder: Decoder, model: Any, num_rows: int) -> None:
-    """As near as transformers in the same dtype."""
+    """Check that it is as near as transformers in the same dtype."""
     rows = Rows(decoder, num_rows)
     rows.prefill()
     mine = decoder.logits(decoder.forward(*rows.decode_inputs())).cpu()

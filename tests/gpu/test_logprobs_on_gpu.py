@@ -1,5 +1,7 @@
-"""Scores on a GPU: the kernels at real vocabularies against sorting, and records of whole steps in float32 those of a
-CPU, from graphs and launched one by one, without waiting for the device."""
+"""Log-probabilities on a GPU: the kernels at real vocabularies against sorting, and records of whole steps.
+
+In float32 the records are those of a CPU, from graphs and launched one by one, without waiting for the device.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ pytestmark = pytest.mark.gpu
 def test_kernels_give_the_records_of_the_reference(num_columns: int, num_rows: int) -> None:
     torch.manual_seed(num_columns + num_rows)
     logits, ids = torch.randn(num_rows, num_columns) * 4, torch.randint(0, num_columns, (num_rows,))
-    # Few different values, one value, many that cannot be drawn.
+    # Few different values, one value, many that cannot be sampled.
     logits[1::4] = logits[1::4].round()
     logits[2::8] = 1.5
     logits[3::8, 30:] = -torch.inf
@@ -64,7 +66,7 @@ def runner_on(device: str, eager: bool) -> ModelRunner:
 
 
 def steps() -> list[Batch]:
-    """Every level of drawing beside rows that are not scored; then a prompt in two chunks beside them."""
+    """Return steps of every sampling level beside rows without log-probabilities, then a prompt in two chunks."""
     entered = admission(7, LONG, GREEDY, LogprobParams(logprobs=1, prompt_logprobs=3))
     others, ones = tuple(range(1, len(ROWS) + 1)), (1,) * len(ROWS)
     first = Batch(10, (*others, 7), (*ones, 40), (*ones, 0), admissions=(entered,), scored=((6, 1),))

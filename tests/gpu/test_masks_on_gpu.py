@@ -1,5 +1,7 @@
-"""Masked rows on a GPU, in float32: the ids of a CPU, from graphs and launched one by one, without waiting for the
-device."""
+"""Masked rows on a GPU, in float32: the ids of a CPU, from graphs and launched one by one.
+
+No step waits for the device.
+"""
 
 from __future__ import annotations
 

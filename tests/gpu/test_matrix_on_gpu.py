@@ -1,5 +1,7 @@
-"""Each answer in a crowded batch of all kinds of requests is that of the request alone, on a GPU and on a CPU, in
-float32."""
+"""Each answer in a crowded batch of all kinds of requests is that of the request alone, on a GPU and on a CPU.
+
+All compute in float32.
+"""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_padding_and_free_slots_change_nothing(shape: StepShape) -> None:
 
 
 def sleep(rng: random.Random) -> None:
-    """Up to about a millisecond of the device's time."""
+    """Sleep for up to about a millisecond of the device's time."""
     torch.cuda._sleep(rng.randrange(1, 2_000_000))
 
 

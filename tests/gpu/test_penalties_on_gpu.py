@@ -1,5 +1,7 @@
-"""Penalties, biases and allowed ids of the real runner on a GPU, in float32: transformers' outputs, launched one by one
-or replayed, and a CPU's in batches of any size."""
+"""Penalties, biases and allowed ids of the real runner on a GPU, in float32.
+
+Outputs are those of transformers, launched one by one or replayed, and those of a CPU in batches of any size.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from tests.runner.test_greedy import prompts
 
 pytestmark = pytest.mark.gpu
 NUM_TOKENS = 16
-DRAWN = SamplingParams(
+SAMPLED = SamplingParams(
     temperature=1.3, seed=3, frequency_penalty=1.5, presence_penalty=0.2, repetition_penalty=1.3, logit_bias=((7, 2.0),)
 )
 
@@ -79,21 +81,21 @@ def test_what_an_output_continues_from_counts_as_output() -> None:
 def test_outputs_of_one_request_count_for_themselves() -> None:
     found = []
     for here in (served("cpu"), served("cuda")):
-        handle = here.add(PROMPTS[2], 12, DRAWN, num_outputs=3)
+        handle = here.add(PROMPTS[2], 12, SAMPLED, num_outputs=3)
         here.run()
         found.append([here.outputs[handle + index].ids for index in range(3)])
     assert found[0] == found[1] and len({tuple(ids) for ids in found[0]}) == 3
 
 
 @pytest.mark.parametrize("num_rows", [1, 8, 64, 256])
-def test_any_number_of_rows_draws_what_a_cpu_draws(num_rows: int) -> None:
-    """With bans until a minimum among them."""
+def test_any_number_of_rows_samples_what_a_cpu_samples(num_rows: int) -> None:
+    """Some rows ban ids until a minimum length."""
     asked = prompts(num_rows, tuple(1 + row % 9 for row in range(num_rows)))
     found = []
     for device in ("cpu", "cuda"):
         here = served(device, num_seqs=256, num_blocks=1024)
         handles = [
-            here.add(prompt, 12, (WAYS["all"], DRAWN)[row % 2], min_tokens=6 * (row % 3), stop=(3, 40, 100, 7))
+            here.add(prompt, 12, (WAYS["all"], SAMPLED)[row % 2], min_tokens=6 * (row % 3), stop=(3, 40, 100, 7))
             for row, prompt in enumerate(asked)
         ]
         here.run()

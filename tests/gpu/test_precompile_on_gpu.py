@@ -1,5 +1,4 @@
-"""With an empty cache of kernels, this process compiles one: the rest is found by the dry run and compiled beside
-it."""
+"""With an empty cache this process compiles one kernel: the dry run finds the rest, compiled beside it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The whole step on a GPU: float32 output equals transformers' on the CPU, bfloat16 stays near it, overlap changes
-nothing."""
+"""The whole step on a GPU: float32 equals transformers on the CPU, bfloat16 is near it, overlap changes nothing."""
 
 from __future__ import annotations
 
@@ -92,7 +91,7 @@ PROMPTS = ("def fib(n):", "class Stack:\n", "import os\n", "for i in range(10):\
 
 
 def embedded() -> tuple[list[list[int]], list[list[int]]]:
-    """Prompts as ids, and what the embedded model continues with on a CPU in float32."""
+    """Return prompts as ids, and the embedded model's continuations on a CPU in float32."""
     tokenizer = Tokenizer.from_file(str(demo.TARGET / "tokenizer.json"))
     asked = [tokenizer.encode(text).ids for text in PROMPTS]
     reference = AutoModelForCausalLM.from_pretrained(demo.TARGET, dtype=torch.float32).eval()

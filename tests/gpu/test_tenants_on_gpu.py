@@ -1,5 +1,4 @@
-"""Slots that change their tenants on a GPU, in float32: what was there before changes nothing, launched one by one or
-replayed."""
+"""Slots that change their tenants on a GPU, in float32: earlier tenants change nothing, in graphs or without."""
 
 from __future__ import annotations
 

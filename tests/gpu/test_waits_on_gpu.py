@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 FILTERED = SamplingParams(temperature=0.9, top_k=20, top_p=0.9, seed=7)
 BANNED = Admission(1, (1, 5, 9, 7, 3), 5, 0, ((1,),), FILTERED, min_tokens=6, banned_until_min=(7, 8))
 GREEDY = Admission(2, (2, 5, 9, 7, 3, 4, 4), 7, 0, ((2,),), SamplingParams(0.0))
-#: Shares the first six tokens of GREEDY, in a copy of their block.
+#: Begins with the first six tokens of GREEDY, in a copy of their block.
 FORKED = Admission(3, GREEDY.ids, 7, 6, ((3,),), SamplingParams(1.0, seed=1), output_index=1)
 BATCHES = (
     Batch(1, (1, 2), (5, 7), (1, 1), left=(1, 2, 3), admissions=(BANNED, GREEDY)),

@@ -25,15 +25,14 @@ class Sizes:
 
 
 def padded(rows: int, size: int, dtype: torch.dtype, device: str, generator: torch.Generator) -> torch.Tensor:
-    """Random [rows, size]; NaN in the memory of the rest of the bucket."""
+    """Return random [rows, size], with NaN in the memory of the rest of the bucket."""
     whole = torch.full((tiles.bucket(rows), size), torch.nan)
     whole[:rows] = torch.randn((rows, size), generator=generator) * 2
     return whole.to(dtype).to(device)[:rows]
 
 
 class Problem:
-    """x [rows, K], W and bias of one projection, and for q, k and v: positions, slots, tables and a cache full of
-    NaN."""
+    """One projection: x [rows, K], W, bias, and for q, k and v positions, slots, tables and a cache full of NaN."""
 
     def __init__(
         self, n: int, k: int, rows: int, dtype: torch.dtype, device: str, *, bias: bool = False, seed: int = 0
@@ -101,7 +100,7 @@ class Problem:
 
 
 def assert_near(mine: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, *, roundings: int = 1) -> None:
-    """Relative error of the whole, as so many roundings leave it; NaN where and only where NaN is expected."""
+    """Check the relative error of the whole, as roundings leave it; NaN exactly where expected."""
     mine = mine.double().cpu()
     assert torch.equal(mine.isnan(), expected.isnan())
     mine, expected = mine.nan_to_num(), expected.nan_to_num()

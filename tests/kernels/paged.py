@@ -39,10 +39,10 @@ def paged_batch(
     seed: int = 0,
     window: int = 0,
 ) -> PagedBatch:
-    """Rows of `contexts` keys in blocks of random order, the last counts[b] of them new; layer 1 of 3.
+    """Return rows of `contexts` keys in blocks of random order, the last counts[b] of them new; layer 1 of 3.
 
-    NaN is in block 0, in every block that no row owns, in the other layers, behind each row's last key, and in the
-    pages that a block table names behind the row's context. Pages wholly behind the window of a row's oldest query are
+    NaN is in block 0, in every block that no row owns, in the other layers, after each row's last key, and in the
+    pages that a block table names after the row's context. Pages wholly behind the window of a row's oldest query are
     block 0.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -85,7 +85,7 @@ def attend(kernels: Kernels, q: torch.Tensor, pages: torch.Tensor, plane: int, m
 
 
 def expected(batch: PagedBatch) -> torch.Tensor:
-    """Attention in float64 on the CPU, one query at a time, from the dense keys: [T, Hq, D]."""
+    """Return attention in float64 on the CPU, one query at a time, from the dense keys: [T, Hq, D]."""
     q = batch.q.double().cpu()
     group = q.shape[1] // batch.cache.shape[3]
     starts = batch.meta.query_start.tolist()

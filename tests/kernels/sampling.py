@@ -1,4 +1,4 @@
-"""Rows to draw for; thresholds and noise as the references are asked for them."""
+"""Rows to sample; thresholds and noise in the form of the references."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from photon_grpc.kernels.sampling.sample import SamplingMetadata
 
 
 def metadata_of(temperature: torch.Tensor) -> SamplingMetadata:
-    """Rows in slots of their own, in reverse, with keys of their own."""
+    """Return rows in different slots, in reverse order, with different keys."""
     slots = torch.arange(len(temperature), device=temperature.device).flip(0)
     return SamplingMetadata(slots, slots + 9, temperature.flip(0), slots * 2**54 + 5, slots % 3, slots // 2)
 
 
 def filters_of(top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> Filters:
-    """Of rows, for the slots of `metadata_of`."""
+    """Return the filters of rows, for the slots of `metadata_of`."""
     return Filters(top_k.flip(0), top_p.flip(0), min_p.flip(0))
 
 
 def thresholds(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """By the kernels, at temperature 1."""
+    """Return thresholds by the kernels, at temperature 1."""
     metadata = metadata_of(torch.ones(len(scaled), device=scaled.device))
     return topk_topp.launch(scaled, metadata, filters_of(top_k, top_p, min_p)).thresholds
 
@@ -41,7 +41,7 @@ def noise_kernel(seed, position, output_index, tokens, out, num_columns, BLOCK: 
 def noise_of(
     seed: torch.Tensor, position: torch.Tensor, output_index: torch.Tensor, tokens: torch.Tensor
 ) -> torch.Tensor:
-    """float32 [R, N], what kernels add to the tokens [R, N]."""
+    """Return float32 [R, N], the noise that kernels add to the tokens [R, N]."""
     out = torch.empty(tokens.shape, dtype=torch.float32, device=tokens.device)
     grid = len(tokens), -(-tokens.shape[1] // 1024)
     noise_kernel[grid](seed, position, output_index, tokens.contiguous(), out, tokens.shape[1], BLOCK=1024)

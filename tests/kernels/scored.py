@@ -1,4 +1,4 @@
-"""What rows ask to have scored, and their records by sorting the log-softmax in float64."""
+"""Log-probabilities that rows ask for, and their records by sorting the log-softmax in float64."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ASKED = ((-1, 0), (MAX_BEST, 0), (0, 0), (5, MAX_GIVEN), (1, 3), (2, 0), (-1, 0)
 
 
 def asking(num_rows: int, num_columns: int, device: str = "cpu") -> LogprobMetadata:
-    """Rows at slots in another order; padding is slot 0."""
+    """Return rows at slots in another order; padding is slot 0."""
     given = torch.randint(0, num_columns, (len(ASKED), MAX_GIVEN), dtype=torch.int32)
     num_best, num_given = torch.tensor(ASKED).T.contiguous()
     slots = torch.tensor([(3, 1, 4, 2, 0, 5, 6)[row % 7] for row in range(num_rows)])
@@ -21,7 +21,7 @@ def asking(num_rows: int, num_columns: int, device: str = "cpu") -> LogprobMetad
 
 
 def sorted_scores(logits: torch.Tensor, ids: torch.Tensor, asked: LogprobMetadata) -> list[list[Record]]:
-    """Of each row; none of a row that asks for none."""
+    """Return the records of each row; none for a row that asks for none."""
     logprobs = logits.double().log_softmax(-1)
     rows = []
     for row, slot in enumerate(asked.slots.tolist()):

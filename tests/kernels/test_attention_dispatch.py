@@ -1,5 +1,4 @@
-"""Which kernels attend in which step: a table of shapes, as a GPU of 132 multiprocessors would be asked; nothing is
-launched."""
+"""The attention kernels of each step: a table of shapes for a GPU of 132 multiprocessors; nothing is launched."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ CHAIN = DependentChain(torch.zeros(1, dtype=torch.int32), history_is_settled=Tru
 
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors of a CPU are answered for as those of an H200."""
+    """Treat tensors of a CPU as those of an H200."""
     monkeypatch.setattr(routes, "launches", lambda tensor: True)
     monkeypatch.setattr(routes, "can_fuse", lambda device: True)
     monkeypatch.setattr(routes, "num_multiprocessors", lambda device: 132)
@@ -181,7 +180,7 @@ Preloaded = list[tuple[torch.Tensor, torch.Tensor, int]]
 
 @pytest.fixture
 def preloaded(hopper: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Preloaded]:
-    """(q, pages, consumers) of every launch of Hopper's kernel; nothing runs."""
+    """Record (q, pages, consumers) of every launch of Hopper's kernel; nothing runs."""
     found: Preloaded = []
 
     def note(q: torch.Tensor, pages: torch.Tensor, plane: int, meta: Any, out: torch.Tensor, *, consumers: int) -> None:

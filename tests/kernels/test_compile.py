@@ -1,5 +1,6 @@
-"""Every kernel compiled ahead of time for sm_90 at the shapes of real models: no spills, fits, tensor cores where
-meant.
+"""Every kernel compiled ahead of time for sm_90 at the shapes of real models.
+
+None spills, all fit, and tensor cores are used where they should be.
 
 Needs Triton and its ptxas, no GPU. The compile-time arguments are those of the launchers' `config` functions.
 """
@@ -73,8 +74,9 @@ class Compiled:
 
 
 def compiled(kernel: Any, types: dict[str, Any], constants: dict[str, Any]) -> Compiled:
-    """Compile as the launcher would: pointers and sizes are multiples of 16; `constants` may hold num_warps,
-    num_stages.
+    """Compile as the launcher would: pointers and sizes are multiples of 16.
+
+    `constants` may hold num_warps and num_stages.
 
     A tuple's type is the tuple of its types, None where it has None.
     """

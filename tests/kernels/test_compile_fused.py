@@ -1,5 +1,6 @@
-"""The Gluon kernels of a fused layer compiled ahead of time for sm_90: every tile of the table, no spills, fits, the
-units meant.
+"""The Gluon kernels of a fused layer compiled ahead of time for sm_90: every tile of the table.
+
+None spills, all fit, and the intended units are used.
 
 Needs Triton and its ptxas, no GPU.
 """
@@ -147,7 +148,7 @@ SAMPLE = [
     ("qwen2.5-7b/4", "down", 32),
     ("qwen2.5-7b", "gate_up", 16),
     ("qwen3-8b", "qkv", 32),  # normalised in a second kernel
-    ("70b/8", "qkv", 32),  # shared out, rotated by the last
+    ("70b/8", "qkv", 32),  # split, rotated by the last
     ("qwen2.5-7b", "gate_up", 64),
     ("3b", "down", 64),
 ]
@@ -165,7 +166,7 @@ def test_tiles_that_are_chosen_for_other_shapes(name: str, which: str, rows: int
     built = projection(end, tile, problem)
     check(built, "wgmma.mma_async" if tile.kind == "wgmma" else "mma.sync")
     if tile.SPLITS > 1:
-        # Shares are exchanged in wide pieces, whatever pairs the end wants.
+        # Splits are exchanged in wide pieces, whatever pairs the epilogue needs.
         assert "ld.global.cg.v4" in built.ptx
 
 
@@ -197,7 +198,7 @@ def test_head(hidden: int, rows: int, end: str) -> None:
     if tile is None:
         pytest.skip("the library's")
     built = projection(end, tile, problem)
-    # The noise of 128 rows wants a few registers more than there are; it is made only where somebody draws.
+    # The noise of 128 rows needs a few more registers than there are; it is made only if a row samples.
     spare = 160 if (end, rows) == ("sample", 128) else 0
     check(built, "wgmma.mma_async" if tile.kind == "wgmma" else "mma.sync", max_spilled_bytes=spare)
     assert "cp.async.c" in built.ptx.split("griddepcontrol.wait", 1)[0]

@@ -24,7 +24,7 @@ each_number_of_groups = pytest.mark.parametrize("num_groups", [1, 3])
 
 
 class Recorder:
-    """In a kernel's place: keeps what it is launched with."""
+    """A kernel that only keeps its arguments."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
@@ -45,7 +45,7 @@ class Recorder:
 
 
 def type_of(value: Any) -> Any:
-    """Of an argument as the compiler is told it."""
+    """Return the type of an argument as the compiler needs it."""
     if isinstance(value, tuple):
         return type(value)(*map(type_of, value))
     if isinstance(value, torch.Tensor):
@@ -75,7 +75,7 @@ def state_of(num_groups: int) -> SlotState:
 
 
 def of_rows(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(slots or counts, context_len)."""
+    """Return (slots or counts, context_len)."""
     return torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, dtype=torch.int32)
 
 

@@ -1,5 +1,7 @@
-"""The prompt attention of Hopper compiled ahead of time: every shape it is started with, no spills, fits, the units
-meant."""
+"""The prompt attention of Hopper compiled ahead of time, in every shape it is launched with.
+
+None spills, all fit, and the intended units are used.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tile that a product of any shape is given: one that divides it and has room, the table's where there is one."""
+"""The tile chosen for a product of any shape: one that divides it and fits, or the table's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs are done in other processes, which end with theirs, and a failing one hurts no other."""
+"""Jobs run in other processes, which end with theirs, and a failing job does not affect others."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def test_every_job_is_done_once_and_in_another_process(tmp_path: Path) -> None:
     def fail() -> None:
         raise ValueError("cannot be done")
 
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     jobs = [job(str(number)) for number in range(20)]
-    done = run_in_forks([fail, *jobs, fail], num_workers=3, progress=lambda *now: told.append(now))
+    done = run_in_forks([fail, *jobs, fail], num_workers=3, progress=lambda *now: reported.append(now))
     assert done == 20
-    assert told[0] == (0, 22) and told[-1] == (22, 22)
+    assert reported[0] == (0, 22) and reported[-1] == (22, 22)
     processes = [(tmp_path / str(number)).read_text().split() for number in range(20)]
     assert all(len(ran) == 1 for ran in processes)
     workers = {int(ran[0]) for ran in processes}

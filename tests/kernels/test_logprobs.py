@@ -1,4 +1,4 @@
-"""Scores in torch: equal to sorting the log-softmax."""
+"""Log-probabilities in torch: equal to sorting the log-softmax."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampling noise: the published generator, the same noise however it is asked for, and the distribution."""
+"""Sampling noise: the published generator, the same noise in any batch, and the distribution."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_noise_is_the_double_logarithm_of_the_bits() -> None:
     torch.testing.assert_close(got.double(), want, rtol=1e-6, atol=1e-6)
 
 
-def test_a_subset_of_tokens_in_a_batch_draws_the_same_noise_as_the_whole_vocabulary_alone() -> None:
+def test_a_subset_of_tokens_in_a_batch_has_the_same_noise_as_the_whole_vocabulary_alone() -> None:
     seed, position, output_index = rows()
     kept = torch.randint(0, 30_000, (len(SEEDS), 37))
     together = noise.reference(seed, position, output_index, kept)
@@ -78,7 +78,7 @@ def test_a_subset_of_tokens_in_a_batch_draws_the_same_noise_as_the_whole_vocabul
         assert torch.equal(alone[0, kept[row]], together[row])
 
 
-def test_no_draw_is_infinite_and_the_bounds_hold() -> None:
+def test_no_noise_is_infinite_and_the_bounds_hold() -> None:
     extremes = torch.tensor([0, ONES])
     low, high = noise._gumbel(extremes).tolist()
     assert low == pytest.approx(noise.MIN_GUMBEL, abs=1e-6)
@@ -87,11 +87,11 @@ def test_no_draw_is_infinite_and_the_bounds_hold() -> None:
     assert math.isfinite(high)
 
 
-def test_argmax_with_noise_draws_from_the_softmax() -> None:
+def test_argmax_with_noise_samples_the_softmax() -> None:
     probability = torch.tensor([0.5, 0.25, 0.125, 0.1, 0.025])
-    draws = 20_000
-    seed = torch.full((draws,), 1234)
-    sampled = noise.reference(seed, torch.arange(draws), torch.zeros(draws, dtype=torch.long), 5)
+    num_samples = 20_000
+    seed = torch.full((num_samples,), 1234)
+    sampled = noise.reference(seed, torch.arange(num_samples), torch.zeros(num_samples, dtype=torch.long), 5)
     counts = torch.bincount((probability.log() + sampled).argmax(-1), minlength=5)
-    chi_square = ((counts - draws * probability) ** 2 / (draws * probability)).sum()
+    chi_square = ((counts - num_samples * probability) ** 2 / (num_samples * probability)).sum()
     assert chi_square < 18.5  # one seed in a thousand would be above, and this one is fixed

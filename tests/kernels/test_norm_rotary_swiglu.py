@@ -14,7 +14,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def rounding(dtype: torch.dtype) -> dict[str, float]:
-    """Two units in the last place."""
+    """Allow two units in the last place."""
     return {"rtol": 2 * torch.finfo(dtype).eps, "atol": 2 * torch.finfo(dtype).eps}
 
 

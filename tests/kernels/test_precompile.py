@@ -1,5 +1,7 @@
-"""Kernels are found without running one, compiled elsewhere, and found by the launches that follow; a dry run that
-fails is a warning."""
+"""Kernels are found without running one, compiled elsewhere, and found by the launches that follow.
+
+A dry run that fails is a warning.
+"""
 
 from __future__ import annotations
 
@@ -111,14 +113,14 @@ def test_launches_run_again_after_a_failure(kernel: FakeKernel) -> None:
 
 
 def test_compilations_are_told_of_before_they_begin(kernel: FakeKernel) -> None:
-    told: list[list[str]] = []
-    before = BEFORE_COMPILATION.set(lambda: told.append(list(kernel.compiled)))
+    compiled_before: list[list[str]] = []
+    before = BEFORE_COMPILATION.set(lambda: compiled_before.append(list(kernel.compiled)))
     try:
         for kind in ("a", "b", "a"):
             kernel[(1,)](torch.zeros(1), kind=kind)
     finally:
         BEFORE_COMPILATION.reset(before)
-    assert told == [[], ["a"]]
+    assert compiled_before == [[], ["a"]]
 
 
 @contextmanager
@@ -216,7 +218,7 @@ def test_the_callback_may_compile_and_is_called_once(tmp_path: Path) -> None:
 
 def test_a_triton_that_does_not_tell_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precompile, "triton", None)
-    with at_first_compilation(lambda: pytest.fail("nobody told")):
+    with at_first_compilation(lambda: pytest.fail("a kernel was missing")):
         pass
 
 

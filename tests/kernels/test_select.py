@@ -1,4 +1,4 @@
-"""Which implementation is chosen, and that the package works where Triton is missing."""
+"""The implementation that is chosen, and that the package works without Triton."""
 
 from __future__ import annotations
 

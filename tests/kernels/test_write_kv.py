@@ -11,7 +11,7 @@ from photon_grpc.kernels.attention import write_kv
 
 
 def new_tokens(count: int, kv_heads: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """k and v as slices of one projection."""
+    """Return k and v as slices of one projection."""
     projection = torch.randn(count, 3 * kv_heads, size)
     return projection[:, kv_heads : 2 * kv_heads], projection[:, 2 * kv_heads :]
 

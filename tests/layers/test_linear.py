@@ -34,7 +34,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
 def fill(leaf: Any) -> dict[str, torch.Tensor]:
-    """Allocates and fills every target at random; what went where."""
+    """Allocate and fill every target at random; return the values by name."""
     leaf.allocate(CPU)
     filled = {}
     for target in leaf.targets():
@@ -45,7 +45,7 @@ def fill(leaf: Any) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(params=[True, False], ids=["packed", "row-major"])
 def packing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Both ways of computing, wherever this machine has both."""
+    """Compute in both ways, if this machine has both."""
     if not request.param:
         monkeypatch.setattr("photon_grpc.layers.unquantized.pack", lambda weight, bias: None)
     return bool(request.param)

@@ -1,4 +1,4 @@
-"""Small models made and computed by transformers, and the least that can drive a Decoder over a paged cache."""
+"""Small models made and computed by transformers, and the minimum to run a Decoder over a paged cache."""
 
 from __future__ import annotations
 
@@ -117,14 +117,14 @@ def edit_json(path: Path, **changes: Any) -> None:
 
 
 def prompts(seed: int = 5) -> list[list[int]]:
-    """Three prompts of unequal length."""
+    """Return three prompts of unequal length."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(0, SIZES["vocab_size"], (n,), generator=generator).tolist() for n in (37, 5, 70)]
 
 
 @torch.inference_mode()
 def reference_logits(model: Any, ids: Sequence[int]) -> torch.Tensor:
-    """float32 [len(ids), vocab_size]."""
+    """Return float32 [len(ids), vocab_size]."""
     logits: torch.Tensor = model(torch.tensor([list(ids)])).logits[0]
     return logits.float()
 
@@ -140,7 +140,7 @@ class Row:
 def paged_logits(
     decoder: Decoder, batch: Sequence[Sequence[int]], *, block_size: int, chunks: Iterable[int]
 ) -> list[torch.Tensor]:
-    """Logits of every token of every prompt, computed together; each row takes the next of `chunks`, repeated."""
+    """Return logits of every token of every prompt, computed together; each row takes the next of `chunks`."""
     per_row = -(-MAX_LEN // block_size)
     order = torch.randperm(len(batch) * per_row, generator=torch.Generator().manual_seed(1)) + 1
     rows = [Row(list(ids), order[i * per_row : (i + 1) * per_row].tolist()) for i, ids in enumerate(batch)]

@@ -41,7 +41,7 @@ class Tiled(Unquantized):
 
 @pytest.fixture
 def row_major(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights as a GPU has them: not packed for this CPU."""
+    """Keep weights as a GPU has them: not packed for this CPU."""
     monkeypatch.setattr(unquantized, "pack", lambda weight, bias: None)
 
 
@@ -136,7 +136,7 @@ def test_each_layer_of_a_mixed_model_goes_its_own_way(number: int, names: tuple[
 
 
 def subclass(part: Any) -> None:
-    """Of the same parts and numbers, but perhaps of another formula."""
+    """Return a subclass with the same parts and numbers, but perhaps another formula."""
     part.__class__ = type("Another", (type(part),), {})
 
 
@@ -157,7 +157,7 @@ CHANGES: dict[str, Callable[[DecoderLayer], None]] = {
 
 
 def refused(decoder: Decoder, number: int) -> bool:
-    """Of the chain, with its weights untouched."""
+    """Check that the chain refuses the layer and leaves its weights untouched."""
     layer = decoder.layers[number]
     before = [target.tensor.clone() for leaf in layer.leaves() for target in leaf.targets()]
     fused = with_chains(decoder)

@@ -17,7 +17,7 @@ from tests.models import reference
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, Decoder, Path]]:
-    """Variant -> (transformers' model, ours of the same files, the files)."""
+    """Map a variant to (transformers' model, ours of the same files, the files)."""
     made: dict[str, tuple[Any, Decoder, Path]] = {}
 
     def get(variant: str) -> tuple[Any, Decoder, Path]:

@@ -1,4 +1,4 @@
-"""A model shared out over ranks: each loads its part of every tensor; together they compute what transformers does."""
+"""A model split over ranks: each loads its part of every tensor; together they compute what transformers does."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ INDEX = "model.safetensors.index.json"
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
-    """(variant, shard size) -> a directory that no test changes."""
+    """Return (variant, shard size) -> a directory that no test changes."""
     made: dict[tuple[str, str], Path] = {}
 
     def get(variant: str, shard_size: str = "5GB") -> Path:
@@ -133,7 +133,7 @@ def test_a_tensor_loaded_in_halves_is_the_whole(saved: Any) -> None:
     assert steps[-1] == (num_bytes, num_bytes)
 
 
-def test_a_part_is_drawn_at_random_as_part_of_its_whole(saved: Any) -> None:
+def test_a_part_is_filled_at_random_as_part_of_its_whole(saved: Any) -> None:
     whole, halves = unloaded(saved("llama-biases")), in_halves(saved("llama-biases"))
     dummy(whole)
     dummy(halves)
@@ -255,7 +255,7 @@ HOSTILE_ENTRIES = [
 
 
 def write_header(path: Path, header: bytes) -> None:
-    """As the header of a file with 192 bytes of data."""
+    """Write the header of a file with 192 bytes of data."""
     (path / SINGLE).write_bytes(len(header).to_bytes(8, "little") + header + bytes(192))
 
 

@@ -1,4 +1,4 @@
-"""Inside a runner."""
+"""Access to the inside of a runner."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from photon_grpc.runner.step import Step
 
 
 def launch_of(runner: ModelRunner) -> Any:
-    """How it launches, whatever shares out the threads: an EagerLaunch or a GraphLaunch."""
+    """Return its launch, an EagerLaunch or a GraphLaunch, whatever assigns the threads."""
     launch = runner.launch_body
     return getattr(launch, "_launch", launch)
 
@@ -23,7 +23,7 @@ def step_of(runner: ModelRunner) -> Step:
 
 
 def poison_first_row(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 0 of all logits from then on is NaN."""
+    """Make row 0 of all later logits NaN."""
     head = step_of(runner).sampler._head
     logits = head.logits
 

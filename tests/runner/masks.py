@@ -18,7 +18,7 @@ SAMPLINGS = (
     SamplingParams(temperature=1.3, top_k=50, top_p=0.99, seed=5),
 )
 MASKED = (0, 2, 4)
-#: Per masked row what it may draw, step by step.
+#: Allowed ids of each masked row, step by step.
 ALLOWED = (
     ({7, 31, 32, 300}, set(range(0, 320, 3)), {63, 64}),
     ({319, 0}, {5}, set(range(100, 120))),

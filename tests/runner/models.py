@@ -62,7 +62,7 @@ atexit.register(_KEPT.close)
 
 @cache
 def model(family: str) -> tuple[Path, torch.nn.Module]:
-    """(directory, the reference) of a family."""
+    """Return (directory, the reference) of a family."""
     config, cls, more = _ALL[family]
     torch.manual_seed(17)
     reference = cls(config(**_SHAPE, **more)).eval()

@@ -21,7 +21,7 @@ LEVELS = ("plain", "filtered", "shaped")
 
 
 def shapes() -> list[StepShape]:
-    """Every one that rows of at most MAX_MODEL_LEN tokens reach."""
+    """Return every shape that rows of at most MAX_MODEL_LEN tokens reach."""
     buckets = Buckets(NUM_SEQS)
     decode = [decode_shape(rows) for rows in buckets.rows]
     return decode + [shape for shape in buckets.mixed_shapes() if shape.num_tokens <= shape.num_rows * 128]
@@ -87,10 +87,10 @@ def admission(slot: int, count: int, level: str) -> Admission:
 
 
 def columns(table: SlotTable) -> list[torch.Tensor]:
-    """Everything on the device, slots first."""
+    """Return everything on the device, slots first."""
     return [table.token_ids, table.block_table, table.banned_ids, table.masks, table._floats.T, table._ints.T]
 
 
 def bits(values: torch.Tensor) -> torch.Tensor:
-    """NaN is equal to itself in them."""
+    """Return the bits, in which NaN is equal to itself."""
     return values.contiguous().view(torch.uint8)

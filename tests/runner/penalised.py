@@ -1,4 +1,4 @@
-"""Outputs drawn greedily from transformers' logits under penalties, biases and allowed ids."""
+"""Outputs sampled greedily from transformers' logits under penalties, biases and allowed ids."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WAYS: dict[str, SamplingParams] = {
 
 @dataclass
 class Expected:
-    """One output, drawn greedily from transformers' logits."""
+    """One output, sampled greedily from transformers' logits."""
 
     reference: Any
     sampling: SamplingParams

@@ -1,4 +1,4 @@
-"""Rows that ask for scores, and batches of them."""
+"""Rows that ask for log-probabilities, and batches of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from photon_grpc.core.logprobs import NO_LOGPROBS, LogprobParams
 from photon_grpc.core.request import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
-#: Of slots 1, 2, …; every level of drawing, and rows without scores among them.
+#: Rows of slots 1, 2, …: every sampling level, with and without log-probabilities.
 ROWS: tuple[tuple[SamplingParams, LogprobParams], ...] = (
     (GREEDY, LogprobParams(logprobs=5)),
     (SamplingParams(0.9, seed=3), NO_LOGPROBS),
@@ -34,7 +34,7 @@ def prompt_of(slot: int) -> list[int]:
 
 
 def batches(rows: tuple[tuple[SamplingParams, LogprobParams], ...], num_steps: int = 3) -> Iterator[Batch]:
-    """All prompts in one step, then decode steps."""
+    """Return all prompts in one step, then decode steps."""
     slots = tuple(range(1, len(rows) + 1))
     ones, counts = (1,) * len(rows), tuple(len(prompt_of(slot)) for slot in slots)
     admitted = tuple(admission(slot, prompt_of(slot), *row) for slot, row in zip(slots, rows, strict=True))

@@ -1,5 +1,4 @@
-"""Who sits in a slot after whom: garbage wherever somebody may have left something, and tenants whose outputs must not
-show it."""
+"""Tenants of slots after others: garbage wherever an earlier tenant may have left data, which outputs must not show."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ TENANTS: dict[str, tuple[tuple[SamplingParams, int, tuple[int, ...]], ...]] = {
 
 
 def poison(table: SlotTable, slot: int, rng: random.Random) -> None:
-    """Whatever the table holds of this slot, on the device and on the host, becomes something else that could stand
-    there."""
+    """Replace all that the table holds of this slot, on the device and the host, by other valid data."""
     for name, value in vars(table).items():
         if name in ("_masked", "_mask_copy", "masks"):
             continue  # of a batch, not of a slot

@@ -1,5 +1,7 @@
-"""What is drawn has the distribution that its options define: chi-square tests of the sampler against shares computed
-one by one, in Python's floats, from the definitions."""
+"""Sampled ids have the distribution that their options define: chi-square tests of the sampler.
+
+The expected shares are computed one by one, in Python's floats, from the definitions.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ PROMPT, OUTPUT = [1, 1, 3, 6], [4, 4, 4, 8, 3]
 SEEDS = 3, 2**63 + 5
 #: Of each seed, by whether noise is made for the kept ids alone, which takes half a millisecond a row.
 NUM_POSITIONS = {True: 700, False: 3000}
-#: Of draws that have the distribution, one set in a million is refused; the seeds are fixed, so that none is by chance.
+#: One set in a million with the distribution is refused; the seeds are fixed, so that none is by chance.
 P_VALUE = 1e-6
 BIAS = ((2, 1.5), (4, -2.0), (9, 2.5))
 ODD = tuple(range(1, VOCAB_SIZE, 2))
@@ -66,7 +68,7 @@ CASES: dict[str, tuple[dict[str, Any], Collection[int]]] = {
 
 
 def shares(sampling: SamplingParams, mask: Collection[int]) -> list[float]:
-    """Of each id, how often it is drawn."""
+    """Return the probability of each id."""
     logits = list(LOGITS)
     for token, bias in sampling.logit_bias:
         logits[token] += bias
@@ -88,7 +90,7 @@ def shares(sampling: SamplingParams, mask: Collection[int]) -> list[float]:
     return [weights[token] / total if token in kept else 0.0 for token in ALL]
 
 
-def drawn(sampling: SamplingParams, mask: Collection[int], *, few: bool) -> list[int]:
+def frequencies(sampling: SamplingParams, mask: Collection[int], *, few: bool) -> list[int]:
     """How often each id is drawn: at many positions of one output and of another seed's. `few`: as on a CPU."""
     table = SlotTable(1 + len(SEEDS), 64, kv_plan(8), VOCAB_SIZE, torch.device("cpu"))
     slots = tuple(range(1, 1 + len(SEEDS)))
@@ -116,7 +118,7 @@ def options_of(sampling: SamplingParams) -> dict[str, Any]:
 
 
 def p_value(observed: list[int], expected: list[float]) -> float:
-    """Of Pearson's chi-square test; 0 where something was drawn that cannot be."""
+    """Return the p-value of Pearson's chi-square test; 0 if an impossible id was sampled."""
     possible = [token for token in ALL if expected[token] > 0]
     if any(count for token, count in enumerate(observed) if token not in possible):
         return 0.0
@@ -133,7 +135,7 @@ def p_value(observed: list[int], expected: list[float]) -> float:
 def test_ids_have_the_distribution_that_the_options_define(case: str, few: bool) -> None:
     options, mask = CASES[case]
     sampling = SamplingParams(**options)
-    observed = drawn(sampling, mask, few=few)
+    observed = frequencies(sampling, mask, few=few)
     assert sum(observed) == len(SEEDS) * NUM_POSITIONS[few]
     assert p_value(observed, shares(sampling, mask)) > P_VALUE
     # The test tells it from the model's own distribution.
@@ -143,7 +145,7 @@ def test_ids_have_the_distribution_that_the_options_define(case: str, few: bool)
 @pytest.mark.parametrize("case", ["presence", "frequency", "repetition", "min_p", "top_p", "bias"])
 def test_a_strength_that_is_a_little_off_is_noticed(case: str) -> None:
     options, mask = CASES[case]
-    observed = drawn(SamplingParams(**options), mask, few=not FILTERS.isdisjoint(options))
+    observed = frequencies(SamplingParams(**options), mask, few=not FILTERS.isdisjoint(options))
     (name, value), *_ = options.items()
     off = tuple((token, bias * 0.8) for token, bias in value) if name == "logit_bias" else value * 0.8
     assert p_value(observed, shares(SamplingParams(**{name: off}), mask)) < P_VALUE

@@ -1,5 +1,7 @@
-"""A step that fails before, within or behind its changes: what is launched before it is read writes nobody else's
-blocks."""
+"""A step that fails before, during or after its changes.
+
+Steps that are launched before it is read write into no block of others.
+"""
 
 from __future__ import annotations
 

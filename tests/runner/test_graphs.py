@@ -1,5 +1,4 @@
-"""The padded step that graphs hold, called instead of captured: equal to the eager one, and harmless where it is
-padded."""
+"""The padded step of graphs, called instead of captured: equal to the eager step, and padding changes nothing."""
 
 from __future__ import annotations
 
@@ -115,7 +114,7 @@ def test_long_chunks_beside_many_rows_are_replayed_too() -> None:
     assert any(shape.num_rows == 64 and shape.kind == "mixed" for shape in served.launch.bodies)
 
 
-def test_drawn_ids_are_those_of_the_eager_step() -> None:
+def test_sampled_ids_are_those_of_the_eager_step() -> None:
     samplings = [
         SamplingParams(0.0),
         SamplingParams(0.9, seed=3),
@@ -181,7 +180,7 @@ def admission(slot: int, ids: tuple[int, ...], num_prompt: int | None = None) ->
 
 
 def same_as_eager(runner: ModelRunner, batches: list[Batch]) -> None:
-    """Each batch gives the ids of a runner that launches operation by operation, and leaves the same behind."""
+    """Check that each batch gives the ids of an eager runner and leaves the same state."""
     cache = KVCache(KVPlan(loaded().kv_groups, BLOCK_SIZE), 100, torch.device("cpu"))
     eager = eager_runner(loaded(), cache, max_num_seqs=runner.table.num_computed.shape[0] - 1)
     for batch in batches:
@@ -319,7 +318,7 @@ def test_a_start_survives_bodies_that_cannot_be_captured() -> None:
     """One bucket of rows, or all of them: their batches run eagerly."""
     for refused in ({8}, set(range(600))):
         runner, launch, _ = replayed_runner(8)
-        capture, told = launch._capture, []
+        capture, reported = launch._capture, []
         one_row = Admission(1, (1, 2, 3), 3, 0, ((1,),), SamplingParams(0.0))
 
         def refuse(function, capture=capture, refused=refused):  # type: ignore[no-untyped-def]
@@ -330,6 +329,6 @@ def test_a_start_survives_bodies_that_cannot_be_captured() -> None:
 
         launch._capture = refuse
         with torch.inference_mode():
-            launch.warm_up(lambda done, total, told=told: told.append((done, total)))
-        assert told[-1][0] == told[-1][1]
+            launch.warm_up(lambda done, total, reported=reported: reported.append((done, total)))
+        assert reported[-1][0] == reported[-1][1]
         assert not runner.submit(Batch(1, (1,), (3,), (1,), admissions=(one_row,))).result().faults

@@ -1,5 +1,7 @@
-"""Scores of the real runner: those of transformers' log-softmax, of raw logits, whatever else a row asks for and
-whatever stands beside it."""
+"""Log-probabilities of the real runner: those of transformers' log-softmax, of raw logits.
+
+They depend neither on what else a row asks for nor on other rows.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def unpacked(records: bytes) -> list[Record]:
 
 @torch.inference_mode()
 def expected_at(ids: Sequence[int], chosen: int, params: LogprobParams) -> list[Record]:
-    """Of the id behind `ids`, by transformers."""
+    """Return the records of the id after `ids`, by transformers."""
     logits = model("llama")[1](torch.tensor([list(ids)])).logits[0, -1].float()
     logprobs, best = logits.log_softmax(-1), logits.argsort(descending=True, stable=True).tolist()
     wanted = [chosen, *best[: max(params.logprobs, 0)], *params.token_ids]
@@ -56,7 +58,7 @@ def assert_equal(found: Sequence[Record], expected: Sequence[Record]) -> None:
 
 
 def assert_scored(outputs: Sequence[StepOutput], rows: Sequence[tuple[SamplingParams, LogprobParams]] = ROWS) -> None:
-    """Every scored row of every step, by transformers, behind what the row has drawn before."""
+    """Check every row with log-probabilities of every step against transformers."""
     ids = {row: prompt_of(row + 1) for row in range(len(rows))}
     for output in outputs:
         assert not output.faults
@@ -88,7 +90,7 @@ def test_a_batch_that_only_scores_filters_and_masks_nothing(runner: ModelRunner)
 
 
 def test_masks_and_bans_change_the_chosen_id_and_no_score(runner: ModelRunner) -> None:
-    """The chosen one's rank counts ids that could not be drawn."""
+    """The rank of the sampled id counts ids that could not be sampled."""
     params = LogprobParams(logprobs=4, token_ids=(6,))
     free = expected_at(prompt_of(1), 0, params)[1][0]
     banned = admission(2, prompt_of(1), GREEDY, params, min_tokens=2, banned_until_min=(free,))
@@ -136,7 +138,7 @@ def test_the_next_sequence_of_a_slot_is_scored_as_it_asks_itself(runner: ModelRu
 
 @torch.inference_mode()
 def expected_prompt(ids: Sequence[int], num_best: int) -> list[list[Record]]:
-    """Of the positions 1 … len(ids) - 1, by transformers."""
+    """Return the records of positions 1 … len(ids) - 1, by transformers."""
     logits = model("llama")[1](torch.tensor([list(ids)])).logits[0].float()
     logprobs = logits.log_softmax(-1)
     found = []
@@ -173,7 +175,7 @@ def test_a_prompt_is_scored_chunk_by_chunk_beside_others(
     assert_prompt(outputs[0].prompt_scores[2], expected_prompt(prompt_of(3), 0))
     assert_prompt(b"".join(output.prompt_scores[1] for output in outputs), expected_prompt(LONG, 3))
     assert [set(output.scores) for output in outputs] == [{0, 2}, {0, 2}, {0, 1}]
-    # Behind a row that draws nothing.
+    # After a row that samples nothing.
     _, drawn = outputs[0].ids
     assert_equal(unpacked(outputs[0].scores[2]), expected_at(prompt_of(3), drawn, short))
     assert_equal(unpacked(outputs[2].scores[1]), expected_at(LONG, outputs[2].ids[1], long))

@@ -1,4 +1,4 @@
-"""Rows whose draw waits for a mask draw what it allows, and no other row notices."""
+"""Rows whose sampling waits for a mask sample what it allows, and no other row is affected."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def ids_of(runner: ModelRunner, masked: tuple[int, ...], depth: int) -> list[tup
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_masked_rows_draw_what_is_allowed_and_the_others_what_they_draw_anyway(runner: ModelRunner, depth: int) -> None:
+def test_masked_rows_sample_what_is_allowed_and_others_are_unchanged(runner: ModelRunner, depth: int) -> None:
     masked, free = ids_of(runner, MASKED, depth), ids_of(runner, (), depth)
     for ids, plain, allowed in zip(masked, free, ALLOWED, strict=False):
         assert all(ids[row] in may for row, may in zip(MASKED, allowed, strict=True))
@@ -56,7 +56,7 @@ def test_masked_rows_draw_what_is_allowed_and_the_others_what_they_draw_anyway(r
         assert [ids[row] for ids in masked] == [ids[row] for ids in free]
 
 
-def test_a_greedy_row_draws_the_likeliest_that_is_allowed(runner: ModelRunner) -> None:
+def test_a_greedy_row_samples_the_likeliest_that_is_allowed(runner: ModelRunner) -> None:
     _, reference = model("llama")
     with torch.inference_mode():
         logits = reference(torch.tensor([[1, 5, 9, 7]])).logits[0, -1]

@@ -1,5 +1,4 @@
-"""In every shape that is captured, one row and one token short of it: padding and free slots change nothing, whatever
-lies there."""
+"""Every captured shape, filled short by one row and one token: padding and free slots change nothing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Penalties, biases and allowed ids of the real runner: those of transformers where it has them, else of their formula
-over transformers' logits; whatever stands beside the row, preempts it or continues it."""
+"""Penalties, biases and allowed ids of the real runner.
+
+They are those of transformers, or of their formula over its logits, whatever is in the same batch, after preemption and
+when resumed.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,7 @@ def test_a_seat_is_left_clean(served: Served) -> None:
     assert not table.processed
 
 
-def test_allowed_ids_that_are_banned_leave_nothing_to_draw(served: Served) -> None:
+def test_allowed_ids_that_are_banned_leave_nothing_to_sample(served: Served) -> None:
     way = shaped(allowed_token_ids=(7, 8))
     alone, other = served.add([1, 2], 5, way, min_tokens=3, stop=(7, 8)), served.add([3, 4], 5)
     served.run()
@@ -95,21 +98,21 @@ def test_allowed_ids_that_are_banned_leave_nothing_to_draw(served: Served) -> No
     assert len(served.outputs[other].ids) == 5
 
 
-def test_frequencies_of_a_draw_are_those_of_the_changed_softmax(served: Served) -> None:
+def test_frequencies_of_samples_are_those_of_the_changed_softmax(served: Served) -> None:
     """Chi-square of the first token over 1,500 seeds, against the softmax of the formula."""
     kept = tuple(range(0, 320, 40))
     way: dict[str, Any] = {"repetition_penalty": 1.5, "logit_bias": ((40, 1.0), (80, -1.0))}
     way |= {"allowed_token_ids": kept}
-    prompt, draws, seen = [40, 120, 40, 7], 1500, Counter[int]()
-    for first in range(0, draws, 500):
-        drawn = [SamplingParams(temperature=1.0, seed=first + seed, **way) for seed in range(500)]
-        handles = [served.add(prompt, 1, each) for each in drawn]
+    prompt, num_samples, seen = [40, 120, 40, 7], 1500, Counter[int]()
+    for first in range(0, num_samples, 500):
+        samplings = [SamplingParams(temperature=1.0, seed=first + seed, **way) for seed in range(500)]
+        handles = [served.add(prompt, 1, each) for each in samplings]
         served.run()
         seen.update(served.outputs[handle].ids[0] for handle in handles)
     with torch.inference_mode():
         x = Expected(model("llama")[1], SamplingParams(temperature=1.0, **way), prompt, len(prompt)).logits()
     probability = x.softmax(-1)
-    wanted = {token: draws * float(probability[token]) for token in kept}
+    wanted = {token: num_samples * float(probability[token]) for token in kept}
     statistic = sum((seen[token] - count) ** 2 / count for token, count in wanted.items())
     assert set(seen) <= set(kept)
     # The 99.99 % quantile for 7 degrees of freedom.

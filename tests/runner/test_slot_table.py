@@ -26,7 +26,7 @@ def launch(table: SlotTable, count: int, **changes: object) -> None:
 def test_a_ban_lasts_exactly_as_long_as_it_can_apply() -> None:
     table = SlotTable(2, 32, kv_plan(8), 50, torch.device("cpu"))
     launch(table, 3, admissions=(admission((1, 2, 3), min_tokens=3),))
-    # The first of three tokens is drawn; two more steps draw below the minimum.
+    # The first of three tokens is sampled; two more steps sample below the minimum.
     assert SLOT in table.banned
     launch(table, 1)
     assert SLOT in table.banned

@@ -29,7 +29,7 @@ SAMPLINGS = [
 
 
 class Counted(Sampler):
-    """Remembers how many rows it was asked for."""
+    """A head that counts the rows it was called with."""
 
     def __init__(self, decoder: Decoder, table: SlotTable) -> None:
         super().__init__(decoder, table, select("torch", "cpu"))
@@ -84,7 +84,7 @@ def test_rows_up_to_a_bucket_change_no_output(row_buckets: tuple[int, ...], num_
     assert torch.equal(table.token_ids[1:], other.token_ids[1:]) and torch.equal(table.num_computed, other.num_computed)
 
 
-def test_a_step_of_which_no_row_yields_draws_nothing() -> None:
+def test_a_step_of_which_no_row_yields_samples_nothing() -> None:
     admission = Admission(1, (1, 2, 3), 3, 0, ((1,),), SAMPLINGS[1])
     outputs, table, sampled_for = play((4,), [Batch(1, (1,), (2,), (0,), admissions=(admission,))])
     assert outputs[0].ids == () and sampled_for == [] and table.num_computed[1] == 2

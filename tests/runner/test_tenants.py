@@ -33,7 +33,7 @@ def test_garbage_in_every_field_of_a_slot_changes_nothing_once_it_is_admitted_to
         assert outputs_of(runner, kind, random.Random(seed)) == expected
 
 
-def test_who_bans_nothing_draws_what_the_one_before_could_not() -> None:
+def test_who_bans_nothing_samples_what_the_one_before_could_not() -> None:
     runner = served(False).assembled.runner
 
     def ids(step: int, banned: tuple[int, ...]) -> tuple[int, ...]:

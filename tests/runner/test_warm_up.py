@@ -32,7 +32,7 @@ def sizes(max_num_seqs: int, max_num_batched_tokens: int) -> Sizes:
     return Sizes(256, 16, max_num_seqs, max_num_batched_tokens, max_num_batched_tokens, 0)
 
 
-def test_a_token_is_drawn_at_every_level_before_the_first_request() -> None:
+def test_a_token_is_sampled_at_every_level_before_the_first_request() -> None:
     directory, reference = model("llama")
     served = Served(directory)
     runner, met = served.assembled.runner, []

@@ -1,5 +1,6 @@
-"""Attention of one query a row, shared out and joined in one kernel, against float64; every byte that no row may read
-is NaN.
+"""Attention of one query a row, split and joined in one kernel, against float64.
+
+Every byte that no row may read is NaN.
 
 python -m pytest -m gpu tests/gpu/kernels
 """
@@ -19,7 +20,7 @@ from tests.kernels.paged import Shape, attend, expected, paged_batch, tolerance
 pytestmark = pytest.mark.gpu
 # (query heads, key heads, head size)
 HEADS = [(32, 8, 64), (32, 8, 128), (4, 2, 32), (7, 1, 64), (16, 1, 128)]
-# Rows of one key; shorter, as long as and longer than a step, a share; several shares.
+# Rows of one key; shorter than, as long as and longer than a step and a split; several splits.
 CONTEXTS = {
     "short": [1, 2, 16, 17, 64, 65, 272],
     "long": [511, 512, 513, 514, 1, 1025, 2000],

@@ -1,5 +1,6 @@
-"""The fused projections on CUDA against float64: every kind of tile, every bucket, real and odd shapes, NaN wherever it
-may be.
+"""The fused projections on CUDA against float64: every kind of tile, every bucket, real and odd shapes.
+
+Every byte that no program may read is NaN.
 
 python -m pytest -m gpu tests/gpu/kernels
 """
@@ -88,7 +89,7 @@ def test_qkv(sizes: Sizes, rows: int, kind: str, dtype: torch.dtype, bias: bool)
     qkv_launch(problem.x, problem.linear, EPS, out, tile, problem.counters)
     expected_q, expected_cache = problem.expected_qkv(sizes, rotation)
     assert_near(whole[:rows], expected_q, dtype)
-    # Nothing but the pages of its tokens: elsewhere both are NaN.
+    # Only the pages of its tokens: elsewhere both are NaN.
     assert_near(cache, expected_cache, dtype)
     assert whole[rows:].isnan().all()
     assert not problem.counters.any()

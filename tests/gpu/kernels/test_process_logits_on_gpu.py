@@ -1,5 +1,7 @@
-"""Penalties, biases, bans, limits and masks at real vocabularies on a GPU, against the formula in float64 over lists of
-ids, and numpy's bits."""
+"""Penalties, biases, bans, limits and masks at real vocabularies on a GPU.
+
+They are compared with the formula in float64 over lists of ids, and with numpy's bits.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +50,7 @@ class Context:
 
 
 def contexts(num_columns: int) -> list[Context]:
-    """Of slot 0, which asks for nothing, and of others, that ask for one thing each and for all; with ids at both
-    ends."""
+    """Return contexts: slot 0 asks for nothing, others for one thing each and for all, with ids at both ends."""
     rng = random.Random(num_columns)
 
     def ids(number: int) -> list[int]:
@@ -110,8 +111,8 @@ def test_penalised_logits_are_those_of_the_formula(num_columns: int, num_rows: i
 
 @each_size
 @each_vocabulary
-def test_drawn_ids_are_counted(num_columns: int, num_rows: int) -> None:
-    """Step by step, with rows that yield nothing, with padding and with faults among them."""
+def test_sampled_ids_are_counted(num_columns: int, num_rows: int) -> None:
+    """Count step by step, with rows that yield nothing, padding and faults among them."""
     rng = random.Random(num_rows)
     counts = torch.zeros(num_rows + 1, num_columns, dtype=torch.int16)
     prompts = [rng.choices(range(num_columns), k=9) for _ in range(num_rows)]
@@ -134,7 +135,7 @@ def test_drawn_ids_are_counted(num_columns: int, num_rows: int) -> None:
 
 
 def bits(words: torch.Tensor, num_columns: int) -> torch.Tensor:
-    """bool [S, V] of bitmasks [S, W], as numpy reads them."""
+    """Return bool [S, V] of bitmasks [S, W], as numpy reads them."""
     unpacked = np.unpackbits(words.numpy().view(np.uint8), axis=1, bitorder="little")
     return torch.from_numpy(unpacked[:, :num_columns].astype(bool))
 

@@ -26,7 +26,7 @@ each_count = pytest.mark.parametrize("tokens", [1, 7, 300])
 
 
 def close(dtype: torch.dtype) -> dict[str, float]:
-    """Four units in the last place."""
+    """Allow four units in the last place."""
     return {"rtol": 4 * torch.finfo(dtype).eps, "atol": 4 * torch.finfo(dtype).eps}
 
 
@@ -80,7 +80,7 @@ def test_noise_is_the_cpus_also_where_it_is_largest() -> None:
     words = torch.arange(64) * 7919 - 5, torch.arange(64), torch.arange(64) % 4
     mine = noise_of(*(word.cuda() for word in words), torch.arange(128256).expand(64, -1).cuda()).cpu()
     theirs = noise.reference(*words, 128256)
-    # Near u = 0 and u = 1 too: eight million draws have some within 2^-22 of both.
+    # Near u = 0 and u = 1 too: eight million samples have some within 2^-22 of both.
     torch.testing.assert_close(mine, theirs, rtol=2e-6, atol=2e-6)
     assert mine.max() > 14
     ids = torch.randint(0, 128256, (64, 50))
@@ -136,7 +136,7 @@ def test_topk_topp_of_hard_rows_in_a_graph(kind: str, num_rows: int) -> None:
     unweighed = top_p == 1.0
     assert (kept | (scaled < least.float()[:, None]) | scaled.isinf()).all()
     assert (~kept | (scaled >= most.float()[:, None])).all()
-    # What is banned cannot be drawn, whether kept or not.
+    # A banned id cannot be sampled, whether kept or not.
     assert ((kept == (scaled >= most.float()[:, None])) | scaled.isinf())[unweighed].all()
     assert (out[min(1, num_rows - 1)] == thresholds(scaled[:2], top_k[:2], top_p[:2], min_p[:2])[-1]).all()
 

@@ -1,5 +1,4 @@
-"""That a long prompt's kernels are loaded by what stands in for it: nothing is compiled or looked up for the prompt
-itself.
+"""Kernels of long prompts are loaded ahead: nothing is compiled or looked up for the prompt itself.
 
 python -m pytest -m gpu tests/gpu/kernels
 """

@@ -13,7 +13,7 @@ from photon_grpc.kernels import embed
 @pytest.mark.parametrize("size", [96, 1024, 2500])
 def test_rows_are_those_of_the_table(size: int, ids: torch.dtype, dtype: torch.dtype) -> None:
     table, token_ids = torch.randn(50, size).to(dtype), torch.tensor([0, 49, 7, 7], dtype=ids)
-    # Rows behind those asked for are not written.
+    # Rows after the requested ones are not written.
     h = torch.full((6, size), torch.nan, dtype=dtype)
     embed.launch(table, token_ids, h[:4])
     assert torch.equal(h[:4], torch.nn.functional.embedding(token_ids, table))

@@ -1,4 +1,4 @@
-"""Scores by the kernels in the interpreter: equal to sorting the log-softmax."""
+"""Log-probabilities by the kernels in the interpreter: equal to sorting the log-softmax."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ def test_records_are_those_of_a_sorted_log_softmax(num_columns: int) -> None:
 
 @pytest.mark.parametrize(("block", "turned"), [(32, 0), (128, 4)])
 def test_equal_values_share_a_rank_and_stand_in_the_order_of_their_ids(block: int, turned: int) -> None:
-    """Rows of one value, of few, of zeros of both signs, and of ids that cannot be drawn. Slot 1, which wants the most,
-    is the row of one value, or that of few finite ones."""
+    """Rank rows of one value, of few, of zeros of both signs, and of ids that cannot be sampled.
+
+    Slot 1, which asks for the most, is the row of one value, or that of few finite ones.
+    """
     logits, ids = torch.zeros(6, 120), torch.tensor([119, 0, 7, 3, 4, 5])
     logits[3:] = torch.randn(3, 120, generator=torch.Generator().manual_seed(1)).round()
     logits[4, ::2] = -0.0

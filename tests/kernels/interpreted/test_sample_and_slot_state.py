@@ -10,7 +10,7 @@ from photon_grpc.kernels.sampling import bitmask, penalties, process_logits, sam
 
 
 def rows() -> sample.SamplingMetadata:
-    """Five rows at slots in another order."""
+    """Return five rows at slots in another order."""
     temperature = torch.tensor([0.0, 0.7, 1.0, 2.5, 0.0])
     number = torch.arange(5)
     slots, lengths = torch.tensor([0, 3, 2, 1, 4]), (number * 9).int()
@@ -36,7 +36,7 @@ def test_ties_are_the_lowest_id_and_rows_without_finite_logits_are_invalid() -> 
 
 
 def state_of(max_len: int, pages: int, num_groups: int) -> slot_state.SlotState:
-    """Seven slots."""
+    """Return a state of seven slots."""
     return slot_state.SlotState(
         torch.randint(0, 90, (7, max_len), dtype=torch.int32),
         torch.tensor([0, 5, 9, 17, 2, 3, 30]),
@@ -87,7 +87,7 @@ def test_inputs_of_a_mixed_step_are_equal_and_so_is_what_it_leaves(num_groups: i
 
 
 def penalised(num_columns: int) -> penalties.Penalties:
-    """Five slots: nothing, a repetition penalty, all penalties, biases, and all."""
+    """Return five slots: nothing, a repetition penalty, all penalties, biases, and all."""
     counts = torch.randint(-(2**15), 2**15, (5, num_columns), dtype=torch.int64).short()
     counts[:, ::3] = 0
     # In the prompt alone.
@@ -103,7 +103,7 @@ LENGTHS = torch.tensor([9, 5, 1, 9, 9, 9], dtype=torch.int32)
 
 
 def constrained() -> bitmask.Constraints:
-    """Five slots: nothing, banned and limited, masked, banned and masked, nothing."""
+    """Return five slots: nothing, banned and limited, masked, banned and masked, nothing."""
     words = torch.randint(-(2**31), 2**31, (3, 5, NUM_WORDS), dtype=torch.int64).int()
     early, mask_row, limited = (torch.tensor(each) for each in ([0, 8, 9, 10, 9], [0, 0, 2, 1, 0], [0, 1, 0, 0, 0]))
     return bitmask.Constraints(early, words[0], mask_row, words[1, :3], limited, words[2])
@@ -113,8 +113,8 @@ def test_constraints_leave_out_what_their_bits_say() -> None:
     torch.manual_seed(3)
     slots, constraints = torch.tensor([3, 1, 0, 2, 4, 0]), constrained()
     logits = torch.randn(6, NUM_COLUMNS)
-    told = bitmask.reference(logits, slots, LENGTHS, constraints)
-    assert told.tolist() == [True, True, False, True, False, False]
+    is_constrained = bitmask.reference(logits, slots, LENGTHS, constraints)
+    assert is_constrained.tolist() == [True, True, False, True, False, False]
 
     def has(words: torch.Tensor, row: int, token: int) -> bool:
         return bool(int(words[row, token // 32]) >> token % 32 & 1)
@@ -136,8 +136,8 @@ def test_processed_logits_are_equal() -> None:
     # Rows lie apart.
     logits = torch.randn(6, NUM_COLUMNS + 7)[:, :NUM_COLUMNS] * 5
     mine, theirs = torch.empty(6, NUM_COLUMNS + 7)[:, :NUM_COLUMNS].copy_(logits), logits.clone()
-    told = process_logits.launch(mine, slots, LENGTHS, processing)
-    assert torch.equal(told, process_logits.reference(theirs, slots, LENGTHS, processing))
+    is_constrained = process_logits.launch(mine, slots, LENGTHS, processing)
+    assert torch.equal(is_constrained, process_logits.reference(theirs, slots, LENGTHS, processing))
     torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-4)
     assert torch.equal(mine[2], logits[2]) and torch.equal(mine[5], logits[5])
     assert not torch.equal(mine[4], logits[4]) and mine[4].isfinite().all()
