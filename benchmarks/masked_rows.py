@@ -139,8 +139,10 @@ class DrawnMasks(NoMasks):
 
 
 class WrittenMasks(DrawnMasks):
-    """Of rows whose outputs are texts such as a trained model writes, each at a place of its own. Masks and draws are
-    made as ever; what random weights have drawn is not looked at."""
+    """Masks of rows whose outputs are texts such as a trained model writes, each at a different place.
+
+    Masks and samples are made as usual; the ids sampled by random weights are ignored.
+    """
 
     def __init__(self, work: Work, num_rows: int) -> None:
         super().__init__(work, num_rows)
@@ -180,8 +182,10 @@ class WrittenMasks(DrawnMasks):
 
 
 class UnboundedMasks(WrittenMasks):
-    """The same, of a schema whose strings may be of any length: at the end of one that has a `maxLength` the library
-    walks most of the vocabulary."""
+    """Masks of the same texts, by a schema whose strings may be of any length.
+
+    At the end of a string with a `maxLength` the library walks most of the vocabulary.
+    """
 
     schema: ClassVar[dict[str, Any]] = json.loads(json.dumps(SCHEMA).replace(', "maxLength": 40', ""))
 

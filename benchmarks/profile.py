@@ -133,8 +133,10 @@ def rows_of(events: Iterable[tuple[str, float]]) -> list[Row]:
 
 
 def short_name(name: str) -> str:
-    """`void at::native::elementwise_kernel<128, ...>(int, ...)` → `elementwise_kernel`, with the functor where one
-    tells more."""
+    """Return `elementwise_kernel` for `void at::native::elementwise_kernel<128, ...>(int, ...)`.
+
+    The functor is added if one says more.
+    """
     functor = re.search(r"(\w*Functor\w*|\w+_kernel_cuda|\w+Ops?|cutlass_\w+)\b", name.partition("<")[2])
     plain = re.sub(r"<.*", "", name.removeprefix("void ")).partition("(")[0].rpartition("::")[2].strip() or name
     return f"{plain} {functor.group(1)}" if functor and functor.group(1) != plain else plain

@@ -1,2 +1,1 @@
-"""One benchmark for each kernel: time, and the share of the memory bandwidth (or of the matrix units) that it
-reaches."""
+"""One benchmark for each kernel: time, and the part of the memory bandwidth or of the matrix units that it reaches."""

@@ -1,5 +1,7 @@
-"""python -m benchmarks.kernels [--device cuda] [--kernels auto] [--save NAME] [NAME ...]: the tables of all kernels, or
-of those named."""
+"""The tables of all kernels, or of those named.
+
+python -m benchmarks.kernels [--device cuda] [--kernels auto] [--save NAME] [NAME ...]
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Times tiles where they are used: decode layers of the swept shapes with one product after another multiplied by each
-of the tiles that the model of cost finds best, and by the library; the other products as they are chosen.
+"""Times of tiles where they are used: in decode layers of the swept shapes.
+
+One product after another is multiplied by each of the tiles that the cost model finds best, and by the library; the
+other products as they are chosen.
 
     python -m benchmarks.kernels.chain_sweep --out FILE.jsonl [--rows 32]      # on a GPU
 

@@ -1,5 +1,7 @@
-"""Attention of one query a row as decode steps run it: behind a small dependent kernel, at many rows, lengths equal and
-mixed; and few rows of long contexts."""
+"""Attention of one query a row as decode steps run it, after a small dependent kernel.
+
+At many rows, lengths equal and mixed; and few rows of long contexts.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The four products of a layer and the head that draws, per bucket of rows: as they are chosen, beside the matrix
-library with the kernels that it needs, and the floor."""
+"""The four products of a layer and the head that samples, per bucket of rows.
+
+As they are chosen, beside the matrix library with the kernels that it needs, and the floor.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Decode layers of public shapes as one CUDA graph at a context of 272: as fused with the tiles that are chosen, fused
-with the matrix library for every product, and not fused.
+"""Decode layers of public shapes as one CUDA graph at a context of 272.
+
+Fused with the tiles that are chosen, fused with the matrix library for every product, and not fused.
 
     python -m benchmarks.kernels.layer_chains [--shape 3b qwen3-8b] [--rows 1,8,64] [--save NAME]
 

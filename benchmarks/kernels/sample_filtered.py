@@ -1,5 +1,6 @@
-"""Sampling from what filters keep, from logits to ids, by the kernels and, once, by sorting; the floor is reading the
-logits once.
+"""Sampling from what filters keep, from logits to ids, by the kernels and, once, by sorting.
+
+The floor is reading the logits once.
 
 Logits are normal; deviations are of logits / temperature. A nucleus is what top_p leaves of a row on average.
 """

@@ -43,14 +43,14 @@ def fail_once(owner: object, name: str, *, is_applied: bool = False) -> None:
 
 #: What of a step fails, and whether its work is done then.
 POINTS = [
-    ("_table", "apply", False),
-    ("_table", "_remember", True),
-    ("_table", "_numbers", False),
-    ("_table", "_grow", False),
-    ("_table", "apply", True),
-    ("_cache", "copy", False),
-    ("", "_launch_body", False),
-    ("", "_launch_body", True),
+    ("table", "apply", False),
+    ("table", "_remember", True),
+    ("table", "_numbers", False),
+    ("table", "_grow", False),
+    ("table", "apply", True),
+    ("cache", "copy", False),
+    ("", "launch_body", False),
+    ("", "launch_body", True),
 ]
 
 
@@ -122,7 +122,7 @@ def test_a_device_that_a_kernel_of_another_library_found_lost_is_no_fault_of_row
         raise torch.AcceleratorError("CUDA error: device-side assert triggered")
 
     runner: ModelRunner = served().assembled.runner  # type: ignore[assignment]
-    fail_once(runner, "_launch_body")
+    fail_once(runner, "launch_body")
     monkeypatch.setattr(model_runner, "wait_for", lost)
     with pytest.raises(torch.AcceleratorError):
         runner.submit(Batch(1, (1,), (3,), (1,), admissions=(admitted(1, (1, 5, 9), (1, 2)),)))
