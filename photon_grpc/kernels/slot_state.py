@@ -90,9 +90,9 @@ def advance_reference(
     An invalid id is kept as 0, since an id must be valid for a look-up. A row that does not yield keeps its ids.
     """
     token_ids, num_computed, _ = state
-    behind = num_computed[slots] + counts
-    token_ids[slots, behind] = torch.where(yields > 0, ids.clamp(min=0).int(), token_ids[slots, behind])
-    num_computed[slots] = behind
+    end = num_computed[slots] + counts
+    token_ids[slots, end] = torch.where(yields > 0, ids.clamp(min=0).int(), token_ids[slots, end])
+    num_computed[slots] = end
     num_computed[:1].zero_()
 
 
@@ -115,7 +115,7 @@ def decode_inputs_kernel(
     tl.store(position + row, at)
     tl.store(slot_mapping + place + group * (num_rows % 2), block * BLOCK_SIZE + at % BLOCK_SIZE)
     tl.store(context_len + row, (at + 1).to(tl.int32))
-    # Nothing reads pages behind the last one.
+    # Nothing reads pages after the last one.
     for start in range(0, at // BLOCK_SIZE + 1, BLOCK):
         column = start + tl.arange(0, BLOCK)
         inside = column < num_columns
@@ -180,10 +180,10 @@ def advance_kernel(slots, counts, yields, ids, token_ids, num_computed, token_st
     slot = tl.load(slots + row)
     if slot == 0:
         return
-    behind = tl.load(num_computed + slot) + tl.load(counts + row)
+    end = tl.load(num_computed + slot) + tl.load(counts + row)
     if tl.load(yields + row) > 0:
-        tl.store(token_ids + slot * token_stride + behind, tl.maximum(tl.load(ids + row), 0).to(tl.int32))
-    tl.store(num_computed + slot, behind)
+        tl.store(token_ids + slot * token_stride + end, tl.maximum(tl.load(ids + row), 0).to(tl.int32))
+    tl.store(num_computed + slot, end)
 
 
 def decode_inputs(slots: torch.Tensor, context_len: torch.Tensor, state: SlotState, block_size: int) -> Inputs:

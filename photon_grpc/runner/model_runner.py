@@ -203,10 +203,10 @@ def _to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _output(
-    batch: Batch, ids: torch.Tensor, wanted: list[int] | None, records: StepRecords, duration_s: float
+    batch: Batch, ids: torch.Tensor, yielding: list[int] | None, records: StepRecords, duration_s: float
 ) -> StepOutput:
     of_all_rows = ids.tolist()
-    numbers = tuple(of_all_rows) if wanted is None else tuple([of_all_rows[row] for row in wanted])
+    numbers = tuple(of_all_rows) if yielding is None else tuple([of_all_rows[row] for row in yielding])
     faults: dict[int, Fault] = {}
     if numbers and min(numbers) < 0:
         rows = [row for row, yields in enumerate(batch.yields) if yields]

@@ -123,7 +123,7 @@ class RunnerStart:
         return max(len(plan.groups), min(wanted, CPU_POOL_BYTES // plan.block_bytes))
 
     def _blocks_on_cuda(self, decoder: Decoder) -> int:
-        """Blocks in the rest of --gpu-memory-utilization behind weights and the largest step, measured by running one.
+        """Blocks in the rest of --gpu-memory-utilization after weights and the largest step, measured by running one.
 
         Raise ConfigError when nothing is left.
         """

@@ -1,1 +1,1 @@
-"""Attention over a paged KV cache, and what fills the pages."""
+"""Attention over a paged KV cache, and the writing of its pages."""

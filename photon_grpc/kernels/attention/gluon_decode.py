@@ -196,8 +196,8 @@ def decode_attention_kernel(
     if query_start is not None:
         query_row = gl.load(query_start + row)
         context = gl.where(gl.load(query_start + row + 1) - query_row == 1, context, 0)
-    wanted = gl.maximum(gl.minimum((context + MIN_SPLIT - 1) // MIN_SPLIT, SPLITS), 1)
-    length = (context + wanted * GRAIN - 1) // (wanted * GRAIN) * GRAIN
+    most_splits = gl.maximum(gl.minimum((context + MIN_SPLIT - 1) // MIN_SPLIT, SPLITS), 1)
+    length = (context + most_splits * GRAIN - 1) // (most_splits * GRAIN) * GRAIN
     num_splits = (context + length - 1) // gl.maximum(length, 1)
     begin = split * length
     stop = gl.minimum(begin + length, context)
@@ -221,8 +221,8 @@ def decode_attention_kernel(
             gdc_wait()
         gdc_launch_dependents()
     if split < num_splits:
-        its_query = q + (query_row.to(gl.int64) * q_stride + kv_head * (GROUP * HEAD_DIM))
-        query = load_query(its_query, context > 0, SHAPE, TILE, right)
+        group_query = q + (query_row.to(gl.int64) * q_stride + kv_head * (GROUP * HEAD_DIM))
+        query = load_query(group_query, context > 0, SHAPE, TILE, right)
         for s in range(num_early, NS):
             key = begin + s * STEP
             if s < num_steps:

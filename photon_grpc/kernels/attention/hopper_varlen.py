@@ -39,7 +39,7 @@ from photon_grpc.kernels.lang.jit import once
 
 #: Pairs of one consumer: the rows of one wgmma.
 CONSUMER_PAIRS = 64
-#: Rows of the cache that the bulk copy engine can number; one behind them means zeros.
+#: Rows of the cache that the bulk copy engine can number; one past them reads as zeros.
 MAX_CACHE_ROWS = 0x7FFFFF00
 # head_dim -> fewest queries a row, on average: a program takes a multiprocessor, which short prompts and decode rows do
 # not repay.
@@ -47,7 +47,7 @@ MAX_CACHE_ROWS = 0x7FFFFF00
 # x 2,048 406 / 266.
 MIN_QUERIES_PER_ROW = {64: 1024, 128: 256}
 # head_dim -> (keys a tile, tiles under way, whether scores are computed a tile ahead).
-# Sweep on an H200, 4 x 2,048 and 1 x 2,048 tokens, 512 behind 3,584, and eight prompts of 64 to 1,000.
+# Sweep on an H200, 4 x 2,048 and 1 x 2,048 tokens, 512 after 3,584, and eight prompts of 64 to 1,000.
 TILES = {64: (128, 3, False), 128: (64, 3, True)}
 # (head_dim, consumers) -> registers of a consumer's and of the producer's threads, together all of a multiprocessor's.
 # The producer clears the tail of a tile of values, which takes more of them where a value is wider.
@@ -93,7 +93,7 @@ def fetch(
     for box in gl.static_range(BN // BOX):
         key = start + box * BOX
         page = gl.load(table + key // BLOCK_SIZE, mask=key < context, other=0)
-        # A row behind the last one of the cache reads as zeros.
+        # A row after the last one of the cache reads as zeros.
         at = gl.where(key < context, page * page_rows + head_row + key % BLOCK_SIZE, 0x7FFFFF00)
         tma.async_copy_global_to_shared(cache, [at, 0], ready, tiles.index(stage).slice(box * BOX, BOX))
 
@@ -261,12 +261,12 @@ def consume(queries, ring, tile, GROUP_OF_WARPS: gl.constexpr, SHAPE: gl.constex
     inside = (token < count)[:, None] & (column >= 0)[None, :]
     query = (first_query + token).to(gl.int64)
     within = (kv_head * GROUP + pair % GROUP)[:, None] * D + column[None, :]
-    mine = qs.index(GROUP_OF_WARPS)
-    mine.store(gl.load(q + query[:, None] * q_stride + within, mask=inside, other=0.0))
+    own_queries = qs.index(GROUP_OF_WARPS)
+    own_queries.store(gl.load(q + query[:, None] * q_stride + within, mask=inside, other=0.0))
     fence_async_shared()
     member = GROUP_OF_WARPS * PAIRS + gl.arange(0, PAIRS, layout=gl.SliceLayout(1, score_mma))
     acc, total = attend_all(
-        mine, ring, scale, before + first + member // GROUP, full, steps,
+        own_queries, ring, scale, before + first + member // GROUP, full, steps,
         BN, TILE.NS, TILE.AHEAD, out_mma, score_mma,
     )  # fmt: skip
     answer = acc / gl.convert_layout(total, gl.SliceLayout(1, out_mma))[:, None]

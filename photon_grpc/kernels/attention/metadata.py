@@ -21,7 +21,7 @@ class AttentionMetadata:
     context_len: int32 [B], keys of the row, those of its own queries included; query j of `count` sits at position
         context_len - count + j and sees the keys up to there.
     block_tables: int32 [B, max_blocks], the pages of each row in order; entries after its context are not read, nor
-        entries whose page lies wholly behind the window of its oldest query. A padding row has block 0 and context 1;
+        entries whose page lies wholly before the window of its oldest query. A padding row has block 0 and context 1;
         its output has no meaning.
     scale: factor of q · k, as a rule 1 / sqrt(D).
     max_query_len, max_context_len: upper bounds known to the host, so that nothing waits for the device. With

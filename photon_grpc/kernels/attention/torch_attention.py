@@ -1,10 +1,10 @@
-"""Attention over a paged KV cache in torch: the reference of every kernel, and what runs on a CPU.
+"""Attention over a paged KV cache in torch: the reference of every kernel, and the implementation for a CPU.
 
     out[t] = softmax(scale · q[t] · K[first : p + 1]ᵀ) · V[first : p + 1],  p the position of token t in its row,
     first = 0, or max(0, p - window + 1) where there is a window
 
 Grouped queries: query head h reads key head h // (Hq / Hkv). Pages are gathered row by row, those of short decode rows
-together; pages wholly behind the window are not read.
+together; pages wholly before the window are not read.
 
 Shapes: q [T, Hq, D] (tokens may be strided), pages [num_blocks, layers, 2, Hkv, block_size, D], AttentionMetadata of
 the rows -> out [T, Hq, D], undefined for tokens that belong to no row.

@@ -62,11 +62,11 @@ def decode_kernel(
     if tl.load(query_start + row + 1) - query != 1:
         return
     context = tl.load(context_len + row)
-    behind = 0
+    first_key = 0
     if WINDOW:
-        behind = tl.maximum(context - WINDOW, 0) // BLOCK_N * BLOCK_N
-    length = tl.cdiv(tl.cdiv(context - behind, BLOCK_N), SPLITS) * BLOCK_N
-    begin = behind + split * length
+        first_key = tl.maximum(context - WINDOW, 0) // BLOCK_N * BLOCK_N
+    length = tl.cdiv(tl.cdiv(context - first_key, BLOCK_N), SPLITS) * BLOCK_N
+    begin = first_key + split * length
     stop = tl.minimum(begin + length, context)
 
     member = tl.arange(0, BLOCK_M)

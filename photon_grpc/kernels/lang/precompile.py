@@ -101,9 +101,9 @@ def at_first_compilation(callback: Callable[[], None]) -> Iterator[None]:
         return
     before = compilation.listener
 
-    def listener(*, cache_hit: bool = True, **told: Any) -> None:
+    def listener(*, cache_hit: bool = True, **event: Any) -> None:
         if before is not None:
-            before(cache_hit=cache_hit, **told)
+            before(cache_hit=cache_hit, **event)
         # Nothing that a capture forbids is done within one.
         if not cache_hit and not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
             compilation.listener = before
@@ -161,8 +161,8 @@ class _Zeroed(TorchFunctionMode):
     _MAKERS = frozenset({torch.empty, torch.empty_like, torch.Tensor.new_empty})
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = function(*args, **(kwargs or {}))
-        return made.zero_() if function in self._MAKERS else made
+        result = function(*args, **(kwargs or {}))
+        return result.zero_() if function in self._MAKERS else result
 
 
 # -- compiling it in forks ---------------------------------------------------------------------------------------------
@@ -245,10 +245,10 @@ def _count(done_reader: FileIO, total: int, progress: OnProgress, silence_s: flo
     poll = select.poll()
     poll.register(done_reader, select.POLLIN)
     while poll.poll(silence_s * 1000):
-        told = done_reader.read(4096)
-        if not told:
+        marks = done_reader.read(4096)
+        if not marks:
             break
-        done, well = done + len(told), well + told.count(b"+")
+        done, well = done + len(marks), well + marks.count(b"+")
         progress(done, total)
     return well
 

@@ -122,7 +122,7 @@ def tile_us(tile: Tile, product: Product, device: Device = H200, constants: Tile
     )
 
     def us(active: int) -> float:
-        """Of so many programs side by side."""
+        """Return the microseconds of this many programs side by side."""
         # Of all that is done, the part of the multiprocessor that has most of it.
         most = ceil(active / device.num_multiprocessors) / active
         # Microseconds a byte of W, if nothing but this were waited for.
@@ -149,7 +149,7 @@ def tile_us(tile: Tile, product: Product, device: Device = H200, constants: Tile
 
 
 def resident(tile: Tile, product: Product, device: Device) -> int:
-    """Programs of a multiprocessor at a time: what its shared memory and its registers hold."""
+    """Return the programs that fit into a multiprocessor's shared memory and registers at a time."""
     rows, has_norm = product.rows, product.end not in ("add", "head")
     if tile.kind == "gemv":
         registers = 48 + 3 * tile.BN * rows // 32
@@ -167,9 +167,9 @@ def library_us(product: Product, constants: LibraryConstants = LIBRARY) -> float
         min(c.column * k, c.shared + c.shared_column * k),
         2 * n * k * rows / c.matrix,
     )
-    behind = {"rotary": c.rotate, "normed": c.rotate, "swiglu": c.swiglu, "head": c.head}.get(end)
+    second = {"rotary": c.rotate, "normed": c.rotate, "swiglu": c.swiglu, "head": c.head}.get(end)
     total = c.start + sum(cost**c.power for cost in costs) ** (1 / c.power)
-    return total if behind is None else total + behind[0] + 2 * n * rows / behind[1]
+    return total if second is None else total + second[0] + 2 * n * rows / second[1]
 
 
 _SIXTEEN = tuple((16, *rest) for rest in ((64, 4, 8), (64, 4, 6), (64, 4, 4), (64, 8, 4), (64, 2, 8), (64, 2, 4)))
@@ -223,8 +223,8 @@ def _is_fused(tile: Tile, product: Product) -> bool:
 @cache
 def _menu(rows: int, has_wgmma: bool, may_share: bool) -> tuple[Tile, ...]:
     gemv = [Tile("gemv", *sizes) for sizes in GEMV.get(rows, ())]
-    shares = range(1, MAX_SPLITS + 1 if may_share else 2)
-    wgmma = [Tile("wgmma", *sizes, splits) for sizes in WGMMA.get(rows, ()) for splits in shares]
+    split_counts = range(1, MAX_SPLITS + 1 if may_share else 2)
+    wgmma = [Tile("wgmma", *sizes, splits) for sizes in WGMMA.get(rows, ()) for splits in split_counts]
     return (*gemv, *wgmma) if has_wgmma else tuple(gemv)
 
 

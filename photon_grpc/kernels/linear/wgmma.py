@@ -40,10 +40,10 @@ def merge_splits(tile, squares, partials, NORM: gl.constexpr, P: gl.constexpr, T
     token = gl.arange(0, BM, layout=gl.SliceLayout(0, apart))
     within = token[None, :] * BN + row[:, None]
     of_tile = partial + program * (SPLITS * SIZE)
-    mine = of_tile + gl.program_id(1) * SIZE
-    gl.store(mine + within, tile)
+    own = of_tile + gl.program_id(1) * SIZE
+    gl.store(own + within, tile)
     if NORM:
-        gl.store(mine + BN * BM + token, squares)
+        gl.store(own + BN * BM + token, squares)
     gl.thread_barrier()
     arrived = gl.atomic_add(counters + program, 1, sem="acq_rel")
     is_last = arrived == SPLITS - 1

@@ -66,17 +66,17 @@ def reference(logits: torch.Tensor, ids: torch.Tensor, metadata: LogprobMetadata
     records = np.zeros((len(rows), MAX_RECORDS, 3), dtype=np.int32)
     for row in (num_best[slots] >= 0).nonzero()[0]:
         slot = slots[row]
-        asked = np.concatenate([chosen[row : row + 1].clip(min=0), given[slot, : num_given[slot]]])
-        found = _row_records(rows[row], asked, num_best[slot])
+        requested = np.concatenate([chosen[row : row + 1].clip(min=0), given[slot, : num_given[slot]]])
+        found = _row_records(rows[row], requested, num_best[slot])
         records[row, : len(found)] = found
     return torch.from_numpy(records).to(logits.device)
 
 
-def _row_records(logits: npt.NDArray[np.float32], asked: npt.NDArray[Any], num_best: int) -> npt.NDArray[np.int32]:
-    """Return int32 [1 + N + G, 3]; `asked` has the sampled and the given ids."""
+def _row_records(logits: npt.NDArray[np.float32], requested: npt.NDArray[Any], num_best: int) -> npt.NDArray[np.int32]:
+    """Return int32 [1 + N + G, 3]; `requested` has the sampled and the given ids."""
     best = _best(logits, num_best)
-    ids = np.concatenate([asked[:1], best, asked[1:]])
-    ranks = [1 + np.count_nonzero(logits > own) for own in logits[asked]]
+    ids = np.concatenate([requested[:1], best, requested[1:]])
+    ranks = [1 + np.count_nonzero(logits > own) for own in logits[requested]]
     best_ranks = 1 + np.searchsorted(-logits[best], -logits[best])
     # A row that has failed may hold no number.
     with np.errstate(invalid="ignore"):
@@ -103,12 +103,12 @@ def take_best(numbers, ids):
     """Return the largest of the ordinals, its lowest id, and the ordinals without it."""
     best = tl.max(numbers, axis=0)
     best_id = tl.min(tl.where(numbers == best, ids, 2147483647), axis=0)
-    # 0 is no float's ordinal.
+    # 0 is not the ordinal of any float.
     return best, best_id, tl.where(ids == best_id, 0, numbers)
 
 
 @jit
-def asked_id(ids, metadata, row, slot, number, MAX_GIVEN: tl.constexpr):
+def requested_id(ids, metadata, row, slot, number, MAX_GIVEN: tl.constexpr):
     """Return the id of this number: 0 is the sampled id, below 0 if the row has failed; the given ones follow."""
     chosen = tl.load(ids + row, mask=number == 0, other=0)
     given = tl.load(metadata.given + slot * MAX_GIVEN + number - 1, mask=number > 0, other=0)
@@ -144,7 +144,7 @@ def logprob_merge_kernel(metadata, tiles, num_tiles, TILES_PAD: tl.constexpr):
         least = tl.full([], 0, tl.uint32)
         for _ in range(num_best):
             least, _tile, numbers = take_best(numbers, tile)
-        # Above what stands for nothing, where there are fewer tiles than that.
+        # Above the ordinal for no element, if there are fewer tiles than that.
         tl.store(tiles.least + row, tl.maximum(least, 1).to(tl.int32, bitcast=True))
 
 
@@ -163,7 +163,7 @@ def logprob_best_kernel(
         value = tl.load(logits + row * stride + column, mask=inside, other=-float("inf"))
         above = tiles.above + row * (1 + MAX_GIVEN) * num_tiles + tile
         for number in range(1 + tl.load(metadata.num_given + slot)):
-            own = tl.load(logits + row * stride + asked_id(ids, metadata, row, slot, number, MAX_GIVEN))
+            own = tl.load(logits + row * stride + requested_id(ids, metadata, row, slot, number, MAX_GIVEN))
             tl.store(above + number * num_tiles, tl.sum((value > own).to(tl.int32), axis=0))
         numbers = tl.where(inside, ordinal(value), 0)
         least = tl.load(tiles.least + row).to(tl.uint32, bitcast=True)
@@ -198,11 +198,11 @@ def logprob_record_kernel(
         out = records + row * (1 + MAX_BEST + MAX_GIVEN) * 3
         tile = tl.arange(0, TILES_PAD)
         for number in range(1 + tl.load(metadata.num_given + slot).to(tl.int32)):
-            asked = asked_id(ids, metadata, row, slot, number, MAX_GIVEN)
+            requested = requested_id(ids, metadata, row, slot, number, MAX_GIVEN)
             above = tiles.above + (row * (1 + MAX_GIVEN) + number) * num_tiles + tile
             rank = 1 + tl.sum(tl.load(above, mask=tile < num_tiles, other=0), axis=0)
             place = tl.where(number == 0, 0, num_best + number)
-            store_record(out + place * 3, asked, tl.load(logits + row * stride + asked) - log_sum, rank)
+            store_record(out + place * 3, requested, tl.load(logits + row * stride + requested) - log_sum, rank)
         entry = tl.arange(0, TILES_PAD * BEST_PAD)
         tile, number = entry // BEST_PAD, entry % BEST_PAD
         num_found = tl.load(tiles.num_found + row * num_tiles + tile, mask=tile < num_tiles, other=0)

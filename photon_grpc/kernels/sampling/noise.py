@@ -93,7 +93,7 @@ def philox4x32(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[An
     """Return four words from a counter and a key, all 32-bit words in 64-bit integers, of shapes that broadcast.
 
     Takes NumPy uint64 arrays or torch int64 tensors alike: a product wraps to the same 64 bits signed or unsigned, and
-    the mask behind every shift drops the sign bits that a signed shift brings in.
+    the mask after every shift drops the sign bits that a signed shift brings in.
     """
     for _ in range(10):
         product_a, product_b = c0 * MULTIPLIER_A, c2 * MULTIPLIER_B

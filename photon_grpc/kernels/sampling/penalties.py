@@ -88,9 +88,9 @@ def add_biases(logits, column, slot, penalties, num_columns):
         first, last = tl.min(column, axis=0), tl.max(column, axis=0)
         at = tl.arange(0, BIASES)
         token = tl.load(penalties.bias_ids + slot * BIASES + at, mask=at < number, other=-1)
-        mine = (token >= first) & (token <= last) & (token < num_columns)
-        bias = tl.load(penalties.biases + slot * BIASES + at, mask=mine, other=0.0)
-        tl.store(logits + token, tl.load(logits + token, mask=mine, other=0.0) + bias, mask=mine)
+        has_bias = (token >= first) & (token <= last) & (token < num_columns)
+        bias = tl.load(penalties.biases + slot * BIASES + at, mask=has_bias, other=0.0)
+        tl.store(logits + token, tl.load(logits + token, mask=has_bias, other=0.0) + bias, mask=has_bias)
         # One thread reads what another has written.
         tl.debug_barrier()
 

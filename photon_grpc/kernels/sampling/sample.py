@@ -100,7 +100,7 @@ def sample_kernel(
         if tile == 0:
             tl.store(best_of.is_constrained + row, constrained)
     temperature = tl.load(metadata.temperature + slot)
-    # The id means nothing where the highest is infinite, so NaN need not be told from it.
+    # The id has no meaning where the highest is infinite, so NaN needs no distinction.
     top, number = tl.max(tl.where(logit != logit, float("inf"), logit), axis=0, return_indices=True)
     best = top
     if temperature > 0.0:

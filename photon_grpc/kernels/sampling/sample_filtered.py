@@ -28,7 +28,7 @@ def reference(
     filters: Filters | None,
     is_constrained: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Sample in torch; without `filters` no slot filters. On a CPU noise is made for kept ids only."""
+    """Sample in torch; without `filters` no slot filters. On a CPU noise is gumbels for kept ids only."""
     best, greedy = logits.max(-1)
     slots = metadata.slots
     temperature = metadata.temperature[slots]
@@ -46,8 +46,8 @@ def reference(
 
 def sample_all(scaled: torch.Tensor, smallest: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
     """Return int64 [R]: of the scaled logits not below `smallest`, the winner with its noise; noise for all."""
-    made = noise.reference(*_noise_keys(metadata), scaled.shape[1])
-    return made.add_(scaled).masked_fill_(scaled < smallest[:, None], -torch.inf).argmax(-1)
+    gumbels = noise.reference(*_noise_keys(metadata), scaled.shape[1])
+    return gumbels.add_(scaled).masked_fill_(scaled < smallest[:, None], -torch.inf).argmax(-1)
 
 
 def sample_each(scaled: torch.Tensor, smallest: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
@@ -55,8 +55,8 @@ def sample_each(scaled: torch.Tensor, smallest: torch.Tensor, metadata: Sampling
     keys, sampled = _noise_keys(metadata), []
     for row in range(scaled.shape[0]):
         kept = (scaled[row] >= smallest[row]).nonzero().view(1, -1)
-        made = noise.reference(*(key[row : row + 1] for key in keys), kept)
-        sampled.append(kept[0, (made[0] + scaled[row, kept[0]]).argmax()] if kept.numel() else kept.new_zeros(()))
+        gumbels = noise.reference(*(key[row : row + 1] for key in keys), kept)
+        sampled.append(kept[0, (gumbels[0] + scaled[row, kept[0]]).argmax()] if kept.numel() else kept.new_zeros(()))
     return torch.stack(sampled)
 
 

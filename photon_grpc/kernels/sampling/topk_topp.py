@@ -11,7 +11,7 @@ scaled logits are equal are kept or dropped together.
 Nothing is sorted. Two passes over the rows list the few elements among which v_k or v is (`histogram.py`); then one
 program a row halves the interval of floats, in the order of their numbers, until one is left. Sums are of float32, in
 an order that depends on the row and the number of columns alone: where Σ exp(s) meets top_p but for their rounding, the
-threshold may be the element before or behind, and is the same in any batch.
+threshold may be the element before or after, and is the same in any batch.
 
 Shapes: logits float32 [R, V], SamplingMetadata of the R rows, Filters of every slot -> Search, whose thresholds and
 best are float32 [R]. Bytes moved: those of the lists, once to six times. Scratch: 8 · V bytes a row.
