@@ -5,7 +5,7 @@
     python -m benchmarks.golden --compare before.json after.json
 
 Random weights, random pages. For every bucket of rows and of tokens, each sampling level, as graphs and eagerly: the
-ids drawn, and the keys and values that the step wrote in every layer. For every bucket of rows also the head's logits
+ids sampled, and the keys and values that the step wrote in every layer. For every bucket of rows also the head's logits
 of fixed hidden states.
 """
 

@@ -50,7 +50,7 @@ class _Landed:
 
 
 class NullRunner:
-    """Draws the same id for every row, at once."""
+    """A runner that samples the same id for every row, at once."""
 
     kv = PLAN
 

@@ -30,7 +30,7 @@ from photon_grpc.models.fused import fuse
 READ_BYTES_PER_SECOND = 4.5e12
 CONTEXT, BLOCK_SIZE, MAX_LEN = 272, 64, 4096
 COLUMNS = (
-    "plain ms", "its layers ms", "fused ms", "fused layers ms", "floor ms", "drawn in one graph ms", "body and tail ms",
+    "plain ms", "its layers ms", "fused ms", "fused layers ms", "floor ms", "sampled in graph ms", "body and tail ms",
 )  # fmt: skip
 
 

@@ -92,10 +92,7 @@ def add_rms_norm_kernel(
 
 
 def config(size: int) -> dict[str, Any]:
-    """Return the compile-time arguments for rows of `size` elements.
-
-    A program has about 1,024 elements, more only for one long row.
-    """
+    """Return the compile-time arguments for rows of `size`: about 1,024 elements a program, or one long row."""
     size_pad = next_power_of_2(size)
     return {
         "SIZE": size,

@@ -23,10 +23,7 @@ from photon_grpc.kernels.lang.jit import jit, launches, next_power_of_2, tl
 
 
 class SlotState(NamedTuple):
-    """The part of the slot table that a step reads and changes.
-
-    token_ids int32 [S, L], num_computed int64 [S], block_table int32 [S, G, M].
-    """
+    """Slot state of a step: token_ids int32 [S, L], num_computed int64 [S], block_table int32 [S, G, M]."""
 
     token_ids: torch.Tensor
     num_computed: torch.Tensor
@@ -85,10 +82,7 @@ def mixed_inputs_reference(
 def advance_reference(
     slots: torch.Tensor, counts: torch.Tensor, yields: torch.Tensor, ids: torch.Tensor, state: SlotState
 ) -> None:
-    """Advance in torch.
-
-    An invalid id is kept as 0, since an id must be valid for a look-up. A row that does not yield keeps its ids.
-    """
+    """Advance in torch; an invalid id becomes 0, which can be looked up, and rows that do not yield keep theirs."""
     token_ids, num_computed, _ = state
     end = num_computed[slots] + counts
     token_ids[slots, end] = torch.where(yields > 0, ids.clamp(min=0).int(), token_ids[slots, end])
@@ -128,10 +122,7 @@ def mixed_inputs_kernel(
     slots, counts, state, inputs, context_len, token_stride, table_stride, num_columns, num_rows, num_tokens,
     ROWS_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Fill the inputs of one row and group per program; every group stores what all groups share.
-
-    One more program a group fills the tokens after the last row.
-    """
+    """Fill the inputs of one row and group per program, and in one more a group those after the last row."""
     token_ids, num_computed, block_table = state
     token, position, slot_mapping, tables, query_start, last = inputs
     row, group = tl.program_id(0), tl.program_id(1)
@@ -229,10 +220,7 @@ def mixed_inputs(
 
 
 def _places(num_groups: int, num_tokens: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return memory for position and slot_mapping.
-
-    Each group's row begins at a multiple of 16 bytes: a kernel is compiled anew for other pointers.
-    """
+    """Return memory for position and slot_mapping; groups begin at 16 bytes, which kernels are compiled for."""
     places = torch.empty((1 + num_groups, num_tokens + num_tokens % 2), dtype=torch.int64, device=device)
     return places[0, :num_tokens], places[1:, :num_tokens]
 

@@ -32,10 +32,7 @@ class Buckets:
         self.mixed = mixed_buckets(max_num_seqs)
 
     def shape(self, batch: Batch) -> StepShape | None:
-        """Return the smallest shape that holds the batch; None if there is none.
-
-        There is none if the batch scores prompts: that needs hidden states that a graph does not keep.
-        """
+        """Return the smallest shape for the batch; None if there is none, or if it scores prompts (all hidden states)."""
         if batch.scored:
             return None
         num_rows, num_tokens = len(batch.slots), sum(batch.counts)

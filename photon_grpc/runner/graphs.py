@@ -109,10 +109,7 @@ class GraphLaunch:
         return self._captured(lambda: self._step.body(rows, shape, bounds, out).last, shape)
 
     def _tail(self, num_rows: int, level: SamplingLevel, body: Replay[torch.Tensor]) -> Callable[[], SampledTokens]:
-        """Return the tail of all bodies of `num_rows` rows, which end in the same buffer, that of `body`.
-
-        It is launched kernel by kernel if it could not be captured.
-        """
+        """Return the tail of all bodies of `num_rows` rows, over the buffer of `body`; eager if it was not captured."""
         key = num_rows, level
         if key not in self._tails:
             _, states = body
@@ -182,8 +179,5 @@ class CudaCapture:
 
 @cache
 def _capture_stream(device: int) -> torch.cuda.Stream:
-    """Return one stream for all captures of a process.
-
-    The matrix library keeps 32 MiB for every stream that it has multiplied on, and never frees them.
-    """
+    """Return one stream for all captures: the matrix library keeps 32 MiB for each that it multiplied on."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -14,10 +14,7 @@ Numbers = Sequence[int] | Sequence[float] | Sequence[Sequence[int | float]]
 
 
 def to_device(values: Numbers, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Copy numbers of the host, nested as deep as there are dimensions.
-
-    On CUDA they travel from pinned memory, in order with other launches.
-    """
+    """Copy (nested) numbers of the host; on CUDA from pinned memory, in order with other launches."""
     return tensor_to_device(torch.tensor(values, dtype=dtype), device)
 
 

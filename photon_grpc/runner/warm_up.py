@@ -59,10 +59,7 @@ def warm_up_mixed(runner: ModelRunner, sizes: Sizes) -> None:
 
 
 def largest_step(decoder: Decoder, plan: KVPlan, sizes: Sizes) -> None:
-    """Compute the step with the most tokens and rows, with filters and log-probabilities, on one block.
-
-    Raise as `compute`.
-    """
+    """Compute the step with most tokens and rows, with filters and logprobs, on one block. Raise as `compute`."""
     num_tokens = sizes.max_num_batched_tokens
     length = min(decoder.max_model_len - 1, max(1, num_tokens // max(1, min(sizes.max_num_seqs, num_tokens))))
     num_rows = max(1, min(sizes.max_num_seqs, num_tokens // length))
@@ -74,10 +71,7 @@ def largest_step(decoder: Decoder, plan: KVPlan, sizes: Sizes) -> None:
 
 
 def compute(runner: ModelRunner, batch: Batch) -> float:
-    """Compute a batch and return its seconds.
-
-    Raise ConfigError if it cannot be computed, NumericFailure if its result is not finite.
-    """
+    """Return a batch's seconds. Raise ConfigError if it fails, NumericFailure if its results are not finite."""
     output = runner.submit(batch).result()
     for fault in output.faults.values():
         step = f"a step of {len(batch.slots)} sequences and {sum(batch.counts)} tokens, computed before the start,"

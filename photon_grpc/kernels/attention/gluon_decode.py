@@ -313,10 +313,7 @@ def launch(
     *,
     chain: DependentChain,
 ) -> None:
-    """Attend for rows of one query each, as a kernel of a chain of dependent launches.
-
-    The query of row b is q[b]; rows of q [M, Hq, D] and out from B on are left alone.
-    """
+    """Attend in a dependent chain for rows of one query: row b's is q[b], q [M, Hq, D] from B on is left alone."""
     num_rows, kv_heads, head_dim = meta.context_len.shape[0], pages.shape[3], pages.shape[5]
     q_heads = q.shape[1]
     num_pairs, group = num_rows * kv_heads, q_heads // kv_heads
@@ -339,10 +336,7 @@ def launch(
 def launch_rows_of_one(
     q: torch.Tensor, pages: torch.Tensor, layer: int, meta: AttentionMetadata, out: torch.Tensor
 ) -> None:
-    """Attend for the rows of one query of a mixed batch, with so many rows that none is split.
-
-    q [T, Hq, D] (tokens may be strided); the results are written to their rows of out [T, Hq, D].
-    """
+    """Fill the rows of out [T, Hq, D] that have one query, in a batch with so many rows that none is split."""
     num_rows, kv_heads, head_dim = meta.context_len.shape[0], pages.shape[3], pages.shape[5]
     group = q.shape[1] // kv_heads
     tile = choose(num_rows * kv_heads, group, head_dim, meta.max_context_len, limits_of(q.device))._replace(SPLITS=1)

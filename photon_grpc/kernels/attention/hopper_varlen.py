@@ -350,10 +350,7 @@ def varlen_tile_kernel(
 
 
 def num_consumers(num_pairs: int, kv_heads: int, multiprocessors: int) -> int:
-    """Return the groups of warps that share each tile of keys.
-
-    Three if `num_pairs` (query, head of a group) pairs have tiles for two waves, else two.
-    """
+    """Return the groups of warps per tile of keys: three if `num_pairs` pairs have tiles for two waves, else two."""
     tiles = num_pairs // (3 * CONSUMER_PAIRS) * kv_heads
     return 3 if tiles >= 2 * multiprocessors else 2
 
@@ -391,10 +388,7 @@ def launch(
 def preload(
     device: torch.device, dtype: torch.dtype, q_heads: int, kv_heads: int, block_size: int, head_dim: int
 ) -> None:
-    """Compile and load the kernel with either number of consumers, for two queries and a cache of one page.
-
-    These shapes decide the specialisation: every stride of q and of the cache is a multiple of 16.
-    """
+    """Compile and load the kernel for both numbers of consumers; strides are multiples of 16, as in every launch."""
     q, out = torch.zeros((2, 2, q_heads, head_dim), dtype=dtype, device=device)
     pages = torch.zeros((1, 1, 2, kv_heads, block_size, head_dim), dtype=dtype, device=device)
     context_len = torch.full((1,), 2, dtype=torch.int32, device=device)

@@ -35,10 +35,7 @@ def varlen_kernel(
     q, pages, out, rows, num_rows, scale, q_stride, block_stride, table_stride,
     SHAPE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Attend for BLOCK_M // GROUP queries of one row and one key head per program; skip rows of one query.
-
-    rows: query_start, context_len, block_tables.
-    """
+    """Attend for BLOCK_M // GROUP queries of a row and one key head per program; rows: see `decode_kernel`."""
     query_start, context_len, block_tables = rows
     KV_HEADS: tl.constexpr = SHAPE.KV_HEADS
     GROUP: tl.constexpr = SHAPE.GROUP

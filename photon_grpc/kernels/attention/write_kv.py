@@ -31,10 +31,7 @@ def reference(
 
 
 def rows(slot_mapping: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
-    """Return int64 [T · 2 · Hkv]: the rows of head_dim that `write_rows` fills in layer 0 for these slots.
-
-    They are the same for every layer but for an offset.
-    """
+    """Return int64 [T · 2 · Hkv]: rows of head_dim that `write_rows` fills in a layer, counted from its first."""
     _, layers, planes, kv_heads, block_size, _ = cache.shape
     block = slot_mapping // block_size
     first = block * ((layers * planes * kv_heads - 1) * block_size) + slot_mapping

@@ -64,8 +64,5 @@ def has_dependent_launch(device: torch.device) -> bool:
 
 
 def dependent_launch(device: torch.device) -> dict[str, bool]:
-    """Return the arguments of a launch that may start before the kernel before it ends.
-
-    The kernel waits if its PDL is true.
-    """
+    """Return arguments of a launch that may start before the last kernel ends; with PDL the kernel waits."""
     return {"PDL": True, "launch_pdl": True} if has_dependent_launch(device) else {"PDL": False}

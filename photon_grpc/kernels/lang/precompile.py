@@ -76,10 +76,7 @@ def _precompile(dry_run: Callable[[], None], progress: OnProgress, num_workers: 
 
 
 def hash_compiler_ahead() -> None:
-    """Have Triton hash its own files in a thread, beside what comes before the first kernel: 0.4 s.
-
-    The hash is part of the name of every compiled kernel.
-    """
+    """Have Triton hash its own files for kernels' names ahead of the first kernel, in a thread: 0.4 s."""
     triton_key = getattr(getattr(getattr(triton, "runtime", None), "cache", None), "triton_key", None)
     if triton_key is not None:
         # The result is cached; a kernel that comes earlier computes it a second time.

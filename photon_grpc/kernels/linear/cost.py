@@ -207,10 +207,7 @@ def candidates(product: Product, device: Device = H200) -> list[Tile]:
 
 
 def _gathers(tile: Tile, product: Product, device: Device) -> bool:
-    """Return whether a multiprocessor has room for more programs than its part of them.
-
-    Programs that are launched early then go where the kernel before has left room, and other multiprocessors get none.
-    """
+    """Return whether early programs may gather where the kernel before left room, leaving multiprocessors idle."""
     programs = product.n // tile.BN * tile.SPLITS
     return resident(tile, product, device) > ceil(programs / device.num_multiprocessors)
 

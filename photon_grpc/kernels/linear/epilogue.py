@@ -33,10 +33,7 @@ def row_layout(rows: int, tokens: int, warps: int) -> Any:
 
 @constexpr_function
 def tile_layout(rows: int, tokens: int, warps: int, paired: bool, slices: int = 0) -> Any:
-    """Return the layout of [rows, tokens], or of [slices, rows, tokens] with all slices in one thread.
-
-    Where paired, pairs lie as the `row_layout` of halves.
-    """
+    """Return the layout of [rows, tokens] or [slices, rows, tokens], slices in one thread; pairs as in `row_layout`."""
     if paired:
         bases = _bases(rows // 2, tokens, warps)
         registers, lanes, groups = ([[r if r < 8 else 2 * r, t] for r, t in part] for part in bases)

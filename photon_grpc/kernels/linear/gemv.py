@@ -17,10 +17,7 @@ from photon_grpc.kernels.linear.epilogue import add_bias, tile_layout, tile_rows
 
 @gluon_jit
 def _fetch(to, source, real, of_last, is_before_last):
-    """Begin the copy of a step's tile: zeros if `real` is false, and in the last step if `of_last` is.
-
-    None copies all of it.
-    """
+    """Begin the copy of a tile: zeros if `real` is false, in the last step if `of_last` is; None: copy all."""
     if of_last is None:
         async_copy.async_copy_global_to_shared(to, source, mask=real)
     elif real is None:

@@ -137,10 +137,7 @@ def store_heads(to, first, second, STRIDE: tl.constexpr, HEADS: tl.constexpr):
 def rotate_store_kernel(
     qkv, h, bias, norms, q, pages, rotation, block_stride, eps, SIZES: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
-    """Rotate and store one token per program.
-
-    `pages` points at the layer's part of block 0; norms are weights [D] or None of query and of key heads.
-    """
+    """Rotate and store one token per program; `pages` is at the layer's part of block 0, norms are weights or None."""
     Q: tl.constexpr = SIZES.Q
     K: tl.constexpr = SIZES.K
     V: tl.constexpr = SIZES.V

@@ -180,10 +180,7 @@ def lanes_8(number, weight, last: tl.constexpr, LANES: tl.constexpr):
 
 @jit
 def weigh(number, weight, LANES: tl.constexpr):
-    """Return [16], the running sum of the bins' weights.
-
-    The sums leave their threads together: one by one it took a barrier each.
-    """
+    """Return [16], the running sum of the bins' weights; leaving the threads one by one took a barrier each."""
     tile = tl.join(lanes_8(number, weight, 0, LANES), lanes_8(number, weight, 1, LANES))
     return tl.sum(tl.reshape(tile, [LANES, 16]), axis=0)
 
@@ -220,10 +217,7 @@ def load_bins(search, row):
 
 @jit
 def tally_kernel(rows, metadata, filters, search, SIZES: tl.constexpr):
-    """Store a chunk's highest logit and the running sum of its bins' weights; of a greedy row its best.
-
-    The grid is (S, R).
-    """
+    """Store a chunk's highest logit and its bins' running sum; of a greedy row its best. Grid (S, R)."""
     split, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     anchor, scale, rate = load_bins(search, row)
     logit = load_chunk(rows, split, row, SIZES)
@@ -243,10 +237,7 @@ def tally_kernel(rows, metadata, filters, search, SIZES: tl.constexpr):
 
 @jit
 def find_window(search, row, tops, best, limits, SIZES: tl.constexpr):
-    """Return the bin in which the running sum reaches the target, the sum at its beginning, and the target.
-
-    limits: p, k.
-    """
+    """Return the bin where the running sum reaches the target, the sum before it, and the target. limits: p, k."""
     p, k = limits
     rate = tl.load(search.bins + row * 3 + 2)
     entry, bins = tl.arange(0, SIZES.SPLITS * 16), tl.arange(0, 16)

@@ -87,10 +87,7 @@ def _row_records(logits: npt.NDArray[np.float32], requested: npt.NDArray[Any], n
 
 
 def _best(logits: npt.NDArray[np.float32], count: int) -> npt.NDArray[Any]:
-    """Return the ids of the largest, of equal ones the lowest first.
-
-    They are among those not below the count-th largest maximum of a tile.
-    """
+    """Return the largest ids, lowest first if equal, among those not below the count-th largest tile maximum."""
     count = min(count, len(logits))
     width = min(256, len(logits) // max(1, count))
     peaks = logits[: len(logits) // width * width].reshape(-1, width).max(axis=1)

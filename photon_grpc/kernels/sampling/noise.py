@@ -106,10 +106,7 @@ def philox4x32(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[An
 
 @jit
 def philox_word(c0, c1, c2, c3, seed):
-    """Return word 0, uint32, of the counter's words under a 64-bit seed = key (lo, hi).
-
-    The words are 32-bit integers of shapes that broadcast.
-    """
+    """Return word 0, uint32, of a counter of integers that broadcast, under a 64-bit seed = key (lo, hi)."""
     key = seed.to(tl.uint64, bitcast=True)
     low, high = (key & 0xFFFFFFFF).to(tl.uint32), (key >> 32).to(tl.uint32)
     word, _, _, _ = tl.philox_impl(c0, c1, c2, c3, low, high)
@@ -118,10 +115,7 @@ def philox_word(c0, c1, c2, c3, seed):
 
 @jit
 def gumbel(seed, position, output_index, ids):
-    """Return noise float32 for a tile of token ids.
-
-    seed is int64; seed, position and output_index are scalars or of shapes that broadcast.
-    """
+    """Return noise float32 for a tile of token ids; int64 seed, position and output_index broadcast."""
     x = philox_word(ids.to(tl.uint32), position.to(tl.uint32), output_index.to(tl.uint32), ids.to(tl.uint32) * 0, seed)
     uniform = ((x >> 9).to(tl.float32) + 0.5) * (1.0 / 8388608)
     return -tl.log(-tl.log(uniform))

@@ -79,10 +79,7 @@ def count_reference(slots: torch.Tensor, yields: torch.Tensor, ids: torch.Tensor
 
 @jit
 def add_biases(logits, column, slot, penalties, num_columns):
-    """Add biases in memory to those of the columns that have one.
-
-    `logits` points to the row, whose other columns no thread of this program touches.
-    """
+    """Add biases in memory to the columns of the row at `logits`; other programs' columns are not touched."""
     number = tl.load(penalties.num_biases + slot)
     if number > 0:
         first, last = tl.min(column, axis=0), tl.max(column, axis=0)

@@ -37,10 +37,7 @@ def reference(
 
 @jit
 def load_processed(logits, column, slot, length, processing, num_columns):
-    """Load columns of one row, to which `logits` points, processed, in float32.
-
-    Also returns whether a ban, a limit or a mask holds for the row. Biases have been added in memory then.
-    """
+    """Load processed float32 columns of the row at `logits`, and whether a ban, limit or mask holds for it."""
     of_penalties, constraints = processing
     add_biases(logits, column, slot, of_penalties, num_columns)
     logit = load_penalised(logits, column, slot, of_penalties, num_columns)

@@ -74,10 +74,7 @@ def value_of(number):
 
 @jit
 def weight_of(logit, weighing):
-    """Return the weight of each element of a tile in the target mass.
-
-    weighing: highest logit, 1.44 / temperature, whether by count.
-    """
+    """Return each element's weight in the mass. weighing: highest logit, 1.44 / temperature, whether by count."""
     best, rate, by_count = weighing
     return tl.where(by_count, 1.0, tl.exp2((logit - best) * rate))
 
