@@ -32,7 +32,7 @@ class Buckets:
         self.mixed = mixed_buckets(max_num_seqs)
 
     def shape(self, batch: Batch) -> StepShape | None:
-        """Return the smallest shape for the batch; None if there is none, or if it scores prompts (all hidden states)."""
+        """Return the smallest shape for the batch; None if none holds it or if it scores prompts."""
         if batch.scored:
             return None
         num_rows, num_tokens = len(batch.slots), sum(batch.counts)
