@@ -94,7 +94,7 @@ def compile_all(all_rows: Sequence[int]) -> None:
 
 
 def timed(name: str, all_rows: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Microseconds a layer, of each candidate of each product."""
+    """Return microseconds a layer, for each candidate of each product."""
     _, _, unfused = decoders(SHAPES[name], num_layers(SHAPES[name]))
     steps = Steps(unfused, max(all_rows))
     for product in products(name, all_rows):

@@ -24,13 +24,13 @@ BLOCK_SIZE = 64
 
 
 def contexts_of(rows: int, context: int | None) -> list[int]:
-    """`rows` equal lengths, or 64 to 1,500 where `context` is None."""
+    """Return `rows` equal lengths, or 64 to 1,500 if `context` is None."""
     generator = random.Random(1)
     return [context or generator.randint(64, 1500) for _ in range(rows)]
 
 
 def batch(shape: Shape, contexts: list[int], device: torch.device) -> AttentionMetadata:
-    """Rows whose pages lie in random order."""
+    """Return rows whose pages are in random order."""
     pages = [-(-context // BLOCK_SIZE) for context in contexts]
     max_len = 4096 if max(contexts) <= 4096 else 32768
     tables = torch.zeros(len(contexts), max_len // BLOCK_SIZE, dtype=torch.int32)
@@ -48,7 +48,7 @@ def batch(shape: Shape, contexts: list[int], device: torch.device) -> AttentionM
 
 
 def row_us(shape: Shape, contexts: list[int], device: torch.device) -> float:
-    """Microseconds a layer, less those of the small kernel before it (it writes the queries)."""
+    """Return microseconds a layer, less those of the small kernel before it, which writes the queries."""
     meta, rows = batch(shape, contexts, device), len(contexts)
     num_blocks = int(meta.block_tables.max()) + 1
     layers = max(8, num_copies(kv_bytes(shape, contexts), device))

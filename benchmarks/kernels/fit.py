@@ -54,7 +54,7 @@ def read_cases(path: Path, library: dict[Product, float]) -> list[Case]:
 
 
 def fitted(start: Any, error: Callable[[Any], float], rounds: int) -> Any:
-    """Coordinate descent over the numbers of a NamedTuple of numbers and of tuples of them."""
+    """Fit by coordinate descent over a NamedTuple of numbers and of tuples of them."""
     best, least = start, error(start)
     steps = dict.fromkeys(_places(start), 0.2)
     for _ in range(rounds):
@@ -108,7 +108,7 @@ def library_error(library: dict[Product, float]) -> Callable[[Any], float]:
 
 
 def report(cases: list[Case]) -> None:
-    """By bucket: how much longer a layer takes by the choices than by the best of all that were timed."""
+    """Print by bucket how much longer a layer takes with the choices than with the best that was timed."""
     behind: dict[tuple[int, str], float] = defaultdict(float)
     for case in cases:
         chosen = cost.choose(case.product)

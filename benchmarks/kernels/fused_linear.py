@@ -27,7 +27,7 @@ def measured() -> Iterator[tuple[str, Projection]]:
 
 
 def table(kernels: Kernels, device: torch.device) -> None:
-    """Nothing without a GPU."""
+    """Print the table; nothing without a GPU."""
     if device.type != "cuda":
         return
     print_header("fused_linear", "µs", "library µs", "floor µs", "of the floor %", "tile")

@@ -35,7 +35,7 @@ COLUMNS = (
 
 
 def model(name: str) -> Decoder:
-    """Random weights on the GPU."""
+    """Return a model with random weights on the GPU."""
     with TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(SHAPES[name]))
         config = read_model_dir(Path(directory))
@@ -93,7 +93,7 @@ def replayed_ms(parts: list[Callable[[], object]], repeats: int = 60) -> float:
 
 
 def split_ms(decoder: Decoder, ids: torch.Tensor, ctx: StepContext) -> tuple[float, float]:
-    """(one graph, body and tail in one each)."""
+    """Return milliseconds of one graph, and of body and tail in one graph each."""
     row = torch.arange(ids.shape[0], device=ids.device)
     metadata = SamplingMetadata(row, row, torch.zeros(row.shape, device=ids.device), row, row, row)
     hidden = decoder.forward(ids, ctx).clone()

@@ -69,12 +69,12 @@ class Times(NamedTuple):
 
 
 def num_layers(shape: Config) -> int:
-    """Of a chain whose weights the second-level cache cannot hold."""
+    """Return the layers of a chain whose weights exceed the second-level cache."""
     return max(4, min(MAX_LAYERS, -(-CHAIN_BYTES // layer_bytes(shape))))
 
 
 def decoders(shape: Config, num_layers: int) -> tuple[Decoder, Decoder, Decoder]:
-    """(chosen, library, unfused) over the same random weights."""
+    """Return (chosen, library, unfused) over the same random weights."""
     sizes = {"num_hidden_layers": num_layers, "vocab_size": 1024, "tie_word_embeddings": True}
     with TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(shape | sizes))
@@ -120,7 +120,7 @@ class Steps:
         return StepContext(positions, (kv,))
 
     def run(self, decoder: Decoder, rows: int, ctx: StepContext) -> None:
-        """All layers, nothing before and behind them."""
+        """Run all layers and nothing else."""
         x, residual = self.x[:rows], None
         for layer in decoder.layers:
             x, residual = layer(x, residual, ctx)
@@ -136,7 +136,7 @@ def floor_us(shape: Config, rows: int) -> float:
 
 
 def compile_all(names: Sequence[str], all_rows: Sequence[int]) -> None:
-    """Every kernel of the run, side by side."""
+    """Compile every kernel of the run, side by side."""
     jobs: list[Job] = []
     for name in names:
         made = decoders(SHAPES[name], 1)

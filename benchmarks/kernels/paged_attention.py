@@ -31,7 +31,7 @@ CPU_PROMPTS = [([32], [32]), ([512], [512]), ([64] + [1] * 15, [300] * 16)]
 def batch(
     shape: Shape, counts: list[int], contexts: list[int], block_size: int, device: torch.device
 ) -> AttentionMetadata:
-    """Rows whose pages lie in random order."""
+    """Return rows whose pages are in random order."""
     pages = -(-max(contexts) // block_size)
     tables = torch.randperm(len(counts) * pages, dtype=torch.int32).view(len(counts), pages) + 1
     return AttentionMetadata(

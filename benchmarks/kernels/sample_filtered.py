@@ -55,13 +55,13 @@ def table(kernels: Kernels, device: torch.device) -> None:
 
 
 def metadata(rows: int, device: torch.device) -> SamplingMetadata:
-    """Rows in slots of their own."""
+    """Return rows in different slots."""
     number = torch.arange(rows, device=device)
     return SamplingMetadata(number, number + 9, torch.full((rows,), TEMPERATURE, device=device), number, number, number)
 
 
 def nucleus(logits: torch.Tensor, filters: Filters) -> float:
-    """Tokens that a row keeps, on average."""
+    """Return the tokens that a row keeps on average."""
     few = slice(8)
     scaled = logits[few] / TEMPERATURE
     return float(

@@ -117,7 +117,7 @@ class Chain:
             fused_linear.add_launch(self.residual, self.x, linear, tile, self.counters)
 
     def library(self, w: torch.Tensor) -> None:
-        """As `layers/gemm.py` has it."""
+        """Multiply as the library functions of `layers/gemm.py` do."""
         end = self.projection.end
         if end == "head":
             sample.launch(torch.mm(self.x, w.t(), out_dtype=torch.float32), self.metadata)
@@ -140,7 +140,7 @@ class Chain:
         return self._written()
 
     def error(self, tile: Tile, expected: torch.Tensor) -> float:
-        """Relative, over one call."""
+        """Return the relative error of one call."""
         if self.projection.end == "head":
             logits = head.logits_launch(self.x, self.weights[0], tile)
             expected = head.logits_reference(self.x, self.weights[0])
@@ -182,7 +182,7 @@ def jobs(device: torch.device) -> list[Callable[[], Any]]:
 
 
 def num_weights(projection: Projection) -> int:
-    """As many as the second-level cache cannot hold."""
+    """Return how many weights exceed the second-level cache."""
     size = 2 * projection.n * projection.k
     return max(2 if size > CHAIN_BYTES else 4, min(100, CHAIN_BYTES // size))
 

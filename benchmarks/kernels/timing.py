@@ -47,7 +47,7 @@ def num_copies(num_bytes: int, device: torch.device) -> int:
 
 
 def measure_us(calls: Sequence[Callable[[], object]], device: torch.device, repeats: int = 9) -> float:
-    """Median microseconds of one call: replays of a CUDA graph that holds all of them, wall time on a CPU."""
+    """Return median microseconds of one call: replays of a CUDA graph of all of them, wall time on a CPU."""
     if device.type == "cpu":
         return wall_us(calls[0])
     graph = captured(calls)
@@ -63,7 +63,7 @@ def measure_us(calls: Sequence[Callable[[], object]], device: torch.device, repe
 
 
 def captured(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
-    """All of them in one graph; the first was called before."""
+    """Capture all of them in one graph; the first was called before."""
     calls[0]()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -91,12 +91,12 @@ def needs_gpu(what: str, device: str = "cuda") -> None:
 
 
 def print_header(name: str, *columns: str) -> None:
-    """Of a table whose rows are told apart by their first cell."""
+    """Print the header of a table whose rows differ in their first cell."""
     print(f"\n## {name}\n\n| case | {' | '.join(columns)} |\n|---|{'--:|' * len(columns)}", flush=True)
 
 
 def print_report_header(name: str) -> None:
-    """Of the rows that `report` prints."""
+    """Print the header of the rows that `report` prints."""
     print_header(name, "µs", "floor µs", "of the floor %", "TFLOP/s")
 
 
@@ -108,7 +108,7 @@ def report(
     flops: float = 0.0,
     bytes_per_second: float = BYTES_PER_SECOND,
 ) -> None:
-    """One row: time, and on a GPU the floor of bytes or products and the share of it that was reached."""
+    """Print one row: time, and on a GPU the floor of bytes or products and the part of it that was reached."""
     cells = ["–", "–", "–"]
     if device.type == "cuda":
         floor_us = max(num_bytes / bytes_per_second, flops / FLOPS_PER_SECOND) * 1e6

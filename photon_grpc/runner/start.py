@@ -99,7 +99,7 @@ class RunnerStart:
         )
 
     def _is_captured(self, decoder: Decoder) -> bool:
-        """torch's attention reads lengths from the device, which a capture forbids."""
+        """Return whether steps are captured; torch's attention reads lengths from the device, which forbids it."""
         return decoder.device.type == "cuda" and self.limits.may_capture and decoder.kernels is not TORCH
 
     def _kv_cache(self, decoder: Decoder, num_blocks: int) -> KVCache:
@@ -117,13 +117,13 @@ class RunnerStart:
         largest_step(decoder, self._plan(decoder), self.limits.sizes)
 
     def _blocks_on_cpu(self, decoder: Decoder) -> int:
-        """Blocks of max_num_seqs full contexts, at most 1 GiB, at least one for each group."""
+        """Return the blocks of max_num_seqs full contexts, at most 1 GiB, at least one for each group."""
         plan, sizes = self._plan(decoder), self.limits.sizes
         wanted = sizes.max_num_seqs * plan.blocks(sizes.max_model_len)
         return max(len(plan.groups), min(wanted, CPU_POOL_BYTES // plan.block_bytes))
 
     def _blocks_on_cuda(self, decoder: Decoder) -> int:
-        """Blocks in the rest of --gpu-memory-utilization after weights and the largest step, measured by running one.
+        """Return the blocks in --gpu-memory-utilization beside weights and the largest step, which is run here.
 
         Raise ConfigError when nothing is left.
         """

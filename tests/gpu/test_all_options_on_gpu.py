@@ -41,7 +41,7 @@ def prompt_of(row: int) -> list[int]:
 
 
 def sampling_of(row: int) -> SamplingParams:
-    """Every eighth row is plain, every sixteenth greedy; the others ask for everything."""
+    """Return parameters: every eighth row plain, every sixteenth greedy, the others with all options."""
     if row % 8 == 7:
         return SamplingParams(0.0 if row % 16 == 7 else 0.8, seed=row)
     return SamplingParams(

@@ -49,7 +49,7 @@ class Problem:
         return torch.randn(shape, generator=self.generator).to(self.dtype).to(self.device)
 
     def normed(self) -> torch.Tensor:
-        """W · x / rms(x) + b in float64 on the CPU."""
+        """Return W · x / rms(x) + b in float64 on the CPU."""
         return self.product(self.x.double().cpu() * (self.x.double().cpu().square().mean(-1, True) + EPS).rsqrt())
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
@@ -61,7 +61,7 @@ class Problem:
         return torch.full(shape, torch.nan, dtype=self.dtype, device=self.device)
 
     def rotation(self, sizes: Sizes) -> Rotation:
-        """Every token in a block of its own; block 0 belongs to nobody."""
+        """Return a rotation with every token in a separate block; block 0 belongs to no token."""
         angles = torch.rand((64, sizes.head_dim // 2), generator=self.generator) * 6
         blocks = torch.randperm(self.rows + 2, generator=self.generator)[: self.rows] + 1
         offsets = torch.randint(0, sizes.block_size, (self.rows,), generator=self.generator)
@@ -79,7 +79,7 @@ class Problem:
     def expected_qkv(
         self, sizes: Sizes, rotation: Rotation, norms: Norms | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(q [rows, Hq · D], the cache with every token's keys and values where its slot says)."""
+        """Return (q [rows, Hq · D], the cache with every token's keys and values at its slot)."""
         cache = self.cache(sizes).double().cpu()
         heads = self.normed().view(self.rows, -1, sizes.head_dim)
         first = 0

@@ -91,7 +91,7 @@ def shares(sampling: SamplingParams, mask: Collection[int]) -> list[float]:
 
 
 def frequencies(sampling: SamplingParams, mask: Collection[int], *, few: bool) -> list[int]:
-    """How often each id is drawn: at many positions of one output and of another seed's. `few`: as on a CPU."""
+    """Return how often each id is sampled: at many positions of two outputs of two seeds. `few`: as on a CPU."""
     table = SlotTable(1 + len(SEEDS), 64, kv_plan(8), VOCAB_SIZE, torch.device("cpu"))
     slots = tuple(range(1, 1 + len(SEEDS)))
     ids, blocks = (*PROMPT, *OUTPUT), ((1, 2),)

@@ -33,7 +33,7 @@ BLOCK_SIZE = 8
 
 
 def plain_call(function: Callable[[], Tensors]) -> Replay[Tensors]:
-    """Instead of a capture: every replay calls the function again."""
+    """Call the function instead of capturing it; every replay calls it again."""
     out = function()
 
     def replay() -> None:

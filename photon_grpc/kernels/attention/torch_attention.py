@@ -147,7 +147,7 @@ class GatherPlan:
         return mask[mask.shape[0] - count * group :, mask.shape[1] - num_keys :]
 
     def tile_keys(self, row: RowGather, first: int, count: int) -> tuple[int, int]:
-        """(begin, end) among the keys gathered for the row: those that queries first … first + count - 1 see."""
+        """Return (begin, end) among the row's gathered keys that queries first … first + count - 1 see."""
         seen = row.context - row.count + first + count
         return self._first_key(seen, count) - row.first_key, seen - row.first_key
 

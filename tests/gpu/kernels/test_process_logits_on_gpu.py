@@ -35,7 +35,7 @@ class Context:
     biases: dict[int, float] = field(default_factory=dict)
 
     def shape(self, logits: torch.Tensor) -> torch.Tensor:
-        """By the formula; float64 [V]."""
+        """Return logits [V] by the formula, in float64."""
         x = logits.double()
         if self.biases:
             ids, biases = torch.tensor([*self.biases]), torch.tensor([*self.biases.values()], dtype=torch.float64)
