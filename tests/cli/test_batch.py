@@ -295,6 +295,6 @@ def test_no_server_is_told_once_and_at_once(
     assert main.main(["batch", source, str(out), "--target", target]) == 1
     assert out.read_text() == ""
     first, *later = capsys.readouterr().err.splitlines()
-    assert first.startswith(f"no answer from {target}") and first.endswith("trying on for 60 s")
-    assert not any("trying on" in line for line in later)
+    assert first.startswith(f"no answer from {target}") and first.endswith("retrying for 60 s")
+    assert not any("retrying for" in line for line in later)
     assert any("Is a server running?" in line for line in later)

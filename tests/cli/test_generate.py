@@ -192,7 +192,7 @@ def test_a_refusal_is_told_with_its_reason_and_exit_code_1(capsys: pytest.Captur
         assert main.main(["generate", "x", "--target", fake.target]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == "photon-grpc: QUEUE_FULL: no room (again in 0.02 s)\n"
+    assert captured.err == "photon-grpc: QUEUE_FULL: no room (retry in 0.02 s)\n"
 
 
 def test_a_server_that_wants_a_key_says_where_it_goes(capsys: pytest.CaptureFixture[str]) -> None:
