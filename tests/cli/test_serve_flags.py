@@ -154,7 +154,7 @@ def test_doctor_names_what_is_wrong_with_a_model_and_fails(
     assert "no text" in shown and "chat" not in shown.splitlines()[0]
     other = changed_demo(tmp_path / "other", architectures=["MambaForCausalLM"])
     assert main.main(["doctor", str(other)]) == 1
-    assert "known are LlamaForCausalLM" in " ".join(capsys.readouterr().out.split())
+    assert "supported: LlamaForCausalLM" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

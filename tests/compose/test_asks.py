@@ -197,9 +197,9 @@ def test_nothing_of_a_wrong_type_or_value_reaches_the_engine(llm: LLM, sent: lis
         for error in refusals(llm, prompt, {"chat": chat}):
             assert isinstance(error, InvalidRequest) and error.field.startswith("prompt"), (prompt, error)
     for prompts in (None, 5, 2.5, *NEVER, [1, 2], [2.5], iter("ab")):
-        with pytest.raises(InvalidRequest, match=r"^prompts|list within the list"):
+        with pytest.raises(InvalidRequest, match=r"^prompts|a list in a list"):
             llm.generate(prompts)  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match="list within the list"):
+    with pytest.raises(InvalidRequest, match="a list in a list"):
         llm.generate([{"role": "user", "content": "a"}], chat=True)  # type: ignore[list-item]
     with pytest.raises(InvalidRequest, match="show_progress"):
         llm.generate("a", show_progress="yes")  # type: ignore[arg-type]

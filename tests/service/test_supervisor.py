@@ -179,7 +179,7 @@ async def test_a_child_whose_loop_hangs_is_replaced(caplog, monkeypatch, tmp_pat
         line = await run.until(f"the {name} has made no progress")
         assert line.endswith("s between steps, 1.0 s were allowed: it hangs and is killed")
         monkeypatch.delenv(f"STAND_IN_{who}")
-        await run.until(f"the {name} was killed by SIGKILL; starting again")
+        await run.until(f"the {name} was killed by SIGKILL; restarting")
         text = (tmp_path / "stderr").read_text()
         assert f"stand_in_{who.lower()}.py" in text
         await run.until("ready on", times=len(run.lines("ready on")) + 1)

@@ -34,8 +34,8 @@ PUBLIC = "public"
 _SPEAKS_TLS = f"uses TLS: name the authority to trust with --tls-ca FILE ('{PUBLIC}': the authorities of browsers)."
 _WANTS_CERTIFICATE = "accepts only clients with a certificate that it trusts: pass one with --tls-cert and --tls-key."
 _ADVICE_ON_TLS = (
-    f"Name the authority to trust with --tls-ca FILE ('{PUBLIC}': those of browsers) and, if the server asks for one, a "
-    "certificate with --tls-cert and --tls-key. Without these flags and PHOTON_TLS_CA, the connection is in clear text."
+    f"Name the authority to trust with --tls-ca FILE ('{PUBLIC}': those of browsers) and, if the server asks for one, "
+    "your certificate with --tls-cert and --tls-key. Without these and PHOTON_TLS_CA, the connection is in clear text."
 )
 
 #: Names that gRPC itself resolves, with a default port: `dns:///host`.

@@ -1,6 +1,6 @@
 """The limit on address space (`ulimit -v`), which ends a start with one line if it is too low.
 
-Otherwise a start would end with the traceback of whatever meets the limit, or hang in a library that retries (OpenBLAS).
+Otherwise a start would end with a traceback, or hang in a library that retries (OpenBLAS).
 """
 
 from __future__ import annotations
