@@ -1,5 +1,4 @@
-"""`bench` against the real wire: what it sends, what it counts, what it says; the processes are real, the server is
-not."""
+"""`bench` against a fake server over gRPC: the requests it sends, the figures, the report, in real processes."""
 
 from __future__ import annotations
 

@@ -257,7 +257,7 @@ def test_lines_pasted_at_a_terminal_are_one_message_and_typed_ones_are_remembere
 
 
 def read_until(terminal: int, seen: bytes, wanted: bytes, answers: int) -> bytes:
-    """The screen's bytes once the prompt stands there after so many answers."""
+    """Return the terminal's bytes once it shows the prompt after `answers` answers."""
     end_s = time.monotonic() + 240
     while seen.count(b"tokens \xc2\xb7 first") < min(answers, 3) or wanted not in seen.rsplit(b"tokens", 1)[-1]:
         assert time.monotonic() < end_s, seen

@@ -32,7 +32,7 @@ FREE = {"listen": ("127.0.0.1:0",), "device": "cpu"}
 
 @pytest.fixture(scope="module")
 def refused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[str, Any]]]:
-    """Settings with which `serve` does not start."""
+    """Return settings with which `serve` does not start."""
     directory = tmp_path_factory.mktemp("refused")
     authority = Authority(directory, "authority")
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:

@@ -1,5 +1,4 @@
-"""`generate` and `chat` against the real wire: text on stdout, everything about it on stderr, failures as exit
-codes."""
+"""`generate` and `chat` over gRPC: text on stdout, everything else on stderr, failures as exit codes."""
 
 from __future__ import annotations
 
@@ -231,7 +230,7 @@ def test_a_closed_pipe_is_no_failure() -> None:
 
 
 def wait_for(fake: FakeServer) -> bool:
-    """The servicer has been left; the fake server's thread says so within seconds."""
+    """Wait until the servicer has returned, which the fake server's thread reports within seconds."""
     for _ in range(100):
         if fake.ended.is_set():
             return True

@@ -28,7 +28,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """The ServeConfig that `serve` hands on, instead of a service."""
+    """Return the ServeConfig that `serve` passes on, without starting a service."""
     service = pytest.importorskip("photon_grpc.service.supervisor")
     configs: list[object] = []
     monkeypatch.setattr(service, "serve", lambda config: configs.append(config) or 7)
@@ -128,7 +128,7 @@ def test_only_near_names_are_suggested(flag: str, near: list[str], capsys: pytes
 
 
 def changed_demo(directory: Path, **values: object) -> Path:
-    """The embedded model with these values in its config.json."""
+    """Copy the embedded model with these values in its config.json."""
     shutil.copytree(demo.TARGET, directory)
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | values))

@@ -158,7 +158,7 @@ class Screen:
             self.text += os.read(self._ours, 65536).decode("utf-8", "replace")
 
     def read_all(self) -> int:
-        """The exit code."""
+        """Wait for the end of the process; return its exit code."""
         try:
             while data := os.read(self._ours, 65536):
                 self.text += data.decode("utf-8", "replace")

@@ -25,7 +25,7 @@ Fetch = Callable[..., ServeConfig]
 
 
 def repository(**files: bytes | None) -> dict[str, bytes]:
-    """The embedded model's files and these, named with `_` for `.`; None takes one away."""
+    """Return the embedded model's files with these changes, named with `_` for `.`; None removes a file."""
     changed = {name.replace("__", "/").replace("_", "."): content for name, content in files.items()}
     return {name: content for name, content in {**DEMO, **changed}.items() if content is not None}
 

@@ -1,5 +1,4 @@
-"""What a model directory says, in every spelling; and that nothing it can say gets past as anything but a named
-refusal."""
+"""The contents of a model directory in every spelling; any other content is refused by name."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ CONFIG: dict[str, Any] = {
 
 
 def write(path: Path, config: dict[str, Any] | None = None, **files: Any) -> Path:
-    """A directory with that config.json, and `files` (name without .json -> object)."""
+    """Write a directory with that config.json, and `files` (name without .json -> object)."""
     path.mkdir(exist_ok=True)
     for name, value in ({"config": CONFIG if config is None else config} | files).items():
         (path / f"{name}.json").write_text(json.dumps(value))
@@ -134,7 +133,7 @@ def test_the_least_that_a_config_must_say(tmp_path: Path) -> None:
 
 
 def safetensors_file(path: Path, **tensors: tuple[str, int]) -> None:
-    """A file of vectors, name -> (dtype, elements of two bytes or four)."""
+    """Write a file of vectors, name -> (dtype, elements of two bytes or four)."""
     header, position = {}, 0
     for name, (dtype, size) in tensors.items():
         end = position + size * (4 if dtype == "F32" else 2)

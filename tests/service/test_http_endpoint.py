@@ -47,7 +47,7 @@ async def connected(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyn
 
 
 async def asked(port: int, request: str) -> tuple[str, str]:
-    """The status line and the body."""
+    """Return the status line and the body."""
     async with connected(port) as (reader, writer):
         writer.write(request.replace("\n", "\r\n").encode() + b"\r\n\r\n")
         answer = (await asyncio.wait_for(reader.read(), 30)).decode()

@@ -376,7 +376,7 @@ async def test_unix_sockets_cannot_be_shared(caplog):
 
 @contextlib.contextmanager
 def in_a_process(environ: dict[str, str] | None = None) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """A service of stand-ins that is ready, and the process ids of its three children."""
+    """Start a service of stand-ins; return it, ready, and the process ids of its three children."""
     program = (
         "import asyncio, test_supervisor as t\n"
         "async def main():\n"
@@ -411,8 +411,7 @@ def test_children_die_with_their_supervisor():
 
 
 def test_a_pause_of_everybody_is_no_hang(monkeypatch):
-    """As of a container that is paused, or a machine that sleeps: three times as long as the children allow
-    themselves."""
+    """Pause all children three times as long as they allow, as when a container is paused or the machine sleeps."""
     for name in ("engine", "front end 0"):
         allow_a_second_of_silence(monkeypatch, name)
     with in_a_process() as (process, pids):
