@@ -98,8 +98,8 @@ def test_an_open_port_without_tls_and_keys_is_warned_about(
 @pytest.mark.parametrize(
     ("flags", "pointer"),
     [
-        (["--port", "8000"], "--port; --listen HOST:PORT"),
-        (["--host=0.0.0.0"], "--host; --listen HOST:PORT"),
+        (["--port", "8000"], "--port; use --listen HOST:PORT"),
+        (["--host=0.0.0.0"], "--host; use --listen HOST:PORT"),
         (["--tensor-parallel-size", "2"], "one GPU"),
     ],
 )

@@ -209,7 +209,7 @@ def test_an_unknown_variable_is_warned_about_with_the_nearest_name() -> None:
 
 
 def service_links(service: str, port_name: str) -> dict[str, str]:
-    """Return the variables that a kubelet sets in every pod for a Service (kubernetes/pkg/kubelet/envvars/envvars.go)."""
+    """Return the variables that a kubelet sets in every pod for a Service (kubernetes/pkg/kubelet/envvars)."""
     url, link = "tcp://10.96.7.3:50051", f"{service}_PORT_50051_TCP"
     return {
         f"{service}_SERVICE_HOST": "10.96.7.3",
