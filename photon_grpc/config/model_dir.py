@@ -205,9 +205,8 @@ def _windows(config: ConfigJson, family: Family) -> tuple[int, ...]:
         problem = f"must be a list of {' and '.join(LAYER_TYPES)}, holds {shown(unknown)}"
         raise refusal(CONFIG_FILE, "layer_types", problem)
     if len(kinds) != num_layers:
-        raise refusal(
-            CONFIG_FILE, "layer_types", f"must hold one entry for each of {num_layers} layers, has {len(kinds)}"
-        )
+        problem = f"must name each of the {num_layers} layers once, names {len(kinds)}"
+        raise refusal(CONFIG_FILE, "layer_types", problem)
     sliding = [kind == "sliding_attention" for kind in kinds]
     if any(sliding) and not window:
         problem = "names sliding_attention, but there is no window: set use_sliding_window true and sliding_window"

@@ -174,7 +174,7 @@ def test_a_second_run_asks_for_what_is_missing_alone(
         assert run(fake, source, out, "--concurrency", "1") == 0
         assert [request.text for request in fake.requests] == ["b", "c"]
         assert out.read_text() == whole
-        assert "1 of 3 are answered" in capsys.readouterr().err
+        assert "already has 1 of 3 answers" in capsys.readouterr().err
         fake.requests.clear()
         assert run(fake, source, out) == 0
         assert fake.requests == [] and out.read_text() == whole

@@ -77,7 +77,7 @@ def test_a_plot_is_drawn_on_request(tmp_path: Path, capsys: pytest.CaptureFixtur
         flags = ["--requests", "4", "--output-tokens", "3", "--target", fake.target]
         assert main.main(["bench", *flags, "--plot", str(path)]) == 0
         assert path.read_text().count("<path") > 4
-        for name, told in (("x.txt", "none of .svg"), ("none/x.svg", "no directory")):
+        for name, told in (("x.txt", "one of .svg"), ("none/x.svg", "no directory")):
             assert main.main(["bench", *flags, "--plot", str(tmp_path / name)]) == 2
             assert told in capsys.readouterr().err
 

@@ -202,7 +202,7 @@ def test_every_number_has_an_upper_bound_that_is_taken_and_not_exceeded(
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--max-num-seqs", "0"], "--max-num-seqs: '0'"),
+        (["--max-num-seqs", "0"], "--max-num-seqs: must be a whole number, at least 1, at most 4096; got '0'"),
         (["--listen", "nowhere"], "--listen: 'nowhere'"),
         (["--model", "/no/such/directory"], "--model: no directory /no/such/directory"),
     ],

@@ -185,7 +185,7 @@ def test_it_goes_on_until_ctrl_c(admin: Admin) -> None:
         shown.read_until("98,765")
         shown.process.send_signal(signal.SIGINT)
         assert shown.read_all() == 0
-        assert f"left {admin.address}" in shown.text and "Traceback" not in shown.text
+        assert f"{admin.address} keeps running" in shown.text and "Traceback" not in shown.text
 
 
 def test_the_end_of_the_server_is_the_end(admin: Admin) -> None:

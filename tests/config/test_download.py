@@ -97,7 +97,7 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit(hub: FakeHub) -> None:
     assert fetch("a/good", revision="v2").model.model == fetch("a/good", revision=COMMIT).model.model
     with pytest.raises(ConfigError, match=r"--revision v3: a/good has no such branch, tag or commit"):
         fetch("a/good", revision="v3")
-    with pytest.raises(ConfigError, match="--model names none"):
+    with pytest.raises(ConfigError, match="--model is not one"):
         fetch(str(demo.TARGET), revision="v2")
 
 

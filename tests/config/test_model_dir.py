@@ -262,7 +262,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"dtype": None, "torch_dtype": 16}, "torch_dtype is 16: expected str | null, got int"),
     ({"eos_token_id": "</s>"}, "eos_token_id is '</s>': expected int | array, got str"),
     ({"eos_token_id": [2, 128256]}, "eos_token_id must be between 0 and 128255"),
-    ({"bos_token_id": -1}, "bos_token_id must lie"),
+    ({"bos_token_id": -1}, "bos_token_id must be between"),
     ({"max_position_embeddings": None}, "max_position_embeddings is missing"),
     ({"max_position_embeddings": 1}, "max_position_embeddings is 1: expected int >= 2"),
     (

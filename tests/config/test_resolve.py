@@ -81,7 +81,7 @@ def test_a_new_field_needs_no_further_line(monkeypatch: pytest.MonkeyPatch) -> N
     try:
         resolved = resolve({}, {"PHOTON_WARP_FACTOR": "9"})
         assert resolved.config.server.warp_factor == 9  # type: ignore[attr-defined]
-        with pytest.raises(ConfigError, match=r"--warp-factor: '0' .* at least 1"):
+        with pytest.raises(ConfigError, match=r"--warp-factor: must be .* at least 1; got '0'"):
             resolve({"warp_factor": "0"}, {})
     finally:
         for cached in (catalogue.settings, catalogue.by_name):
