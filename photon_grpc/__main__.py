@@ -9,11 +9,7 @@ _LEAST_BYTES = 64 * 2**20
 
 
 def main() -> int:
-    """Run the command line and return its exit code.
-
-    Ctrl-C ends it without a traceback: while modules are imported by the signal (130 in the shell), afterwards with
-    exit code 130. If the limit on address space is too low, print one line and return 2.
-    """
+    """Run the command line; Ctrl-C ends it with 130, a lack of address space with 2, both without a traceback."""
     try:
         return _run()
     except Exception as error:

@@ -55,12 +55,8 @@ from photon_grpc.cli.terminal.connection import with_target
     'objects with a "prompt".',
 )
 @click.option("--text/--no-text", default=True, help="Request text, or with --no-text ids.  [default: on]")
-@click.option(
-    "--logprobs", type=click.IntRange(0), metavar="N", help="Request log-probabilities, also of the N best tokens."
-)
-@click.option(
-    "--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of the prompts and arrival times."
-)
+@click.option("--logprobs", type=click.IntRange(0), metavar="N", help="Request logprobs, also of the N best tokens.")
+@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of prompts and arrival times.")
 @click.option(
     "--processes",
     type=click.IntRange(1),
@@ -76,10 +72,7 @@ from photon_grpc.cli.terminal.connection import with_target
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object, durations in seconds.")
 def bench(as_json: bool, prompt_file: str | None, **options: Any) -> int:
-    """Load a running server and report throughput and latencies.
-
-    Requests are greedy. The exit code is 1 if none was completed.
-    """
+    """Load a running server with greedy requests; report throughput and latencies. Exit with 1 if none completed."""
     from photon_grpc.cli.bench import BenchOptions
     from photon_grpc.cli.bench import bench as run_bench
 

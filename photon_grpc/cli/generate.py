@@ -1,7 +1,4 @@
-"""`generate`, `chat` and `batch`: the verbs that request text from a running server.
-
-Their work is in `terminal.py`, `conversation.py` and `batch.py`, imported when they are called.
-"""
+"""`generate`, `chat` and `batch`: the verbs that request text, each of which imports its work when it is called."""
 
 from __future__ import annotations
 
@@ -35,10 +32,7 @@ from photon_grpc.errors import ConfigError
 @with_one_request
 @click.option("--json", "as_json", is_flag=True, help="A JSON object per line: deltas, then start, usage and timing.")
 def generate(prompt: str, target: str, as_chat: bool, system: str | None, as_json: bool, **options: Any) -> None:
-    """Stream text that continues PROMPT.
-
-    '-' reads PROMPT from stdin, without its last line end. Ctrl-C also ends the request on the server.
-    """
+    """Stream text that continues PROMPT ('-' reads it from stdin). Ctrl-C also ends the request on the server."""
     from photon_grpc.cli.terminal import terminal
 
     text = prompt

@@ -29,10 +29,7 @@ _COLUMNS = ("fingerprint", "state", "crashes", "last crash", "expires in", "key"
 @click.option("--clear-all", is_flag=True, help="Remove all of them.")
 @with_tls
 def quarantine(target: str | None, cleared: tuple[str, ...], clear_all: bool) -> None:
-    """List the requests that crashed the engine, or may have, or remove them from the list.
-
-    The server refuses quarantined requests; it runs a suspect alone once.
-    """
+    """List or clear the requests that crashed the engine (refused) or may have (suspects, run alone once)."""
     if cleared and clear_all:
         raise ConfigError("--clear and --clear-all: choose one")
     target = check_target(target) if target else only_admin_service()

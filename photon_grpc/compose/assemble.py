@@ -179,7 +179,7 @@ def check_cache(cache: CacheConfig, decoder: Decoder, sizes: Sizes) -> None:
     """Raise ConfigError, before weights are loaded, for cache settings that the model's layers do not allow."""
     plan = KVPlan(decoder.kv_groups, sizes.block_size, sizes.max_chunk)
     if cache.kv_layout == "contiguous" and any(group.window for group in plan.groups):
-        message = "--kv-layout contiguous: this model has sliding windows, which need the layout paged"
+        message = "--kv-layout contiguous: this model has sliding windows; use paged"
         raise ConfigError(message, field="kv_layout")
     needed = plan.blocks(1)
     if cache.num_blocks and cache.num_blocks < needed:

@@ -19,10 +19,7 @@ _VARIABLE = "TRITON_CACHE_DIR"
 
 
 def ensure_writable() -> None:
-    """Set TRITON_CACHE_DIR to a temporary directory of this user, with a warning, if Triton's cache is not writable.
-
-    Raise ConfigError if the temporary directory is not writable, either.
-    """
+    """Set TRITON_CACHE_DIR to a temporary directory if Triton's is not writable. Raise ConfigError if neither is."""
     chosen = os.environ.get(_VARIABLE) or _default()
     if _is_writable(chosen):
         return

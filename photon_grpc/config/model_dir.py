@@ -193,10 +193,7 @@ def _dimensions(config: ConfigJson, family: Family) -> dict[str, Any]:
 
 
 def _windows(config: ConfigJson, family: Family) -> tuple[int, ...]:
-    """Return the window of each layer, 0 for none.
-
-    `layer_types` names the layers with a window; without it they are those from max_window_layers on.
-    """
+    """Return the window of each layer, 0 for none: by `layer_types`, else from layer max_window_layers on."""
     window, kinds, num_layers = _window(config, family), config.layer_types, config.num_layers
     if kinds is None:
         return tuple(window if layer >= config.max_window_layers else 0 for layer in range(num_layers))

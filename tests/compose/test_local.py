@@ -104,7 +104,7 @@ def test_a_flag_that_does_not_exist_is_named():
         ({"model": "/no/such"}, "model: no directory /no/such", "model"),
         ({"max_num_seqs": 0}, "max_num_seqs: must be a whole number, at least 1", "max_num_seqs"),
         ({"step_trace": "/no/such"}, "step_trace /no/such: No such file", "step_trace"),
-        ({"max_model_len": 100_000}, "max_model_len 100000: config.json says", "max_model_len"),
+        ({"max_model_len": 100_000}, "max_model_len 100000 exceeds the limit of", "max_model_len"),
     ],
 )
 def test_a_wrong_value_is_told_by_its_keyword(keywords, told, field):

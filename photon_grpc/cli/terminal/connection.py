@@ -1,8 +1,4 @@
-"""Connections of the verbs that call a server: API key and TLS.
-
-Both are variables, which the client processes of `bench` inherit. Flags set those of TLS; the key has no flag, since
-other users of the machine can read command lines.
-"""
+"""The API key and TLS of the verbs that call a server: variables, which the client processes of `bench` inherit."""
 
 from __future__ import annotations
 
@@ -79,7 +75,7 @@ def _with_port(address: str) -> str:
 
 
 def key_metadata() -> tuple[tuple[str, str], ...]:
-    """Return the metadata of every call: the key in PHOTON_API_KEY, if it is set."""
+    """Return the metadata with the key in PHOTON_API_KEY; no flag sets it, since others can read command lines."""
     key = os.environ.get("PHOTON_API_KEY", "")
     return (("authorization", f"Bearer {key}"),) if key else ()
 
@@ -99,16 +95,13 @@ def tls_credentials() -> Any:
 
 
 def advice_on_reaching(error: PhotonError) -> str:
-    """Return advice about an Unreachable; "" if its message has it.
-
-    The server is probed for TLS, since gRPC reports the last attempt only: if a name has two addresses, perhaps not
-    the one that uses TLS.
-    """
+    """Return advice about an Unreachable; "" if its message has it."""
     from photon_grpc.client import Unreachable
 
     target = error.target if isinstance(error, Unreachable) else ""
     if "TLS handshake failed" in str(error):
         return _ADVICE_ON_TLS
+    # gRPC reports only its last attempt; if a name has two addresses, perhaps not the one that uses TLS.
     if _speaks_tls(target):
         shown = any(os.environ.get(name) for name in (TLS_CA, TLS_CERT))
         return f"{target} {_WANTS_CERTIFICATE if shown else _SPEAKS_TLS}"
@@ -174,10 +167,7 @@ def with_admin_target(function: F) -> F:
 
 
 def only_admin_service() -> str:
-    """Return the AdminService address of this user's only server on this machine.
-
-    Raise ConfigError if there is no server, or more than one.
-    """
+    """Return the AdminService address of this user's server. Raise ConfigError if there is none, or several."""
     from photon_grpc.service.endpoints.listen import admin_sockets
 
     found = admin_sockets()

@@ -1,7 +1,4 @@
-"""`chat`: a conversation with the served model, through the gRPC client.
-
-Answers go to stdout, everything else to stderr.
-"""
+"""`chat`: a conversation with the served model, with answers on stdout and everything else on stderr."""
 
 from __future__ import annotations
 
@@ -48,10 +45,7 @@ class Chat:
     """A conversation: its messages, and the commands that begin with a slash."""
 
     def __init__(self, client: SyncClient, options: Options, system: str = "", *, has_parts: bool = False) -> None:
-        """Begin a conversation.
-
-        With `has_parts` answers have reasoning and content; reasoning is shown, but not kept in the conversation.
-        """
+        """Begin a conversation; with `has_parts` answers have reasoning, which is shown but not kept."""
         self._client = client
         self._options = options
         self._has_parts = has_parts

@@ -33,10 +33,7 @@ from photon_grpc.service.endpoints.listen import check_admin, check_distinct, pl
 
 
 def reasons(config: ServeConfig) -> list[str]:
-    """Return the reasons why `serve` would not start, each once, since engine and front end read the same files.
-
-    A check that fails unexpectedly is a reason, too; the others still run.
-    """
+    """Return the reasons why `serve` would not start, each once; a check that fails unexpectedly is one, too."""
     found: dict[str, None] = {}
     for check in _checks(config):
         try:

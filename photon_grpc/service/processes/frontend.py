@@ -146,10 +146,7 @@ async def _listen_for_operators(admin: AdminListener, begin: Begin) -> str:
 
 
 def _map_large_blocks() -> None:
-    """Have glibc return large blocks to the system when they are freed.
-
-    Otherwise it keeps them after the first few: gigabytes, if messages have 32 MiB.
-    """
+    """Have glibc return large freed blocks to the system; it would keep gigabytes after messages of 32 MiB."""
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):  # another C library
             ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
@@ -174,10 +171,7 @@ class SupervisorCommands:
         self._messages = self._read()
 
     async def until_drain(self) -> float:
-        """Connect to engines as the supervisor passes them, until it commands a drain.
-
-        Return the seconds for running requests; 0 if the supervisor is gone.
-        """
+        """Connect to engines until a drain; return the seconds for running requests, 0 if the supervisor is gone."""
         async for message in self._messages:
             if isinstance(message, Link):
                 await self._link.connect(self._control.take_socket())
@@ -187,10 +181,7 @@ class SupervisorCommands:
         return 0.0
 
     async def until_stop(self, num_left: int) -> int:
-        """Wait until all front ends have drained; return the requests that they cut off.
-
-        If the supervisor is gone, return `num_left`, the requests of this front end.
-        """
+        """Wait until all front ends have drained; return the requests cut off, `num_left` without a supervisor."""
         async for message in self._messages:
             if isinstance(message, Stop):
                 return message.num_left
